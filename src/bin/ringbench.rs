@@ -1,0 +1,3 @@
+//! The program `ringbench`.
+
+fn main() {}

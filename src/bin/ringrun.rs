@@ -1,0 +1,3 @@
+//! The program `ringrun`.
+
+fn main() {}

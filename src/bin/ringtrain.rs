@@ -1,0 +1,3 @@
+//! The program `ringtrain`.
+
+fn main() {}

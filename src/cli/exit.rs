@@ -1,0 +1,50 @@
+//! Exit codes, one for each kind of failure, so that a script or a scheduler can tell them apart.
+
+use std::process::ExitCode;
+
+/// What a program of this package exits with. The numbers are part of the interface: they never change meaning.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum Exit {
+    /// All went well.
+    Success = 0,
+    /// A failure that has no code of its own.
+    Failure = 1,
+    /// Unknown flag, bad value or impossible combination of arguments.
+    Usage = 2,
+    /// The peers file, the secret file or the environment is wrong or differs between ranks.
+    Configuration = 3,
+    /// A data file is missing, truncated or holds what it should not.
+    Data = 4,
+    /// Not all ranks came within the start timeout, or one refused us.
+    Start = 5,
+    /// A rank was lost or left early.
+    PeerLost = 6,
+    /// Ranks called different operations.
+    Mismatch = 7,
+    /// An operation passed its deadline.
+    Timeout = 8,
+    /// The loss became NaN or infinite.
+    Diverged = 9,
+    /// A checkpoint or report could not be written or read.
+    Checkpoint = 10,
+    /// The listening port is in use.
+    PortInUse = 11,
+    /// A peer has another secret.
+    Secret = 12,
+    /// A peer speaks another protocol version.
+    Version = 13,
+    /// A peer broke the protocol or the network corrupted its bytes.
+    Protocol = 14,
+    /// A benchmark found wrong results.
+    WrongResult = 15,
+    /// The command to launch was not found or could not be run.
+    CommandNotRun = 127,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}

@@ -1,0 +1,3 @@
+//! The programs: arguments -> checked configuration -> run -> exit code.
+
+pub mod exit;

@@ -1,0 +1,39 @@
+//! Gradient compression: what `f32` gradients become on the wire.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// How an `f32` gradient travels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Compression {
+    /// As it is: 4 bytes an element.
+    #[default]
+    None,
+    /// As IEEE binary16: 2 bytes, 11 bits of precision, overflows to infinity beyond 65,504.
+    Fp16,
+    /// As bfloat16: 2 bytes, 8 bits of precision, the range of `f32`.
+    Bf16,
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::None => "none",
+            Self::Fp16 => "fp16",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
+impl FromStr for Compression {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            "fp16" => Ok(Self::Fp16),
+            "bf16" => Ok(Self::Bf16),
+            other => Err(format!("`{other}` is not one of none, fp16, bf16")),
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! The words of the domain: ranks, element types, reductions, and what a rank asks of a collective.
+
+use std::fmt;
+
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+/// The most ranks one job may have. A roster, a rank or a world size beyond it is refused before anything is allocated.
+pub const WORLD_SIZE_MAX: u32 = 65_536;
+
+/// A process of the job, numbered from 0 to the world size less one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Rank(u32);
+
+impl Rank {
+    /// Rank 0, the one that reports and from which parameters are broadcast.
+    pub const ZERO: Self = Self(0);
+
+    /// The rank with this number. Whether it is below the world size is checked where the two meet.
+    pub const fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// The rank's number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// The rank's number as an index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}", self.0)
+    }
+}
+
+/// How many ranks the job has: at least 1, at most [`WORLD_SIZE_MAX`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct WorldSize(u32);
+
+impl WorldSize {
+    /// A world of one rank, which has nobody to talk to.
+    pub const ONE: Self = Self(1);
+
+    /// A world of `ranks` ranks; `None` for 0 and for more than [`WORLD_SIZE_MAX`].
+    pub const fn new(ranks: u32) -> Option<Self> {
+        if ranks == 0 || ranks > WORLD_SIZE_MAX { None } else { Some(Self(ranks)) }
+    }
+
+    /// The number of ranks.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// The number of ranks as a length.
+    pub const fn len(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Every rank of this world, in order.
+    pub fn ranks(self) -> impl Iterator<Item = Rank> + Clone {
+        (0..self.0).map(Rank)
+    }
+
+    /// Whether `rank` is one of this world's.
+    pub const fn contains(self, rank: Rank) -> bool {
+        rank.0 < self.0
+    }
+
+    /// The rank `steps` places after `rank` around the ring.
+    pub const fn after(self, rank: Rank, steps: u32) -> Rank {
+        Rank(((rank.0 as u64 + steps as u64) % self.0 as u64) as u32)
+    }
+
+    /// The rank `steps` places before `rank` around the ring.
+    pub const fn before(self, rank: Rank, steps: u32) -> Rank {
+        self.after(rank, self.0 - steps % self.0)
+    }
+}
+
+impl fmt::Display for WorldSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// Defines a fieldless enum that travels as one byte and is written in lower case.
+macro_rules! wire_enum {
+    (
+        $(#[$meta:meta])*
+        pub enum $name:ident { $( $(#[$vmeta:meta])* $variant:ident = $byte:literal => $text:literal ),+ $(,)? }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub enum $name { $( $(#[$vmeta])* $variant = $byte ),+ }
+
+        impl $name {
+            /// Every variant, in the order of their wire bytes.
+            pub const ALL: &'static [Self] = &[ $( Self::$variant ),+ ];
+
+            /// The byte that stands for it on the wire.
+            pub const fn to_byte(self) -> u8 { self as u8 }
+
+            /// What the byte stands for; `None` for a byte that no variant has.
+            pub const fn from_byte(byte: u8) -> Option<Self> {
+                match byte { $( $byte => Some(Self::$variant), )+ _ => None }
+            }
+
+            /// The name that people type and read.
+            pub const fn name(self) -> &'static str {
+                match self { $( Self::$variant => $text ),+ }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.pad(self.name()) }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text {
+                    $( $text => Ok(Self::$variant), )+
+                    other => Err(format!("`{other}` is not one of {}", [$( $text ),+].join(", "))),
+                }
+            }
+        }
+    };
+}
+
+wire_enum! {
+    /// The type of one element of a buffer.
+    pub enum DType {
+        /// IEEE 754 binary16.
+        F16 = 1 => "f16",
+        /// bfloat16: the upper half of an f32.
+        Bf16 = 2 => "bf16",
+        /// IEEE 754 binary32.
+        F32 = 3 => "f32",
+        /// IEEE 754 binary64.
+        F64 = 4 => "f64",
+        /// Signed, 8 bits.
+        I8 = 5 => "i8",
+        /// Unsigned, 8 bits.
+        U8 = 6 => "u8",
+        /// Signed, 32 bits.
+        I32 = 7 => "i32",
+        /// Unsigned, 32 bits.
+        U32 = 8 => "u32",
+        /// Signed, 64 bits.
+        I64 = 9 => "i64",
+        /// Unsigned, 64 bits.
+        U64 = 10 => "u64",
+    }
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn size_bytes(self) -> usize {
+        match self {
+            Self::I8 | Self::U8 => 1,
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F64 | Self::I64 | Self::U64 => 8,
+        }
+    }
+}
+
+wire_enum! {
+    /// What is done to the elements that stand at the same place on different ranks.
+    pub enum ReduceOp {
+        /// The sum. Integers wrap around.
+        Sum = 1 => "sum",
+        /// The sum divided by the world size. Integers wrap around in the sum; the division truncates towards zero.
+        Average = 2 => "avg",
+        /// The smallest. A NaN on any rank gives NaN.
+        Min = 3 => "min",
+        /// The largest. A NaN on any rank gives NaN.
+        Max = 4 => "max",
+        /// The product. Integers wrap around.
+        Product = 5 => "prod",
+    }
+}
+
+wire_enum! {
+    /// A collective operation.
+    pub enum Operation {
+        /// Every rank ends with the reduction of all buffers.
+        AllReduce = 1 => "all_reduce",
+        /// Each rank ends with the reduction of its own chunk of all buffers.
+        ReduceScatter = 2 => "reduce_scatter",
+        /// Every rank ends with every rank's chunk.
+        AllGather = 3 => "all_gather",
+        /// Every rank ends with the root's buffer.
+        Broadcast = 4 => "broadcast",
+        /// No rank leaves before every rank has entered.
+        Barrier = 5 => "barrier",
+    }
+}
+
+wire_enum! {
+    /// How an operation's traffic is routed: which schedule the ranks walk.
+    pub enum Algorithm {
+        /// Neighbours on a ring, a chunk per rank, segments within a chunk.
+        Ring = 1 => "ring",
+        /// Rounds at distances 1, 2, 4, ...: Hensgen, Finkel and Manber's dissemination barrier.
+        Dissemination = 2 => "dissemination",
+    }
+}
+
+/// What one rank asks for when it calls a collective. Every message carries it, and all ranks must ask for the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Contract {
+    /// The collective.
+    pub operation: Operation,
+    /// The element type.
+    pub dtype: DType,
+    /// The reduction; `None` where nothing is reduced.
+    pub reduction: Option<ReduceOp>,
+    /// The route.
+    pub algorithm: Algorithm,
+    /// The root; rank 0 where the operation has none.
+    pub root: Rank,
+    /// Elements in the whole buffer.
+    pub count: u64,
+}
+
+impl fmt::Display for Contract {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}(", self.operation)?;
+        if let Some(reduction) = self.reduction {
+            write!(f, "{reduction}, ")?;
+        }
+        if self.operation == Operation::Broadcast {
+            write!(f, "root {}, ", self.root)?;
+        }
+        if self.operation != Operation::Barrier {
+            write!(f, "{} x {}, ", self.count, self.dtype)?;
+        }
+        write!(f, "{})", self.algorithm)
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A number that collectives carry: `f16`, `bf16`, `f32`, `f64`, `i8`, `u8`, `i32`, `u32`, `i64` or `u64`.
+///
+/// Sealed: the wire format knows these ten and no others.
+pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed::Sealed {
+    /// Its name on the wire.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($ty:ty => $dtype:ident),+ $(,)?) => {
+        $( impl sealed::Sealed for $ty {}
+           impl Element for $ty { const DTYPE: DType = DType::$dtype; }
+           const _: () = assert!(size_of::<$ty>() == DType::$dtype.size_bytes()); )+
+    };
+}
+
+elements! {
+    f16 => F16, bf16 => Bf16, f32 => F32, f64 => F64, i8 => I8,
+    u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_wire_byte_comes_back() {
+        for &dtype in DType::ALL {
+            assert_eq!(DType::from_byte(dtype.to_byte()), Some(dtype));
+            assert_eq!(dtype.name().parse(), Ok(dtype));
+        }
+        for &op in ReduceOp::ALL {
+            assert_eq!(ReduceOp::from_byte(op.to_byte()), Some(op));
+        }
+        assert_eq!(DType::from_byte(0), None);
+        assert_eq!(Operation::from_byte(200), None);
+    }
+
+    #[test]
+    fn the_ring_closes() {
+        let world = WorldSize::new(5).unwrap();
+        assert_eq!(world.after(Rank::new(4), 1), Rank::ZERO);
+        assert_eq!(world.before(Rank::ZERO, 1), Rank::new(4));
+        assert_eq!(world.before(Rank::new(2), 7), Rank::ZERO);
+        assert_eq!(WorldSize::new(0), None);
+        assert_eq!(WorldSize::new(WORLD_SIZE_MAX + 1), None);
+    }
+}
