@@ -64,7 +64,7 @@ impl WorldSize {
     }
 
     /// The number of ranks as a length.
-    pub const fn len(self) -> usize {
+    pub const fn as_usize(self) -> usize {
         self.0 as usize
     }
 
