@@ -3,6 +3,8 @@
 pub mod cli;
 pub mod codec;
 pub mod group;
+pub mod reduce;
+pub mod schedule;
 pub mod types;
 pub mod wire;
 
