@@ -2,6 +2,11 @@
 //!
 //! Half-precision types are widened to `f32`, combined and rounded once (to nearest, ties to even). Integers wrap around.
 
+#![expect(
+    clippy::inline_always,
+    reason = "a loop is compiled for a vector unit only if all of it is inlined there"
+)]
+
 mod arithmetic;
 mod dispatch;
 mod half_floats;

@@ -32,7 +32,9 @@ mod tests {
                 for rank in world.ranks() {
                     let chunk = chunk(count, world, rank);
                     assert_eq!(chunk.start, next);
-                    assert!(chunk.len() == count / ranks as usize || chunk.len() == count / ranks as usize + 1);
+                    assert!(
+                        chunk.len() == count / ranks as usize || chunk.len() == count / ranks as usize + 1
+                    );
                     next = chunk.end;
                 }
                 assert_eq!(next, count);

@@ -220,7 +220,10 @@ impl World {
         for (rank, state) in self.ranks.iter().enumerate() {
             for (step, s) in state.schedule.steps.iter().enumerate() {
                 assert!(s.send.is_none() || state.sent[step].done, "rank {rank} step {step}: never sent");
-                assert!(s.receive.is_none() || state.applied[step].done, "rank {rank} step {step}: never came");
+                assert!(
+                    s.receive.is_none() || state.applied[step].done,
+                    "rank {rank} step {step}: never came"
+                );
             }
         }
         assert!(self.links.iter().flatten().all(VecDeque::is_empty), "a message that nobody expects");
@@ -332,7 +335,8 @@ fn no_rank_leaves_a_barrier_before_all_have_entered() {
                 run.make(next);
             }
             for (rank, state) in run.ranks.iter().enumerate() {
-                let left = state.applied.iter().all(|step| step.done) && state.sent.iter().all(|step| step.done);
+                let left =
+                    state.applied.iter().all(|step| step.done) && state.sent.iter().all(|step| step.done);
                 assert!(!left, "rank {rank} of {ranks} left before rank {late} entered");
             }
             run.run(&mut Order::Eager);

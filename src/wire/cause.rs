@@ -19,7 +19,9 @@ pub enum Cause {
         detail: String,
     },
     /// A rank closed its group in order while others still had operations to do with it.
-    #[error("rank {rank} on {host} closed its group while others still had work to do with it; do all ranks run the same number of steps?")]
+    #[error(
+        "rank {rank} on {host} closed its group while others still had work to do with it; do all ranks run the same number of steps?"
+    )]
     PeerLeft {
         /// The rank that left.
         rank: Rank,
@@ -27,7 +29,9 @@ pub enum Cause {
         host: String,
     },
     /// Two ranks called different things at the same place of the program.
-    #[error("ranks do not agree on operation {sequence}: rank {first} called {first_asked}, rank {second} called {second_asked}")]
+    #[error(
+        "ranks do not agree on operation {sequence}: rank {first} called {first_asked}, rank {second} called {second_asked}"
+    )]
     Mismatch {
         /// The operation's number within its group, counted from 0.
         sequence: u64,
@@ -85,7 +89,9 @@ pub enum Cause {
         message: String,
     },
     /// A peer broke the protocol, or the network corrupted what it said.
-    #[error("rank {rank} on {host} broke the protocol: {detail}; the network corrupts data or a build differs")]
+    #[error(
+        "rank {rank} on {host} broke the protocol: {detail}; the network corrupts data or a build differs"
+    )]
     Misbehaved {
         /// The rank whose bytes were wrong.
         rank: Rank,
@@ -216,17 +222,32 @@ mod tests {
         prop_oneof![
             (rank(), text(), text()).prop_map(|(rank, host, detail)| Cause::PeerLost { rank, host, detail }),
             (rank(), text()).prop_map(|(rank, host)| Cause::PeerLeft { rank, host }),
-            (any::<u64>(), rank(), contracts(), rank(), contracts()).prop_map(|(sequence, first, a, second, b)| {
-                Cause::Mismatch { sequence, first, first_asked: a, second, second_asked: b }
-            }),
-            (any::<u64>(), rank(), contracts(), rank(), contracts()).prop_map(|(sequence, rank, asked, ahead, b)| {
-                Cause::OutOfOrder { rank, sequence, asked, ahead, ahead_sequence: sequence / 2, ahead_asked: b }
-            }),
+            (any::<u64>(), rank(), contracts(), rank(), contracts()).prop_map(
+                |(sequence, first, a, second, b)| {
+                    Cause::Mismatch { sequence, first, first_asked: a, second, second_asked: b }
+                }
+            ),
+            (any::<u64>(), rank(), contracts(), rank(), contracts()).prop_map(
+                |(sequence, rank, asked, ahead, b)| {
+                    Cause::OutOfOrder {
+                        rank,
+                        sequence,
+                        asked,
+                        ahead,
+                        ahead_sequence: sequence / 2,
+                        ahead_asked: b,
+                    }
+                }
+            ),
             (rank(), any::<u64>(), contracts(), text()).prop_map(|(rank, sequence, asked, waiting_for)| {
                 Cause::Timeout { rank, sequence, asked, timeout_ms: sequence ^ 7, waiting_for }
             }),
             (rank(), text(), text()).prop_map(|(rank, host, message)| Cause::Aborted { rank, host, message }),
-            (rank(), text(), text()).prop_map(|(rank, host, detail)| Cause::Misbehaved { rank, host, detail }),
+            (rank(), text(), text()).prop_map(|(rank, host, detail)| Cause::Misbehaved {
+                rank,
+                host,
+                detail
+            }),
         ]
     }
 
@@ -245,11 +266,8 @@ mod tests {
 
     #[test]
     fn long_and_hostile_texts_are_tamed() {
-        let cause = Cause::Aborted {
-            rank: Rank::new(3),
-            host: "h\u{1b}[31m".into(),
-            message: "é".repeat(5000),
-        };
+        let cause =
+            Cause::Aborted { rank: Rank::new(3), host: "h\u{1b}[31m".into(), message: "é".repeat(5000) };
         let bytes = cause.encode();
         assert!(bytes.len() <= CONTROL_BYTES_MAX);
         let Some(Cause::Aborted { host, message, .. }) = Cause::decode(&bytes) else { panic!("it decodes") };

@@ -115,7 +115,8 @@ impl Header {
             return Err(HeaderError::Corrupt { found, expected });
         }
         let mut reader = Reader(body);
-        Self::read(&mut reader).unwrap_or(Err(HeaderError::Unknown { field: "size", value: body.len() as u64 }))
+        Self::read(&mut reader)
+            .unwrap_or(Err(HeaderError::Unknown { field: "size", value: body.len() as u64 }))
     }
 
     /// The fields in order; `None` could only mean that the body is too short.
@@ -199,14 +200,16 @@ pub(crate) mod tests {
             0..=CONTROL_BYTES_MAX as u32,
             any::<Option<u32>>(),
         )
-            .prop_map(|((kind, group, sequence), contract, offset, payload_bytes, payload_crc)| Header {
-                kind: [Kind::Data, Kind::Abort, Kind::Goodbye][usize::from(kind)],
-                group,
-                sequence,
-                contract,
-                offset,
-                payload_bytes,
-                payload_crc,
+            .prop_map(|((kind, group, sequence), contract, offset, payload_bytes, payload_crc)| {
+                Header {
+                    kind: [Kind::Data, Kind::Abort, Kind::Goodbye][usize::from(kind)],
+                    group,
+                    sequence,
+                    contract,
+                    offset,
+                    payload_bytes,
+                    payload_crc,
+                }
             })
     }
 

@@ -112,7 +112,9 @@ pub enum HandshakeError {
         began_with: String,
     },
     /// The peer speaks another version.
-    #[error("it speaks protocol version {theirs}, this is version {VERSION}; install the same ringtrain on every host")]
+    #[error(
+        "it speaks protocol version {theirs}, this is version {VERSION}; install the same ringtrain on every host"
+    )]
     Version {
         /// The peer's version.
         theirs: u16,
@@ -210,8 +212,10 @@ impl Dialer {
         self.state = DialerState::Done;
         match self.input.first() {
             Some(0) => Ok(()),
-            Some(&byte) => Err(Refusal::from_byte(byte)
-                .map_or(HandshakeError::Unknown("verdict"), HandshakeError::Refused)),
+            Some(&byte) => {
+                Err(Refusal::from_byte(byte)
+                    .map_or(HandshakeError::Unknown("verdict"), HandshakeError::Refused))
+            }
             None => Err(HandshakeError::Unknown("verdict")),
         }
     }
@@ -323,9 +327,8 @@ impl Acceptor {
     fn read_proof(&mut self) -> Result<(), HandshakeError> {
         let state = std::mem::replace(&mut self.state, AcceptorState::Failed);
         let AcceptorState::Proof { hello, own_hello, introduction } = state else { return Ok(()) };
-        let proof: [u8; PROOF_BYTES] = std::mem::take(&mut self.input)
-            .try_into()
-            .map_err(|_| HandshakeError::Unknown("length"))?;
+        let proof: [u8; PROOF_BYTES] =
+            std::mem::take(&mut self.input).try_into().map_err(|_| HandshakeError::Unknown("length"))?;
         if !self.secret.verifies(&[DIALER_LABEL, &hello, &own_hello], &proof) {
             self.output = verdict(Some(Refusal::Secret));
             return Err(HandshakeError::Secret);
@@ -428,8 +431,7 @@ mod tests {
     }
 
     fn dialer(job: &Job, from: u32, to: u32) -> Dialer {
-        let introduction =
-            Introduction { purpose: Purpose::Link, from: Rank::new(from), to: Rank::new(to) };
+        let introduction = Introduction { purpose: Purpose::Link, from: Rank::new(from), to: Rank::new(to) };
         Dialer::new(secret(b"sixteen bytes or more"), job, introduction, [1; 32])
     }
 
@@ -462,7 +464,8 @@ mod tests {
     #[test]
     fn both_sides_agree_in_pieces_of_any_size() {
         for piece in [1, 7, 80, 104, 1000] {
-            let (mut dialer, mut acceptor) = (dialer(&job(), 1, 2), acceptor(&job(), b"sixteen bytes or more"));
+            let (mut dialer, mut acceptor) =
+                (dialer(&job(), 1, 2), acceptor(&job(), b"sixteen bytes or more"));
             assert_eq!(shake(&mut dialer, &mut acceptor, piece), (Ok(()), Ok(())));
             assert_eq!((dialer.wanted(), acceptor.wanted()), (0, 0));
             assert_eq!(acceptor.introduction().unwrap().from, Rank::new(1));
@@ -471,7 +474,8 @@ mod tests {
 
     #[test]
     fn another_secret_is_told_to_both() {
-        let (mut dialer, mut acceptor) = (dialer(&job(), 1, 2), acceptor(&job(), b"another secret altogether"));
+        let (mut dialer, mut acceptor) =
+            (dialer(&job(), 1, 2), acceptor(&job(), b"another secret altogether"));
         let (dialed, _) = shake(&mut dialer, &mut acceptor, 50);
         assert_eq!(dialed, Err(HandshakeError::Secret));
         assert_eq!(acceptor.introduction(), None);
@@ -494,7 +498,8 @@ mod tests {
             (base.clone(), 1, 3, Refusal::Rank),
         ];
         for (theirs, from, to, refusal) in cases {
-            let (mut dialer, mut acceptor) = (dialer(&theirs, from, to), acceptor(&base, b"sixteen bytes or more"));
+            let (mut dialer, mut acceptor) =
+                (dialer(&theirs, from, to), acceptor(&base, b"sixteen bytes or more"));
             let (dialed, accepted) = shake(&mut dialer, &mut acceptor, 1000);
             assert_eq!(dialed, Err(HandshakeError::Refused(refusal)));
             assert_eq!(accepted, Err(HandshakeError::Unwelcome(refusal)));

@@ -11,7 +11,7 @@ mod secret;
 
 pub use cause::Cause;
 pub use frame::{Header, HeaderError, Kind};
-pub use secret::{Secret, SecretError};
+pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, SecretError};
 
 /// The version of everything on the wire. Ranks of different versions refuse each other in the handshake.
 pub const VERSION: u16 = 1;

@@ -15,7 +15,9 @@ pub const SECRET_BYTES_MAX: usize = 4096;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SecretError {
     /// Too short to be one.
-    #[error("the secret has {0} bytes and needs at least {SECRET_BYTES_MIN}; make one with `head -c 32 /dev/urandom | base64`")]
+    #[error(
+        "the secret has {0} bytes and needs at least {SECRET_BYTES_MIN}; make one with `head -c 32 /dev/urandom | base64`"
+    )]
     TooShort(usize),
     /// Too long to be one.
     #[error("the secret has {0} bytes, more than {SECRET_BYTES_MAX}; is this the right file?")]
