@@ -1,4 +1,4 @@
-//! What a rank finds in its environment: our own names, and those that PyTorch, Horovod and MPI programs look for.
+//! What a rank finds in its environment: our own names, and those that `PyTorch`, Horovod and MPI programs look for.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub struct Common {
     pub world: WorldSize,
     /// Where the rendezvous listens.
     pub rendezvous: SocketAddr,
-    /// A port that nothing listens on, kept free for the rank 0 of a PyTorch job.
+    /// A port that nothing listens on, kept free for the rank 0 of a `PyTorch` job.
     pub master_port: u16,
     /// The job's secret in hex. It is passed in the environment alone: other users can read argument lists.
     pub secret: String,

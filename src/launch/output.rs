@@ -386,10 +386,10 @@ impl Sink {
     fn write(&mut self, stream: Stream, text: &[u8]) {
         match stream {
             Stream::Stdout if self.stdout_open => {
-                self.stdout_open = write_all(&mut io::stdout().lock(), text)
+                self.stdout_open = write_all(&mut io::stdout().lock(), text);
             }
             Stream::Stderr if self.stderr_open => {
-                self.stderr_open = write_all(&mut io::stderr().lock(), text)
+                self.stderr_open = write_all(&mut io::stderr().lock(), text);
             }
             _ => {}
         }
