@@ -19,34 +19,35 @@ const SECONDS_MAX: f64 = 365.0 * 24.0 * 3600.0;
 
 const EXAMPLES: &str = "\
 Examples:
-  ringrun -n 4 ringtrain                      train on 4 ranks on this machine
-  ringrun -n 4 ringbench allreduce            measure it
-  ringrun -n 2 -- python train.py --lr 0.1    any program: torchrun's, Horovod's and Open MPI's variables are set
-  ringrun -n 4 --output-dir logs ringtrain    a copy of the output in logs/rank.0/stdout, logs/rank.0/stderr, ...
-  ringrun -n 2 -x RUST_LOG=debug ringtrain    a variable for every rank
+  ringrun -n 4 ringtrain                    train on 4 ranks on this machine
+  ringrun -n 4 ringbench allreduce          measure it
+  ringrun -n 2 -- python train.py --lr 0.1  any program
+  ringrun -n 4 --output-dir logs ringtrain  a copy in logs/rank.0/stdout, ...
+  ringrun -n 2 -x RUST_LOG=debug ringtrain  a variable for every rank
 
-`ringtrain` and `ringbench`, without a slash, are always the ones that ringrun itself carries. Standard input of the ranks is
-/dev/null. OMP_NUM_THREADS is set to 1 for more than one rank, unless it is set already.
+`ringtrain` and `ringbench`, without a slash, are always the ones that ringrun itself carries. Each rank finds RING_*, and \
+the variables of torchrun, Horovod and Open MPI. Its standard input is /dev/null. OMP_NUM_THREADS is set to 1 if there is more \
+than one rank and nobody has set it.
 
-When a rank fails, the others have --grace to end by themselves; then they get SIGTERM, and after --kill-after SIGKILL, each with
-everything that it has started. ringrun says which rank failed first, how, and what it printed last. A rank that has ended takes
-what is left of its process group with it.
+When a rank fails, the others have --grace to end by themselves; then they get SIGTERM, and after --kill-after SIGKILL, each \
+with everything that it has started. ringrun says which rank failed first, how, and what it printed last. A rank that has \
+ended takes what is left of its process group with it.
 
-Signals: SIGINT (Ctrl-C), SIGHUP and SIGQUIT are passed on and end the job within --kill-after, a second Ctrl-C at once. SIGTERM
-is passed on and leaves --term-timeout to save and exit; if every rank then exits with 0, so does ringrun. SIGUSR1, SIGUSR2,
-SIGCONT, SIGTSTP and SIGWINCH are passed on. If ringrun itself is killed, its ranks die with it. If the reader of its standard
+SIGINT (Ctrl-C), SIGHUP and SIGQUIT are passed on and end the job within --kill-after, a second Ctrl-C at once. SIGTERM is \
+passed on and leaves --term-timeout to save and exit; if every rank then exits with 0, so does ringrun. SIGUSR1, SIGUSR2, \
+SIGCONT, SIGTSTP and SIGWINCH are passed on. If ringrun itself is killed, its ranks die with it. If the reader of its standard \
 output goes away, the job is stopped, unless there is --output-dir.
 
 Exit codes:
   0        every rank exited with 0
   1-255    the code of the rank that failed first; 128+N if signal N killed it
   2        wrong usage: unknown flag, bad value, impossible combination
-  3        --wdir or --output-dir cannot be used, or too many ranks for this machine's open files
+  3        --wdir or --output-dir cannot be used, or too few open files allowed
   5        the ranks could not be started
   124      --job-timeout passed
   126      COMMAND cannot be executed
   127      COMMAND was not found
-  129-143  ringrun was ended by a signal: 130 Ctrl-C, 141 its reader left, 143 SIGTERM
+  129-143  ended by a signal: 130 Ctrl-C, 141 its reader left, 143 SIGTERM
 ";
 
 /// Runs COMMAND as N ranks of one job on this machine.
