@@ -96,8 +96,15 @@ fn a_killed_rank_takes_the_job_with_it() {
 
 #[test]
 fn ranks_that_ignore_sigterm_are_killed() {
-    let script = "trap '' TERM; [ $RANK = 0 ] && exit 5; while :; do sleep 1000; done";
-    let done = run(&mut ringrun_script(&["-n", "2", "--grace", "0", "--kill-after", "0.2"], script));
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    // Rank 0 fails only once rank 1 is deaf.
+    let script = r#"
+        [ $RANK = 0 ] && { read x < "$FIFO"; exit 5; }
+        trap '' TERM; echo deaf > "$FIFO"; while :; do sleep 1000; done"#;
+    let arguments = ["-n", "2", "--grace", "0", "--kill-after", "0.2"];
+    let done = run(ringrun_script(&arguments, script).env("FIFO", &fifo));
     assert_eq!(done.code(), Some(5));
     assert_says(&done, &["ringrun: rank 1 was killed by signal 9 (SIGKILL)"]);
 }
