@@ -3,7 +3,9 @@
 pub mod cli;
 pub mod codec;
 pub mod engine;
+pub mod exit;
 pub mod group;
+pub mod launch;
 pub mod reduce;
 pub mod rendezvous;
 pub mod schedule;

@@ -1,4 +1,6 @@
 //! The programs: arguments -> checked configuration -> run -> exit code.
 
-pub mod exit;
 pub mod group_args;
+pub mod run;
+
+pub use crate::exit;

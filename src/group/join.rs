@@ -182,7 +182,7 @@ fn meet_by_file(
 }
 
 fn meet_at_launcher(options: &JoinOptions, launched: &Launched) -> Result<(Rank, Lobby, Roster), StartError> {
-    let Launched { rank, world, rendezvous, job_id } = *launched;
+    let Launched { rank, world, rendezvous, job_id, .. } = *launched;
     if options.secret.is_none() && !is_loopback(rendezvous.ip()) {
         return Err(StartError::NeedsSecret { address: rendezvous });
     }

@@ -218,19 +218,19 @@ impl<'a> Roll<'a> {
         let reply = match said {
             FromRank::Ask => ToRank::Missing { ranks: self.missing() },
             FromRank::Register(_) if visitor.is_registered => return,
-            FromRank::Register(member) => match self.members.get(&visitor.rank) {
-                Some(first) => ToRank::Refused {
+            FromRank::Register(member) => {
+                let Some(first) = self.members.get(&visitor.rank) else {
+                    visitor.is_registered = true;
+                    self.members.insert(visitor.rank, member);
+                    return;
+                };
+                ToRank::Refused {
                     reason: format!(
                         "rank {} is taken by a process on {} that listens on {}; was it started twice?",
                         visitor.rank, first.host, first.address
                     ),
-                },
-                None => {
-                    visitor.is_registered = true;
-                    self.members.insert(visitor.rank, member);
-                    return;
                 }
-            },
+            }
         };
         visitor.output.extend_from_slice(&message::encode(&reply));
     }

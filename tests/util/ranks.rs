@@ -24,7 +24,13 @@ pub fn run_with<R: Send + 'static>(
         .ranks()
         .map(|rank| {
             let mut options = JoinOptions {
-                meeting: Meeting::Launched(Launched { rank, world, rendezvous: server.address(), job_id }),
+                meeting: Meeting::Launched(Launched {
+                    rank,
+                    world,
+                    rendezvous: server.address(),
+                    job_id,
+                    start_timeout: None,
+                }),
                 secret: secret.clone(),
                 start_timeout,
                 ..JoinOptions::default()
