@@ -251,6 +251,7 @@ impl Scenario {
         loop {
             let now = network.borrow().now();
             assert!(now < limit, "seed {seed}: not over after {now:?} of virtual time");
+            let moved_before = network.borrow().bytes_moved();
             for walker in &mut walkers {
                 let (killed, stalled) =
                     (network.borrow().is_killed(walker.rank), network.borrow().is_stalled(walker.rank));
@@ -266,6 +267,10 @@ impl Scenario {
             };
             if walkers.iter().all(is_over) {
                 break;
+            }
+            if network.borrow().bytes_moved() != moved_before {
+                // What one rank read may have made room for another, in the same moment.
+                continue;
             }
             let awake = walkers.iter().filter(|walker| !network.borrow().is_stalled(walker.rank));
             let next = awake.filter_map(|walker| walker.next_event(now)).min();
