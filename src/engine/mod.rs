@@ -131,10 +131,10 @@ impl Engine {
         schedule: Schedule,
         timeout: Duration,
     ) -> Result<(), Failure> {
-        assert!(self.running.is_none(), "an operation is begun when the one before has ended");
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
+        assert!(self.running.is_none(), "an operation is begun when the one before has ended");
         let segment_elements = (self.settings.segment_bytes / contract.dtype.size_bytes()).max(1);
         let running = Running::new(self.sequence, contract, schedule, segment_elements, now, timeout);
         self.sequence += 1;

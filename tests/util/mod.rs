@@ -5,11 +5,17 @@
 pub mod ranks;
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use ringtrain::Rank;
+use ringtrain::rendezvous::PeersFile;
+use ringtrain::wire::Secret;
+use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose};
 
 /// How long anything may take before a test gives up. Far above what is needed: the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -147,4 +153,20 @@ pub fn processes_with(entry: &str) -> Vec<u32> {
         environment.split(|&byte| byte == 0).any(|found| found == entry.as_bytes())
     })
     .collect()
+}
+
+/// Proves to be `rank` of the job that `file` describes, as a rank on its way to the rendezvous does.
+pub fn shake_hands(stream: &mut TcpStream, file: &PeersFile, rank: u32, secret: &Secret) {
+    let job = Job { id: [0; 16], world: file.world().get(), peers_digest: file.digest() };
+    let introduction = Introduction { purpose: Purpose::Rendezvous, from: Rank::new(rank), to: Rank::ZERO };
+    let mut dialer = Dialer::new(secret.clone(), &job, introduction, rand::random());
+    loop {
+        stream.write_all(&dialer.take_output()).expect("the peer listens");
+        if dialer.wanted() == 0 {
+            return;
+        }
+        let mut bytes = vec![0; dialer.wanted()];
+        stream.read_exact(&mut bytes).expect("the peer answers");
+        dialer.feed(&bytes).expect("the peer belongs to the job");
+    }
 }
