@@ -221,7 +221,7 @@ fn knock(address: SocketAddr, stranger: usize, file: &ringtrain::rendezvous::Pee
         |secret: &[u8], job: &Job, from| Dialer::new(Secret::new(secret).unwrap(), job, link(from), [5; 32]);
     match stranger {
         0 => drop(stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")),
-        1 => drop(stream.write_all(&[0xff; 100_000])),
+        1 => drop(stream.write_all(&vec![0xff; 100_000])),
         // A port scanner's half: connected, closed without a word.
         2 => return,
         // A half-open connection: says nothing until it is thrown out.

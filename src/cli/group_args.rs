@@ -154,6 +154,7 @@ impl JoinError {
                 | StartError::NeedsSecret { .. }
                 | StartError::SocketOptions(_)
                 | StartError::CannotListen { .. } => Exit::Configuration,
+                StartError::Failed(cause) => exit_of_cause(cause),
                 StartError::PortInUse { .. } => Exit::PortInUse,
                 StartError::PeerLost { .. } | StartError::RendezvousLost { .. } => Exit::PeerLost,
                 StartError::Handshake { .. } if error.is_configuration() => Exit::Configuration,
@@ -166,12 +167,17 @@ impl JoinError {
 
 /// The exit code for a failed collective.
 pub fn exit_of(error: &Error) -> Exit {
-    match error.cause() {
-        Some(Cause::PeerLost { .. } | Cause::PeerLeft { .. }) => Exit::PeerLost,
-        Some(Cause::Mismatch { .. } | Cause::OutOfOrder { .. }) => Exit::Mismatch,
-        Some(Cause::Timeout { .. }) => Exit::Timeout,
-        Some(Cause::Misbehaved { .. }) => Exit::Protocol,
-        _ => Exit::Failure,
+    error.cause().map_or(Exit::Failure, exit_of_cause)
+}
+
+fn exit_of_cause(cause: &Cause) -> Exit {
+    match cause {
+        Cause::PeerLost { .. } | Cause::PeerLeft { .. } => Exit::PeerLost,
+        Cause::Mismatch { .. } | Cause::OutOfOrder { .. } => Exit::Mismatch,
+        Cause::Timeout { .. } => Exit::Timeout,
+        Cause::Misbehaved { .. } => Exit::Protocol,
+        // Only a diverged training gives up by itself.
+        Cause::Aborted { .. } => Exit::Diverged,
     }
 }
 

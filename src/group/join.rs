@@ -133,7 +133,8 @@ fn close_the_ring(group: &mut Group) -> Result<(), StartError> {
         Some(Cause::PeerLost { rank, host, detail }) => {
             StartError::PeerLost { rank: *rank, host: host.clone(), detail: detail.clone() }
         }
-        _ => StartError::Refused(error.to_string()),
+        Some(cause) => StartError::Failed(cause.clone()),
+        None => StartError::Refused(error.to_string()),
     })
 }
 

@@ -75,5 +75,7 @@ pub fn peers_text(n: usize) -> String {
     // All are held at once, so that no port is given out twice.
     let listeners: Vec<TcpListener> =
         (0..n).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
-    listeners.iter().map(|listener| format!("{}\n", listener.local_addr().expect("an address"))).collect()
+    let lines: Vec<String> =
+        listeners.iter().map(|listener| listener.local_addr().expect("an address").to_string()).collect();
+    lines.join("\n")
 }
