@@ -1,0 +1,165 @@
+//! Every rule, on code that breaks it and on code that does not.
+
+use super::*;
+
+fn violations(path: &str, text: &str, rule: impl Fn(&Source) -> Vec<String>) -> usize {
+    rule(&Source::new(path, text)).len()
+}
+
+#[test]
+fn imports_are_found_in_every_form() {
+    let root: BTreeMap<String, String> = [("Group".to_owned(), "group".to_owned())].into();
+    let rule = |source: &Source| imports(source, &root);
+    for (path, text, expected) in [
+        ("src/types.rs", "use crate::wire::Cause;", 1),
+        ("src/types.rs", "use super::wire::Cause;", 1),
+        ("src/types.rs", "// use crate::wire\nconst A: &str = \"crate::wire::x\";", 0),
+        ("src/wire/frame.rs", "use crate::{types::Rank, engine::{self, Engine}};", 1),
+        ("src/wire/frame.rs", "use super::super::engine;", 1),
+        ("src/wire/frame.rs", "use super::reader::Reader;", 0),
+        ("src/wire/frame.rs", "mod tests { use super::super::reader; use crate::types::Rank; }", 0),
+        ("src/wire/frame.rs", "mod tests { use super::super::super::engine; }", 1),
+        ("src/wire/mod.rs", "fn f() { let x = crate::group::Error; }", 1),
+        ("src/wire/mod.rs", "fn f(_: crate::Group) {}", 1),
+        ("src/train/run.rs", "use crate::Group;", 0),
+        ("src/train/run.rs", "use crate::{\n    cli,\n    types::Rank,\n};", 1),
+        ("src/bin/ringrun.rs", "use ringtrain::{cli, launch};", 0),
+        ("src/bin/ringrun.rs", "use ringtrain::{cli, group};", 1),
+        ("src/attic/mod.rs", "", 1),
+    ] {
+        assert_eq!(violations(path, text, rule), expected, "{path}: {text}");
+    }
+}
+
+#[test]
+fn impurity_is_found_outside_of_tests() {
+    for (path, text, expected) in [
+        ("src/engine/mod.rs", "use std::time::{Duration, Instant};", 1),
+        ("src/engine/mod.rs", "use std::time::Duration;", 0),
+        ("src/engine/mod.rs", "use std::{env, net::TcpStream};", 2),
+        ("src/engine/mod.rs", "fn f() { std::thread::yield_now(); }", 1),
+        ("src/engine/mod.rs", "use std::collections::HashMap;", 1),
+        ("src/engine/mod.rs", "fn f() -> u8 { rand::random() }", 1),
+        ("src/engine/mod.rs", "use rand::rng;", 1),
+        ("src/engine/mod.rs", "use rand::rngs::StdRng;", 0),
+        ("src/engine/mod.rs", "#[cfg(test)]\nmod tests { use std::time::Instant; use std::env; }", 0),
+        ("src/exit.rs", "use std::process::ExitCode;", 0),
+        ("src/wire/mod.rs", "use std::process::Command;", 1),
+        ("src/group/mod.rs", "use std::time::Instant;", 0),
+    ] {
+        assert_eq!(violations(path, text, purity), expected, "{path}: {text}");
+    }
+    for (path, text, expected) in [
+        ("src/transport/tcp/mod.rs", "use std::time::Instant;", 1),
+        ("src/group/join.rs", "use std::env;", 1),
+        ("src/group/join.rs", "use std::time::Instant;", 0),
+        ("src/train/run.rs", "fn f() { let _ = std::env::var_os(\"A\"); }", 1),
+        ("src/launch/job.rs", "use std::env;", 0),
+    ] {
+        assert_eq!(violations(path, text, surroundings), expected, "{path}: {text}");
+    }
+}
+
+#[test]
+fn unsafe_is_found() {
+    let sound = "fn f() {\n    // SAFETY: it holds because\n    // of this.\n    unsafe { g() }\n}";
+    let bare = "fn f() {\n    unsafe { g() }\n}";
+    for (path, text, expected) in [
+        ("src/reduce/mod.rs", sound, 0),
+        ("src/reduce/mod.rs", bare, 1),
+        ("src/wire/mod.rs", sound, 1),
+        ("tests/x.rs", bare, 2),
+        ("src/wire/mod.rs", "// unsafe\nconst A: &str = \"unsafe\"; fn unsafely() {}", 0),
+    ] {
+        assert_eq!(violations(path, text, unsafety), expected, "{path}: {text}");
+    }
+}
+
+#[test]
+fn panics_are_found() {
+    for (path, text, expected) in [
+        ("src/wire/mod.rs", "fn f() { x.unwrap() }", 1),
+        ("src/wire/mod.rs", "fn f() { x.unwrap_or(1) }", 0),
+        ("src/wire/mod.rs", "fn f() { panic!(\"no\"); unreachable!() }", 2),
+        ("src/wire/mod.rs", "fn f() { x.expect(\"ok\") }", 1),
+        ("src/wire/mod.rs", "fn f() { x.expect(why) }", 1),
+        ("src/wire/mod.rs", "fn f() { x.expect(\"HMAC takes keys of any length\") }", 0),
+        ("src/wire/mod.rs", "#[cfg(test)]\nmod tests { fn f() { x.unwrap() } }", 0),
+        ("src/wire/mod.rs", "// x.unwrap()\nconst A: &str = \"panic!\";", 0),
+        ("src/group/mod.rs", "fn f() { x.unwrap() }", 0),
+    ] {
+        assert_eq!(violations(path, text, panics), expected, "{path}: {text}");
+    }
+}
+
+#[test]
+fn length_only_shrinks() {
+    let function = |lines: usize| format!("fn f<'a>() {{\n{}}}\n", "    g('}', \"{\");\n".repeat(lines - 2));
+    let path = "src/a.rs";
+    for (lines, known, expected) in [
+        (70, None, 0),
+        (71, None, 1),
+        (90, Some(90), 0),
+        (91, Some(90), 1),
+        (89, Some(90), 1),
+        (60, Some(90), 1),
+    ] {
+        let known: Vec<_> = known.iter().map(|&known| (path, "f", known)).collect();
+        let rule = |source: &Source| long_functions(source, &known);
+        assert_eq!(violations(path, &function(lines), rule), expected, "{lines}, {known:?}");
+    }
+    for (lines, known, expected) in
+        [(500, None, 0), (501, None, 1), (600, Some(600), 0), (601, Some(600), 1), (599, Some(600), 1)]
+    {
+        let known: Vec<_> = known.iter().map(|&known| (path, known)).collect();
+        let rule = |source: &Source| long_files(source, &known);
+        assert_eq!(violations(path, &"//\n".repeat(lines), rule), expected, "{lines}, {known:?}");
+    }
+}
+
+#[test]
+fn unclean_lines_are_found() {
+    let long = |what: &str| what.repeat(131);
+    for (text, expected) in [
+        ("fn f() {}\n".to_owned(), 0),
+        ("\tfn f() {}\n".to_owned(), 1),
+        ("fn f() {} \n".to_owned(), 1),
+        (format!("// {}\n", long("x")), 1),
+        (format!("    f(\"{}\");\n", long("x")), 0),
+        (format!("    f(\"x\"); {}\n", long("y")), 1),
+        (format!("// {}: later\n", ["FIX", "ME"].concat()), 1),
+        ("fn f() { dbg!(1); }\n".to_owned(), 1),
+    ] {
+        assert_eq!(violations("src/a.rs", &text, lines), expected, "{text}");
+    }
+}
+
+#[test]
+fn sleeps_are_found() {
+    assert_eq!(violations("tests/a.rs", "fn f() { thread::sleep(LONG); }", sleeps), 1);
+    assert_eq!(violations("tests/a.rs", "fn f() { run(\"sleep(1)\"); }", sleeps), 0);
+    assert_eq!(violations("tests/util/mod.rs", &"sleep(A);".repeat(3), sleeps), 1);
+    assert_eq!(violations("src/a.rs", "fn f() { thread::sleep(LONG); }", sleeps), 0);
+}
+
+#[test]
+fn what_the_map_leaves_out_is_found() {
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let (map, linked) = ("wire/  bytes\n[a](a.md)", "wire/ [a](a.md) [b](docs/b.md#part)");
+    assert!(
+        not_mentioned(map, linked, &words("wire lib.rs"), &words("ARCHITECTURE.md a.md b.md")).is_empty()
+    );
+    assert_eq!(not_mentioned(map, linked, &words("wire attic"), &words("c.md")), ["attic", "c.md"]);
+}
+
+#[test]
+fn what_is_no_code_is_blanked() {
+    let text = "let a = 'x'; // b\nlet c = \"d\\\"e\"; /* f /* g */ h */ let i: &'j str = r#\"k\"l\"#; let m = b'\\'';";
+    let source = Source::new("src/a.rs", text);
+    let letters: String = source.code.chars().filter(char::is_ascii_lowercase).collect();
+    assert_eq!(letters, "letaletcletijstrrletmb");
+    assert_eq!(source.code.len(), text.len());
+    let source = Source::new("src/a/mod.rs", "mod a;\n#[cfg(test)]\nmod proof;\nfn f() {}\n");
+    assert_eq!(source.test_files(), ["src/a/proof.rs"]);
+    assert!(!source.shipped.contains("proof") && source.shipped.contains("fn f"));
+}

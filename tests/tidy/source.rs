@@ -1,0 +1,308 @@
+//! Source files as text, with what is not code blanked out, for the tests in `tests/tidy.rs`. Offsets and lines stay the same.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A source file.
+pub(crate) struct Source {
+    /// Its path from the repository's root, such as `src/wire/frame.rs`.
+    pub(crate) path: String,
+    /// Its text.
+    pub(crate) text: String,
+    /// Its text without comments and without what stands in quotes.
+    pub(crate) code: String,
+    /// Its code without what is compiled for tests alone.
+    pub(crate) shipped: String,
+}
+
+/// A path that the code names, such as `crate::wire::Cause`, and where.
+pub(crate) struct Named {
+    pub(crate) segments: Vec<String>,
+    pub(crate) at: usize,
+}
+
+impl Source {
+    pub(crate) fn new(path: &str, text: &str) -> Self {
+        let code = blank_comments_and_quotes(text);
+        let shipped = blank_tests(&code);
+        Self { path: path.to_owned(), text: text.to_owned(), code, shipped }
+    }
+
+    /// The modules that lead to this file: `src/wire/frame.rs` is `wire`, `frame`; `src/lib.rs` is none.
+    pub(crate) fn module(&self) -> Vec<String> {
+        let inner = self.path.trim_start_matches("src/").trim_end_matches(".rs");
+        let mut parts: Vec<String> = inner.split('/').map(str::to_owned).collect();
+        if parts.last().is_some_and(|last| matches!(last.as_str(), "mod" | "lib")) {
+            parts.pop();
+        }
+        parts
+    }
+
+    /// The line of an offset, counted from 1.
+    pub(crate) fn line(&self, at: usize) -> usize {
+        self.text[..at].matches('\n').count() + 1
+    }
+
+    /// Every path that the code names: those of `use`, their groups taken apart, and those in the middle of expressions.
+    pub(crate) fn named_paths(&self) -> Vec<Named> {
+        let mut found = Vec::new();
+        let mut rest = 0;
+        while let Some(at) = find_word(&self.code, "use", rest) {
+            rest = self.code[at..].find(';').map_or(self.code.len(), |end| at + end);
+            expand_use(self.code[at + 3..rest].trim(), &[], at, &mut found);
+        }
+        for root in ["crate", "super", "ringtrain", "std"] {
+            let mut rest = 0;
+            while let Some(at) = find_word(&self.code, root, rest) {
+                rest = at + root.len();
+                let is_start = !self.code[..at].trim_end().ends_with("::");
+                let segments: Vec<String> = leading_path(&self.code[at..]);
+                if is_start && segments.len() > 1 {
+                    found.push(Named { segments, at });
+                }
+            }
+        }
+        found
+    }
+
+    /// How many inline modules (`mod tests { .. }`) enclose an offset.
+    pub(crate) fn inline_depth(&self, at: usize) -> usize {
+        let mut depth = 0;
+        let mut rest = 0;
+        while let Some(start) = find_word(&self.code, "mod", rest) {
+            rest = start + 3;
+            let Some(stop) = self.code[start..].find(['{', ';']).map(|stop| start + stop) else { break };
+            if self.code.as_bytes()[stop] == b'{' && stop < at && at < closing_brace(&self.code, stop) {
+                depth += 1;
+            }
+        }
+        depth
+    }
+
+    /// Every function with a body: its name, its first line, and how many lines it has.
+    pub(crate) fn functions(&self) -> Vec<(String, usize, usize)> {
+        let mut found = Vec::new();
+        let mut rest = 0;
+        while let Some(at) = find_word(&self.code, "fn", rest) {
+            rest = at + 2;
+            let name: String = self.code[rest..].trim_start().chars().take_while(is_word).collect();
+            let body = self.code[rest..].find(['{', ';']).map(|body| rest + body);
+            let Some(body) = body.filter(|&body| self.code.as_bytes()[body] == b'{') else { continue };
+            if !name.is_empty() {
+                let (first, last) = (self.line(at), self.line(closing_brace(&self.code, body)));
+                found.push((name, first, last - first + 1));
+            }
+        }
+        found
+    }
+
+    /// The files that this one declares for tests alone: `#[cfg(test)] mod symbolic;`.
+    pub(crate) fn test_files(&self) -> Vec<String> {
+        let Some((folder, _)) = self.path.rsplit_once('/') else { return Vec::new() };
+        let mut found = Vec::new();
+        let mut rest = &self.code[..];
+        while let Some(at) = rest.find(TEST_ONLY) {
+            rest = &rest[at + TEST_ONLY.len()..];
+            let item = &rest[..rest.find(['{', ';']).map_or(rest.len(), |end| end + 1)];
+            if let Some(name) = item.trim_end().strip_suffix(';').and_then(|item| item.split("mod ").nth(1)) {
+                found.push(format!("{folder}/{}.rs", name.trim()));
+            }
+        }
+        found
+    }
+}
+
+/// All `.rs` files below the folders, by path. Those compiled for tests alone have nothing that is shipped.
+pub(crate) fn read_all(root: &Path, folders: &[&str]) -> Vec<Source> {
+    let mut paths = Vec::new();
+    for folder in folders {
+        walk(&root.join(folder), &mut paths);
+    }
+    paths.sort();
+    let mut sources: Vec<Source> = paths
+        .iter()
+        .map(|path| {
+            let text = fs::read_to_string(path).expect("a source file can be read");
+            let name = path.strip_prefix(root).expect("it lies below the root");
+            Source::new(name.to_str().expect("a plain name"), &text)
+        })
+        .collect();
+    let for_tests: Vec<String> = sources.iter().flat_map(Source::test_files).collect();
+    for source in &mut sources {
+        if for_tests.contains(&source.path) || source.path.starts_with("tests/") {
+            source.shipped = source.shipped.chars().map(|c| if c == '\n' { c } else { ' ' }).collect();
+        }
+    }
+    sources
+}
+
+fn walk(folder: &Path, paths: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if path.is_dir() && path.file_name().is_none_or(|name| name != "target") {
+            walk(&path, paths);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            paths.push(path);
+        }
+    }
+}
+
+const TEST_ONLY: &str = "#[cfg(test)]";
+
+fn is_word(c: &char) -> bool {
+    c.is_alphanumeric() || *c == '_'
+}
+
+/// Where `word` next stands by itself, from offset `from` on.
+pub(crate) fn find_word(code: &str, word: &str, from: usize) -> Option<usize> {
+    let mut from = from;
+    loop {
+        let at = from + code.get(from..)?.find(word)?;
+        let before = code[..at].chars().next_back().is_some_and(|c| is_word(&c));
+        let after = code[at + word.len()..].chars().next().is_some_and(|c| is_word(&c));
+        if !before && !after {
+            return Some(at);
+        }
+        from = at + word.len();
+    }
+}
+
+/// The offset of the brace that closes the one at `open`; the end of the code if there is none.
+fn closing_brace(code: &str, open: usize) -> usize {
+    let mut depth = 0;
+    for (at, byte) in code.bytes().enumerate().skip(open) {
+        match byte {
+            b'{' => depth += 1,
+            b'}' if depth == 1 => return at,
+            b'}' => depth -= 1,
+            _ => {}
+        }
+    }
+    code.len().saturating_sub(1)
+}
+
+/// `crate::wire::Cause` at the beginning of `code`, as segments.
+fn leading_path(code: &str) -> Vec<String> {
+    let end = code.find(|c| !is_word(&c) && c != ':').unwrap_or(code.len());
+    let segments = code[..end].split("::").map(str::trim).filter(|s| !s.is_empty());
+    segments.map(|segment| segment.trim_end_matches(':').to_owned()).collect()
+}
+
+/// Takes `a::{b, c::{d, self}}` apart into whole paths.
+fn expand_use(tree: &str, prefix: &[String], at: usize, found: &mut Vec<Named>) {
+    let (path, group) = tree.split_once('{').map_or((tree, None), |(path, group)| (path, Some(group)));
+    let path = path.split(" as ").next().unwrap_or_default();
+    let mut segments = prefix.to_vec();
+    segments.extend(path.split("::").map(|s| s.trim().to_owned()).filter(|s| !s.is_empty() && s != "self"));
+    let Some(group) = group else {
+        found.push(Named { segments, at });
+        return;
+    };
+    let mut depth = 0;
+    let mut start = 0;
+    for (index, byte) in group.bytes().enumerate() {
+        match byte {
+            b'{' => depth += 1,
+            b'}' if depth > 0 => depth -= 1,
+            b',' | b'}' if depth == 0 => {
+                if !group[start..index].trim().is_empty() {
+                    expand_use(group[start..index].trim(), &segments, at, found);
+                }
+                start = index + 1;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Blanks the items that follow `#[cfg(test)]`.
+fn blank_tests(code: &str) -> String {
+    let mut bytes = code.as_bytes().to_vec();
+    let mut from = 0;
+    while let Some(at) = code[from..].find(TEST_ONLY).map(|at| from + at) {
+        let end = code[at..].find(['{', ';']).map_or(code.len(), |end| at + end);
+        let end = if code.as_bytes().get(end) == Some(&b'{') { closing_brace(code, end) } else { end };
+        blank(&mut bytes, at, (end + 1).min(code.len()));
+        from = (end + 1).min(code.len());
+    }
+    String::from_utf8(bytes).expect("blanks are ASCII, and whole items are replaced")
+}
+
+fn blank(bytes: &mut [u8], from: usize, to: usize) {
+    for byte in &mut bytes[from..to] {
+        if *byte != b'\n' {
+            *byte = b' ';
+        }
+    }
+}
+
+/// Blanks comments, and what stands between the quotes of strings and characters.
+fn blank_comments_and_quotes(text: &str) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    let mut at = 0;
+    while at < text.len() {
+        let rest = &text.as_bytes()[at..];
+        let (skip, end) = if rest.starts_with(b"//") {
+            (0, text[at..].find('\n').map_or(text.len(), |end| at + end))
+        } else if rest.starts_with(b"/*") {
+            (0, end_of_block_comment(text, at))
+        } else if let Some(hashes) = raw_string(text, at) {
+            let close = format!("\"{}", "#".repeat(hashes));
+            let open = at + 2 + hashes;
+            (2 + hashes, text[open..].find(&close).map_or(text.len(), |end| open + end))
+        } else if rest[0] == b'"' {
+            (1, end_of_quote(text, at + 1, b'"'))
+        } else if is_character(rest) {
+            (1, end_of_quote(text, at + 1, b'\''))
+        } else {
+            at += 1;
+            continue;
+        };
+        blank(&mut bytes, at + skip, end);
+        let is_comment = rest[0] == b'/';
+        at = if is_comment { end } else { end + 1 };
+    }
+    String::from_utf8(bytes).expect("blanks are ASCII, and whole comments and quotes are replaced")
+}
+
+fn end_of_block_comment(text: &str, start: usize) -> usize {
+    let mut depth = 0;
+    let bytes = text.as_bytes();
+    let mut at = start;
+    while at + 1 < bytes.len() {
+        match &bytes[at..at + 2] {
+            b"/*" => (depth, at) = (depth + 1, at + 2),
+            b"*/" if depth == 1 => return at + 2,
+            b"*/" => (depth, at) = (depth - 1, at + 2),
+            _ => at += 1,
+        }
+    }
+    text.len()
+}
+
+/// The number of hashes of the raw string that begins here (at its `r`), if one does.
+fn raw_string(text: &str, at: usize) -> Option<usize> {
+    let rest = text.get(at..)?.strip_prefix('r')?;
+    let before = text[..at].chars().next_back();
+    let is_prefix = before.is_none_or(|c| !is_word(&c) || (c == 'b' && !ends_in_word(&text[..at - 1])));
+    let hashes = rest.bytes().take_while(|&byte| byte == b'#').count();
+    (is_prefix && rest[hashes..].starts_with('"')).then_some(hashes)
+}
+
+fn ends_in_word(text: &str) -> bool {
+    text.chars().next_back().is_some_and(|c| is_word(&c))
+}
+
+/// Whether a quote begins a character and not a lifetime.
+fn is_character(rest: &[u8]) -> bool {
+    rest[0] == b'\'' && rest.len() > 2 && (rest[1] == b'\\' || rest[1] >= 0x80 || rest[2] == b'\'')
+}
+
+fn end_of_quote(text: &str, from: usize, quote: u8) -> usize {
+    let mut at = from;
+    while at < text.len() && text.as_bytes()[at] != quote {
+        at += if text.as_bytes()[at] == b'\\' { 2 } else { 1 };
+    }
+    at.min(text.len())
+}
