@@ -3,6 +3,7 @@
 pub mod cli;
 pub mod codec;
 pub mod group;
+pub mod train;
 pub mod types;
 pub mod wire;
 
