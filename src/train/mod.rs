@@ -2,6 +2,8 @@
 
 mod batches;
 pub mod data;
+pub mod model;
+pub mod optimizer;
 mod random;
 
 pub use batches::{Batches, part};
