@@ -1,3 +1,4 @@
 //! The programs: arguments -> checked configuration -> run -> exit code.
 
 pub mod exit;
+pub mod train;

@@ -11,7 +11,7 @@ use crate::train::data::Targets;
 use crate::train::random;
 
 /// The most parameters that a model may have.
-pub const PARAMETERS_MAX: usize = 1 << 30;
+pub(crate) const PARAMETERS_MAX: usize = 1 << 30;
 
 /// The shape of a model; the parameters themselves are one flat vector that its owner passes in.
 #[derive(Clone, PartialEq, Debug)]

@@ -4,9 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The most hidden layers.
-pub const LAYERS_MAX: usize = 64;
+pub(crate) const LAYERS_MAX: usize = 64;
 /// The most units of a hidden layer.
-pub const WIDTH_MAX: usize = 1 << 16;
+pub(crate) const WIDTH_MAX: usize = 1 << 16;
 
 /// A kind of model.
 #[derive(Clone, PartialEq, Eq, Debug)]
