@@ -3,6 +3,7 @@
 mod args;
 
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -94,7 +95,7 @@ fn conclusion(report: &train::Report) -> String {
         ("test R²", report.test_r2),
     ] {
         if let Some(value) = value {
-            line += &format!(", {name} {value:.4}");
+            let _ = write!(line, ", {name} {value:.4}");
         }
     }
     let (seconds, communication) = (report.seconds, report.communication_seconds);

@@ -1,4 +1,4 @@
-//! Checkpoints: a safetensors file with the parameters under PyTorch's names, the optimiser's memory, and where the run
+//! Checkpoints: a safetensors file with the parameters under `PyTorch`'s names, the optimiser's memory, and where the run
 //! stands, so that it goes on bit for bit as if it had never stopped, on any number of ranks.
 
 use std::collections::{BTreeMap, HashMap};

@@ -61,9 +61,9 @@ pub enum Existing {
 }
 
 /// The batch size where nobody names one.
-pub const BATCH_SIZE_DEFAULT: usize = 64;
+pub const BATCH_SIZE_DEFAULT: usize = 128;
 /// The epochs where nobody names them.
-pub const EPOCHS_DEFAULT: u64 = 20;
+pub const EPOCHS_DEFAULT: u64 = 40;
 
 /// The model where nobody names one.
 pub fn default_model(task: Task) -> ModelSpec {
@@ -73,12 +73,14 @@ pub fn default_model(task: Task) -> ModelSpec {
     }
 }
 
-/// The learning rate where nobody names one.
-pub fn default_learning_rate(rule: Rule) -> f32 {
-    match rule {
-        Rule::Sgd => 0.1,
-        Rule::Momentum { .. } => 0.01,
-        Rule::Adam => 0.001,
+/// The learning rate where nobody names one. Models without hidden layers are convex and bear larger steps of Adam;
+/// plain steps they bear only in proportion to 1 / features, as the curvature of their loss grows with the features.
+pub fn default_learning_rate(rule: Rule, model: &ModelSpec) -> f32 {
+    match (rule, model) {
+        (Rule::Sgd, ModelSpec::Linear) => 0.01,
+        (Rule::Momentum { .. }, ModelSpec::Linear) | (Rule::Adam, ModelSpec::Mlp(_)) => 0.001,
+        (Rule::Sgd, _) => 0.1,
+        (Rule::Momentum { .. } | Rule::Adam, _) => 0.01,
     }
 }
 
@@ -92,9 +94,9 @@ impl Config {
         }
     }
 
-    /// The learning rate, given or by default.
-    pub fn learning_rate(&self) -> f32 {
-        self.learning_rate.unwrap_or_else(|| default_learning_rate(self.rule))
+    /// The learning rate for `model`, given or by default.
+    pub fn learning_rate(&self, model: &ModelSpec) -> f32 {
+        self.learning_rate.unwrap_or_else(|| default_learning_rate(self.rule, model))
     }
 
     /// Everything that must be the same on all ranks: flag and value.
@@ -107,7 +109,7 @@ impl Config {
             ("--task", format!("{:?}", self.task)),
             ("--no-standardize", self.standardize.to_string()),
             ("--optimizer or --momentum", format!("{:?}", self.rule)),
-            ("--lr", self.learning_rate().to_string()),
+            ("--lr", format!("{:?}", self.learning_rate)),
             ("--weight-decay", self.weight_decay.to_string()),
             ("--batch-size", self.batch_size.to_string()),
             ("--epochs", self.epochs.to_string()),

@@ -1,6 +1,6 @@
 //! Optimisers: from a gradient to new parameters. Elementwise and free of chance, so all ranks stay bit for bit the same.
 
-/// The rule of an update, with PyTorch's definitions and defaults.
+/// The rule of an update, with `PyTorch`'s definitions and defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Rule {
     /// p -= lr g.
@@ -45,8 +45,8 @@ pub struct Optimizer {
     pub rule: Rule,
     /// The learning rate.
     pub learning_rate: f32,
-    /// Times each parameter, biases too, is added to its gradient: L2 regularisation as in PyTorch's optimisers of these
-    /// names (for Adam, not the decoupled decay of AdamW).
+    /// Times each parameter, biases too, is added to its gradient: L2 regularisation as in `PyTorch`'s optimisers of these
+    /// names (for Adam, not the decoupled decay of `AdamW`).
     pub weight_decay: f32,
     /// Steps taken.
     pub steps: u64,

@@ -1,5 +1,6 @@
 //! What a person sees while a run goes on.
 
+use std::fmt::Write as _;
 use std::io::Write;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -91,10 +92,10 @@ impl<W: Write> Observer for Console<W> {
             ("test RMSE", record.test_rmse),
         ] {
             if let Some(value) = value {
-                line += &format!(", {name} {value:.4}");
+                let _ = write!(line, ", {name} {value:.4}");
             }
         }
-        line += &format!(", {:.0} samples/s", record.samples_per_second);
+        let _ = write!(line, ", {:.0} samples/s", record.samples_per_second);
         self.notice(&line);
     }
 }

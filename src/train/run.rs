@@ -64,7 +64,7 @@ pub fn run(
         test_samples: plan.dataset.test.len(),
         parameters: plan.network.parameter_count(),
         optimizer: config.rule.name().into(),
-        lr: shortest(config.learning_rate()),
+        lr: shortest(config.learning_rate(&plan.model)),
         weight_decay: shortest(config.weight_decay),
         batch_size: config.batch_size,
         seed: config.seed,
@@ -99,8 +99,12 @@ fn shortest(value: f32) -> f64 {
 }
 
 fn introduction(group: &Group, config: &Config, plan: &Plan) -> String {
+    let target = match plan.dataset.classes.len() {
+        0 => "regression".to_owned(),
+        count => format!("{count} classes"),
+    };
     format!(
-        "{} on {}: {} training and {} test samples of {} features, {} parameters; {} lr {}, batch {}, {} epochs, \
+        "{} on {} ({target}): {} training and {} test samples of {} features, {} parameters; {} lr {}, batch {}, {} epochs, \
          seed {}, {} ranks",
         plan.model,
         plan.dataset.name,
@@ -109,7 +113,7 @@ fn introduction(group: &Group, config: &Config, plan: &Plan) -> String {
         plan.dataset.train.features.columns(),
         plan.network.parameter_count(),
         config.rule.name(),
-        config.learning_rate(),
+        config.learning_rate(&plan.model),
         config.batch_size,
         config.epochs,
         config.seed,

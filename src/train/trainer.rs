@@ -68,7 +68,8 @@ impl<'a> Trainer<'a> {
         stop: &'a AtomicBool,
     ) -> Self {
         let count = plan.network.parameter_count();
-        let mut optimizer = Optimizer::new(config.rule, config.learning_rate(), config.weight_decay, count);
+        let mut optimizer =
+            Optimizer::new(config.rule, config.learning_rate(&plan.model), config.weight_decay, count);
         optimizer.steps = state.position.steps_total;
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
@@ -192,7 +193,7 @@ impl<'a> Trainer<'a> {
             position.epoch + 1,
             position.step + 1,
             group.rank(),
-            self.config.learning_rate(),
+            self.optimizer.learning_rate,
             if self.config.standardize { "" } else { ", or leave --no-standardize out" },
         );
         // Whichever rank was first, every rank ends with an error; this one has the better words for its own.
@@ -227,7 +228,7 @@ impl<'a> Trainer<'a> {
         if !loss.is_finite() {
             // All ranks hold the same sum and return together; none is left waiting.
             let steps = self.state.position.steps_total;
-            let rate = self.config.learning_rate();
+            let rate = self.optimizer.learning_rate;
             let message =
                 format!("the loss is {loss} after step {steps} on all ranks; lower --lr (it is {rate})");
             return Err(TrainError::Diverged(message));

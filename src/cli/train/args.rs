@@ -22,7 +22,8 @@ Examples:
 
 Defaults by model and optimiser:
   --model      mlp:128 where the target holds classes, linear where it holds numbers
-  --lr         0.001 for adam, 0.01 for momentum, 0.1 for sgd, with every model
+  --lr         mlp: adam 0.001, momentum 0.01, sgd 0.1;  softmax: adam 0.01, momentum 0.01, sgd 0.1;
+               linear: adam 0.01, momentum 0.001, sgd 0.01
 
 SIGTERM or Ctrl-C on any rank: all ranks finish the step, save to --checkpoint, and exit 0. A second one ends at once.
 
@@ -92,7 +93,7 @@ pub(super) struct LowArgs {
     #[arg(long, value_name = "PART", allow_negative_numbers = true, help_heading = "Training")]
     momentum: Option<f32>,
 
-    /// L2 regularisation: this times each parameter is added to its gradient, as in PyTorch's SGD and Adam
+    /// L2 regularisation: this times each parameter is added to its gradient, as torch.optim does
     #[arg(
         long,
         value_name = "RATE",

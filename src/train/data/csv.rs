@@ -4,7 +4,7 @@ use std::path::Path;
 
 use ndarray::Array2;
 
-use super::file::{open, stream_error};
+use super::file::{extension, open, stream_error};
 use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
 
 /// Reads a table of numbers and takes the column `target` out of it: a column of that name or, where there is none, of
@@ -15,7 +15,7 @@ use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
 /// A file that cannot be read, is empty, has no such column, has rows of different lengths, or cells that are no numbers;
 /// line and column are named.
 pub(crate) fn load(path: &Path, target: &str) -> Result<Table, DataError> {
-    let tabs = path.to_string_lossy().trim_end_matches(".gz").ends_with(".tsv");
+    let tabs = extension(path).as_deref() == Some("tsv");
     let mut reader = csv::ReaderBuilder::new()
         .delimiter(if tabs { b'\t' } else { b',' })
         .trim(csv::Trim::All)

@@ -39,6 +39,7 @@ impl Features {
     /// # Panics
     ///
     /// If an index is not a row.
+    #[must_use]
     pub fn select(&self, rows: &[usize]) -> Self {
         match self {
             Self::Numbers(values) => Self::Numbers(values.select(Axis(0), rows)),
@@ -114,7 +115,9 @@ impl Standardizer {
             features.gather(std::iter::once(row), None, row_values.view_mut());
             mean.iter_mut().zip(&row_values).for_each(|(sum, &value)| *sum += f64::from(value));
         }
-        mean.iter_mut().for_each(|sum| *sum /= rows.max(1) as f64);
+        for sum in &mut mean {
+            *sum /= rows.max(1) as f64;
+        }
         let mut variance = vec![0.0_f64; columns];
         for row in 0..rows {
             features.gather(std::iter::once(row), None, row_values.view_mut());

@@ -24,6 +24,15 @@ pub(crate) fn open(path: &Path) -> Result<Box<dyn Read>, DataError> {
     Ok(if compressed { Box::new(MultiGzDecoder::new(reader)) } else { Box::new(reader) })
 }
 
+/// The extension of a file's name in lower case, that of `.gz` left aside: `csv` for `a.CSV.gz`.
+pub(crate) fn extension(path: &Path) -> Option<String> {
+    let outer = path.extension()?.to_str()?.to_ascii_lowercase();
+    if outer != "gz" {
+        return Some(outer);
+    }
+    Some(Path::new(path.file_stem()?).extension()?.to_str()?.to_ascii_lowercase())
+}
+
 /// What is left of a stream, which must be `len` bytes: not one more or less.
 ///
 /// Memory grows with what really arrives, not with `len`, which is a file's own claim.

@@ -1,9 +1,10 @@
 //! Where data comes from, as `--data` names it.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use super::file::extension;
 use super::synthetic::Made;
 use super::{
     DataError, Dataset, ELEMENTS_MAX, Samples, Table, Task, csv, digits, idx, npy, split, synthetic, target,
@@ -42,14 +43,14 @@ impl FromStr for Source {
         if let Some((features, targets)) = text.split_once(".npy,") {
             return Ok(Self::Npy(format!("{features}.npy").into(), targets.into()));
         }
-        if text.ends_with(".npy") {
-            return Err("needs a pair: FEATURES.npy,TARGETS.npy".into());
-        }
         if text.is_empty() {
             return Err("is empty".into());
         }
-        let table = [".csv", ".tsv", ".csv.gz", ".tsv.gz"].iter().any(|end| text.ends_with(end));
-        Ok(if table { Self::Csv(text.into()) } else { Self::Idx(text.into()) })
+        match extension(Path::new(text)).as_deref() {
+            Some("npy") => Err("needs a pair: FEATURES.npy,TARGETS.npy".into()),
+            Some("csv" | "tsv") => Ok(Self::Csv(text.into())),
+            _ => Ok(Self::Idx(text.into())),
+        }
     }
 }
 

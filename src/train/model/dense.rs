@@ -1,4 +1,4 @@
-//! A fully connected layer: y = x W' + b, with W stored as (outputs, inputs) like PyTorch's.
+//! A fully connected layer: y = x W' + b, with W stored as (outputs, inputs) like `PyTorch`'s.
 
 use std::ops::Range;
 
@@ -49,24 +49,24 @@ impl Dense {
     pub(crate) fn forward(
         &self,
         parameters: &[f32],
-        input: ArrayView2<'_, f32>,
+        input: &ArrayView2<'_, f32>,
         mut output: ArrayViewMut2<'_, f32>,
     ) {
         output.assign(&ArrayView1::from(&parameters[self.bias_range()]));
-        general_mat_mul(1.0, &input, &self.weight(parameters).t(), 1.0, &mut output);
+        general_mat_mul(1.0, input, &self.weight(parameters).t(), 1.0, &mut output);
     }
 
     /// From the loss's derivative by the outputs, its derivative by the layer's parameters.
     pub(crate) fn backward_parameters(
         &self,
         gradients: &mut [f32],
-        input: ArrayView2<'_, f32>,
-        delta: ArrayView2<'_, f32>,
+        input: &ArrayView2<'_, f32>,
+        delta: &ArrayView2<'_, f32>,
     ) {
         let (weights, biases) = gradients[self.range()].split_at_mut(self.inputs * self.outputs);
         let mut weights = ArrayViewMut2::from_shape((self.outputs, self.inputs), weights)
             .expect("the range has outputs x inputs elements");
-        general_mat_mul(1.0, &delta.t(), &input, 0.0, &mut weights);
+        general_mat_mul(1.0, &delta.t(), input, 0.0, &mut weights);
         ArrayViewMut1::from(biases).assign(&delta.sum_axis(Axis(0)));
     }
 
@@ -74,9 +74,9 @@ impl Dense {
     pub(crate) fn backward_input(
         &self,
         parameters: &[f32],
-        delta: ArrayView2<'_, f32>,
+        delta: &ArrayView2<'_, f32>,
         mut input_delta: ArrayViewMut2<'_, f32>,
     ) {
-        general_mat_mul(1.0, &delta, &self.weight(parameters), 0.0, &mut input_delta);
+        general_mat_mul(1.0, delta, &self.weight(parameters), 0.0, &mut input_delta);
     }
 }

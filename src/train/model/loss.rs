@@ -51,7 +51,7 @@ impl Loss {
     /// Sums the losses of the samples with indices `rows`, whose model outputs are the rows of `outputs`, in order.
     pub(crate) fn evaluate(
         self,
-        outputs: ArrayView2<'_, f32>,
+        outputs: &ArrayView2<'_, f32>,
         targets: &Targets,
         rows: impl Iterator<Item = usize>,
     ) -> Outcome {

@@ -59,7 +59,7 @@ impl Network {
         self.loss
     }
 
-    /// Name, shape and place in the flat vector of each tensor, named as PyTorch's `Sequential` would.
+    /// Name, shape and place in the flat vector of each tensor, named as `PyTorch`'s `Sequential` would.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>, Range<usize>)> {
         let each = |(index, layer): (usize, &Dense)| {
             [
@@ -70,10 +70,14 @@ impl Network {
         self.layers.iter().enumerate().flat_map(each).collect()
     }
 
-    /// Fresh parameters, the same for every world size: uniform with variance 2 / inputs before a rectifier (He et al.
+    /// Fresh parameters, the same for every world size. Without hidden layers all are 0: the loss is convex, and chance
+    /// could only add to it. Otherwise weights are uniform with variance 2 / inputs before a rectifier (He et al.
     /// 2015) and 2 / (inputs + outputs) in the last layer (Glorot and Bengio 2010); biases 0.
     pub fn initialize(&self, seed: u64) -> Vec<f32> {
         let mut parameters = vec![0.0; self.parameter_count()];
+        if self.layers.len() == 1 {
+            return parameters;
+        }
         for (index, layer) in self.layers.iter().enumerate() {
             let last = index + 1 == self.layers.len();
             let fan = if last { layer.inputs + layer.outputs } else { layer.inputs };
@@ -110,7 +114,7 @@ impl Network {
             return Outcome::default();
         }
         self.forward(parameters, workspace, count);
-        self.loss.evaluate(last_output(workspace, count), targets, rows)
+        self.loss.evaluate(&last_output(workspace, count), targets, rows)
     }
 
     /// Like [`evaluate`](Self::evaluate), and leaves in `gradients` the gradient of the losses' sum times `weight`, for
@@ -150,10 +154,14 @@ impl Network {
                 Zip::from(&mut output).and(&delta).for_each(|y, &d| *y = if *y > 0.0 { d } else { 0.0 });
             }
             let layer_input = before.last().unwrap_or(input);
-            layer.backward_parameters(gradients, layer_input.slice(s![..count, ..]), output.view());
+            layer.backward_parameters(gradients, &layer_input.slice(s![..count, ..]), &output.view());
             on_gradient_ready(layer.range(), gradients);
             if index > 0 {
-                layer.backward_input(parameters, output.view(), deltas[index - 1].slice_mut(s![..count, ..]));
+                layer.backward_input(
+                    parameters,
+                    &output.view(),
+                    deltas[index - 1].slice_mut(s![..count, ..]),
+                );
             }
         }
         outcome
@@ -165,7 +173,7 @@ impl Network {
             let (before, from) = outputs.split_at_mut(index);
             let layer_input = before.last().unwrap_or(input);
             let mut output = from[0].slice_mut(s![..count, ..]);
-            layer.forward(parameters, layer_input.slice(s![..count, ..]), output.view_mut());
+            layer.forward(parameters, &layer_input.slice(s![..count, ..]), output.view_mut());
             if index + 1 < self.layers.len() {
                 // Not `max`: it would turn NaN into 0 and hide a diverged layer.
                 output.mapv_inplace(|value| if value < 0.0 { 0.0 } else { value });
@@ -185,8 +193,9 @@ mod tests {
 
     fn check_gradient(spec: &str, outputs: usize, loss: Loss, targets: &Targets, unit: f64) {
         let network = Network::new(&spec.parse().unwrap(), 5, outputs, loss).unwrap();
-        let mut parameters = network.initialize(3);
         let mut stream = random::stream("test", 1, 2);
+        let mut parameters = vec![0.0; network.parameter_count()];
+        parameters.fill_with(|| random::symmetric(&mut stream, 0.7));
         let mut workspace = network.workspace(4);
         workspace.input.mapv_inplace(|_| random::symmetric(&mut stream, 1.0));
         let mut gradients = vec![f32::NAN; parameters.len()];
