@@ -80,11 +80,7 @@ impl Group {
     }
 
     /// Leaves this rank's chunk of the reduction in its place; returns where that is.
-    pub fn reduce_scatter<B: Buffer + ?Sized>(
-        &mut self,
-        buffer: &mut B,
-        _op: ReduceOp,
-    ) -> Result<Range<usize>, Error> {
+    pub fn reduce_scatter<B: Buffer + ?Sized>(&mut self, buffer: &mut B, _op: ReduceOp) -> Result<Range<usize>, Error> {
         Ok(0..buffer.elements_mut()?.len())
     }
 

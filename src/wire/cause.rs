@@ -17,9 +17,7 @@ pub enum Cause {
         detail: String,
     },
     /// A rank closed its group in order while others still had operations to do with it.
-    #[error(
-        "rank {rank} on {host} closed its group while others still had work to do with it; do all ranks run the same number of steps?"
-    )]
+    #[error("rank {rank} on {host} closed its group while others still had work to do with it; do all ranks run the same number of steps?")]
     PeerLeft {
         /// The rank that left.
         rank: Rank,
@@ -27,9 +25,7 @@ pub enum Cause {
         host: String,
     },
     /// Two ranks called different things at the same place of the program.
-    #[error(
-        "ranks do not agree on operation {sequence}: rank {first} called {first_asked}, rank {second} called {second_asked}"
-    )]
+    #[error("ranks do not agree on operation {sequence}: rank {first} called {first_asked}, rank {second} called {second_asked}")]
     Mismatch {
         /// The operation's number within its group, counted from 0.
         sequence: u64,
@@ -87,9 +83,7 @@ pub enum Cause {
         message: String,
     },
     /// A peer broke the protocol, or the network corrupted what it said.
-    #[error(
-        "rank {rank} on {host} broke the protocol: {detail}; the network corrupts data or a build differs"
-    )]
+    #[error("rank {rank} on {host} broke the protocol: {detail}; the network corrupts data or a build differs")]
     Misbehaved {
         /// The rank whose bytes were wrong.
         rank: Rank,
