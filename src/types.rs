@@ -237,6 +237,18 @@ pub struct Contract {
     pub count: u64,
 }
 
+impl Contract {
+    /// What control frames carry in its place; no operation asks for it.
+    pub const NONE: Self = Self {
+        operation: Operation::Barrier,
+        dtype: DType::U8,
+        reduction: None,
+        algorithm: Algorithm::Dissemination,
+        root: Rank::ZERO,
+        count: 0,
+    };
+}
+
 impl fmt::Display for Contract {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}(", self.operation)?;

@@ -1,4 +1,7 @@
 //! The programs: arguments -> checked configuration -> run -> exit code.
 
-pub mod exit;
+pub mod group_args;
+pub mod run;
 pub mod train;
+
+pub use crate::exit;

@@ -13,11 +13,10 @@ use clap::Parser;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use self::args::LowArgs;
-use super::exit::Exit;
-use crate::group::{self, Group};
+use super::group_args;
+use crate::exit::Exit;
 use crate::train::{self, Console, Display, Observer, Phase, Silent, TrainError};
 use crate::types::Rank;
-use crate::wire::Cause;
 
 /// A failure as the program reports it.
 struct Failure {
@@ -47,9 +46,11 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 fn train(low: LowArgs) -> Result<(), Failure> {
+    let joining = low.group.clone();
     let config =
         low.lift().map_err(|message| Failure { exit: Exit::Usage, message: message + " (see --help)" })?;
-    let mut group = join_group()?;
+    let mut group =
+        joining.join().map_err(|error| Failure { exit: error.exit(), message: error.to_string() })?;
     let stop = stop_on_signals().map_err(|error| Failure {
         exit: Exit::Failure,
         message: format!("cannot listen for signals: {error}"),
@@ -67,12 +68,6 @@ fn train(low: LowArgs) -> Result<(), Failure> {
     // Every rank's own line: that they are equal is the proof that the ranks did not drift apart.
     console.notice(&format!("rank {rank}: parameters_hash {}", summary.report.parameters_hash));
     Ok(())
-}
-
-/// The group of the job's ranks.
-#[expect(clippy::unnecessary_wraps, reason = "joining can fail once there is something to join")]
-fn join_group() -> Result<Group, Failure> {
-    Ok(Group::solo())
 }
 
 /// A flag that SIGTERM and SIGINT set. A second signal of either kind ends the process at once.
@@ -113,18 +108,6 @@ fn exit_of(error: &TrainError) -> Exit {
         TrainError::Checkpoint(_) | TrainError::Elsewhere { phase: Phase::Storage, .. } => Exit::Checkpoint,
         TrainError::ArgumentsDiffer { .. } => Exit::Configuration,
         TrainError::Diverged(_) => Exit::Diverged,
-        TrainError::Group(error) => exit_of_group(error),
-    }
-}
-
-fn exit_of_group(error: &group::Error) -> Exit {
-    match error.cause() {
-        Some(Cause::PeerLost { .. } | Cause::PeerLeft { .. }) => Exit::PeerLost,
-        Some(Cause::Mismatch { .. } | Cause::OutOfOrder { .. }) => Exit::Mismatch,
-        Some(Cause::Timeout { .. }) => Exit::Timeout,
-        // The training loop calls `abort` for one reason only.
-        Some(Cause::Aborted { .. }) => Exit::Diverged,
-        Some(Cause::Misbehaved { .. }) => Exit::Protocol,
-        None => Exit::Failure,
+        TrainError::Group(error) => group_args::exit_of(error),
     }
 }

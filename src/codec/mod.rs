@@ -1,7 +1,11 @@
 //! Gradient compression: what `f32` gradients become on the wire.
 
+mod half_floats;
+
 use std::fmt;
 use std::str::FromStr;
+
+pub use half_floats::Narrow;
 
 /// How an `f32` gradient travels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

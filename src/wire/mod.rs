@@ -1,5 +1,17 @@
-//! What travels between ranks, byte by byte: frames, the handshake, root causes. Pure functions on bytes.
+//! What travels between ranks, byte by byte: the handshake, frames, root causes. Pure functions on bytes.
+//!
+//! All integers are little-endian. `docs/wire-format.md` draws every layout. Whatever a peer can claim has a limit here,
+//! and no byte from the network reaches a panic.
 
 pub mod cause;
+pub mod frame;
+pub mod handshake;
+mod reader;
+mod secret;
 
 pub use cause::Cause;
+pub use frame::{Header, HeaderError, Kind};
+pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, SecretError};
+
+/// The version of everything on the wire. Ranks of different versions refuse each other in the handshake.
+pub const VERSION: u16 = 1;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
+use crate::cli::group_args::GroupArgs;
 use crate::codec::Compression;
 use crate::train::data::{Source, Task};
 use crate::train::model::ModelSpec;
@@ -40,6 +41,10 @@ Exit codes:
 #[derive(Parser, Debug)]
 #[command(name = "ringtrain", version, after_help = AFTER_HELP)]
 pub(super) struct LowArgs {
+    /// How to join the job.
+    #[command(flatten)]
+    pub(super) group: GroupArgs,
+
     /// linear (least squares), softmax (logistic regression), or mlp:WIDTH,WIDTH,... (rectified hidden layers)
     #[arg(long, value_name = "MODEL", help_heading = "Training")]
     model: Option<String>,

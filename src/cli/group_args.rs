@@ -1,0 +1,197 @@
+//! The flags by which every program joins its job.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::exit::Exit;
+use crate::group::{Error, Group, JoinOptions, Meeting, SEGMENT_BYTES, START_TIMEOUT};
+use crate::rendezvous::{PeersFile, SECRET_VARIABLE, StartError, from_environment, secret_from_environment};
+use crate::transport::tcp::CongestionControl;
+use crate::types::Rank;
+use crate::wire::frame::SEGMENT_BYTES_MAX;
+use crate::wire::{Cause, SECRET_BYTES_MAX, Secret};
+
+// What stands in `///` here is also what --help prints, where backticks would only disturb.
+#[allow(clippy::doc_markdown, reason = "help texts")]
+/// How this process finds its peers and talks to them.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Joining the job")]
+pub struct GroupArgs {
+    /// File with every rank's address, one host:port a line, in rank order; # begins a comment.
+    /// Not needed under ringrun
+    #[arg(long, value_name = "FILE", requires = "rank")]
+    pub peers: Option<PathBuf>,
+
+    /// This process's rank: its line in the peers file, counted from 0
+    #[arg(long, value_name = "R", requires = "peers")]
+    pub rank: Option<u32>,
+
+    /// Listen on this address instead of the one in the peers file (the port stays)
+    #[arg(long, value_name = "IP", requires = "peers")]
+    pub bind: Option<IpAddr>,
+
+    /// File with the job's secret, the same on every rank [default: the variable RING_SECRET].
+    /// A job without a secret runs on loopback addresses only
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+
+    /// How long all ranks may take to come [default: what ringrun was told, or 30]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub start_timeout: Option<Duration>,
+
+    /// How long one collective operation may take before the job fails on all ranks
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub timeout: Duration,
+
+    /// Congestion control of this rank's links: auto (cubic where the kernel has it), host (the host's
+    /// default), or a name from /proc/sys/net/ipv4/tcp_available_congestion_control
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub tcp_congestion: CongestionControl,
+
+    /// Bytes of a segment, the unit in which chunks are pipelined; rank 0's counts
+    #[arg(long, value_name = "BYTES", default_value_t = SEGMENT_BYTES, value_parser = segment_bytes)]
+    pub segment_bytes: usize,
+
+    /// Give every segment a CRC32C beside TCP's own weak checksum; rank 0's word counts
+    #[arg(long)]
+    pub checksum: bool,
+}
+
+/// Why a program could not join, with the exit code for it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// The job did not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The secret file is of no use.
+    #[error("the secret file {path}: {problem}")]
+    SecretFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A peers file was given to a process that a launcher had told who it is.
+    #[error(
+        "--peers was given, but ringrun has already told this process its rank; leave out --peers and --rank"
+    )]
+    LaunchedTwice,
+}
+
+impl GroupArgs {
+    /// Joins the job that the flags and the environment describe; a process that nobody launched as one of many is a
+    /// world of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`JoinError`], whose [`JoinError::exit`] is the program's exit code.
+    pub fn join(&self) -> Result<Group, JoinError> {
+        let launched = from_environment().map_err(StartError::from);
+        let meeting = match (&self.peers, launched) {
+            // Another launcher's ranks, an error otherwise, may well meet by a file.
+            (Some(path), Ok(None) | Err(_)) => Meeting::Peers {
+                file: PeersFile::read(path).map_err(StartError::from)?,
+                rank: Rank::new(self.rank.unwrap_or_default()),
+                bind: self.bind,
+            },
+            (Some(_), Ok(Some(_))) => return Err(JoinError::LaunchedTwice),
+            (None, launched) => launched?.map_or(Meeting::Alone, Meeting::Launched),
+        };
+        let told = match &meeting {
+            Meeting::Launched(launched) => launched.start_timeout,
+            _ => None,
+        };
+        let options = JoinOptions {
+            meeting,
+            secret: self.secret()?,
+            start_timeout: self.start_timeout.or(told).unwrap_or(START_TIMEOUT),
+            operation_timeout: self.timeout,
+            congestion: self.tcp_congestion.clone(),
+            segment_bytes: self.segment_bytes,
+            checks_payloads: self.checksum,
+        };
+        Ok(Group::join(&options)?)
+    }
+
+    fn secret(&self) -> Result<Secret, JoinError> {
+        if let Some(path) = &self.secret_file {
+            return read_secret(path);
+        }
+        let secret = secret_from_environment().map_err(|error| JoinError::SecretFile {
+            path: PathBuf::from(format!("(the environment variable {SECRET_VARIABLE})")),
+            problem: error.to_string(),
+        })?;
+        Ok(secret.unwrap_or_else(Secret::none))
+    }
+}
+
+fn read_secret(path: &Path) -> Result<Secret, JoinError> {
+    let wrong = |problem: String| JoinError::SecretFile { path: path.to_owned(), problem };
+    let metadata = fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
+    if metadata.len() > 2 * SECRET_BYTES_MAX as u64 {
+        return Err(wrong(format!("{} bytes are too many for a secret", metadata.len())));
+    }
+    let bytes = fs::read(path).map_err(|error| wrong(error.to_string()))?;
+    Secret::new(&bytes).map_err(|error| wrong(error.to_string()))
+}
+
+impl JoinError {
+    /// The exit code for it.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Start(error) if error.is_secret() => Exit::Secret,
+            Self::Start(error) if error.is_version() => Exit::Version,
+            Self::Start(error) => match error {
+                StartError::PeersFile(_)
+                | StartError::Environment(_)
+                | StartError::Secret(_)
+                | StartError::RankOutOfRange { .. }
+                | StartError::NeedsSecret { .. }
+                | StartError::SocketOptions(_)
+                | StartError::CannotListen { .. } => Exit::Configuration,
+                StartError::Failed(cause) => exit_of_cause(cause),
+                StartError::PortInUse { .. } => Exit::PortInUse,
+                StartError::PeerLost { .. } | StartError::RendezvousLost { .. } => Exit::PeerLost,
+                StartError::Handshake { .. } if error.is_configuration() => Exit::Configuration,
+                _ => Exit::Start,
+            },
+            Self::SecretFile { .. } | Self::LaunchedTwice => Exit::Configuration,
+        }
+    }
+}
+
+/// The exit code for a failed collective.
+pub fn exit_of(error: &Error) -> Exit {
+    error.cause().map_or(Exit::Failure, exit_of_cause)
+}
+
+fn exit_of_cause(cause: &Cause) -> Exit {
+    match cause {
+        Cause::PeerLost { .. } | Cause::PeerLeft { .. } => Exit::PeerLost,
+        Cause::Mismatch { .. } | Cause::OutOfOrder { .. } => Exit::Mismatch,
+        Cause::Timeout { .. } => Exit::Timeout,
+        Cause::Misbehaved { .. } => Exit::Protocol,
+        // Only a diverged training gives up by itself.
+        Cause::Aborted { .. } => Exit::Diverged,
+    }
+}
+
+/// A time in seconds, fractions allowed, longer than nothing and shorter than a month.
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 2_592_000.0 => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!("`{text}` is not a number of seconds between 0 and 2592000")),
+    }
+}
+
+fn segment_bytes(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(bytes) if (1024..=SEGMENT_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(64) => Ok(bytes),
+        _ => Err(format!("`{text}` is not a multiple of 64 between 1024 and {SEGMENT_BYTES_MAX}")),
+    }
+}

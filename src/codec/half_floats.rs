@@ -1,0 +1,71 @@
+//! Compression to half-precision types: each element rounded to nearest, ties to even.
+
+use half::slice::HalfFloatSliceExt as _;
+use half::{bf16, f16};
+
+use crate::types::Element;
+
+/// A half-precision type that stands for `f32` on the wire.
+pub trait Narrow: Element {
+    /// Zero.
+    const ZERO: Self;
+
+    /// Rounds each element; `narrow` is as long as `wide`.
+    ///
+    /// # Panics
+    ///
+    /// If the lengths differ.
+    fn encode(wide: &[f32], narrow: &mut [Self]);
+
+    /// Widens each element, exactly; `wide` is as long as `narrow`.
+    ///
+    /// # Panics
+    ///
+    /// If the lengths differ.
+    fn decode(narrow: &[Self], wide: &mut [f32]);
+}
+
+impl Narrow for f16 {
+    const ZERO: Self = Self::ZERO;
+
+    fn encode(wide: &[f32], narrow: &mut [Self]) {
+        narrow.convert_from_f32_slice(wide);
+    }
+
+    fn decode(narrow: &[Self], wide: &mut [f32]) {
+        narrow.convert_to_f32_slice(wide);
+    }
+}
+
+impl Narrow for bf16 {
+    const ZERO: Self = Self::ZERO;
+
+    fn encode(wide: &[f32], narrow: &mut [Self]) {
+        narrow.convert_from_f32_slice(wide);
+    }
+
+    fn decode(narrow: &[Self], wide: &mut [f32]) {
+        narrow.convert_to_f32_slice(wide);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_exact_comes_back_and_the_rest_is_rounded() {
+        let wide = [0.0, 1.5, -2.0, 65504.0, 1e-9, f32::INFINITY, 0.1];
+        let mut narrow = [f16::ZERO; 7];
+        f16::encode(&wide, &mut narrow);
+        let mut back = [0.0; 7];
+        f16::decode(&narrow, &mut back);
+        assert_eq!(back[..4], wide[..4]);
+        assert_eq!(back[4], 0.0);
+        assert!(back[5].is_infinite() && (back[6] - 0.1).abs() < 1e-4);
+        let mut narrow = [bf16::ZERO; 7];
+        bf16::encode(&wide, &mut narrow);
+        bf16::decode(&narrow, &mut back);
+        assert!((back[3] - 65504.0).abs() <= 65504.0 / 256.0 && back[4] > 0.0);
+    }
+}

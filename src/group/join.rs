@@ -1,0 +1,233 @@
+//! From options to a closed ring: listen, meet, link, and one barrier to know that all is well.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use super::driver::Driver;
+use super::pump::Pump;
+use super::{Group, algorithm_of};
+use crate::engine::Settings;
+use crate::rendezvous::{
+    Arrival, Launched, Member, PeersFile, Roster, Shared, StartError, arrive, host_name, is_loopback,
+    machine, preside,
+};
+use crate::schedule;
+use crate::transport::lobby::{Identity, Lobby};
+use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, SocketOptions, TcpTransport};
+use crate::types::{Contract, DType, Operation, Rank, WorldSize};
+use crate::wire::frame::SEGMENT_BYTES_MAX;
+use crate::wire::handshake::Job;
+use crate::wire::{Cause, Secret};
+
+/// Bytes of a segment: it stays in the L2 cache between the socket and the sum, and is long against a system call.
+pub const SEGMENT_BYTES: usize = 128 << 10;
+/// How long all ranks may take to come, unless told otherwise.
+pub const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long one operation may take, unless told otherwise.
+pub const OPERATION_TIMEOUT: Duration = Duration::from_mins(1);
+
+const _: () = assert!(SEGMENT_BYTES <= SEGMENT_BYTES_MAX);
+const _: () = assert!(CONNECT_TIMEOUT.as_millis() < OPERATION_TIMEOUT.as_millis());
+
+/// How the ranks of a job find each other.
+#[derive(Clone, Debug)]
+pub enum Meeting {
+    /// There are no others.
+    Alone,
+    /// A file names every rank's address.
+    Peers {
+        /// The file.
+        file: PeersFile,
+        /// This process's rank.
+        rank: Rank,
+        /// The address to listen on instead of the one in the file, whose port stays.
+        bind: Option<IpAddr>,
+    },
+    /// A launcher's rendezvous knows.
+    Launched(Launched),
+}
+
+/// What a rank needs to join its job.
+#[derive(Clone, Debug)]
+pub struct JoinOptions {
+    /// How the ranks meet.
+    pub meeting: Meeting,
+    /// What they know and nobody else does.
+    pub secret: Secret,
+    /// How long all ranks may take to come. Default [`START_TIMEOUT`].
+    pub start_timeout: Duration,
+    /// How long one operation may take. Default [`OPERATION_TIMEOUT`].
+    pub operation_timeout: Duration,
+    /// The congestion control of this rank's sockets.
+    pub congestion: CongestionControl,
+    /// Bytes of a segment; rank 0's counts. Default [`SEGMENT_BYTES`].
+    pub segment_bytes: usize,
+    /// Whether every segment carries a CRC32C beside TCP's own checksum; rank 0's word counts. Default no.
+    pub checks_payloads: bool,
+}
+
+impl Default for JoinOptions {
+    fn default() -> Self {
+        Self {
+            meeting: Meeting::Alone,
+            secret: Secret::none(),
+            start_timeout: START_TIMEOUT,
+            operation_timeout: OPERATION_TIMEOUT,
+            congestion: CongestionControl::default(),
+            segment_bytes: SEGMENT_BYTES,
+            checks_payloads: false,
+        }
+    }
+}
+
+pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
+    let epoch = Instant::now();
+    let sockets = SocketOptions::new(&options.congestion, options.operation_timeout)
+        .map_err(StartError::SocketOptions)?;
+    let (rank, lobby, roster) = match &options.meeting {
+        Meeting::Alone => return Ok(Group::solo()),
+        Meeting::Peers { file, .. } if file.world() == WorldSize::ONE => return Ok(Group::solo()),
+        Meeting::Launched(launched) if launched.world == WorldSize::ONE => return Ok(Group::solo()),
+        Meeting::Peers { file, rank, bind } => meet_by_file(options, file, *rank, *bind)?,
+        Meeting::Launched(launched) => meet_at_launcher(options, launched)?,
+    };
+    let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
+    let shared = checked(&roster)?;
+    let congestion = sockets.congestion().map(str::to_owned);
+    let transport = TcpTransport::new(lobby, rank, roster.addresses(), sockets);
+    let settings = Settings {
+        rank,
+        world,
+        group: 0,
+        segment_bytes: shared.segment_bytes,
+        checks_payloads: shared.checks_payloads,
+        hosts: roster.hosts(),
+    };
+    let driver = Driver::new(Pump::new(settings, transport), congestion, epoch, options.operation_timeout);
+    let local = roster.local(rank);
+    let mut group = Group { rank, world, local, driver: Some(driver), abandoned: None, operations: 0 };
+    close_the_ring(&mut group)?;
+    Ok(group)
+}
+
+/// Opens the links to both neighbours and passes a barrier, so that a rank that cannot be reached is found now.
+fn close_the_ring(group: &mut Group) -> Result<(), StartError> {
+    let (rank, world) = (group.rank, group.world);
+    let Some(driver) = &mut group.driver else { return Ok(()) };
+    driver.connect(world.after(rank, 1));
+    driver.connect(world.before(rank, 1));
+    let contract = Contract {
+        operation: Operation::Barrier,
+        dtype: DType::U8,
+        reduction: None,
+        algorithm: algorithm_of(Operation::Barrier),
+        root: Rank::ZERO,
+        count: 0,
+    };
+    // All ranks are there and listen; each link's own deadline is shorter than this.
+    let timeout = 2 * CONNECT_TIMEOUT;
+    driver.run_within(timeout, contract, schedule::barrier(world, rank), &mut []).map_err(|error| match error
+        .cause()
+    {
+        Some(Cause::PeerLost { rank, host, detail }) => {
+            StartError::PeerLost { rank: *rank, host: host.clone(), detail: detail.clone() }
+        }
+        Some(cause) => StartError::Failed(cause.clone()),
+        None => StartError::Refused(error.to_string()),
+    })
+}
+
+fn meet_by_file(
+    options: &JoinOptions,
+    file: &PeersFile,
+    rank: Rank,
+    bind: Option<IpAddr>,
+) -> Result<(Rank, Lobby, Roster), StartError> {
+    let world = file.world();
+    if !world.contains(rank) {
+        return Err(StartError::RankOutOfRange { rank, world });
+    }
+    let addresses = file.resolve_all()?;
+    if options.secret.is_none()
+        && let Some(&address) = addresses.iter().find(|address| !is_loopback(address.ip()))
+    {
+        return Err(StartError::NeedsSecret { address });
+    }
+    let own = addresses[rank.index()];
+    let job = Job { id: [0; 16], world: world.get(), peers_digest: file.digest() };
+    let identity = Identity { secret: options.secret.clone(), job, rank: Some(rank) };
+    let listen_at = SocketAddr::new(bind.unwrap_or(own.ip()), own.port());
+    let mut lobby = listen(listen_at, rank, identity.clone())?;
+    let member = Member {
+        host: file.host(rank).to_owned(),
+        machine: machine(),
+        address: own,
+        shared: shared(options),
+    };
+    let name = |rank| file.name(rank);
+    let roster = if rank == Rank::ZERO {
+        preside(&mut lobby, world, Some((rank, member)), options.start_timeout, name)?
+    } else {
+        let arrival = Arrival {
+            identity: &identity,
+            rank,
+            world,
+            address: addresses[0],
+            who: "rank 0".into(),
+            start_timeout: options.start_timeout,
+        };
+        arrive(&arrival, |_| Ok(member), name)?
+    };
+    Ok((rank, lobby, roster))
+}
+
+fn meet_at_launcher(options: &JoinOptions, launched: &Launched) -> Result<(Rank, Lobby, Roster), StartError> {
+    let Launched { rank, world, rendezvous, job_id, .. } = *launched;
+    if options.secret.is_none() && !is_loopback(rendezvous.ip()) {
+        return Err(StartError::NeedsSecret { address: rendezvous });
+    }
+    let job = Job { id: job_id, world: world.get(), peers_digest: [0; 32] };
+    let identity = Identity { secret: options.secret.clone(), job, rank: Some(rank) };
+    let arrival = Arrival {
+        identity: &identity,
+        rank,
+        world,
+        address: rendezvous,
+        who: "the launcher's rendezvous".into(),
+        start_timeout: options.start_timeout,
+    };
+    let mut lobby = None;
+    // The interface that leads to the rendezvous is the right one for the peers as well.
+    let register = |local: IpAddr| {
+        let listening = listen(SocketAddr::new(local, 0), rank, identity.clone())?;
+        let address = listening
+            .local_address()
+            .map_err(|source| StartError::System { what: "this rank's own address", source })?;
+        lobby = Some(listening);
+        Ok(Member { host: host_name(), machine: machine(), address, shared: shared(options) })
+    };
+    let roster = arrive(&arrival, register, |rank| format!("rank {rank}"))?;
+    let lobby = lobby.ok_or_else(|| StartError::Refused("nobody asked where this rank listens".into()))?;
+    Ok((rank, lobby, roster))
+}
+
+fn listen(address: SocketAddr, rank: Rank, identity: Identity) -> Result<Lobby, StartError> {
+    let listener = TcpListener::bind(address).map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => StartError::PortInUse { address, rank },
+        _ => StartError::CannotListen { address, rank, source },
+    })?;
+    Lobby::new(listener, identity).map_err(|source| StartError::System { what: "an event queue", source })
+}
+
+fn shared(options: &JoinOptions) -> Shared {
+    Shared { segment_bytes: options.segment_bytes, checks_payloads: options.checks_payloads }
+}
+
+/// Rank 0's settings, if they are within this version's limits.
+fn checked(roster: &Roster) -> Result<Shared, StartError> {
+    roster
+        .shared()
+        .filter(|shared| (64..=SEGMENT_BYTES_MAX).contains(&shared.segment_bytes))
+        .ok_or_else(|| StartError::Refused("rank 0's segment size is beyond the limits".into()))
+}

@@ -1,0 +1,165 @@
+//! Arriving at the rendezvous: dials it until it answers, registers, and waits for the roster.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::message::{self, FromRank, ToRank};
+use super::server::name_missing;
+use super::{Member, Roster, StartError};
+use crate::transport::lobby::{DialError, HANDSHAKE_TIMEOUT, Identity, advance, nonce};
+use crate::types::{Rank, WorldSize};
+use crate::wire::handshake::{Dialer, Introduction, Purpose};
+
+/// The pause between two attempts to reach a rendezvous that is not there yet.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// How long one attempt to connect may take.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a rank whose patience has ended waits to hear who is missing.
+const ASK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A rank on its way to the rendezvous.
+pub struct Arrival<'a> {
+    /// Who we are.
+    pub identity: &'a Identity,
+    /// Our rank.
+    pub rank: Rank,
+    /// How many ranks there are.
+    pub world: WorldSize,
+    /// Where the rendezvous is served.
+    pub address: SocketAddr,
+    /// Who serves it, for errors.
+    pub who: String,
+    /// How long to wait for it and for everybody.
+    pub start_timeout: Duration,
+}
+
+/// Goes to the rendezvous. `register` is given the address of this host by which the rendezvous was reached, and says
+/// where this rank listens; `name` names a rank in errors.
+///
+/// # Errors
+///
+/// [`StartError`] naming who did not come, or what is wrong between us and the rendezvous.
+pub fn arrive(
+    arrival: &Arrival<'_>,
+    register: impl FnOnce(IpAddr) -> Result<Member, StartError>,
+    name: impl Fn(Rank) -> String,
+) -> Result<Roster, StartError> {
+    let started = Instant::now();
+    let mut stream = arrival.connect(started)?;
+    let local = stream.local_addr().map_err(|error| arrival.lost(&error.to_string()))?;
+    let member = register(local.ip())?;
+    arrival.say(&mut stream, &FromRank::Register(member))?;
+    let mut input = Vec::new();
+    if let Some(answer) = arrival.hear(&mut stream, &mut input, started + arrival.start_timeout)? {
+        return arrival.interpret(answer, &name);
+    }
+    // Our patience is over, though others may have come later and still have some: who is it that we miss?
+    arrival.say(&mut stream, &FromRank::Ask)?;
+    match arrival.hear(&mut stream, &mut input, Instant::now() + ASK_TIMEOUT)? {
+        Some(answer) => arrival.interpret(answer, &name),
+        None => Err(arrival.lost("it does not say who is missing")),
+    }
+}
+
+impl Arrival<'_> {
+    /// Dials until somebody answers and both have proved themselves.
+    fn connect(&self, started: Instant) -> Result<TcpStream, StartError> {
+        let introduction = Introduction { purpose: Purpose::Rendezvous, from: self.rank, to: Rank::ZERO };
+        loop {
+            let detail = match TcpStream::connect_timeout(&self.address, ATTEMPT_TIMEOUT) {
+                Ok(stream) => match self.greet(stream, introduction) {
+                    Ok(stream) => return Ok(stream),
+                    Err(DialError::Handshake(source)) => {
+                        return Err(StartError::Handshake {
+                            who: self.who.clone(),
+                            address: self.address,
+                            source,
+                        });
+                    }
+                    Err(DialError::Io(error)) => error.to_string(),
+                },
+                Err(error) => error.to_string(),
+            };
+            if started.elapsed() + RETRY_PAUSE >= self.start_timeout {
+                return Err(StartError::NoRendezvous {
+                    who: self.who.clone(),
+                    address: self.address,
+                    detail,
+                    timeout: self.start_timeout,
+                });
+            }
+            std::thread::sleep(RETRY_PAUSE);
+        }
+    }
+
+    fn greet(&self, mut stream: TcpStream, introduction: Introduction) -> Result<TcpStream, DialError> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT))?;
+        stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT))?;
+        let Identity { secret, job, .. } = self.identity;
+        let mut handshake = Dialer::new(secret.clone(), job, introduction, nonce());
+        if advance(&mut stream, &mut handshake)? {
+            return Ok(stream);
+        }
+        let silence = "it took the connection and said nothing";
+        Err(DialError::Io(io::Error::new(io::ErrorKind::TimedOut, silence)))
+    }
+
+    fn say(&self, stream: &mut TcpStream, words: &FromRank) -> Result<(), StartError> {
+        stream.write_all(&message::encode(words)).map_err(|error| self.lost(&error.to_string()))
+    }
+
+    /// The next message, or `None` at the deadline.
+    fn hear(
+        &self,
+        stream: &mut TcpStream,
+        input: &mut Vec<u8>,
+        deadline: Instant,
+    ) -> Result<Option<ToRank>, StartError> {
+        let bytes_max = message::to_rank_bytes_max(self.world);
+        let mut bytes = [0; 4096];
+        loop {
+            if let Some(words) = message::decode(input, bytes_max).map_err(|error| self.lost(&error))? {
+                return Ok(Some(words));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            stream.set_read_timeout(Some(left)).map_err(|error| self.lost(&error.to_string()))?;
+            match stream.read(&mut bytes) {
+                Ok(0) => return Err(self.lost("it closed the connection")),
+                Ok(count) => input.extend_from_slice(&bytes[..count]),
+                Err(error) if is_patience(&error) => {}
+                Err(error) => return Err(self.lost(&error.to_string())),
+            }
+        }
+    }
+
+    fn interpret(&self, answer: ToRank, name: &dyn Fn(Rank) -> String) -> Result<Roster, StartError> {
+        match answer {
+            ToRank::Ready(roster) if roster.members.len() == self.world.as_usize() => Ok(roster),
+            ToRank::Ready(_) => Err(self.lost("its roster has another number of ranks")),
+            ToRank::Missing { ranks } => {
+                Err(StartError::Missing { missing: name_missing(&ranks, name), timeout: self.start_timeout })
+            }
+            ToRank::TimedOut { ranks, timeout_ms } => Err(StartError::Missing {
+                missing: name_missing(&ranks, name),
+                timeout: Duration::from_millis(timeout_ms),
+            }),
+            ToRank::Refused { reason } => Err(StartError::Refused(reason)),
+            ToRank::Lost { rank, host, detail } => Err(StartError::PeerLost { rank, host, detail }),
+        }
+    }
+
+    fn lost(&self, detail: &str) -> StartError {
+        let detail = detail.to_owned();
+        StartError::RendezvousLost { who: self.who.clone(), address: self.address, detail }
+    }
+}
+
+/// Whether a read ended because its time was over or a signal came, and not because the connection is broken.
+fn is_patience(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}

@@ -1,0 +1,197 @@
+//! What a launcher tells its ranks through the environment.
+
+use std::env;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::types::{Rank, WorldSize};
+use crate::wire::{Secret, SecretError};
+
+/// The variable that carries the job's secret.
+pub const SECRET_VARIABLE: &str = "RING_SECRET";
+const RANK: &str = "RING_RANK";
+const WORLD_SIZE: &str = "RING_WORLD_SIZE";
+const RENDEZVOUS: &str = "RING_RENDEZVOUS";
+const JOB_ID: &str = "RING_JOB_ID";
+const START_TIMEOUT_MS: &str = "RING_START_TIMEOUT_MS";
+
+/// Variables of other launchers: which says how many ranks there are, and whose it is.
+const OTHERS: [(&str, &str); 5] = [
+    ("WORLD_SIZE", "torchrun"),
+    ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
+    ("PMI_SIZE", "MPICH's mpiexec"),
+    ("HOROVOD_SIZE", "horovodrun"),
+    ("SLURM_STEP_NUM_TASKS", "srun"),
+];
+
+/// What `ringrun` says of the job.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Launched {
+    /// This process's rank.
+    pub rank: Rank,
+    /// The world size.
+    pub world: WorldSize,
+    /// Where the launcher's rendezvous listens.
+    pub rendezvous: SocketAddr,
+    /// The job.
+    pub job_id: [u8; 16],
+    /// How long the launcher gives all ranks to come, if it says so.
+    pub start_timeout: Option<Duration>,
+}
+
+/// Why the environment makes no sense.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnvironmentError {
+    /// A variable is missing while others of the same launcher are set.
+    #[error("{present} is set but {missing} is not; start the ranks with ringrun, or unset {present}")]
+    Incomplete {
+        /// A variable that is set.
+        present: &'static str,
+        /// The one that is not.
+        missing: &'static str,
+    },
+    /// A variable cannot be what it says.
+    #[error("the environment variable {name} is `{value}`, which is not {expected}")]
+    Invalid {
+        /// Its name.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// Another launcher started this process.
+    #[error(
+        "this process seems to be one of {ranks} started by {launcher} ({variable} is set), whose ranks cannot meet yet; use `ringrun -n {ranks}`, or --peers and --rank, or unset {variable} to run alone"
+    )]
+    OtherLauncher {
+        /// The variable that says so.
+        variable: &'static str,
+        /// The launcher.
+        launcher: &'static str,
+        /// How many ranks.
+        ranks: u32,
+    },
+}
+
+/// What the environment says: `None` for a process that nobody launched as one of many.
+///
+/// # Errors
+///
+/// [`EnvironmentError`] if it says half of it, or nonsense, or if another launcher started several ranks: each of them
+/// would otherwise train alone without anybody noticing.
+pub fn from_environment() -> Result<Option<Launched>, EnvironmentError> {
+    interpret(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+}
+
+/// The secret in the environment, if there is one.
+///
+/// # Errors
+///
+/// [`SecretError`] if it is too short or too long.
+pub fn secret_from_environment() -> Result<Option<Secret>, SecretError> {
+    env::var_os(SECRET_VARIABLE).map(|value| Secret::new(value.as_encoded_bytes())).transpose()
+}
+
+fn interpret(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>, EnvironmentError> {
+    let Some(rendezvous) = get(RENDEZVOUS) else {
+        let other = OTHERS.iter().find_map(|&(variable, launcher)| {
+            let ranks = get(variable)?.parse::<u32>().ok().filter(|&ranks| ranks > 1)?;
+            Some(EnvironmentError::OtherLauncher { variable, launcher, ranks })
+        });
+        return other.map_or(Ok(None), Err);
+    };
+    let need = |missing| get(missing).ok_or(EnvironmentError::Incomplete { present: RENDEZVOUS, missing });
+    let invalid =
+        |name, value: &str, expected| EnvironmentError::Invalid { name, value: value.into(), expected };
+    let world = need(WORLD_SIZE)?;
+    let world = world
+        .parse()
+        .ok()
+        .and_then(WorldSize::new)
+        .ok_or_else(|| invalid(WORLD_SIZE, &world, "a number of ranks"))?;
+    let rank = need(RANK)?;
+    let rank = rank
+        .parse()
+        .ok()
+        .map(Rank::new)
+        .filter(|&rank| world.contains(rank))
+        .ok_or_else(|| invalid(RANK, &rank, "a rank below RING_WORLD_SIZE"))?;
+    let id = need(JOB_ID)?;
+    Ok(Some(Launched {
+        rank,
+        world,
+        rendezvous: rendezvous
+            .parse()
+            .map_err(|_| invalid(RENDEZVOUS, &rendezvous, "an address, ip:port"))?,
+        job_id: hex16(&id).ok_or_else(|| invalid(JOB_ID, &id, "32 hexadecimal digits"))?,
+        start_timeout: get(START_TIMEOUT_MS)
+            .map(|ms| ms.parse().map_err(|_| invalid(START_TIMEOUT_MS, &ms, "a number of milliseconds")))
+            .transpose()?
+            .map(Duration::from_millis),
+    }))
+}
+
+fn hex16(text: &str) -> Option<[u8; 16]> {
+    let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32)?;
+    Some(number.to_be_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: [(&str, &str); 4] = [
+        ("RING_RENDEZVOUS", "127.0.0.1:4000"),
+        ("RING_RANK", "2"),
+        ("RING_WORLD_SIZE", "4"),
+        ("RING_JOB_ID", "000102030405060708090a0b0c0d0e0f"),
+    ];
+
+    /// Variables set otherwise than in `GOOD`, or not at all.
+    type Changes<'a> = &'a [(&'a str, Option<&'a str>)];
+
+    fn with(changes: Changes<'_>) -> Result<Option<Launched>, EnvironmentError> {
+        interpret(|name| {
+            let changed = changes.iter().find(|(changed, _)| *changed == name);
+            let value = changed.map_or_else(
+                || GOOD.iter().find(|(good, _)| *good == name).map(|(_, value)| *value),
+                |(_, value)| *value,
+            );
+            value.map(str::to_owned)
+        })
+    }
+
+    #[test]
+    fn a_launched_rank_knows_its_place() {
+        let launched = with(&[]).unwrap().unwrap();
+        assert_eq!((launched.rank.get(), launched.world.get(), launched.job_id[15]), (2, 4, 15));
+    }
+
+    #[test]
+    fn half_an_environment_and_nonsense_are_errors() {
+        let cases: [(Changes<'_>, &str); 7] = [
+            (&[("RING_RANK", None)], "RING_RANK is not"),
+            (&[("RING_RANK", Some("4"))], "a rank below"),
+            (&[("RING_RANK", Some("x"))], "`x`"),
+            (&[("RING_WORLD_SIZE", Some("0"))], "a number of ranks"),
+            (&[("RING_RENDEZVOUS", Some("here"))], "ip:port"),
+            (&[("RING_JOB_ID", Some("12"))], "hexadecimal"),
+            (&[("RING_START_TIMEOUT_MS", Some("soon"))], "milliseconds"),
+        ];
+        for (changes, expected) in cases {
+            let error = with(changes).unwrap_err().to_string();
+            assert!(error.contains(expected), "{changes:?}: {error}");
+        }
+    }
+
+    /// Four processes that each believe to be alone would train four models and call it one.
+    #[test]
+    fn ranks_of_another_launcher_do_not_run_alone() {
+        let error = with(&[("RING_RENDEZVOUS", None), ("WORLD_SIZE", Some("4"))]).unwrap_err();
+        assert!(error.to_string().contains("torchrun"), "{error}");
+        assert_eq!(with(&[("RING_RENDEZVOUS", None), ("WORLD_SIZE", Some("1"))]), Ok(None));
+        assert_eq!(with(&[("RING_RENDEZVOUS", None)]), Ok(None));
+    }
+}

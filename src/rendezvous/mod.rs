@@ -1,0 +1,153 @@
+//! Who is where: how the ranks of a job find each other before the first link is opened.
+//!
+//! One process serves the rendezvous: the launcher, or rank 0 where a peers file says who is who. Every other rank dials
+//! it, proves that it knows the job's secret, registers where it listens, and is told the roster when the last has come.
+
+mod client;
+mod environment;
+mod error;
+mod message;
+mod peers_file;
+mod server;
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+pub use client::{Arrival, arrive};
+pub use environment::{
+    EnvironmentError, Launched, SECRET_VARIABLE, from_environment, secret_from_environment,
+};
+pub use error::StartError;
+pub use peers_file::{PeersFile, PeersFileError};
+pub use server::{Server, preside};
+
+use crate::types::{Rank, WorldSize};
+
+/// A rank as it registers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Member {
+    /// How its host is named in errors.
+    pub host: String,
+    /// What tells its machine from others, even of the same name: the kernel's boot id.
+    pub machine: String,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The settings that all ranks must share; rank 0's become everybody's.
+    pub shared: Shared,
+}
+
+/// Settings that must be the same on all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Shared {
+    /// Bytes of a whole segment.
+    pub segment_bytes: usize,
+    /// Whether every segment carries a checksum.
+    pub checks_payloads: bool,
+}
+
+/// Everybody, in rank order.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Roster {
+    /// The members, in rank order.
+    pub members: Vec<Member>,
+}
+
+impl Roster {
+    /// Where each rank listens, in rank order.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.members.iter().map(|member| member.address).collect()
+    }
+
+    /// How to name each rank's host in an error: its name and address.
+    pub fn hosts(&self) -> Vec<String> {
+        self.members.iter().map(|member| format!("{} ({})", member.host, member.address)).collect()
+    }
+
+    /// The number of `rank` among the ranks of its machine, and how many those are.
+    pub fn local(&self, rank: Rank) -> (Rank, WorldSize) {
+        let machine = self.members.get(rank.index()).map(|member| &member.machine);
+        let same = |members: &[Member]| members.iter().filter(|m| Some(&m.machine) == machine).count() as u32;
+        let before = same(&self.members[..rank.index().min(self.members.len())]);
+        (Rank::new(before), WorldSize::new(same(&self.members)).unwrap_or(WorldSize::ONE))
+    }
+
+    /// What all ranks share: rank 0's settings.
+    pub fn shared(&self) -> Option<Shared> {
+        self.members.first().map(|member| member.shared)
+    }
+}
+
+/// This host's name, as errors on other hosts will show it.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// What tells this machine from others of the same name.
+pub fn machine() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    format!("{} {}", host_name(), boot.trim())
+}
+
+/// Whether a job on this address may do without a secret: nobody but this machine's processes reaches it.
+pub(crate) fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
+}
+
+/// Ranks as a person would list them: `1, 3-5 and 9`.
+fn list(ranks: &[Rank]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    let mut index = 0;
+    while index < ranks.len() {
+        let start = ranks[index].get();
+        let mut end = start;
+        while ranks.get(index + 1).is_some_and(|next| next.get() == end + 1) {
+            index += 1;
+            end += 1;
+        }
+        parts.push(if end > start + 1 {
+            format!("{start}-{end}")
+        } else if end > start {
+            format!("{start}, {end}")
+        } else {
+            start.to_string()
+        });
+        index += 1;
+    }
+    parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(machine: &str) -> Member {
+        Member {
+            host: "h".into(),
+            machine: machine.into(),
+            address: "127.0.0.1:1".parse().unwrap(),
+            shared: Shared { segment_bytes: 1, checks_payloads: false },
+        }
+    }
+
+    #[test]
+    fn ranks_of_one_machine_are_counted() {
+        let roster = Roster { members: ["a", "b", "a", "b", "a"].map(member).into() };
+        let local = |rank| {
+            let (local, size) = roster.local(Rank::new(rank));
+            (local.get(), size.get())
+        };
+        assert_eq!(
+            [local(0), local(1), local(2), local(3), local(4)],
+            [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
+        );
+    }
+
+    #[test]
+    fn ranks_are_listed_as_a_person_would() {
+        let ranks = |numbers: &[u32]| numbers.iter().map(|&n| Rank::new(n)).collect::<Vec<_>>();
+        assert_eq!(list(&ranks(&[1, 3, 4, 5, 9])), "1, 3-5, 9");
+        assert_eq!(list(&ranks(&[0, 1])), "0, 1");
+        assert_eq!(list(&[]), "");
+    }
+}

@@ -1,0 +1,287 @@
+//! The peers file: one `host:port` a line, in rank order.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::types::{Rank, WORLD_SIZE_MAX, WorldSize};
+
+/// The largest peers file, in bytes: more than [`WORLD_SIZE_MAX`] long host names.
+const FILE_BYTES_MAX: u64 = 32 << 20;
+
+/// Why a peers file cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeersFileError {
+    /// It cannot be read.
+    #[error("the peers file {path} cannot be read: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's words.
+        source: io::Error,
+    },
+    /// It is no peers file.
+    #[error("the peers file {path} is {bytes} bytes long, too long for a list of hosts")]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        bytes: u64,
+    },
+    /// It names nobody.
+    #[error("the peers file {path} names no rank; write one host:port a line, in rank order")]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It names too many.
+    #[error("the peers file {path} names more than {WORLD_SIZE_MAX} ranks")]
+    TooMany {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A line is wrong.
+    #[error("{path}, line {line}: {problem}")]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// A checked peers file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PeersFile {
+    path: PathBuf,
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Entry {
+    host: String,
+    port: u16,
+    line: usize,
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+impl PeersFile {
+    /// Reads and checks a peers file.
+    ///
+    /// # Errors
+    ///
+    /// [`PeersFileError`] naming the line that is wrong.
+    pub fn read(path: &Path) -> Result<Self, PeersFileError> {
+        let unreadable = |source| PeersFileError::Unreadable { path: path.to_owned(), source };
+        let bytes = fs::metadata(path).map_err(unreadable)?.len();
+        if bytes > FILE_BYTES_MAX {
+            return Err(PeersFileError::TooLong { path: path.to_owned(), bytes });
+        }
+        Self::parse(path, &fs::read_to_string(path).map_err(unreadable)?)
+    }
+
+    /// Checks a peers file's text; `path` is named in errors.
+    ///
+    /// # Errors
+    ///
+    /// [`PeersFileError`] naming the line that is wrong.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, PeersFileError> {
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut seen: HashMap<String, (usize, usize)> = HashMap::new();
+        for (index, line) in text.lines().enumerate() {
+            let content = line.split('#').next().unwrap_or_default().trim();
+            if content.is_empty() {
+                continue;
+            }
+            let line = index + 1;
+            let wrong = |problem| PeersFileError::Line { path: path.to_owned(), line, problem };
+            let (host, port) = host_and_port(content).map_err(wrong)?;
+            let entry = Entry { host, port, line };
+            if let Some((rank, earlier)) = seen.insert(entry.to_string(), (entries.len(), line)) {
+                return Err(wrong(format!(
+                    "{entry} is rank {rank} already, on line {earlier}; every rank needs a port of its own"
+                )));
+            }
+            if entries.len() >= WORLD_SIZE_MAX as usize {
+                return Err(PeersFileError::TooMany { path: path.to_owned() });
+            }
+            entries.push(entry);
+        }
+        if entries.is_empty() {
+            return Err(PeersFileError::Empty { path: path.to_owned() });
+        }
+        Ok(Self { path: path.to_owned(), entries })
+    }
+
+    /// How many ranks it names.
+    pub fn world(&self) -> WorldSize {
+        WorldSize::new(self.entries.len() as u32).unwrap_or(WorldSize::ONE)
+    }
+
+    /// The host as the file names it.
+    pub fn host(&self, rank: Rank) -> &str {
+        self.entries.get(rank.index()).map_or("", |entry| &entry.host)
+    }
+
+    /// A rank as the file names it: `rank 2 (host:port)`.
+    pub fn name(&self, rank: Rank) -> String {
+        self.entries
+            .get(rank.index())
+            .map_or_else(|| format!("rank {rank}"), |entry| format!("rank {rank} ({entry})"))
+    }
+
+    /// What tells this list from another: SHA-256 over its entries, without comments and spaces.
+    pub fn digest(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        for entry in &self.entries {
+            hash.update(entry.to_string().to_lowercase());
+            hash.update(b"\n");
+        }
+        hash.finalize().into()
+    }
+
+    /// The address of a rank; its host name is looked up.
+    ///
+    /// # Errors
+    ///
+    /// [`PeersFileError::Line`] if the name is unknown.
+    pub fn resolve(&self, rank: Rank) -> Result<SocketAddr, PeersFileError> {
+        let Some(entry) = self.entries.get(rank.index()) else {
+            return Err(PeersFileError::Empty { path: self.path.clone() });
+        };
+        let wrong = |problem| PeersFileError::Line { path: self.path.clone(), line: entry.line, problem };
+        let mut addresses = (entry.host.as_str(), entry.port)
+            .to_socket_addrs()
+            .map_err(|error| wrong(format!("the host `{}` is not known: {error}", entry.host)))?;
+        addresses.next().ok_or_else(|| wrong(format!("the host `{}` has no address", entry.host)))
+    }
+
+    /// The addresses of all ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`PeersFileError::Line`] for the first name that is unknown, or for two names of one address.
+    pub fn resolve_all(&self) -> Result<Vec<SocketAddr>, PeersFileError> {
+        let mut seen = HashMap::new();
+        let mut addresses = Vec::with_capacity(self.entries.len());
+        for (rank, entry) in self.world().ranks().zip(&self.entries) {
+            let address = self.resolve(rank)?;
+            if let Some(other) = seen.insert(address, rank) {
+                return Err(PeersFileError::Line {
+                    path: self.path.clone(),
+                    line: entry.line,
+                    problem: format!("{entry} is the same address as {}, {address}", self.name(other)),
+                });
+            }
+            addresses.push(address);
+        }
+        Ok(addresses)
+    }
+}
+
+fn host_and_port(text: &str) -> Result<(String, u16), String> {
+    let bracketed = text.strip_prefix('[').map(|rest| {
+        rest.split_once("]:").ok_or_else(|| format!("`{text}`: an IPv6 address is written [address]:port"))
+    });
+    let (host, port) = if let Some(split) = bracketed {
+        let (host, port) = split?;
+        let address: std::net::Ipv6Addr =
+            host.parse().map_err(|_| format!("`{host}` is not an IPv6 address"))?;
+        (address.to_string(), port)
+    } else {
+        let (host, port) =
+            text.rsplit_once(':').ok_or_else(|| format!("`{text}` has no port; write host:port"))?;
+        if host.contains(':') {
+            return Err(format!("`{text}`: an IPv6 address is written in brackets, [address]:port"));
+        }
+        (host.to_owned(), port)
+    };
+    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
+    if host.is_empty() || host.len() > 255 || !host.chars().all(is_name) {
+        return Err(format!("`{host}` is not a host name"));
+    }
+    match port.parse() {
+        Ok(0) => Err("port 0 means any port; every rank needs one that its peers know".into()),
+        Ok(port) if port_is_plain(text) => Ok((host, port)),
+        _ => Err(format!("`{port}` is not a port; ports are 1 to 65535")),
+    }
+}
+
+/// Whether the port is digits alone: `+80` parses as a number but nobody means it.
+fn port_is_plain(text: &str) -> bool {
+    text.rsplit(':').next().is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<PeersFile, PeersFileError> {
+        PeersFile::parse(Path::new("hosts.txt"), text)
+    }
+
+    #[test]
+    fn hosts_comments_and_brackets() {
+        let file =
+            parse("# four hosts\na:1\n\n  b.example:65535 # the second\n[::1]:7\n10.0.0.1:80\n").unwrap();
+        assert_eq!(file.world().get(), 4);
+        assert_eq!(file.name(Rank::new(1)), "rank 1 (b.example:65535)");
+        assert_eq!(file.name(Rank::new(2)), "rank 2 ([::1]:7)");
+        assert_eq!(file.resolve(Rank::new(2)).unwrap(), "[::1]:7".parse().unwrap());
+    }
+
+    #[test]
+    fn every_wrong_line_is_named() {
+        let cases = [
+            ("", "names no rank"),
+            ("# nothing\n", "names no rank"),
+            ("a:1\nb\n", "line 2: `b` has no port"),
+            ("a:0\n", "line 1: port 0"),
+            ("a:65536\n", "`65536` is not a port"),
+            ("a:-1\n", "`-1` is not a port"),
+            ("a:+80\n", "`+80` is not a port"),
+            ("a:\n", "`` is not a port"),
+            (":80\n", "`` is not a host name"),
+            ("a b:80\n", "`a b` is not a host name"),
+            ("::1:80\n", "in brackets"),
+            ("[::1]80\n", "[address]:port"),
+            ("[zz]:80\n", "`zz` is not an IPv6 address"),
+            ("a:1\nb:2\na:1\n", "line 3: a:1 is rank 0 already, on line 1"),
+        ];
+        for (text, expected) in cases {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_digest_knows_order_but_not_comments() {
+        let digest = |text| parse(text).unwrap().digest();
+        assert_eq!(digest("a:1\nb:2\n"), digest("# x\nA:1 # y\n\nb:2"));
+        assert_ne!(digest("a:1\nb:2\n"), digest("b:2\na:1\n"));
+        assert_ne!(digest("a:1\nb:2\n"), digest("a:1\nb:3\n"));
+    }
+
+    #[test]
+    fn two_names_of_one_address_are_found() {
+        let error = parse("localhost:9\n127.0.0.1:9\n").unwrap().resolve_all().unwrap_err().to_string();
+        assert!(error.contains("same address as rank 0") || error.contains("[::1]"), "{error}");
+    }
+}

@@ -1,0 +1,322 @@
+//! Serving the rendezvous: admits ranks, keeps the roll, and sends the roster when the last has come.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mio::Token;
+use mio::net::TcpStream;
+
+use super::message::{self, FROM_RANK_BYTES_MAX, FromRank, ToRank};
+use super::{Member, Roster, StartError, list};
+use crate::transport::lobby::{Event, Identity, Lobby};
+use crate::types::{Rank, WorldSize};
+use crate::wire::Secret;
+use crate::wire::handshake::{Job, Purpose};
+
+/// How long the last messages may take to leave.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a server that may be stopped looks whether it has been.
+const STOP_CHECK: Duration = Duration::from_millis(100);
+
+/// Serves the rendezvous on `lobby` until all of `world` have come; `own` is the serving rank's own registration.
+///
+/// # Errors
+///
+/// [`StartError::Missing`] at the deadline, and [`StartError::PeerLost`] if a rank goes away before that. All ranks that
+/// have come are told the same.
+pub fn preside(
+    lobby: &mut Lobby,
+    world: WorldSize,
+    own: Option<(Rank, Member)>,
+    start_timeout: Duration,
+    name: impl Fn(Rank) -> String,
+) -> Result<Roster, StartError> {
+    let mut roll = Roll::new(lobby, world, start_timeout);
+    if let Some((rank, member)) = own {
+        roll.members.insert(rank, member);
+    }
+    roll.run(&AtomicBool::new(false), &name).map(|roster| roster.unwrap_or(Roster { members: Vec::new() }))
+}
+
+/// A launcher's rendezvous, served by a thread of its own until all ranks have come.
+pub struct Server {
+    address: SocketAddr,
+    is_stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens on a free loopback port and serves `world` ranks of the job `job_id`.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses a socket or a thread.
+    pub fn start(
+        world: WorldSize,
+        secret: Secret,
+        job_id: [u8; 16],
+        start_timeout: Duration,
+    ) -> Result<Self, StartError> {
+        let system = |what| move |source| StartError::System { what, source };
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(system("a socket for the rendezvous"))?;
+        let address = listener.local_addr().map_err(system("the rendezvous's address"))?;
+        let job = Job { id: job_id, world: world.get(), peers_digest: [0; 32] };
+        let mut lobby = Lobby::new(listener, Identity { secret, job, rank: None })
+            .map_err(system("an event queue for the rendezvous"))?;
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&is_stopped);
+        let serve = move || {
+            let result =
+                Roll::new(&mut lobby, world, start_timeout).run(&stop, &|rank| format!("rank {rank}"));
+            match result {
+                Ok(_) => log::debug!("all {world} ranks have met"),
+                // The ranks have been told and report it themselves.
+                Err(error) => log::info!("rendezvous: {error}"),
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("rendezvous".into())
+            .spawn(serve)
+            .map_err(system("a thread for the rendezvous"))?;
+        Ok(Self { address, is_stopped, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.is_stopped.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the rendezvous's thread panicked, which is a bug");
+        }
+    }
+}
+
+/// The roll being called.
+struct Roll<'a> {
+    lobby: &'a mut Lobby,
+    world: WorldSize,
+    start_timeout: Duration,
+    started: Instant,
+    members: BTreeMap<Rank, Member>,
+    visitors: BTreeMap<Token, Visitor>,
+}
+
+/// A rank's connection to the rendezvous.
+struct Visitor {
+    stream: TcpStream,
+    rank: Rank,
+    is_registered: bool,
+    input: Vec<u8>,
+    output: Vec<u8>,
+}
+
+/// Why the roll ends before all have come.
+enum Trouble {
+    Gone { rank: Rank, detail: String },
+}
+
+impl<'a> Roll<'a> {
+    fn new(lobby: &'a mut Lobby, world: WorldSize, start_timeout: Duration) -> Self {
+        Self {
+            lobby,
+            world,
+            start_timeout,
+            started: Instant::now(),
+            members: BTreeMap::new(),
+            visitors: BTreeMap::new(),
+        }
+    }
+
+    /// Serves until all have come; `None` if stopped before.
+    fn run(
+        &mut self,
+        is_stopped: &AtomicBool,
+        name: &dyn Fn(Rank) -> String,
+    ) -> Result<Option<Roster>, StartError> {
+        let mut events = Vec::new();
+        while self.members.len() < self.world.as_usize() {
+            let now = self.started.elapsed();
+            if is_stopped.load(Ordering::Acquire) {
+                return Ok(None);
+            }
+            if now >= self.start_timeout {
+                return Err(self.time_out(name));
+            }
+            let until = self.start_timeout.min(now + STOP_CHECK);
+            self.turn(now, until, &mut events).map_err(|error| match error {
+                Ok(Trouble::Gone { rank, detail }) => self.lose(rank, detail),
+                Err(source) => StartError::System { what: "waiting at the rendezvous", source },
+            })?;
+        }
+        let roster = Roster { members: self.members.values().cloned().collect() };
+        self.tell_all(&ToRank::Ready(roster.clone()));
+        Ok(Some(roster))
+    }
+
+    fn turn(
+        &mut self,
+        now: Duration,
+        until: Duration,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Result<Trouble, io::Error>> {
+        events.clear();
+        self.lobby.wait(now, Some(until), events).map_err(Err)?;
+        let mut tokens: Vec<Token> = events.iter().map(|event| event.token).collect();
+        while let Some(admitted) = self.lobby.take_admitted(Purpose::Rendezvous) {
+            let visitor = Visitor {
+                stream: admitted.stream,
+                rank: admitted.introduction.from,
+                is_registered: false,
+                input: Vec::new(),
+                output: Vec::new(),
+            };
+            self.visitors.insert(admitted.token, visitor);
+            tokens.push(admitted.token);
+        }
+        for token in tokens {
+            self.serve(token).map_err(Ok)?;
+        }
+        Ok(())
+    }
+
+    /// Reads what a visitor says, answers, and lets go of those who are done.
+    fn serve(&mut self, token: Token) -> Result<(), Trouble> {
+        let Some(mut visitor) = self.visitors.remove(&token) else { return Ok(()) };
+        // What it said before it went counts, or a rank that registered and died at once would seem never to have come.
+        let ending = visitor.read();
+        let result = self.answer_all(&mut visitor).and(ending).and_then(|()| visitor.write());
+        match result {
+            Ok(()) => {
+                self.visitors.insert(token, visitor);
+                Ok(())
+            }
+            Err(detail) if visitor.is_registered => Err(Trouble::Gone { rank: visitor.rank, detail }),
+            Err(detail) => {
+                log::warn!("rank {} left the rendezvous before it had registered: {detail}", visitor.rank);
+                Ok(())
+            }
+        }
+    }
+
+    fn answer_all(&mut self, visitor: &mut Visitor) -> Result<(), String> {
+        while let Some(said) = message::decode(&mut visitor.input, FROM_RANK_BYTES_MAX)? {
+            self.answer(visitor, said);
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, visitor: &mut Visitor, said: FromRank) {
+        let reply = match said {
+            FromRank::Ask => ToRank::Missing { ranks: self.missing() },
+            FromRank::Register(_) if visitor.is_registered => return,
+            FromRank::Register(member) => {
+                let Some(first) = self.members.get(&visitor.rank) else {
+                    visitor.is_registered = true;
+                    self.members.insert(visitor.rank, member);
+                    return;
+                };
+                ToRank::Refused {
+                    reason: format!(
+                        "rank {} is taken by a process on {} that listens on {}; was it started twice?",
+                        visitor.rank, first.host, first.address
+                    ),
+                }
+            }
+        };
+        visitor.output.extend_from_slice(&message::encode(&reply));
+    }
+
+    fn missing(&self) -> Vec<Rank> {
+        self.world.ranks().filter(|rank| !self.members.contains_key(rank)).collect()
+    }
+
+    fn time_out(&mut self, name: &dyn Fn(Rank) -> String) -> StartError {
+        let ranks = self.missing();
+        let timeout = self.start_timeout;
+        let missing = name_missing(&ranks, name);
+        self.tell_all(&ToRank::TimedOut { ranks, timeout_ms: timeout.as_millis() as u64 });
+        StartError::Missing { missing, timeout }
+    }
+
+    fn lose(&mut self, rank: Rank, detail: String) -> StartError {
+        let host = self.members.get(&rank).map_or_else(String::new, |member| member.host.clone());
+        self.tell_all(&ToRank::Lost { rank, host: host.clone(), detail: detail.clone() });
+        StartError::PeerLost { rank, host, detail }
+    }
+
+    /// Tells every visitor the same and gives the words time to leave.
+    fn tell_all(&mut self, words: &ToRank) {
+        let words = message::encode(words);
+        for visitor in self.visitors.values_mut() {
+            visitor.output.extend_from_slice(&words);
+        }
+        let deadline = self.started.elapsed() + FAREWELL_TIMEOUT;
+        let mut events = Vec::new();
+        loop {
+            self.visitors.retain(|_, visitor| visitor.write().is_ok() && !visitor.output.is_empty());
+            let now = self.started.elapsed();
+            if self.visitors.is_empty() || now >= deadline {
+                return;
+            }
+            events.clear();
+            if let Err(error) = self.lobby.wait(now, Some(deadline), &mut events) {
+                log::warn!("the rendezvous ended early: {error}");
+                return;
+            }
+        }
+    }
+}
+
+impl Visitor {
+    fn read(&mut self) -> Result<(), String> {
+        let mut bytes = [0; 4096];
+        loop {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return Err("it closed its connection".into()),
+                Ok(count) => self.input.extend_from_slice(&bytes[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.to_string()),
+            }
+            // Served piece by piece, so that nobody fills our memory with one long message.
+            if self.input.len() > 2 * FROM_RANK_BYTES_MAX {
+                return Err("it sends more than a rank has to say".into());
+            }
+        }
+    }
+
+    fn write(&mut self) -> Result<(), String> {
+        while !self.output.is_empty() {
+            match self.stream.write(&self.output) {
+                Ok(count) => {
+                    self.output.drain(..count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Who is missing, in words, with addresses where they are known and not too many.
+pub(super) fn name_missing(ranks: &[Rank], name: &dyn Fn(Rank) -> String) -> String {
+    if ranks.len() <= 8 {
+        return ranks.iter().map(|&rank| name(rank)).collect::<Vec<_>>().join(", ");
+    }
+    format!("ranks {}", list(ranks))
+}

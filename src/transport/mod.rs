@@ -1,0 +1,51 @@
+//! Moves bytes between this rank and its peers, and knows no collectives.
+
+pub mod lobby;
+pub mod sim;
+pub mod tcp;
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::time::Duration;
+
+use crate::types::Rank;
+
+/// What became of an attempt to move bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Moved {
+    /// This many bytes were moved, at least one.
+    Bytes(usize),
+    /// Nothing could be moved now; [`Transport::wait`] returns when that may have changed.
+    Blocked,
+    /// The link is gone and will not come back; the text says how.
+    Lost(String),
+}
+
+/// Links to peers, opened when they are needed, each an ordered stream of bytes both ways.
+///
+/// Nothing here blocks but [`Transport::wait`]. Time is an argument everywhere.
+pub trait Transport {
+    /// Makes sure that a link to `peer` exists or is being opened.
+    fn connect(&mut self, now: Duration, peer: Rank);
+
+    /// Whether bytes can pass on the link to `peer`: it has been opened and is not known to be lost.
+    fn is_open(&self, peer: Rank) -> bool;
+
+    /// Sends as much of the parts, one after another, as the link takes at once.
+    fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> Moved;
+
+    /// Receives as much as has arrived, into the parts one after another.
+    fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> Moved;
+
+    /// Says that nothing more will be sent on a link; what the peer sends still arrives.
+    fn finish(&mut self, peer: Rank);
+
+    /// Waits until something may be possible that was not before, or until the moment `until`, whichever is first.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses to wait.
+    fn wait(&mut self, now: Duration, until: Option<Duration>) -> io::Result<()>;
+
+    /// How bytes travel, as benchmarks print it.
+    fn name(&self) -> &'static str;
+}

@@ -1,0 +1,294 @@
+//! A simulated network with virtual time: seeded delays, short reads and writes, cuts and corruption.
+//!
+//! It runs in one thread: each rank's [`SimTransport`] shares the [`SimNetwork`], whose clock moves only when its owner
+//! says so ([`SimNetwork::advance`]). Links are ordered streams, as TCP's are, but what is sent on different links arrives
+//! in any order. A run is repeated exactly by its seed.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::rc::Rc;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::{Moved, Transport};
+use crate::types::Rank;
+
+/// How the simulated network behaves.
+#[derive(Clone, Debug)]
+pub struct SimConfig {
+    /// The seed of every choice by lot.
+    pub seed: u64,
+    /// The least time from a send to its arrival.
+    pub latency: Duration,
+    /// A further delay of up to this much, by lot for each piece sent.
+    pub jitter: Duration,
+    /// Bytes per second of each direction of each link.
+    pub bandwidth: u64,
+    /// Bytes that a link holds before its sender is blocked.
+    pub window_bytes: usize,
+    /// The most bytes that one send or receive moves; by lot between 1 and this.
+    pub piece_bytes_max: usize,
+    /// What goes wrong, and when.
+    pub faults: Vec<Fault>,
+}
+
+/// Something that goes wrong at a moment of virtual time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// A rank's process dies: all its links close after what it had sent has arrived.
+    Kill {
+        /// The rank.
+        rank: Rank,
+        /// When.
+        at: Duration,
+    },
+    /// The link between two ranks breaks; what is in flight is lost.
+    Cut {
+        /// One end.
+        a: Rank,
+        /// The other end.
+        b: Rank,
+        /// When.
+        at: Duration,
+    },
+    /// One bit of what next travels from one rank to another is flipped.
+    Corrupt {
+        /// The sender.
+        from: Rank,
+        /// The receiver.
+        to: Rank,
+        /// When.
+        at: Duration,
+    },
+    /// Nothing more arrives from a rank, and it receives nothing: its process is stopped.
+    Stall {
+        /// The rank.
+        rank: Rank,
+        /// When.
+        at: Duration,
+    },
+}
+
+impl Fault {
+    fn at(&self) -> Duration {
+        match *self {
+            Self::Kill { at, .. }
+            | Self::Cut { at, .. }
+            | Self::Corrupt { at, .. }
+            | Self::Stall { at, .. } => at,
+        }
+    }
+}
+
+/// The network between all ranks of a simulated job.
+pub struct SimNetwork {
+    config: SimConfig,
+    now: Duration,
+    random: StdRng,
+    /// What travels from the first rank to the second.
+    pipes: BTreeMap<(Rank, Rank), Pipe>,
+    bytes_moved: u64,
+    killed: BTreeSet<Rank>,
+    stalled: BTreeSet<Rank>,
+}
+
+#[derive(Default)]
+struct Pipe {
+    /// Pieces and when each has arrived whole.
+    in_flight: VecDeque<(Duration, VecDeque<u8>)>,
+    bytes: usize,
+    /// When the last byte sent so far has arrived.
+    last_arrival: Duration,
+    /// When the sender's bandwidth is free again.
+    free_at: Duration,
+    corrupts_next: bool,
+    /// The sender will send no more.
+    is_finished: bool,
+    /// The link is broken.
+    is_cut: bool,
+}
+
+impl SimNetwork {
+    /// A network at time zero on which nothing has been sent.
+    pub fn new(mut config: SimConfig) -> Rc<RefCell<Self>> {
+        config.faults.sort_by_key(Fault::at);
+        Rc::new(RefCell::new(Self {
+            now: Duration::ZERO,
+            random: StdRng::seed_from_u64(config.seed),
+            config,
+            pipes: BTreeMap::new(),
+            bytes_moved: 0,
+            killed: BTreeSet::new(),
+            stalled: BTreeSet::new(),
+        }))
+    }
+
+    /// The current moment of virtual time.
+    pub fn now(&self) -> Duration {
+        self.now
+    }
+
+    /// Bytes sent and received so far. As long as it changes, the present moment is not over: what one rank reads makes
+    /// room for another to send.
+    pub fn bytes_moved(&self) -> u64 {
+        self.bytes_moved
+    }
+
+    /// Whether the rank's process has been killed.
+    pub fn is_killed(&self, rank: Rank) -> bool {
+        self.killed.contains(&rank)
+    }
+
+    /// Whether the rank's process has been stopped.
+    pub fn is_stalled(&self, rank: Rank) -> bool {
+        self.stalled.contains(&rank)
+    }
+
+    /// The next moment at which something arrives or goes wrong; `None` when nothing is in flight.
+    pub fn next_event(&self) -> Option<Duration> {
+        let arrivals = self.pipes.iter().filter(|((from, to), _)| {
+            !self.stalled.contains(from) && !self.stalled.contains(to) && !self.killed.contains(to)
+        });
+        let arrivals = arrivals.flat_map(|(_, pipe)| pipe.in_flight.iter().map(|piece| piece.0));
+        let frees = self.pipes.values().map(|pipe| pipe.free_at);
+        let faults = self.config.faults.iter().map(Fault::at);
+        arrivals.chain(frees).chain(faults).filter(|&at| at > self.now).min()
+    }
+
+    /// Moves the clock to `now` and lets happen what was to happen until then.
+    pub fn advance(&mut self, now: Duration) {
+        self.now = self.now.max(now);
+        while self.config.faults.first().is_some_and(|fault| fault.at() <= self.now) {
+            match self.config.faults.remove(0) {
+                Fault::Kill { rank, .. } => {
+                    self.killed.insert(rank);
+                    self.stalled.remove(&rank);
+                    for ((from, _), pipe) in &mut self.pipes {
+                        pipe.is_finished |= *from == rank;
+                    }
+                }
+                Fault::Cut { a, b, .. } => {
+                    for link in [(a, b), (b, a)] {
+                        let pipe = self.pipes.entry(link).or_default();
+                        pipe.is_cut = true;
+                        pipe.in_flight.clear();
+                    }
+                }
+                Fault::Corrupt { from, to, .. } => {
+                    self.pipes.entry((from, to)).or_default().corrupts_next = true;
+                }
+                Fault::Stall { rank, .. } => {
+                    self.stalled.insert(rank);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, from: Rank, to: Rank, parts: &[IoSlice<'_>]) -> Moved {
+        if self.killed.contains(&to) || self.killed.contains(&from) {
+            return Moved::Lost("the simulated process was killed".into());
+        }
+        let (now, config, random) = (self.now, &self.config, &mut self.random);
+        let pipe = self.pipes.entry((from, to)).or_default();
+        if pipe.is_cut {
+            return Moved::Lost("the simulated link was cut".into());
+        }
+        let offered: usize = parts.iter().map(|part| part.len()).sum();
+        let room = config.window_bytes.saturating_sub(pipe.bytes).min(offered);
+        if room == 0 || pipe.free_at > now {
+            return Moved::Blocked;
+        }
+        let length = random.random_range(1..=config.piece_bytes_max).min(room);
+        let mut piece: VecDeque<u8> =
+            parts.iter().flat_map(|part| part.iter().copied()).take(length).collect();
+        if std::mem::take(&mut pipe.corrupts_next) {
+            piece[random.random_range(0..length)] ^= 1 << random.random_range(0..8);
+        }
+        let transfer = Duration::from_nanos(length as u64 * 1_000_000_000 / config.bandwidth.max(1));
+        let jitter = config.jitter.mul_f64(random.random_range(0.0..1.0));
+        pipe.free_at = now + transfer;
+        pipe.last_arrival = pipe.last_arrival.max(pipe.free_at + config.latency + jitter);
+        pipe.in_flight.push_back((pipe.last_arrival, piece));
+        pipe.bytes += length;
+        self.bytes_moved += length as u64;
+        Moved::Bytes(length)
+    }
+
+    fn receive(&mut self, from: Rank, to: Rank, parts: &mut [IoSliceMut<'_>]) -> Moved {
+        let (now, config, random) = (self.now, &self.config, &mut self.random);
+        let is_killed = self.killed.contains(&from);
+        let pipe = self.pipes.entry((from, to)).or_default();
+        if pipe.is_cut {
+            return Moved::Lost("the simulated link was cut".into());
+        }
+        let has_arrived = pipe.in_flight.front().is_some_and(|piece| piece.0 <= now);
+        if !has_arrived || self.stalled.contains(&from) {
+            let ended = pipe.in_flight.is_empty() && (pipe.is_finished || is_killed);
+            return if ended { Moved::Lost("the peer closed the connection".into()) } else { Moved::Blocked };
+        }
+        let Some((_, piece)) = pipe.in_flight.front_mut() else { return Moved::Blocked };
+        let allowed = random.random_range(1..=config.piece_bytes_max).min(piece.len());
+        let mut moved = 0;
+        for part in parts {
+            let length = part.len().min(allowed - moved);
+            for (slot, byte) in part.iter_mut().zip(piece.drain(..length)) {
+                *slot = byte;
+            }
+            moved += length;
+        }
+        pipe.bytes -= moved;
+        self.bytes_moved += moved as u64;
+        if piece.is_empty() {
+            pipe.in_flight.pop_front();
+        }
+        if moved == 0 { Moved::Blocked } else { Moved::Bytes(moved) }
+    }
+}
+
+/// One rank's end of the simulated network.
+pub struct SimTransport {
+    network: Rc<RefCell<SimNetwork>>,
+    rank: Rank,
+    peers: BTreeSet<Rank>,
+}
+
+impl SimTransport {
+    /// The end that belongs to `rank`.
+    pub fn new(network: Rc<RefCell<SimNetwork>>, rank: Rank) -> Self {
+        Self { network, rank, peers: BTreeSet::new() }
+    }
+}
+
+impl Transport for SimTransport {
+    fn connect(&mut self, _: Duration, peer: Rank) {
+        self.peers.insert(peer);
+    }
+
+    fn is_open(&self, peer: Rank) -> bool {
+        let network = self.network.borrow();
+        self.peers.contains(&peer) && !network.pipes.get(&(self.rank, peer)).is_some_and(|pipe| pipe.is_cut)
+    }
+
+    fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> Moved {
+        self.network.borrow_mut().send(self.rank, peer, parts)
+    }
+
+    fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> Moved {
+        self.network.borrow_mut().receive(peer, self.rank, parts)
+    }
+
+    fn finish(&mut self, peer: Rank) {
+        self.network.borrow_mut().pipes.entry((self.rank, peer)).or_default().is_finished = true;
+    }
+
+    fn wait(&mut self, _: Duration, _: Option<Duration>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+}

@@ -1,0 +1,128 @@
+//! What is set on every socket, and why.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::str::FromStr;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+
+/// Where Linux lists the congestion controls that any process may choose.
+const AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+/// Silence after which the kernel asks whether the peer's machine is still there.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
+/// How much longer than an operation sent data may stay unread before the kernel calls the connection broken. The kernel
+/// counts a full receive buffer too, so this must exceed the time that a peer may legitimately compute.
+const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
+
+/// Which congestion control links use.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum CongestionControl {
+    /// Cubic where the kernel offers it: over loopback and inside a rack it moves more than twice what BBR, some hosts'
+    /// default, does. The host's default elsewhere, which is logged.
+    #[default]
+    Auto,
+    /// Whatever the host's default is.
+    Host,
+    /// This one, or an error.
+    Named(String),
+}
+
+impl FromStr for CongestionControl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("a congestion control has a name, such as cubic".into()),
+            "auto" => Ok(Self::Auto),
+            "host" => Ok(Self::Host),
+            name if name.len() < 16 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') => {
+                Ok(Self::Named(name.to_owned()))
+            }
+            other => Err(format!("`{other}` cannot be the name of a congestion control")),
+        }
+    }
+}
+
+/// The congestion controls that this kernel offers to everybody; empty where it does not say.
+pub fn available_congestion_controls() -> Vec<String> {
+    let text = fs::read_to_string(AVAILABLE).unwrap_or_default();
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The kernel takes milliseconds in 32 bits.
+const USER_TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000);
+
+/// What is set on every link's socket.
+#[derive(Clone, Debug)]
+pub struct SocketOptions {
+    congestion: Option<String>,
+    user_timeout: Duration,
+}
+
+impl SocketOptions {
+    /// The options with `congestion` looked up on this host; `operation_timeout` is how long a peer may take to read.
+    ///
+    /// # Errors
+    ///
+    /// A sentence for a person if the one that was named is not available.
+    pub fn new(congestion: &CongestionControl, operation_timeout: Duration) -> Result<Self, String> {
+        let available = available_congestion_controls();
+        let congestion = match congestion {
+            CongestionControl::Host => None,
+            CongestionControl::Auto if available.iter().any(|name| name == "cubic") => Some("cubic".into()),
+            CongestionControl::Auto => {
+                log::info!(
+                    "this kernel does not offer cubic; links use the host's default congestion control"
+                );
+                None
+            }
+            CongestionControl::Named(name) if available.contains(name) => Some(name.clone()),
+            CongestionControl::Named(name) => {
+                return Err(format!(
+                    "congestion control `{name}` is not available on this host, which offers {} (see {AVAILABLE})",
+                    available.join(", ")
+                ));
+            }
+        };
+        Ok(Self { congestion, user_timeout: operation_timeout.saturating_add(USER_TIMEOUT_MARGIN) })
+    }
+
+    /// The congestion control that will be set; `None` leaves the host's default.
+    pub fn congestion(&self) -> Option<&str> {
+        self.congestion.as_deref()
+    }
+
+    /// Sets everything on a socket. Buffers are left to the kernel's autotuning, which a fixed size would switch off.
+    pub(super) fn apply<S: AsFd>(&self, socket: &S) -> io::Result<()> {
+        let socket = SockRef::from(socket);
+        socket.set_tcp_nodelay(true)?;
+        let keepalive = TcpKeepalive::new()
+            .with_time(KEEPALIVE_IDLE)
+            .with_interval(KEEPALIVE_INTERVAL)
+            .with_retries(KEEPALIVE_PROBES);
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(self.user_timeout.min(USER_TIMEOUT_MAX)))?;
+        if let Some(name) = &self.congestion {
+            socket.set_tcp_congestion(name.as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_congestion_control_that_is_not_there_is_an_error() {
+        let error =
+            SocketOptions::new(&CongestionControl::Named("nosuch".into()), Duration::ZERO).unwrap_err();
+        assert!(error.contains("`nosuch` is not available"), "{error}");
+        assert!(SocketOptions::new(&CongestionControl::Host, Duration::ZERO).unwrap().congestion().is_none());
+        assert!("../../etc".parse::<CongestionControl>().is_err());
+    }
+}

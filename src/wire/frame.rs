@@ -1,0 +1,267 @@
+//! Frames: a header of fixed size, then a payload whose length the header gives.
+
+use super::reader::Reader;
+use crate::types::{Algorithm, Contract, DType, Operation, Rank, ReduceOp};
+
+/// Bytes of a frame's header.
+pub const HEADER_BYTES: usize = 64;
+/// The longest payload of a data frame: one segment.
+pub const SEGMENT_BYTES_MAX: usize = 4 << 20;
+/// The longest payload of a control frame.
+pub const CONTROL_BYTES_MAX: usize = 4096;
+/// The first bytes of every header.
+const MAGIC: [u8; 2] = *b"RF";
+/// The flag that says that the payload's checksum is given.
+const FLAG_PAYLOAD_CRC: u8 = 1;
+
+const _: () = assert!(CONTROL_BYTES_MAX <= SEGMENT_BYTES_MAX);
+const _: () = assert!(SEGMENT_BYTES_MAX <= u32::MAX as usize);
+
+/// What a frame is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A segment of an operation's data, possibly empty.
+    Data = 1,
+    /// The job failed; the payload is the root cause.
+    Abort = 2,
+    /// The sender closes its group in order; nothing follows.
+    Goodbye = 3,
+}
+
+/// A frame's header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// What the frame is for.
+    pub kind: Kind,
+    /// The group within the job.
+    pub group: u32,
+    /// The operation's number within its group.
+    pub sequence: u64,
+    /// What the sender asks for.
+    pub contract: Contract,
+    /// The segment's first element within the operation's buffer.
+    pub offset: u64,
+    /// Bytes of payload.
+    pub payload_bytes: u32,
+    /// CRC32C of the payload, where the job checks payloads.
+    pub payload_crc: Option<u32>,
+}
+
+/// Why 64 bytes are no header.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// The checksum does not fit the bytes.
+    #[error("a frame header is corrupt (its checksum is {found:08x} and should be {expected:08x})")]
+    Corrupt {
+        /// The checksum that came.
+        found: u32,
+        /// The checksum of what came.
+        expected: u32,
+    },
+    /// The checksum fits but a field has a value that this version does not know.
+    #[error("a frame header's {field} has the unknown value {value}")]
+    Unknown {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// The payload is longer than its kind may have.
+    #[error("a frame claims a payload of {claimed} bytes, more than the {limit} that it may have")]
+    TooLong {
+        /// The length claimed.
+        claimed: u32,
+        /// The limit.
+        limit: usize,
+    },
+}
+
+impl Header {
+    /// The header as bytes, its own checksum last.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let Contract { operation, dtype, reduction, algorithm, root, count } = self.contract;
+        let flags = if self.payload_crc.is_some() { FLAG_PAYLOAD_CRC } else { 0 };
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0..2].copy_from_slice(&MAGIC);
+        bytes[2] = self.kind as u8;
+        bytes[3] = flags;
+        bytes[4] = operation.to_byte();
+        bytes[5] = dtype.to_byte();
+        bytes[6] = reduction.map_or(0, ReduceOp::to_byte);
+        bytes[7] = algorithm.to_byte();
+        bytes[8..12].copy_from_slice(&self.group.to_le_bytes());
+        bytes[12..16].copy_from_slice(&root.get().to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[24..32].copy_from_slice(&count.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.payload_bytes.to_le_bytes());
+        bytes[44..48].copy_from_slice(&self.payload_crc.unwrap_or(0).to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[..HEADER_BYTES - 4]);
+        bytes[HEADER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// The header that the bytes hold.
+    ///
+    /// # Errors
+    ///
+    /// [`HeaderError`] if they are corrupt, of another version's vocabulary, or claim more than the limits.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, HeaderError> {
+        let (body, crc) = bytes.split_at(HEADER_BYTES - 4);
+        let found = u32::from_le_bytes([crc[0], crc[1], crc[2], crc[3]]);
+        let expected = crc32c::crc32c(body);
+        if found != expected {
+            return Err(HeaderError::Corrupt { found, expected });
+        }
+        let mut reader = Reader(body);
+        Self::read(&mut reader)
+            .unwrap_or(Err(HeaderError::Unknown { field: "size", value: body.len() as u64 }))
+    }
+
+    /// The fields in order; `None` could only mean that the body is too short.
+    fn read(reader: &mut Reader<'_>) -> Option<Result<Self, HeaderError>> {
+        let magic: [u8; 2] = reader.array()?;
+        let [kind, flags, operation, dtype, reduction, algorithm] = reader.array()?;
+        let group = reader.u32()?;
+        let root = Rank::new(reader.u32()?);
+        let (sequence, count, offset) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        let (payload_bytes, payload_crc) = (reader.u32()?, reader.u32()?);
+        let unknown = |field, value: u8| HeaderError::Unknown { field, value: value.into() };
+        let read = || {
+            if magic != MAGIC {
+                return Err(HeaderError::Unknown {
+                    field: "first bytes",
+                    value: u16::from_le_bytes(magic).into(),
+                });
+            }
+            let kind = match kind {
+                1 => Kind::Data,
+                2 => Kind::Abort,
+                3 => Kind::Goodbye,
+                other => return Err(unknown("kind", other)),
+            };
+            if flags & !FLAG_PAYLOAD_CRC != 0 {
+                return Err(unknown("flags", flags));
+            }
+            let limit = if kind == Kind::Data { SEGMENT_BYTES_MAX } else { CONTROL_BYTES_MAX };
+            if payload_bytes as usize > limit {
+                return Err(HeaderError::TooLong { claimed: payload_bytes, limit });
+            }
+            let contract = Contract {
+                operation: Operation::from_byte(operation).ok_or(unknown("operation", operation))?,
+                dtype: DType::from_byte(dtype).ok_or(unknown("element type", dtype))?,
+                reduction: match reduction {
+                    0 => None,
+                    byte => Some(ReduceOp::from_byte(byte).ok_or(unknown("reduction", byte))?),
+                },
+                algorithm: Algorithm::from_byte(algorithm).ok_or(unknown("algorithm", algorithm))?,
+                root,
+                count,
+            };
+            let payload_crc = (flags & FLAG_PAYLOAD_CRC != 0).then_some(payload_crc);
+            Ok(Self { kind, group, sequence, contract, offset, payload_bytes, payload_crc })
+        };
+        Some(read())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Any contract that a rank could ask for.
+    pub(crate) fn contracts() -> impl Strategy<Value = Contract> {
+        (
+            0..Operation::ALL.len(),
+            0..DType::ALL.len(),
+            proptest::option::of(0..ReduceOp::ALL.len()),
+            0..Algorithm::ALL.len(),
+            any::<u32>(),
+            any::<u64>(),
+        )
+            .prop_map(|(operation, dtype, reduction, algorithm, root, count)| Contract {
+                operation: Operation::ALL[operation],
+                dtype: DType::ALL[dtype],
+                reduction: reduction.map(|index| ReduceOp::ALL[index]),
+                algorithm: Algorithm::ALL[algorithm],
+                root: Rank::new(root),
+                count,
+            })
+    }
+
+    fn headers() -> impl Strategy<Value = Header> {
+        (
+            (0..3u8, any::<u32>(), any::<u64>()),
+            contracts(),
+            any::<u64>(),
+            0..=CONTROL_BYTES_MAX as u32,
+            any::<Option<u32>>(),
+        )
+            .prop_map(|((kind, group, sequence), contract, offset, payload_bytes, payload_crc)| {
+                Header {
+                    kind: [Kind::Data, Kind::Abort, Kind::Goodbye][usize::from(kind)],
+                    group,
+                    sequence,
+                    contract,
+                    offset,
+                    payload_bytes,
+                    payload_crc,
+                }
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn a_header_comes_back(header in headers()) {
+            prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+
+        #[test]
+        fn a_flipped_bit_never_passes(header in headers(), bit in 0..HEADER_BYTES * 8) {
+            let mut bytes = header.encode();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let is_corrupt = matches!(Header::decode(&bytes), Err(HeaderError::Corrupt { .. }));
+            prop_assert!(is_corrupt);
+        }
+
+        #[test]
+        fn any_bytes_are_an_error_or_a_header(mut bytes in proptest::array::uniform32(any::<u8>())
+            .prop_flat_map(|a| proptest::array::uniform32(any::<u8>()).prop_map(move |b| {
+                let mut bytes = [0; HEADER_BYTES];
+                bytes[..32].copy_from_slice(&a);
+                bytes[32..].copy_from_slice(&b);
+                bytes
+            }))) {
+            let crc = crc32c::crc32c(&bytes[..60]);
+            bytes[60..].copy_from_slice(&crc.to_le_bytes());
+            let _ = Header::decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn lengths_are_bounded() {
+        let contract = Contract {
+            operation: Operation::AllReduce,
+            dtype: DType::F32,
+            reduction: Some(ReduceOp::Sum),
+            algorithm: Algorithm::Ring,
+            root: Rank::ZERO,
+            count: u64::MAX,
+        };
+        let mut header = Header {
+            kind: Kind::Abort,
+            group: 0,
+            sequence: 0,
+            contract,
+            offset: 0,
+            payload_bytes: CONTROL_BYTES_MAX as u32 + 1,
+            payload_crc: None,
+        };
+        assert!(matches!(Header::decode(&header.encode()), Err(HeaderError::TooLong { .. })));
+        header.kind = Kind::Data;
+        assert!(Header::decode(&header.encode()).is_ok());
+    }
+}

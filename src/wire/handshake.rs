@@ -1,0 +1,537 @@
+//! The first words on every connection: who is there, of which job, and proof on both sides of knowing its secret.
+//!
+//! The dialer sends its hello with a nonce; the acceptor answers with its own nonce and an HMAC-SHA256 over both hellos;
+//! the dialer proves itself the same way under another label, so that no proof can be reflected; the acceptor gives its
+//! verdict. Nothing else is read from a connection before that. Both sides are state machines without IO: they ask for a
+//! number of bytes ([`Handshake::wanted`]) and are fed them.
+
+use super::VERSION;
+use super::reader::{Excerpt, Reader};
+use super::secret::Secret;
+use crate::types::{Rank, WORLD_SIZE_MAX};
+
+/// Bytes of a nonce.
+pub const NONCE_BYTES: usize = 32;
+/// Bytes of the dialer's hello.
+const DIALER_HELLO_BYTES: usize = 104;
+/// Bytes of the acceptor's hello.
+const ACCEPTOR_HELLO_BYTES: usize = 80;
+/// Bytes of the acceptor's hello that its proof covers.
+const ACCEPTOR_HELLO_PROVED: usize = ACCEPTOR_HELLO_BYTES - 32;
+/// Bytes of the dialer's proof.
+const PROOF_BYTES: usize = 32;
+/// Bytes of the acceptor's verdict.
+const VERDICT_BYTES: usize = 4;
+
+const MAGIC: [u8; 8] = *b"RINGTRAI";
+const ACCEPTOR_LABEL: &[u8] = b"ringtrain 1 acceptor";
+const DIALER_LABEL: &[u8] = b"ringtrain 1 dialer";
+
+/// What a connection is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// It carries frames between two ranks.
+    Link = 1,
+    /// It leads to the rendezvous.
+    Rendezvous = 2,
+}
+
+/// The job as both ends must see it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Job {
+    /// Made by the launcher; all zero for a job that a peers file describes.
+    pub id: [u8; 16],
+    /// The number of ranks.
+    pub world: u32,
+    /// A digest of the peers file; all zero for a launcher's job.
+    pub peers_digest: [u8; 32],
+}
+
+/// What the dialer says of itself and of the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Introduction {
+    /// What the connection is for.
+    pub purpose: Purpose,
+    /// Who dials.
+    pub from: Rank,
+    /// Who is dialled: a rank, or for the rendezvous whoever serves it.
+    pub to: Rank,
+}
+
+/// Why the acceptor refused; travels as the verdict.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Another protocol version.
+    #[error("it speaks another version of the protocol")]
+    Version,
+    /// Another secret.
+    #[error("it has another secret")]
+    Secret,
+    /// Another job.
+    #[error("it belongs to another job")]
+    Job,
+    /// Another world size.
+    #[error("it was started for another number of ranks")]
+    World,
+    /// Another peers file.
+    #[error("its peers file differs")]
+    PeersFile,
+    /// A rank that cannot be, or the connection was meant for another rank.
+    #[error("the rank is out of range or the connection was meant for another rank")]
+    Rank,
+}
+
+impl Refusal {
+    const ALL: [(u8, Self); 6] = [
+        (1, Self::Version),
+        (2, Self::Secret),
+        (3, Self::Job),
+        (4, Self::World),
+        (5, Self::PeersFile),
+        (6, Self::Rank),
+    ];
+
+    fn to_byte(self) -> u8 {
+        Self::ALL.iter().find(|(_, refusal)| *refusal == self).map_or(0, |&(byte, _)| byte)
+    }
+
+    fn from_byte(byte: u8) -> Option<Self> {
+        Self::ALL.iter().find(|&&(b, _)| b == byte).map(|&(_, refusal)| refusal)
+    }
+}
+
+/// Why a handshake failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// Whatever is there, it is not ours: a browser, a port scanner, another program.
+    #[error("it does not speak ringtrain's protocol (it began with {began_with})")]
+    NotRingtrain {
+        /// Its first bytes, escaped.
+        began_with: String,
+    },
+    /// The peer speaks another version.
+    #[error(
+        "it speaks protocol version {theirs}, this is version {VERSION}; install the same ringtrain on every host"
+    )]
+    Version {
+        /// The peer's version.
+        theirs: u16,
+    },
+    /// The proof is wrong.
+    #[error("its secret is not ours; give every rank the same --secret-file")]
+    Secret,
+    /// The peer refused us after we had proved that we know the secret, or before.
+    #[error("it refused this rank: from its side, {0}")]
+    Refused(Refusal),
+    /// We refuse the peer.
+    #[error("refused: {0}")]
+    Unwelcome(Refusal),
+    /// A field has a value that this version does not know.
+    #[error("its hello has an unknown {0}")]
+    Unknown(&'static str),
+}
+
+/// One side of a handshake, without its IO.
+pub trait Handshake {
+    /// How many bytes it needs before it can go on; 0 when it is over.
+    fn wanted(&self) -> usize;
+
+    /// Takes up to [`Handshake::wanted`] bytes from the connection.
+    ///
+    /// # Errors
+    ///
+    /// [`HandshakeError`]; what [`Handshake::take_output`] still gives should be sent before the connection is closed.
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), HandshakeError>;
+
+    /// Bytes to send now; empty when there are none.
+    fn take_output(&mut self) -> Vec<u8>;
+}
+
+/// The side that opened the connection.
+pub struct Dialer {
+    secret: Secret,
+    state: DialerState,
+    hello: Vec<u8>,
+    input: Vec<u8>,
+    output: Vec<u8>,
+}
+
+#[derive(PartialEq, Eq)]
+enum DialerState {
+    Hello,
+    Verdict,
+    Done,
+}
+
+impl Dialer {
+    /// A dialer of `job` that introduces itself; `nonce` is random.
+    pub fn new(secret: Secret, job: &Job, introduction: Introduction, nonce: [u8; NONCE_BYTES]) -> Self {
+        let mut hello = Vec::with_capacity(DIALER_HELLO_BYTES);
+        hello.extend_from_slice(&MAGIC);
+        hello.extend_from_slice(&VERSION.to_le_bytes());
+        hello.push(introduction.purpose as u8);
+        hello.extend_from_slice(&[0; 13]);
+        hello.extend_from_slice(&job.world.to_le_bytes());
+        hello.extend_from_slice(&introduction.from.get().to_le_bytes());
+        hello.extend_from_slice(&introduction.to.get().to_le_bytes());
+        hello.extend_from_slice(&[0; 4]);
+        hello.extend_from_slice(&job.id);
+        hello.extend_from_slice(&digest_prefix(job));
+        hello.extend_from_slice(&nonce);
+        debug_assert_eq!(hello.len(), DIALER_HELLO_BYTES, "the layout of docs/wire-format.md");
+        Self { secret, state: DialerState::Hello, output: hello.clone(), hello, input: Vec::new() }
+    }
+
+    fn read_hello(&mut self) -> Result<(), HandshakeError> {
+        let input = std::mem::take(&mut self.input);
+        let mut reader = Reader(&input);
+        let fields = (|| Some((reader.array::<8>()?, reader.u16()?, reader.u8()?)))();
+        let (magic, version, refusal) = fields.ok_or(HandshakeError::Unknown("length"))?;
+        if magic != MAGIC {
+            return Err(HandshakeError::NotRingtrain { began_with: Excerpt(&input).to_string() });
+        }
+        if version != VERSION {
+            return Err(HandshakeError::Version { theirs: version });
+        }
+        if let Some(refusal) = Refusal::from_byte(refusal) {
+            return Err(HandshakeError::Refused(refusal));
+        }
+        let (proved, proof) = input.split_at(ACCEPTOR_HELLO_PROVED);
+        let proof = proof.try_into().map_err(|_| HandshakeError::Unknown("length"))?;
+        if !self.secret.verifies(&[ACCEPTOR_LABEL, &self.hello, proved], proof) {
+            return Err(HandshakeError::Secret);
+        }
+        self.output = self.secret.mac(&[DIALER_LABEL, &self.hello, &input]).to_vec();
+        self.state = DialerState::Verdict;
+        Ok(())
+    }
+
+    fn read_verdict(&mut self) -> Result<(), HandshakeError> {
+        self.state = DialerState::Done;
+        match self.input.first() {
+            Some(0) => Ok(()),
+            Some(&byte) => {
+                Err(Refusal::from_byte(byte)
+                    .map_or(HandshakeError::Unknown("verdict"), HandshakeError::Refused))
+            }
+            None => Err(HandshakeError::Unknown("verdict")),
+        }
+    }
+}
+
+impl Handshake for Dialer {
+    fn wanted(&self) -> usize {
+        let size = match self.state {
+            DialerState::Hello => ACCEPTOR_HELLO_BYTES,
+            DialerState::Verdict => VERDICT_BYTES,
+            DialerState::Done => 0,
+        };
+        size.saturating_sub(self.input.len())
+    }
+
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
+        self.input.extend_from_slice(&bytes[..bytes.len().min(self.wanted())]);
+        if self.state == DialerState::Hello {
+            reject_strangers(&self.input)?;
+        }
+        if self.wanted() > 0 {
+            return Ok(());
+        }
+        match self.state {
+            DialerState::Hello => self.read_hello(),
+            DialerState::Verdict => self.read_verdict(),
+            DialerState::Done => Ok(()),
+        }
+    }
+
+    fn take_output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.output)
+    }
+}
+
+/// The side that accepted the connection.
+pub struct Acceptor {
+    secret: Secret,
+    job: Job,
+    own_rank: Option<Rank>,
+    nonce: [u8; NONCE_BYTES],
+    state: AcceptorState,
+    input: Vec<u8>,
+    output: Vec<u8>,
+}
+
+enum AcceptorState {
+    Hello,
+    Proof { hello: Vec<u8>, own_hello: Vec<u8>, introduction: Introduction },
+    Done(Introduction),
+    Failed,
+}
+
+impl Acceptor {
+    /// An acceptor of `job`; `own_rank` is what links must be meant for, `None` for a launcher's rendezvous, which is no
+    /// rank; `nonce` is random.
+    pub fn new(secret: Secret, job: Job, own_rank: Option<Rank>, nonce: [u8; NONCE_BYTES]) -> Self {
+        let state = AcceptorState::Hello;
+        Self { secret, job, own_rank, nonce, state, input: Vec::new(), output: Vec::new() }
+    }
+
+    /// Who dialled, once the handshake is over.
+    pub fn introduction(&self) -> Option<Introduction> {
+        match self.state {
+            AcceptorState::Done(introduction) => Some(introduction),
+            _ => None,
+        }
+    }
+
+    fn read_hello(&mut self) -> Result<(), HandshakeError> {
+        let hello = std::mem::take(&mut self.input);
+        let own_hello = |refusal: u8, nonce: &[u8; NONCE_BYTES]| {
+            let mut out = Vec::with_capacity(ACCEPTOR_HELLO_BYTES);
+            out.extend_from_slice(&MAGIC);
+            out.extend_from_slice(&VERSION.to_le_bytes());
+            out.push(refusal);
+            out.extend_from_slice(&[0; 5]);
+            out.extend_from_slice(nonce);
+            out
+        };
+        let mut reader = Reader(&hello);
+        let version = reader.bytes(8).and(reader.u16()).ok_or(HandshakeError::Unknown("length"))?;
+        if version != VERSION {
+            self.output = own_hello(Refusal::Version.to_byte(), &self.nonce);
+            self.output.extend_from_slice(&[0; 32]);
+            self.state = AcceptorState::Failed;
+            return Err(HandshakeError::Version { theirs: version });
+        }
+        let introduction = (|| {
+            let purpose = match reader.u8()? {
+                1 => Purpose::Link,
+                2 => Purpose::Rendezvous,
+                _ => return None,
+            };
+            reader.bytes(13)?;
+            let _world = reader.u32()?;
+            Some(Introduction { purpose, from: Rank::new(reader.u32()?), to: Rank::new(reader.u32()?) })
+        })()
+        .ok_or(HandshakeError::Unknown("purpose"))?;
+        let mut answer = own_hello(0, &self.nonce);
+        let proof = self.secret.mac(&[ACCEPTOR_LABEL, &hello, &answer]);
+        answer.extend_from_slice(&proof);
+        debug_assert_eq!(answer.len(), ACCEPTOR_HELLO_BYTES, "the layout of docs/wire-format.md");
+        self.output.clone_from(&answer);
+        self.state = AcceptorState::Proof { hello, own_hello: answer, introduction };
+        Ok(())
+    }
+
+    fn read_proof(&mut self) -> Result<(), HandshakeError> {
+        let state = std::mem::replace(&mut self.state, AcceptorState::Failed);
+        let AcceptorState::Proof { hello, own_hello, introduction } = state else { return Ok(()) };
+        let proof: [u8; PROOF_BYTES] =
+            std::mem::take(&mut self.input).try_into().map_err(|_| HandshakeError::Unknown("length"))?;
+        if !self.secret.verifies(&[DIALER_LABEL, &hello, &own_hello], &proof) {
+            self.output = verdict(Some(Refusal::Secret));
+            return Err(HandshakeError::Secret);
+        }
+        // Only now that the dialer has proved itself is it told what exactly does not fit.
+        let refusal = self.objection(&hello, introduction);
+        self.output = verdict(refusal);
+        if let Some(refusal) = refusal {
+            return Err(HandshakeError::Unwelcome(refusal));
+        }
+        self.state = AcceptorState::Done(introduction);
+        Ok(())
+    }
+
+    fn objection(&self, hello: &[u8], introduction: Introduction) -> Option<Refusal> {
+        let mut reader = Reader(hello.get(24..)?);
+        let world = reader.u32()?;
+        reader.bytes(12)?;
+        let id = reader.array::<16>()?;
+        let digest = reader.array::<16>()?;
+        if id != self.job.id {
+            return Some(Refusal::Job);
+        }
+        if world != self.job.world || world > WORLD_SIZE_MAX {
+            return Some(Refusal::World);
+        }
+        if digest != digest_prefix(&self.job) {
+            return Some(Refusal::PeersFile);
+        }
+        let misdirected = self.own_rank.is_some_and(|own| own != introduction.to);
+        (introduction.from.get() >= world || misdirected).then_some(Refusal::Rank)
+    }
+}
+
+impl Handshake for Acceptor {
+    fn wanted(&self) -> usize {
+        let size = match self.state {
+            AcceptorState::Hello => DIALER_HELLO_BYTES,
+            AcceptorState::Proof { .. } => PROOF_BYTES,
+            AcceptorState::Done(_) | AcceptorState::Failed => 0,
+        };
+        size.saturating_sub(self.input.len())
+    }
+
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
+        self.input.extend_from_slice(&bytes[..bytes.len().min(self.wanted())]);
+        if matches!(self.state, AcceptorState::Hello)
+            && let Err(stranger) = reject_strangers(&self.input)
+        {
+            self.state = AcceptorState::Failed;
+            return Err(stranger);
+        }
+        if self.wanted() > 0 {
+            return Ok(());
+        }
+        match self.state {
+            AcceptorState::Hello => self.read_hello(),
+            AcceptorState::Proof { .. } => self.read_proof(),
+            AcceptorState::Done(_) | AcceptorState::Failed => Ok(()),
+        }
+    }
+
+    fn take_output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.output)
+    }
+}
+
+/// Fails as soon as the first bytes cannot become our magic, so that nobody waits for a stranger's next byte.
+fn reject_strangers(input: &[u8]) -> Result<(), HandshakeError> {
+    let known = input.len().min(MAGIC.len());
+    if input[..known] == MAGIC[..known] {
+        return Ok(());
+    }
+    Err(HandshakeError::NotRingtrain { began_with: Excerpt(input).to_string() })
+}
+
+fn verdict(refusal: Option<Refusal>) -> Vec<u8> {
+    vec![refusal.map_or(0, Refusal::to_byte), 0, 0, 0]
+}
+
+/// Half of the digest is enough to tell two files apart.
+fn digest_prefix(job: &Job) -> [u8; 16] {
+    let mut prefix = [0; 16];
+    prefix.copy_from_slice(&job.peers_digest[..16]);
+    prefix
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job() -> Job {
+        Job { id: [7; 16], world: 4, peers_digest: [9; 32] }
+    }
+
+    fn secret(text: &[u8]) -> Secret {
+        Secret::new(text).unwrap()
+    }
+
+    fn dialer(job: &Job, from: u32, to: u32) -> Dialer {
+        let introduction = Introduction { purpose: Purpose::Link, from: Rank::new(from), to: Rank::new(to) };
+        Dialer::new(secret(b"sixteen bytes or more"), job, introduction, [1; 32])
+    }
+
+    fn acceptor(job: &Job, text: &[u8]) -> Acceptor {
+        Acceptor::new(secret(text), job.clone(), Some(Rank::new(2)), [2; 32])
+    }
+
+    /// Passes messages, `piece` bytes at a time, until both are done or have failed.
+    fn shake(
+        dialer: &mut Dialer,
+        acceptor: &mut Acceptor,
+        piece: usize,
+    ) -> (Result<(), HandshakeError>, Result<(), HandshakeError>) {
+        let (mut dialed, mut accepted) = (Ok(()), Ok(()));
+        loop {
+            let to_acceptor = dialer.take_output();
+            for bytes in to_acceptor.chunks(piece) {
+                accepted = accepted.and_then(|()| acceptor.feed(bytes));
+            }
+            let to_dialer = acceptor.take_output();
+            for bytes in to_dialer.chunks(piece) {
+                dialed = dialed.and_then(|()| dialer.feed(bytes));
+            }
+            if to_acceptor.is_empty() && to_dialer.is_empty() {
+                return (dialed, accepted);
+            }
+        }
+    }
+
+    #[test]
+    fn both_sides_agree_in_pieces_of_any_size() {
+        for piece in [1, 7, 80, 104, 1000] {
+            let (mut dialer, mut acceptor) =
+                (dialer(&job(), 1, 2), acceptor(&job(), b"sixteen bytes or more"));
+            assert_eq!(shake(&mut dialer, &mut acceptor, piece), (Ok(()), Ok(())));
+            assert_eq!((dialer.wanted(), acceptor.wanted()), (0, 0));
+            assert_eq!(acceptor.introduction().unwrap().from, Rank::new(1));
+        }
+    }
+
+    #[test]
+    fn another_secret_is_told_to_both() {
+        let (mut dialer, mut acceptor) =
+            (dialer(&job(), 1, 2), acceptor(&job(), b"another secret altogether"));
+        let (dialed, _) = shake(&mut dialer, &mut acceptor, 50);
+        assert_eq!(dialed, Err(HandshakeError::Secret));
+        assert_eq!(acceptor.introduction(), None);
+
+        // A dialer that goes on all the same is found out by its proof.
+        let mut acceptor = self::acceptor(&job(), b"sixteen bytes or more");
+        acceptor.feed(&self::dialer(&job(), 1, 2).take_output()).unwrap();
+        assert_eq!(acceptor.feed(&[0; 32]), Err(HandshakeError::Secret));
+        assert_eq!(acceptor.introduction(), None);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named_after_the_proof() {
+        let base = job();
+        let cases = [
+            (Job { id: [8; 16], ..base.clone() }, 1, 2, Refusal::Job),
+            (Job { world: 5, ..base.clone() }, 1, 2, Refusal::World),
+            (Job { peers_digest: [1; 32], ..base.clone() }, 1, 2, Refusal::PeersFile),
+            (base.clone(), 4, 2, Refusal::Rank),
+            (base.clone(), 1, 3, Refusal::Rank),
+        ];
+        for (theirs, from, to, refusal) in cases {
+            let (mut dialer, mut acceptor) =
+                (dialer(&theirs, from, to), acceptor(&base, b"sixteen bytes or more"));
+            let (dialed, accepted) = shake(&mut dialer, &mut acceptor, 1000);
+            assert_eq!(dialed, Err(HandshakeError::Refused(refusal)));
+            assert_eq!(accepted, Err(HandshakeError::Unwelcome(refusal)));
+        }
+    }
+
+    #[test]
+    fn another_version_is_told_to_both() {
+        let mut acceptor = acceptor(&job(), b"sixteen bytes or more");
+        let mut hello = dialer(&job(), 1, 2).take_output();
+        hello[8] = 9;
+        assert_eq!(acceptor.feed(&hello), Err(HandshakeError::Version { theirs: 9 }));
+        let mut answer = acceptor.take_output();
+        assert_eq!(answer.len(), ACCEPTOR_HELLO_BYTES);
+        answer[8] = 7;
+        assert_eq!(dialer(&job(), 1, 2).feed(&answer), Err(HandshakeError::Version { theirs: 7 }));
+    }
+
+    #[test]
+    fn strangers_are_turned_away_at_their_first_byte() {
+        for stranger in [&b"GET / HTTP/1.1\r\n"[..], b"\x16\x03\x01", b"\0", b"SSH-2.0-OpenSSH"] {
+            let result = acceptor(&job(), b"sixteen bytes or more").feed(stranger);
+            assert!(matches!(result, Err(HandshakeError::NotRingtrain { .. })), "{result:?}");
+        }
+        let shown = acceptor(&job(), b"sixteen bytes or more").feed(b"GET / HTTP/1.1\r\n").unwrap_err();
+        assert!(shown.to_string().contains("\"GET / HTTP/1.1"), "{shown}");
+    }
+
+    /// A proof that the acceptor made must not open a door for whoever sends it back.
+    #[test]
+    fn a_reflected_proof_is_worthless() {
+        let mut acceptor = acceptor(&job(), b"sixteen bytes or more");
+        acceptor.feed(&dialer(&job(), 1, 2).take_output()).unwrap();
+        let answer = acceptor.take_output();
+        assert_eq!(acceptor.feed(&answer[48..]), Err(HandshakeError::Secret));
+    }
+}

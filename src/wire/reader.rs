@@ -1,0 +1,62 @@
+//! Reading fields from bytes that a peer sent.
+
+use std::fmt;
+
+/// A cursor over received bytes: every read either gives a whole field or `None`.
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(super) fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (head, tail) = self.0.split_at_checked(length)?;
+        self.0 = tail;
+        Some(head)
+    }
+
+    pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.bytes(N)?.try_into().ok()
+    }
+
+    pub(super) fn u8(&mut self) -> Option<u8> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    pub(super) fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    pub(super) fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub(super) fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    /// A text with its length before it, made fit to print.
+    pub(super) fn text(&mut self) -> Option<String> {
+        let length = usize::from(self.u16()?);
+        self.bytes(length).map(|bytes| printable(&String::from_utf8_lossy(bytes)))
+    }
+}
+
+/// Appends a text with its length before it, cut at `length_max` bytes.
+pub(super) fn put_text(out: &mut Vec<u8>, text: &str, length_max: u16) {
+    let end = text.floor_char_boundary(text.len().min(usize::from(length_max)));
+    out.extend_from_slice(&(end as u16).to_le_bytes());
+    out.extend_from_slice(&text.as_bytes()[..end]);
+}
+
+/// The text with its control characters replaced: a peer's words must not drive our terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// The first bytes of something that is no message of ours, as a person would recognise them.
+pub(super) struct Excerpt<'a>(pub(super) &'a [u8]);
+
+impl fmt::Display for Excerpt<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = &self.0[..self.0.len().min(16)];
+        write!(f, "\"{}\"", shown.escape_ascii())
+    }
+}

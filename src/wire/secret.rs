@@ -1,0 +1,95 @@
+//! The job's secret and what is computed from it.
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+use subtle::ConstantTimeEq as _;
+
+/// The shortest secret that is accepted, in bytes.
+pub const SECRET_BYTES_MIN: usize = 16;
+/// The longest, in bytes.
+pub const SECRET_BYTES_MAX: usize = 4096;
+
+/// Why a text is no secret.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SecretError {
+    /// Too short to be one.
+    #[error(
+        "the secret has {0} bytes and needs at least {SECRET_BYTES_MIN}; make one with `head -c 32 /dev/urandom | base64`"
+    )]
+    TooShort(usize),
+    /// Too long to be one.
+    #[error("the secret has {0} bytes, more than {SECRET_BYTES_MAX}; is this the right file?")]
+    TooLong(usize),
+}
+
+/// What the ranks of a job know and nobody else does. It is never printed.
+#[derive(Clone)]
+pub struct Secret(Vec<u8>);
+
+impl Secret {
+    /// The secret in a file or an environment variable; white space around it does not count.
+    ///
+    /// # Errors
+    ///
+    /// [`SecretError`] if it is shorter than 16 or longer than 4,096 bytes.
+    pub fn new(text: &[u8]) -> Result<Self, SecretError> {
+        let text = text.trim_ascii();
+        match text.len() {
+            length if length < SECRET_BYTES_MIN => Err(SecretError::TooShort(length)),
+            length if length > SECRET_BYTES_MAX => Err(SecretError::TooLong(length)),
+            _ => Ok(Self(text.to_vec())),
+        }
+    }
+
+    /// A job without a secret, which is confined to loopback: any process of this machine may join it.
+    pub fn none() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Whether this is [`Secret::none`].
+    pub fn is_none(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// HMAC-SHA256 (RFC 2104) of the parts, one after another.
+    pub(super) fn mac(&self, parts: &[&[u8]]) -> [u8; 32] {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        for part in parts {
+            mac.update(part);
+        }
+        mac.finalize().into_bytes().into()
+    }
+
+    /// Whether `mac` is that of the parts, found in constant time.
+    pub(super) fn verifies(&self, parts: &[&[u8]], mac: &[u8; 32]) -> bool {
+        self.mac(parts).ct_eq(mac).into()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_none() { "no secret" } else { "a secret" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 4231, test case 2: key "Jefe", data "what do ya want for nothing?".
+    #[test]
+    fn the_mac_is_rfc_4231s() {
+        let mac = Secret(b"Jefe".to_vec()).mac(&[b"what do ya want ", b"for nothing?"]);
+        assert_eq!(&mac[..8], [0x5b, 0xdc, 0xc1, 0x46, 0xbf, 0x60, 0x75, 0x4e]);
+    }
+
+    #[test]
+    fn a_secret_is_bounded_and_never_shown() {
+        assert_eq!(Secret::new(b" short \n").unwrap_err(), SecretError::TooShort(5));
+        assert_eq!(Secret::new(&[b'x'; 5000]).unwrap_err(), SecretError::TooLong(5000));
+        let secret = Secret::new(b"0123456789abcdef\n").unwrap();
+        assert_eq!(format!("{secret:?}"), "a secret");
+    }
+}
