@@ -56,8 +56,8 @@ fn find(directory: &Path, part: &str, kind: &str, dimensions: u32) -> Result<Pat
     let names = ['-', '.'].map(|dot| format!("{part}-{kind}{dot}idx{dimensions}-ubyte"));
     let found = names.iter().flat_map(|name| [directory.join(name), directory.join(format!("{name}.gz"))]);
     found.into_iter().find(|path| path.exists()).ok_or_else(|| {
-        if !directory.exists() {
-            return DataError::unreadable(directory, std::io::ErrorKind::NotFound.into());
+        if let Err(error) = std::fs::metadata(directory) {
+            return DataError::unreadable(directory, error);
         }
         let problem = format!("has no {} or {0}.gz; MNIST and Fashion-MNIST have four such files", names[0]);
         DataError::malformed(directory, problem)
