@@ -9,6 +9,7 @@ pub mod launch;
 pub mod reduce;
 pub mod rendezvous;
 pub mod schedule;
+pub mod train;
 pub mod transport;
 pub mod types;
 pub mod wire;

@@ -2,5 +2,6 @@
 
 pub mod group_args;
 pub mod run;
+pub mod train;
 
 pub use crate::exit;
