@@ -1,0 +1,280 @@
+//! The bytes that `docs/wire-format.md` draws. Whoever changes one changes the page and `wire::VERSION` too.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use ringtrain::rendezvous::Server;
+use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
+use ringtrain::wire::frame::{CONTROL_BYTES_MAX, HEADER_BYTES, SEGMENT_BYTES_MAX};
+use ringtrain::wire::handshake::{Acceptor, Dialer, Handshake as _, Introduction, Job, Purpose};
+use ringtrain::wire::{Cause, Header, Kind, SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, VERSION};
+use ringtrain::{Rank, WorldSize};
+use sha2::Sha256;
+
+const SECRET: &[u8] = b"sixteen bytes or more";
+
+fn job() -> Job {
+    let mut peers_digest = [0xd2; 32];
+    peers_digest[..16].fill(0xd1);
+    Job { id: *b"the id of a job.", world: 0x0102, peers_digest }
+}
+
+fn dialer(job: &Job, purpose: Purpose, from: u32, to: u32) -> Dialer {
+    let introduction = Introduction { purpose, from: Rank::new(from), to: Rank::new(to) };
+    Dialer::new(Secret::new(SECRET).unwrap(), job, introduction, [0xa1; 32])
+}
+
+fn mac(parts: &[&[u8]]) -> Vec<u8> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(SECRET).unwrap();
+    for part in parts {
+        mac.update(part);
+    }
+    mac.finalize().into_bytes().to_vec()
+}
+
+#[test]
+fn the_limits_are_those_of_the_page() {
+    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (1, 64, 4_194_304, 4096));
+    assert_eq!((SECRET_BYTES_MIN, SECRET_BYTES_MAX), (16, 4096));
+}
+
+#[test]
+fn a_frame_header_byte_by_byte() {
+    let header = Header {
+        kind: Kind::Data,
+        group: 0x0403_0201,
+        sequence: 0x1817_1615_1413_1211,
+        contract: Contract {
+            operation: Operation::AllReduce,
+            dtype: DType::F32,
+            reduction: Some(ReduceOp::Average),
+            algorithm: Algorithm::Ring,
+            root: Rank::new(0x0807_0605),
+            count: 0x2827_2625_2423_2221,
+        },
+        offset: 0x3837_3635_3433_3231,
+        payload_bytes: 0x0020_4241,
+        payload_crc: Some(0x5453_5251),
+    };
+    let mut expected = Vec::new();
+    expected.extend_from_slice(b"RF"); // 0: magic
+    expected.extend_from_slice(&[1, 1]); // 2: kind, flags
+    expected.extend_from_slice(&[1, 3, 2, 1]); // 4: operation, dtype, reduction, algorithm
+    expected.extend_from_slice(&[0x01, 0x02, 0x03, 0x04]); // 8: group
+    expected.extend_from_slice(&[0x05, 0x06, 0x07, 0x08]); // 12: root
+    expected.extend_from_slice(&[0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18]); // 16: sequence
+    expected.extend_from_slice(&[0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28]); // 24: count
+    expected.extend_from_slice(&[0x31, 0x32, 0x33, 0x34, 0x35, 0x36, 0x37, 0x38]); // 32: offset
+    expected.extend_from_slice(&[0x41, 0x42, 0x20, 0x00]); // 40: payload bytes
+    expected.extend_from_slice(&[0x51, 0x52, 0x53, 0x54]); // 44: payload CRC
+    expected.extend_from_slice(&[0; 12]); // 48: reserved
+    expected.extend_from_slice(&[0x36, 0x43, 0x0d, 0xda]); // 60: header CRC
+    assert_eq!(header.encode()[..], expected);
+    assert_eq!(Header::decode(&header.encode()), Ok(header));
+    let plain =
+        Header { kind: Kind::Goodbye, payload_crc: None, contract: Contract::NONE, ..header }.encode();
+    assert_eq!((plain[2], plain[3], &plain[4..8], &plain[44..48]), (3, 0, &[5, 6, 0, 2][..], &[0; 4][..]));
+}
+
+#[test]
+fn the_bytes_of_every_name() {
+    let bytes = |names: &[&str]| -> Vec<(String, u8)> {
+        names.iter().map(|&name| name.to_owned()).zip(1..).collect()
+    };
+    let named = |all: Vec<(&str, u8)>| -> Vec<(String, u8)> {
+        all.into_iter().map(|(name, byte)| (name.to_owned(), byte)).collect()
+    };
+    assert_eq!(
+        named(Operation::ALL.iter().map(|o| (o.name(), o.to_byte())).collect()),
+        bytes(&["all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"])
+    );
+    assert_eq!(
+        named(DType::ALL.iter().map(|d| (d.name(), d.to_byte())).collect()),
+        bytes(&["f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64"])
+    );
+    assert_eq!(
+        named(ReduceOp::ALL.iter().map(|r| (r.name(), r.to_byte())).collect()),
+        bytes(&["sum", "avg", "min", "max", "prod"])
+    );
+    assert_eq!(
+        named(Algorithm::ALL.iter().map(|a| (a.name(), a.to_byte())).collect()),
+        bytes(&["ring", "dissemination"])
+    );
+}
+
+#[test]
+fn a_handshake_byte_by_byte() {
+    let mut dialer = dialer(&job(), Purpose::Link, 0x0101, 2);
+    let hello = dialer.take_output();
+    let mut expected = Vec::new();
+    expected.extend_from_slice(b"RINGTRAI"); // 0: magic
+    expected.extend_from_slice(&[1, 0]); // 8: version
+    expected.push(1); // 10: purpose
+    expected.extend_from_slice(&[0; 13]); // 11: reserved
+    expected.extend_from_slice(&[0x02, 0x01, 0, 0]); // 24: world
+    expected.extend_from_slice(&[0x01, 0x01, 0, 0]); // 28: from
+    expected.extend_from_slice(&[2, 0, 0, 0]); // 32: to
+    expected.extend_from_slice(&[0; 4]); // 36: reserved
+    expected.extend_from_slice(b"the id of a job."); // 40: job id
+    expected.extend_from_slice(&[0xd1; 16]); // 56: the digest's first half
+    expected.extend_from_slice(&[0xa1; 32]); // 72: nonce
+    assert_eq!(expected.len(), 104);
+    assert_eq!(hello, expected);
+
+    let mut acceptor = Acceptor::new(Secret::new(SECRET).unwrap(), job(), Some(Rank::new(2)), [0xb2; 32]);
+    assert_eq!(acceptor.wanted(), 104);
+    acceptor.feed(&hello).unwrap();
+    let answer = acceptor.take_output();
+    let mut expected = Vec::new();
+    expected.extend_from_slice(b"RINGTRAI"); // 0: magic
+    expected.extend_from_slice(&[1, 0]); // 8: version
+    expected.push(0); // 10: refusal
+    expected.extend_from_slice(&[0; 5]); // 11: reserved
+    expected.extend_from_slice(&[0xb2; 32]); // 16: nonce
+    expected.extend_from_slice(&mac(&[b"ringtrain 1 acceptor", &hello, &expected[..48].to_vec()])); // 48: proof
+    assert_eq!(answer, expected);
+
+    dialer.feed(&answer).unwrap();
+    let proof = dialer.take_output();
+    assert_eq!(proof, mac(&[b"ringtrain 1 dialer", &hello, &answer]));
+    assert_eq!((proof.len(), acceptor.wanted()), (32, 32));
+    acceptor.feed(&proof).unwrap();
+    assert_eq!(acceptor.take_output(), [0; 4]);
+    assert_eq!(dialer.wanted(), 4);
+}
+
+#[test]
+fn a_refusal_byte_by_byte() {
+    let theirs = job();
+    let cases = [
+        (3, Job { id: [0; 16], ..job() }, 0, 2),
+        (4, Job { world: 9, ..job() }, 0, 2),
+        (5, Job { peers_digest: [0; 32], ..job() }, 0, 2),
+        (6, job(), 0x0102, 2),
+        (6, job(), 0, 3),
+    ];
+    for (byte, ours, from, to) in cases {
+        let mut dialer = dialer(&ours, Purpose::Link, from, to);
+        let mut acceptor =
+            Acceptor::new(Secret::new(SECRET).unwrap(), theirs.clone(), Some(Rank::new(2)), [0; 32]);
+        acceptor.feed(&dialer.take_output()).unwrap();
+        dialer.feed(&acceptor.take_output()).unwrap();
+        acceptor.feed(&dialer.take_output()).unwrap_err();
+        assert_eq!(acceptor.take_output(), [byte, 0, 0, 0]);
+    }
+    let mut acceptor = Acceptor::new(Secret::new(SECRET).unwrap(), theirs, None, [0xb2; 32]);
+    let mut hello = dialer(&job(), Purpose::Link, 0, 2).take_output();
+    hello[9] = 1;
+    acceptor.feed(&hello).unwrap_err();
+    let answer = acceptor.take_output();
+    assert_eq!((answer.len(), answer[10], &answer[48..]), (80, 1, &[0; 32][..]));
+}
+
+#[test]
+fn every_abort_byte_by_byte() {
+    let rank = Rank::new(0x0102);
+    let asked = Contract {
+        operation: Operation::Broadcast,
+        dtype: DType::U64,
+        reduction: None,
+        algorithm: Algorithm::Ring,
+        root: Rank::new(7),
+        count: 9,
+    };
+    let (host, text) = (|| "h".to_owned(), || "why".to_owned());
+    let contract: &[u8] = &[4, 10, 0, 1, 7, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0];
+    let (h, why): (&[u8], &[u8]) = (&[1, 0, b'h'], &[3, 0, b'w', b'h', b'y']);
+    let number: &[u8] = &[5, 0, 0, 0, 0, 0, 0, 0];
+    let later: &[u8] = &[6, 0, 0, 0, 0, 0, 0, 0];
+    let other: &[u8] = &[3, 0, 0, 0];
+    let cases: [(Cause, u8, &[&[u8]]); 7] = [
+        (Cause::PeerLost { rank, host: host(), detail: text() }, 1, &[h, why]),
+        (Cause::PeerLeft { rank, host: host() }, 2, &[h]),
+        (
+            Cause::Mismatch {
+                sequence: 5,
+                first: rank,
+                first_asked: asked,
+                second: Rank::new(3),
+                second_asked: asked,
+            },
+            3,
+            &[number, contract, other, contract],
+        ),
+        (
+            Cause::OutOfOrder {
+                rank,
+                sequence: 5,
+                asked,
+                ahead: Rank::new(3),
+                ahead_sequence: 6,
+                ahead_asked: asked,
+            },
+            4,
+            &[number, contract, other, later, contract],
+        ),
+        (
+            Cause::Timeout { rank, sequence: 5, asked, timeout_ms: 6, waiting_for: text() },
+            5,
+            &[why, number, contract, later],
+        ),
+        (Cause::Aborted { rank, host: host(), message: text() }, 6, &[h, why]),
+        (Cause::Misbehaved { rank, host: host(), detail: text() }, 7, &[h, why]),
+    ];
+    for (cause, kind, fields) in cases {
+        let mut expected = vec![kind, 0x02, 0x01, 0, 0];
+        expected.extend(fields.iter().copied().flatten());
+        assert_eq!(cause.encode(), expected, "{cause}");
+    }
+}
+
+/// Two ranks register by hand, as the page says, and are told the roster.
+#[test]
+fn the_rendezvous_word_by_word() {
+    let world = WorldSize::new(2).unwrap();
+    let job = Job { id: [9; 16], world: 2, peers_digest: [0; 32] };
+    let server = Server::start(world, Secret::new(SECRET).unwrap(), job.id, Duration::from_secs(30)).unwrap();
+    let arrive = |rank| {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        let mut dialer = dialer(&job, Purpose::Rendezvous, rank, 0);
+        while dialer.wanted() > 0 {
+            stream.write_all(&dialer.take_output()).unwrap();
+            let mut bytes = vec![0; dialer.wanted()];
+            stream.read_exact(&mut bytes).unwrap();
+            dialer.feed(&bytes).unwrap();
+        }
+        stream
+    };
+    let say = |stream: &mut TcpStream, words: &str| {
+        stream.write_all(&(words.len() as u32).to_le_bytes()).unwrap();
+        stream.write_all(words.as_bytes()).unwrap();
+    };
+    let hear = |stream: &mut TcpStream| {
+        let mut length = [0; 4];
+        stream.read_exact(&mut length).unwrap();
+        let mut words = vec![0; u32::from_le_bytes(length) as usize];
+        stream.read_exact(&mut words).unwrap();
+        String::from_utf8(words).unwrap()
+    };
+    let member = |rank: u32| {
+        let shared = r#"{"segment_bytes":131072,"checks_payloads":false}"#;
+        format!(
+            r#"{{"host":"h{rank}","machine":"m","address":"127.0.0.1:{}","shared":{shared}}}"#,
+            4000 + rank
+        )
+    };
+    let (mut zero, mut one) = (arrive(0), arrive(1));
+    say(&mut one, r#""ask""#);
+    assert_eq!(hear(&mut one), r#"{"missing":{"ranks":[0,1]}}"#);
+    say(&mut one, &format!(r#"{{"register":{}}}"#, member(1)));
+    say(&mut one, r#""ask""#);
+    assert_eq!(hear(&mut one), r#"{"missing":{"ranks":[0]}}"#);
+    let mut again = arrive(1);
+    say(&mut again, &format!(r#"{{"register":{}}}"#, member(1)));
+    assert!(hear(&mut again).starts_with(r#"{"refused":{"reason":"rank 1 is taken by a process on h1"#));
+    say(&mut zero, &format!(r#"{{"register":{}}}"#, member(0)));
+    let roster = format!(r#"{{"ready":{{"members":[{},{}]}}}}"#, member(0), member(1));
+    assert_eq!((hear(&mut zero), hear(&mut one)), (roster.clone(), roster));
+}
