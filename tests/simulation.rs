@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -327,9 +328,18 @@ fn random_fault(random: &mut StdRng, world: WorldSize) -> Fault {
     }
 }
 
+/// The seeds from 0 on, or the one that `SIM_SEED` names, to look at it alone.
+fn seeds(count: u64) -> Range<u64> {
+    let one = std::env::var("SIM_SEED").ok();
+    one.map_or(0..count, |seed| {
+        let seed = seed.parse().expect("SIM_SEED is a number");
+        seed..seed + 1
+    })
+}
+
 #[test]
 fn a_sound_network_always_completes() {
-    for seed in 0..2000 {
+    for seed in seeds(2000) {
         let scenario = Scenario::random(seed, false);
         let outcomes = scenario.run(seed);
         assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Success), "seed {seed}: {outcomes:?}");
@@ -340,7 +350,7 @@ fn a_sound_network_always_completes() {
 #[test]
 fn ten_thousand_faulty_networks_fail_on_every_rank_or_on_none() {
     let (mut completed, mut failed) = (0, 0);
-    for seed in 0..10_000 {
+    for seed in seeds(10_000) {
         let scenario = Scenario::random(seed, true);
         let barrier = scenario.program.len() - 1;
         let outcomes = scenario.run(seed);
@@ -358,14 +368,15 @@ fn ten_thousand_faulty_networks_fail_on_every_rank_or_on_none() {
     }
     // Faults that always or never hit would test nothing.
     println!("{completed} completed, {failed} failed");
-    assert!(completed > 1000 && failed > 1000, "{completed} completed, {failed} failed");
+    let is_alone = completed + failed == 1;
+    assert!(is_alone || completed > 1000 && failed > 1000, "{completed} completed, {failed} failed");
 }
 
 /// With one killed rank and nothing else wrong, all survivors of a ring name it and nobody else.
 #[test]
 fn survivors_name_the_rank_that_died() {
     let mut named = 0;
-    for seed in 0..1000 {
+    for seed in seeds(1000) {
         let mut scenario = Scenario::random(seed, false);
         let mut random = StdRng::seed_from_u64(seed);
         let victim = Rank::new(random.random_range(0..scenario.world.get()));
@@ -380,7 +391,7 @@ fn survivors_name_the_rank_that_died() {
             named += 1;
         }
     }
-    assert!(named > 1000, "only {named} failures seen");
+    assert!(named > 1000 || seeds(1000).count() == 1, "only {named} failures seen");
 }
 
 /// A stopped rank is found by the deadline, and everybody who waits says whom for.
