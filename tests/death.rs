@@ -57,7 +57,7 @@ fn kill_and_check(mut ranks: Vec<Child>, victim: usize, folder: &Path) -> Durati
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
-    left.retain(|name| !name.ends_with(".out") && name != "hosts.txt");
+    left.retain(|name| name != "hosts.txt" && name.split_once('.').is_none_or(|(_, end)| end != "out"));
     assert!(left.is_empty(), "{left:?} left behind");
     took
 }
