@@ -3,10 +3,13 @@
 pub mod cli;
 pub mod codec;
 pub mod engine;
+pub mod exit;
 pub mod group;
+pub mod launch;
 pub mod reduce;
 pub mod rendezvous;
 pub mod schedule;
+pub mod train;
 pub mod transport;
 pub mod types;
 pub mod wire;

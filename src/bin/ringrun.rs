@@ -1,3 +1,26 @@
-//! The program `ringrun`.
+//! The program `ringrun`, which also carries `ringtrain` and `ringbench`: it is what its name says, as busybox is.
 
-fn main() {}
+use std::env;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::ExitCode;
+
+use ringtrain::{cli, launch};
+
+fn main() -> ExitCode {
+    let mut arguments = env::args_os();
+    let called = arguments.next().unwrap_or_default();
+    let name = Path::new(&called).file_name().unwrap_or(OsStr::new("ringrun"));
+    match name.to_str() {
+        // PLACEHOLDER: cli::train::run(arguments) and cli::bench::run(arguments).
+        Some(carried @ ("ringtrain" | "ringbench")) => {
+            launch::name_process(carried);
+            eprintln!("{carried}: not built yet");
+            cli::exit::Exit::Failure.into()
+        }
+        _ if name == launch::KEEPER || name == launch::SHIM => {
+            launch::internal_program(name, arguments).unwrap_or(ExitCode::FAILURE)
+        }
+        _ => cli::run::run(arguments),
+    }
+}

@@ -1,3 +1,7 @@
 //! The program `ringtrain`.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ringtrain::cli::train::run(std::env::args_os())
+}

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::exit::Exit;
-use crate::group::{Error, Group, JoinOptions, Meeting, SEGMENT_BYTES};
+use crate::exit::Exit;
+use crate::group::{Error, Group, JoinOptions, Meeting, SEGMENT_BYTES, START_TIMEOUT};
 use crate::rendezvous::{PeersFile, SECRET_VARIABLE, StartError, from_environment, secret_from_environment};
 use crate::transport::tcp::CongestionControl;
 use crate::types::Rank;
@@ -39,9 +39,9 @@ pub struct GroupArgs {
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
 
-    /// How long all ranks may take to come
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
-    pub start_timeout: Duration,
+    /// How long all ranks may take to come [default: what ringrun was told, or 30]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub start_timeout: Option<Duration>,
 
     /// How long one collective operation may take before the job fails on all ranks
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
@@ -102,10 +102,14 @@ impl GroupArgs {
             (Some(_), Ok(Some(_))) => return Err(JoinError::LaunchedTwice),
             (None, launched) => launched?.map_or(Meeting::Alone, Meeting::Launched),
         };
+        let told = match &meeting {
+            Meeting::Launched(launched) => launched.start_timeout,
+            _ => None,
+        };
         let options = JoinOptions {
             meeting,
             secret: self.secret()?,
-            start_timeout: self.start_timeout,
+            start_timeout: self.start_timeout.or(told).unwrap_or(START_TIMEOUT),
             operation_timeout: self.timeout,
             congestion: self.tcp_congestion.clone(),
             segment_bytes: self.segment_bytes,
@@ -150,6 +154,7 @@ impl JoinError {
                 | StartError::NeedsSecret { .. }
                 | StartError::SocketOptions(_)
                 | StartError::CannotListen { .. } => Exit::Configuration,
+                StartError::Failed(cause) => exit_of_cause(cause),
                 StartError::PortInUse { .. } => Exit::PortInUse,
                 StartError::PeerLost { .. } | StartError::RendezvousLost { .. } => Exit::PeerLost,
                 StartError::Handshake { .. } if error.is_configuration() => Exit::Configuration,
@@ -162,12 +167,17 @@ impl JoinError {
 
 /// The exit code for a failed collective.
 pub fn exit_of(error: &Error) -> Exit {
-    match error.cause() {
-        Some(Cause::PeerLost { .. } | Cause::PeerLeft { .. }) => Exit::PeerLost,
-        Some(Cause::Mismatch { .. } | Cause::OutOfOrder { .. }) => Exit::Mismatch,
-        Some(Cause::Timeout { .. }) => Exit::Timeout,
-        Some(Cause::Misbehaved { .. }) => Exit::Protocol,
-        _ => Exit::Failure,
+    error.cause().map_or(Exit::Failure, exit_of_cause)
+}
+
+fn exit_of_cause(cause: &Cause) -> Exit {
+    match cause {
+        Cause::PeerLost { .. } | Cause::PeerLeft { .. } => Exit::PeerLost,
+        Cause::Mismatch { .. } | Cause::OutOfOrder { .. } => Exit::Mismatch,
+        Cause::Timeout { .. } => Exit::Timeout,
+        Cause::Misbehaved { .. } => Exit::Protocol,
+        // Only a diverged training gives up by itself.
+        Cause::Aborted { .. } => Exit::Diverged,
     }
 }
 

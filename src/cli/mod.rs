@@ -1,5 +1,8 @@
 //! The programs: arguments -> checked configuration -> run -> exit code.
 
 pub mod bench;
-pub mod exit;
 pub mod group_args;
+pub mod run;
+pub mod train;
+
+pub use crate::exit;

@@ -11,7 +11,7 @@
 
 mod operation;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -21,6 +21,9 @@ use self::operation::{Due, Running};
 use crate::schedule::{Action, Schedule};
 use crate::types::{Contract, Rank, WorldSize};
 use crate::wire::{Cause, Header, Kind};
+
+/// How many past operations an engine remembers, to tell a rank that it asked for something else.
+const HISTORY_MAX: usize = 64;
 
 /// A moment, as the time since an epoch of the driver's choice.
 pub type Timestamp = Duration;
@@ -107,12 +110,22 @@ pub struct Engine {
     failure: Option<Failure>,
     closing: bool,
     peers: BTreeMap<Rank, Peer>,
+    /// What was asked for in the last operations, oldest first.
+    history: VecDeque<(u64, Contract)>,
 }
 
 impl Engine {
     /// An engine with nothing to do.
     pub fn new(settings: Settings) -> Self {
-        Self { settings, sequence: 0, running: None, failure: None, closing: false, peers: BTreeMap::new() }
+        Self {
+            settings,
+            sequence: 0,
+            running: None,
+            failure: None,
+            closing: false,
+            peers: BTreeMap::new(),
+            history: VecDeque::new(),
+        }
     }
 
     /// Begins the next operation; every rank has to begin the same one. Peers get `timeout` to do their part.
@@ -131,10 +144,10 @@ impl Engine {
         schedule: Schedule,
         timeout: Duration,
     ) -> Result<(), Failure> {
-        assert!(self.running.is_none(), "an operation is begun when the one before has ended");
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
+        assert!(self.running.is_none(), "an operation is begun when the one before has ended");
         let segment_elements = (self.settings.segment_bytes / contract.dtype.size_bytes()).max(1);
         let running = Running::new(self.sequence, contract, schedule, segment_elements, now, timeout);
         self.sequence += 1;
@@ -154,8 +167,11 @@ impl Engine {
     /// Takes note that the operation has ended, so that the next can begin. The driver calls it once
     /// [`Engine::is_idle`].
     pub fn finish(&mut self) {
-        if self.is_idle() {
-            self.running = None;
+        if let Some(running) = self.running.take_if(|running| running.is_complete()) {
+            self.history.push_back((running.sequence, running.contract));
+            if self.history.len() > HISTORY_MAX {
+                self.history.pop_front();
+            }
         }
     }
 
@@ -235,18 +251,11 @@ impl Engine {
     }
 
     fn segment(&mut self, peer: Rank, header: &Header) -> Verdict {
-        let next = self.sequence;
-        let Some(running) = &self.running else {
-            if header.sequence < next {
-                let detail = format!("it repeats operation {}, which is over", header.sequence);
-                return self.refuse(self.misbehaved(peer, detail));
-            }
-            return Verdict::Hold;
-        };
-        if header.sequence < running.sequence {
-            let detail = format!("it repeats operation {}, which is over", header.sequence);
-            return self.refuse(self.misbehaved(peer, detail));
+        let current = self.running.as_ref().map_or(self.sequence, |running| running.sequence);
+        if header.sequence < current {
+            return self.refuse(self.belated(peer, header));
         }
+        let Some(running) = &self.running else { return Verdict::Hold };
         let due = running.due(peer);
         if header.sequence > running.sequence {
             if matches!(due, Due::Nothing) {
@@ -286,6 +295,18 @@ impl Engine {
             return self.refuse(self.misbehaved(peer, detail));
         }
         if is_ready { Verdict::Apply { range, action } } else { Verdict::Hold }
+    }
+
+    /// A segment of an operation that is over here: a root, say, ends a broadcast without hearing from anybody, and learns
+    /// only now that others meant another root.
+    fn belated(&self, peer: Rank, header: &Header) -> Cause {
+        let past = self.history.iter().find(|(sequence, _)| *sequence == header.sequence);
+        match past {
+            Some(&(sequence, contract)) if contract != header.contract => {
+                mismatch(sequence, (self.settings.rank, contract), (peer, header.contract))
+            }
+            _ => self.misbehaved(peer, format!("it repeats operation {}, which is over", header.sequence)),
+        }
     }
 
     /// The segment that [`Verdict::Apply`] asked for has been received and applied.

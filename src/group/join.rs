@@ -133,7 +133,8 @@ fn close_the_ring(group: &mut Group) -> Result<(), StartError> {
         Some(Cause::PeerLost { rank, host, detail }) => {
             StartError::PeerLost { rank: *rank, host: host.clone(), detail: detail.clone() }
         }
-        _ => StartError::Refused(error.to_string()),
+        Some(cause) => StartError::Failed(cause.clone()),
+        None => StartError::Refused(error.to_string()),
     })
 }
 
@@ -182,7 +183,7 @@ fn meet_by_file(
 }
 
 fn meet_at_launcher(options: &JoinOptions, launched: &Launched) -> Result<(Rank, Lobby, Roster), StartError> {
-    let Launched { rank, world, rendezvous, job_id } = *launched;
+    let Launched { rank, world, rendezvous, job_id, .. } = *launched;
     if options.secret.is_none() && !is_loopback(rendezvous.ip()) {
         return Err(StartError::NeedsSecret { address: rendezvous });
     }

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use crate::types::{Rank, WorldSize};
 use crate::wire::{Secret, SecretError};
@@ -12,6 +13,7 @@ const RANK: &str = "RING_RANK";
 const WORLD_SIZE: &str = "RING_WORLD_SIZE";
 const RENDEZVOUS: &str = "RING_RENDEZVOUS";
 const JOB_ID: &str = "RING_JOB_ID";
+const START_TIMEOUT_MS: &str = "RING_START_TIMEOUT_MS";
 
 /// Variables of other launchers: which says how many ranks there are, and whose it is.
 const OTHERS: [(&str, &str); 5] = [
@@ -33,6 +35,8 @@ pub struct Launched {
     pub rendezvous: SocketAddr,
     /// The job.
     pub job_id: [u8; 16],
+    /// How long the launcher gives all ranks to come, if it says so.
+    pub start_timeout: Option<Duration>,
 }
 
 /// Why the environment makes no sense.
@@ -122,6 +126,10 @@ fn interpret(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>, E
             .parse()
             .map_err(|_| invalid(RENDEZVOUS, &rendezvous, "an address, ip:port"))?,
         job_id: hex16(&id).ok_or_else(|| invalid(JOB_ID, &id, "32 hexadecimal digits"))?,
+        start_timeout: get(START_TIMEOUT_MS)
+            .map(|ms| ms.parse().map_err(|_| invalid(START_TIMEOUT_MS, &ms, "a number of milliseconds")))
+            .transpose()?
+            .map(Duration::from_millis),
     }))
 }
 
@@ -141,7 +149,10 @@ mod tests {
         ("RING_JOB_ID", "000102030405060708090a0b0c0d0e0f"),
     ];
 
-    fn with(changes: &[(&str, Option<&str>)]) -> Result<Option<Launched>, EnvironmentError> {
+    /// Variables set otherwise than in `GOOD`, or not at all.
+    type Changes<'a> = &'a [(&'a str, Option<&'a str>)];
+
+    fn with(changes: Changes<'_>) -> Result<Option<Launched>, EnvironmentError> {
         interpret(|name| {
             let changed = changes.iter().find(|(changed, _)| *changed == name);
             let value = changed.map_or_else(
@@ -160,13 +171,14 @@ mod tests {
 
     #[test]
     fn half_an_environment_and_nonsense_are_errors() {
-        let cases: [(&[(&str, Option<&str>)], &str); 6] = [
+        let cases: [(Changes<'_>, &str); 7] = [
             (&[("RING_RANK", None)], "RING_RANK is not"),
             (&[("RING_RANK", Some("4"))], "a rank below"),
             (&[("RING_RANK", Some("x"))], "`x`"),
             (&[("RING_WORLD_SIZE", Some("0"))], "a number of ranks"),
             (&[("RING_RENDEZVOUS", Some("here"))], "ip:port"),
             (&[("RING_JOB_ID", Some("12"))], "hexadecimal"),
+            (&[("RING_START_TIMEOUT_MS", Some("soon"))], "milliseconds"),
         ];
         for (changes, expected) in cases {
             let error = with(changes).unwrap_err().to_string();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::{EnvironmentError, PeersFileError};
 use crate::types::{Rank, WorldSize};
-use crate::wire::SecretError;
 use crate::wire::handshake::{HandshakeError, Refusal};
+use crate::wire::{Cause, SecretError};
 
 /// Why the job did not start, as seen from this rank.
 #[derive(Debug, thiserror::Error)]
@@ -116,6 +116,9 @@ pub enum StartError {
         /// What happened.
         detail: String,
     },
+    /// The ring was being closed when a rank that had passed already gave up.
+    #[error("{0}")]
+    Failed(Cause),
     /// This machine's operating system refused something.
     #[error("the operating system refused {what}: {source}")]
     System {

@@ -200,21 +200,18 @@ fn host_and_port(text: &str) -> Result<(String, u16), String> {
     let bracketed = text.strip_prefix('[').map(|rest| {
         rest.split_once("]:").ok_or_else(|| format!("`{text}`: an IPv6 address is written [address]:port"))
     });
-    let (host, port) = match bracketed {
-        Some(split) => {
-            let (host, port) = split?;
-            let address: std::net::Ipv6Addr =
-                host.parse().map_err(|_| format!("`{host}` is not an IPv6 address"))?;
-            (address.to_string(), port)
+    let (host, port) = if let Some(split) = bracketed {
+        let (host, port) = split?;
+        let address: std::net::Ipv6Addr =
+            host.parse().map_err(|_| format!("`{host}` is not an IPv6 address"))?;
+        (address.to_string(), port)
+    } else {
+        let (host, port) =
+            text.rsplit_once(':').ok_or_else(|| format!("`{text}` has no port; write host:port"))?;
+        if host.contains(':') {
+            return Err(format!("`{text}`: an IPv6 address is written in brackets, [address]:port"));
         }
-        None => {
-            let (host, port) =
-                text.rsplit_once(':').ok_or_else(|| format!("`{text}` has no port; write host:port"))?;
-            if host.contains(':') {
-                return Err(format!("`{text}`: an IPv6 address is written in brackets, [address]:port"));
-            }
-            (host.to_owned(), port)
-        }
+        (host.to_owned(), port)
     };
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
     if host.is_empty() || host.len() > 255 || !host.chars().all(is_name) {

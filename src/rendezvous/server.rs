@@ -195,12 +195,9 @@ impl<'a> Roll<'a> {
     /// Reads what a visitor says, answers, and lets go of those who are done.
     fn serve(&mut self, token: Token) -> Result<(), Trouble> {
         let Some(mut visitor) = self.visitors.remove(&token) else { return Ok(()) };
-        let result = visitor.read().and_then(|()| {
-            while let Some(said) = message::decode(&mut visitor.input, FROM_RANK_BYTES_MAX)? {
-                self.answer(&mut visitor, said);
-            }
-            visitor.write()
-        });
+        // What it said before it went counts, or a rank that registered and died at once would seem never to have come.
+        let ending = visitor.read();
+        let result = self.answer_all(&mut visitor).and(ending).and_then(|()| visitor.write());
         match result {
             Ok(()) => {
                 self.visitors.insert(token, visitor);
@@ -214,23 +211,30 @@ impl<'a> Roll<'a> {
         }
     }
 
+    fn answer_all(&mut self, visitor: &mut Visitor) -> Result<(), String> {
+        while let Some(said) = message::decode(&mut visitor.input, FROM_RANK_BYTES_MAX)? {
+            self.answer(visitor, said);
+        }
+        Ok(())
+    }
+
     fn answer(&mut self, visitor: &mut Visitor, said: FromRank) {
         let reply = match said {
             FromRank::Ask => ToRank::Missing { ranks: self.missing() },
             FromRank::Register(_) if visitor.is_registered => return,
-            FromRank::Register(member) => match self.members.get(&visitor.rank) {
-                Some(first) => ToRank::Refused {
+            FromRank::Register(member) => {
+                let Some(first) = self.members.get(&visitor.rank) else {
+                    visitor.is_registered = true;
+                    self.members.insert(visitor.rank, member);
+                    return;
+                };
+                ToRank::Refused {
                     reason: format!(
                         "rank {} is taken by a process on {} that listens on {}; was it started twice?",
                         visitor.rank, first.host, first.address
                     ),
-                },
-                None => {
-                    visitor.is_registered = true;
-                    self.members.insert(visitor.rank, member);
-                    return;
                 }
-            },
+            }
         };
         visitor.output.extend_from_slice(&message::encode(&reply));
     }

@@ -41,7 +41,7 @@ pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sche
         return Schedule::default();
     }
     let (next, previous) = (world.after(rank, 1), world.before(rank, 1));
-    let receive = (rank != root).then(|| Inbound {
+    let receive = (rank != root).then_some(Inbound {
         peer: previous,
         range: 0..count,
         action: Action::Copy,

@@ -90,6 +90,7 @@ pub struct SimNetwork {
     random: StdRng,
     /// What travels from the first rank to the second.
     pipes: BTreeMap<(Rank, Rank), Pipe>,
+    bytes_moved: u64,
     killed: BTreeSet<Rank>,
     stalled: BTreeSet<Rank>,
 }
@@ -119,6 +120,7 @@ impl SimNetwork {
             random: StdRng::seed_from_u64(config.seed),
             config,
             pipes: BTreeMap::new(),
+            bytes_moved: 0,
             killed: BTreeSet::new(),
             stalled: BTreeSet::new(),
         }))
@@ -127,6 +129,12 @@ impl SimNetwork {
     /// The current moment of virtual time.
     pub fn now(&self) -> Duration {
         self.now
+    }
+
+    /// Bytes sent and received so far. As long as it changes, the present moment is not over: what one rank reads makes
+    /// room for another to send.
+    pub fn bytes_moved(&self) -> u64 {
+        self.bytes_moved
     }
 
     /// Whether the rank's process has been killed.
@@ -205,6 +213,7 @@ impl SimNetwork {
         pipe.last_arrival = pipe.last_arrival.max(pipe.free_at + config.latency + jitter);
         pipe.in_flight.push_back((pipe.last_arrival, piece));
         pipe.bytes += length;
+        self.bytes_moved += length as u64;
         Moved::Bytes(length)
     }
 
@@ -231,6 +240,7 @@ impl SimNetwork {
             moved += length;
         }
         pipe.bytes -= moved;
+        self.bytes_moved += moved as u64;
         if piece.is_empty() {
             pipe.in_flight.pop_front();
         }

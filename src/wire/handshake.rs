@@ -297,7 +297,7 @@ impl Acceptor {
             out
         };
         let mut reader = Reader(&hello);
-        let version = (|| reader.bytes(8).and(reader.u16()))().ok_or(HandshakeError::Unknown("length"))?;
+        let version = reader.bytes(8).and(reader.u16()).ok_or(HandshakeError::Unknown("length"))?;
         if version != VERSION {
             self.output = own_hello(Refusal::Version.to_byte(), &self.nonce);
             self.output.extend_from_slice(&[0; 32]);
@@ -336,13 +336,11 @@ impl Acceptor {
         // Only now that the dialer has proved itself is it told what exactly does not fit.
         let refusal = self.objection(&hello, introduction);
         self.output = verdict(refusal);
-        match refusal {
-            Some(refusal) => Err(HandshakeError::Unwelcome(refusal)),
-            None => {
-                self.state = AcceptorState::Done(introduction);
-                Ok(())
-            }
+        if let Some(refusal) = refusal {
+            return Err(HandshakeError::Unwelcome(refusal));
         }
+        self.state = AcceptorState::Done(introduction);
+        Ok(())
     }
 
     fn objection(&self, hello: &[u8], introduction: Introduction) -> Option<Refusal> {

@@ -1,10 +1,12 @@
 //! A whole job inside the test: a thread for each rank, real sockets, the launcher's own rendezvous.
 
+use std::net::TcpListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ringtrain::rendezvous::{Launched, Server};
+use ringtrain::rendezvous::{Launched, PeersFile, Server};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinOptions, Meeting, Rank, WorldSize};
 
@@ -24,7 +26,13 @@ pub fn run_with<R: Send + 'static>(
         .ranks()
         .map(|rank| {
             let mut options = JoinOptions {
-                meeting: Meeting::Launched(Launched { rank, world, rendezvous: server.address(), job_id }),
+                meeting: Meeting::Launched(Launched {
+                    rank,
+                    world,
+                    rendezvous: server.address(),
+                    job_id,
+                    start_timeout: None,
+                }),
                 secret: secret.clone(),
                 start_timeout,
                 ..JoinOptions::default()
@@ -45,4 +53,29 @@ pub fn run<R: Send + 'static>(n: u32, work: impl Fn(Group) -> R + Send + Sync + 
 /// Every rank of a world of `n`.
 pub fn ranks(n: u32) -> impl Iterator<Item = Rank> {
     (0..n).map(Rank::new)
+}
+
+/// Joins as `rank` of the job in `file`, whose ranks all know `secret`.
+pub fn options_by_file(file: &PeersFile, rank: u32, secret: &Secret) -> JoinOptions {
+    JoinOptions {
+        meeting: Meeting::Peers { file: file.clone(), rank: Rank::new(rank), bind: None },
+        secret: secret.clone(),
+        start_timeout: Duration::from_secs(20),
+        ..JoinOptions::default()
+    }
+}
+
+/// A peers file of `n` ranks on loopback ports that were free a moment ago.
+pub fn peers_file(n: usize) -> PeersFile {
+    PeersFile::parse(Path::new("hosts.txt"), &peers_text(n)).expect("a sound peers file")
+}
+
+/// The text of such a file.
+pub fn peers_text(n: usize) -> String {
+    // All are held at once, so that no port is given out twice.
+    let listeners: Vec<TcpListener> =
+        (0..n).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
+    let lines: Vec<String> =
+        listeners.iter().map(|listener| listener.local_addr().expect("an address").to_string()).collect();
+    lines.join("\n")
 }

@@ -39,7 +39,11 @@ pub enum Exit {
     Protocol = 14,
     /// A benchmark found wrong results.
     WrongResult = 15,
-    /// The command to launch was not found or could not be run.
+    /// The job passed its deadline and was stopped.
+    JobTimeout = 124,
+    /// The command to launch exists but cannot be executed.
+    CommandNotExecutable = 126,
+    /// The command to launch was not found.
     CommandNotRun = 127,
 }
 

@@ -1,0 +1,307 @@
+//! ringrun's arguments: checked one by one by clap, then lifted to a [`Plan`].
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{ArgAction, Command, CommandFactory as _, FromArgMatches as _, Parser};
+
+use crate::exit::Exit;
+use crate::launch::{self, LOCAL_RANKS_MAX, Limits, OWN_PREFIX, Plan, Terminal, Verbosity};
+use crate::types::WorldSize;
+
+/// The longest time that any option takes: a year.
+const SECONDS_MAX: f64 = 365.0 * 24.0 * 3600.0;
+
+const EXAMPLES: &str = "\
+Examples:
+  ringrun -n 4 ringtrain                    train on 4 ranks on this machine
+  ringrun -n 4 ringbench allreduce          measure it
+  ringrun -n 2 -- python train.py --lr 0.1  any program
+  ringrun -n 4 --output-dir logs ringtrain  a copy in logs/rank.0/stdout, ...
+  ringrun -n 2 -x RUST_LOG=debug ringtrain  a variable for every rank
+
+`ringtrain` and `ringbench`, without a slash, are always the ones that ringrun itself carries. Each rank finds RING_*, and \
+the variables of torchrun, Horovod and Open MPI. Its standard input is /dev/null. OMP_NUM_THREADS is set to 1 if there is more \
+than one rank and nobody has set it.
+
+When a rank fails, the others have --grace to end by themselves; then they get SIGTERM, and after --kill-after SIGKILL, each \
+with everything that it has started. ringrun says which rank failed first, how, and what it printed last. A rank that has \
+ended takes what is left of its process group with it.
+
+SIGINT (Ctrl-C), SIGHUP and SIGQUIT are passed on and end the job within --kill-after, a second Ctrl-C at once. SIGTERM is \
+passed on and leaves --term-timeout to save and exit; if every rank then exits with 0, so does ringrun. SIGUSR1, SIGUSR2, \
+SIGCONT, SIGTSTP and SIGWINCH are passed on. If ringrun itself is killed, its ranks die with it. If the reader of its standard \
+output goes away, the job is stopped, unless there is --output-dir.
+
+Exit codes:
+  0        every rank exited with 0
+  1-255    the code of the rank that failed first; 128+N if signal N killed it
+  2        wrong usage: unknown flag, bad value, impossible combination
+  3        --wdir or --output-dir cannot be used, or too few open files allowed
+  5        the ranks could not be started
+  124      --job-timeout passed
+  126      COMMAND cannot be executed
+  127      COMMAND was not found
+  129-143  ended by a signal: 130 Ctrl-C, 141 its reader left, 143 SIGTERM
+";
+
+/// Runs COMMAND as N ranks of one job on this machine.
+#[derive(Parser, Debug)]
+#[command(name = "ringrun", version, after_help = EXAMPLES, max_term_width = 130, args_override_self = true)]
+struct LowArgs {
+    /// How many ranks to start (also -np N).
+    #[arg(short = 'n', long = "np", visible_alias = "num-proc", value_name = "N", required = true)]
+    #[arg(value_parser = clap::value_parser!(i64), allow_negative_numbers = true)]
+    ranks: i64,
+
+    /// Begin each line with [RANK]<stdout>: or [RANK]<stderr>: (the default).
+    #[arg(long, overrides_with = "no_tag_output", action = ArgAction::SetTrue)]
+    tag_output: bool,
+
+    /// Pass lines on as they are.
+    #[arg(long, overrides_with = "tag_output", action = ArgAction::SetTrue)]
+    no_tag_output: bool,
+
+    /// Also write each rank's output to DIR/rank.N/stdout and DIR/rank.N/stderr.
+    #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
+    output_dir: Option<PathBuf>,
+
+    /// Set a variable for every rank; without a value, ringrun's own (repeatable).
+    #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", action = ArgAction::Append)]
+    variables: Vec<OsString>,
+
+    /// Run the ranks in DIR.
+    #[arg(long, visible_alias = "wd", value_name = "DIR")]
+    wdir: Option<PathBuf>,
+
+    /// How long the ranks wait for each other at the start.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = positive_seconds)]
+    start_timeout: Duration,
+
+    /// After a failure, how long the other ranks have to end by themselves.
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    grace: Duration,
+
+    /// How long after SIGTERM or Ctrl-C the ranks are killed.
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    kill_after: Duration,
+
+    /// How long the ranks have to save and exit when ringrun gets SIGTERM (schedulers kill after 30).
+    #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = seconds)]
+    term_timeout: Duration,
+
+    /// Stop the job after this time, with exit code 124.
+    #[arg(long, value_name = "SECONDS", value_parser = positive_seconds)]
+    job_timeout: Option<Duration>,
+
+    /// Say what ringrun does.
+    #[arg(short, long)]
+    verbose: bool,
+
+    /// The program and its arguments.
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
+    command: Vec<OsString>,
+}
+
+/// ringrun: arguments (without the program's name) -> plan -> job -> exit code.
+pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let plan = match parse(arguments.collect()) {
+        Ok(plan) => plan,
+        Err(error) => {
+            // `--help | head` is no failure.
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Success.into() };
+        }
+    };
+    match launch::run(&plan) {
+        Ok(code) => code.into(),
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "ringrun: {error}");
+            error.exit().into()
+        }
+    }
+}
+
+fn parse(mut arguments: Vec<OsString>) -> Result<Plan, clap::Error> {
+    let mut command = LowArgs::command();
+    rewrite_np(&command, &mut arguments);
+    arguments.insert(0, "ringrun".into());
+    let matches = command.try_get_matches_from_mut(arguments)?;
+    let chose_start = matches.value_source("start_timeout") == Some(clap::parser::ValueSource::CommandLine);
+    let low = LowArgs::from_arg_matches(&matches)?;
+    lift(low, chose_start).map_err(|text| command.error(ErrorKind::ValueValidation, text))
+}
+
+/// Replaces `-np`, which mpirun and horovodrun take, by `-n`; otherwise it would mean `-n p`. Only before COMMAND: what comes
+/// after is the command's own.
+fn rewrite_np(command: &Command, arguments: &mut [OsString]) {
+    let takes_value = |flag: &[u8]| {
+        command.get_arguments().filter(|arg| arg.get_action().takes_values()).any(|arg| {
+            let names = arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten());
+            let short = |short: char| flag.len() == 2 && flag == [b'-', short as u8];
+            arg.get_short().is_some_and(short)
+                || names.into_iter().any(|name| flag.strip_prefix(b"--") == Some(name.as_bytes()))
+        })
+    };
+    let mut rest = arguments.iter_mut();
+    while let Some(argument) = rest.next() {
+        if argument == "-np" {
+            *argument = "-n".into();
+        }
+        let bytes = argument.as_bytes();
+        if !bytes.starts_with(b"-") || bytes == b"--" || bytes == b"-" {
+            return;
+        }
+        if takes_value(bytes) {
+            rest.next();
+        }
+    }
+}
+
+/// The checks that concern more than the form of one value.
+fn lift(low: LowArgs, chose_start: bool) -> Result<Plan, String> {
+    let world = u32::try_from(low.ranks).ok().and_then(WorldSize::new);
+    let world = world.filter(|world| world.get() <= LOCAL_RANKS_MAX).ok_or_else(|| {
+        format!("-n {}: one machine carries at least 1 rank and at most {LOCAL_RANKS_MAX}", low.ranks)
+    })?;
+    let mut start_timeout = low.start_timeout;
+    if let Some(job) = low.job_timeout
+        && job < start_timeout
+    {
+        if chose_start {
+            return Err(
+                "--job-timeout is shorter than --start-timeout, which could then never pass".to_owned()
+            );
+        }
+        start_timeout = job;
+    }
+    let variables = low.variables.into_iter().map(variable).collect::<Result<_, _>>()?;
+    let mut command = low.command.into_iter();
+    let program = command.next().ok_or("there is no COMMAND to run")?;
+    Ok(Plan {
+        world,
+        program,
+        arguments: command.collect(),
+        variables,
+        directory: low.wdir,
+        terminal: if low.no_tag_output { Terminal::Raw } else { Terminal::Tagged },
+        output_dir: low.output_dir,
+        limits: Limits {
+            start_timeout,
+            grace: low.grace,
+            kill_after: low.kill_after,
+            term_timeout: low.term_timeout,
+            job_timeout: low.job_timeout,
+        },
+        verbosity: if low.verbose { Verbosity::Verbose } else { Verbosity::Quiet },
+    })
+}
+
+/// `NAME` or `NAME=VALUE`; the value need not be text.
+fn variable(argument: OsString) -> Result<(OsString, Option<OsString>), String> {
+    let shown = argument.to_string_lossy().into_owned();
+    let bytes = argument.into_vec();
+    let (name, value) = match bytes.iter().position(|&byte| byte == b'=') {
+        Some(at) => (&bytes[..at], Some(OsStr::from_bytes(&bytes[at + 1..]).to_owned())),
+        None => (&bytes[..], None),
+    };
+    if name.is_empty() {
+        return Err(format!("-x {shown}: a variable needs a name"));
+    }
+    if name.starts_with(OWN_PREFIX.as_bytes()) {
+        // The value is not repeated: it may be a secret.
+        let name = String::from_utf8_lossy(name);
+        return Err(format!("-x {name}: the names that begin with {OWN_PREFIX} are ringrun's to set"));
+    }
+    Ok((OsStr::from_bytes(name).to_owned(), value))
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    if !(0.0..=SECONDS_MAX).contains(&seconds) {
+        return Err(format!("not between 0 and {SECONDS_MAX} seconds"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+fn positive_seconds(text: &str) -> Result<Duration, String> {
+    seconds(text)
+        .and_then(|time| if time.is_zero() { Err("must be more than 0".to_owned()) } else { Ok(time) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(line: &str) -> Result<Plan, String> {
+        parse(line.split_whitespace().map(OsString::from).collect()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_ours_and_what_is_the_commands() {
+        for (line, ranks, command) in [
+            ("-n 4 prog", 4, "prog"),
+            ("-np 4 prog -np 3", 4, "prog -np 3"),
+            ("-x A=1 -np 2 prog -n 7 --verbose", 2, "prog -n 7 --verbose"),
+            ("--output-dir=-np -np 2 prog -np", 2, "prog -np"),
+            ("--np 3 -- prog -- -n", 3, "prog -- -n"),
+            ("--num-proc=3 --wdir / -- -np", 3, "-np"),
+            ("-n4 -v prog --help", 4, "prog --help"),
+            ("-n 2 -n 3 prog", 3, "prog"),
+        ] {
+            let plan = plan(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+            let words: Vec<_> = [&plan.program]
+                .into_iter()
+                .chain(&plan.arguments)
+                .map(|word| word.to_str().unwrap())
+                .collect();
+            assert_eq!((plan.world.get(), words.join(" ").as_str()), (ranks, command), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be() {
+        for (line, part) in [
+            ("", "required"),
+            ("-n 2", "COMMAND"),
+            ("prog", "--np"),
+            ("-n 0 prog", "at least 1"),
+            ("-n -1 prog", "at least 1"),
+            ("-n 99999999999999999999 prog", "invalid value"),
+            ("-n 5000 prog", "at most 1024"),
+            ("-n x prog", "invalid value"),
+            ("-n 2 --bogus prog", "--bogus"),
+            ("-n 2 -np", "value"),
+            ("-n 2 --grace -1 prog", "unexpected argument"),
+            ("-n 2 --grace=-1 prog", "between"),
+            ("-n 2 --grace NaN prog", "between"),
+            ("-n 2 --kill-after inf prog", "between"),
+            ("-n 2 --job-timeout 0 prog", "more than 0"),
+            ("-n 2 --start-timeout 10 --job-timeout 5 prog", "shorter"),
+            ("-n 2 -x =1 prog", "needs a name"),
+            ("-n 2 -x RING_SECRET=hush prog", "ringrun's to set"),
+        ] {
+            let error = plan(line).expect_err(line);
+            assert!(error.contains(part), "{line}: {error}");
+            assert!(!error.contains("hush"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_short_job_shortens_the_start() {
+        let limits = plan("-n 2 --job-timeout 5 prog").unwrap().limits;
+        assert_eq!(limits.start_timeout, Duration::from_secs(5));
+    }
+
+    #[test]
+    fn the_last_word_on_tags_holds() {
+        assert_eq!(plan("-n 2 --no-tag-output prog").unwrap().terminal, Terminal::Raw);
+        assert_eq!(plan("-n 2 --no-tag-output --tag-output prog").unwrap().terminal, Terminal::Tagged);
+        assert_eq!(plan("-n 2 prog").unwrap().terminal, Terminal::Tagged);
+    }
+}

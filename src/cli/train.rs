@@ -1,0 +1,113 @@
+//! `ringtrain`: arguments -> checked configuration -> run -> exit code.
+
+mod args;
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::Parser;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use self::args::LowArgs;
+use super::group_args;
+use crate::exit::Exit;
+use crate::train::{self, Console, Display, Observer, Phase, Silent, TrainError};
+use crate::types::Rank;
+
+/// A failure as the program reports it.
+struct Failure {
+    exit: Exit,
+    message: String,
+}
+
+/// Runs `ringtrain` with these arguments, the program's name first.
+pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
+    // A second initialisation, in a test that runs two programs, is harmless.
+    let _ = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).try_init();
+    let low = match LowArgs::try_parse_from(args) {
+        Ok(low) => low,
+        Err(error) => {
+            // clap's own exit code: 0 for --help and --version, 2 otherwise. A closed pipe is no error.
+            let _ = error.print();
+            return ExitCode::from(error.exit_code() as u8);
+        }
+    };
+    match train(low) {
+        Ok(()) => Exit::Success.into(),
+        Err(Failure { exit, message }) => {
+            let _ = writeln!(io::stderr(), "ringtrain: error: {message}");
+            exit.into()
+        }
+    }
+}
+
+fn train(low: LowArgs) -> Result<(), Failure> {
+    let joining = low.group.clone();
+    let config =
+        low.lift().map_err(|message| Failure { exit: Exit::Usage, message: message + " (see --help)" })?;
+    let mut group =
+        joining.join().map_err(|error| Failure { exit: error.exit(), message: error.to_string() })?;
+    let stop = stop_on_signals().map_err(|error| Failure {
+        exit: Exit::Failure,
+        message: format!("cannot listen for signals: {error}"),
+    })?;
+    let rank = group.rank();
+    let display = if io::stderr().is_terminal() { Display::Bar } else { Display::Lines };
+    let mut console = Console::new(display, io::stdout());
+    let observer: &mut dyn Observer = if rank == Rank::ZERO { &mut console } else { &mut Silent };
+    let summary = train::run(&mut group, &config, &stop, observer)
+        .map_err(|error| Failure { exit: exit_of(&error), message: error.to_string() })?;
+    group.close();
+    if rank == Rank::ZERO {
+        console.notice(&conclusion(&summary.report));
+    }
+    // Every rank's own line: that they are equal is the proof that the ranks did not drift apart.
+    console.notice(&format!("rank {rank}: parameters_hash {}", summary.report.parameters_hash));
+    Ok(())
+}
+
+/// A flag that SIGTERM and SIGINT set. A second signal of either kind ends the process at once.
+fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        // In this order, so that the first signal passes the condition before it sets it.
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    Ok(stop)
+}
+
+fn conclusion(report: &train::Report) -> String {
+    let mut line = format!("final: train loss {:.6}", report.train_loss);
+    for (name, value) in [
+        ("test loss", report.test_loss),
+        ("test accuracy", report.test_accuracy),
+        ("train R²", report.train_r2),
+        ("test R²", report.test_r2),
+    ] {
+        if let Some(value) = value {
+            let _ = write!(line, ", {name} {value:.4}");
+        }
+    }
+    let (seconds, communication) = (report.seconds, report.communication_seconds);
+    line + &format!(
+        "; {:.0} samples/s, {seconds:.2} s of which {communication:.2} s communication",
+        report.samples_per_second
+    )
+}
+
+fn exit_of(error: &TrainError) -> Exit {
+    match error {
+        TrainError::Data(_)
+        | TrainError::DataDiffer { .. }
+        | TrainError::Elsewhere { phase: Phase::Data, .. } => Exit::Data,
+        TrainError::Checkpoint(_) | TrainError::Elsewhere { phase: Phase::Storage, .. } => Exit::Checkpoint,
+        TrainError::ArgumentsDiffer { .. } => Exit::Configuration,
+        TrainError::Diverged(_) => Exit::Diverged,
+        TrainError::Group(error) => group_args::exit_of(error),
+    }
+}

@@ -1,0 +1,299 @@
+//! What people type, and its way to a checked configuration.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+
+use crate::cli::group_args::GroupArgs;
+use crate::codec::Compression;
+use crate::train::data::{Source, Task};
+use crate::train::model::ModelSpec;
+use crate::train::optimizer::Rule;
+use crate::train::{BATCH_SIZE_DEFAULT, Checkpoint, Config, EPOCHS_DEFAULT, Existing};
+
+const AFTER_HELP: &str = "\
+Examples:
+  ringtrain                                      train on the built-in digits, alone
+  ringrun -n 4 ringtrain                         the same on four processes of this machine
+  ringtrain --peers hosts.txt --rank 1           the second of the ranks that hosts.txt lists
+  ringrun -n 4 ringtrain --data /usr/share/datasets/fashion-mnist --model mlp:256,128 --epochs 10
+  ringtrain --data houses.csv --target price --report result.json
+  ringtrain --data X.npy,y.npy --model mlp:64 --task regression
+  ringtrain --checkpoint run1 --resume           go on where the last run stopped, or start
+
+Defaults by model and optimiser:
+  --model      mlp:128 where the target holds classes, linear where it holds numbers
+  --lr         mlp: adam 0.001, momentum 0.01, sgd 0.1;  softmax: adam 0.01, momentum 0.01, sgd 0.1;
+               linear: adam 0.01, momentum 0.001, sgd 0.01
+
+SIGTERM or Ctrl-C on any rank: all ranks finish the step, save to --checkpoint, and exit 0. A second one ends at once.
+
+Exit codes:
+  0  done, or stopped by a signal in order   7  ranks called different operations
+  1  any other failure                       8  an operation passed its deadline
+  2  unknown flag or bad combination         9  the loss became NaN or infinite, or a rank gave up
+  3  configuration differs between ranks    10  a checkpoint or report cannot be read or written
+  4  data missing, truncated or wrong       11  the listening port is in use
+  5  not all ranks came in time             12  a peer has another secret
+  6  a rank was lost                        13, 14  another protocol version, broken protocol";
+
+/// Trains a model on all ranks of a job: each rank computes its part of every batch, and gradients are summed over TCP.
+#[derive(Parser, Debug)]
+#[command(name = "ringtrain", version, after_help = AFTER_HELP)]
+pub(super) struct LowArgs {
+    /// How to join the job.
+    #[command(flatten)]
+    pub(super) group: GroupArgs,
+
+    /// linear (least squares), softmax (logistic regression), or mlp:WIDTH,WIDTH,... (rectified hidden layers)
+    #[arg(long, value_name = "MODEL", help_heading = "Training")]
+    model: Option<String>,
+
+    /// digits (1,797 handwritten digits, UCI, CC BY 4.0, built in); a directory of IDX files (MNIST, Fashion-MNIST;
+    /// plain or .gz); a .csv or .tsv table with a header row (needs --target); FEATURES.npy,TARGETS.npy;
+    /// or synthetic:ROWSxFEATURES
+    #[arg(long, value_name = "DATA", default_value = "digits", help_heading = "Data")]
+    data: String,
+
+    /// The column of a table to predict: its name, or its number counted from 0
+    #[arg(long, value_name = "COLUMN", help_heading = "Data")]
+    target: Option<String>,
+
+    /// The part of the rows kept for testing (a fixed choice, the same for every --seed); IDX data has its own test set
+    /// [default: 0.2]
+    #[arg(long, value_name = "FRACTION", help_heading = "Data")]
+    test_fraction: Option<f64>,
+
+    /// What mlp learns: auto takes text, and at most 100 distinct integers, for classes
+    #[arg(
+        long,
+        value_name = "auto|classification|regression",
+        default_value = "auto",
+        help_heading = "Data"
+    )]
+    task: String,
+
+    /// Leave features and numeric targets in their own units. Otherwise the columns of a table (for linear, pixels too)
+    /// and numeric targets are brought to mean 0 and deviation 1; losses are reported in the target's unit either way
+    #[arg(long, help_heading = "Data")]
+    no_standardize: bool,
+
+    /// Samples of one step, all ranks together
+    #[arg(long, value_name = "SAMPLES", default_value_t = BATCH_SIZE_DEFAULT as u64, help_heading = "Training")]
+    batch_size: u64,
+
+    /// Passes over the training set, those before --resume included
+    #[arg(long, value_name = "COUNT", default_value_t = EPOCHS_DEFAULT, help_heading = "Training")]
+    epochs: u64,
+
+    /// sgd, momentum or adam
+    #[arg(long, value_name = "NAME", default_value = "adam", help_heading = "Training")]
+    optimizer: String,
+
+    /// Learning rate [default: see below]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
+    lr: Option<f32>,
+
+    /// The part of the velocity that momentum keeps [default: 0.9]
+    #[arg(long, value_name = "PART", allow_negative_numbers = true, help_heading = "Training")]
+    momentum: Option<f32>,
+
+    /// L2 regularisation: this times each parameter is added to its gradient, as torch.optim does
+    #[arg(
+        long,
+        value_name = "RATE",
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        help_heading = "Training"
+    )]
+    weight_decay: f32,
+
+    /// Decides the initial parameters and the order of the samples; the same seed gives the same run
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, help_heading = "Training")]
+    seed: u64,
+
+    /// How gradients travel: none (4 bytes), fp16 or bf16 (2 bytes)
+    #[arg(long, value_name = "none|fp16|bf16", default_value = "none", help_heading = "Training")]
+    compression: String,
+
+    /// Save to DIR/checkpoint.safetensors after each epoch and at SIGTERM (rank 0 writes)
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    checkpoint: Option<PathBuf>,
+
+    /// Go on from the checkpoint in --checkpoint, exactly; start from the beginning if there is none yet
+    #[arg(long, help_heading = "Output")]
+    resume: bool,
+
+    /// Write a report as JSON (rank 0)
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    report: Option<PathBuf>,
+}
+
+/// The least of a flag's values that is refused, in words.
+fn number(flag: &str, value: f32, allowed: bool, range: &str) -> Result<(), String> {
+    if value.is_finite() && allowed { Ok(()) } else { Err(format!("{flag} {value}: it must be {range}")) }
+}
+
+impl LowArgs {
+    /// Checks the arguments one by one and together.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that says which argument is wrong and what to do.
+    pub(super) fn lift(self) -> Result<Config, String> {
+        let source: Source = self.data.parse().map_err(|why| format!("--data {} {why}", self.data))?;
+        let model = self
+            .model
+            .as_ref()
+            .map(|text| text.parse::<ModelSpec>().map_err(|why| format!("--model {text}: {why}")));
+        let model = model.transpose()?;
+        let task = self.checked_task(model.as_ref())?;
+        let compression =
+            self.compression.parse::<Compression>().map_err(|why| format!("--compression {why}"))?;
+        match (&source, &self.target) {
+            (Source::Csv(path), None) => {
+                return Err(format!(
+                    "--data {} is a table: say which column to predict with --target",
+                    path.display()
+                ));
+            }
+            (Source::Csv(_), Some(_)) | (_, None) => {}
+            (_, Some(_)) => {
+                return Err(format!("--target is for tables; --data {source} has its target built in"));
+            }
+        }
+        let test_fraction = self.test_fraction.unwrap_or(0.2);
+        if !(0.0..1.0).contains(&test_fraction) {
+            return Err(format!("--test-fraction {test_fraction}: it must be at least 0 and below 1"));
+        }
+        if self.test_fraction.is_some() && matches!(source, Source::Idx(_)) {
+            return Err("--test-fraction does not apply: IDX data has its own test set (t10k-*)".into());
+        }
+        let batch_size = usize::try_from(self.batch_size).ok().filter(|size| (1..=1 << 31).contains(size));
+        let batch_size =
+            batch_size.ok_or(format!("--batch-size {}: it must be from 1 to 2^31", self.batch_size))?;
+        if self.epochs == 0 {
+            return Err("--epochs 0: there must be at least 1".into());
+        }
+        if let Some(rate) = self.lr {
+            number("--lr", rate, rate > 0.0, "a number above 0")?;
+        }
+        number("--weight-decay", self.weight_decay, self.weight_decay >= 0.0, "a number of at least 0")?;
+        if self.resume && self.checkpoint.is_none() {
+            return Err("--resume needs --checkpoint DIR, where the checkpoint is".into());
+        }
+        let existing = if self.resume { Existing::Resume } else { Existing::Refuse };
+        Ok(Config {
+            rule: self.rule()?,
+            source,
+            target: self.target,
+            test_fraction,
+            model,
+            task,
+            standardize: !self.no_standardize,
+            learning_rate: self.lr,
+            weight_decay: self.weight_decay,
+            batch_size,
+            epochs: self.epochs,
+            seed: self.seed,
+            compression,
+            checkpoint: self.checkpoint.map(|directory| Checkpoint { directory, existing }),
+            report: self.report,
+        })
+    }
+
+    fn checked_task(&self, model: Option<&ModelSpec>) -> Result<Option<Task>, String> {
+        let task = match self.task.as_str() {
+            "auto" => None,
+            "classification" => Some(Task::Classification),
+            "regression" => Some(Task::Regression),
+            other => return Err(format!("--task {other}: it is one of auto, classification, regression")),
+        };
+        match (model, task) {
+            (Some(ModelSpec::Linear), Some(Task::Classification)) => Err(
+                "--model linear predicts numbers; for --task classification take --model softmax or mlp:..."
+                    .into(),
+            ),
+            (Some(ModelSpec::Softmax), Some(Task::Regression)) => {
+                Err("--model softmax predicts classes; for --task regression take --model linear or mlp:..."
+                    .into())
+            }
+            _ => Ok(task),
+        }
+    }
+
+    fn rule(&self) -> Result<Rule, String> {
+        let rule = match self.optimizer.as_str() {
+            "sgd" => Rule::Sgd,
+            "momentum" => Rule::Momentum { momentum: self.momentum.unwrap_or(0.9) },
+            "adam" => Rule::Adam,
+            other => return Err(format!("--optimizer {other}: it is one of sgd, momentum, adam")),
+        };
+        match (rule, self.momentum) {
+            (Rule::Momentum { momentum }, _) => {
+                number("--momentum", momentum, (0.0..1.0).contains(&momentum), "at least 0 and below 1")?;
+            }
+            (_, Some(_)) => {
+                let name = rule.name();
+                return Err(format!(
+                    "--momentum does not apply to --optimizer {name}; take --optimizer momentum"
+                ));
+            }
+            _ => {}
+        }
+        Ok(rule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lift(line: &str) -> Result<Config, String> {
+        LowArgs::try_parse_from(std::iter::once("ringtrain").chain(line.split_whitespace()))
+            .map_err(|error| error.to_string())?
+            .lift()
+    }
+
+    #[test]
+    fn the_defaults_are_good() {
+        let config = lift("").unwrap();
+        assert_eq!((config.source.clone(), config.batch_size), (Source::Digits, BATCH_SIZE_DEFAULT));
+        assert!(lift("--data a.csv --target y --optimizer momentum --momentum 0.5").is_ok());
+        assert!(lift("--checkpoint d --resume").is_ok());
+    }
+
+    #[test]
+    fn impossible_combinations_are_refused_in_a_sentence() {
+        let cases = [
+            ("--resume", "needs --checkpoint"),
+            ("--target x", "for tables"),
+            ("--data a.csv", "say which column"),
+            ("--data x.npy", "pair"),
+            ("--momentum 0.9", "does not apply to --optimizer adam"),
+            ("--optimizer momentum --momentum 1", "below 1"),
+            ("--optimizer lion", "one of sgd"),
+            ("--batch-size 0", "from 1"),
+            ("--epochs 0", "at least 1"),
+            ("--lr 0", "above 0"),
+            ("--lr -1", "above 0"),
+            ("--lr nan", "above 0"),
+            ("--lr inf", "above 0"),
+            ("--weight-decay -0.1", "at least 0"),
+            ("--model mlp:0", "0 units"),
+            ("--model tree", "one of linear"),
+            ("--model linear --task classification", "predicts numbers"),
+            ("--model softmax --task regression", "predicts classes"),
+            ("--task both", "one of auto"),
+            ("--compression zip", "one of none"),
+            ("--test-fraction 1", "below 1"),
+            ("--test-fraction nan", "below 1"),
+            ("--data some/directory --test-fraction 0.5", "own test set"),
+            ("--no-such-flag", "--no-such-flag"),
+        ];
+        for (line, expected) in cases {
+            let error = lift(line).unwrap_err();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+}

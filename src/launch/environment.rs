@@ -1,0 +1,143 @@
+//! What a rank finds in its environment: our own names, and those that `PyTorch`, Horovod and MPI programs look for.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::types::{Rank, WorldSize};
+
+/// Prefix of the names that ringrun alone sets; `-x` may not change them.
+pub const OWN_PREFIX: &str = "RING_";
+
+/// The name that carries the job's id. Everything a rank starts inherits it, which is how leftovers are recognised.
+pub(super) const JOB_ID: &str = "RING_JOB_ID";
+
+/// What the whole job has in common.
+#[derive(Clone, Debug)]
+pub struct Common {
+    /// How many ranks there are, all on this machine.
+    pub world: WorldSize,
+    /// Where the rendezvous listens.
+    pub rendezvous: SocketAddr,
+    /// A port that nothing listens on, kept free for the rank 0 of a `PyTorch` job.
+    pub master_port: u16,
+    /// The job's secret in hex. It is passed in the environment alone: other users can read argument lists.
+    pub secret: String,
+    /// The job's id: 16 random bytes in hex.
+    pub job_id: String,
+    /// How long the ranks wait for each other at the start.
+    pub start_timeout: Duration,
+    /// Whether to give each rank one OpenMP thread, as torchrun does, because nobody has said how many.
+    pub one_thread: bool,
+}
+
+/// The variables of one rank, in the order in which `--verbose` users meet them in `env`: ours first.
+pub fn environment(rank: Rank, common: &Common) -> Vec<(String, String)> {
+    let rank = rank.to_string();
+    let size = common.world.to_string();
+    let host = common.rendezvous.ip().to_string();
+    let own = [
+        ("RING_RANK", rank.clone()),
+        ("RING_WORLD_SIZE", size.clone()),
+        ("RING_LOCAL_RANK", rank.clone()),
+        ("RING_LOCAL_WORLD_SIZE", size.clone()),
+        ("RING_RENDEZVOUS", common.rendezvous.to_string()),
+        ("RING_SECRET", common.secret.clone()),
+        (JOB_ID, common.job_id.clone()),
+        ("RING_START_TIMEOUT_MS", common.start_timeout.as_millis().to_string()),
+    ];
+    let torchrun = [
+        ("RANK", rank.clone()),
+        ("WORLD_SIZE", size.clone()),
+        ("LOCAL_RANK", rank.clone()),
+        ("LOCAL_WORLD_SIZE", size.clone()),
+        ("GROUP_RANK", "0".to_owned()),
+        ("GROUP_WORLD_SIZE", "1".to_owned()),
+        ("ROLE_RANK", rank.clone()),
+        ("ROLE_WORLD_SIZE", size.clone()),
+        ("MASTER_ADDR", host),
+        ("MASTER_PORT", common.master_port.to_string()),
+        ("TORCHELASTIC_RUN_ID", common.job_id.clone()),
+    ];
+    let horovod = [
+        ("HOROVOD_RANK", rank.clone()),
+        ("HOROVOD_SIZE", size.clone()),
+        ("HOROVOD_LOCAL_RANK", rank.clone()),
+        ("HOROVOD_LOCAL_SIZE", size.clone()),
+    ];
+    let open_mpi = [
+        ("OMPI_COMM_WORLD_RANK", rank.clone()),
+        ("OMPI_COMM_WORLD_SIZE", size.clone()),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", rank.clone()),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", size),
+        ("OMPI_COMM_WORLD_NODE_RANK", rank),
+    ];
+    // Libraries that start a thread per core in every rank make a job of n ranks n times too wide.
+    let threads = common.one_thread.then(|| ("OMP_NUM_THREADS", "1".to_owned()));
+    own.into_iter()
+        .chain(torchrun)
+        .chain(horovod)
+        .chain(open_mpi)
+        .chain(threads)
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn common(one_thread: bool) -> Common {
+        Common {
+            world: WorldSize::new(4).unwrap(),
+            rendezvous: "127.0.0.1:4321".parse().unwrap(),
+            master_port: 5678,
+            secret: "ab".repeat(32),
+            job_id: "cd".repeat(16),
+            start_timeout: Duration::from_millis(1500),
+            one_thread,
+        }
+    }
+
+    #[test]
+    fn every_name_that_the_field_reads() {
+        let found = environment(Rank::new(3), &common(true));
+        let expected = [
+            ("RING_RANK", "3"),
+            ("RING_WORLD_SIZE", "4"),
+            ("RING_LOCAL_RANK", "3"),
+            ("RING_LOCAL_WORLD_SIZE", "4"),
+            ("RING_RENDEZVOUS", "127.0.0.1:4321"),
+            ("RING_SECRET", "abababababababababababababababababababababababababababababababab"),
+            ("RING_JOB_ID", "cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd"),
+            ("RING_START_TIMEOUT_MS", "1500"),
+            ("RANK", "3"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_RANK", "3"),
+            ("LOCAL_WORLD_SIZE", "4"),
+            ("GROUP_RANK", "0"),
+            ("GROUP_WORLD_SIZE", "1"),
+            ("ROLE_RANK", "3"),
+            ("ROLE_WORLD_SIZE", "4"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", "5678"),
+            ("TORCHELASTIC_RUN_ID", "cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd"),
+            ("HOROVOD_RANK", "3"),
+            ("HOROVOD_SIZE", "4"),
+            ("HOROVOD_LOCAL_RANK", "3"),
+            ("HOROVOD_LOCAL_SIZE", "4"),
+            ("OMPI_COMM_WORLD_RANK", "3"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "3"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+            ("OMPI_COMM_WORLD_NODE_RANK", "3"),
+            ("OMP_NUM_THREADS", "1"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn the_number_of_threads_is_left_alone_when_somebody_chose_it() {
+        assert!(environment(Rank::ZERO, &common(false)).iter().all(|(name, _)| name != "OMP_NUM_THREADS"));
+    }
+}

@@ -1,0 +1,157 @@
+//! Bytes into lines, and the last lines of a rank. Pure: no descriptor, no thread.
+
+use std::collections::VecDeque;
+
+/// A line longer than this is passed on in pieces, so that a rank that never ends its line cannot take our memory.
+pub(super) const LINE_BYTES_MAX: usize = 64 * 1024;
+
+/// How many of a rank's last lines are kept for the report.
+const TAIL_LINES_MAX: usize = 20;
+
+/// How much of each is kept.
+const TAIL_LINE_BYTES_MAX: usize = 512;
+
+/// How a piece of output ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    /// With a newline, which is not part of the piece.
+    Newline,
+    /// Without one: the line is too long, or the stream has ended.
+    Open,
+}
+
+/// Cuts a stream of bytes into lines.
+#[derive(Default, Debug)]
+pub(super) struct Splitter {
+    pending: Vec<u8>,
+}
+
+impl Splitter {
+    /// Hands each line that `bytes` completes to `emit`.
+    pub(super) fn push(&mut self, bytes: &[u8], mut emit: impl FnMut(&[u8], End)) {
+        let mut rest = bytes;
+        while let Some(at) = rest.iter().position(|&byte| byte == b'\n') {
+            self.take(&rest[..at], &mut emit);
+            emit(&self.pending, End::Newline);
+            self.pending.clear();
+            rest = &rest[at + 1..];
+        }
+        self.take(rest, &mut emit);
+    }
+
+    /// The stream has ended: hands over what is left of a line without its newline.
+    pub(super) fn finish(&mut self, mut emit: impl FnMut(&[u8], End)) {
+        if !self.pending.is_empty() {
+            emit(&self.pending, End::Open);
+            self.pending.clear();
+        }
+    }
+
+    /// Adds the part of one line, and hands over full pieces of it. The last piece stays, so that a line of exactly the
+    /// maximal length is still one line.
+    fn take(&mut self, mut part: &[u8], emit: &mut impl FnMut(&[u8], End)) {
+        while self.pending.len() + part.len() > LINE_BYTES_MAX {
+            let (fits, after) = part.split_at(LINE_BYTES_MAX - self.pending.len());
+            self.pending.extend_from_slice(fits);
+            emit(&self.pending, End::Open);
+            self.pending.clear();
+            part = after;
+        }
+        self.pending.extend_from_slice(part);
+    }
+}
+
+/// The last lines of one rank, of both its streams.
+#[derive(Default, Debug)]
+pub(super) struct Tail {
+    lines: VecDeque<Vec<u8>>,
+}
+
+impl Tail {
+    /// Adds a line and forgets the oldest when there are too many.
+    pub(super) fn push(&mut self, line: &[u8]) {
+        if self.lines.len() == TAIL_LINES_MAX {
+            self.lines.pop_front();
+        }
+        self.lines.push_back(line[..line.len().min(TAIL_LINE_BYTES_MAX)].to_vec());
+    }
+
+    /// The lines as text that is safe to print: what is not text, and what would steer a terminal, is replaced.
+    pub(super) fn into_text(self) -> Vec<String> {
+        let printable = |line: Vec<u8>| {
+            let text = String::from_utf8_lossy(&line);
+            text.trim_end()
+                .chars()
+                .map(|c| if c.is_control() && c != '\t' { char::REPLACEMENT_CHARACTER } else { c })
+                .collect()
+        };
+        self.lines.into_iter().map(printable).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(parts: &[&[u8]]) -> Vec<(Vec<u8>, End)> {
+        let mut found = Vec::new();
+        let mut splitter = Splitter::default();
+        for part in parts {
+            splitter.push(part, |line, end| found.push((line.to_vec(), end)));
+        }
+        splitter.finish(|line, end| found.push((line.to_vec(), end)));
+        found
+    }
+
+    #[test]
+    fn lines_do_not_depend_on_how_the_bytes_arrive() {
+        let text = b"one\n\ntwo\xff\0\r\nthree";
+        let expected: Vec<(Vec<u8>, End)> = vec![
+            (b"one".to_vec(), End::Newline),
+            (b"".to_vec(), End::Newline),
+            (b"two\xff\0\r".to_vec(), End::Newline),
+            (b"three".to_vec(), End::Open),
+        ];
+        for size in 1..=text.len() {
+            let parts: Vec<&[u8]> = text.chunks(size).collect();
+            assert_eq!(split(&parts), expected, "in parts of {size}");
+        }
+    }
+
+    #[test]
+    fn long_lines_come_in_pieces() {
+        for (length, pieces) in [
+            (LINE_BYTES_MAX - 1, vec![LINE_BYTES_MAX - 1]),
+            (LINE_BYTES_MAX, vec![LINE_BYTES_MAX]),
+            (LINE_BYTES_MAX + 1, vec![LINE_BYTES_MAX, 1]),
+            (3 * LINE_BYTES_MAX + 7, vec![LINE_BYTES_MAX, LINE_BYTES_MAX, LINE_BYTES_MAX, 7]),
+        ] {
+            let mut text = vec![b'x'; length];
+            text.push(b'\n');
+            for size in [1000, length + 1] {
+                let found = split(&text.chunks(size).collect::<Vec<_>>());
+                assert_eq!(
+                    found.iter().map(|(line, _)| line.len()).collect::<Vec<_>>(),
+                    pieces,
+                    "{length}, {size}"
+                );
+                assert_eq!(found.last().unwrap().1, End::Newline);
+            }
+        }
+    }
+
+    #[test]
+    fn the_tail_is_bounded_and_printable() {
+        let mut tail = Tail::default();
+        for number in 0..100 {
+            tail.push(format!("line {number}").as_bytes());
+        }
+        tail.push(b"\x1b[2J\xff tab\t \r");
+        tail.push(&[b'y'; 10 * TAIL_LINE_BYTES_MAX]);
+        let lines = tail.into_text();
+        assert_eq!(lines.len(), TAIL_LINES_MAX);
+        assert_eq!(lines[0], "line 82");
+        assert_eq!(lines[18], "\u{fffd}[2J\u{fffd} tab");
+        assert_eq!(lines[19].len(), TAIL_LINE_BYTES_MAX);
+    }
+}

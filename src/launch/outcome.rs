@@ -1,0 +1,275 @@
+//! How ranks ended, what that makes of the job, and the words for it. Pure: no clock, no process.
+
+use std::fmt::{self, Write as _};
+use std::time::Duration;
+
+use crate::exit::Exit;
+use crate::types::Rank;
+
+/// How one rank's process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// It exited by itself, with this code.
+    Exited(u8),
+    /// A signal killed it.
+    Killed(i32),
+    /// Its command could not be executed, for this `errno`.
+    NotRun(i32),
+}
+
+impl Ended {
+    /// Whether the rank did what it was asked.
+    pub fn is_success(self) -> bool {
+        self == Self::Exited(0)
+    }
+
+    /// The code that a shell would give it.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Exited(code) => code,
+            Self::Killed(signal) => signal_code(signal),
+            Self::NotRun(errno) if errno == rustix::io::Errno::NOENT.raw_os_error() => {
+                Exit::CommandNotRun as u8
+            }
+            Self::NotRun(_) => Exit::CommandNotExecutable as u8,
+        }
+    }
+
+    /// How likely it is that this rank is where the trouble began; the larger, the likelier. A rank that reports a lost peer
+    /// ([`Exit::PeerLost`]) follows another's failure, and a rank that was killed follows nobody's.
+    pub(super) fn blame(self) -> u8 {
+        match self {
+            Self::Exited(0) => 0,
+            Self::Exited(code) if code == Exit::PeerLost as u8 => 1,
+            Self::Exited(_) => 2,
+            Self::Killed(_) | Self::NotRun(_) => 3,
+        }
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Exited(code) => write!(f, "exited with code {code}"),
+            Self::Killed(signal) => write!(f, "was killed by signal {signal} ({})", signal_name(signal)),
+            Self::NotRun(errno) => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                write!(f, "could not execute its command: {error}")
+            }
+        }
+    }
+}
+
+/// What a shell returns for a program that `signal` killed.
+pub(super) fn signal_code(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}
+
+/// The signal's name, such as `SIGKILL`.
+pub(super) fn signal_name(signal: i32) -> &'static str {
+    signal_hook::low_level::signal_name(signal).unwrap_or("a real-time signal")
+}
+
+/// Why the job ended, or is being ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Nothing went wrong: every rank exits with 0.
+    Success,
+    /// This rank failed first.
+    Failed(Rank),
+    /// ringrun was told to stop at once, by this signal: SIGINT, SIGHUP or SIGQUIT.
+    Interrupted(i32),
+    /// ringrun was asked by SIGTERM to end: a rank may still finish in order.
+    Terminated,
+    /// The job passed `--job-timeout`.
+    TimedOut,
+    /// Nobody reads our standard output any more.
+    OutputClosed,
+}
+
+/// One rank's part of the report.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    /// Its number.
+    pub(super) rank: Rank,
+    /// Its process.
+    pub(super) pid: i32,
+    /// How it ended and how long after the start; `None` while it runs, or for ever if it cannot be killed.
+    pub(super) ended: Option<(Ended, Duration)>,
+}
+
+impl Member {
+    fn is_success(&self) -> bool {
+        self.ended.is_some_and(|(ended, _)| ended.is_success())
+    }
+
+    /// `rank 2 (pid 1234) was killed by signal 9 (SIGKILL) after 12.3 s`.
+    pub(super) fn sentence(&self) -> String {
+        let Self { rank, pid, ended } = self;
+        match ended {
+            Some((ended, at)) => format!("rank {rank} (pid {pid}) {ended} after {}", seconds(*at)),
+            None => format!("rank {rank} (pid {pid}) did not end, even by SIGKILL"),
+        }
+    }
+}
+
+/// What ringrun itself exits with.
+pub(super) fn exit_code(verdict: Verdict, members: &[Member]) -> u8 {
+    let all_well = members.iter().all(Member::is_success);
+    match verdict {
+        Verdict::Success => 0,
+        Verdict::Failed(rank) => {
+            members[rank.index()].ended.map_or(Exit::Failure as u8, |(ended, _)| ended.code())
+        }
+        Verdict::Interrupted(signal) => signal_code(signal),
+        Verdict::TimedOut => Exit::JobTimeout as u8,
+        // Ranks that saved their work and left in order make the job a success.
+        Verdict::Terminated | Verdict::OutputClosed if all_well => 0,
+        Verdict::Terminated => signal_code(signal_hook::consts::SIGTERM),
+        Verdict::OutputClosed => signal_code(signal_hook::consts::SIGPIPE),
+    }
+}
+
+/// The text for standard error once the job is over, each line with its end; empty when there is nothing to say.
+/// `tail` holds the last lines of each rank.
+pub(super) fn report(verdict: Verdict, members: &[Member], tails: &[Vec<String>]) -> String {
+    let mut text = String::new();
+    let all_well = members.iter().all(Member::is_success);
+    let headline = match verdict {
+        Verdict::Success => return text,
+        Verdict::Terminated | Verdict::OutputClosed if all_well => return text,
+        Verdict::Failed(rank) => {
+            let others = if members.len() > 1 { "; the other ranks were stopped" } else { "" };
+            let alone = members.iter().all(|member| member.rank == rank || member.is_success());
+            format!("{}{}", members[rank.index()].sentence(), if alone { "" } else { others })
+        }
+        Verdict::Interrupted(signal) => format!("stopped by signal {signal} ({})", signal_name(signal)),
+        Verdict::Terminated => "stopped by signal 15 (SIGTERM)".to_owned(),
+        Verdict::TimedOut => "the job passed its --job-timeout and was stopped".to_owned(),
+        Verdict::OutputClosed => "standard output was closed by its reader; the job was stopped".to_owned(),
+    };
+    let _ = writeln!(text, "ringrun: {headline}");
+    if let Verdict::Failed(rank) = verdict {
+        write_tail(&mut text, rank, tails.get(rank.index()).map_or(&[], Vec::as_slice));
+    }
+    let blamed = if let Verdict::Failed(rank) = verdict { Some(rank) } else { None };
+    for (ranks, what) in groups(members, blamed) {
+        let _ = writeln!(text, "ringrun: {ranks} {what}");
+    }
+    text
+}
+
+fn write_tail(text: &mut String, rank: Rank, lines: &[String]) {
+    if lines.is_empty() {
+        let _ = writeln!(text, "ringrun: rank {rank} printed nothing");
+        return;
+    }
+    let _ = writeln!(text, "ringrun: last lines of rank {rank}:");
+    for line in lines {
+        let _ = writeln!(text, "  | {line}");
+    }
+}
+
+/// The ranks besides `blamed`, gathered by how they ended, so that a thousand ranks take a few lines.
+fn groups(members: &[Member], blamed: Option<Rank>) -> Vec<(String, String)> {
+    let mut kinds: Vec<(Option<Ended>, Vec<Rank>)> = Vec::new();
+    for member in members.iter().filter(|member| Some(member.rank) != blamed) {
+        let ended = member.ended.map(|(ended, _)| ended);
+        match kinds.iter_mut().find(|(kind, _)| *kind == ended) {
+            Some((_, ranks)) => ranks.push(member.rank),
+            None => kinds.push((ended, vec![member.rank])),
+        }
+    }
+    kinds
+        .into_iter()
+        .map(|(kind, ranks)| {
+            let what =
+                kind.map_or_else(|| "did not end, even by SIGKILL".to_owned(), |ended| ended.to_string());
+            (rank_list(&ranks), if ranks.len() > 1 { what.replacen("was ", "were ", 1) } else { what })
+        })
+        .collect()
+}
+
+/// `rank 3`, or `ranks 0-1,3-63`. The ranks come in order.
+fn rank_list(ranks: &[Rank]) -> String {
+    let mut text = String::from(if ranks.len() == 1 { "rank " } else { "ranks " });
+    let mut rest = ranks;
+    while let Some(first) = rest.first() {
+        let length =
+            rest.iter().zip(first.get()..).take_while(|(rank, number)| rank.get() == *number).count();
+        let (run, after) = rest.split_at(length);
+        let last = run.last().unwrap_or(first);
+        let _ = if run.len() == 1 { write!(text, "{first}") } else { write!(text, "{first}-{last}") };
+        if !after.is_empty() {
+            text.push(',');
+        }
+        rest = after;
+    }
+    text
+}
+
+/// A duration as people read it: `0.3 s`, `12.3 s`, `75 s`.
+pub(super) fn seconds(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    if seconds < 60.0 { format!("{seconds:.1} s") } else { format!("{seconds:.0} s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(ends: &[Option<Ended>]) -> Vec<Member> {
+        (0..)
+            .zip(ends)
+            .map(|(number, ended)| Member {
+                rank: Rank::new(number),
+                pid: 100 + number as i32,
+                ended: ended.map(|ended| (ended, Duration::from_millis(12_340))),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn exit_codes() {
+        let ok = Some(Ended::Exited(0));
+        let one = Rank::new(1);
+        for (verdict, ends, expected) in [
+            (Verdict::Success, [ok, ok], 0),
+            (Verdict::Failed(one), [ok, Some(Ended::Exited(3))], 3),
+            (Verdict::Failed(one), [Some(Ended::Exited(6)), Some(Ended::Killed(9))], 137),
+            (Verdict::Failed(one), [ok, Some(Ended::NotRun(2))], 127),
+            (Verdict::Failed(one), [ok, Some(Ended::NotRun(8))], 126),
+            (Verdict::Failed(one), [ok, None], 1),
+            (Verdict::Interrupted(2), [ok, ok], 130),
+            (Verdict::Terminated, [ok, ok], 0),
+            (Verdict::Terminated, [ok, Some(Ended::Killed(15))], 143),
+            (Verdict::TimedOut, [ok, ok], 124),
+            (Verdict::OutputClosed, [ok, ok], 0),
+            (Verdict::OutputClosed, [ok, Some(Ended::Killed(15))], 141),
+        ] {
+            assert_eq!(exit_code(verdict, &members(&ends)), expected, "{verdict:?} {ends:?}");
+        }
+    }
+
+    #[test]
+    fn the_report_names_the_rank_and_gathers_the_others() {
+        let mut ends = vec![Some(Ended::Exited(6)); 6];
+        ends[2] = Some(Ended::Killed(9));
+        ends[4] = Some(Ended::Killed(15));
+        let mut tails = vec![Vec::new(); 6];
+        tails[2] = vec!["step 7".to_owned(), "step 8".to_owned()];
+        assert_eq!(
+            report(Verdict::Failed(Rank::new(2)), &members(&ends), &tails),
+            "ringrun: rank 2 (pid 102) was killed by signal 9 (SIGKILL) after 12.3 s; the other ranks were stopped\n\
+             ringrun: last lines of rank 2:\n  | step 7\n  | step 8\n\
+             ringrun: ranks 0-1,3,5 exited with code 6\n\
+             ringrun: rank 4 was killed by signal 15 (SIGTERM)\n"
+        );
+    }
+
+    #[test]
+    fn nothing_is_said_of_a_success() {
+        assert_eq!(report(Verdict::Success, &members(&[Some(Ended::Exited(0))]), &[]), "");
+        assert_eq!(report(Verdict::Terminated, &members(&[Some(Ended::Exited(0))]), &[]), "");
+    }
+}

@@ -1,0 +1,165 @@
+//! The ranks' processes: starting them, seeing them end, and leaving nothing behind.
+//!
+//! Each rank leads a process group, so that whatever it starts can be killed with it. ringrun is also the reaper of its
+//! descendants: those that leave their group, or lose their parent, become its children and are found in the end.
+
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::{ChildStderr, ChildStdout, Command, Stdio};
+
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpid, kill_process, set_child_subreaper, wait, waitid,
+    waitpid,
+};
+use signal_hook::consts::SIGKILL;
+
+use super::keeper::Keeper;
+use super::outcome::Ended;
+use super::processes;
+use super::shim::Line;
+use crate::types::Rank;
+
+/// The process of one rank.
+#[derive(Debug)]
+struct Process {
+    pid: Pid,
+    line: Line,
+    running: bool,
+}
+
+/// All processes of the job. Dropping it kills them.
+#[derive(Debug)]
+pub(super) struct Ranks {
+    processes: Vec<Process>,
+    keeper: Keeper,
+    keeper_ended: bool,
+}
+
+/// The streams of a rank that has been started.
+#[derive(Debug)]
+pub(super) struct Streams {
+    pub(super) stdout: ChildStdout,
+    pub(super) stderr: ChildStderr,
+}
+
+impl Ranks {
+    pub(super) fn new(keeper: Keeper) -> Self {
+        // Refused by some sandboxes: descendants that leave their group are then the keeper's affair alone.
+        let _ = set_child_subreaper(Some(getpid()));
+        Self { processes: Vec::new(), keeper, keeper_ended: false }
+    }
+
+    /// Starts the next rank. It must be called on a thread that lives as long as the job: the kernel ties a child's request to
+    /// die with its parent to the parent's thread.
+    pub(super) fn start(&mut self, mut command: Command) -> io::Result<Streams> {
+        let (line, theirs) = Line::pair()?;
+        let mut child =
+            command.stdin(theirs).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()?;
+        // Our copy of the rank's end of the socket goes with the command.
+        drop(command);
+        let pid = Pid::from_child(&child);
+        self.keeper.add(pid);
+        line.go();
+        self.processes.push(Process { pid, line, running: true });
+        let stdout = child.stdout.take().expect("its stdout was asked for");
+        let stderr = child.stderr.take().expect("its stderr was asked for");
+        Ok(Streams { stdout, stderr })
+    }
+
+    /// The processes' numbers, by rank.
+    pub(super) fn pids(&self) -> Vec<i32> {
+        self.processes.iter().map(|process| process.pid.as_raw_nonzero().get()).collect()
+    }
+
+    /// Sends `signal` to the group of each rank that still runs.
+    pub(super) fn signal(&self, signal: i32) {
+        for process in self.processes.iter().filter(|process| process.running) {
+            processes::signal_group(process.pid, signal);
+        }
+    }
+
+    /// The ranks that have ended since the last call. Whatever a rank leaves in its process group dies with it.
+    pub(super) fn reap(&mut self) -> Vec<(Rank, Ended)> {
+        let mut batch = Vec::new();
+        for index in 0..self.processes.len() {
+            let process = &self.processes[index];
+            if !process.running {
+                continue;
+            }
+            // Only looked at, not yet reaped: until then neither its number nor its group's can come to mean another.
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+            let Ok(Some(status)) = retry(|| waitid(WaitId::Pid(process.pid), options)) else { continue };
+            let pid = process.pid;
+            let ended = self.bury(index, status.exit_status(), status.terminating_signal());
+            let _ = retry(|| waitpid(Some(pid), WaitOptions::NOHANG));
+            batch.push((Rank::new(index as u32), ended));
+        }
+        self.reap_orphans(&mut batch);
+        batch
+    }
+
+    /// Reaps what has become our child because its own parent ended.
+    fn reap_orphans(&mut self, batch: &mut Vec<(Rank, Ended)>) {
+        while let Ok(Some((pid, status))) = retry(|| wait(WaitOptions::NOHANG)) {
+            if pid == self.keeper.pid() {
+                self.keeper_ended = true;
+                self.keeper.lost();
+            }
+            // A rank that ended since we looked.
+            let found = self.processes.iter().position(|process| process.running && process.pid == pid);
+            if let Some(index) = found {
+                let ended = self.bury(index, status.exit_status(), status.terminating_signal());
+                batch.push((Rank::new(index as u32), ended));
+            }
+        }
+    }
+
+    /// A rank has ended: kills the rest of its group and says how it ended.
+    fn bury(&mut self, index: usize, code: Option<i32>, signal: Option<i32>) -> Ended {
+        let process = &mut self.processes[index];
+        process.running = false;
+        processes::signal_group(process.pid, SIGKILL);
+        self.keeper.remove(process.pid);
+        match (process.line.exec_error(), code) {
+            (Some(errno), _) => Ended::NotRun(errno),
+            (None, Some(code)) => Ended::Exited(code as u8),
+            (None, None) => Ended::Killed(signal.unwrap_or(SIGKILL)),
+        }
+    }
+
+    /// Whether the keeper ended before its time.
+    pub(super) fn keeper_ended(&self) -> bool {
+        self.keeper_ended
+    }
+
+    /// Kills what the ranks have left behind outside of their groups, and says how many there were, dead ones that nobody has
+    /// waited for included. To be called again, after the next SIGCHLD and `reap`, until there are none: a killed process hands
+    /// its children to us.
+    ///
+    /// They are our children and only we reap them, so their numbers cannot come to mean others.
+    pub(super) fn kill_leftovers(&self) -> usize {
+        let keeper = self.keeper.pid();
+        let leftovers = processes::children(getpid());
+        leftovers.iter().filter(|&&pid| pid != keeper && kill_process(pid, Signal::KILL).is_ok()).count()
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.signal(SIGKILL);
+        if self.processes.iter().all(|process| !process.running) && !self.keeper_ended {
+            self.keeper.dismiss();
+        }
+    }
+}
+
+/// A call that a signal interrupts is made again.
+fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}

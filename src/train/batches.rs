@@ -1,0 +1,87 @@
+//! Which samples make up which batch, and which rank computes which of them.
+//!
+//! All ranks draw the same permutation of the training set for an epoch; batch `b` is its `b`-th run of `batch_size`
+//! samples (the last one may be shorter), and each rank takes one contiguous part of it. So the batches, and with them the
+//! mathematics, do not depend on the world size, and every sample is used exactly once an epoch.
+
+use std::ops::Range;
+
+use super::random;
+use crate::types::{Rank, WorldSize};
+
+/// An epoch's samples in the order in which they are used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Batches {
+    order: Vec<u32>,
+    batch_size: usize,
+}
+
+impl Batches {
+    /// The batches of epoch `epoch` (from 0) over `samples` samples.
+    ///
+    /// # Panics
+    ///
+    /// If `batch_size` is 0 or `samples` does not fit 32 bits; the configuration and the data's limits rule both out.
+    pub fn new(seed: u64, epoch: u64, samples: usize, batch_size: usize) -> Self {
+        assert!(batch_size > 0, "a batch holds at least one sample");
+        let samples = u32::try_from(samples).expect("data sets are limited to 2^31 samples");
+        Self { order: random::permutation(&mut random::stream("epoch", seed, epoch), samples), batch_size }
+    }
+
+    /// How many batches the epoch has.
+    pub fn count(&self) -> usize {
+        self.order.len().div_ceil(self.batch_size)
+    }
+
+    /// The samples of a batch, all ranks' parts together; empty beyond the last batch.
+    pub fn batch(&self, index: usize) -> &[u32] {
+        self.order.chunks(self.batch_size).nth(index).unwrap_or_default()
+    }
+}
+
+/// Which of `len` things in a row are `rank`'s: the parts are contiguous, in rank order, cover everything, and differ in
+/// length by at most one. A part is empty where there are fewer things than ranks.
+pub fn part(len: usize, rank: Rank, world: WorldSize) -> Range<usize> {
+    let (rank, world) = (rank.index(), world.as_usize());
+    let (each, longer) = (len / world, len % world);
+    let start = rank * each + rank.min(longer);
+    start..start + each + usize::from(rank < longer)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// A sample that is used twice, or never, would make n = 4 compute something else than n = 1.
+        #[test]
+        fn the_ranks_use_every_sample_once(
+            ranks in 1_u32..=9, samples in 1_usize..400, batch_size in 1_usize..70, seed: u64, epoch in 0_u64..5
+        ) {
+            let world = WorldSize::new(ranks).unwrap();
+            let batches = Batches::new(seed, epoch, samples, batch_size);
+            let mut uses = vec![0; samples];
+            for index in 0..batches.count() {
+                let batch = batches.batch(index);
+                let mut end = 0;
+                for rank in world.ranks() {
+                    let part = part(batch.len(), rank, world);
+                    prop_assert_eq!(part.start, end);
+                    prop_assert!(part.len() <= batch.len().div_ceil(ranks as usize));
+                    end = part.end;
+                    batch[part].iter().for_each(|&sample| uses[sample as usize] += 1);
+                }
+                prop_assert_eq!(end, batch.len());
+            }
+            prop_assert!(uses.iter().all(|&n| n == 1));
+            prop_assert!(batches.batch(batches.count()).is_empty());
+        }
+    }
+
+    #[test]
+    fn epochs_differ() {
+        assert_ne!(Batches::new(1, 0, 100, 10), Batches::new(1, 1, 100, 10));
+    }
+}

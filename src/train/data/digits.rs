@@ -1,0 +1,53 @@
+//! The handwritten digits that the program carries.
+
+use std::io::Read;
+
+use flate2::read::GzDecoder;
+use ndarray::Array2;
+
+use super::{Column, Features, Table};
+
+/// E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, CC BY 4.0; see `DIGITS.md`.
+const DIGITS: &[u8] = include_bytes!("digits.csv.gz");
+const ROWS: usize = 1797;
+const PIXELS: usize = 64;
+/// The most ink that a pixel can hold.
+const INK_MAX: f32 = 16.0;
+
+/// The 1,797 digits: 8 x 8 pixels from 0 to 1, and which digit it is.
+///
+/// # Panics
+///
+/// If the program's own copy of the data is broken; a test reads it.
+pub(crate) fn load() -> Table {
+    let mut text = String::new();
+    GzDecoder::new(DIGITS)
+        .read_to_string(&mut text)
+        .expect("the embedded digits are valid gzip of ASCII text");
+    let mut pixels = Vec::with_capacity(ROWS * PIXELS);
+    let mut labels = Vec::with_capacity(ROWS);
+    for line in text.lines() {
+        let mut values =
+            line.split(',').map(|value| value.parse::<u8>().expect("the embedded digits are integers"));
+        pixels.extend(values.by_ref().take(PIXELS));
+        labels.extend(values.map(f64::from));
+    }
+    let values = Array2::from_shape_vec((ROWS, PIXELS), pixels).expect("there are 1,797 lines of 64 pixels");
+    Table { features: Features::Pixels { values, divisor: INK_MAX }, target: Column::Numbers(labels) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_1797_digits_of_ten_kinds() {
+        let table = load();
+        let Column::Numbers(labels) = &table.target else { panic!("digits are numbers") };
+        assert_eq!((table.features.rows(), table.features.columns(), labels.len()), (1797, 64, 1797));
+        let counts: Vec<usize> =
+            (0..10).map(|digit| labels.iter().filter(|&&label| label == f64::from(digit)).count()).collect();
+        // As published: https://archive.ics.uci.edu/dataset/80.
+        assert_eq!(counts, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]);
+    }
+}

@@ -1,0 +1,41 @@
+//! What can be wrong with data.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Data that cannot be trained on. The message names the file and the place in it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// The operating system refused to read a file.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file's content is not what its format requires.
+    #[error("{}: {problem}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, where.
+        problem: String,
+    },
+    /// The data does not fit what is asked of it.
+    #[error("{0}")]
+    Unsuitable(String),
+}
+
+impl DataError {
+    /// A file that the operating system does not let us read.
+    pub(crate) fn unreadable(path: &Path, source: io::Error) -> Self {
+        Self::Unreadable { path: path.to_owned(), source }
+    }
+
+    /// A file with wrong content.
+    pub(crate) fn malformed(path: &Path, problem: impl Into<String>) -> Self {
+        Self::Malformed { path: path.to_owned(), problem: problem.into() }
+    }
+}

@@ -1,0 +1,172 @@
+//! The features of a set of samples, and their way into a batch.
+
+use ndarray::{Array2, ArrayViewMut2, Axis};
+use sha2::{Digest, Sha256};
+
+/// Features of samples: a row per sample, a column per feature.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Features {
+    /// Numbers as they are.
+    Numbers(Array2<f32>),
+    /// Pixels: a feature is the byte divided by `divisor`. A quarter of the memory, scaled as a batch is gathered.
+    Pixels {
+        /// The bytes.
+        values: Array2<u8>,
+        /// The byte that stands for 1.
+        divisor: f32,
+    },
+}
+
+impl Features {
+    /// Samples.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Numbers(values) => values.nrows(),
+            Self::Pixels { values, .. } => values.nrows(),
+        }
+    }
+
+    /// Features of a sample.
+    pub fn columns(&self) -> usize {
+        match self {
+            Self::Numbers(values) => values.ncols(),
+            Self::Pixels { values, .. } => values.ncols(),
+        }
+    }
+
+    /// The samples with these indices.
+    ///
+    /// # Panics
+    ///
+    /// If an index is not a row.
+    #[must_use]
+    pub fn select(&self, rows: &[usize]) -> Self {
+        match self {
+            Self::Numbers(values) => Self::Numbers(values.select(Axis(0), rows)),
+            Self::Pixels { values, divisor } => {
+                Self::Pixels { values: values.select(Axis(0), rows), divisor: *divisor }
+            }
+        }
+    }
+
+    /// Writes the samples with these indices, standardised if asked for, to the rows of `out` from the first on.
+    ///
+    /// # Panics
+    ///
+    /// If an index is not a row, or `out` has another number of columns.
+    pub fn gather(
+        &self,
+        rows: impl Iterator<Item = usize>,
+        standard: Option<&Standardizer>,
+        mut out: ArrayViewMut2<'_, f32>,
+    ) {
+        for (row, mut target) in rows.zip(out.rows_mut()) {
+            match self {
+                Self::Numbers(values) => target.assign(&values.row(row)),
+                Self::Pixels { values, divisor } => {
+                    target.zip_mut_with(&values.row(row), |to, &from| *to = f32::from(from) / divisor);
+                }
+            }
+            if let Some(Standardizer { mean, inverse_deviation }) = standard {
+                for ((value, mean), inverse) in target.iter_mut().zip(mean).zip(inverse_deviation) {
+                    *value = (*value - mean) * inverse;
+                }
+            }
+        }
+    }
+
+    /// Feeds shape and content into a digest.
+    pub(crate) fn digest(&self, hasher: &mut Sha256) {
+        hasher.update((self.rows() as u64).to_le_bytes());
+        hasher.update((self.columns() as u64).to_le_bytes());
+        match self {
+            Self::Numbers(values) => {
+                for row in values.rows() {
+                    let bits: Vec<[u8; 4]> = row.iter().map(|value| value.to_le_bytes()).collect();
+                    hasher.update(bits.as_flattened());
+                }
+            }
+            Self::Pixels { values, divisor } => {
+                hasher.update(divisor.to_le_bytes());
+                for row in values.rows() {
+                    hasher.update(row.to_vec());
+                }
+            }
+        }
+    }
+}
+
+/// Brings every feature to mean 0 and standard deviation 1 over the training set; constant features become 0.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Standardizer {
+    /// The mean of each feature.
+    pub mean: Vec<f32>,
+    /// 1 / standard deviation (population, like numpy's `std`) of each feature; 0 where the feature is constant.
+    pub inverse_deviation: Vec<f32>,
+}
+
+impl Standardizer {
+    /// Measures `features`, in f64 and in two passes, so that large means cost no digits.
+    pub fn fit(features: &Features) -> Self {
+        let (rows, columns) = (features.rows(), features.columns());
+        let mut row_values = Array2::<f32>::zeros((1, columns));
+        let mut mean = vec![0.0_f64; columns];
+        for row in 0..rows {
+            features.gather(std::iter::once(row), None, row_values.view_mut());
+            mean.iter_mut().zip(&row_values).for_each(|(sum, &value)| *sum += f64::from(value));
+        }
+        for sum in &mut mean {
+            *sum /= rows.max(1) as f64;
+        }
+        let mut variance = vec![0.0_f64; columns];
+        for row in 0..rows {
+            features.gather(std::iter::once(row), None, row_values.view_mut());
+            for ((sum, &value), mean) in variance.iter_mut().zip(&row_values).zip(&mean) {
+                *sum += (f64::from(value) - mean).powi(2);
+            }
+        }
+        let inverse_deviation = variance
+            .iter()
+            .zip(&mean)
+            .map(|(sum, mean)| {
+                let deviation = (sum / rows.max(1) as f64).sqrt();
+                // What is left of a constant column after rounding is noise, not a feature.
+                if deviation <= 1e-7 * mean.abs() || deviation == 0.0 {
+                    0.0
+                } else {
+                    (1.0 / deviation) as f32
+                }
+            })
+            .collect();
+        Self { mean: mean.iter().map(|&mean| mean as f32).collect(), inverse_deviation }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::array;
+
+    use super::*;
+
+    #[test]
+    fn standardised_features_have_mean_0_and_deviation_1_and_constants_vanish() {
+        let features =
+            Features::Numbers(array![[1.0, 7.7, 1e6], [2.0, 7.7, 1e6 + 2.0], [6.0, 7.7, 1e6 + 4.0]]);
+        let standard = Standardizer::fit(&features);
+        let mut out = Array2::zeros((3, 3));
+        features.gather(0..3, Some(&standard), out.view_mut());
+        for (column, deviation) in [1.0, 0.0, 1.0].into_iter().enumerate() {
+            let values = out.column(column);
+            assert!(values.mean().unwrap().abs() < 1e-5, "{values}");
+            assert!((values.std(0.0) - deviation).abs() < 1e-3, "{values}");
+        }
+    }
+
+    #[test]
+    fn pixels_are_scaled_as_they_are_gathered() {
+        let features = Features::Pixels { values: array![[0, 255], [51, 102]], divisor: 255.0 };
+        let mut out = Array2::zeros((2, 2));
+        features.gather([1, 0].into_iter(), None, out.view_mut());
+        assert_eq!(out, array![[0.2, 0.4], [0.0, 1.0]]);
+    }
+}

@@ -1,0 +1,205 @@
+//! numpy's `.npy` files: a pair of features and targets.
+//!
+//! Read here and not by `ndarray-npy`, which allocates what a header claims before it has seen the data, and parses the
+//! header with a parser of Python literals that recurses as deep as a file asks it to. The tests read what that crate writes.
+//! Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
+
+use std::io::Read;
+use std::path::Path;
+
+use ndarray::{Array2, ShapeBuilder};
+
+use super::file::{bounded, open, read_exactly, stream_error};
+use super::{Column, DataError, Features, Table};
+
+/// The longest header that is read; numpy's own are 128 bytes.
+const HEADER_BYTES_MAX: u32 = 1 << 16;
+
+/// Reads features (2-D) and targets (1-D, or 2-D with one column) of types f32, f64, i32, i64 or u8.
+///
+/// # Errors
+///
+/// A file that is missing, truncated, too long, of another format or type, holds NaN or infinity, or does not fit the other.
+pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<Table, DataError> {
+    let features = read(features_path)?;
+    let targets = read(targets_path)?;
+    let &[rows, columns] = features.shape.as_slice() else {
+        let problem =
+            format!("has shape {:?}; features need two dimensions, (rows, features)", features.shape);
+        return Err(DataError::malformed(features_path, problem));
+    };
+    if !matches!(targets.shape.as_slice(), [_] | [_, 1]) {
+        let problem = format!("has shape {:?}; targets need one dimension, (rows,)", targets.shape);
+        return Err(DataError::malformed(targets_path, problem));
+    }
+    if targets.shape[0] != rows {
+        let problem =
+            format!("holds {} targets for the {rows} rows of {}", targets.shape[0], features_path.display());
+        return Err(DataError::malformed(targets_path, problem));
+    }
+    let (rows, columns) = (rows as usize, columns as usize);
+    let narrow: Vec<f32> = features.values.iter().map(|&value| value as f32).collect();
+    let shape = (rows, columns).set_f(features.fortran_order);
+    let array = Array2::from_shape_vec(shape, narrow).expect("the length was checked against the header");
+    if let Some(((row, column), value)) = array.indexed_iter().find(|(_, value)| !value.is_finite()) {
+        let problem = format!("row {row}, column {column} (both from 0): {value} is not a finite number");
+        return Err(DataError::malformed(features_path, problem));
+    }
+    if let Some((row, value)) = targets.values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
+        return Err(DataError::malformed(
+            targets_path,
+            format!("row {row} (from 0): {value} is not a finite number"),
+        ));
+    }
+    let features = Features::Numbers(array.as_standard_layout().into_owned());
+    Ok(Table { features, target: Column::Numbers(targets.values) })
+}
+
+struct NpyArray {
+    shape: Vec<u64>,
+    fortran_order: bool,
+    values: Vec<f64>,
+}
+
+fn read(path: &Path) -> Result<NpyArray, DataError> {
+    let mut reader = open(path)?;
+    let header = read_header(&mut *reader, path)?;
+    let malformed = |problem: String| DataError::malformed(path, problem);
+    let description = value_of(&header, "descr").and_then(|text| text.split(['\'', '"']).nth(1));
+    let fortran_order = value_of(&header, "fortran_order").is_some_and(|text| text.starts_with("True"));
+    let shape = value_of(&header, "shape").and_then(parse_shape);
+    let (Some(description), Some(shape)) = (description, shape) else {
+        return Err(malformed(format!("its header is not numpy's: {}", header.trim())));
+    };
+    let size: u64 = match description {
+        "|u1" => 1,
+        "<f4" | "<i4" => 4,
+        "<f8" | "<i8" => 8,
+        other => {
+            let problem = format!("holds type `{other}`; save it as float32, float64, int32, int64 or uint8");
+            return Err(malformed(problem));
+        }
+    };
+    let bytes = read_exactly(&mut *reader, bounded(&shape, path)? * size, path)?;
+    let values = match description {
+        "|u1" => bytes.iter().map(|&byte| f64::from(byte)).collect(),
+        "<f4" => decode(&bytes, |bytes| f64::from(f32::from_le_bytes(bytes))),
+        "<i4" => decode(&bytes, |bytes| f64::from(i32::from_le_bytes(bytes))),
+        "<i8" => decode(&bytes, |bytes| i64::from_le_bytes(bytes) as f64),
+        _ => decode(&bytes, f64::from_le_bytes),
+    };
+    Ok(NpyArray { shape, fortran_order, values })
+}
+
+fn decode<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+    bytes.as_chunks::<N>().0.iter().map(|&bytes| decode(bytes)).collect()
+}
+
+/// The header's Python dictionary as text; the reader is left at the data.
+fn read_header(reader: &mut dyn Read, path: &Path) -> Result<String, DataError> {
+    let mut take = |len: usize| {
+        let mut bytes = vec![0; len];
+        reader.read_exact(&mut bytes).map(|()| bytes).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                DataError::malformed(path, "is truncated: it ends within its header")
+            }
+            _ => stream_error(path, error),
+        })
+    };
+    if take(6)? != b"\x93NUMPY" {
+        return Err(DataError::malformed(path, "is not a .npy file"));
+    }
+    let len = match take(2)?[0] {
+        1 => take(2)?.iter().rev().fold(0, |len, &byte| len << 8 | u32::from(byte)),
+        2 | 3 => take(4)?.iter().rev().fold(0, |len, &byte| len << 8 | u32::from(byte)),
+        version => return Err(DataError::malformed(path, format!("is of unknown .npy version {version}"))),
+    };
+    if len > HEADER_BYTES_MAX {
+        return Err(DataError::malformed(path, format!("its header announces {len} bytes for itself")));
+    }
+    String::from_utf8(take(len as usize)?).map_err(|_| DataError::malformed(path, "its header is not text"))
+}
+
+/// The text that follows `'key':`.
+fn value_of<'a>(header: &'a str, key: &str) -> Option<&'a str> {
+    ['\'', '"'].iter().find_map(|quote| {
+        let (_, rest) = header.split_once(&format!("{quote}{key}{quote}"))?;
+        rest.trim_start().strip_prefix(':').map(str::trim_start)
+    })
+}
+
+/// `(3, 4)`, `(3,)`.
+fn parse_shape(text: &str) -> Option<Vec<u64>> {
+    let (inner, _) = text.strip_prefix('(')?.split_once(')')?;
+    inner
+        .split(',')
+        .map(str::trim)
+        .filter(|length| !length.is_empty())
+        .map(|length| length.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use ndarray::{Array1, ShapeBuilder, array};
+    use ndarray_npy::write_npy;
+
+    use super::*;
+
+    #[test]
+    fn reads_what_ndarray_npy_writes() {
+        let directory = tempfile::tempdir().unwrap();
+        let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
+        let values = array![[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]];
+        write_npy(&y, &array![7_i64, -8]).unwrap();
+        write_npy(&x, &values).unwrap();
+        let plain = load(&x, &y).unwrap();
+        assert_eq!(plain.features, Features::Numbers(values.clone()));
+        assert_eq!(plain.target, Column::Numbers(vec![7.0, -8.0]));
+        let mut columns_first = Array2::<f64>::zeros((2, 3).f());
+        columns_first.assign(&values.mapv(f64::from));
+        write_npy(&x, &columns_first).unwrap();
+        assert_eq!(load(&x, &y).unwrap().features, plain.features);
+        write_npy(&x, &values.mapv(|value| value as u8)).unwrap();
+        assert_eq!(load(&x, &y).unwrap().features, plain.features);
+        write_npy(&x, &values.mapv(|value| value as i32)).unwrap();
+        assert_eq!(load(&x, &y).unwrap().features, plain.features);
+    }
+
+    #[test]
+    fn bad_files_are_named_and_nothing_panics() {
+        let directory = tempfile::tempdir().unwrap();
+        let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
+        write_npy(&y, &array![1.0_f64, 2.0]).unwrap();
+        write_npy(&x, &array![[1.0_f32], [2.0]]).unwrap();
+        let full = fs::read(&x).unwrap();
+        let text = String::from_utf8_lossy(&full).into_owned();
+        let edit = |from: &str, to: &str| {
+            assert!(text.contains(from), "{text}");
+            let position = full.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+            let mut bytes = full.clone();
+            bytes.splice(position..position + from.len(), to.bytes());
+            bytes
+        };
+        let mut cases: Vec<(Vec<u8>, &str)> =
+            (0..full.len()).map(|len| (full[..len].to_vec(), "truncated")).collect();
+        cases.push(([full.as_slice(), &[0]].concat(), "holds more"));
+        cases.push((edit("<f4", ">f4"), "holds type `>f4`"));
+        cases.push((edit("(2, 1)", "(9**9)"), "not numpy's"));
+        cases.push((edit("(2, 1)}", "(9999999"), "not numpy's"));
+        cases.push((edit("NUMPY", "numpy"), "not a .npy"));
+        for (bytes, expected) in cases {
+            fs::write(&x, &bytes).unwrap();
+            let error = load(&x, &y).unwrap_err().to_string();
+            assert!(error.contains(expected) && error.contains("x.npy"), "{error} / {expected}");
+        }
+        write_npy(&x, &array![[1.0_f32], [f32::NAN]]).unwrap();
+        assert!(load(&x, &y).unwrap_err().to_string().contains("row 1, column 0"));
+        write_npy(&x, &Array1::<f32>::zeros(2)).unwrap();
+        assert!(load(&x, &y).unwrap_err().to_string().contains("two dimensions"));
+        write_npy(&x, &array![[1.0_f32], [2.0], [3.0]]).unwrap();
+        assert!(load(&x, &y).unwrap_err().to_string().contains("2 targets for the 3 rows"));
+    }
+}

@@ -1,0 +1,163 @@
+//! Where data comes from, as `--data` names it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use super::file::extension;
+use super::synthetic::Made;
+use super::{
+    DataError, Dataset, ELEMENTS_MAX, Samples, Table, Task, csv, digits, idx, npy, split, synthetic, target,
+};
+
+/// A source of data.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// The handwritten digits that the program carries.
+    Digits,
+    /// A directory of IDX files.
+    Idx(PathBuf),
+    /// A table with a header row: `.csv` or, separated by tabs, `.tsv`; plain or `.gz`.
+    Csv(PathBuf),
+    /// Features and targets as numpy saves them.
+    Npy(PathBuf, PathBuf),
+    /// Made-up numbers.
+    Synthetic {
+        /// Samples.
+        rows: usize,
+        /// Features of each.
+        columns: usize,
+    },
+}
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "digits" {
+            return Ok(Self::Digits);
+        }
+        if let Some(shape) = text.strip_prefix("synthetic:") {
+            return parse_synthetic(shape);
+        }
+        if let Some((features, targets)) = text.split_once(".npy,") {
+            return Ok(Self::Npy(format!("{features}.npy").into(), targets.into()));
+        }
+        if text.is_empty() {
+            return Err("is empty".into());
+        }
+        match extension(Path::new(text)).as_deref() {
+            Some("npy") => Err("needs a pair: FEATURES.npy,TARGETS.npy".into()),
+            Some("csv" | "tsv") => Ok(Self::Csv(text.into())),
+            _ => Ok(Self::Idx(text.into())),
+        }
+    }
+}
+
+fn parse_synthetic(shape: &str) -> Result<Source, String> {
+    let (rows, columns) = shape
+        .split_once('x')
+        .and_then(|(rows, columns)| Some((rows.parse().ok()?, columns.parse().ok()?)))
+        .ok_or("needs a shape, such as synthetic:10000x64")?;
+    let elements = (rows as u64).checked_mul(columns as u64);
+    if rows < 2 || columns == 0 || elements.is_none_or(|elements| elements > ELEMENTS_MAX) {
+        return Err(format!("needs at least 2 rows, 1 feature, and at most {ELEMENTS_MAX} values"));
+    }
+    Ok(Source::Synthetic { rows, columns })
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Digits => f.write_str("digits"),
+            Self::Idx(path) | Self::Csv(path) => write!(f, "{}", path.display()),
+            Self::Npy(features, targets) => write!(f, "{},{}", features.display(), targets.display()),
+            Self::Synthetic { rows, columns } => write!(f, "synthetic:{rows}x{columns}"),
+        }
+    }
+}
+
+impl Source {
+    /// Reads the data, splits it where it comes in one piece, and interprets its target.
+    ///
+    /// `task` is `None` where the target itself decides: text, and at most 100 distinct integers, are classes. `target`
+    /// is the target's column in a table (its name or number).
+    ///
+    /// # Errors
+    ///
+    /// Anything wrong with the files ([`DataError`] names the place), or a target that does not fit `task`.
+    pub fn load(
+        &self,
+        target: Option<&str>,
+        test_fraction: f64,
+        task: Option<Task>,
+    ) -> Result<Dataset, DataError> {
+        let one = |table: Table| split::split(&table, test_fraction);
+        let (train, test) = match self {
+            Self::Digits => one(digits::load())?,
+            Self::Idx(directory) => idx::load(directory)?,
+            Self::Csv(path) => {
+                let target = target.ok_or_else(|| {
+                    DataError::malformed(path, "is a table: say what to predict with --target")
+                })?;
+                one(csv::load(path, target)?)?
+            }
+            Self::Npy(features, targets) => one(npy::load(features, targets)?)?,
+            &Self::Synthetic { rows, columns } => {
+                let made = if task == Some(Task::Regression) { Made::Numbers } else { Made::Classes };
+                one(synthetic::load(rows, columns, made))?
+            }
+        };
+        if train.features.rows() == 0 || train.features.columns() == 0 {
+            return Err(DataError::Unsuitable(format!("{self} holds no samples")));
+        }
+        let task = task.unwrap_or_else(|| target::guess([&train.target, &test.target]));
+        let ([train_targets, test_targets], classes) = target::interpret(train.target, test.target, task)?;
+        Ok(Dataset {
+            name: self.to_string(),
+            train: Samples { features: train.features, targets: train_targets },
+            test: Samples { features: test.features, targets: test_targets },
+            classes,
+            tabular: !matches!(self, Self::Digits | Self::Idx(_)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_sources() {
+        let cases = [
+            ("digits", Ok(Source::Digits)),
+            ("/data/mnist", Ok(Source::Idx("/data/mnist".into()))),
+            ("a.csv", Ok(Source::Csv("a.csv".into()))),
+            ("a.csv.gz", Ok(Source::Csv("a.csv.gz".into()))),
+            ("x.npy,y.npy", Ok(Source::Npy("x.npy".into(), "y.npy".into()))),
+            ("synthetic:10x3", Ok(Source::Synthetic { rows: 10, columns: 3 })),
+            ("x.npy", Err("pair")),
+            ("synthetic:10", Err("shape")),
+            ("synthetic:0x3", Err("at least")),
+            ("synthetic:99999999x99999999", Err("at most")),
+            ("synthetic:18446744073709551615x18446744073709551615", Err("at most")),
+            ("", Err("empty")),
+        ];
+        for (text, expected) in cases {
+            match (text.parse::<Source>(), expected) {
+                (Ok(source), Ok(expected)) => assert_eq!(source, expected),
+                (Err(error), Err(expected)) => assert!(error.contains(expected), "{error}"),
+                (found, _) => panic!("{text}: {found:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn synthetic_data_suits_the_task() {
+        let source = Source::Synthetic { rows: 100, columns: 4 };
+        assert_eq!(source.load(None, 0.2, None).unwrap().task(), Task::Classification);
+        let dataset = source.load(None, 0.2, Some(Task::Regression)).unwrap();
+        assert_eq!((dataset.task(), dataset.train.len(), dataset.test.len()), (Task::Regression, 80, 20));
+        assert_ne!(dataset.digest(), source.load(None, 0.3, Some(Task::Regression)).unwrap().digest());
+    }
+}

@@ -1,0 +1,82 @@
+//! A fully connected layer: y = x W' + b, with W stored as (outputs, inputs) like `PyTorch`'s.
+
+use std::ops::Range;
+
+use ndarray::linalg::general_mat_mul;
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis};
+
+use crate::train::random::{Stream, symmetric};
+
+/// Where a layer's parameters are in the flat vector.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Dense {
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    /// Index of the first weight; the biases follow the weights.
+    start: usize,
+}
+
+impl Dense {
+    pub(crate) fn new(inputs: usize, outputs: usize, start: usize) -> Self {
+        Self { inputs, outputs, start }
+    }
+
+    pub(crate) fn weight_range(&self) -> Range<usize> {
+        self.start..self.start + self.inputs * self.outputs
+    }
+
+    pub(crate) fn bias_range(&self) -> Range<usize> {
+        let start = self.weight_range().end;
+        start..start + self.outputs
+    }
+
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.start..self.bias_range().end
+    }
+
+    fn weight<'a>(&self, parameters: &'a [f32]) -> ArrayView2<'a, f32> {
+        ArrayView2::from_shape((self.outputs, self.inputs), &parameters[self.weight_range()])
+            .expect("the range has outputs x inputs elements")
+    }
+
+    /// Uniform weights within `bound`, biases 0.
+    pub(crate) fn initialize(&self, parameters: &mut [f32], stream: &mut Stream, bound: f32) {
+        parameters[self.weight_range()].iter_mut().for_each(|weight| *weight = symmetric(stream, bound));
+        parameters[self.bias_range()].fill(0.0);
+    }
+
+    /// Writes the layer's outputs for each row of `input` to the rows of `output`.
+    pub(crate) fn forward(
+        &self,
+        parameters: &[f32],
+        input: &ArrayView2<'_, f32>,
+        mut output: ArrayViewMut2<'_, f32>,
+    ) {
+        output.assign(&ArrayView1::from(&parameters[self.bias_range()]));
+        general_mat_mul(1.0, input, &self.weight(parameters).t(), 1.0, &mut output);
+    }
+
+    /// From the loss's derivative by the outputs, its derivative by the layer's parameters.
+    pub(crate) fn backward_parameters(
+        &self,
+        gradients: &mut [f32],
+        input: &ArrayView2<'_, f32>,
+        delta: &ArrayView2<'_, f32>,
+    ) {
+        let (weights, biases) = gradients[self.range()].split_at_mut(self.inputs * self.outputs);
+        let mut weights = ArrayViewMut2::from_shape((self.outputs, self.inputs), weights)
+            .expect("the range has outputs x inputs elements");
+        general_mat_mul(1.0, &delta.t(), input, 0.0, &mut weights);
+        ArrayViewMut1::from(biases).assign(&delta.sum_axis(Axis(0)));
+    }
+
+    /// From the loss's derivative by the outputs, its derivative by the inputs.
+    pub(crate) fn backward_input(
+        &self,
+        parameters: &[f32],
+        delta: &ArrayView2<'_, f32>,
+        mut input_delta: ArrayViewMut2<'_, f32>,
+    ) {
+        general_mat_mul(1.0, delta, &self.weight(parameters), 0.0, &mut input_delta);
+    }
+}

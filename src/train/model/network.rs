@@ -1,0 +1,278 @@
+//! A chain of fully connected layers with rectifiers between them.
+
+use std::ops::Range;
+
+use ndarray::{Array2, ArrayView2, Zip, s};
+
+use super::dense::Dense;
+use super::loss::Outcome;
+use super::{Loss, ModelSpec};
+use crate::train::data::Targets;
+use crate::train::random;
+
+/// The most parameters that a model may have.
+pub(crate) const PARAMETERS_MAX: usize = 1 << 30;
+
+/// The shape of a model; the parameters themselves are one flat vector that its owner passes in.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Network {
+    layers: Vec<Dense>,
+    loss: Loss,
+}
+
+/// Memory for the passes, made once for the largest batch.
+#[derive(Debug)]
+pub struct Workspace {
+    /// The model's input: fill the first rows.
+    pub input: Array2<f32>,
+    /// What each layer puts out.
+    outputs: Vec<Array2<f32>>,
+    /// The derivative of the loss by what each layer but the last puts out.
+    deltas: Vec<Array2<f32>>,
+}
+
+impl Network {
+    /// The network of `spec` from `inputs` features to `outputs` outputs. `None` beyond [`PARAMETERS_MAX`] parameters.
+    pub fn new(spec: &ModelSpec, inputs: usize, outputs: usize, loss: Loss) -> Option<Self> {
+        let mut layers = Vec::new();
+        let mut start = 0_usize;
+        let mut inputs = inputs;
+        for &width in spec.hidden().iter().chain([&outputs]) {
+            let count = inputs.checked_add(1)?.checked_mul(width)?;
+            if start.checked_add(count)? > PARAMETERS_MAX {
+                return None;
+            }
+            layers.push(Dense::new(inputs, width, start));
+            start += count;
+            inputs = width;
+        }
+        Some(Self { layers, loss })
+    }
+
+    /// How many parameters the model has.
+    pub fn parameter_count(&self) -> usize {
+        self.layers.last().map_or(0, |layer| layer.range().end)
+    }
+
+    /// The loss that it is trained on.
+    pub fn loss(&self) -> Loss {
+        self.loss
+    }
+
+    /// Name, shape and place in the flat vector of each tensor, named as `PyTorch`'s `Sequential` would.
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>, Range<usize>)> {
+        let each = |(index, layer): (usize, &Dense)| {
+            [
+                (format!("layers.{index}.weight"), vec![layer.outputs, layer.inputs], layer.weight_range()),
+                (format!("layers.{index}.bias"), vec![layer.outputs], layer.bias_range()),
+            ]
+        };
+        self.layers.iter().enumerate().flat_map(each).collect()
+    }
+
+    /// Fresh parameters, the same for every world size. Without hidden layers all are 0: the loss is convex, and chance
+    /// could only add to it. Otherwise weights are uniform with variance 2 / inputs before a rectifier (He et al.
+    /// 2015) and 2 / (inputs + outputs) in the last layer (Glorot and Bengio 2010); biases 0.
+    pub fn initialize(&self, seed: u64) -> Vec<f32> {
+        let mut parameters = vec![0.0; self.parameter_count()];
+        if self.layers.len() == 1 {
+            return parameters;
+        }
+        for (index, layer) in self.layers.iter().enumerate() {
+            let last = index + 1 == self.layers.len();
+            let fan = if last { layer.inputs + layer.outputs } else { layer.inputs };
+            let mut stream = random::stream("initialize", seed, index as u64);
+            layer.initialize(&mut parameters, &mut stream, (6.0 / fan as f32).sqrt());
+        }
+        parameters
+    }
+
+    /// Memory for batches of up to `rows` samples.
+    pub fn workspace(&self, rows: usize) -> Workspace {
+        let shape = |layer: &Dense| Array2::zeros((rows, layer.outputs));
+        Workspace {
+            input: Array2::zeros((rows, self.layers[0].inputs)),
+            outputs: self.layers.iter().map(shape).collect(),
+            deltas: self.layers[..self.layers.len() - 1].iter().map(shape).collect(),
+        }
+    }
+
+    /// Sums loss and right answers over the samples `rows` of `targets`, whose features are the first rows of the input.
+    ///
+    /// # Panics
+    ///
+    /// If there are more samples than the workspace has rows.
+    pub fn evaluate(
+        &self,
+        parameters: &[f32],
+        workspace: &mut Workspace,
+        targets: &Targets,
+        rows: impl ExactSizeIterator<Item = usize>,
+    ) -> Outcome {
+        let count = rows.len();
+        if count == 0 {
+            return Outcome::default();
+        }
+        self.forward(parameters, workspace, count);
+        self.loss.evaluate(&last_output(workspace, count), targets, rows)
+    }
+
+    /// Like [`evaluate`](Self::evaluate), and leaves in `gradients` the gradient of the losses' sum times `weight`, for
+    /// regression divided by the square of [`Scale::deviation`](super::Scale). No samples give a gradient of 0.
+    ///
+    /// The backward pass goes from the last layer to the first; `on_gradient_ready` is told of each range of `gradients`
+    /// as soon as it is final, so that it can travel while earlier layers still compute.
+    ///
+    /// # Panics
+    ///
+    /// If there are more samples than the workspace has rows.
+    pub fn differentiate(
+        &self,
+        parameters: &[f32],
+        gradients: &mut [f32],
+        workspace: &mut Workspace,
+        (targets, rows): (&Targets, impl ExactSizeIterator<Item = usize> + Clone),
+        weight: f32,
+        mut on_gradient_ready: impl FnMut(Range<usize>, &mut [f32]),
+    ) -> Outcome {
+        let count = rows.len();
+        let outcome = self.evaluate(parameters, workspace, targets, rows.clone());
+        let Workspace { input, outputs, deltas } = workspace;
+        for (index, layer) in self.layers.iter().enumerate().rev() {
+            if count == 0 {
+                gradients[layer.range()].fill(0.0);
+                on_gradient_ready(layer.range(), gradients);
+                continue;
+            }
+            let (before, from) = outputs.split_at_mut(index);
+            let mut output = from[0].slice_mut(s![..count, ..]);
+            if index + 1 == self.layers.len() {
+                self.loss.differentiate(output.view_mut(), targets, rows.clone(), weight);
+            } else {
+                // Through the rectifier: the output is not needed again, so its place takes the derivative.
+                let delta = deltas[index].slice(s![..count, ..]);
+                Zip::from(&mut output).and(&delta).for_each(|y, &d| *y = if *y > 0.0 { d } else { 0.0 });
+            }
+            let layer_input = before.last().unwrap_or(input);
+            layer.backward_parameters(gradients, &layer_input.slice(s![..count, ..]), &output.view());
+            on_gradient_ready(layer.range(), gradients);
+            if index > 0 {
+                layer.backward_input(
+                    parameters,
+                    &output.view(),
+                    deltas[index - 1].slice_mut(s![..count, ..]),
+                );
+            }
+        }
+        outcome
+    }
+
+    fn forward(&self, parameters: &[f32], workspace: &mut Workspace, count: usize) {
+        let Workspace { input, outputs, .. } = workspace;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let (before, from) = outputs.split_at_mut(index);
+            let layer_input = before.last().unwrap_or(input);
+            let mut output = from[0].slice_mut(s![..count, ..]);
+            layer.forward(parameters, &layer_input.slice(s![..count, ..]), output.view_mut());
+            if index + 1 < self.layers.len() {
+                // Not `max`: it would turn NaN into 0 and hide a diverged layer.
+                output.mapv_inplace(|value| if value < 0.0 { 0.0 } else { value });
+            }
+        }
+    }
+}
+
+fn last_output(workspace: &Workspace, count: usize) -> ArrayView2<'_, f32> {
+    workspace.outputs.last().expect("a network has at least one layer").slice(s![..count, ..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::model::Scale;
+
+    fn check_gradient(spec: &str, outputs: usize, loss: Loss, targets: &Targets, unit: f64) {
+        let network = Network::new(&spec.parse().unwrap(), 5, outputs, loss).unwrap();
+        let mut stream = random::stream("test", 1, 2);
+        let mut parameters = vec![0.0; network.parameter_count()];
+        parameters.fill_with(|| random::symmetric(&mut stream, 0.7));
+        let mut workspace = network.workspace(4);
+        workspace.input.mapv_inplace(|_| random::symmetric(&mut stream, 1.0));
+        let mut gradients = vec![f32::NAN; parameters.len()];
+        let mut ready = Vec::new();
+        network.differentiate(
+            &parameters,
+            &mut gradients,
+            &mut workspace,
+            (targets, 0..4),
+            0.5,
+            |range, _| {
+                ready.push(range);
+            },
+        );
+        let mut end = parameters.len();
+        for range in ready {
+            assert_eq!(range.end, end, "layers come from the last to the first, without a gap");
+            end = range.start;
+        }
+        assert_eq!(end, 0);
+        for index in 0..parameters.len() {
+            let step = 1e-3_f32;
+            let centre = parameters[index];
+            let mut at = |value| {
+                parameters[index] = value;
+                network.evaluate(&parameters, &mut workspace, targets, 0..4).loss
+            };
+            let slope = (at(centre + step) - at(centre - step)) / f64::from(2.0 * step);
+            parameters[index] = centre;
+            let expected = 0.5 * slope / unit;
+            let found = f64::from(gradients[index]);
+            assert!(
+                (found - expected).abs() < 2e-3 * expected.abs().max(1.0),
+                "{spec} {index}: {found} {expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn gradients_are_those_of_finite_differences() {
+        let classes = Targets::Classes(vec![0, 2, 1, 2]);
+        let numbers = Targets::Numbers(vec![1.0, -2.0, 0.5, 3.0]);
+        let scale = Scale { mean: 0.5, deviation: 2.0 };
+        check_gradient("softmax", 3, Loss::CrossEntropy, &classes, 1.0);
+        check_gradient("mlp:7", 3, Loss::CrossEntropy, &classes, 1.0);
+        check_gradient("mlp:6,4", 3, Loss::CrossEntropy, &classes, 1.0);
+        check_gradient("linear", 1, Loss::SquaredError(Scale::IDENTITY), &numbers, 1.0);
+        check_gradient("mlp:8", 1, Loss::SquaredError(scale), &numbers, 4.0);
+    }
+
+    #[test]
+    fn a_gradient_is_the_sum_of_its_shards_and_nothing_gives_zero() {
+        let network = Network::new(&"mlp:6".parse().unwrap(), 5, 3, Loss::CrossEntropy).unwrap();
+        let parameters = network.initialize(1);
+        let targets = Targets::Classes(vec![0, 2, 1, 2]);
+        let mut workspace = network.workspace(4);
+        let mut stream = random::stream("test", 1, 2);
+        let samples = Array2::from_shape_simple_fn((4, 5), || random::symmetric(&mut stream, 1.0));
+        let mut gradient = |rows: Range<usize>| {
+            let mut gradients = vec![f32::NAN; parameters.len()];
+            workspace.input.slice_mut(s![..rows.len(), ..]).assign(&samples.slice(s![rows.clone(), ..]));
+            let batch = (&targets, rows);
+            network.differentiate(&parameters, &mut gradients, &mut workspace, batch, 0.25, |_, _| {});
+            gradients
+        };
+        let whole = gradient(0..4);
+        let parts = [gradient(0..3), gradient(3..4), gradient(4..4)];
+        for (index, whole) in whole.iter().enumerate() {
+            assert!((whole - parts.iter().map(|part| part[index]).sum::<f32>()).abs() < 1e-6);
+        }
+        assert!(parts[2].iter().all(|&value| value == 0.0));
+    }
+
+    #[test]
+    fn a_model_that_is_too_large_is_none() {
+        let spec = "mlp:65536,65536".parse().unwrap();
+        assert!(Network::new(&spec, 10, 10, Loss::CrossEntropy).is_none());
+        assert!(Network::new(&ModelSpec::Softmax, usize::MAX, 2, Loss::CrossEntropy).is_none());
+    }
+}

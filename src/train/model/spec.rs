@@ -1,0 +1,85 @@
+//! Which model, as `--model` names it.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The most hidden layers.
+pub(crate) const LAYERS_MAX: usize = 64;
+/// The most units of a hidden layer.
+pub(crate) const WIDTH_MAX: usize = 1 << 16;
+
+/// A kind of model.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ModelSpec {
+    /// Linear regression under mean squared error.
+    Linear,
+    /// Multinomial logistic regression.
+    Softmax,
+    /// Hidden layers of these widths with rectifiers between them; classes or a number at the end.
+    Mlp(Vec<usize>),
+}
+
+impl ModelSpec {
+    /// The widths of the hidden layers.
+    pub fn hidden(&self) -> &[usize] {
+        match self {
+            Self::Linear | Self::Softmax => &[],
+            Self::Mlp(widths) => widths,
+        }
+    }
+}
+
+impl FromStr for ModelSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "linear" => return Ok(Self::Linear),
+            "softmax" => return Ok(Self::Softmax),
+            _ => {}
+        }
+        let widths = text.strip_prefix("mlp:").ok_or("is not one of linear, softmax, mlp:WIDTH,WIDTH,...")?;
+        let widths: Vec<usize> = widths
+            .split(',')
+            .map(|width| {
+                width.parse().map_err(|_| format!("`{width}` is not a layer's width (try mlp:256,128)"))
+            })
+            .collect::<Result<_, _>>()?;
+        if let Some(width) = widths.iter().find(|&&width| width == 0 || width > WIDTH_MAX) {
+            return Err(format!("a layer of {width} units: a width is from 1 to {WIDTH_MAX}"));
+        }
+        if widths.len() > LAYERS_MAX {
+            return Err(format!("{} layers: at most {LAYERS_MAX}", widths.len()));
+        }
+        Ok(Self::Mlp(widths))
+    }
+}
+
+impl fmt::Display for ModelSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Linear => f.write_str("linear"),
+            Self::Softmax => f.write_str("softmax"),
+            Self::Mlp(widths) => {
+                let widths: Vec<String> = widths.iter().map(usize::to_string).collect();
+                write!(f, "mlp:{}", widths.join(","))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back_and_nonsense_is_refused() {
+        for text in ["linear", "softmax", "mlp:256,128", "mlp:1"] {
+            assert_eq!(text.parse::<ModelSpec>().unwrap().to_string(), text);
+        }
+        let too_many = format!("mlp:{}", vec!["8"; 65].join(","));
+        for text in ["", "mlp", "mlp:", "mlp:0", "mlp:8,,8", "mlp:-1", "mlp:70000", "tree", &too_many] {
+            assert!(text.parse::<ModelSpec>().is_err(), "{text}");
+        }
+    }
+}

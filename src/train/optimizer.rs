@@ -1,0 +1,149 @@
+//! Optimisers: from a gradient to new parameters. Elementwise and free of chance, so all ranks stay bit for bit the same.
+
+/// The rule of an update, with `PyTorch`'s definitions and defaults.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Rule {
+    /// p -= lr g.
+    Sgd,
+    /// v = momentum v + g; p -= lr v.
+    Momentum {
+        /// The part of the velocity that is kept, at least 0 and below 1.
+        momentum: f32,
+    },
+    /// Adam (Kingma and Ba 2015) with betas 0.9 and 0.999 and epsilon 1e-8.
+    Adam,
+}
+
+impl Rule {
+    /// The name that people type and read.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sgd => "sgd",
+            Self::Momentum { .. } => "momentum",
+            Self::Adam => "adam",
+        }
+    }
+
+    /// The names of the vectors that it remembers from step to step.
+    pub fn state_names(self) -> &'static [&'static str] {
+        match self {
+            Self::Sgd => &[],
+            Self::Momentum { .. } => &["optimizer.velocity"],
+            Self::Adam => &["optimizer.first_moment", "optimizer.second_moment"],
+        }
+    }
+}
+
+const BETA_1: f32 = 0.9;
+const BETA_2: f32 = 0.999;
+const EPSILON: f32 = 1e-8;
+
+/// An optimiser and its memory.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Optimizer {
+    /// The rule.
+    pub rule: Rule,
+    /// The learning rate.
+    pub learning_rate: f32,
+    /// Times each parameter, biases too, is added to its gradient: L2 regularisation as in `PyTorch`'s optimisers of these
+    /// names (for Adam, not the decoupled decay of `AdamW`).
+    pub weight_decay: f32,
+    /// Steps taken.
+    pub steps: u64,
+    /// The vectors named by [`Rule::state_names`], each as long as the parameters.
+    pub state: Vec<Vec<f32>>,
+}
+
+impl Optimizer {
+    /// An optimiser that has taken no step yet.
+    pub fn new(rule: Rule, learning_rate: f32, weight_decay: f32, parameter_count: usize) -> Self {
+        let state = vec![vec![0.0; parameter_count]; rule.state_names().len()];
+        Self { rule, learning_rate, weight_decay, steps: 0, state }
+    }
+
+    /// Takes a step. `gradients` is left with the weight decay added.
+    pub fn step(&mut self, parameters: &mut [f32], gradients: &mut [f32]) {
+        self.steps += 1;
+        if self.weight_decay != 0.0 {
+            let decay = self.weight_decay;
+            gradients.iter_mut().zip(&*parameters).for_each(|(g, p)| *g += decay * p);
+        }
+        let rate = self.learning_rate;
+        match (self.rule, self.state.as_mut_slice()) {
+            (Rule::Sgd, _) => parameters.iter_mut().zip(&*gradients).for_each(|(p, g)| *p -= rate * g),
+            (Rule::Momentum { momentum }, [velocity]) => {
+                for ((p, g), v) in parameters.iter_mut().zip(&*gradients).zip(velocity) {
+                    *v = momentum * *v + g;
+                    *p -= rate * *v;
+                }
+            }
+            (Rule::Adam, [first, second]) => {
+                let step_size = (f64::from(rate) / (1.0 - power(BETA_1, self.steps))) as f32;
+                let second_root = (1.0 - power(BETA_2, self.steps)).sqrt() as f32;
+                for (((p, g), m), v) in parameters.iter_mut().zip(&*gradients).zip(first).zip(second) {
+                    *m = BETA_1 * *m + (1.0 - BETA_1) * g;
+                    *v = BETA_2 * *v + (1.0 - BETA_2) * g * g;
+                    *p -= step_size * *m / (v.sqrt() / second_root + EPSILON);
+                }
+            }
+            _ => unreachable!("the state has as many vectors as the rule names"),
+        }
+    }
+}
+
+/// `base` to the power of `exponent` by squaring: `powi` may round differently on different hosts.
+fn power(base: f32, mut exponent: u64) -> f64 {
+    let mut square = f64::from(base);
+    let mut result = 1.0;
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            result *= square;
+        }
+        square *= square;
+        exponent >>= 1;
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Minimises p^2 from p = 1 and returns the path.
+    fn path(rule: Rule, learning_rate: f32, weight_decay: f32, steps: usize) -> Vec<f32> {
+        let mut optimizer = Optimizer::new(rule, learning_rate, weight_decay, 1);
+        let mut parameters = [1.0_f32];
+        (0..steps)
+            .map(|_| {
+                let mut gradients = [2.0 * parameters[0]];
+                optimizer.step(&mut parameters, &mut gradients);
+                parameters[0]
+            })
+            .collect()
+    }
+
+    /// The expected numbers follow from the formulas by hand.
+    #[test]
+    fn known_sequences() {
+        let cases: [(Rule, f32, f32, [f64; 3]); 5] = [
+            (Rule::Sgd, 0.1, 0.0, [0.8, 0.64, 0.512]),
+            (Rule::Sgd, 0.1, 0.5, [0.75, 0.5625, 0.421_875]),
+            (Rule::Momentum { momentum: 0.9 }, 0.1, 0.0, [0.8, 0.46, 0.062]),
+            (Rule::Momentum { momentum: 0.0 }, 0.1, 0.0, [0.8, 0.64, 0.512]),
+            (Rule::Adam, 0.1, 0.0, [0.9, 0.800_412, 0.701_586_5]),
+        ];
+        for (rule, rate, decay, expected) in cases {
+            let found = path(rule, rate, decay, 3);
+            for (found, expected) in found.iter().zip(expected) {
+                assert!((f64::from(*found) - expected).abs() < 2e-6, "{rule:?}: {found} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn powers() {
+        assert_eq!(power(0.5, 0), 1.0);
+        assert_eq!(power(0.5, 13), 0.5_f64.powi(13));
+        assert!(power(BETA_2, u64::MAX) == 0.0);
+    }
+}

@@ -1,0 +1,147 @@
+//! What a person sees while a run goes on.
+
+use std::fmt::Write as _;
+use std::io::Write;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::report::EpochRecord;
+
+/// Told on rank 0 of what happens. On other ranks a run tells nobody.
+pub trait Observer {
+    /// A line of news.
+    fn notice(&mut self, line: &str);
+    /// An epoch begins (counted from 1), or is gone on with at `step` of `steps`.
+    fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64);
+    /// A step was taken; its mean loss, and samples per second of the epoch so far.
+    fn step_taken(&mut self, loss: f64, samples_per_second: f64);
+    /// An epoch ended, in full or by a signal.
+    fn epoch_ended(&mut self, epochs: u64, record: Option<&EpochRecord>);
+}
+
+/// An observer that says nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn notice(&mut self, _: &str) {}
+    fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
+    fn step_taken(&mut self, _: f64, _: f64) {}
+    fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
+}
+
+/// How progress within an epoch is shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Display {
+    /// A bar on the standard error stream, which is a terminal.
+    Bar,
+    /// Not at all: a line at the end of each epoch is enough for a file.
+    Lines,
+}
+
+/// Lines to a writer, and a bar where there is a terminal.
+pub struct Console<W> {
+    display: Display,
+    /// `None` once the reader has gone, which is no reason to stop training.
+    out: Option<W>,
+    bar: Option<ProgressBar>,
+}
+
+impl<W: Write> Console<W> {
+    /// An observer that writes lines to `out`.
+    pub fn new(display: Display, out: W) -> Self {
+        Self { display, out: Some(out), bar: None }
+    }
+}
+
+impl<W: Write> Observer for Console<W> {
+    fn notice(&mut self, line: &str) {
+        let Some(out) = &mut self.out else { return };
+        let written = writeln!(out, "{line}").and_then(|()| out.flush());
+        if written.is_err() {
+            self.out = None;
+        }
+    }
+
+    fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64) {
+        if self.display == Display::Bar {
+            let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} {msg}");
+            let bar =
+                ProgressBar::new(steps).with_position(step).with_prefix(format!("epoch {epoch}/{epochs}"));
+            self.bar = Some(bar.with_style(style.expect("the template is valid")));
+        }
+    }
+
+    fn step_taken(&mut self, loss: f64, samples_per_second: f64) {
+        if let Some(bar) = &self.bar {
+            bar.inc(1);
+            bar.set_message(format!("loss {loss:.4}  {samples_per_second:.0} samples/s"));
+        }
+    }
+
+    fn epoch_ended(&mut self, epochs: u64, record: Option<&EpochRecord>) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        let Some(record) = record else { return };
+        let mut line = format!("epoch {}/{epochs}: train loss {:.4}", record.epoch, record.train_loss);
+        for (name, value) in [
+            ("test loss", record.test_loss),
+            ("test accuracy", record.test_accuracy),
+            ("test R²", record.test_r2),
+            ("test RMSE", record.test_rmse),
+        ] {
+            if let Some(value) = value {
+                let _ = write!(line, ", {name} {value:.4}");
+            }
+        }
+        let _ = write!(line, ", {:.0} samples/s", record.samples_per_second);
+        self.notice(&line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Gone(usize);
+
+    impl Write for Gone {
+        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+            self.0 += 1;
+            Err(std::io::ErrorKind::BrokenPipe.into())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_reader_that_goes_away_is_no_error() {
+        let mut gone = Gone(0);
+        let mut console = Console::new(Display::Lines, &mut gone);
+        console.notice("one");
+        console.notice("two");
+        assert_eq!(gone.0, 1);
+    }
+
+    #[test]
+    fn an_epoch_is_a_line_with_the_metrics_that_apply() {
+        let mut text = Vec::new();
+        let record = EpochRecord {
+            epoch: 2,
+            train_loss: 0.25,
+            test_loss: Some(0.5),
+            test_accuracy: Some(0.875),
+            test_r2: None,
+            test_rmse: None,
+            samples_per_second: 1234.4,
+            seconds: 1.0,
+        };
+        Console::new(Display::Lines, &mut text).epoch_ended(3, Some(&record));
+        let expected =
+            "epoch 2/3: train loss 0.2500, test loss 0.5000, test accuracy 0.8750, 1234 samples/s\n";
+        assert_eq!(String::from_utf8(text).unwrap(), expected);
+    }
+}

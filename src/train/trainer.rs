@@ -1,0 +1,262 @@
+//! The step loop.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use ndarray::s;
+
+use super::agree::all_succeeded;
+use super::batches::{Batches, part};
+use super::checkpoint::{self, Identity, State};
+use super::config::Config;
+use super::data::{Samples, Targets};
+use super::model::Workspace;
+use super::optimizer::Optimizer;
+use super::plan::{Plan, spread};
+use super::progress::Observer;
+use super::report::EpochRecord;
+use super::{Phase, TrainError};
+use crate::group::Group;
+use crate::types::{Rank, ReduceOp};
+
+/// The fewest samples that are evaluated at once, however small the batch is.
+const EVALUATION_ROWS_MIN: usize = 256;
+
+/// One rank's training loop.
+pub(crate) struct Trainer<'a> {
+    config: &'a Config,
+    plan: &'a Plan,
+    identity: Identity,
+    stop: &'a AtomicBool,
+    optimizer: Optimizer,
+    /// Parameters, position and history; the optimiser's vectors move here only to be saved.
+    pub(crate) state: State,
+    gradients: Vec<f32>,
+    workspace: Workspace,
+    /// Seconds and samples of this process's steps.
+    pub(crate) step_seconds: f64,
+    pub(crate) step_samples: u64,
+}
+
+/// Whether a run came to its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ending {
+    /// All epochs are done.
+    Complete,
+    /// A rank was asked to stop.
+    Stopped,
+}
+
+/// Figures over a set of samples.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Metrics {
+    /// Mean loss.
+    pub(crate) loss: f64,
+    /// Right answers, 0 to 1; `None` for regression.
+    pub(crate) accuracy: Option<f64>,
+    /// `None` for classification and where all targets are the same.
+    pub(crate) r2: Option<f64>,
+}
+
+impl<'a> Trainer<'a> {
+    /// A trainer that starts, or goes on, from `state`, which is the same on all ranks.
+    pub(crate) fn new(
+        config: &'a Config,
+        plan: &'a Plan,
+        mut state: State,
+        group: &Group,
+        stop: &'a AtomicBool,
+    ) -> Self {
+        let count = plan.network.parameter_count();
+        let mut optimizer =
+            Optimizer::new(config.rule, config.learning_rate(&plan.model), config.weight_decay, count);
+        optimizer.steps = state.position.steps_total;
+        if !state.optimizer.is_empty() {
+            optimizer.state = std::mem::take(&mut state.optimizer);
+        }
+        let batch = config.batch_size.min(plan.dataset.train.len()).div_ceil(group.size().as_usize());
+        Self {
+            config,
+            plan,
+            identity: plan.identity(config),
+            stop,
+            optimizer,
+            state,
+            gradients: vec![0.0; count],
+            workspace: plan.network.workspace(batch.max(EVALUATION_ROWS_MIN)),
+            step_seconds: 0.0,
+            step_samples: 0,
+        }
+    }
+
+    /// Trains until the last epoch is done or a rank is asked to stop.
+    pub(crate) fn train(
+        &mut self,
+        group: &mut Group,
+        observer: &mut dyn Observer,
+    ) -> Result<Ending, TrainError> {
+        let epochs = self.config.epochs;
+        while self.state.position.epoch < epochs {
+            if self.epoch(group, observer)? == Ending::Stopped && self.state.position.epoch < epochs {
+                return Ok(Ending::Stopped);
+            }
+        }
+        Ok(Ending::Complete)
+    }
+
+    /// Trains through an epoch, or what is left of it, tests and saves. Asked to stop in the middle, it only saves.
+    fn epoch(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<Ending, TrainError> {
+        let (config, plan) = (self.config, self.plan);
+        let start = self.state.position;
+        let batches = Batches::new(config.seed, start.epoch, plan.dataset.train.len(), config.batch_size);
+        observer.epoch_started(start.epoch + 1, config.epochs, start.step, batches.count() as u64);
+        let clock = Instant::now();
+        let mut samples = 0;
+        let mut ending = Ending::Complete;
+        for index in start.step as usize..batches.count() {
+            let batch = batches.batch(index);
+            let (loss, stopped) = self.step(group, batch)?;
+            samples += batch.len() as u64;
+            observer.step_taken(loss / batch.len() as f64, samples as f64 / clock.elapsed().as_secs_f64());
+            if stopped {
+                ending = Ending::Stopped;
+                break;
+            }
+        }
+        let seconds = clock.elapsed().as_secs_f64();
+        self.step_seconds += seconds;
+        self.step_samples += samples;
+        let position = &mut self.state.position;
+        if position.step < batches.count() as u64 {
+            observer.epoch_ended(config.epochs, None);
+            self.save(group)?;
+            return Ok(ending);
+        }
+        let train_loss = position.loss_sum / position.samples.max(1) as f64;
+        (position.epoch, position.step, position.loss_sum, position.samples) =
+            (position.epoch + 1, 0, 0.0, 0);
+        let test = self.evaluate(group, &plan.dataset.test)?;
+        let regression = matches!(plan.dataset.test.targets, Targets::Numbers(_));
+        let record = EpochRecord {
+            epoch: start.epoch + 1,
+            train_loss,
+            test_loss: test.map(|metrics| metrics.loss),
+            test_accuracy: test.and_then(|metrics| metrics.accuracy),
+            test_r2: test.and_then(|metrics| metrics.r2),
+            test_rmse: test.filter(|_| regression).map(|metrics| metrics.loss.sqrt()),
+            samples_per_second: samples as f64 / seconds.max(f64::MIN_POSITIVE),
+            seconds,
+        };
+        observer.epoch_ended(config.epochs, Some(&record));
+        self.state.history.push(record);
+        self.save(group)?;
+        Ok(ending)
+    }
+
+    /// One step on a global batch. Returns the sum of its losses, and whether a rank asked to stop.
+    fn step(&mut self, group: &mut Group, batch: &[u32]) -> Result<(f64, bool), TrainError> {
+        let plan = self.plan;
+        let mine = batch[part(batch.len(), group.rank(), group.size())].iter().map(|&sample| sample as usize);
+        let train = &plan.dataset.train;
+        let input = self.workspace.input.slice_mut(s![..mine.len(), ..]);
+        train.features.gather(mine.clone(), plan.standardizer.as_ref(), input);
+        let outcome = plan.network.differentiate(
+            &self.state.parameters,
+            &mut self.gradients,
+            &mut self.workspace,
+            (&train.targets, mine),
+            1.0 / batch.len() as f32,
+            |_, _| {},
+        );
+        if !outcome.loss.is_finite() {
+            return Err(self.diverged(group, outcome.loss));
+        }
+        group.all_reduce_compressed(&mut self.gradients, ReduceOp::Sum, self.config.compression)?;
+        let mut shared = [outcome.loss, f64::from(u8::from(self.stop.load(Ordering::Relaxed)))];
+        group.all_reduce(&mut shared, ReduceOp::Sum)?;
+        self.optimizer.step(&mut self.state.parameters, &mut self.gradients);
+        let position = &mut self.state.position;
+        position.step += 1;
+        position.steps_total += 1;
+        position.loss_sum += shared[0];
+        position.samples += batch.len() as u64;
+        Ok((shared[0], shared[1] > 0.0))
+    }
+
+    /// Stops the job on all ranks: this one's loss is no number.
+    fn diverged(&self, group: &mut Group, loss: f64) -> TrainError {
+        let position = self.state.position;
+        let what = if loss.is_nan() { "NaN" } else { "infinite" };
+        let message = format!(
+            "the loss is {what} at step {} (epoch {}, step {} of it) on rank {}; lower --lr (it is {}){}",
+            position.steps_total + 1,
+            position.epoch + 1,
+            position.step + 1,
+            group.rank(),
+            self.optimizer.learning_rate,
+            if self.config.standardize { "" } else { ", or leave --no-standardize out" },
+        );
+        // Whichever rank was first, every rank ends with an error; this one has the better words for its own.
+        let _ = group.abort(&message);
+        TrainError::Diverged(message)
+    }
+
+    /// Figures over `samples`, the work and the result shared by all ranks; `None` for no samples.
+    pub(crate) fn evaluate(
+        &mut self,
+        group: &mut Group,
+        samples: &Samples,
+    ) -> Result<Option<Metrics>, TrainError> {
+        if samples.is_empty() {
+            return Ok(None);
+        }
+        let mine = part(samples.len(), group.rank(), group.size());
+        let mut sums = [0.0, 0.0];
+        let block = self.workspace.input.nrows();
+        for start in mine.clone().step_by(block) {
+            let rows = start..mine.end.min(start + block);
+            let input = self.workspace.input.slice_mut(s![..rows.len(), ..]);
+            samples.features.gather(rows.clone(), self.plan.standardizer.as_ref(), input);
+            let network = &self.plan.network;
+            let outcome =
+                network.evaluate(&self.state.parameters, &mut self.workspace, &samples.targets, rows);
+            sums[0] += outcome.loss;
+            sums[1] += outcome.correct as f64;
+        }
+        group.all_reduce(&mut sums, ReduceOp::Sum)?;
+        let [loss, correct] = sums;
+        if !loss.is_finite() {
+            // All ranks hold the same sum and return together; none is left waiting.
+            let steps = self.state.position.steps_total;
+            let rate = self.optimizer.learning_rate;
+            let message =
+                format!("the loss is {loss} after step {steps} on all ranks; lower --lr (it is {rate})");
+            return Err(TrainError::Diverged(message));
+        }
+        let count = samples.len() as f64;
+        let spread = spread(samples);
+        Ok(Some(Metrics {
+            loss: loss / count,
+            accuracy: matches!(samples.targets, Targets::Classes(_)).then_some(correct / count),
+            r2: (spread > 0.0).then(|| 1.0 - loss / spread),
+        }))
+    }
+
+    /// Saves a checkpoint, if one is asked for; all ranks return the same result.
+    fn save(&mut self, group: &mut Group) -> Result<(), TrainError> {
+        // The parameters are the same on all ranks, so all come to the same answer.
+        if !self.state.parameters.iter().all(|value| value.is_finite()) {
+            let steps = self.state.position.steps_total;
+            let message = format!("a parameter is not finite after step {steps} on all ranks; lower --lr");
+            return Err(TrainError::Diverged(message));
+        }
+        let Some(place) = &self.config.checkpoint else { return Ok(()) };
+        let mut saved = Ok(());
+        if group.rank() == Rank::ZERO {
+            self.state.optimizer = std::mem::take(&mut self.optimizer.state);
+            saved = checkpoint::save(&place.directory, &self.plan.network, &self.identity, &self.state);
+            self.optimizer.state = std::mem::take(&mut self.state.optimizer);
+        }
+        all_succeeded(group, Phase::Storage, saved.map_err(TrainError::from))
+    }
+}

@@ -1,0 +1,104 @@
+//! The program `ringtrain` from outside: exit codes, output, the report.
+
+use std::process::{Command, Output};
+
+fn ringtrain(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ringtrain")).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn trains_reports_and_prints_its_hash() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("report.json");
+    let output = ringtrain(&["--epochs", "2", "--report", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let keys = "world_size model dataset epochs train_loss test_loss test_accuracy test_r2 train_r2 \
+                samples_per_second seconds communication_seconds bytes_sent parameters_hash history";
+    for key in keys.split_whitespace() {
+        assert!(report.get(key).is_some(), "{key}");
+    }
+    assert_eq!(report["history"].as_array().unwrap().len(), 2);
+    assert!(report["test_r2"].is_null());
+    assert_eq!(report["lr"], 0.001);
+    let hash = report["parameters_hash"].as_str().unwrap();
+    let stdout = text(&output.stdout);
+    assert!(stdout.ends_with(&format!("rank 0: parameters_hash {hash}\n")), "{stdout}");
+    assert!(stdout.contains("epoch 2/2: train loss"), "{stdout}");
+}
+
+#[test]
+fn each_failure_has_its_code_and_a_message() {
+    let directory = tempfile::tempdir().unwrap();
+    let csv = directory.path().join("bad.csv");
+    std::fs::write(&csv, "a,y\n1,2\nabc,3\n").unwrap();
+    let csv = csv.to_str().unwrap();
+    let no_place = directory.path().join("absent/report.json");
+    let under_file = format!("{csv}/checkpoints");
+    let cases: [(&[&str], i32, &str); 9] = [
+        (&["--no-such-flag"], 2, "--no-such-flag"),
+        (&["--resume"], 2, "--checkpoint"),
+        (&["--batch-size", "x"], 2, "--batch-size"),
+        (&["--data", "/no/such/place"], 4, "/no/such/place"),
+        (&["--data", csv, "--target", "y"], 4, "line 3, column `a`: `abc` is not a number"),
+        (&["--data", csv, "--target", "z"], 4, "no column `z`"),
+        (&["--model", "linear", "--optimizer", "sgd", "--lr", "1e9"], 9, "on rank 0; lower --lr"),
+        (&["--report", no_place.to_str().unwrap()], 10, "report.json"),
+        (&["--checkpoint", &under_file], 10, "checkpoints"),
+    ];
+    for (arguments, code, expected) in cases {
+        let output = ringtrain(arguments);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(expected) && !stderr.contains("panicked"), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn help_explains_itself() {
+    let output = ringtrain(&["--help"]);
+    assert_eq!(output.status.code(), Some(0));
+    let help = text(&output.stdout);
+    for expected in ["Exit codes", "Examples", "--compression", "mlp:128", "SIGTERM"] {
+        assert!(help.contains(expected), "{expected}");
+    }
+}
+
+/// A reader that goes away (`ringtrain | head -1`) must not make a panic of a finished run.
+#[test]
+fn a_closed_pipe_is_no_panic() {
+    let script = format!("({} --epochs 2; echo code $? >&2) | true", env!("CARGO_BIN_EXE_ringtrain"));
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(text(&output.stderr), "code 0\n");
+}
+
+/// SIGTERM: the step is finished, the state saved, the exit code 0, and `--resume` goes on from there.
+#[test]
+fn a_signal_stops_in_order_and_resume_goes_on() {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().to_str().unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ringtrain"))
+        .args(["--epochs", "100000", "--checkpoint", place])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("epoch 1/")), "training has begun");
+    let pid = child.id().to_string();
+    assert!(Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status().unwrap().success());
+    let rest: Vec<String> = lines.collect();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(rest.iter().any(|line| line.contains("stopped by a signal")), "{rest:?}");
+    let again = ringtrain(&["--epochs", "1", "--checkpoint", place]);
+    assert_eq!(again.status.code(), Some(10), "a checkpoint is not overwritten");
+    let again = ringtrain(&["--epochs", "1", "--checkpoint", place, "--resume"]);
+    assert_eq!(again.status.code(), Some(0));
+    assert!(text(&again.stdout).contains("going on from the checkpoint"), "{again:?}");
+}

@@ -1,0 +1,62 @@
+//! `ringtrain` on several ranks of this machine, launched by `ringrun`.
+
+use std::process::{Command, Output};
+
+fn ringtrain(ranks: u32, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ringrun"))
+        .args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_ringtrain")])
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+/// A shard that is weighted wrongly, used twice or left out would show as another loss. 1,438 samples in batches of 100
+/// leave uneven shards, and on 7 ranks a last batch of 38.
+#[test]
+fn every_world_size_computes_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut losses = Vec::new();
+    for ranks in [1, 2, 3, 4, 7] {
+        let path = directory.path().join("report.json");
+        let output =
+            ringtrain(ranks, &["--epochs", "3", "--batch-size", "100", "--report", path.to_str().unwrap()]);
+        assert!(output.status.success(), "{output:?}");
+        let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(report["world_size"], ranks);
+        let hash = format!("parameters_hash {}", report["parameters_hash"].as_str().unwrap());
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(stdout.lines().filter(|line| line.ends_with(&hash)).count(), ranks as usize, "{stdout}");
+        losses.push(report["train_loss"].as_f64().unwrap());
+    }
+    for loss in &losses {
+        assert!((loss - losses[0]).abs() < 1e-5 * losses[0], "{losses:?}");
+    }
+}
+
+/// More ranks than samples in a batch: the ranks without a sample contribute zeros, and nobody hangs.
+#[test]
+fn a_batch_smaller_than_the_world_is_fine() {
+    let output = ringtrain(4, &["--epochs", "1", "--batch-size", "3", "--data", "synthetic:50x4"]);
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// A rank that fails must take all ranks with it, each with the same exit code and the reason.
+#[test]
+fn a_failure_on_one_rank_ends_all_with_its_code() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("checkpoint.safetensors"), "not one").unwrap();
+    let place = directory.path().to_str().unwrap();
+    let cases: [(&[&str], i32, &str); 2] = [
+        (&["--model", "linear", "--optimizer", "sgd", "--lr", "1e9"], 9, "the loss is"),
+        (&["--checkpoint", place, "--resume"], 10, "rank 0 failed"),
+    ];
+    for (arguments, code, expected) in cases {
+        let output = ringtrain(3, arguments);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{stderr}");
+        assert!(stderr.contains(expected), "{stderr}");
+        for rank in 0..3 {
+            assert!(stderr.contains(&format!("[{rank}]<stderr>:ringtrain: error: ")), "{stderr}");
+        }
+    }
+}
