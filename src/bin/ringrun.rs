@@ -12,11 +12,9 @@ fn main() -> ExitCode {
     let called = arguments.next().unwrap_or_default();
     let name = Path::new(&called).file_name().unwrap_or(OsStr::new("ringrun"));
     match name.to_str() {
-        // PLACEHOLDER: cli::train::run(arguments) and cli::bench::run(arguments).
-        Some(carried @ ("ringtrain" | "ringbench")) => {
-            launch::name_process(carried);
-            eprintln!("{carried}: not built yet");
-            cli::exit::Exit::Failure.into()
+        Some("ringtrain") => {
+            launch::name_process("ringtrain");
+            cli::train::run(env::args_os())
         }
         _ if name == launch::KEEPER || name == launch::SHIM => {
             launch::internal_program(name, arguments).unwrap_or(ExitCode::FAILURE)
