@@ -1,3 +1,7 @@
 //! The program `ringbench`.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ringtrain::cli::bench::run(std::env::args_os())
+}

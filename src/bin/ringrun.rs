@@ -16,6 +16,10 @@ fn main() -> ExitCode {
             launch::name_process("ringtrain");
             cli::train::run(env::args_os())
         }
+        Some("ringbench") => {
+            launch::name_process("ringbench");
+            cli::bench::run(env::args_os())
+        }
         _ if name == launch::KEEPER || name == launch::SHIM => {
             launch::internal_program(name, arguments).unwrap_or(ExitCode::FAILURE)
         }

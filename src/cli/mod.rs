@@ -1,5 +1,6 @@
 //! The programs: arguments -> checked configuration -> run -> exit code.
 
+pub mod bench;
 pub mod group_args;
 pub mod run;
 pub mod train;

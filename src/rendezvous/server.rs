@@ -118,9 +118,20 @@ struct Roll<'a> {
 struct Visitor {
     stream: TcpStream,
     rank: Rank,
-    is_registered: bool,
+    standing: Standing,
     input: Vec<u8>,
     output: Vec<u8>,
+}
+
+/// How far a visitor has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// It has proved who it is.
+    Known,
+    /// It has said where it listens.
+    Registered,
+    /// It has been sent away.
+    Refused,
 }
 
 /// Why the roll ends before all have come.
@@ -179,7 +190,7 @@ impl<'a> Roll<'a> {
             let visitor = Visitor {
                 stream: admitted.stream,
                 rank: admitted.introduction.from,
-                is_registered: false,
+                standing: Standing::Known,
                 input: Vec::new(),
                 output: Vec::new(),
             };
@@ -203,11 +214,11 @@ impl<'a> Roll<'a> {
                 self.visitors.insert(token, visitor);
                 Ok(())
             }
-            Err(detail) if visitor.is_registered => Err(Trouble::Gone { rank: visitor.rank, detail }),
-            Err(detail) => {
-                log::warn!("rank {} left the rendezvous before it had registered: {detail}", visitor.rank);
+            Err(detail) if visitor.standing == Standing::Refused => {
+                log::info!("the second rank {} is gone: {detail}", visitor.rank);
                 Ok(())
             }
+            Err(detail) => Err(Trouble::Gone { rank: visitor.rank, detail }),
         }
     }
 
@@ -221,13 +232,14 @@ impl<'a> Roll<'a> {
     fn answer(&mut self, visitor: &mut Visitor, said: FromRank) {
         let reply = match said {
             FromRank::Ask => ToRank::Missing { ranks: self.missing() },
-            FromRank::Register(_) if visitor.is_registered => return,
+            FromRank::Register(_) if visitor.standing == Standing::Registered => return,
             FromRank::Register(member) => {
                 let Some(first) = self.members.get(&visitor.rank) else {
-                    visitor.is_registered = true;
+                    visitor.standing = Standing::Registered;
                     self.members.insert(visitor.rank, member);
                     return;
                 };
+                visitor.standing = Standing::Refused;
                 ToRank::Refused {
                     reason: format!(
                         "rank {} is taken by a process on {} that listens on {}; was it started twice?",
@@ -252,7 +264,8 @@ impl<'a> Roll<'a> {
     }
 
     fn lose(&mut self, rank: Rank, detail: String) -> StartError {
-        let host = self.members.get(&rank).map_or_else(String::new, |member| member.host.clone());
+        let host =
+            self.members.get(&rank).map_or_else(|| "an unknown host".into(), |member| member.host.clone());
         self.tell_all(&ToRank::Lost { rank, host: host.clone(), detail: detail.clone() });
         StartError::PeerLost { rank, host, detail }
     }

@@ -1,0 +1,216 @@
+//! `ringbench`: how fast the collectives are, and whether they are right.
+
+pub mod args;
+pub mod measure;
+pub mod pattern;
+pub mod plan;
+pub mod report;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use half::{bf16, f16};
+
+use self::args::BenchArgs;
+use self::measure::{Method, Row, measure};
+use self::plan::{Case, Plan, PlanError};
+use self::report::{Environment, Report};
+use super::exit::Exit;
+use super::group_args::{JoinError, exit_of};
+use crate::group::{Error, Group};
+use crate::types::{DType, WorldSize};
+
+/// The time that a row with an adaptive number of iterations aims at.
+const ROW_US: f64 = 500_000.0;
+/// The time that all rows together aim at.
+const RUN_US: f64 = 30_000_000.0;
+/// Bytes in which a rank tells the others its host and process id.
+const CARD_BYTES: usize = 128;
+
+/// Why a benchmark did not come to a good end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// The flags contradict each other or the machine.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The job did not start.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// An operation failed.
+    #[error(transparent)]
+    Operation(#[from] Error),
+    /// The table could not be printed.
+    #[error("the results cannot be printed: {0}")]
+    Output(io::Error),
+    /// The report could not be saved.
+    #[error("the report {} cannot be written: {source}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What the file system says.
+        source: io::Error,
+    },
+    /// Results were wrong.
+    #[error("{0} elements of results are wrong")]
+    Wrong(u64),
+}
+
+impl BenchError {
+    /// The exit code for it.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Plan(_) => Exit::Usage,
+            Self::Join(error) => error.exit(),
+            Self::Operation(error) => exit_of(error),
+            Self::Output(_) | Self::Json { .. } => Exit::Failure,
+            Self::Wrong(_) => Exit::WrongResult,
+        }
+    }
+}
+
+/// The program: arguments (the program's own name first) in, exit code out.
+pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
+    let args = match BenchArgs::try_parse_from(args) {
+        Ok(args) => args,
+        Err(error) => {
+            // Help goes to standard output, errors to standard error; neither may be open any more.
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Success.into() };
+        }
+    };
+    // A program that runs this one as part of itself may have set up its log already.
+    let _ = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).try_init();
+    match run_with(&args) {
+        Ok(()) => Exit::Success.into(),
+        Err(error) => {
+            eprintln!("ringbench: {error}");
+            error.exit().into()
+        }
+    }
+}
+
+fn run_with(args: &BenchArgs) -> Result<(), BenchError> {
+    let plan = Plan::new(args)?;
+    plan.check_memory(WorldSize::ONE, available_memory())?;
+    let mut group = args.group.join()?;
+    let mut stdout = Quiet(io::stdout().lock());
+    let report = bench(&mut group, &plan, args.group.segment_bytes, &mut stdout)?;
+    if let Some(path) = plan.json.as_ref().filter(|_| group.rank().get() == 0) {
+        report.save(path).map_err(|source| BenchError::Json { path: path.clone(), source })?;
+    }
+    group.close();
+    match report.wrong() {
+        None | Some(0) => Ok(()),
+        Some(wrong) => Err(BenchError::Wrong(wrong)),
+    }
+}
+
+/// Measures what the plan says; all ranks have to do so together. Rank 0 prints the table to `out` while it goes on.
+///
+/// # Errors
+///
+/// [`BenchError`]; wrong results are no error here but stand in the report.
+pub fn bench(
+    group: &mut Group,
+    plan: &Plan,
+    segment_bytes: usize,
+    out: &mut dyn Write,
+) -> Result<Report, BenchError> {
+    let fits = plan
+        .check_root(group.size())
+        .and_then(|()| plan.check_memory(group.local_size(), available_memory()));
+    if let Err(error) = fits {
+        // The others may have more memory than this host.
+        let _ = group.abort(&error.to_string());
+        return Err(error.into());
+    }
+    let ranks = introduce(group)?;
+    let environment = Environment::new(group, plan, &ranks, segment_bytes);
+    let mut sink = io::sink();
+    let out: &mut dyn Write = if group.rank().get() == 0 { out } else { &mut sink };
+    environment.write_header(out, group, plan, &ranks).map_err(BenchError::Output)?;
+    let method = Method {
+        iterations: plan.iterations,
+        warm_up: plan.warm_up,
+        checks: plan.checks,
+        budget_us: ROW_US.min(RUN_US / plan.cases.len().max(1) as f64),
+    };
+    // Words, so that it is aligned for every element type.
+    let mut memory = vec![0u64; plan.buffer_bytes().div_ceil(size_of::<u64>())];
+    let mut results = Vec::with_capacity(plan.cases.len());
+    for &case in &plan.cases {
+        let row = measure_any(group, case, method, &mut memory)?;
+        row.write(out).map_err(BenchError::Output)?;
+        results.push(row);
+    }
+    let report = Report { environment, results };
+    report.write_footer(out).map_err(BenchError::Output)?;
+    Ok(report)
+}
+
+/// [`measure`] for the case's element type, in the part of `memory` that it needs.
+fn measure_any(group: &mut Group, case: Case, method: Method, memory: &mut [u64]) -> Result<Row, BenchError> {
+    let bytes: &mut [u8] = &mut bytemuck::cast_slice_mut(memory)[..case.bytes()];
+    let row = match case.dtype {
+        DType::F16 => measure::<f16>(group, case, method, bytemuck::cast_slice_mut(bytes)),
+        DType::Bf16 => measure::<bf16>(group, case, method, bytemuck::cast_slice_mut(bytes)),
+        DType::F32 => measure::<f32>(group, case, method, bytemuck::cast_slice_mut(bytes)),
+        DType::F64 => measure::<f64>(group, case, method, bytemuck::cast_slice_mut(bytes)),
+        DType::I8 => measure::<i8>(group, case, method, bytemuck::cast_slice_mut(bytes)),
+        DType::U8 => measure::<u8>(group, case, method, bytes),
+        DType::I32 => measure::<i32>(group, case, method, bytemuck::cast_slice_mut(bytes)),
+        DType::U32 => measure::<u32>(group, case, method, bytemuck::cast_slice_mut(bytes)),
+        DType::I64 => measure::<i64>(group, case, method, bytemuck::cast_slice_mut(bytes)),
+        DType::U64 => measure::<u64>(group, case, method, bytemuck::cast_slice_mut(bytes)),
+    };
+    Ok(row?)
+}
+
+/// Every rank's host and process id, in rank order: a card of the same size from each, gathered.
+fn introduce(group: &mut Group) -> Result<Vec<(String, u32)>, Error> {
+    let host = crate::rendezvous::host_name();
+    let mut cards = vec![0u8; CARD_BYTES * group.size().as_usize()];
+    let own = &mut cards[group.rank().index() * CARD_BYTES..][..CARD_BYTES];
+    let (process, name) = own.split_at_mut(size_of::<u32>());
+    process.copy_from_slice(&std::process::id().to_le_bytes());
+    let length = host.floor_char_boundary(host.len().min(name.len()));
+    name[..length].copy_from_slice(&host.as_bytes()[..length]);
+    group.all_gather(&mut cards)?;
+    let read = |card: &[u8]| {
+        let (process, name) = card.split_at(size_of::<u32>());
+        let name = String::from_utf8_lossy(name);
+        let shown = name.trim_end_matches('\0').chars().filter(|c| !c.is_control()).collect();
+        (shown, process.try_into().map_or(0, u32::from_le_bytes))
+    };
+    Ok(cards.chunks_exact(CARD_BYTES).map(read).collect())
+}
+
+/// Bytes that a new process can have without swapping; `None` where the kernel does not say.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// A writer whose reader may leave: the job goes on, because other ranks and the JSON file still need it.
+struct Quiet<W>(W);
+
+impl<W: Write> Write for Quiet<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.0.write(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(bytes.len()),
+            result => result,
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self.0.flush() {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            result => result,
+        }
+    }
+}

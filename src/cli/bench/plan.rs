@@ -1,0 +1,312 @@
+//! What will be measured: the flags, checked together and worked out.
+
+use std::path::PathBuf;
+
+use super::args::{BenchArgs, Listed};
+use crate::types::{DType, Operation, Rank, ReduceOp, WorldSize};
+
+/// The smallest buffer, unless told otherwise.
+const BYTES_MIN: usize = 4;
+/// The largest buffer, unless told otherwise.
+const BYTES_MAX: usize = 64 << 20;
+/// The factor between sizes, unless told otherwise.
+const STEP_FACTOR: usize = 4;
+/// The most rows that one run may have; more is a slip of the fingers.
+const ROWS_MAX: usize = 10_000;
+
+/// Why the flags cannot be followed together. All of them are the person's to mend: exit code 2.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The smallest is larger than the largest.
+    #[error("the smallest size (-b {min}) is larger than the largest (-e {max})")]
+    Inverted {
+        /// `-b`.
+        min: usize,
+        /// `-e`.
+        max: usize,
+    },
+    /// The sizes would never end.
+    #[error(
+        "a factor of {factor} (-f) leads from {min} bytes to nowhere; it has to be 2 or more, or give a step with -i"
+    )]
+    Factor {
+        /// `-f`.
+        factor: usize,
+        /// `-b`.
+        min: usize,
+    },
+    /// The sizes would never end.
+    #[error("a step of 0 bytes (-i) leads nowhere")]
+    Step,
+    /// Too many rows.
+    #[error("these sizes, types and reductions make more than {ROWS_MAX} rows; choose larger steps")]
+    TooManyRows,
+    /// There is no such rank.
+    #[error("root {root} is not a rank of this job of {world} (ranks are counted from 0)")]
+    Root {
+        /// `--root`.
+        root: Rank,
+        /// The ranks.
+        world: WorldSize,
+    },
+    /// The buffers would not fit.
+    #[error(
+        "a buffer of {bytes} bytes for each of {ranks} rank(s) on this host needs more than the {available} bytes of \
+         memory that are available; choose a smaller -e"
+    )]
+    Memory {
+        /// Bytes of the largest buffer.
+        bytes: usize,
+        /// Ranks on this host.
+        ranks: u32,
+        /// Bytes available.
+        available: u64,
+    },
+    /// The report could not be written.
+    #[error("--json {}: its directory does not exist", path.display())]
+    NoDirectory {
+        /// `--json`.
+        path: PathBuf,
+    },
+}
+
+/// How many iterations are timed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Iterations {
+    /// So many.
+    Fixed(u32),
+    /// As many as fit the time that a row may take.
+    Adaptive,
+}
+
+/// One row of the table, before it is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Case {
+    /// The collective.
+    pub operation: Operation,
+    /// The element type.
+    pub dtype: DType,
+    /// The reduction, where there is one.
+    pub reduction: Option<ReduceOp>,
+    /// The root; rank 0 where there is none.
+    pub root: Rank,
+    /// Elements of the whole buffer.
+    pub count: usize,
+}
+
+impl Case {
+    /// Bytes of the whole buffer.
+    pub fn bytes(&self) -> usize {
+        self.count * self.dtype.size_bytes()
+    }
+}
+
+/// A checked plan.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// The collective.
+    pub operation: Operation,
+    /// The rows, in the order in which they are measured.
+    pub cases: Vec<Case>,
+    /// `-b` as it came out.
+    pub bytes_min: usize,
+    /// `-e` as it came out.
+    pub bytes_max: usize,
+    /// How the sizes follow each other, as the header prints it.
+    pub step: String,
+    /// Timed iterations for each row.
+    pub iterations: Iterations,
+    /// Iterations before those.
+    pub warm_up: u32,
+    /// Checked iterations for each row.
+    pub checks: u32,
+    /// The root of broadcasts.
+    pub root: Rank,
+    /// Where the report goes.
+    pub json: Option<PathBuf>,
+}
+
+impl Plan {
+    /// The plan that the flags describe.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError`] for flags that contradict each other.
+    pub fn new(args: &BenchArgs) -> Result<Self, PlanError> {
+        let bytes_min = args.bytes_min.unwrap_or_else(|| args.bytes_max.unwrap_or(BYTES_MIN).min(BYTES_MIN));
+        let bytes_max = args.bytes_max.unwrap_or_else(|| bytes_min.max(BYTES_MAX));
+        if bytes_min > bytes_max {
+            return Err(PlanError::Inverted { min: bytes_min, max: bytes_max });
+        }
+        let step = match (args.step_bytes, args.step_factor.unwrap_or(STEP_FACTOR)) {
+            (Some(0), _) => return Err(PlanError::Step),
+            (Some(bytes), _) => Step::Bytes(bytes),
+            (None, factor) if factor == 0 || (factor == 1 && bytes_min < bytes_max) => {
+                return Err(PlanError::Factor { factor, min: bytes_min });
+            }
+            (None, factor) => Step::Factor(factor),
+        };
+        if let Some(path) = args.json.as_ref().filter(|path| !directory_exists(path)) {
+            return Err(PlanError::NoDirectory { path: path.clone() });
+        }
+        let root = Rank::new(if args.operation == Operation::Broadcast { args.root } else { 0 });
+        let sizes = sizes(bytes_min, bytes_max, step)?;
+        Ok(Self {
+            operation: args.operation,
+            cases: cases(args, &sizes, root)?,
+            bytes_min,
+            bytes_max,
+            step: step.to_string(),
+            iterations: args.iterations.map_or(Iterations::Adaptive, Iterations::Fixed),
+            warm_up: args.warm_up,
+            checks: args.checks,
+            root,
+            json: args.json.clone(),
+        })
+    }
+
+    /// Bytes of the largest buffer.
+    pub fn buffer_bytes(&self) -> usize {
+        self.cases.iter().map(Case::bytes).max().unwrap_or_default()
+    }
+
+    /// Whether `ranks` such buffers fit this host's memory, `available` bytes where that is known.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Memory`].
+    pub fn check_memory(&self, ranks: WorldSize, available: Option<u64>) -> Result<(), PlanError> {
+        let bytes = self.buffer_bytes();
+        let needed = (bytes as u64).saturating_mul(ranks.get().into());
+        match available {
+            Some(available) if needed > available => {
+                Err(PlanError::Memory { bytes, ranks: ranks.get(), available })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the root exists.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Root`].
+    pub fn check_root(&self, world: WorldSize) -> Result<(), PlanError> {
+        if world.contains(self.root) { Ok(()) } else { Err(PlanError::Root { root: self.root, world }) }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Bytes(usize),
+    Factor(usize),
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Bytes(bytes) => write!(f, "{bytes}(bytes)"),
+            Self::Factor(factor) => write!(f, "{factor}(factor)"),
+        }
+    }
+}
+
+fn sizes(min: usize, max: usize, step: Step) -> Result<Vec<usize>, PlanError> {
+    let next = |size: &usize| match step {
+        Step::Bytes(bytes) => size.checked_add(bytes),
+        // From nothing a factor leads to one byte.
+        Step::Factor(factor) => size.checked_mul(factor).map(|next| next.max(1)),
+    };
+    let mut sizes = Vec::new();
+    let mut size = Some(min);
+    while let Some(bytes) = size.filter(|&bytes| bytes <= max) {
+        if sizes.len() == ROWS_MAX {
+            return Err(PlanError::TooManyRows);
+        }
+        sizes.push(bytes);
+        size = next(&bytes).filter(|&next| next > bytes);
+    }
+    Ok(sizes)
+}
+
+/// Every type with every reduction at every size, sizes rounded to whole elements and each measured once.
+fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<Case>, PlanError> {
+    let reductions: Vec<Option<ReduceOp>> = match args.operation {
+        Operation::AllReduce | Operation::ReduceScatter => {
+            Listed::expand(&args.reductions, ReduceOp::ALL).into_iter().map(Some).collect()
+        }
+        Operation::AllGather | Operation::Broadcast | Operation::Barrier => vec![None],
+    };
+    let mut cases = Vec::new();
+    for dtype in Listed::expand(&args.dtypes, DType::ALL) {
+        let mut counts: Vec<usize> = sizes.iter().map(|bytes| (bytes / dtype.size_bytes()).max(1)).collect();
+        counts.dedup();
+        for &reduction in &reductions {
+            let operation = args.operation;
+            cases.extend(counts.iter().map(|&count| Case { operation, dtype, reduction, root, count }));
+            if cases.len() > ROWS_MAX {
+                return Err(PlanError::TooManyRows);
+            }
+        }
+    }
+    Ok(cases)
+}
+
+fn directory_exists(path: &std::path::Path) -> bool {
+    match path.parent() {
+        Some(directory) if directory.as_os_str().is_empty() => true,
+        Some(directory) => directory.is_dir(),
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    fn plan(flags: &str) -> Result<Plan, PlanError> {
+        let words = ["ringbench"].into_iter().chain(flags.split_whitespace());
+        Plan::new(&BenchArgs::try_parse_from(words).expect("flags that parse"))
+    }
+
+    fn sizes_of(flags: &str) -> Vec<usize> {
+        plan(flags).expect("a plan").cases.iter().map(Case::bytes).collect()
+    }
+
+    #[test]
+    fn sizes_follow_each_other_and_are_whole_elements() {
+        assert_eq!(sizes_of("all_reduce -b 4 -e 64 -f 4"), [4, 16, 64]);
+        assert_eq!(sizes_of("all_reduce -b 4 -e 64 -f 4 -t f64"), [8, 16, 64]);
+        assert_eq!(sizes_of("all_reduce -b 0 -e 7 -f 2"), [4]);
+        assert_eq!(sizes_of("all_reduce -b 10 -e 31 -i 10 -t u8"), [10, 20, 30]);
+        assert_eq!(sizes_of("all_reduce -b 1K -e 1K -f 1"), [1024]);
+        assert_eq!(sizes_of("all_reduce -b 128M"), [128 << 20]);
+        assert_eq!(sizes_of("all_reduce -e 1 -t u8"), [1]);
+        assert_eq!(sizes_of("all_reduce").last(), Some(&(64 << 20)));
+    }
+
+    #[test]
+    fn every_type_with_every_reduction_but_none_where_nothing_is_reduced() {
+        assert_eq!(plan("allreduce -t all -o all -b 8 -e 8").unwrap().cases.len(), 50);
+        assert_eq!(plan("allgather -t all -o all -b 8 -e 8").unwrap().cases.len(), 10);
+        assert_eq!(plan("broadcast -d f16,bf16 -b 8 -e 8 --root 3").unwrap().root, Rank::new(3));
+    }
+
+    #[test]
+    fn what_does_not_go_together() {
+        assert_eq!(plan("all_reduce -b 8 -e 4"), Err(PlanError::Inverted { min: 8, max: 4 }));
+        assert_eq!(plan("all_reduce -b 8 -e 9 -f 1"), Err(PlanError::Factor { factor: 1, min: 8 }));
+        assert_eq!(plan("all_reduce -f 0"), Err(PlanError::Factor { factor: 0, min: 4 }));
+        assert_eq!(plan("all_reduce -i 0"), Err(PlanError::Step));
+        assert_eq!(plan("all_reduce -i 1"), Err(PlanError::TooManyRows));
+        let two = WorldSize::new(2).unwrap();
+        assert!(plan("broadcast --root 2").unwrap().check_root(two).is_err());
+        assert!(plan("all_reduce --root 2").unwrap().check_root(two).is_ok(), "it has no root");
+        let large = plan("all_reduce -e 1G").unwrap();
+        assert!(large.check_memory(two, Some(2 << 30)).is_ok() && large.check_memory(two, None).is_ok());
+        assert!(large.check_memory(two, Some((2 << 30) - 1)).is_err());
+    }
+}
