@@ -376,7 +376,7 @@ fn not_mentioned(map: &str, linked: &str, folders: &[String], pages: &[String]) 
     let rooms = folders.iter().filter(|name| !name.contains('.') && !map.contains(&format!("{name}/")));
     let pages = pages.iter().filter(|name| {
         let target = name.as_str();
-        target.ends_with(".md")
+        Path::new(target).extension().is_some_and(|extension| extension == "md")
             && target != "ARCHITECTURE.md"
             && ![format!("({target}"), format!("(docs/{target}")].iter().any(|link| linked.contains(link))
     });

@@ -133,7 +133,7 @@ fn a_handshake_byte_by_byte() {
     expected.push(0); // 10: refusal
     expected.extend_from_slice(&[0; 5]); // 11: reserved
     expected.extend_from_slice(&[0xb2; 32]); // 16: nonce
-    expected.extend_from_slice(&mac(&[b"ringtrain 1 acceptor", &hello, &expected[..48].to_vec()])); // 48: proof
+    expected.extend_from_slice(&mac(&[b"ringtrain 1 acceptor", &hello, &expected[..48]])); // 48: proof
     assert_eq!(answer, expected);
 
     dialer.feed(&answer).unwrap();

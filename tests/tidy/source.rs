@@ -85,7 +85,7 @@ impl Source {
         let mut rest = 0;
         while let Some(at) = find_word(&self.code, "fn", rest) {
             rest = at + 2;
-            let name: String = self.code[rest..].trim_start().chars().take_while(is_word).collect();
+            let name: String = self.code[rest..].trim_start().chars().take_while(|&c| is_word(c)).collect();
             let body = self.code[rest..].find(['{', ';']).map(|body| rest + body);
             let Some(body) = body.filter(|&body| self.code.as_bytes()[body] == b'{') else { continue };
             if !name.is_empty() {
@@ -150,8 +150,8 @@ fn walk(folder: &Path, paths: &mut Vec<PathBuf>) {
 
 const TEST_ONLY: &str = "#[cfg(test)]";
 
-fn is_word(c: &char) -> bool {
-    c.is_alphanumeric() || *c == '_'
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
 }
 
 /// Where `word` next stands by itself, from offset `from` on.
@@ -159,8 +159,8 @@ pub(crate) fn find_word(code: &str, word: &str, from: usize) -> Option<usize> {
     let mut from = from;
     loop {
         let at = from + code.get(from..)?.find(word)?;
-        let before = code[..at].chars().next_back().is_some_and(|c| is_word(&c));
-        let after = code[at + word.len()..].chars().next().is_some_and(|c| is_word(&c));
+        let before = code[..at].chars().next_back().is_some_and(|c| is_word(c));
+        let after = code[at + word.len()..].chars().next().is_some_and(|c| is_word(c));
         if !before && !after {
             return Some(at);
         }
@@ -184,7 +184,7 @@ fn closing_brace(code: &str, open: usize) -> usize {
 
 /// `crate::wire::Cause` at the beginning of `code`, as segments.
 fn leading_path(code: &str) -> Vec<String> {
-    let end = code.find(|c| !is_word(&c) && c != ':').unwrap_or(code.len());
+    let end = code.find(|c| !is_word(c) && c != ':').unwrap_or(code.len());
     let segments = code[..end].split("::").map(str::trim).filter(|s| !s.is_empty());
     segments.map(|segment| segment.trim_end_matches(':').to_owned()).collect()
 }
@@ -285,13 +285,13 @@ fn end_of_block_comment(text: &str, start: usize) -> usize {
 fn raw_string(text: &str, at: usize) -> Option<usize> {
     let rest = text.get(at..)?.strip_prefix('r')?;
     let before = text[..at].chars().next_back();
-    let is_prefix = before.is_none_or(|c| !is_word(&c) || (c == 'b' && !ends_in_word(&text[..at - 1])));
+    let is_prefix = before.is_none_or(|c| !is_word(c) || (c == 'b' && !ends_in_word(&text[..at - 1])));
     let hashes = rest.bytes().take_while(|&byte| byte == b'#').count();
     (is_prefix && rest[hashes..].starts_with('"')).then_some(hashes)
 }
 
 fn ends_in_word(text: &str) -> bool {
-    text.chars().next_back().is_some_and(|c| is_word(&c))
+    text.chars().next_back().is_some_and(|c| is_word(c))
 }
 
 /// Whether a quote begins a character and not a lifetime.
