@@ -159,8 +159,8 @@ pub(crate) fn find_word(code: &str, word: &str, from: usize) -> Option<usize> {
     let mut from = from;
     loop {
         let at = from + code.get(from..)?.find(word)?;
-        let before = code[..at].chars().next_back().is_some_and(|c| is_word(c));
-        let after = code[at + word.len()..].chars().next().is_some_and(|c| is_word(c));
+        let before = code[..at].chars().next_back().is_some_and(is_word);
+        let after = code[at + word.len()..].chars().next().is_some_and(is_word);
         if !before && !after {
             return Some(at);
         }
@@ -291,7 +291,7 @@ fn raw_string(text: &str, at: usize) -> Option<usize> {
 }
 
 fn ends_in_word(text: &str) -> bool {
-    text.chars().next_back().is_some_and(|c| is_word(c))
+    text.chars().next_back().is_some_and(is_word)
 }
 
 /// Whether a quote begins a character and not a lifetime.
