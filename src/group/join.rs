@@ -89,8 +89,8 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         Meeting::Alone => return Ok(Group::solo()),
         Meeting::Peers { file, .. } if file.world() == WorldSize::ONE => return Ok(Group::solo()),
         Meeting::Launched(launched) if launched.world == WorldSize::ONE => return Ok(Group::solo()),
-        Meeting::Peers { file, rank, bind } => meet_by_file(options, file, *rank, *bind)?,
-        Meeting::Launched(launched) => meet_at_launcher(options, launched)?,
+        Meeting::Peers { file, rank, bind } => meet_by_file(options, &sockets, file, *rank, *bind)?,
+        Meeting::Launched(launched) => meet_at_launcher(options, &sockets, launched)?,
     };
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let shared = checked(&roster)?;
@@ -140,6 +140,7 @@ fn close_the_ring(group: &mut Group) -> Result<(), StartError> {
 
 fn meet_by_file(
     options: &JoinOptions,
+    sockets: &SocketOptions,
     file: &PeersFile,
     rank: Rank,
     bind: Option<IpAddr>,
@@ -158,7 +159,7 @@ fn meet_by_file(
     let job = Job { id: [0; 16], world: world.get(), peers_digest: file.digest() };
     let identity = Identity { secret: options.secret.clone(), job, rank: Some(rank) };
     let listen_at = SocketAddr::new(bind.unwrap_or(own.ip()), own.port());
-    let mut lobby = listen(listen_at, rank, identity.clone())?;
+    let mut lobby = listen(sockets, listen_at, rank, identity.clone())?;
     let member = Member {
         host: file.host(rank).to_owned(),
         machine: machine(),
@@ -182,7 +183,11 @@ fn meet_by_file(
     Ok((rank, lobby, roster))
 }
 
-fn meet_at_launcher(options: &JoinOptions, launched: &Launched) -> Result<(Rank, Lobby, Roster), StartError> {
+fn meet_at_launcher(
+    options: &JoinOptions,
+    sockets: &SocketOptions,
+    launched: &Launched,
+) -> Result<(Rank, Lobby, Roster), StartError> {
     let Launched { rank, world, rendezvous, job_id, .. } = *launched;
     if options.secret.is_none() && !is_loopback(rendezvous.ip()) {
         return Err(StartError::NeedsSecret { address: rendezvous });
@@ -200,7 +205,7 @@ fn meet_at_launcher(options: &JoinOptions, launched: &Launched) -> Result<(Rank,
     let mut lobby = None;
     // The interface that leads to the rendezvous is the right one for the peers as well.
     let register = |local: IpAddr| {
-        let listening = listen(SocketAddr::new(local, 0), rank, identity.clone())?;
+        let listening = listen(sockets, SocketAddr::new(local, 0), rank, identity.clone())?;
         let address = listening
             .local_address()
             .map_err(|source| StartError::System { what: "this rank's own address", source })?;
@@ -212,11 +217,19 @@ fn meet_at_launcher(options: &JoinOptions, launched: &Launched) -> Result<(Rank,
     Ok((rank, lobby, roster))
 }
 
-fn listen(address: SocketAddr, rank: Rank, identity: Identity) -> Result<Lobby, StartError> {
+fn listen(
+    sockets: &SocketOptions,
+    address: SocketAddr,
+    rank: Rank,
+    identity: Identity,
+) -> Result<Lobby, StartError> {
     let listener = TcpListener::bind(address).map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => StartError::PortInUse { address, rank },
         _ => StartError::CannotListen { address, rank, source },
     })?;
+    sockets
+        .prepare_listener(&listener)
+        .map_err(|source| StartError::System { what: "the options of its socket", source })?;
     Lobby::new(listener, identity).map_err(|source| StartError::System { what: "an event queue", source })
 }
 

@@ -64,8 +64,7 @@ impl TcpTransport {
 
     fn dial(&mut self, now: Duration, peer: Rank) -> io::Result<State> {
         let address = self.addresses.get(peer.index()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let mut stream = TcpStream::connect(*address)?;
-        self.options.apply(&stream)?;
+        let mut stream = self.options.connect(*address)?;
         let token = self.lobby.token();
         self.lobby.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
         self.ranks.insert(token, peer);

@@ -2,14 +2,19 @@
 
 use std::fs;
 use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::str::FromStr;
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
+use mio::net::TcpStream;
+use rustix::io::Errno;
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 /// Where Linux lists the congestion controls that any process may choose.
 const AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+/// What a connection that goes on in the background says.
+const IN_PROGRESS: i32 = Errno::INPROGRESS.raw_os_error();
 /// Silence after which the kernel asks whether the peer's machine is still there.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
@@ -94,6 +99,27 @@ impl SocketOptions {
     /// The congestion control that will be set; `None` leaves the host's default.
     pub fn congestion(&self) -> Option<&str> {
         self.congestion.as_deref()
+    }
+
+    /// Begins to connect to `address`, everything set before the first packet: a congestion control that paces, such as
+    /// BBR, would otherwise have begun, and Linux goes on pacing whatever replaces it.
+    pub(super) fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_nonblocking(true)?;
+        self.apply(&socket)?;
+        match socket.connect(&address.into()) {
+            Err(error) if error.raw_os_error() != Some(IN_PROGRESS) => Err(error),
+            _ => Ok(TcpStream::from_std(socket.into())),
+        }
+    }
+
+    /// Sets everything on a listening socket, before its first connection: accepted ones inherit the congestion control.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses an option.
+    pub fn prepare_listener(&self, listener: &TcpListener) -> io::Result<()> {
+        self.apply(listener)
     }
 
     /// Sets everything on a socket. Buffers are left to the kernel's autotuning, which a fixed size would switch off.
