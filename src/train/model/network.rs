@@ -32,7 +32,7 @@ pub struct Workspace {
 }
 
 impl Network {
-    /// The network of `spec` from `inputs` features to `outputs` outputs. `None` beyond `PARAMETERS_MAX` parameters.
+    /// The network of `spec` from `inputs` features to `outputs` outputs. `None` beyond 2^30 parameters.
     pub fn new(spec: &ModelSpec, inputs: usize, outputs: usize, loss: Loss) -> Option<Self> {
         let mut layers = Vec::new();
         let mut start = 0_usize;
