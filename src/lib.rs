@@ -1,4 +1,12 @@
 //! A self-contained runtime for data-parallel training over plain TCP.
+//!
+//! [`Group`] is where to begin: the ranks of a job and the collectives that they call together. The programs `ringrun`,
+//! `ringtrain` and `ringbench` are thin shells around [`cli`]. `docs/ARCHITECTURE.md` is the map of the house.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("ringtrain is built on epoll, /proc and Linux's socket options");
+#[cfg(target_endian = "big")]
+compile_error!("payloads travel as they lie in memory, and all ranks have to be little-endian");
 
 pub mod cli;
 pub mod codec;

@@ -10,7 +10,7 @@ use clap::Args;
 use crate::exit::Exit;
 use crate::group::{Error, Group, JoinOptions, Meeting, SEGMENT_BYTES, START_TIMEOUT};
 use crate::rendezvous::{PeersFile, SECRET_VARIABLE, StartError, from_environment, secret_from_environment};
-use crate::transport::tcp::CongestionControl;
+use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl};
 use crate::types::Rank;
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::{Cause, SECRET_BYTES_MAX, Secret};
@@ -116,6 +116,19 @@ impl GroupArgs {
             checks_payloads: self.checksum,
         };
         Ok(Group::join(&options)?)
+    }
+
+    /// How the ranks are joined and how long anything may take, in a line.
+    pub fn describe(&self, group: &Group) -> String {
+        format!(
+            "{} ranks over {} ({}), {} of them on this host; deadlines: connection {} s, operation {} s",
+            group.size(),
+            group.transport(),
+            group.congestion_control().unwrap_or("the host's congestion control"),
+            group.local_size(),
+            CONNECT_TIMEOUT.as_secs_f32(),
+            self.timeout.as_secs_f32(),
+        )
     }
 
     fn secret(&self) -> Result<Secret, JoinError> {

@@ -16,7 +16,7 @@ use self::args::LowArgs;
 use super::group_args;
 use crate::exit::Exit;
 use crate::train::{self, Console, Display, Observer, Phase, Silent, TrainError};
-use crate::types::Rank;
+use crate::types::{Rank, WorldSize};
 
 /// A failure as the program reports it.
 struct Failure {
@@ -58,6 +58,9 @@ fn train(low: LowArgs) -> Result<(), Failure> {
     let rank = group.rank();
     let display = if io::stderr().is_terminal() { Display::Bar } else { Display::Lines };
     let mut console = Console::new(display, io::stdout());
+    if rank == Rank::ZERO && group.size() > WorldSize::ONE {
+        console.notice(&joining.describe(&group));
+    }
     let observer: &mut dyn Observer = if rank == Rank::ZERO { &mut console } else { &mut Silent };
     let summary = train::run(&mut group, &config, &stop, observer)
         .map_err(|error| Failure { exit: exit_of(&error), message: error.to_string() })?;

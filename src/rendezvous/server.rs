@@ -136,7 +136,10 @@ enum Standing {
 
 /// Why the roll ends before all have come.
 enum Trouble {
+    /// A rank went away.
     Gone { rank: Rank, detail: String },
+    /// This machine refused to wait.
+    System(io::Error),
 }
 
 impl<'a> Roll<'a> {
@@ -167,9 +170,9 @@ impl<'a> Roll<'a> {
                 return Err(self.time_out(name));
             }
             let until = self.start_timeout.min(now + STOP_CHECK);
-            self.turn(now, until, &mut events).map_err(|error| match error {
-                Ok(Trouble::Gone { rank, detail }) => self.lose(rank, detail),
-                Err(source) => StartError::System { what: "waiting at the rendezvous", source },
+            self.turn(now, until, &mut events).map_err(|trouble| match trouble {
+                Trouble::Gone { rank, detail } => self.lose(rank, detail),
+                Trouble::System(source) => StartError::System { what: "waiting at the rendezvous", source },
             })?;
         }
         let roster = Roster { members: self.members.values().cloned().collect() };
@@ -182,9 +185,9 @@ impl<'a> Roll<'a> {
         now: Duration,
         until: Duration,
         events: &mut Vec<Event>,
-    ) -> Result<(), Result<Trouble, io::Error>> {
+    ) -> Result<(), Trouble> {
         events.clear();
-        self.lobby.wait(now, Some(until), events).map_err(Err)?;
+        self.lobby.wait(now, Some(until), events).map_err(Trouble::System)?;
         let mut tokens: Vec<Token> = events.iter().map(|event| event.token).collect();
         while let Some(admitted) = self.lobby.take_admitted(Purpose::Rendezvous) {
             let visitor = Visitor {
@@ -198,7 +201,7 @@ impl<'a> Roll<'a> {
             tokens.push(admitted.token);
         }
         for token in tokens {
-            self.serve(token).map_err(Ok)?;
+            self.serve(token)?;
         }
         Ok(())
     }
