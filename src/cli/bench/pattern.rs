@@ -239,11 +239,7 @@ mod tests {
         let mut result = contributions[0].clone();
         for (rank, contribution) in contributions.iter().enumerate().skip(1) {
             let kernel = if rank + 1 == world { kernels.reduce_last } else { kernels.reduce };
-            kernel(
-                bytemuck::cast_slice_mut(&mut result),
-                bytemuck::cast_slice(contribution),
-                world as u32,
-            );
+            kernel(bytemuck::cast_slice_mut(&mut result), bytemuck::cast_slice(contribution), world as u32);
         }
         result
     }
