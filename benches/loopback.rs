@@ -36,7 +36,7 @@ fn pair() -> (Group, JoinHandle<()>) {
     let server = Server::start(world, secret, job_id, start_timeout).expect("a rendezvous");
     let rendezvous = server.address();
     let meeting = |rank| {
-        Meeting::Launched(Launched { rank: Rank::new(rank), world, rendezvous, job_id, start_timeout })
+        Meeting::Launched(Launched { rank: Rank::new(rank), world, rendezvous, job_id, start_timeout: None })
     };
     let other = JoinOptions { meeting: meeting(1), ..options.clone() };
     let thread = thread::spawn(move || serve(Group::join(&other).expect("rank 1 joins")));
