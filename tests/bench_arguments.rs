@@ -1,0 +1,118 @@
+//! What `ringbench` says to flags that it cannot follow, and what it leaves behind when all goes well: as a process.
+
+use std::fs;
+use std::process::{Command, Output, Stdio};
+
+fn ringbench(flags: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ringbench"))
+        .args(flags.split_whitespace())
+        .output()
+        .expect("ringbench runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn every_wrong_argument_is_told_and_ends_with_2() {
+    let cases = [
+        ("", "OPERATION"),
+        ("all_scatter", "`all_scatter` is not one of all_reduce"),
+        ("all_reduce --nosuch", "--nosuch"),
+        ("all_reduce -b 64MB", "`64MB` is not a size"),
+        ("all_reduce -e ten", "`ten` is not a size"),
+        ("all_reduce -b 8 -e 4", "(-b 8) is larger than the largest (-e 4)"),
+        ("all_reduce -b 8 -e 16 -f 1", "a factor of 1 (-f) leads from 8 bytes to nowhere"),
+        ("all_reduce -f -2", "'-2'"),
+        ("all_reduce -i 0", "a step of 0 bytes"),
+        ("all_reduce -i 1 -f 2", "cannot be used with"),
+        ("all_reduce -i 1", "more than 10000 rows"),
+        ("all_reduce -n 0", "0 is not in 1..=1000000"),
+        ("all_reduce -w -1", "'-1'"),
+        ("all_reduce -t f8", "`f8` is not one of f16"),
+        ("all_reduce -o mean", "`mean` is not one of sum"),
+        ("all_reduce -c yes", "invalid digit"),
+        ("all_reduce --transport pigeon", "[possible values: tcp]"),
+        ("all_reduce -b 1G -e 1000000G", "available; choose a smaller -e"),
+        ("broadcast --root 1 -e 4", "root 1 is not a rank of this job of 1"),
+        ("all_reduce --json /nonexistent/out.json", "its directory does not exist"),
+        ("all_reduce --rank 0", "--peers"),
+    ];
+    for (flags, expected) in cases {
+        let output = ringbench(flags);
+        let errors = text(&output.stderr);
+        assert!(errors.contains(expected), "`ringbench {flags}` says:\n{errors}");
+        assert_eq!(output.status.code(), Some(2), "`ringbench {flags}`");
+        assert!(output.stdout.is_empty(), "`ringbench {flags}` prints a table");
+    }
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    for (flags, expected) in [("--help", "Examples:"), ("--version", env!("CARGO_PKG_VERSION"))] {
+        let output = ringbench(flags);
+        assert!(output.status.success() && text(&output.stdout).contains(expected), "{flags}");
+    }
+}
+
+#[test]
+fn a_world_of_one_gives_table_and_json() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("out.json");
+    let flags = format!("allreduce -b 4 -e 64 -f 4 -n 3 -t f32,i8 -o avg --json {}", path.display());
+    let output = ringbench(&flags);
+    let table = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let titles = table.lines().find(|line| line.contains("busbw")).expect("titles");
+    for title in ["size", "count", "type", "redop", "root", "time min", "median", "p99", "algbw", "#wrong"] {
+        assert!(titles.contains(title), "{title} in {titles}");
+    }
+    let rows: Vec<&str> = table.lines().filter(|line| line.starts_with(' ')).collect();
+    assert_eq!(rows.len(), 6, "{table}");
+    assert!(rows.iter().all(|row| row.split_whitespace().count() == 12), "{table}");
+    assert!(table.contains("# Out of bounds values : 0 OK"), "{table}");
+
+    let report: serde_json::Value =
+        serde_json::from_slice(&fs::read(&path).expect("a report")).expect("JSON");
+    for key in ["versions", "host", "cpu", "kernel", "congestion_control"] {
+        assert!(!report["environment"][key].is_null(), "{key} in {report:#}");
+    }
+    let results = report["results"].as_array().expect("results");
+    assert_eq!(results.len(), 6);
+    let first = &results[0];
+    for key in ["time_us", "time_us_min", "time_us_p99", "algbw_gb_per_s", "busbw_gb_per_s"] {
+        assert!(first[key].is_f64(), "{key} in {first}");
+    }
+    assert_eq!(
+        (&first["operation"], &first["dtype"], &first["reduction"]),
+        (&"all_reduce".into(), &"f32".into(), &"avg".into())
+    );
+    assert_eq!((&first["algorithm"], &first["transport"]), (&"none".into(), &"none".into()));
+    assert_eq!((&first["world_size"], &first["bytes"], &first["count"]), (&1.into(), &4.into(), &1.into()));
+    assert_eq!(first["wrong"], 0);
+    let left: Vec<_> = fs::read_dir(directory.path()).expect("a directory").collect();
+    assert_eq!(left.len(), 1, "nothing but the report is left: {left:?}");
+}
+
+#[test]
+fn without_checks_nothing_is_claimed() {
+    let output = ringbench("broadcast -b 8 -e 8 -n 1 -w 0 -c 0");
+    let table = text(&output.stdout);
+    assert!(output.status.success() && table.contains(" N/A "), "{table}");
+    assert!(table.contains("# Out of bounds values : N/A"), "{table}");
+}
+
+/// A reader such as `head` leaves early; the others of the job and the report must not suffer from it.
+#[test]
+fn a_closed_output_is_no_failure() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ringbench"))
+        .args(["all_reduce", "-e", "1K", "-n", "2"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("ringbench runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+}
