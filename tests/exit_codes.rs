@@ -54,17 +54,33 @@ fn a_wrong_start_is_told_with_its_own_code() {
         (&["--timeout", "0"], Exit::Usage, "is not a number of seconds"),
         (&["--segment-bytes", "100"], Exit::Usage, "is not a multiple of 64"),
         (&["--tcp-congestion", "no/such"], Exit::Usage, "cannot be the name"),
-        (&["--peers", "two.txt", "--rank", "1", "--tcp-congestion", "nosuch"], Exit::Configuration, "not available"),
+        (
+            &["--peers", "two.txt", "--rank", "1", "--tcp-congestion", "nosuch"],
+            Exit::Configuration,
+            "not available",
+        ),
         (&["--peers", "two.txt", "--rank", "2"], Exit::Configuration, "rank 2 is out of range"),
         (&["--peers", "nowhere.txt", "--rank", "0"], Exit::Configuration, "nowhere.txt cannot be read"),
         (&["--peers", "far.txt", "--rank", "0"], Exit::Configuration, "the job has no secret"),
         (&["--peers", "twice.txt", "--rank", "0"], Exit::Configuration, "twice.txt, line 2"),
         (&["--peers", "port.txt", "--rank", "0"], Exit::Configuration, "`99999` is not a port"),
         (&["--peers", "empty.txt", "--rank", "0"], Exit::Configuration, "names no rank"),
-        (&["--peers", "two.txt", "--rank", "0", "--secret-file", "short-secret"], Exit::Configuration, "at least 16"),
-        (&["--peers", "two.txt", "--rank", "0", "--secret-file", "no-secret"], Exit::Configuration, "no-secret"),
+        (
+            &["--peers", "two.txt", "--rank", "0", "--secret-file", "short-secret"],
+            Exit::Configuration,
+            "at least 16",
+        ),
+        (
+            &["--peers", "two.txt", "--rank", "0", "--secret-file", "no-secret"],
+            Exit::Configuration,
+            "no-secret",
+        ),
         (&["--peers", "two.txt", "--rank", "0", "--start-timeout", "0.2"], Exit::Start, "missing rank 1"),
-        (&["--peers", "two.txt", "--rank", "1", "--start-timeout", "0.2"], Exit::Start, "rank 0 at 127.0.0.1"),
+        (
+            &["--peers", "two.txt", "--rank", "1", "--start-timeout", "0.2"],
+            Exit::Start,
+            "rank 0 at 127.0.0.1",
+        ),
     ];
     for (arguments, exit, says) in cases {
         let done = finish(spawn("ringtrain", folder.path(), arguments));

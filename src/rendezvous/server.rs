@@ -180,12 +180,7 @@ impl<'a> Roll<'a> {
         Ok(Some(roster))
     }
 
-    fn turn(
-        &mut self,
-        now: Duration,
-        until: Duration,
-        events: &mut Vec<Event>,
-    ) -> Result<(), Trouble> {
+    fn turn(&mut self, now: Duration, until: Duration, events: &mut Vec<Event>) -> Result<(), Trouble> {
         events.clear();
         self.lobby.wait(now, Some(until), events).map_err(Trouble::System)?;
         let mut tokens: Vec<Token> = events.iter().map(|event| event.token).collect();
