@@ -54,7 +54,7 @@ pub(super) fn run(plan: &Plan) -> Result<u8, LaunchError> {
         None => Files::default(),
     };
     let mut job = Job::open(plan, files)?;
-    let secret = format!("{:064x}{:064x}", rand::random::<u128>(), rand::random::<u128>());
+    let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
     let server = serve_rendezvous(plan, &secret, &job.id)?;
     let master_port =
         ReservedPort::new().map_err(|source| LaunchError::System { what: "a free port", source })?;
