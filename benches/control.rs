@@ -8,13 +8,14 @@ use ringtrain::wire::{Header, Kind};
 use ringtrain::{DType, Rank, ReduceOp, WorldSize, schedule};
 
 const COUNT: usize = 16 << 20;
+const BLOCK: usize = 2 << 20;
 
 fn schedules(c: &mut Criterion) {
     let mut group = c.benchmark_group("schedule");
     for ranks in [2, 8, 64] {
         let world = WorldSize::new(ranks).expect("a world");
         group.bench_function(BenchmarkId::new("all_reduce", ranks), |b| {
-            b.iter(|| schedule::all_reduce(black_box(world), Rank::ZERO, COUNT));
+            b.iter(|| schedule::all_reduce(black_box(world), Rank::ZERO, COUNT, BLOCK));
         });
         group.bench_function(BenchmarkId::new("barrier", ranks), |b| {
             b.iter(|| schedule::barrier(black_box(world), Rank::ZERO));

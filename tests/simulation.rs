@@ -24,6 +24,9 @@ const OPERATION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Virtual time that a failed or finished rank spends on its last words.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// Elements that an all-reduce takes at a time: long buffers take several blocks, the last of them uneven.
+const BLOCK: usize = 50;
+
 /// One collective of the program, the same on every rank.
 #[derive(Clone, Copy, Debug)]
 struct Call {
@@ -70,7 +73,7 @@ impl Call {
 
     fn schedule(self, world: WorldSize, rank: Rank) -> Schedule {
         match self.operation {
-            Operation::AllReduce => schedule::all_reduce(world, rank, self.count),
+            Operation::AllReduce => schedule::all_reduce(world, rank, self.count, BLOCK),
             Operation::ReduceScatter => schedule::reduce_scatter(world, rank, self.count),
             Operation::AllGather => schedule::all_gather(world, rank, self.count),
             Operation::Broadcast => schedule::broadcast(world, rank, self.root, self.count),

@@ -259,7 +259,7 @@ fn the_rendezvous_word_by_word() {
         String::from_utf8(words).unwrap()
     };
     let member = |rank: u32| {
-        let shared = r#"{"segment_bytes":131072,"checks_payloads":false}"#;
+        let shared = r#"{"segment_bytes":131072,"checks_payloads":false,"processors":2}"#;
         format!(
             r#"{{"host":"h{rank}","machine":"m","address":"127.0.0.1:{}","shared":{shared}}}"#,
             4000 + rank

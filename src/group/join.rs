@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use super::driver::Driver;
@@ -22,6 +23,11 @@ use crate::wire::{Cause, Secret};
 
 /// Bytes of a segment: it stays in the L2 cache between the socket and the sum, and is long against a system call.
 pub const SEGMENT_BYTES: usize = 128 << 10;
+/// Bytes of a chunk of an all-reduce's block: long against the time in which a message crosses a network, or in which
+/// ranks take turns on a processor, and short enough that a block stays in the last cache from its sum to its copy.
+pub(super) const CHUNK_BYTES: usize = 2 << 20;
+/// The same where every rank has a processor of one host to itself: nothing is waited for, and a block stays in L2.
+const CHUNK_BYTES_LOCAL: usize = 128 << 10;
 /// How long all ranks may take to come, unless told otherwise.
 pub const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one operation may take, unless told otherwise.
@@ -94,6 +100,8 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     };
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let shared = checked(&roster)?;
+    let has_own_processor = roster.local(rank).1 == world && world.get() <= shared.processors;
+    let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
     let transport = TcpTransport::new(lobby, rank, roster.addresses(), sockets);
     let settings = Settings {
@@ -106,7 +114,8 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     };
     let driver = Driver::new(Pump::new(settings, transport), congestion, epoch, options.operation_timeout);
     let local = roster.local(rank);
-    let mut group = Group { rank, world, local, driver: Some(driver), abandoned: None, operations: 0 };
+    let mut group =
+        Group { rank, world, local, driver: Some(driver), abandoned: None, operations: 0, chunk_bytes };
     close_the_ring(&mut group)?;
     Ok(group)
 }
@@ -234,7 +243,11 @@ fn listen(
 }
 
 fn shared(options: &JoinOptions) -> Shared {
-    Shared { segment_bytes: options.segment_bytes, checks_payloads: options.checks_payloads }
+    Shared {
+        segment_bytes: options.segment_bytes,
+        checks_payloads: options.checks_payloads,
+        processors: available_parallelism().map_or(1, |processors| processors.get() as u32),
+    }
 }
 
 /// Rank 0's settings, if they are within this version's limits.

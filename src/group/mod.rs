@@ -34,6 +34,9 @@ use crate::wire::Cause;
 /// Elements that a compressed all-reduce converts at a time: 2 MiB on the wire, and as much extra memory.
 const COMPRESSED_BLOCK: usize = 1 << 20;
 
+/// The most blocks that an all-reduce is cut into, so that its schedule stays small however long the buffer is.
+const BLOCKS_MAX: usize = 512;
+
 /// What a group has done so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
@@ -63,6 +66,8 @@ pub struct Group {
     /// Why a world of one has been given up.
     abandoned: Option<Error>,
     operations: u64,
+    /// Bytes of a chunk of an all-reduce's block, the same on all ranks.
+    chunk_bytes: usize,
 }
 
 impl Group {
@@ -75,6 +80,7 @@ impl Group {
             driver: None,
             abandoned: None,
             operations: 0,
+            chunk_bytes: join::CHUNK_BYTES,
         }
     }
 
@@ -140,7 +146,10 @@ impl Group {
     /// [`Error`] if the array is not contiguous, the ranks do not agree, a peer is lost or the deadline passes.
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
         let elements = buffer.elements_mut()?;
-        let schedule = schedule::all_reduce(self.world, self.rank, elements.len());
+        let count = elements.len();
+        let block = self.world.as_usize() * (self.chunk_bytes / size_of::<B::Element>());
+        let schedule =
+            schedule::all_reduce(self.world, self.rank, count, block.max(count.div_ceil(BLOCKS_MAX)));
         self.run(Operation::AllReduce, Some(op), Rank::ZERO, elements, schedule)
     }
 

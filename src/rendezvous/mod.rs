@@ -44,6 +44,8 @@ pub struct Shared {
     pub segment_bytes: usize,
     /// Whether every segment carries a checksum.
     pub checks_payloads: bool,
+    /// How many processors the host has; with the number of ranks on it, this decides how an all-reduce is cut.
+    pub processors: u32,
 }
 
 /// Everybody, in rank order.
@@ -126,7 +128,7 @@ mod tests {
             host: "h".into(),
             machine: machine.into(),
             address: "127.0.0.1:1".parse().unwrap(),
-            shared: Shared { segment_bytes: 1, checks_payloads: false },
+            shared: Shared { segment_bytes: 1, checks_payloads: false, processors: 2 },
         }
     }
 

@@ -1,7 +1,7 @@
 //! Proves schedules without bytes: each element of each rank's buffer is the set of ranks that have contributed to it.
 
 use std::collections::VecDeque;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
@@ -237,11 +237,12 @@ fn advance(progress: &mut Progress, range: &Range<usize>, elements: usize) {
 
 /// Runs one collective for every length and several orders of events, and hands every end state to `check`.
 fn prove(
+    worlds: RangeInclusive<u32>,
     build: impl Fn(WorldSize, Rank, usize) -> Schedule,
     initial: impl Fn(WorldSize, Rank, usize) -> Vec<Contributions>,
     check: impl Fn(WorldSize, Rank, usize, &RankState),
 ) {
-    for ranks in 1..=64u32 {
+    for ranks in worlds {
         let world = WorldSize::new(ranks).unwrap();
         let n = ranks as usize;
         let mut lengths = vec![0, 1, n - 1, n, n + 1, 2 * n + 1, 3 * n - 1, 97];
@@ -275,18 +276,28 @@ fn everyone(world: WorldSize) -> Contributions {
 
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_once() {
-    prove(all_reduce, own, |world, rank, count, state| {
-        assert_eq!(state.buffer, vec![everyone(world); count], "rank {rank} of {world}, {count} elements");
-        for (element, &finished) in state.finished.iter().enumerate() {
-            let owner = chunk(count, world, rank).contains(&element) && world != WorldSize::ONE;
-            assert_eq!(finished, u32::from(owner), "an element is finished once, by its owner");
-        }
-    });
+    // One block for every world, then several: the steps grow with both, and so does the time of the proof.
+    for (worlds, block) in [(1..=64, usize::MAX >> 1), (1..=12, 7)] {
+        let build = |world, rank, count| all_reduce(world, rank, count, block);
+        prove(worlds, build, own, |world, rank, count, state| {
+            assert_eq!(
+                state.buffer,
+                vec![everyone(world); count],
+                "rank {rank} of {world}, {count} elements"
+            );
+            for (element, &finished) in state.finished.iter().enumerate() {
+                let start = element / block * block;
+                let chunk = chunk(count.min(start + block) - start, world, rank);
+                let owner = chunk.contains(&(element - start)) && world != WorldSize::ONE;
+                assert_eq!(finished, u32::from(owner), "an element is finished once, by its owner");
+            }
+        });
+    }
 }
 
 #[test]
 fn reduce_scatter_gives_every_rank_its_chunk() {
-    prove(reduce_scatter, own, |world, rank, count, state| {
+    prove(1..=64, reduce_scatter, own, |world, rank, count, state| {
         for element in chunk(count, world, rank) {
             assert_eq!(state.buffer[element], everyone(world));
             assert_eq!(state.finished[element], u32::from(world != WorldSize::ONE));
@@ -301,7 +312,7 @@ fn all_gather_gives_every_rank_every_chunk() {
         buffer[chunk(count, world, rank)].fill(1 << rank.get());
         buffer
     };
-    prove(all_gather, initial, |world, _, count, state| {
+    prove(1..=64, all_gather, initial, |world, _, count, state| {
         for owner in world.ranks() {
             assert!(state.buffer[chunk(count, world, owner)].iter().all(|&c| c == 1 << owner.get()));
         }
@@ -313,6 +324,7 @@ fn broadcast_gives_every_rank_the_roots_buffer() {
     for shift in [0, 1, 5] {
         let root = |world: WorldSize| world.after(Rank::ZERO, shift);
         prove(
+            1..=64,
             |world, rank, count| broadcast(world, rank, root(world), count),
             own,
             |world, _, count, state| assert_eq!(state.buffer, vec![1 << root(world).get(); count]),
