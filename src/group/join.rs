@@ -22,12 +22,12 @@ use crate::wire::handshake::Job;
 use crate::wire::{Cause, Secret};
 
 /// Bytes of a segment: it stays in the L2 cache between the socket and the sum, and is long against a system call.
-pub const SEGMENT_BYTES: usize = 128 << 10;
+pub const SEGMENT_BYTES: usize = 256 << 10;
 /// Bytes of a chunk of an all-reduce's block: long against the time in which a message crosses a network, or in which
 /// ranks take turns on a processor, and short enough that a block stays in the last cache from its sum to its copy.
 pub(super) const CHUNK_BYTES: usize = 2 << 20;
 /// The same where every rank has a processor of one host to itself: nothing is waited for, and a block stays in L2.
-const CHUNK_BYTES_LOCAL: usize = 128 << 10;
+const CHUNK_BYTES_LOCAL: usize = 256 << 10;
 /// How long all ranks may take to come, unless told otherwise.
 pub const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one operation may take, unless told otherwise.
