@@ -207,6 +207,27 @@ wire_enum! {
         Broadcast = 4 => "broadcast",
         /// No rank leaves before every rank has entered.
         Barrier = 5 => "barrier",
+        /// The root ends with the reduction of all buffers.
+        Reduce = 6 => "reduce",
+        /// The root ends with every rank's part.
+        Gather = 7 => "gather",
+        /// Each rank ends with its part of the root's buffer.
+        Scatter = 8 => "scatter",
+        /// Each rank ends with the part that every rank has for it.
+        AllToAll = 9 => "all_to_all",
+        /// Each rank ends with the reduction of the buffers of all ranks up to itself.
+        Scan = 10 => "scan",
+        /// Each rank but the first ends with the reduction of the buffers of all ranks before it.
+        Exscan = 11 => "exscan",
+        /// A message from one rank to another.
+        Message = 12 => "message",
+    }
+}
+
+impl Operation {
+    /// Whether one rank has a part of its own in it.
+    pub const fn has_root(self) -> bool {
+        matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
     }
 }
 
@@ -217,6 +238,12 @@ wire_enum! {
         Ring = 1 => "ring",
         /// Rounds at distances 1, 2, 4, ...: Hensgen, Finkel and Manber's dissemination barrier.
         Dissemination = 2 => "dissemination",
+        /// A binomial tree.
+        Tree = 3 => "tree",
+        /// From rank to rank in order, pipelined.
+        Chain = 4 => "chain",
+        /// Between the two ranks concerned.
+        Direct = 5 => "direct",
     }
 }
 
@@ -235,6 +262,8 @@ pub struct Contract {
     pub root: Rank,
     /// Elements in the whole buffer.
     pub count: u64,
+    /// Where the ranks' parts differ in length: a digest of the lengths; 0 for even parts. For a message: its tag.
+    pub layout: u32,
 }
 
 impl Contract {
@@ -246,6 +275,7 @@ impl Contract {
         algorithm: Algorithm::Dissemination,
         root: Rank::ZERO,
         count: 0,
+        layout: 0,
     };
 }
 
@@ -255,11 +285,17 @@ impl fmt::Display for Contract {
         if let Some(reduction) = self.reduction {
             write!(f, "{reduction}, ")?;
         }
-        if self.operation == Operation::Broadcast {
+        if self.operation.has_root() {
             write!(f, "root {}, ", self.root)?;
+        }
+        if self.operation == Operation::Message {
+            return write!(f, "tag {}, {} x {})", self.layout, self.count, self.dtype);
         }
         if self.operation != Operation::Barrier {
             write!(f, "{} x {}, ", self.count, self.dtype)?;
+        }
+        if self.layout != 0 {
+            write!(f, "uneven parts {:08x}, ", self.layout)?;
         }
         write!(f, "{})", self.algorithm)
     }

@@ -186,7 +186,7 @@ pub fn exit_of(error: &Error) -> Exit {
 fn exit_of_cause(cause: &Cause) -> Exit {
     match cause {
         Cause::PeerLost { .. } | Cause::PeerLeft { .. } => Exit::PeerLost,
-        Cause::Mismatch { .. } | Cause::OutOfOrder { .. } => Exit::Mismatch,
+        Cause::Mismatch { .. } => Exit::Mismatch,
         Cause::Timeout { .. } => Exit::Timeout,
         Cause::Misbehaved { .. } => Exit::Protocol,
         // Only a diverged training gives up by itself.

@@ -1,32 +1,48 @@
 //! The sans-IO state machine of one rank: inputs in, outputs out.
 //!
-//! It walks one operation's [schedule](crate::schedule) at a time, decides what each peer may be sent next, judges every
-//! frame that arrives, knows the deadline, and turns whatever goes wrong into one root cause that all ranks come to share.
-//! It never reads a clock, opens a socket, starts a thread or touches a byte of data: time is an argument, and data are
-//! ranges of elements that its driver maps to memory.
+//! It walks the [schedules](crate::schedule) of any number of operations at a time, decides what each peer may be sent
+//! next, judges every frame that arrives, matches messages with receives, knows the deadlines, and turns whatever goes
+//! wrong into one root cause that all ranks come to share. It never reads a clock, opens a socket, starts a thread or
+//! touches a byte of data: time is an argument, and data are ranges of elements that its driver maps to memory.
 //!
-//! The driver's duties: offer every frame header in the order of its link ([`Engine::frame`]); say when a segment has
+//! The driver's duties: offer every frame header in the order of its link ([`Engine::frame`]); store what it is told to
+//! store, and offer it again ([`Engine::stored_frame`]) when its operation begins or gets further; say when a segment has
 //! been applied ([`Engine::applied`]); ask what to send ([`Engine::poll_transmit`]) after every input, and send it whole;
 //! report lost links and the passing of [`Engine::poll_timeout`].
 
+mod failing;
+mod judge;
+mod link;
+mod matching;
 mod operation;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
+use std::panic::Location;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use self::operation::{Due, Running};
-use crate::schedule::{Action, Schedule};
+pub use self::failing::Failure;
+pub use self::link::CREDIT_BYTES;
+use self::link::Link;
+pub use self::matching::{Envelope, Pattern};
+use self::matching::{Matching, Posted};
+pub use self::operation::{EAGER_BYTES, Key};
+use self::operation::{Call, Next, Running};
+use crate::schedule::{Action, Inbound, Outbound, Schedule, Step};
 use crate::types::{Contract, Rank, WorldSize};
-use crate::wire::{Cause, Header, Kind};
+use crate::wire::{Header, Kind};
 
-/// How many past operations an engine remembers, to tell a rank that it asked for something else.
+/// How many past operations of a group an engine remembers, to tell a rank that it asked for something else.
 const HISTORY_MAX: usize = 64;
 
 /// A moment, as the time since an epoch of the driver's choice.
 pub type Timestamp = Duration;
+
+/// An operation of this rank, by the order in which they were begun.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct OpId(u64);
 
 /// What an engine has to know from the start.
 #[derive(Clone, Debug)]
@@ -35,8 +51,6 @@ pub struct Settings {
     pub rank: Rank,
     /// How many ranks there are.
     pub world: WorldSize,
-    /// The group within the job.
-    pub group: u32,
     /// Bytes of a whole segment; the same on all ranks.
     pub segment_bytes: usize,
     /// Whether every segment carries a CRC32C; the same on all ranks.
@@ -45,11 +59,26 @@ pub struct Settings {
     pub hosts: Vec<String>,
 }
 
+/// What is common to all ways of beginning an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Begin {
+    /// The group.
+    pub group: u32,
+    /// What this rank asks for.
+    pub contract: Contract,
+    /// How long the peers may take to do their part.
+    pub timeout: Duration,
+    /// Where in the caller's program.
+    pub site: &'static Location<'static>,
+}
+
 /// Something to send, whole and before anything else to that peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Transmit {
     /// A segment: the header, then the elements of the operation's buffer. Its checksum is the driver's to fill in.
     Segment {
+        /// The operation.
+        operation: OpId,
         /// The frame's header.
         header: Header,
         /// The elements.
@@ -69,49 +98,49 @@ pub enum Transmit {
 pub enum Verdict {
     /// Receive the payload for these elements, apply it, and say so with [`Engine::applied`].
     Apply {
+        /// The operation.
+        operation: OpId,
         /// The elements.
         range: Range<usize>,
         /// What to do with them.
         action: Action,
     },
-    /// Nothing yet: offer the same header again after the next input or the next operation's begin.
-    Hold,
+    /// Receive the payload and keep it under this key until [`Engine::stored_frame`] has a use for it.
+    Store(Key),
     /// Receive the payload and pass it to [`Engine::control`].
     Control,
-    /// The engine has failed; read no more from this link.
+    /// The frame has no payload and has been dealt with.
+    Taken,
+    /// The job has failed: receive the payload and forget it.
+    Discard,
+    /// The bytes of this link mean nothing any more; read no more from it.
     Refuse,
 }
 
-/// Why and by whom the job failed.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
-    /// The root cause.
-    pub cause: Cause,
-    /// The rank that told us, if we did not see it ourselves.
-    pub reported_by: Option<Rank>,
-}
-
-/// What the engine knows of a peer beside the running operation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Peer {
-    /// It said goodbye.
-    left: bool,
-    /// Its link is gone.
-    lost: bool,
-    /// It has been sent, or has itself sent, the root cause or the goodbye.
-    notified: bool,
+/// What a group has done.
+#[derive(Default)]
+struct Past {
+    /// The number of the next operation.
+    next: u64,
+    /// What was asked for in the last operations and where, oldest first.
+    history: VecDeque<(u64, Contract, &'static Location<'static>)>,
 }
 
 /// One rank's state machine.
 pub struct Engine {
     settings: Settings,
-    sequence: u64,
-    running: Option<Running>,
+    operations: BTreeMap<OpId, Running>,
+    by_key: BTreeMap<Key, OpId>,
+    matching: Matching,
+    /// The messages that receives were matched with.
+    envelopes: BTreeMap<OpId, Envelope>,
+    deadlines: BTreeSet<(Timestamp, OpId)>,
+    groups: BTreeMap<u32, Past>,
+    links: BTreeMap<Rank, Link>,
+    completed: VecDeque<OpId>,
+    next_id: u64,
     failure: Option<Failure>,
     closing: bool,
-    peers: BTreeMap<Rank, Peer>,
-    /// What was asked for in the last operations, oldest first.
-    history: VecDeque<(u64, Contract)>,
 }
 
 impl Engine {
@@ -119,60 +148,107 @@ impl Engine {
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
-            sequence: 0,
-            running: None,
+            operations: BTreeMap::new(),
+            by_key: BTreeMap::new(),
+            matching: Matching::default(),
+            envelopes: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            groups: BTreeMap::new(),
+            links: BTreeMap::new(),
+            completed: VecDeque::new(),
+            next_id: 0,
             failure: None,
             closing: false,
-            peers: BTreeMap::new(),
-            history: VecDeque::new(),
         }
     }
 
-    /// Begins the next operation; every rank has to begin the same one. Peers get `timeout` to do their part.
+    /// Begins the next operation of a group; every rank of the group has to begin the same one. The schedule's ranks are
+    /// those of the world.
     ///
     /// # Errors
     ///
     /// The failure, if the job has failed before or a peer that is needed has already left.
-    ///
-    /// # Panics
-    ///
-    /// If the operation before is still running.
-    pub fn begin(
-        &mut self,
-        now: Timestamp,
-        contract: Contract,
-        schedule: Schedule,
-        timeout: Duration,
-    ) -> Result<(), Failure> {
-        if let Some(failure) = &self.failure {
-            return Err(failure.clone());
+    pub fn begin(&mut self, now: Timestamp, begin: Begin, schedule: Schedule) -> Result<OpId, Failure> {
+        self.check()?;
+        let Begin { group, contract, .. } = begin;
+        let past = self.groups.entry(group).or_default();
+        let sequence = past.next;
+        past.next += 1;
+        past.history.push_back((sequence, contract, begin.site));
+        if past.history.len() > HISTORY_MAX {
+            past.history.pop_front();
         }
-        assert!(self.running.is_none(), "an operation is begun when the one before has ended");
-        let segment_elements = (self.settings.segment_bytes / contract.dtype.size_bytes()).max(1);
-        let running = Running::new(self.sequence, contract, schedule, segment_elements, now, timeout);
-        self.sequence += 1;
-        let gone = running.peers().find(|peer| self.peers.get(peer).is_some_and(|p| p.left));
-        self.running = Some(running);
-        if let Some(rank) = gone {
-            return Err(self.fail(Cause::PeerLeft { rank, host: self.host(rank) }));
-        }
-        Ok(())
+        let id = self.next_id();
+        let call = Self::call(now, begin, Key::Collective { group, sequence });
+        self.start(id, call, schedule)
     }
 
-    /// Whether the operation begun last has ended: all sent, all applied.
+    /// Begins to send a message of elements `0..count` of a buffer, the contract's `layout` being its tag.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::begin`].
+    pub fn send(&mut self, now: Timestamp, begin: Begin, to: Rank) -> Result<OpId, Failure> {
+        self.check()?;
+        let link = self.links.entry(to).or_default();
+        let key = Key::Message { from: self.settings.rank, to, sequence: link.messages_sent };
+        link.messages_sent += 1;
+        let range = 0..begin.contract.count as usize;
+        let step = Step { send: Some(Outbound { peer: to, range, after: None }), receive: None };
+        let id = self.next_id();
+        self.start(id, Self::call(now, begin, key), Schedule { steps: vec![step] })
+    }
+
+    /// Begins to receive a message of at most the contract's `count` elements into `0..` of a buffer. Which message it is,
+    /// and how long, [`Engine::envelope`] says once it has been found.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::begin`], and when the message that fits is longer or of another element type.
+    pub fn receive(&mut self, now: Timestamp, begin: Begin, pattern: Pattern) -> Result<OpId, Failure> {
+        self.check()?;
+        let id = self.next_id();
+        // It has no key before it has a message.
+        let call = Self::call(now, begin, Key::Collective { group: begin.group, sequence: u64::MAX });
+        let posted = Posted { id, pattern, call };
+        if let Some((key, envelope)) = self.matching.take_arrived(&pattern) {
+            self.unite(posted, key, envelope)?;
+            return Ok(id);
+        }
+        if let Some(source) = pattern.source
+            && self.links.get(&source).is_some_and(|link| link.left || link.lost)
+        {
+            return Err(self.fail_left(source));
+        }
+        self.deadlines.insert((call.deadline, id));
+        self.matching.post(posted);
+        Ok(id)
+    }
+
+    /// The first message that fits and has no receive yet.
+    pub fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
+        self.matching.probe(pattern)
+    }
+
+    /// The name under which the frames of an operation travel, while it is under way and once it has one.
+    pub fn key_of(&self, operation: OpId) -> Option<Key> {
+        self.operations.get(&operation).map(|running| running.call.key)
+    }
+
+    /// The message that a receive has found.
+    pub fn envelope(&self, receive: OpId) -> Option<&Envelope> {
+        self.envelopes.get(&receive)
+    }
+
+    /// An operation that has ended, in the order in which they did. The envelope of a receive comes with it.
+    pub fn take_completed(&mut self) -> Option<(OpId, Option<Envelope>)> {
+        let id = self.completed.pop_front()?;
+        Some((id, self.envelopes.remove(&id)))
+    }
+
+    /// Whether no operation is under way.
     pub fn is_idle(&self) -> bool {
-        self.running.as_ref().is_none_or(Running::is_complete)
-    }
-
-    /// Takes note that the operation has ended, so that the next can begin. The driver calls it once
-    /// [`Engine::is_idle`].
-    pub fn finish(&mut self) {
-        if let Some(running) = self.running.take_if(|running| running.is_complete()) {
-            self.history.push_back((running.sequence, running.contract));
-            if self.history.len() > HISTORY_MAX {
-                self.history.pop_front();
-            }
-        }
+        self.operations.is_empty() && self.matching.posted().next().is_none()
     }
 
     /// Why the job failed, if it did.
@@ -185,24 +261,7 @@ impl Engine {
         if self.failure.is_some() {
             return None;
         }
-        self.running.as_ref().filter(|running| !running.is_complete()).map(|running| running.deadline)
-    }
-
-    /// Ends the operation if its deadline has passed.
-    pub fn handle_timeout(&mut self, now: Timestamp) {
-        let Some(running) = self.running.as_ref().filter(|r| !r.is_complete() && now >= r.deadline) else {
-            return;
-        };
-        let waiting_for: Vec<String> =
-            running.awaited().map(|rank| format!("rank {rank} on {}", self.host(rank))).collect();
-        let cause = Cause::Timeout {
-            rank: self.settings.rank,
-            sequence: running.sequence,
-            asked: running.contract,
-            timeout_ms: running.timeout.as_millis() as u64,
-            waiting_for: waiting_for.join(" and "),
-        };
-        self.fail(cause);
+        self.deadlines.first().map(|&(deadline, _)| deadline)
     }
 
     /// What to send to `peer` next, if anything may be sent. Once it has been given out, it has to be sent whole.
@@ -210,147 +269,68 @@ impl Engine {
         if self.failure.is_some() || self.closing {
             return self.notification(peer);
         }
-        let running = self.running.as_mut()?;
-        let range = running.next_segment(peer)?;
-        let payload_bytes = range.len() * running.contract.dtype.size_bytes();
-        let header = Header {
-            kind: Kind::Data,
-            group: self.settings.group,
-            sequence: running.sequence,
-            contract: running.contract,
-            offset: range.start as u64,
-            payload_bytes: payload_bytes as u32,
-            payload_crc: self.settings.checks_payloads.then_some(0),
-        };
-        Some(Transmit::Segment { header, range })
+        let link = self.links.get_mut(&peer)?;
+        if let Some(header) = link.control.pop_front() {
+            return Some(Transmit::Control { header, payload: Bytes::new() });
+        }
+        for &id in &link.sending {
+            let Some(running) = self.operations.get_mut(&id) else { continue };
+            match running.next(peer, link.credit()) {
+                Next::Nothing => {}
+                Next::Announce => {
+                    running.announced(peer);
+                    let header = header(Kind::Announce, &running.call, 0);
+                    return Some(Transmit::Control { header, payload: Bytes::new() });
+                }
+                Next::Segment(outgoing) => {
+                    let payload_bytes = outgoing.range.len() * running.call.contract.dtype.size_bytes();
+                    if outgoing.eager {
+                        link.spend(payload_bytes);
+                    }
+                    link.in_flight = Some(id);
+                    let header = Header {
+                        message: outgoing.message,
+                        eager: outgoing.eager,
+                        payload_bytes: payload_bytes as u32,
+                        payload_crc: self.settings.checks_payloads.then_some(0),
+                        ..header(Kind::Data, &running.call, outgoing.offset as u64)
+                    };
+                    return Some(Transmit::Segment { operation: id, header, range: outgoing.range });
+                }
+            }
+        }
+        None
     }
 
     /// The segment that [`Engine::poll_transmit`] gave for `peer` has been sent whole.
     pub fn transmitted(&mut self, peer: Rank) {
-        if let Some(running) = &mut self.running {
-            running.transmitted(peer);
+        let Some(link) = self.links.get_mut(&peer) else { return };
+        let Some(id) = link.in_flight.take() else { return };
+        let Some(running) = self.operations.get_mut(&id) else { return };
+        running.transmitted(peer);
+        if !running.sends_to(peer) {
+            link.sending.retain(|&sending| sending != id);
         }
+        self.settle(id);
     }
 
-    /// Judges a frame from `peer` by its header.
-    pub fn frame(&mut self, peer: Rank, header: &Header) -> Verdict {
-        if self.failure.is_some() {
-            return Verdict::Refuse;
+    /// The segment that [`Verdict::Apply`] asked for has been received and applied; `was_stored` before that.
+    pub fn applied(&mut self, operation: OpId, peer: Rank, header: &Header, was_stored: bool) {
+        let bytes = header.payload_bytes as usize;
+        let link = self.links.entry(peer).or_default();
+        if was_stored {
+            link.unstore(bytes);
         }
-        if header.group != self.settings.group {
-            return self.refuse(self.misbehaved(peer, format!("it sent a frame of group {}", header.group)));
+        if header.eager
+            && let Some(used) = link.make_use(bytes)
+        {
+            link.control.push_back(Header { kind: Kind::Credit, offset: used, ..Header::EMPTY });
         }
-        match header.kind {
-            Kind::Abort => Verdict::Control,
-            Kind::Goodbye => {
-                self.peer_left(peer);
-                Verdict::Control
-            }
-            Kind::Data => self.segment(peer, header),
-        }
-    }
-
-    fn segment(&mut self, peer: Rank, header: &Header) -> Verdict {
-        let current = self.running.as_ref().map_or(self.sequence, |running| running.sequence);
-        if header.sequence < current {
-            return self.refuse(self.belated(peer, header));
-        }
-        let Some(running) = &self.running else { return Verdict::Hold };
-        let due = running.due(peer);
-        if header.sequence > running.sequence {
-            if matches!(due, Due::Nothing) {
-                return Verdict::Hold;
-            }
-            return self.refuse(Cause::OutOfOrder {
-                rank: self.settings.rank,
-                sequence: running.sequence,
-                asked: running.contract,
-                ahead: peer,
-                ahead_sequence: header.sequence,
-                ahead_asked: header.contract,
-            });
-        }
-        if header.contract != running.contract {
-            let cause =
-                mismatch(running.sequence, (self.settings.rank, running.contract), (peer, header.contract));
-            return self.refuse(cause);
-        }
-        let (range, action, is_ready) = match due {
-            Due::Nothing => {
-                let detail = format!("it sent more than its part of operation {}", running.sequence);
-                return self.refuse(self.misbehaved(peer, detail));
-            }
-            Due::Segment { range, action, is_ready } => (range, action, is_ready),
-        };
-        let bytes = range.len() * running.contract.dtype.size_bytes();
-        if header.offset != range.start as u64 || header.payload_bytes as usize != bytes {
-            let detail = format!(
-                "it sent {} bytes for element {} of operation {} where {bytes} bytes for element {} were due",
-                header.payload_bytes, header.offset, running.sequence, range.start
-            );
-            return self.refuse(self.misbehaved(peer, detail));
-        }
-        if header.payload_crc.is_some() != self.settings.checks_payloads {
-            let detail = "it does not agree whether payloads carry checksums".to_owned();
-            return self.refuse(self.misbehaved(peer, detail));
-        }
-        if is_ready { Verdict::Apply { range, action } } else { Verdict::Hold }
-    }
-
-    /// A segment of an operation that is over here: a root, say, ends a broadcast without hearing from anybody, and learns
-    /// only now that others meant another root.
-    fn belated(&self, peer: Rank, header: &Header) -> Cause {
-        let past = self.history.iter().find(|(sequence, _)| *sequence == header.sequence);
-        match past {
-            Some(&(sequence, contract)) if contract != header.contract => {
-                mismatch(sequence, (self.settings.rank, contract), (peer, header.contract))
-            }
-            _ => self.misbehaved(peer, format!("it repeats operation {}, which is over", header.sequence)),
-        }
-    }
-
-    /// The segment that [`Verdict::Apply`] asked for has been received and applied.
-    pub fn applied(&mut self, peer: Rank) {
-        if let Some(running) = &mut self.running {
+        if let Some(running) = self.operations.get_mut(&operation) {
             running.applied(peer);
         }
-    }
-
-    /// A control frame's payload has arrived.
-    pub fn control(&mut self, peer: Rank, header: &Header, payload: &[u8]) {
-        if header.kind != Kind::Abort || self.failure.is_some() {
-            return;
-        }
-        self.peers.entry(peer).or_default().notified = true;
-        if let Some(cause) = Cause::decode(payload) {
-            self.failure = Some(Failure { cause, reported_by: Some(peer) });
-        } else {
-            let cause = self.misbehaved(peer, "it sent an abort that cannot be read".into());
-            self.fail(cause);
-        }
-    }
-
-    /// The link to `peer` is gone; `detail` is what the transport says about it.
-    pub fn link_lost(&mut self, peer: Rank, detail: &str) {
-        let host = self.host(peer);
-        let state = self.peers.entry(peer).or_default();
-        let already_lost = std::mem::replace(&mut state.lost, true);
-        if state.left || already_lost || self.closing {
-            return;
-        }
-        self.fail(Cause::PeerLost { rank: peer, host, detail: detail.to_owned() });
-    }
-
-    /// Bytes that came from `peer` are wrong: a corrupt header or payload.
-    pub fn corrupt(&mut self, peer: Rank, detail: String) {
-        let cause = self.misbehaved(peer, detail);
-        self.fail(cause);
-    }
-
-    /// This rank gives up, and says why.
-    pub fn abort(&mut self, message: &str) -> Failure {
-        let rank = self.settings.rank;
-        self.fail(Cause::Aborted { rank, host: self.host(rank), message: message.to_owned() })
+        self.tell_ready(operation);
+        self.settle(operation);
     }
 
     /// This rank has no more to do: peers are told goodbye.
@@ -358,62 +338,92 @@ impl Engine {
         self.closing = true;
     }
 
-    /// The abort or goodbye that `peer` has not been told yet.
-    fn notification(&mut self, peer: Rank) -> Option<Transmit> {
-        let state = self.peers.entry(peer).or_default();
-        if state.lost || std::mem::replace(&mut state.notified, true) {
-            return None;
+    fn next_id(&mut self) -> OpId {
+        self.next_id += 1;
+        OpId(self.next_id)
+    }
+
+    fn call(now: Timestamp, begin: Begin, key: Key) -> Call {
+        let Begin { group, contract, timeout, site } = begin;
+        Call { key, group, contract, site, deadline: now.saturating_add(timeout), timeout }
+    }
+
+    fn start(&mut self, id: OpId, call: Call, schedule: Schedule) -> Result<OpId, Failure> {
+        let segment_elements = (self.settings.segment_bytes / call.contract.dtype.size_bytes()).max(1);
+        let mut running = Running::new(call, schedule, segment_elements);
+        let mut gone = None;
+        for peer in running.peers().collect::<Vec<_>>() {
+            let link = self.links.entry(peer).or_default();
+            if link.left || link.lost {
+                gone.get_or_insert(peer);
+            }
+            if link.announced.remove(&call.key) {
+                running.tell_when_ready(peer);
+            }
         }
-        let (kind, payload) = match &self.failure {
-            Some(failure) => (Kind::Abort, Bytes::from(failure.cause.encode())),
-            None => (Kind::Goodbye, Bytes::new()),
-        };
-        let header = Header {
-            kind,
-            group: self.settings.group,
-            sequence: self.sequence,
-            contract: Contract::NONE,
-            offset: 0,
-            payload_bytes: payload.len() as u32,
-            payload_crc: Some(crc32c::crc32c(&payload)),
-        };
-        Some(Transmit::Control { header, payload })
+        for peer in running.receivers() {
+            self.links.entry(peer).or_default().sending.push_back(id);
+        }
+        self.deadlines.insert((call.deadline, id));
+        self.by_key.insert(call.key, id);
+        self.operations.insert(id, running);
+        if let Some(peer) = gone {
+            return Err(self.fail_left(peer));
+        }
+        self.tell_ready(id);
+        self.settle(id);
+        Ok(id)
     }
 
-    fn peer_left(&mut self, peer: Rank) {
-        self.peers.entry(peer).or_default().left = true;
-        if self.running.as_ref().is_some_and(|running| running.needs(peer)) {
-            self.fail(Cause::PeerLeft { rank: peer, host: self.host(peer) });
+    /// Joins a receive and its message into an operation.
+    fn unite(&mut self, posted: Posted, key: Key, envelope: Envelope) -> Result<(), Failure> {
+        let Posted { id, call, .. } = posted;
+        let asked = call.contract;
+        self.deadlines.remove(&(call.deadline, id));
+        if envelope.contract.dtype != asked.dtype || envelope.contract.count > asked.count {
+            let Key::Message { sequence, .. } = key else { return Ok(()) };
+            let cause = self.mismatch(
+                (call.group, sequence),
+                (asked, call.site),
+                (envelope.source, envelope.contract),
+            );
+            return Err(self.fail(cause));
+        }
+        let receive = Inbound {
+            peer: envelope.source,
+            range: 0..envelope.contract.count as usize,
+            action: Action::Copy,
+            after: None,
+        };
+        self.envelopes.insert(id, envelope);
+        let call = Call { key, contract: envelope.contract, ..call };
+        let schedule = Schedule { steps: vec![Step { send: None, receive: Some(receive) }] };
+        self.start(id, call, schedule).map(|_| ())
+    }
+
+    /// Tells peers for what we have become ready.
+    fn tell_ready(&mut self, id: OpId) {
+        let Some(running) = self.operations.get_mut(&id) else { return };
+        for (peer, messages) in running.take_ready() {
+            let header = header(Kind::Ready, &running.call, messages as u64);
+            self.links.entry(peer).or_default().control.push_back(header);
         }
     }
 
-    fn refuse(&mut self, cause: Cause) -> Verdict {
-        self.fail(cause);
-        Verdict::Refuse
-    }
-
-    /// The first failure is the one that counts.
-    fn fail(&mut self, cause: Cause) -> Failure {
-        self.failure.get_or_insert(Failure { cause, reported_by: None }).clone()
-    }
-
-    fn misbehaved(&self, rank: Rank, detail: String) -> Cause {
-        Cause::Misbehaved { rank, host: self.host(rank), detail }
-    }
-
-    fn host(&self, rank: Rank) -> String {
-        self.settings.hosts.get(rank.index()).cloned().unwrap_or_else(|| "an unknown host".into())
+    /// Takes note if an operation has ended.
+    fn settle(&mut self, id: OpId) {
+        if self.operations.get(&id).is_some_and(Running::is_complete)
+            && let Some(running) = self.operations.remove(&id)
+        {
+            self.by_key.remove(&running.call.key);
+            self.deadlines.remove(&(running.call.deadline, id));
+            self.completed.push_back(id);
+        }
     }
 }
 
-/// The same words on whichever of the two ranks they are found.
-fn mismatch(sequence: u64, one: (Rank, Contract), other: (Rank, Contract)) -> Cause {
-    let (first, second) = if one.0 < other.0 { (one, other) } else { (other, one) };
-    Cause::Mismatch {
-        sequence,
-        first: first.0,
-        first_asked: first.1,
-        second: second.0,
-        second_asked: second.1,
-    }
+/// A frame of an operation, without payload.
+fn header(kind: Kind, call: &Call, offset: u64) -> Header {
+    let contract = call.contract;
+    Header { kind, group: call.group, sequence: call.sequence(), contract, offset, ..Header::EMPTY }
 }

@@ -1,6 +1,7 @@
-//! One operation under way: how far each step of its schedule has come.
+//! One operation under way: how far each message of its schedule has come.
 
 use std::ops::Range;
+use std::panic::Location;
 use std::time::Duration;
 
 use super::Timestamp;
@@ -8,12 +9,55 @@ use crate::schedule::partition::segment;
 use crate::schedule::{Action, After, Schedule, Step};
 use crate::types::{Contract, Rank};
 
-/// An operation and its progress.
-pub(super) struct Running {
-    pub(super) sequence: u64,
+/// Bytes of an operation that a rank may send to another before that one has said that it is ready. What comes before it
+/// has begun is stored.
+pub const EAGER_BYTES: usize = 256 << 10;
+
+/// Which operation: what the headers of its frames say.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Key {
+    /// An operation of a group, by its number in it.
+    Collective {
+        /// The group.
+        group: u32,
+        /// The number.
+        sequence: u64,
+    },
+    /// A message, by its number on the link from one rank to another.
+    Message {
+        /// The sender.
+        from: Rank,
+        /// The receiver.
+        to: Rank,
+        /// The number.
+        sequence: u64,
+    },
+}
+
+/// Everything about an operation but its schedule.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call {
+    pub(super) key: Key,
+    /// The group, of a message too.
+    pub(super) group: u32,
     pub(super) contract: Contract,
+    pub(super) site: &'static Location<'static>,
     pub(super) deadline: Timestamp,
     pub(super) timeout: Duration,
+}
+
+impl Call {
+    /// Its number, in its group or on its link.
+    pub(super) fn sequence(&self) -> u64 {
+        match self.key {
+            Key::Collective { sequence, .. } | Key::Message { sequence, .. } => sequence,
+        }
+    }
+}
+
+/// An operation and its progress.
+pub(super) struct Running {
+    pub(super) call: Call,
     steps: Vec<Step>,
     segment_elements: usize,
     /// What has been applied, by step.
@@ -32,15 +76,48 @@ struct Lane {
     sent: usize,
     /// The segment that has been given out and is not sent yet.
     in_flight: Option<Range<usize>>,
+    /// How many of the sends the peer has said that it is ready for.
+    cleared: usize,
+    /// Bytes sent for which it had not.
+    eager_bytes: usize,
+    /// Bytes that all sends come to.
+    outbound_bytes: usize,
+    /// The peer has been told that something waits for it.
+    announced: bool,
     /// The steps that receive from the peer; how far they are stands in `applied`.
     receives: Vec<usize>,
     next_receive: usize,
+    /// How many of the receives the peer has been told that we are ready for; `None` while it need not be told.
+    told_ready: Option<usize>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Progress {
     elements: usize,
     done: bool,
+}
+
+/// What may be sent to a peer next.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Next {
+    /// Nothing, until something else has happened.
+    Nothing,
+    /// Nothing for want of credit. The peer does not know that it is to say when it is ready, and should be told.
+    Announce,
+    /// A segment.
+    Segment(Outgoing),
+}
+
+/// A segment to send.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Outgoing {
+    /// The elements.
+    pub(super) range: Range<usize>,
+    /// The number of its message in the lane.
+    pub(super) message: u32,
+    /// Its first element within the message.
+    pub(super) offset: usize,
+    pub(super) eager: bool,
 }
 
 /// What is due from a peer next.
@@ -51,39 +128,40 @@ pub(super) enum Due {
     Segment {
         range: Range<usize>,
         action: Action,
+        message: u32,
+        offset: usize,
         /// Whether it may be applied already.
         is_ready: bool,
     },
 }
 
 impl Running {
-    pub(super) fn new(
-        sequence: u64,
-        contract: Contract,
-        schedule: Schedule,
-        segment_elements: usize,
-        now: Timestamp,
-        timeout: Duration,
-    ) -> Self {
+    pub(super) fn new(call: Call, schedule: Schedule, segment_elements: usize) -> Self {
         let mut lanes: Vec<Lane> = schedule.peers().into_iter().map(Lane::new).collect();
+        let element_bytes = call.contract.dtype.size_bytes();
         let mut open = 0;
+        let mut inbound_bytes = vec![0; lanes.len()];
         for (index, step) in schedule.steps.iter().enumerate() {
-            for lane in &mut lanes {
-                if step.send.as_ref().is_some_and(|send| send.peer == lane.peer) {
+            for (lane, inbound) in lanes.iter_mut().zip(&mut inbound_bytes) {
+                if let Some(send) = step.send.as_ref().filter(|send| send.peer == lane.peer) {
                     lane.sends.push(index);
+                    lane.outbound_bytes += send.range.len() * element_bytes;
                     open += 1;
                 }
-                if step.receive.as_ref().is_some_and(|receive| receive.peer == lane.peer) {
+                if let Some(receive) = step.receive.as_ref().filter(|receive| receive.peer == lane.peer) {
                     lane.receives.push(index);
+                    *inbound += receive.range.len() * element_bytes;
                     open += 1;
                 }
             }
         }
+        for (lane, inbound) in lanes.iter_mut().zip(inbound_bytes) {
+            if inbound > EAGER_BYTES {
+                lane.told_ready = Some(0);
+            }
+        }
         Self {
-            sequence,
-            contract,
-            deadline: now.saturating_add(timeout),
-            timeout,
+            call,
             applied: vec![Progress::default(); schedule.steps.len()],
             steps: schedule.steps,
             segment_elements,
@@ -100,6 +178,11 @@ impl Running {
         self.lanes.iter().map(|lane| lane.peer)
     }
 
+    /// The peers that are sent something.
+    pub(super) fn receivers(&self) -> impl Iterator<Item = Rank> {
+        self.lanes.iter().filter(|lane| !lane.sends.is_empty()).map(|lane| lane.peer)
+    }
+
     /// The peers from which something is due; if there are none, those that still have to be sent something.
     pub(super) fn awaited(&self) -> impl Iterator<Item = Rank> {
         let receives = |lane: &&Lane| lane.next_receive < lane.receives.len();
@@ -112,30 +195,73 @@ impl Running {
 
     /// Whether the operation cannot end without `peer`.
     pub(super) fn needs(&self, peer: Rank) -> bool {
-        self.lanes.iter().any(|lane| {
-            lane.peer == peer
-                && (lane.next_send < lane.sends.len() || lane.next_receive < lane.receives.len())
+        self.lane(peer).is_some_and(|lane| {
+            lane.next_send < lane.sends.len() || lane.next_receive < lane.receives.len()
         })
     }
 
-    /// The next segment for `peer`, if it may leave; it is then in flight until [`Running::transmitted`].
-    pub(super) fn next_segment(&mut self, peer: Rank) -> Option<Range<usize>> {
-        let index = self.lanes.iter().position(|lane| lane.peer == peer)?;
-        let lane = &self.lanes[index];
-        if lane.in_flight.is_some() {
-            return None;
-        }
-        let send = self.steps[*lane.sends.get(lane.next_send)?].send.as_ref()?;
+    /// Whether something is still to be sent to `peer`.
+    pub(super) fn sends_to(&self, peer: Rank) -> bool {
+        self.lane(peer).is_some_and(|lane| lane.next_send < lane.sends.len())
+    }
+
+    fn lane(&self, peer: Rank) -> Option<&Lane> {
+        self.lanes.iter().find(|lane| lane.peer == peer)
+    }
+
+    fn lane_mut(&mut self, peer: Rank) -> Option<&mut Lane> {
+        self.lanes.iter_mut().find(|lane| lane.peer == peer)
+    }
+
+    /// What may be sent to `peer` next, if at most `credit` bytes (see [`charge`]) may be sent before it is ready. A
+    /// segment is in flight until [`Running::transmitted`].
+    pub(super) fn next(&mut self, peer: Rank, credit: usize) -> Next {
+        let element_bytes = self.call.contract.dtype.size_bytes();
+        let Some(lane) = self.lane(peer).filter(|lane| lane.in_flight.is_none()) else { return Next::Nothing };
+        let step = lane.sends.get(lane.next_send).and_then(|&step| self.steps[step].send.as_ref());
+        let Some(send) = step else { return Next::Nothing };
         let range = segment(&send.range, lane.sent, self.segment_elements);
         if !self.satisfied(send.after, &send.range, &range) {
-            return None;
+            return Next::Nothing;
         }
-        self.lanes[index].in_flight = Some(range.clone());
-        Some(range)
+        let bytes = range.len() * element_bytes;
+        let eager = lane.next_send >= lane.cleared;
+        if eager {
+            if lane.eager_bytes + bytes > EAGER_BYTES {
+                return Next::Nothing;
+            }
+            if charge(bytes) > credit {
+                // The receiver of a longer lane says when it is ready without being asked; that of a message cannot.
+                let says_so = lane.outbound_bytes > EAGER_BYTES && matches!(self.call.key, Key::Collective { .. });
+                return if lane.announced || says_so { Next::Nothing } else { Next::Announce };
+            }
+        }
+        let outgoing =
+            Outgoing { message: lane.next_send as u32, offset: lane.sent, range: range.clone(), eager };
+        if let Some(lane) = self.lane_mut(peer) {
+            lane.in_flight = Some(range);
+            lane.eager_bytes += if eager { bytes } else { 0 };
+        }
+        Next::Segment(outgoing)
+    }
+
+    /// Notes that the peer knows that something waits for it.
+    pub(super) fn announced(&mut self, peer: Rank) {
+        if let Some(lane) = self.lane_mut(peer) {
+            lane.announced = true;
+        }
+    }
+
+    /// Takes the peer's word that it is ready for this many messages.
+    pub(super) fn cleared(&mut self, peer: Rank, messages: u64) {
+        if let Some(lane) = self.lane_mut(peer) {
+            lane.cleared = lane.cleared.max(usize::try_from(messages).unwrap_or(usize::MAX));
+        }
     }
 
     pub(super) fn transmitted(&mut self, peer: Rank) {
-        let Some(lane) = self.lanes.iter_mut().find(|lane| lane.peer == peer) else { return };
+        let Some(index) = self.lanes.iter().position(|lane| lane.peer == peer) else { return };
+        let lane = &mut self.lanes[index];
         let Some(range) = lane.in_flight.take() else { return };
         lane.sent += range.len();
         let step = lane.sends.get(lane.next_send).and_then(|&step| self.steps[step].send.as_ref());
@@ -148,15 +274,13 @@ impl Running {
 
     /// What has to come from `peer` next.
     pub(super) fn due(&self, peer: Rank) -> Due {
-        let lane = self.lanes.iter().find(|lane| lane.peer == peer);
-        let step = lane.and_then(|lane| lane.receives.get(lane.next_receive));
-        let Some((step, receive)) = step.and_then(|&step| Some((step, self.steps[step].receive.as_ref()?)))
-        else {
-            return Due::Nothing;
-        };
-        let range = segment(&receive.range, self.applied[step].elements, self.segment_elements);
+        let Some(lane) = self.lane(peer) else { return Due::Nothing };
+        let Some(&step) = lane.receives.get(lane.next_receive) else { return Due::Nothing };
+        let Some(receive) = &self.steps[step].receive else { return Due::Nothing };
+        let offset = self.applied[step].elements;
+        let range = segment(&receive.range, offset, self.segment_elements);
         let is_ready = self.satisfied(receive.after, &receive.range, &range);
-        Due::Segment { range, action: receive.action, is_ready }
+        Due::Segment { range, action: receive.action, message: lane.next_receive as u32, offset, is_ready }
     }
 
     pub(super) fn applied(&mut self, peer: Rank) {
@@ -172,6 +296,32 @@ impl Running {
         }
     }
 
+    /// From now on `peer` is to be told when we are ready: it asked, or has more for us than it may send before.
+    pub(super) fn tell_when_ready(&mut self, peer: Rank) {
+        if let Some(lane) = self.lane_mut(peer) {
+            lane.told_ready.get_or_insert(0);
+        }
+    }
+
+    /// The peers that do not know yet for how many messages we are ready, and that number.
+    pub(super) fn take_ready(&mut self) -> Vec<(Rank, usize)> {
+        let mut ready = Vec::new();
+        for index in 0..self.lanes.len() {
+            let lane = &self.lanes[index];
+            let Some(told) = lane.told_ready.filter(|&told| told < lane.receives.len()) else { continue };
+            let is_ready = |&&step: &&usize| {
+                let receive = self.steps[step].receive.as_ref();
+                receive.is_some_and(|receive| receive.after.is_none_or(|After(step)| self.applied[step].done))
+            };
+            let now = told + lane.receives[told..].iter().take_while(is_ready).count();
+            if now > told {
+                ready.push((lane.peer, now));
+                self.lanes[index].told_ready = Some(now);
+            }
+        }
+        ready
+    }
+
     /// Whether what `segment` of `range` depends on has been applied.
     fn satisfied(&self, after: Option<After>, range: &Range<usize>, segment: &Range<usize>) -> bool {
         let Some(After(step)) = after else { return true };
@@ -179,6 +329,11 @@ impl Running {
         let is_same = self.steps[step].receive.as_ref().is_some_and(|receive| receive.range == *range);
         progress.done || (is_same && !segment.is_empty() && progress.elements >= segment.end - range.start)
     }
+}
+
+/// What a segment of so many bytes costs its receiver to store, at most: its bytes and what it takes to remember them.
+pub(super) const fn charge(bytes: usize) -> usize {
+    bytes + 128
 }
 
 impl Lane {
@@ -189,8 +344,13 @@ impl Lane {
             next_send: 0,
             sent: 0,
             in_flight: None,
+            cleared: 0,
+            eager_bytes: 0,
+            outbound_bytes: 0,
+            announced: false,
             receives: Vec::new(),
             next_receive: 0,
+            told_ready: None,
         }
     }
 }

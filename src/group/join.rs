@@ -2,23 +2,24 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use super::driver::Driver;
 use super::pump::Pump;
-use super::{Group, algorithm_of};
+use super::{Group, Job};
 use crate::engine::Settings;
 use crate::rendezvous::{
     Arrival, Launched, Member, PeersFile, Roster, Shared, StartError, arrive, host_name, is_loopback,
     machine, preside,
 };
-use crate::schedule;
 use crate::transport::lobby::{Identity, Lobby};
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, SocketOptions, TcpTransport};
-use crate::types::{Contract, DType, Operation, Rank, WorldSize};
+use crate::types::{Rank, WorldSize};
 use crate::wire::frame::SEGMENT_BYTES_MAX;
-use crate::wire::handshake::Job;
+use crate::wire::handshake;
 use crate::wire::{Cause, Secret};
 
 /// Bytes of a segment: it stays in the L2 cache between the socket and the sum, and is long against a system call.
@@ -107,15 +108,24 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     let settings = Settings {
         rank,
         world,
-        group: 0,
         segment_bytes: shared.segment_bytes,
         checks_payloads: shared.checks_payloads,
         hosts: roster.hosts(),
     };
-    let driver = Driver::new(Pump::new(settings, transport), congestion, epoch, options.operation_timeout);
-    let local = roster.local(rank);
-    let mut group =
-        Group { rank, world, local, driver: Some(driver), abandoned: None, operations: 0, chunk_bytes };
+    let driver = Driver::new(Pump::new(settings, transport), epoch)
+        .map_err(|source| StartError::System { what: "an event queue", source })?;
+    let job = Job { driver, next_group: AtomicU32::new(1), congestion, chunk_bytes };
+    let mut group = Group {
+        job: Some(Arc::new(job)),
+        id: 0,
+        members: world.ranks().collect(),
+        rank,
+        world,
+        local: roster.local(rank),
+        machines: roster.machines(),
+        timeout: options.operation_timeout,
+        abandoned: None,
+    };
     close_the_ring(&mut group)?;
     Ok(group)
 }
@@ -123,22 +133,15 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
 /// Opens the links to both neighbours and passes a barrier, so that a rank that cannot be reached is found now.
 fn close_the_ring(group: &mut Group) -> Result<(), StartError> {
     let (rank, world) = (group.rank, group.world);
-    let Some(driver) = &mut group.driver else { return Ok(()) };
-    driver.connect(world.after(rank, 1));
-    driver.connect(world.before(rank, 1));
-    let contract = Contract {
-        operation: Operation::Barrier,
-        dtype: DType::U8,
-        reduction: None,
-        algorithm: algorithm_of(Operation::Barrier),
-        root: Rank::ZERO,
-        count: 0,
-    };
+    if let Some(job) = &group.job {
+        job.driver.connect(world.after(rank, 1));
+        job.driver.connect(world.before(rank, 1));
+    }
     // All ranks are there and listen; each link's own deadline is shorter than this.
-    let timeout = 2 * CONNECT_TIMEOUT;
-    driver.run_within(timeout, contract, schedule::barrier(world, rank), &mut []).map_err(|error| match error
-        .cause()
-    {
+    let timeout = std::mem::replace(&mut group.timeout, 2 * CONNECT_TIMEOUT);
+    let closed = group.barrier();
+    group.timeout = timeout;
+    closed.map_err(|error| match error.cause() {
         Some(Cause::PeerLost { rank, host, detail }) => {
             StartError::PeerLost { rank: *rank, host: host.clone(), detail: detail.clone() }
         }
@@ -165,7 +168,7 @@ fn meet_by_file(
         return Err(StartError::NeedsSecret { address });
     }
     let own = addresses[rank.index()];
-    let job = Job { id: [0; 16], world: world.get(), peers_digest: file.digest() };
+    let job = handshake::Job { id: [0; 16], world: world.get(), peers_digest: file.digest() };
     let identity = Identity { secret: options.secret.clone(), job, rank: Some(rank) };
     let listen_at = SocketAddr::new(bind.unwrap_or(own.ip()), own.port());
     let mut lobby = listen(sockets, listen_at, rank, identity.clone())?;
@@ -201,7 +204,7 @@ fn meet_at_launcher(
     if options.secret.is_none() && !is_loopback(rendezvous.ip()) {
         return Err(StartError::NeedsSecret { address: rendezvous });
     }
-    let job = Job { id: job_id, world: world.get(), peers_digest: [0; 32] };
+    let job = handshake::Job { id: job_id, world: world.get(), peers_digest: [0; 32] };
     let identity = Identity { secret: options.secret.clone(), job, rank: Some(rank) };
     let arrival = Arrival {
         identity: &identity,

@@ -4,18 +4,18 @@
 
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
-use std::ops::Range;
-use std::time::Duration;
 
-use bytes::Bytes;
-
-use crate::engine::{Engine, Failure, Settings, Timestamp, Transmit, Verdict};
+use super::lane::{Incoming, Lane, Outgoing, Payload, Task, Tasks};
+use super::memory::Memory;
+use crate::engine::{Begin, Engine, Envelope, Failure, OpId, Pattern, Settings, Timestamp};
 use crate::reduce::Kernels;
 use crate::schedule::{Action, Schedule};
 use crate::transport::{Moved, Transport};
-use crate::types::{Contract, Rank};
-use crate::wire::Header;
-use crate::wire::frame::{CONTROL_BYTES_MAX, HEADER_BYTES};
+use crate::types::Rank;
+use crate::wire::frame::HEADER_BYTES;
+
+/// How many times bytes are moved before the pump's driver gets a chance to do something else.
+const MOVES_MAX: usize = 64;
 
 /// An engine, its transport, and what is half sent and half received.
 pub struct Pump<T> {
@@ -25,17 +25,8 @@ pub struct Pump<T> {
     /// The lanes' peers, in the order in which the links were needed.
     peers: Vec<Rank>,
     settings: Settings,
-    /// What the running operation needs of memory and arithmetic.
-    task: Task,
+    tasks: Tasks,
     counters: Counters,
-}
-
-/// How the running operation treats bytes.
-#[derive(Clone, Copy)]
-struct Task {
-    element_bytes: usize,
-    kernels: Option<Kernels>,
-    divisor: u32,
 }
 
 /// Bytes moved since the start, headers included.
@@ -50,55 +41,32 @@ pub struct Counters {
 /// What a turn has come to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Turn {
-    /// The operation is over.
-    Complete,
+    /// More can be done at once.
+    Busy,
     /// Nothing more can be done before the transport has waited.
     Blocked,
     /// The job has failed.
     Failed(Failure),
 }
 
-/// What is under way on one link.
-struct Lane {
-    incoming: Incoming,
-    header: [u8; HEADER_BYTES],
-    header_filled: usize,
-    outgoing: Option<Outgoing>,
-    /// Where a segment waits to be reduced: at most one segment long, of words so that every element type is aligned.
-    scratch: Vec<u64>,
-    is_lost: bool,
-    is_finished: bool,
+/// An operation that has ended well.
+pub struct Finished {
+    /// Which.
+    pub operation: OpId,
+    /// Its memory.
+    pub memory: Memory,
+    /// What was received, if it was a receive.
+    pub envelope: Option<Envelope>,
 }
 
-#[derive(Clone)]
-enum Incoming {
-    Header,
-    /// A whole header that the engine does not want to see yet.
-    Held(Header),
-    Segment {
-        header: Header,
-        bytes: Range<usize>,
-        action: Action,
-        filled: usize,
-    },
-    Control {
-        header: Header,
-        payload: Vec<u8>,
-        filled: usize,
-    },
-    /// Nothing more is read.
-    Refused,
-}
-
-struct Outgoing {
-    header: [u8; HEADER_BYTES],
-    payload: Payload,
-    sent: usize,
-}
-
-enum Payload {
-    Segment(Range<usize>),
-    Control(Bytes),
+/// What an operation does to bytes.
+pub struct Work {
+    /// The whole buffer.
+    pub memory: Memory,
+    /// How elements are reduced, if they are.
+    pub kernels: Option<Kernels>,
+    /// By what an average is divided: the group's size.
+    pub divisor: u32,
 }
 
 impl<T: Transport> Pump<T> {
@@ -110,7 +78,7 @@ impl<T: Transport> Pump<T> {
             lanes: BTreeMap::new(),
             peers: Vec::new(),
             settings,
-            task: Task { element_bytes: 1, kernels: None, divisor: 1 },
+            tasks: Tasks::default(),
             counters: Counters::default(),
         }
     }
@@ -125,6 +93,11 @@ impl<T: Transport> Pump<T> {
         &self.transport
     }
 
+    /// The transport, to be told of events.
+    pub fn transport_mut(&mut self) -> &mut T {
+        &mut self.transport
+    }
+
     /// What has been moved so far.
     pub fn counters(&self) -> Counters {
         self.counters
@@ -133,6 +106,11 @@ impl<T: Transport> Pump<T> {
     /// Why the job failed, if it did.
     pub fn failure(&self) -> Option<&Failure> {
         self.engine.failure()
+    }
+
+    /// Whether no operation is under way.
+    pub fn is_idle(&self) -> bool {
+        self.engine.is_idle()
     }
 
     /// Opens a link before the first operation needs it.
@@ -144,7 +122,7 @@ impl<T: Transport> Pump<T> {
         }
     }
 
-    /// Begins the next operation.
+    /// Begins the next operation of a group.
     ///
     /// # Errors
     ///
@@ -152,54 +130,119 @@ impl<T: Transport> Pump<T> {
     pub fn begin(
         &mut self,
         now: Timestamp,
-        contract: Contract,
+        begin: Begin,
         schedule: Schedule,
-        timeout: Duration,
-    ) -> Result<(), Failure> {
+        work: Work,
+    ) -> Result<OpId, Failure> {
         for peer in schedule.peers() {
             self.connect(now, peer);
         }
-        self.task = Task {
-            element_bytes: contract.dtype.size_bytes(),
-            kernels: contract.reduction.map(|op| crate::reduce::kernels(contract.dtype, op)),
-            divisor: self.settings.world.get(),
-        };
-        self.engine.begin(now, contract, schedule, timeout)
+        let id = self.engine.begin(now, begin, schedule)?;
+        self.take_up(id, begin, work);
+        Ok(id)
     }
 
-    /// Does all that can be done now. `memory` is the operation's whole buffer, the same at every turn until it is over.
-    pub fn turn(&mut self, now: Timestamp, memory: &mut [u8]) -> Turn {
-        let mut moved = true;
-        while moved && self.engine.failure().is_none() && !self.engine.is_idle() {
-            moved = false;
-            for index in 0..self.peers.len() {
-                let peer = self.peers[index];
-                moved |= self.receive(peer, memory);
-                moved |= self.send(peer, memory);
-            }
-        }
-        self.engine.handle_timeout(now);
-        if let Some(failure) = self.engine.failure() {
-            return Turn::Failed(failure.clone());
-        }
-        if self.engine.is_idle() {
-            self.engine.finish();
-            return Turn::Complete;
-        }
-        Turn::Blocked
-    }
-
-    /// Waits until another turn may get further, or until `until`, or the operation's deadline.
+    /// Begins to send a message; the contract's `layout` is its tag.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses to wait.
-    pub fn wait(&mut self, now: Timestamp, until: Option<Timestamp>) -> std::io::Result<()> {
-        let until = until.into_iter().chain(self.engine.poll_timeout()).min();
-        self.transport.wait(now, until)
+    /// As [`Pump::begin`].
+    pub fn send_message(
+        &mut self,
+        now: Timestamp,
+        begin: Begin,
+        to: Rank,
+        memory: Memory,
+    ) -> Result<OpId, Failure> {
+        self.connect(now, to);
+        let id = self.engine.send(now, begin, to)?;
+        self.take_up(id, begin, Work { memory, kernels: None, divisor: 1 });
+        Ok(id)
     }
 
-    /// When the running operation's deadline is.
+    /// Begins to receive a message.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pump::begin`].
+    pub fn receive_message(
+        &mut self,
+        now: Timestamp,
+        begin: Begin,
+        pattern: Pattern,
+        memory: Memory,
+    ) -> Result<OpId, Failure> {
+        if let Some(source) = pattern.source {
+            self.connect(now, source);
+        }
+        let id = self.engine.receive(now, begin, pattern)?;
+        self.take_up(id, begin, Work { memory, kernels: None, divisor: 1 });
+        Ok(id)
+    }
+
+    /// The first message that fits and has no receive yet.
+    pub fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
+        self.engine.probe(pattern)
+    }
+
+    fn take_up(&mut self, id: OpId, begin: Begin, work: Work) {
+        let Work { memory, kernels, divisor } = work;
+        let element_bytes = begin.contract.dtype.size_bytes();
+        self.tasks.tasks.insert(id, Task { memory, element_bytes, kernels, divisor });
+        if let Some(key) = self.engine.key_of(id) {
+            self.tasks.replay(key, &mut self.engine);
+        }
+    }
+
+    /// Does all that can be done now, or a good part of it.
+    pub fn turn(&mut self, now: Timestamp) -> Turn {
+        self.admit();
+        let (mut moved, mut moves) = (true, 0);
+        while moved && moves < MOVES_MAX && self.engine.failure().is_none() && !self.engine.is_idle() {
+            moved = false;
+            for index in 0..self.peers.len() {
+                let peer = self.peers[index];
+                moved |= self.receive(peer);
+                moved |= self.send(peer);
+            }
+            moves += 1;
+        }
+        self.engine.handle_timeout(now);
+        match self.engine.failure() {
+            Some(failure) => Turn::Failed(failure.clone()),
+            None if moved && !self.engine.is_idle() => Turn::Busy,
+            None => Turn::Blocked,
+        }
+    }
+
+    /// Makes lanes for peers that have opened links of their own accord.
+    fn admit(&mut self) {
+        while let Some(peer) = self.transport.take_newcomer() {
+            if !self.lanes.contains_key(&peer) {
+                self.lanes.insert(peer, Lane::new());
+                self.peers.push(peer);
+            }
+        }
+    }
+
+    /// An operation that has ended well since the last call, with its memory.
+    pub fn take_finished(&mut self) -> Option<Finished> {
+        let (operation, envelope) = self.engine.take_completed()?;
+        let memory = self.tasks.tasks.remove(&operation).map_or_else(Memory::none, |task| task.memory);
+        Some(Finished { operation, memory, envelope })
+    }
+
+    /// Gives up all memory: the job has failed, and its peers have been told. What was half sent stays so.
+    pub fn release(&mut self) {
+        self.tasks = Tasks::default();
+        for lane in self.lanes.values_mut() {
+            if let Incoming::Segment { bytes, filled, .. } = &lane.incoming {
+                lane.incoming = Incoming::Waste { left: bytes.len() - filled };
+            }
+        }
+    }
+
+    /// When something is due even if nothing comes from outside.
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         self.engine.poll_timeout()
     }
@@ -211,12 +254,11 @@ impl<T: Transport> Pump<T> {
 
     /// Parts from the peers: tells them why the job failed or says goodbye, closes every link and reads it to its end, so
     /// that no reset destroys the last words. Returns whether all is said and read; until then it wants further turns.
-    /// `memory` is the failed operation's buffer, whose half-sent segments are still completed, or empty.
-    pub fn part(&mut self, memory: &mut [u8]) -> bool {
+    pub fn part(&mut self) -> bool {
         self.engine.close();
         let mut all_parted = true;
         for peer in self.peers.clone() {
-            while self.send(peer, memory) {}
+            while self.send(peer) {}
             self.drain(peer);
             all_parted &=
                 !self.transport.is_open(peer) || self.lanes.get(&peer).is_none_or(|lane| lane.is_lost);
@@ -224,29 +266,33 @@ impl<T: Transport> Pump<T> {
         all_parted
     }
 
-    /// Tells the peers why the job failed. Returns whether all have been told.
-    pub fn notify(&mut self, memory: &mut [u8]) -> bool {
+    /// Tells the peers why the job failed, and hears what they know of it. Returns whether all have been told and agree.
+    pub fn notify(&mut self) -> bool {
+        self.admit();
         let mut all_told = true;
         for peer in self.peers.clone() {
-            while self.send(peer, memory) {}
+            while self.receive(peer) {}
+            while self.send(peer) {}
             let is_told = |lane: &Lane| lane.is_lost || lane.outgoing.is_none();
             all_told &= !self.transport.is_open(peer) || self.lanes.get(&peer).is_none_or(is_told);
         }
-        all_told
+        all_told && self.engine.is_settled()
     }
 
     /// Moves bytes to `peer` once; whether any moved.
-    fn send(&mut self, peer: Rank, memory: &[u8]) -> bool {
-        let Self { engine, transport, lanes, task, counters, .. } = self;
+    fn send(&mut self, peer: Rank) -> bool {
+        let Self { engine, transport, lanes, tasks, counters, .. } = self;
         let Some(lane) = lanes.get_mut(&peer).filter(|lane| !lane.is_lost && !lane.is_finished) else {
             return false;
         };
         if lane.outgoing.is_none() {
-            lane.outgoing = engine.poll_transmit(peer).map(|transmit| Outgoing::new(transmit, *task, memory));
+            lane.outgoing = engine.poll_transmit(peer).map(|transmit| Outgoing::new(transmit, tasks));
         }
         let Some(outgoing) = &mut lane.outgoing else { return false };
         let payload = match &outgoing.payload {
-            Payload::Segment(range) => memory.get(range.clone()),
+            Payload::Segment(operation, range) => {
+                tasks.tasks.get(operation).and_then(|task| task.memory.bytes(range.clone()))
+            }
             Payload::Control(bytes) => Some(&bytes[..]),
         };
         // A failed operation's memory is gone once its call has returned; with it go its half-sent segments.
@@ -267,7 +313,7 @@ impl<T: Transport> Pump<T> {
                 counters.bytes_sent += count as u64;
                 outgoing.sent += count;
                 if outgoing.sent == HEADER_BYTES + payload.len() {
-                    if matches!(outgoing.payload, Payload::Segment(_)) {
+                    if matches!(outgoing.payload, Payload::Segment(..)) {
                         engine.transmitted(peer);
                     }
                     lane.outgoing = None;
@@ -288,46 +334,40 @@ impl<T: Transport> Pump<T> {
         }
     }
 
-    /// Moves bytes from `peer` once; whether any moved or were applied.
-    fn receive(&mut self, peer: Rank, memory: &mut [u8]) -> bool {
-        let Self { engine, transport, lanes, task, counters, .. } = self;
+    /// Moves bytes from `peer` once; whether any moved.
+    fn receive(&mut self, peer: Rank) -> bool {
+        let Self { engine, transport, lanes, tasks, counters, .. } = self;
         let Some(lane) = lanes.get_mut(&peer).filter(|lane| !lane.is_lost) else { return false };
         let Lane { incoming, header, header_filled, scratch, .. } = lane;
-        let moved = match incoming {
-            Incoming::Held(_) => {
-                let is_accepted = lane.offer(peer, engine, *task);
-                // A frame without payload is whole already.
-                lane.settle(peer, engine, *task, memory);
-                return is_accepted;
-            }
+        let mut waste = [0; 4096];
+        // The next header is read along with a payload, which saves a system call for each segment.
+        let (target, with_header) = match incoming {
             Incoming::Refused => return false,
-            Incoming::Header => {
-                transport.receive(peer, &mut [IoSliceMut::new(&mut header[*header_filled..])])
-            }
-            Incoming::Control { payload, filled, .. } => {
-                transport.receive(peer, &mut [IoSliceMut::new(&mut payload[*filled..])])
-            }
-            Incoming::Segment { bytes, action, filled, .. } => {
-                let target = match action {
-                    Action::Copy => &mut memory[bytes.clone()],
-                    Action::Reduce | Action::ReduceLast => {
-                        let words = bytes.len().div_ceil(size_of::<u64>());
-                        if scratch.len() < words {
-                            scratch.resize(words, 0);
-                        }
-                        &mut bytemuck::cast_slice_mut(scratch)[..bytes.len()]
-                    }
+            Incoming::Header => (&mut header[*header_filled..], None),
+            Incoming::Control { payload, filled, .. } => (&mut payload[*filled..], None),
+            Incoming::Waste { left } => (&mut waste[..(*left).min(4096)], None),
+            Incoming::Stored { payload, filled, .. } => (&mut payload.bytes_mut()[*filled..], Some(header)),
+            Incoming::Segment { operation, bytes, action, filled, .. } => {
+                let target = if *action == Action::Copy {
+                    let task = tasks.tasks.get_mut(operation);
+                    task.and_then(|task| task.memory.bytes_mut(bytes.clone())).unwrap_or_default()
+                } else {
+                    scratch.bytes_mut()
                 };
-                // The next header is read along, which saves a system call for each segment.
-                let parts = &mut [IoSliceMut::new(&mut target[*filled..]), IoSliceMut::new(header)];
-                transport.receive(peer, parts)
+                (&mut target[*filled..], Some(header))
             }
+        };
+        let moved = match with_header {
+            Some(header) => {
+                transport.receive(peer, &mut [IoSliceMut::new(target), IoSliceMut::new(header)])
+            }
+            None => transport.receive(peer, &mut [IoSliceMut::new(target)]),
         };
         match moved {
             Moved::Bytes(count) => {
                 counters.bytes_received += count as u64;
                 lane.advance(count);
-                lane.settle(peer, engine, *task, memory);
+                lane.settle(peer, engine, tasks);
                 true
             }
             Moved::Blocked => false,
@@ -358,137 +398,6 @@ impl<T: Transport> Pump<T> {
                     lane.is_lost = true;
                     return;
                 }
-            }
-        }
-    }
-}
-
-impl Lane {
-    fn new() -> Self {
-        Self {
-            incoming: Incoming::Header,
-            header: [0; HEADER_BYTES],
-            header_filled: 0,
-            outgoing: None,
-            scratch: Vec::new(),
-            is_lost: false,
-            is_finished: false,
-        }
-    }
-
-    /// Whether reading goes on when writing has failed: not while the peer is ahead and its next frame is held.
-    fn may_still_be_read(&self) -> bool {
-        !matches!(self.incoming, Incoming::Held(_) | Incoming::Refused)
-    }
-
-    /// Takes note of `count` bytes received.
-    fn advance(&mut self, count: usize) {
-        match &mut self.incoming {
-            Incoming::Header => self.header_filled += count,
-            Incoming::Segment { bytes, filled, .. } => {
-                let own = count.min(bytes.len() - *filled);
-                *filled += own;
-                self.header_filled = count - own;
-            }
-            Incoming::Control { filled, .. } => *filled += count,
-            Incoming::Held(_) | Incoming::Refused => {}
-        }
-    }
-
-    /// Acts on whatever is whole: applies a segment, then looks at the header that may have come along.
-    fn settle(&mut self, peer: Rank, engine: &mut Engine, task: Task, memory: &mut [u8]) {
-        loop {
-            match &mut self.incoming {
-                Incoming::Segment { bytes, filled, .. } if *filled == bytes.len() => {
-                    if !self.apply(peer, engine, task, memory) {
-                        self.incoming = Incoming::Refused;
-                        return;
-                    }
-                    self.incoming = Incoming::Header;
-                }
-                Incoming::Control { header, payload, filled } if *filled == payload.len() => {
-                    if header.payload_crc.is_some_and(|crc| crc != crc32c::crc32c(payload)) {
-                        engine.corrupt(peer, "a control frame's payload is corrupt".into());
-                    } else {
-                        engine.control(peer, header, payload);
-                    }
-                    self.incoming = Incoming::Header;
-                }
-                Incoming::Header if self.header_filled == HEADER_BYTES => {
-                    self.header_filled = 0;
-                    match Header::decode(&self.header) {
-                        Ok(header) => {
-                            self.incoming = Incoming::Held(header);
-                            self.offer(peer, engine, task);
-                        }
-                        Err(error) => {
-                            engine.corrupt(peer, error.to_string());
-                            self.incoming = Incoming::Refused;
-                        }
-                    }
-                }
-                _ => return,
-            }
-        }
-    }
-
-    /// Asks the engine about the header that is held; whether that led anywhere.
-    fn offer(&mut self, peer: Rank, engine: &mut Engine, task: Task) -> bool {
-        let Incoming::Held(header) = &self.incoming else { return false };
-        let header = *header;
-        self.incoming = match engine.frame(peer, &header) {
-            Verdict::Hold => return false,
-            Verdict::Refuse => Incoming::Refused,
-            Verdict::Control => {
-                let length = (header.payload_bytes as usize).min(CONTROL_BYTES_MAX);
-                Incoming::Control { header, payload: vec![0; length], filled: 0 }
-            }
-            Verdict::Apply { range, action } => {
-                let bytes = range.start * task.element_bytes..range.end * task.element_bytes;
-                Incoming::Segment { header, bytes, action, filled: 0 }
-            }
-        };
-        true
-    }
-
-    /// Applies a whole segment; whether it was sound.
-    fn apply(&mut self, peer: Rank, engine: &mut Engine, task: Task, memory: &mut [u8]) -> bool {
-        let Incoming::Segment { header, bytes, action, .. } = &self.incoming else { return true };
-        let arrived = match action {
-            Action::Copy => &memory[bytes.clone()],
-            Action::Reduce | Action::ReduceLast => &bytemuck::cast_slice(&self.scratch)[..bytes.len()],
-        };
-        if let Some(expected) = header.payload_crc {
-            let found = crc32c::crc32c(arrived);
-            if found != expected {
-                let detail = format!(
-                    "a segment of operation {} arrived corrupt (checksum {found:08x}, should be {expected:08x})",
-                    header.sequence
-                );
-                engine.corrupt(peer, detail);
-                return false;
-            }
-        }
-        if let (Some(kernels), false) = (task.kernels, *action == Action::Copy) {
-            let kernel = if *action == Action::ReduceLast { kernels.reduce_last } else { kernels.reduce };
-            let arrived = &bytemuck::cast_slice(&self.scratch)[..bytes.len()];
-            kernel(&mut memory[bytes.clone()], arrived, task.divisor);
-        }
-        engine.applied(peer);
-        true
-    }
-}
-
-impl Outgoing {
-    fn new(transmit: Transmit, task: Task, memory: &[u8]) -> Self {
-        match transmit {
-            Transmit::Control { header, payload } => {
-                Self { header: header.encode(), payload: Payload::Control(payload), sent: 0 }
-            }
-            Transmit::Segment { mut header, range } => {
-                let bytes = range.start * task.element_bytes..range.end * task.element_bytes;
-                header.payload_crc = header.payload_crc.map(|_| crc32c::crc32c(&memory[bytes.clone()]));
-                Self { header: header.encode(), payload: Payload::Segment(bytes), sent: 0 }
             }
         }
     }

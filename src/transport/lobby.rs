@@ -9,8 +9,10 @@ use std::net::{SocketAddr, TcpListener as StdListener};
 use std::time::Duration;
 
 use mio::net::{TcpListener, TcpStream};
-use mio::{Events, Interest, Poll, Registry, Token};
+use mio::{Interest, Registry, Token};
 
+pub use super::poller::Event;
+use super::poller::{FIRST_TOKEN, Poller};
 use crate::types::Rank;
 use crate::wire::Secret;
 use crate::wire::handshake::{Acceptor, Dialer, HandshakeError, Introduction, Job, NONCE_BYTES, Purpose};
@@ -19,7 +21,6 @@ use crate::wire::handshake::{Acceptor, Dialer, HandshakeError, Introduction, Job
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many connections may be proving themselves at once; further ones are closed at once.
 pub const PENDING_MAX: usize = 256;
-const EVENTS_MAX: usize = 256;
 const LISTENER: Token = Token(0);
 
 /// A connection whose other end has proved that it belongs to the job.
@@ -30,17 +31,6 @@ pub struct Admitted {
     pub token: Token,
     /// Who is there and what for.
     pub introduction: Introduction,
-}
-
-/// An event on a socket that is not the lobby's own.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Event {
-    /// The socket.
-    pub token: Token,
-    /// It may have something to read, or has been closed.
-    pub is_readable: bool,
-    /// It may take something to write.
-    pub is_writable: bool,
 }
 
 /// What an outgoing handshake has come to.
@@ -84,8 +74,9 @@ struct Pending {
 
 /// The listening socket, its handshakes under way, and the event queue that it shares with its owner's sockets.
 pub struct Lobby {
-    poll: Poll,
-    events: Events,
+    /// Until its owner takes it.
+    poller: Option<Poller>,
+    registry: Registry,
     listener: TcpListener,
     identity: Identity,
     pending: BTreeMap<Token, Pending>,
@@ -102,16 +93,17 @@ impl Lobby {
     pub fn new(listener: StdListener, identity: Identity) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut listener = TcpListener::from_std(listener);
-        let poll = Poll::new()?;
-        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        let poller = Poller::new()?;
+        let registry = poller.registry()?;
+        registry.register(&mut listener, LISTENER, Interest::READABLE)?;
         Ok(Self {
-            poll,
-            events: Events::with_capacity(EVENTS_MAX),
+            poller: Some(poller),
+            registry,
             listener,
             identity,
             pending: BTreeMap::new(),
             admitted: VecDeque::new(),
-            next_token: 1,
+            next_token: FIRST_TOKEN,
         })
     }
 
@@ -131,7 +123,7 @@ impl Lobby {
 
     /// Where the owner registers its own sockets, with tokens from [`Lobby::token`].
     pub fn registry(&self) -> &Registry {
-        self.poll.registry()
+        &self.registry
     }
 
     /// A token that nobody has.
@@ -146,34 +138,43 @@ impl Lobby {
         self.admitted.remove(index)
     }
 
+    /// The event queue, for an owner that waits by itself; [`Lobby::wait`] is then over.
+    pub fn take_poller(&mut self) -> Option<Poller> {
+        self.poller.take()
+    }
+
     /// Waits for events until `until`, serves the lobby's own, and appends the others to `others`.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses to wait.
+    /// When the operating system refuses to wait, or the event queue has been taken.
     pub fn wait(
         &mut self,
         now: Duration,
         until: Option<Duration>,
         others: &mut Vec<Event>,
     ) -> io::Result<()> {
-        let deadline = self.pending.values().map(|pending| pending.deadline).min();
-        let until = until.into_iter().chain(deadline).min();
-        // The kernel counts whole milliseconds; rounded up, so that a deadline has passed when it wakes us.
-        let timeout = until.map(|until| round_up_to_ms(until.saturating_sub(now)));
-        match self.poll.poll(&mut self.events, timeout) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-            result => result?,
-        }
-        let events: Vec<Event> = self
-            .events
-            .iter()
-            .map(|event| Event {
-                token: event.token(),
-                is_readable: event.is_readable() || event.is_read_closed() || event.is_error(),
-                is_writable: event.is_writable() || event.is_write_closed() || event.is_error(),
-            })
-            .collect();
+        let until = until.into_iter().chain(self.next_deadline()).min();
+        let poller = self.poller.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        let from = others.len();
+        poller.wait(until.map(|until| until.saturating_sub(now)), others)?;
+        let events = others.split_off(from);
+        self.serve(now, events, others);
+        Ok(())
+    }
+
+    /// When the next handshake's time is up.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.pending.values().map(|pending| pending.deadline).min()
+    }
+
+    /// Serves the lobby's own events and appends the others to `others`.
+    pub fn serve(
+        &mut self,
+        now: Duration,
+        events: impl IntoIterator<Item = Event>,
+        others: &mut Vec<Event>,
+    ) {
         for event in events {
             if event.token == LISTENER {
                 self.accept(now);
@@ -184,7 +185,6 @@ impl Lobby {
             }
         }
         self.expire(now);
-        Ok(())
     }
 
     fn accept(&mut self, now: Duration) {
@@ -209,7 +209,7 @@ impl Lobby {
         }
         let token = self.token();
         let interest = Interest::READABLE | Interest::WRITABLE;
-        if let Err(error) = self.poll.registry().register(&mut stream, token, interest) {
+        if let Err(error) = self.registry.register(&mut stream, token, interest) {
             log::warn!("{address} turned away: {error}");
             return;
         }
@@ -317,8 +317,4 @@ pub(crate) fn advance<S: io::Read + io::Write>(
 /// Fresh random bytes for a handshake.
 pub(crate) fn nonce() -> [u8; NONCE_BYTES] {
     rand::random()
-}
-
-fn round_up_to_ms(duration: Duration) -> Duration {
-    Duration::from_millis(duration.as_nanos().div_ceil(1_000_000) as u64)
 }

@@ -1,10 +1,11 @@
 //! Moves bytes between this rank and its peers, and knows no collectives.
 
 pub mod lobby;
+pub mod poller;
 pub mod sim;
 pub mod tcp;
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
 use crate::types::Rank;
@@ -14,7 +15,7 @@ use crate::types::Rank;
 pub enum Moved {
     /// This many bytes were moved, at least one.
     Bytes(usize),
-    /// Nothing could be moved now; [`Transport::wait`] returns when that may have changed.
+    /// Nothing could be moved now, and nothing can before the transport has learnt of an event.
     Blocked,
     /// The link is gone and will not come back; the text says how.
     Lost(String),
@@ -22,7 +23,7 @@ pub enum Moved {
 
 /// Links to peers, opened when they are needed, each an ordered stream of bytes both ways.
 ///
-/// Nothing here blocks but [`Transport::wait`]. Time is an argument everywhere.
+/// Nothing here blocks; time is an argument everywhere.
 pub trait Transport {
     /// Makes sure that a link to `peer` exists or is being opened.
     fn connect(&mut self, now: Duration, peer: Rank);
@@ -39,12 +40,8 @@ pub trait Transport {
     /// Says that nothing more will be sent on a link; what the peer sends still arrives.
     fn finish(&mut self, peer: Rank);
 
-    /// Waits until something may be possible that was not before, or until the moment `until`, whichever is first.
-    ///
-    /// # Errors
-    ///
-    /// When the operating system refuses to wait.
-    fn wait(&mut self, now: Duration, until: Option<Duration>) -> io::Result<()>;
+    /// A peer that has opened a link of its own accord since the last call.
+    fn take_newcomer(&mut self) -> Option<Rank>;
 
     /// How bytes travel, as benchmarks print it.
     fn name(&self) -> &'static str;

@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -284,8 +284,13 @@ impl Transport for SimTransport {
         self.network.borrow_mut().pipes.entry((self.rank, peer)).or_default().is_finished = true;
     }
 
-    fn wait(&mut self, _: Duration, _: Option<Duration>) -> io::Result<()> {
-        Ok(())
+    fn take_newcomer(&mut self) -> Option<Rank> {
+        let network = self.network.borrow();
+        let to_us = network.pipes.keys().filter(|(_, to)| *to == self.rank).map(|(from, _)| *from);
+        let newcomer = to_us.into_iter().find(|from| !self.peers.contains(from))?;
+        drop(network);
+        self.peers.insert(newcomer);
+        Some(newcomer)
     }
 
     fn name(&self) -> &'static str {

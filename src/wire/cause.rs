@@ -1,7 +1,10 @@
 //! Why a job failed, as every rank comes to report it.
 
+use std::collections::BTreeMap;
+use std::fmt;
+
 use super::frame::CONTROL_BYTES_MAX;
-use super::reader::{Reader, put_text};
+use super::reader::{Reader, put_text, shortened};
 use crate::types::{Algorithm, Contract, DType, Operation, Rank, ReduceOp};
 
 /// The root cause of a failure: decided by the rank that saw it first, passed on unchanged to all others.
@@ -30,53 +33,34 @@ pub enum Cause {
     },
     /// Two ranks called different things at the same place of the program.
     #[error(
-        "ranks do not agree on operation {sequence}: rank {first} called {first_asked}, rank {second} called {second_asked}"
+        "ranks do not agree on operation {sequence} of group {group}: rank {first} called {first_asked}{}, rank {second} called {second_asked}{}",
+        At(first_site), At(second_site)
     )]
     Mismatch {
-        /// The operation's number within its group, counted from 0.
+        /// The group.
+        group: u32,
+        /// The operation's number within its group, counted from 0; a message's number on its link.
         sequence: u64,
         /// The lower of the two ranks.
         first: Rank,
         /// What the lower rank asked for.
         first_asked: Contract,
+        /// Where in its program; empty until that rank has said so.
+        first_site: String,
         /// The higher of the two ranks.
         second: Rank,
         /// What the higher rank asked for.
         second_asked: Contract,
-    },
-    /// Two ranks are at different places of the program.
-    #[error(
-        "ranks do not agree on the order of operations: rank {rank} is in operation {sequence}, {asked}, while rank {ahead} has left it and is in operation {ahead_sequence}, {ahead_asked}"
-    )]
-    OutOfOrder {
-        /// The rank that waits.
-        rank: Rank,
-        /// The operation it waits in.
-        sequence: u64,
-        /// What it asked for.
-        asked: Contract,
-        /// The rank that went on.
-        ahead: Rank,
-        /// The operation it is in.
-        ahead_sequence: u64,
-        /// What it asked for.
-        ahead_asked: Contract,
+        /// Where in its program; empty until that rank has said so.
+        second_site: String,
     },
     /// An operation did not end within its deadline.
-    #[error(
-        "{asked}, operation {sequence}, did not end within {timeout_ms} ms on rank {rank}, which waits for {waiting_for}; a rank there hangs, is stopped or is slow (raise --timeout if it may be)"
-    )]
+    #[error("{}", Patience { timeout_ms: *timeout_ms, waiting })]
     Timeout {
-        /// The rank whose patience ended first.
-        rank: Rank,
-        /// The operation's number.
-        sequence: u64,
-        /// What the rank asked for.
-        asked: Contract,
         /// The deadline in milliseconds.
         timeout_ms: u64,
-        /// The ranks it still waits for, in words.
-        waiting_for: String,
+        /// The ranks that wait, in order, each with its oldest operation; at most [`WAITING_MAX`] of them.
+        waiting: Vec<Waiting>,
     },
     /// The program on a rank gave up and said why.
     #[error("rank {rank} on {host} stopped the job: {message}")]
@@ -102,12 +86,169 @@ pub enum Cause {
     },
 }
 
+/// A rank that waits.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Waiting {
+    /// The rank.
+    pub rank: Rank,
+    /// The group of the operation that it waits in.
+    pub group: u32,
+    /// The operation's number.
+    pub sequence: u64,
+    /// What it asked for.
+    pub asked: Contract,
+    /// Where in its program.
+    pub site: String,
+    /// Whom it waits for, and their hosts; at most [`AWAITED_MAX`] of them.
+    pub awaited: Vec<(Rank, String)>,
+}
+
+/// The most waiting ranks that a cause names: the lowest ones.
+pub const WAITING_MAX: usize = 12;
+/// The most ranks that a waiting rank is said to wait for.
+pub const AWAITED_MAX: usize = 3;
+/// Longest place in a program on the wire, in bytes.
+const SITE_BYTES_MAX: u16 = 80;
+/// Longest host beside an awaited rank on the wire, in bytes.
+const HOST_BYTES_MAX: u16 = 40;
+const CONTRACT_BYTES: usize = 20;
+
+const _: () = assert!(
+    WAITING_MAX
+        * (16
+            + CONTRACT_BYTES
+            + 2
+            + SITE_BYTES_MAX as usize
+            + 1
+            + AWAITED_MAX * (6 + HOST_BYTES_MAX as usize))
+        + 32
+        <= CONTROL_BYTES_MAX
+);
+
+/// A place in a program, if it is known.
+struct At<'a>(&'a str);
+
+impl fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, " at {}", self.0) }
+    }
+}
+
+/// Who waits for whom, and who of them is to blame.
+struct Patience<'a> {
+    timeout_ms: u64,
+    waiting: &'a [Waiting],
+}
+
+impl fmt::Display for Patience<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { timeout_ms, waiting } = self;
+        write!(f, "an operation did not end within {timeout_ms} ms")?;
+        let waits = |rank: Rank| waiting.iter().any(|waiting| waiting.rank == rank);
+        let mut culprits: Vec<&(Rank, String)> =
+            waiting.iter().flat_map(|waiting| &waiting.awaited).filter(|(rank, _)| !waits(*rank)).collect();
+        culprits.sort();
+        culprits.dedup();
+        for (index, (rank, host)) in culprits.iter().enumerate() {
+            write!(f, "{} rank {rank} on {host}", if index == 0 { ": everybody waits for" } else { " and" })?;
+        }
+        if culprits.is_empty() {
+            write!(f, ": the ranks wait for each other")?;
+        } else {
+            write!(f, ", which hangs, is stopped, is slow (raise --timeout if it may be) or never called it")?;
+        }
+        for Waiting { rank, group, sequence, asked, site, awaited } in *waiting {
+            write!(f, "; rank {rank} waits in {asked}, operation {sequence} of group {group}{}", At(site))?;
+            for (index, (rank, _)) in awaited.iter().enumerate() {
+                write!(f, "{} {rank}", if index == 0 { ", for rank" } else { " and" })?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Longest text of a cause on the wire, in bytes: a message of a person's, not a file.
 const TEXT_BYTES_MAX: u16 = 1024;
 
 const _: () = assert!(2 * (TEXT_BYTES_MAX as usize + 2) + 128 <= CONTROL_BYTES_MAX);
 
 impl Cause {
+    /// What a rank comes to believe that believed `self` and hears `other`: the same, in whatever order it hears several.
+    ///
+    /// What two ranks know of one disagreement or of one missed deadline is put together. Of two independent causes the
+    /// more telling one counts, and of two of the same kind that of the lower rank.
+    #[must_use]
+    pub fn join(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Timeout { timeout_ms: a, waiting }, Self::Timeout { timeout_ms: b, waiting: more }) => {
+                let mut known: BTreeMap<Rank, Waiting> = BTreeMap::new();
+                for waiting in waiting.into_iter().chain(more) {
+                    let entry = known.entry(waiting.rank).or_insert_with(|| waiting.clone());
+                    if waiting < *entry {
+                        *entry = waiting;
+                    }
+                }
+                Self::Timeout {
+                    timeout_ms: a.min(b),
+                    waiting: known.into_values().take(WAITING_MAX).collect(),
+                }
+            }
+            (mut a, mut b) => {
+                a.share_sites(&mut b);
+                if b.precedence() < a.precedence() { b } else { a }
+            }
+        }
+    }
+
+    /// Whether other ranks may know more about it, so that it is worth while to hear them.
+    pub fn may_grow(&self) -> bool {
+        matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
+    }
+
+    /// Fills in the place in `rank`'s program, if it is one that disagrees and its place is not known.
+    pub fn add_site(&mut self, rank: Rank, site: &str) {
+        if let Self::Mismatch { first, first_site, second, second_site, .. } = self {
+            for (who, known) in [(*first, first_site), (*second, second_site)] {
+                if who == rank && known.is_empty() {
+                    *known = shortened(site, SITE_BYTES_MAX);
+                }
+            }
+        }
+    }
+
+    /// Two words about the same disagreement tell each other what only one of them knows.
+    fn share_sites(&mut self, other: &mut Self) {
+        let same = |a: &Self, b: &Self| a.precedence() == b.precedence();
+        if !same(self, other) {
+            return;
+        }
+        if let (
+            Self::Mismatch { first_site: a, second_site: b, .. },
+            Self::Mismatch { first_site: c, second_site: d, .. },
+        ) = (self, other)
+        {
+            for (one, two) in [(a, c), (b, d)] {
+                if one.is_empty() {
+                    one.clone_from(two);
+                } else {
+                    two.clone_from(one);
+                }
+            }
+        }
+    }
+
+    /// What counts before what: a cause that explains others before those, then the lower ranks.
+    fn precedence(&self) -> (u8, u32, u64, Rank, Rank) {
+        match self {
+            Self::PeerLost { rank, .. } => (0, 0, 0, *rank, *rank),
+            Self::Misbehaved { rank, .. } => (1, 0, 0, *rank, *rank),
+            Self::Aborted { rank, .. } => (2, 0, 0, *rank, *rank),
+            Self::PeerLeft { rank, .. } => (3, 0, 0, *rank, *rank),
+            Self::Mismatch { group, sequence, first, second, .. } => (4, *group, *sequence, *first, *second),
+            Self::Timeout { .. } => (5, 0, 0, Rank::ZERO, Rank::ZERO),
+        }
+    }
+
     /// The cause as an abort frame's payload.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(256);
@@ -116,26 +257,32 @@ impl Cause {
                 put_words(&mut out, 1, *rank, &[host, detail]);
             }
             Self::PeerLeft { rank, host } => put_words(&mut out, 2, *rank, &[host]),
-            Self::Mismatch { sequence, first, first_asked, second, second_asked } => {
+            Self::Mismatch {
+                group,
+                sequence,
+                first,
+                first_asked,
+                first_site,
+                second,
+                second_asked,
+                second_site,
+            } => {
                 put_words(&mut out, 3, *first, &[]);
+                out.extend_from_slice(&group.to_le_bytes());
                 out.extend_from_slice(&sequence.to_le_bytes());
                 put_contract(&mut out, first_asked);
+                put_text(&mut out, first_site, SITE_BYTES_MAX);
                 out.extend_from_slice(&second.get().to_le_bytes());
                 put_contract(&mut out, second_asked);
+                put_text(&mut out, second_site, SITE_BYTES_MAX);
             }
-            Self::OutOfOrder { rank, sequence, asked, ahead, ahead_sequence, ahead_asked } => {
-                put_words(&mut out, 4, *rank, &[]);
-                out.extend_from_slice(&sequence.to_le_bytes());
-                put_contract(&mut out, asked);
-                out.extend_from_slice(&ahead.get().to_le_bytes());
-                out.extend_from_slice(&ahead_sequence.to_le_bytes());
-                put_contract(&mut out, ahead_asked);
-            }
-            Self::Timeout { rank, sequence, asked, timeout_ms, waiting_for } => {
-                put_words(&mut out, 5, *rank, &[waiting_for]);
-                out.extend_from_slice(&sequence.to_le_bytes());
-                put_contract(&mut out, asked);
+            Self::Timeout { timeout_ms, waiting } => {
+                put_words(&mut out, 5, Rank::ZERO, &[]);
                 out.extend_from_slice(&timeout_ms.to_le_bytes());
+                out.push(waiting.len().min(WAITING_MAX) as u8);
+                for waiting in waiting.iter().take(WAITING_MAX) {
+                    put_waiting(&mut out, waiting);
+                }
             }
             Self::Aborted { rank, host, message } => put_words(&mut out, 6, *rank, &[host, message]),
             Self::Misbehaved { rank, host, detail } => put_words(&mut out, 7, *rank, &[host, detail]),
@@ -153,25 +300,20 @@ impl Cause {
             2 => Self::PeerLeft { rank, host: reader.text()? },
             3 => Self::Mismatch {
                 first: rank,
+                group: reader.u32()?,
                 sequence: reader.u64()?,
                 first_asked: contract(&mut reader)?,
+                first_site: reader.text()?,
                 second: Rank::new(reader.u32()?),
                 second_asked: contract(&mut reader)?,
-            },
-            4 => Self::OutOfOrder {
-                rank,
-                sequence: reader.u64()?,
-                asked: contract(&mut reader)?,
-                ahead: Rank::new(reader.u32()?),
-                ahead_sequence: reader.u64()?,
-                ahead_asked: contract(&mut reader)?,
+                second_site: reader.text()?,
             },
             5 => Self::Timeout {
-                rank,
-                waiting_for: reader.text()?,
-                sequence: reader.u64()?,
-                asked: contract(&mut reader)?,
                 timeout_ms: reader.u64()?,
+                waiting: {
+                    let count = usize::from(reader.u8()?).min(WAITING_MAX);
+                    (0..count).map(|_| waiting(&mut reader)).collect::<Option<_>>()?
+                },
             },
             6 => Self::Aborted { rank, host: reader.text()?, message: reader.text()? },
             7 => Self::Misbehaved { rank, host: reader.text()?, detail: reader.text()? },
@@ -188,6 +330,34 @@ fn put_words(out: &mut Vec<u8>, kind: u8, rank: Rank, words: &[&str]) {
     }
 }
 
+fn put_waiting(out: &mut Vec<u8>, waiting: &Waiting) {
+    let Waiting { rank, group, sequence, asked, site, awaited } = waiting;
+    out.extend_from_slice(&rank.get().to_le_bytes());
+    out.extend_from_slice(&group.to_le_bytes());
+    out.extend_from_slice(&sequence.to_le_bytes());
+    put_contract(out, asked);
+    put_text(out, site, SITE_BYTES_MAX);
+    out.push(awaited.len().min(AWAITED_MAX) as u8);
+    for (rank, host) in awaited.iter().take(AWAITED_MAX) {
+        out.extend_from_slice(&rank.get().to_le_bytes());
+        put_text(out, host, HOST_BYTES_MAX);
+    }
+}
+
+fn waiting(reader: &mut Reader<'_>) -> Option<Waiting> {
+    Some(Waiting {
+        rank: Rank::new(reader.u32()?),
+        group: reader.u32()?,
+        sequence: reader.u64()?,
+        asked: contract(reader)?,
+        site: reader.text()?,
+        awaited: {
+            let count = usize::from(reader.u8()?).min(AWAITED_MAX);
+            (0..count).map(|_| Some((Rank::new(reader.u32()?), reader.text()?))).collect::<Option<_>>()?
+        },
+    })
+}
+
 fn put_contract(out: &mut Vec<u8>, contract: &Contract) {
     out.push(contract.operation.to_byte());
     out.push(contract.dtype.to_byte());
@@ -195,6 +365,7 @@ fn put_contract(out: &mut Vec<u8>, contract: &Contract) {
     out.push(contract.algorithm.to_byte());
     out.extend_from_slice(&contract.root.get().to_le_bytes());
     out.extend_from_slice(&contract.count.to_le_bytes());
+    out.extend_from_slice(&contract.layout.to_le_bytes());
 }
 
 fn contract(reader: &mut Reader<'_>) -> Option<Contract> {
@@ -206,6 +377,7 @@ fn contract(reader: &mut Reader<'_>) -> Option<Contract> {
         algorithm: Algorithm::from_byte(algorithm)?,
         root: Rank::new(reader.u32()?),
         count: reader.u64()?,
+        layout: reader.u32()?,
     })
 }
 
@@ -216,32 +388,43 @@ mod tests {
     use super::*;
     use crate::wire::frame::tests::contracts;
 
+    fn waitings() -> impl Strategy<Value = Waiting> {
+        let awaited = (any::<u32>().prop_map(Rank::new), "[ -~]{0,20}");
+        (
+            (0..20u32, any::<u32>(), any::<u64>()),
+            contracts(),
+            "[ -~]{0,60}",
+            proptest::collection::vec(awaited, 0..=AWAITED_MAX),
+        )
+            .prop_map(|((rank, group, sequence), asked, site, awaited)| Waiting {
+                rank: Rank::new(rank),
+                group,
+                sequence,
+                asked,
+                site,
+                awaited,
+            })
+    }
+
     fn causes() -> impl Strategy<Value = Cause> {
         let rank = || any::<u32>().prop_map(Rank::new);
         let text = || "[ -~]{0,40}";
         prop_oneof![
             (rank(), text(), text()).prop_map(|(rank, host, detail)| Cause::PeerLost { rank, host, detail }),
             (rank(), text()).prop_map(|(rank, host)| Cause::PeerLeft { rank, host }),
-            (any::<u64>(), rank(), contracts(), rank(), contracts()).prop_map(
-                |(sequence, first, a, second, b)| {
-                    Cause::Mismatch { sequence, first, first_asked: a, second, second_asked: b }
-                }
-            ),
-            (any::<u64>(), rank(), contracts(), rank(), contracts()).prop_map(
-                |(sequence, rank, asked, ahead, b)| {
-                    Cause::OutOfOrder {
-                        rank,
-                        sequence,
-                        asked,
-                        ahead,
-                        ahead_sequence: sequence / 2,
-                        ahead_asked: b,
-                    }
-                }
-            ),
-            (rank(), any::<u64>(), contracts(), text()).prop_map(|(rank, sequence, asked, waiting_for)| {
-                Cause::Timeout { rank, sequence, asked, timeout_ms: sequence ^ 7, waiting_for }
-            }),
+            ((any::<u32>(), any::<u64>()), (rank(), contracts(), text()), (rank(), contracts(), text()))
+                .prop_map(|((group, sequence), first, second)| Cause::Mismatch {
+                    group,
+                    sequence,
+                    first: first.0,
+                    first_asked: first.1,
+                    first_site: first.2,
+                    second: second.0,
+                    second_asked: second.1,
+                    second_site: second.2,
+                }),
+            (any::<u64>(), proptest::collection::vec(waitings(), 0..WAITING_MAX))
+                .prop_map(|(timeout_ms, waiting)| Cause::Timeout { timeout_ms, waiting }),
             (rank(), text(), text()).prop_map(|(rank, host, message)| Cause::Aborted { rank, host, message }),
             (rank(), text(), text()).prop_map(|(rank, host, detail)| Cause::Misbehaved {
                 rank,
@@ -255,6 +438,20 @@ mod tests {
         #[test]
         fn a_cause_comes_back(cause in causes()) {
             prop_assert_eq!(Cause::decode(&cause.encode()), Some(cause));
+        }
+
+        #[test]
+        fn whatever_the_order_all_come_to_believe_the_same(a in causes(), b in causes(), c in causes()) {
+            // Ranks with the same words twice, and two words about the same disagreement, are what matters.
+            let join = |x: &Cause, y: &Cause| x.clone().join(y.clone());
+            let told = [join(&join(&a, &b), &c), join(&join(&c, &a), &b), join(&b, &join(&c, &a))];
+            let last: Vec<Cause> = told.iter().map(|one| join(&join(&join(one, &told[0]), &told[1]), &told[2])).collect();
+            let precedence = |cause: &Cause| cause.precedence();
+            prop_assert!(last.windows(2).all(|pair| precedence(&pair[0]) == precedence(&pair[1])));
+            if matches!(a, Cause::Timeout { .. }) && matches!(b, Cause::Timeout { .. }) {
+                prop_assert_eq!(join(&a, &b), join(&b, &a));
+                prop_assert_eq!(join(&join(&a, &b), &b), join(&a, &b));
+            }
         }
 
         #[test]

@@ -13,6 +13,8 @@ pub const CONTROL_BYTES_MAX: usize = 4096;
 const MAGIC: [u8; 2] = *b"RF";
 /// The flag that says that the payload's checksum is given.
 const FLAG_PAYLOAD_CRC: u8 = 1;
+/// The flag that says that the sender has not been told that the receiver is ready.
+const FLAG_EAGER: u8 = 2;
 
 const _: () = assert!(CONTROL_BYTES_MAX <= SEGMENT_BYTES_MAX);
 const _: () = assert!(SEGMENT_BYTES_MAX <= u32::MAX as usize);
@@ -24,8 +26,31 @@ pub enum Kind {
     Data = 1,
     /// The job failed; the payload is the root cause.
     Abort = 2,
-    /// The sender closes its group in order; nothing follows.
+    /// The sender leaves the job in order; nothing follows.
     Goodbye = 3,
+    /// The sender has begun the operation: `offset` counts the messages of it that may come in full.
+    Ready = 4,
+    /// `offset` counts what the sender has made use of since the start, of all that came before it was ready.
+    Credit = 5,
+    /// The sender has data for the operation and no credit to send them.
+    Announce = 6,
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        [Self::Data, Self::Abort, Self::Goodbye, Self::Ready, Self::Credit, Self::Announce]
+            .into_iter()
+            .find(|&kind| kind as u8 == byte)
+    }
+
+    /// The longest payload that such a frame may have.
+    const fn payload_bytes_max(self) -> usize {
+        match self {
+            Self::Data => SEGMENT_BYTES_MAX,
+            Self::Abort | Self::Goodbye => CONTROL_BYTES_MAX,
+            Self::Ready | Self::Credit | Self::Announce => 0,
+        }
+    }
 }
 
 /// A frame's header.
@@ -35,12 +60,16 @@ pub struct Header {
     pub kind: Kind,
     /// The group within the job.
     pub group: u32,
-    /// The operation's number within its group.
+    /// The operation's number within its group; a message's number on its link.
     pub sequence: u64,
     /// What the sender asks for.
     pub contract: Contract,
-    /// The segment's first element within the operation's buffer.
+    /// The number of the message among those of the operation from this sender to this receiver.
+    pub message: u32,
+    /// The segment's first element within its message.
     pub offset: u64,
+    /// Whether the segment was sent on credit, before the receiver said that it is ready.
+    pub eager: bool,
     /// Bytes of payload.
     pub payload_bytes: u32,
     /// CRC32C of the payload, where the job checks payloads.
@@ -78,10 +107,24 @@ pub enum HeaderError {
 }
 
 impl Header {
+    /// A header that says nothing yet.
+    pub const EMPTY: Self = Self {
+        kind: Kind::Goodbye,
+        group: 0,
+        sequence: 0,
+        contract: Contract::NONE,
+        message: 0,
+        offset: 0,
+        eager: false,
+        payload_bytes: 0,
+        payload_crc: None,
+    };
+
     /// The header as bytes, its own checksum last.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
-        let Contract { operation, dtype, reduction, algorithm, root, count } = self.contract;
-        let flags = if self.payload_crc.is_some() { FLAG_PAYLOAD_CRC } else { 0 };
+        let Contract { operation, dtype, reduction, algorithm, root, count, layout } = self.contract;
+        let mut flags = if self.payload_crc.is_some() { FLAG_PAYLOAD_CRC } else { 0 };
+        flags |= if self.eager { FLAG_EAGER } else { 0 };
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..2].copy_from_slice(&MAGIC);
         bytes[2] = self.kind as u8;
@@ -97,6 +140,8 @@ impl Header {
         bytes[32..40].copy_from_slice(&self.offset.to_le_bytes());
         bytes[40..44].copy_from_slice(&self.payload_bytes.to_le_bytes());
         bytes[44..48].copy_from_slice(&self.payload_crc.unwrap_or(0).to_le_bytes());
+        bytes[48..52].copy_from_slice(&layout.to_le_bytes());
+        bytes[52..56].copy_from_slice(&self.message.to_le_bytes());
         let crc = crc32c::crc32c(&bytes[..HEADER_BYTES - 4]);
         bytes[HEADER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -127,6 +172,7 @@ impl Header {
         let root = Rank::new(reader.u32()?);
         let (sequence, count, offset) = (reader.u64()?, reader.u64()?, reader.u64()?);
         let (payload_bytes, payload_crc) = (reader.u32()?, reader.u32()?);
+        let (layout, message) = (reader.u32()?, reader.u32()?);
         let unknown = |field, value: u8| HeaderError::Unknown { field, value: value.into() };
         let read = || {
             if magic != MAGIC {
@@ -135,16 +181,11 @@ impl Header {
                     value: u16::from_le_bytes(magic).into(),
                 });
             }
-            let kind = match kind {
-                1 => Kind::Data,
-                2 => Kind::Abort,
-                3 => Kind::Goodbye,
-                other => return Err(unknown("kind", other)),
-            };
-            if flags & !FLAG_PAYLOAD_CRC != 0 {
+            let kind = Kind::from_byte(kind).ok_or(unknown("kind", kind))?;
+            if flags & !(FLAG_PAYLOAD_CRC | FLAG_EAGER) != 0 {
                 return Err(unknown("flags", flags));
             }
-            let limit = if kind == Kind::Data { SEGMENT_BYTES_MAX } else { CONTROL_BYTES_MAX };
+            let limit = kind.payload_bytes_max();
             if payload_bytes as usize > limit {
                 return Err(HeaderError::TooLong { claimed: payload_bytes, limit });
             }
@@ -158,9 +199,11 @@ impl Header {
                 algorithm: Algorithm::from_byte(algorithm).ok_or(unknown("algorithm", algorithm))?,
                 root,
                 count,
+                layout,
             };
             let payload_crc = (flags & FLAG_PAYLOAD_CRC != 0).then_some(payload_crc);
-            Ok(Self { kind, group, sequence, contract, offset, payload_bytes, payload_crc })
+            let eager = flags & FLAG_EAGER != 0;
+            Ok(Self { kind, group, sequence, contract, message, offset, eager, payload_bytes, payload_crc })
         };
         Some(read())
     }
@@ -181,35 +224,31 @@ pub(crate) mod tests {
             0..Algorithm::ALL.len(),
             any::<u32>(),
             any::<u64>(),
+            any::<u32>(),
         )
-            .prop_map(|(operation, dtype, reduction, algorithm, root, count)| Contract {
+            .prop_map(|(operation, dtype, reduction, algorithm, root, count, layout)| Contract {
                 operation: Operation::ALL[operation],
                 dtype: DType::ALL[dtype],
                 reduction: reduction.map(|index| ReduceOp::ALL[index]),
                 algorithm: Algorithm::ALL[algorithm],
                 root: Rank::new(root),
                 count,
+                layout,
             })
     }
 
     fn headers() -> impl Strategy<Value = Header> {
         (
-            (0..3u8, any::<u32>(), any::<u64>()),
+            (1..=6u8, any::<u32>(), any::<u64>()),
             contracts(),
-            any::<u64>(),
+            (any::<u32>(), any::<u64>(), any::<bool>()),
             0..=CONTROL_BYTES_MAX as u32,
             any::<Option<u32>>(),
         )
-            .prop_map(|((kind, group, sequence), contract, offset, payload_bytes, payload_crc)| {
-                Header {
-                    kind: [Kind::Data, Kind::Abort, Kind::Goodbye][usize::from(kind)],
-                    group,
-                    sequence,
-                    contract,
-                    offset,
-                    payload_bytes,
-                    payload_crc,
-                }
+            .prop_map(|((kind, group, sequence), contract, (message, offset, eager), payload, payload_crc)| {
+                let kind = Kind::from_byte(kind).unwrap();
+                let payload_bytes = payload.min(kind.payload_bytes_max() as u32);
+                Header { kind, group, sequence, contract, message, offset, eager, payload_bytes, payload_crc }
             })
     }
 
@@ -250,13 +289,16 @@ pub(crate) mod tests {
             algorithm: Algorithm::Ring,
             root: Rank::ZERO,
             count: u64::MAX,
+            layout: 0,
         };
         let mut header = Header {
             kind: Kind::Abort,
             group: 0,
             sequence: 0,
             contract,
+            message: 0,
             offset: 0,
+            eager: false,
             payload_bytes: CONTROL_BYTES_MAX as u32 + 1,
             payload_crc: None,
         };

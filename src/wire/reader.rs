@@ -39,6 +39,11 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The text, cut at `length_max` bytes.
+pub(super) fn shortened(text: &str, length_max: u16) -> String {
+    text[..text.floor_char_boundary(text.len().min(usize::from(length_max)))].to_owned()
+}
+
 /// Appends a text with its length before it, cut at `length_max` bytes.
 pub(super) fn put_text(out: &mut Vec<u8>, text: &str, length_max: u16) {
     let end = text.floor_char_boundary(text.len().min(usize::from(length_max)));

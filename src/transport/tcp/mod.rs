@@ -5,7 +5,7 @@
 
 mod options;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use mio::{Interest, Token};
 pub use options::{CongestionControl, SocketOptions, available_congestion_controls};
 
 use super::lobby::{Admitted, Dialled, Dialling, Event, Lobby};
+use super::poller::Poller;
 use super::{Moved, Transport};
 use crate::types::Rank;
 use crate::wire::handshake::{Introduction, Purpose};
@@ -32,7 +33,8 @@ pub struct TcpTransport {
     options: SocketOptions,
     links: BTreeMap<Rank, Link>,
     ranks: HashMap<Token, Rank>,
-    events: Vec<Event>,
+    /// Peers whose links nobody has asked for here.
+    newcomers: VecDeque<Rank>,
 }
 
 struct Link {
@@ -58,8 +60,30 @@ enum State {
 impl TcpTransport {
     /// A transport for `rank` whose peers listen at `addresses`, in rank order, and which accepts through `lobby`.
     pub fn new(lobby: Lobby, rank: Rank, addresses: Vec<SocketAddr>, options: SocketOptions) -> Self {
-        let links = BTreeMap::new();
-        Self { lobby, rank, addresses, options, links, ranks: HashMap::new(), events: Vec::new() }
+        let (links, ranks, newcomers) = (BTreeMap::new(), HashMap::new(), VecDeque::new());
+        Self { lobby, rank, addresses, options, links, ranks, newcomers }
+    }
+
+    /// The event queue, whose events [`TcpTransport::serve`] wants to know.
+    pub fn take_poller(&mut self) -> Option<Poller> {
+        self.lobby.take_poller()
+    }
+
+    /// Takes note of what has happened to the sockets.
+    pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>) {
+        let mut others = Vec::new();
+        self.lobby.serve(now, events, &mut others);
+        for event in others {
+            let Some(&peer) = self.ranks.get(&event.token) else { continue };
+            let Some(link) = self.links.get_mut(&peer) else { continue };
+            link.is_readable |= event.is_readable;
+            link.is_writable |= event.is_writable;
+            self.pursue(peer);
+        }
+        while let Some(admitted) = self.lobby.take_admitted(Purpose::Link) {
+            self.welcome(admitted);
+        }
+        self.expire(now);
     }
 
     fn dial(&mut self, now: Duration, peer: Rank) -> io::Result<State> {
@@ -88,7 +112,10 @@ impl TcpTransport {
             Err(error) => State::Lost(format!("its socket could not be set up: {error}")),
         };
         self.ranks.insert(admitted.token, peer);
-        self.links.insert(peer, Link { state, is_readable: true, is_writable: true });
+        let link = Link { state, is_readable: true, is_writable: true };
+        if self.links.insert(peer, link).is_none() {
+            self.newcomers.push_back(peer);
+        }
     }
 
     fn pursue(&mut self, peer: Rank) {
@@ -118,13 +145,13 @@ impl TcpTransport {
         }
     }
 
-    /// The moment at which a dial gives up, or now if a lost link waits to be noticed.
-    fn next_deadline(&self) -> Option<Duration> {
+    /// The moment at which a dial or a handshake gives up.
+    pub fn next_deadline(&self) -> Option<Duration> {
         let deadline = |link: &Link| match link.state {
             State::Dialling { deadline, .. } => Some(deadline),
             _ => None,
         };
-        self.links.values().filter_map(deadline).min()
+        self.links.values().filter_map(deadline).chain(self.lobby.next_deadline()).min()
     }
 }
 
@@ -180,24 +207,8 @@ impl Transport for TcpTransport {
         }
     }
 
-    fn wait(&mut self, now: Duration, until: Option<Duration>) -> io::Result<()> {
-        let until = until.into_iter().chain(self.next_deadline()).min();
-        let mut events = std::mem::take(&mut self.events);
-        events.clear();
-        self.lobby.wait(now, until, &mut events)?;
-        for event in &events {
-            let Some(&peer) = self.ranks.get(&event.token) else { continue };
-            let Some(link) = self.links.get_mut(&peer) else { continue };
-            link.is_readable |= event.is_readable;
-            link.is_writable |= event.is_writable;
-            self.pursue(peer);
-        }
-        self.events = events;
-        while let Some(admitted) = self.lobby.take_admitted(Purpose::Link) {
-            self.welcome(admitted);
-        }
-        self.expire(now);
-        Ok(())
+    fn take_newcomer(&mut self) -> Option<Rank> {
+        self.newcomers.pop_front()
     }
 
     fn name(&self) -> &'static str {

@@ -1,0 +1,263 @@
+//! How the engine fails: one root cause, which all ranks come to share.
+
+use std::panic::Location;
+
+use bytes::Bytes;
+
+use super::operation::{Call, Key};
+use super::{Engine, OpId, Timestamp, Transmit, Verdict};
+use crate::types::{Contract, Rank};
+use crate::wire::cause::{AWAITED_MAX, Waiting};
+use crate::wire::{Cause, Header, Kind};
+
+/// Why and by whom the job failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// The root cause.
+    pub cause: Cause,
+    /// The rank that told us, if we did not see it ourselves.
+    pub reported_by: Option<Rank>,
+}
+
+impl Engine {
+    /// Ends the job if an operation's deadline has passed.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        if self.failure.is_some() {
+            return;
+        }
+        let Some(&(deadline, id)) = self.deadlines.first() else { return };
+        if now < deadline {
+            return;
+        }
+        let timeout = self.call_of(id).map_or(0, |call| call.timeout.as_millis() as u64);
+        let waiting = self.waiting().into_iter().collect();
+        self.fail(Cause::Timeout { timeout_ms: timeout, waiting });
+    }
+
+    /// A control frame's payload has arrived.
+    pub fn control(&mut self, peer: Rank, header: &Header, payload: &[u8]) {
+        if header.kind != Kind::Abort {
+            return;
+        }
+        let Some(cause) = Cause::decode(payload) else {
+            let cause = self.misbehaved(peer, "it sent an abort that cannot be read".into());
+            self.fail(cause);
+            return;
+        };
+        self.links.entry(peer).or_default().heard = Some(cause.clone());
+        let known = self.failure.as_ref().map(|failure| failure.cause.clone());
+        match known {
+            None => {
+                let cause = self.with_own_words(cause);
+                self.failure = Some(Failure { cause, reported_by: Some(peer) });
+            }
+            Some(known) => {
+                let cause = self.with_own_words(known.clone().join(cause));
+                if cause != known {
+                    self.failure = Some(Failure { cause, reported_by: Some(peer) });
+                }
+            }
+        }
+    }
+
+    /// The link to `peer` is gone; `detail` is what the transport says about it.
+    pub fn link_lost(&mut self, peer: Rank, detail: &str) {
+        let host = self.host(peer);
+        let link = self.links.entry(peer).or_default();
+        let already_lost = std::mem::replace(&mut link.lost, true);
+        if link.left || already_lost || self.closing {
+            return;
+        }
+        self.fail(Cause::PeerLost { rank: peer, host, detail: detail.to_owned() });
+    }
+
+    /// Bytes that came from `peer` are wrong: a corrupt header or payload.
+    pub fn corrupt(&mut self, peer: Rank, detail: String) {
+        let cause = self.misbehaved(peer, detail);
+        self.fail(cause);
+    }
+
+    /// This rank gives up, and says why.
+    pub fn abort(&mut self, message: &str) -> Failure {
+        let rank = self.settings.rank;
+        self.fail(Cause::Aborted { rank, host: self.host(rank), message: message.to_owned() })
+    }
+
+    /// Whether every peer that can still be heard has told us the same root cause, or nothing is to be learnt from it.
+    pub fn is_settled(&self) -> bool {
+        let Some(Failure { cause, .. }) = &self.failure else { return true };
+        !cause.may_grow()
+            || self.links.values().all(|link| link.lost || link.left || link.heard.as_ref() == Some(cause))
+    }
+
+    /// The first failure is the one that counts, as far as this rank has seen it itself.
+    pub(super) fn fail(&mut self, cause: Cause) -> Failure {
+        self.failure.get_or_insert(Failure { cause, reported_by: None }).clone()
+    }
+
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    pub(super) fn fail_left(&mut self, rank: Rank) -> Failure {
+        let cause = Cause::PeerLeft { rank, host: self.host(rank) };
+        self.fail(cause)
+    }
+
+    pub(super) fn peer_left(&mut self, peer: Rank) {
+        self.links.entry(peer).or_default().left = true;
+        let waits_for_it = self.matching.posted().any(|posted| posted.pattern.source == Some(peer));
+        if waits_for_it || self.operations.values().any(|running| running.needs(peer)) {
+            self.fail_left(peer);
+        }
+    }
+
+    /// The job fails because of what `peer` sent, and nothing more is read from it.
+    pub(super) fn refuse(&mut self, peer: Rank, detail: String) -> Verdict {
+        let cause = self.misbehaved(peer, detail);
+        self.fail(cause);
+        Verdict::Refuse
+    }
+
+    /// A segment of an operation that is over here: a root, say, ends a broadcast without hearing from anybody, and learns
+    /// only now that others meant another root.
+    pub(super) fn belated(&mut self, peer: Rank, header: &Header) -> Verdict {
+        let past = self.past(header.group, header.sequence);
+        match past {
+            Some((contract, site)) if contract != header.contract => {
+                let place = (header.group, header.sequence);
+                let cause = self.mismatch(place, (contract, site), (peer, header.contract));
+                self.fail(cause);
+                Verdict::Discard
+            }
+            _ => self.refuse(peer, format!("it repeats operation {}, which is over", header.sequence)),
+        }
+    }
+
+    /// The same words on whichever of the two ranks they are found.
+    pub(super) fn mismatch(
+        &self,
+        (group, sequence): (u32, u64),
+        (asked, site): (Contract, &'static Location<'static>),
+        (peer, peer_asked): (Rank, Contract),
+    ) -> Cause {
+        let one = (self.settings.rank, asked, place(site));
+        let other = (peer, peer_asked, String::new());
+        let (first, second) = if one.0 < other.0 { (one, other) } else { (other, one) };
+        Cause::Mismatch {
+            group,
+            sequence,
+            first: first.0,
+            first_asked: first.1,
+            first_site: first.2,
+            second: second.0,
+            second_asked: second.1,
+            second_site: second.2,
+        }
+    }
+
+    /// The abort or goodbye that `peer` has not been told yet.
+    pub(super) fn notification(&mut self, peer: Rank) -> Option<Transmit> {
+        let link = self.links.entry(peer).or_default();
+        if link.lost {
+            return None;
+        }
+        let (kind, payload) = match &self.failure {
+            Some(Failure { cause, .. }) => {
+                // It is told even what it told us, if others may know more: that is how it learns that we agree.
+                let knows = link.told.as_ref() == Some(cause)
+                    || (link.heard.as_ref() == Some(cause) && !cause.may_grow());
+                if knows {
+                    return None;
+                }
+                link.told = Some(cause.clone());
+                (Kind::Abort, Bytes::from(cause.encode()))
+            }
+            None if std::mem::replace(&mut link.said_goodbye, true) => return None,
+            None => (Kind::Goodbye, Bytes::new()),
+        };
+        let header = Header {
+            kind,
+            payload_bytes: payload.len() as u32,
+            payload_crc: Some(crc32c::crc32c(&payload)),
+            ..Header::EMPTY
+        };
+        Some(Transmit::Control { header, payload })
+    }
+
+    /// What this rank itself can add to a cause.
+    fn with_own_words(&self, mut cause: Cause) -> Cause {
+        match &cause {
+            Cause::Timeout { timeout_ms, .. } => {
+                let own = Cause::Timeout {
+                    timeout_ms: *timeout_ms,
+                    waiting: self.waiting().into_iter().collect(),
+                };
+                cause.join(own)
+            }
+            Cause::Mismatch { group, sequence, .. } => {
+                if let Some((_, site)) = self.past(*group, *sequence) {
+                    cause.add_site(self.settings.rank, &place(site));
+                }
+                cause
+            }
+            _ => cause,
+        }
+    }
+
+    /// What this rank waits in: its oldest operation.
+    fn waiting(&self) -> Option<Waiting> {
+        let running = self.operations.first_key_value();
+        let posted = self.matching.posted().next();
+        let (call, awaited): (&Call, Vec<Rank>) = match (running, posted) {
+            (Some((&id, running)), posted) if posted.is_none_or(|posted| id < posted.id) => {
+                (&running.call, running.awaited().take(AWAITED_MAX).collect())
+            }
+            (_, Some(posted)) => (&posted.call, posted.pattern.source.into_iter().collect()),
+            _ => return None,
+        };
+        let sequence = if call.sequence() == u64::MAX { 0 } else { call.sequence() };
+        Some(Waiting {
+            rank: self.settings.rank,
+            group: call.group,
+            sequence,
+            asked: call.contract,
+            site: place(call.site),
+            awaited: awaited.into_iter().map(|rank| (rank, self.host(rank))).collect(),
+        })
+    }
+
+    fn call_of(&self, id: OpId) -> Option<&Call> {
+        let posted = || self.matching.posted().find(|posted| posted.id == id).map(|posted| &posted.call);
+        self.operations.get(&id).map(|running| &running.call).or_else(posted)
+    }
+
+    /// What this rank asked for in an operation of a group, and where, if it remembers.
+    fn past(&self, group: u32, sequence: u64) -> Option<(Contract, &'static Location<'static>)> {
+        if let Some(id) = self.by_key.get(&Key::Collective { group, sequence })
+            && let Some(running) = self.operations.get(id)
+        {
+            return Some((running.call.contract, running.call.site));
+        }
+        let history = &self.groups.get(&group)?.history;
+        history.iter().find(|past| past.0 == sequence).map(|&(_, contract, site)| (contract, site))
+    }
+
+    fn misbehaved(&self, rank: Rank, detail: String) -> Cause {
+        Cause::Misbehaved { rank, host: self.host(rank), detail }
+    }
+
+    pub(super) fn host(&self, rank: Rank) -> String {
+        self.settings.hosts.get(rank.index()).cloned().unwrap_or_else(|| "an unknown host".into())
+    }
+}
+
+/// A place in a program, as people name it: the end of its path, and the line.
+fn place(site: &Location<'_>) -> String {
+    let file = site.file();
+    let mut start = file.len().saturating_sub(60);
+    while !file.is_char_boundary(start) {
+        start += 1;
+    }
+    format!("{}:{}", &file[start..], site.line())
+}

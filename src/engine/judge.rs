@@ -1,0 +1,179 @@
+//! What the engine makes of a frame that arrives.
+
+use super::matching::Envelope;
+use super::operation::Due;
+use super::link::ANNOUNCED_MAX;
+use super::{Engine, Key, OpId, Verdict};
+use crate::types::{Operation, Rank};
+use crate::wire::{Header, Kind};
+
+impl Engine {
+    /// Judges a frame from `peer` by its header.
+    pub fn frame(&mut self, peer: Rank, header: &Header) -> Verdict {
+        match header.kind {
+            Kind::Abort => return Verdict::Control,
+            _ if self.failure.is_some() => return Verdict::Discard,
+            _ => {}
+        }
+        match header.kind {
+            Kind::Abort => Verdict::Control,
+            Kind::Goodbye => {
+                self.peer_left(peer);
+                Verdict::Control
+            }
+            Kind::Credit => {
+                let link = self.links.entry(peer).or_default();
+                if link.receive_credit(header.offset) {
+                    return Verdict::Taken;
+                }
+                self.refuse(peer, "it claims to have used what it was never sent".into())
+            }
+            Kind::Ready => {
+                // Its operation may have ended here: the last segment and this frame crossed.
+                let key = self.key(header, self.settings.rank, peer);
+                if let Some(running) = self.by_key.get(&key).and_then(|id| self.operations.get_mut(id)) {
+                    running.cleared(peer, header.offset);
+                }
+                Verdict::Taken
+            }
+            Kind::Announce => self.announce(peer, header),
+            Kind::Data => self.segment(peer, header),
+        }
+    }
+
+    /// Judges a stored frame again: [`Verdict::Apply`] if its time has come, [`Verdict::Store`] if not.
+    pub fn stored_frame(&mut self, peer: Rank, header: &Header) -> Verdict {
+        let key = self.key(header, peer, self.settings.rank);
+        match self.by_key.get(&key) {
+            Some(&id) if self.failure.is_none() => self.due(id, key, peer, header, true),
+            _ => Verdict::Store(key),
+        }
+    }
+
+    /// The operation that a frame from one rank to another belongs to.
+    fn key(&self, header: &Header, from: Rank, to: Rank) -> Key {
+        let Header { group, sequence, contract, .. } = *header;
+        if contract.operation == Operation::Message {
+            Key::Message { from, to, sequence }
+        } else {
+            Key::Collective { group, sequence }
+        }
+    }
+
+    fn announce(&mut self, peer: Rank, header: &Header) -> Verdict {
+        let key = match self.place(peer, header) {
+            Ok(key) => key,
+            Err(verdict) => return verdict,
+        };
+        if let Some(&id) = self.by_key.get(&key) {
+            if let Some(running) = self.operations.get_mut(&id) {
+                running.tell_when_ready(peer);
+            }
+            self.tell_ready(id);
+            return Verdict::Taken;
+        }
+        let link = self.links.entry(peer).or_default();
+        link.announced.insert(key);
+        if link.announced.len() > ANNOUNCED_MAX {
+            return self.refuse(peer, format!("it announced more than {ANNOUNCED_MAX} operations"));
+        }
+        Verdict::Taken
+    }
+
+    fn segment(&mut self, peer: Rank, header: &Header) -> Verdict {
+        let key = match self.place(peer, header) {
+            Ok(key) => key,
+            Err(verdict) => return verdict,
+        };
+        match self.by_key.get(&key) {
+            Some(&id) => self.due(id, key, peer, header, false),
+            None => self.store(key, peer, header),
+        }
+    }
+
+    /// The operation that a frame belongs to, once it is sure that it has not ended. A message that nobody has seen before
+    /// is matched with a receive, if there is one.
+    fn place(&mut self, peer: Rank, header: &Header) -> Result<Key, Verdict> {
+        let key = self.key(header, peer, self.settings.rank);
+        if self.by_key.contains_key(&key) {
+            return Ok(key);
+        }
+        match key {
+            Key::Collective { group, sequence } => {
+                let next = self.groups.get(&group).map_or(0, |past| past.next);
+                if sequence < next { Err(self.belated(peer, header)) } else { Ok(key) }
+            }
+            Key::Message { sequence, .. } => {
+                let link = self.links.entry(peer).or_default();
+                if sequence != link.messages_seen {
+                    if sequence < link.messages_seen && self.matching.has_arrived(key) {
+                        return Ok(key);
+                    }
+                    let detail = format!("message {sequence} came where {} was due", link.messages_seen);
+                    return Err(self.refuse(peer, detail));
+                }
+                link.messages_seen += 1;
+                let envelope = Envelope {
+                    group: header.group,
+                    source: peer,
+                    tag: header.contract.layout,
+                    contract: header.contract,
+                };
+                match self.matching.take_posted(&envelope) {
+                    Some(posted) => {
+                        self.unite(posted, key, envelope).map_err(|_| Verdict::Discard)?;
+                    }
+                    None => self.matching.arrive(key, envelope),
+                }
+                Ok(key)
+            }
+        }
+    }
+
+    /// What a frame of an operation that has begun is good for.
+    fn due(&mut self, id: OpId, key: Key, peer: Rank, header: &Header, is_stored: bool) -> Verdict {
+        let Some(running) = self.operations.get(&id) else { return Verdict::Discard };
+        let call = running.call;
+        if header.contract != call.contract {
+            let place = (call.group, call.sequence());
+            let cause = self.mismatch(place, (call.contract, call.site), (peer, header.contract));
+            self.fail(cause);
+            return Verdict::Discard;
+        }
+        let number = call.sequence();
+        let Due::Segment { range, action, message, offset, is_ready } = running.due(peer) else {
+            return self.refuse(peer, format!("it sent more than its part of operation {number}"));
+        };
+        let is_next = header.message == message && header.offset == offset as u64;
+        // What came before it on this link may itself be stored, or be stored for want of what comes from another peer.
+        let may_wait = header.eager && (header.message, header.offset) >= (message, offset as u64);
+        if !is_next || !is_ready {
+            if is_stored {
+                return Verdict::Store(key);
+            }
+            if may_wait {
+                return self.store(key, peer, header);
+            }
+        }
+        let bytes = range.len() * call.contract.dtype.size_bytes();
+        if !is_next || !is_ready || header.payload_bytes as usize != bytes {
+            let detail = format!(
+                "it sent {} bytes for element {} of message {} of operation {number} where {bytes} bytes for element {offset} of message {message} were due",
+                header.payload_bytes, header.offset, header.message
+            );
+            return self.refuse(peer, detail);
+        }
+        if header.payload_crc.is_some() != self.settings.checks_payloads {
+            return self.refuse(peer, "it does not agree whether payloads carry checksums".into());
+        }
+        Verdict::Apply { operation: id, range, action }
+    }
+
+    fn store(&mut self, key: Key, peer: Rank, header: &Header) -> Verdict {
+        let link = self.links.entry(peer).or_default();
+        if header.eager && link.store(header.payload_bytes as usize) {
+            return Verdict::Store(key);
+        }
+        self.refuse(peer, format!("it sent more of operation {} than it had credit for", header.sequence))
+    }
+}

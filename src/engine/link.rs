@@ -1,0 +1,89 @@
+//! What an engine knows of one peer beside the operations: what it may be sent, what it has been told, what is stored for it.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::OpId;
+use super::operation::{Key, charge};
+use crate::wire::{Cause, Header};
+
+/// What a rank may send to another before that one is ready for it, over all operations. The receiver has to store it.
+pub const CREDIT_BYTES: u64 = 1 << 20;
+/// Announced operations that have not begun here.
+pub(super) const ANNOUNCED_MAX: usize = 65_536;
+
+const _: () = assert!(charge(super::operation::EAGER_BYTES) as u64 <= CREDIT_BYTES / 2);
+
+/// One peer.
+#[derive(Default)]
+pub(super) struct Link {
+    /// It said goodbye.
+    pub(super) left: bool,
+    /// The connection is gone.
+    pub(super) lost: bool,
+    /// We said goodbye.
+    pub(super) said_goodbye: bool,
+    /// The root cause as we told it last.
+    pub(super) told: Option<Cause>,
+    /// The root cause as the peer told it last.
+    pub(super) heard: Option<Cause>,
+    /// Operations that still send to it, oldest first.
+    pub(super) sending: VecDeque<OpId>,
+    /// The one whose segment has been given out.
+    pub(super) in_flight: Option<OpId>,
+    /// Headers that wait to be sent before any segment.
+    pub(super) control: VecDeque<Header>,
+    /// What it has announced and we have not begun.
+    pub(super) announced: BTreeSet<Key>,
+    /// Messages sent to it, and messages that came from it.
+    pub(super) messages_sent: u64,
+    pub(super) messages_seen: u64,
+    /// What we have sent it on credit since the start, and how much of it has been made use of.
+    charged: u64,
+    returned: u64,
+    /// The same the other way, and what we last told of it.
+    used: u64,
+    used_told: u64,
+    stored: u64,
+}
+
+impl Link {
+    /// Bytes that may be sent on credit now.
+    pub(super) fn credit(&self) -> usize {
+        (CREDIT_BYTES - (self.charged - self.returned).min(CREDIT_BYTES)) as usize
+    }
+
+    /// A segment of `bytes` is sent on credit.
+    pub(super) fn spend(&mut self, bytes: usize) {
+        self.charged += charge(bytes) as u64;
+    }
+
+    /// Takes the peer's word for how much it has made use of; whether that is possible.
+    pub(super) fn receive_credit(&mut self, used: u64) -> bool {
+        let is_possible = used <= self.charged && used >= self.returned;
+        if is_possible {
+            self.returned = used;
+        }
+        is_possible
+    }
+
+    /// Notes that a segment of `bytes` has to be stored; whether the peer had the credit.
+    pub(super) fn store(&mut self, bytes: usize) -> bool {
+        self.stored += charge(bytes) as u64;
+        self.stored <= CREDIT_BYTES
+    }
+
+    /// Notes that a stored segment of `bytes` is none any more.
+    pub(super) fn unstore(&mut self, bytes: usize) {
+        self.stored -= (charge(bytes) as u64).min(self.stored);
+    }
+
+    /// A segment of `bytes` that came on credit has been applied. Returns the total, if the peer is to be told.
+    pub(super) fn make_use(&mut self, bytes: usize) -> Option<u64> {
+        self.used += charge(bytes) as u64;
+        if self.used - self.used_told < CREDIT_BYTES / 2 {
+            return None;
+        }
+        self.used_told = self.used;
+        Some(self.used)
+    }
+}

@@ -1,0 +1,304 @@
+//! What is under way on one link: a frame half sent, a frame half received.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::memory::Memory;
+use crate::engine::{Engine, Key, OpId, Transmit, Verdict};
+use crate::reduce::Kernels;
+use crate::schedule::Action;
+use crate::types::Rank;
+use crate::wire::Header;
+use crate::wire::frame::HEADER_BYTES;
+
+/// How an operation treats bytes.
+pub(super) struct Task {
+    pub(super) memory: Memory,
+    pub(super) element_bytes: usize,
+    pub(super) kernels: Option<Kernels>,
+    pub(super) divisor: u32,
+}
+
+/// The operations under way, and the segments that came before their time, in the order of their links.
+#[derive(Default)]
+pub(super) struct Tasks {
+    pub(super) tasks: BTreeMap<OpId, Task>,
+    pub(super) stored: BTreeMap<(Key, Rank), VecDeque<Stored>>,
+}
+
+/// Bytes in words, so that every element type is aligned.
+#[derive(Default)]
+pub(super) struct Words {
+    words: Vec<u64>,
+    length: usize,
+}
+
+/// A segment that came before its time.
+pub(super) struct Stored {
+    pub(super) header: Header,
+    payload: Words,
+}
+
+/// What is under way on one link.
+pub(super) struct Lane {
+    pub(super) incoming: Incoming,
+    pub(super) header: [u8; HEADER_BYTES],
+    pub(super) header_filled: usize,
+    pub(super) outgoing: Option<Outgoing>,
+    /// Where a segment waits to be reduced: at most one segment long.
+    pub(super) scratch: Words,
+    pub(super) is_lost: bool,
+    pub(super) is_finished: bool,
+}
+
+pub(super) enum Incoming {
+    Header,
+    Segment { header: Header, operation: OpId, bytes: Range<usize>, action: Action, filled: usize },
+    Stored { header: Header, key: Key, payload: Words, filled: usize },
+    Control { header: Header, payload: Vec<u8>, filled: usize },
+    /// So many bytes are of no interest.
+    Waste { left: usize },
+    /// Nothing more is read.
+    Refused,
+}
+
+pub(super) struct Outgoing {
+    pub(super) header: [u8; HEADER_BYTES],
+    pub(super) payload: Payload,
+    pub(super) sent: usize,
+}
+
+pub(super) enum Payload {
+    Segment(OpId, Range<usize>),
+    Control(Bytes),
+}
+
+impl Words {
+    fn new(length: usize) -> Self {
+        Self { words: vec![0; length.div_ceil(size_of::<u64>())], length }
+    }
+
+    /// At least `length` bytes; what they hold is left over.
+    pub(super) fn resize(&mut self, length: usize) {
+        let words = length.div_ceil(size_of::<u64>());
+        if self.words.len() < words {
+            self.words.resize(words, 0);
+        }
+        self.length = length;
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.length]
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.length]
+    }
+}
+
+impl Tasks {
+    /// Applies a segment to its operation's memory. `arrived` is `None` if it has been received in place.
+    fn apply(&mut self, operation: OpId, bytes: &Range<usize>, action: Action, arrived: Option<&[u8]>) {
+        let Some(task) = self.tasks.get_mut(&operation) else { return };
+        let (Some(arrived), Some(own)) = (arrived, task.memory.bytes_mut(bytes.clone())) else { return };
+        match (action, &task.kernels) {
+            (Action::Reduce, Some(kernels)) => (kernels.reduce)(own, arrived, task.divisor),
+            (Action::ReduceLast, Some(kernels)) => (kernels.reduce_last)(own, arrived, task.divisor),
+            _ => own.copy_from_slice(arrived),
+        }
+    }
+
+    /// Applies what is stored for an operation, as far as its time has come.
+    pub(super) fn replay(&mut self, key: Key, engine: &mut Engine) {
+        let (first, last) = ((key, Rank::ZERO), (key, Rank::new(u32::MAX)));
+        while !self.stored.is_empty() {
+            let ready = self.stored.range(first..=last).find_map(|(&place, frames)| {
+                match engine.stored_frame(place.1, &frames.front()?.header) {
+                    Verdict::Apply { operation, range, action } => Some((place, operation, range, action)),
+                    _ => None,
+                }
+            });
+            let Some((place, operation, range, action)) = ready else { return };
+            let Some(frames) = self.stored.get_mut(&place) else { return };
+            let Some(Stored { header, payload }) = frames.pop_front() else { return };
+            if frames.is_empty() {
+                self.stored.remove(&place);
+            }
+            let bytes = self.prepare(engine, operation, &range);
+            self.apply(operation, &bytes, action, Some(payload.bytes()));
+            engine.applied(operation, place.1, &header, true);
+        }
+    }
+
+    /// The bytes of elements, in memory that now exists.
+    fn prepare(&mut self, engine: &Engine, operation: OpId, range: &Range<usize>) -> Range<usize> {
+        let Some(task) = self.tasks.get_mut(&operation) else { return 0..0 };
+        if let Some(envelope) = engine.envelope(operation) {
+            task.memory.prepare(envelope.contract.count as usize);
+        }
+        range.start * task.element_bytes..range.end * task.element_bytes
+    }
+}
+
+impl Lane {
+    pub(super) fn new() -> Self {
+        Self {
+            incoming: Incoming::Header,
+            header: [0; HEADER_BYTES],
+            header_filled: 0,
+            outgoing: None,
+            scratch: Words::default(),
+            is_lost: false,
+            is_finished: false,
+        }
+    }
+
+    /// Whether reading goes on when writing has failed.
+    pub(super) fn may_still_be_read(&self) -> bool {
+        !matches!(self.incoming, Incoming::Refused)
+    }
+
+    /// Takes note of `count` bytes received.
+    pub(super) fn advance(&mut self, count: usize) {
+        let (filled, length) = match &mut self.incoming {
+            Incoming::Header => {
+                self.header_filled += count;
+                return;
+            }
+            Incoming::Segment { bytes, filled, .. } => (filled, bytes.len()),
+            Incoming::Stored { payload, filled, .. } => (filled, payload.length),
+            Incoming::Control { filled, payload, .. } => (filled, payload.len()),
+            Incoming::Waste { left } => {
+                *left -= count;
+                return;
+            }
+            Incoming::Refused => return,
+        };
+        let own = count.min(length - *filled);
+        *filled += own;
+        self.header_filled = count - own;
+    }
+
+    /// Acts on whatever is whole: applies a segment, then looks at the header that may have come along.
+    pub(super) fn settle(&mut self, peer: Rank, engine: &mut Engine, tasks: &mut Tasks) {
+        loop {
+            match &mut self.incoming {
+                Incoming::Segment { bytes, filled, .. } if *filled == bytes.len() => {
+                    self.finish_segment(peer, engine, tasks);
+                }
+                Incoming::Stored { payload, filled, .. } if *filled == payload.length => {
+                    self.finish_stored(peer, engine, tasks);
+                }
+                Incoming::Control { header, payload, filled } if *filled == payload.len() => {
+                    if header.payload_crc.is_some_and(|crc| crc != crc32c::crc32c(payload)) {
+                        engine.corrupt(peer, "a control frame's payload is corrupt".into());
+                    } else {
+                        engine.control(peer, header, payload);
+                    }
+                    self.incoming = Incoming::Header;
+                }
+                Incoming::Waste { left: 0 } => self.incoming = Incoming::Header,
+                Incoming::Header if self.header_filled == HEADER_BYTES => {
+                    self.header_filled = 0;
+                    match Header::decode(&self.header) {
+                        Ok(header) => self.incoming = self.judge(peer, header, engine, tasks),
+                        Err(error) => {
+                            engine.corrupt(peer, error.to_string());
+                            self.incoming = Incoming::Refused;
+                        }
+                    }
+                }
+                _ => return,
+            }
+        }
+    }
+
+    fn judge(&mut self, peer: Rank, header: Header, engine: &mut Engine, tasks: &mut Tasks) -> Incoming {
+        let length = header.payload_bytes as usize;
+        match engine.frame(peer, &header) {
+            Verdict::Taken => Incoming::Header,
+            Verdict::Discard => Incoming::Waste { left: length },
+            Verdict::Refuse => Incoming::Refused,
+            Verdict::Control => Incoming::Control { header, payload: vec![0; length], filled: 0 },
+            Verdict::Store(key) => Incoming::Stored { header, key, payload: Words::new(length), filled: 0 },
+            Verdict::Apply { operation, range, action } => {
+                let bytes = tasks.prepare(engine, operation, &range);
+                if action != Action::Copy {
+                    self.scratch.resize(bytes.len());
+                }
+                Incoming::Segment { header, operation, bytes, action, filled: 0 }
+            }
+        }
+    }
+
+    /// Applies a whole segment, if it is sound.
+    fn finish_segment(&mut self, peer: Rank, engine: &mut Engine, tasks: &mut Tasks) {
+        let incoming = std::mem::replace(&mut self.incoming, Incoming::Header);
+        let Incoming::Segment { header, operation, bytes, action, .. } = incoming else { return };
+        let in_place = action == Action::Copy;
+        if header.payload_crc.is_some() {
+            let memory = tasks.tasks.get(&operation).map(|task| &task.memory);
+            let copied = memory.and_then(|memory| memory.bytes(bytes.clone()));
+            let arrived = if in_place { copied.unwrap_or_default() } else { self.scratch.bytes() };
+            if !is_sound(peer, &header, arrived, engine) {
+                self.incoming = Incoming::Refused;
+                return;
+            }
+        }
+        let arrived = (!in_place).then(|| self.scratch.bytes());
+        tasks.apply(operation, &bytes, action, arrived);
+        let key = engine.key_of(operation);
+        engine.applied(operation, peer, &header, false);
+        if let Some(key) = key {
+            tasks.replay(key, engine);
+        }
+    }
+
+    fn finish_stored(&mut self, peer: Rank, engine: &mut Engine, tasks: &mut Tasks) {
+        let incoming = std::mem::replace(&mut self.incoming, Incoming::Header);
+        let Incoming::Stored { header, key, payload, .. } = incoming else { return };
+        if !is_sound(peer, &header, payload.bytes(), engine) {
+            self.incoming = Incoming::Refused;
+            return;
+        }
+        tasks.stored.entry((key, peer)).or_default().push_back(Stored { header, payload });
+        // Its operation may have begun while it came.
+        tasks.replay(key, engine);
+    }
+}
+
+/// Whether a payload's checksum, if it has one, fits it; otherwise the job fails.
+fn is_sound(peer: Rank, header: &Header, payload: &[u8], engine: &mut Engine) -> bool {
+    let Some(expected) = header.payload_crc else { return true };
+    let found = crc32c::crc32c(payload);
+    if found != expected {
+        let sequence = header.sequence;
+        let detail = format!(
+            "a segment of operation {sequence} arrived corrupt (checksum {found:08x}, should be {expected:08x})"
+        );
+        engine.corrupt(peer, detail);
+    }
+    found == expected
+}
+
+impl Outgoing {
+    pub(super) fn new(transmit: Transmit, tasks: &Tasks) -> Self {
+        match transmit {
+            Transmit::Control { header, payload } => {
+                Self { header: header.encode(), payload: Payload::Control(payload), sent: 0 }
+            }
+            Transmit::Segment { operation, mut header, range } => {
+                let task = tasks.tasks.get(&operation);
+                let size = task.map_or(0, |task| task.element_bytes);
+                let bytes = range.start * size..range.end * size;
+                if header.payload_crc.is_some() {
+                    let payload = task.and_then(|task| task.memory.bytes(bytes.clone()));
+                    header.payload_crc = Some(crc32c::crc32c(payload.unwrap_or_default()));
+                }
+                Self { header: header.encode(), payload: Payload::Segment(operation, bytes), sent: 0 }
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The event queue. Whoever holds it waits for the sockets; what they hold can be looked at meanwhile.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mio::{Events, Poll, Registry, Token, Waker};
+
+const EVENTS_MAX: usize = 256;
+/// The token of [`Poller::waker`]; its events are swallowed.
+const WAKER: Token = Token(1);
+/// The first token that is free for sockets.
+pub(super) const FIRST_TOKEN: usize = 2;
+
+/// An event on a socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Event {
+    /// The socket.
+    pub token: Token,
+    /// It may have something to read, or has been closed.
+    pub is_readable: bool,
+    /// It may take something to write.
+    pub is_writable: bool,
+}
+
+/// The event queue.
+pub struct Poller {
+    poll: Poll,
+    events: Events,
+    waker: Arc<Waker>,
+}
+
+impl Poller {
+    /// A queue without sockets.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system has no event queue left.
+    pub fn new() -> io::Result<Self> {
+        let poll = Poll::new()?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        Ok(Self { poll, events: Events::with_capacity(EVENTS_MAX), waker })
+    }
+
+    /// Where sockets are registered; it works while another thread waits.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses.
+    pub fn registry(&self) -> io::Result<Registry> {
+        self.poll.registry().try_clone()
+    }
+
+    /// What ends a wait from another thread.
+    pub fn waker(&self) -> Arc<Waker> {
+        Arc::clone(&self.waker)
+    }
+
+    /// Waits for events and appends them to `events`; with a timeout, for that long at most. A signal ends it early.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses to wait.
+    pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
+        // The kernel counts whole milliseconds; rounded up, so that a deadline has passed when it wakes us.
+        match self.poll.poll(&mut self.events, timeout.map(round_up_to_ms)) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            result => result?,
+        }
+        let sockets = self.events.iter().filter(|event| event.token() != WAKER);
+        events.extend(sockets.map(|event| Event {
+            token: event.token(),
+            is_readable: event.is_readable() || event.is_read_closed() || event.is_error(),
+            is_writable: event.is_writable() || event.is_write_closed() || event.is_error(),
+        }));
+        Ok(())
+    }
+}
+
+fn round_up_to_ms(duration: Duration) -> Duration {
+    Duration::from_millis(duration.as_nanos().div_ceil(1_000_000) as u64)
+}
