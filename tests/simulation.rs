@@ -13,7 +13,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use ringtrain::engine::{Failure, Settings, Timestamp};
 use ringtrain::group::pump::{Pump, Turn};
-use ringtrain::schedule::{self, Schedule, partition};
+use ringtrain::schedule::partition::{self, Partition};
+use ringtrain::schedule::{self, Schedule};
 use ringtrain::transport::sim::{Fault, SimConfig, SimNetwork, SimTransport};
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
 use ringtrain::wire::Cause;
@@ -74,8 +75,10 @@ impl Call {
     fn schedule(self, world: WorldSize, rank: Rank) -> Schedule {
         match self.operation {
             Operation::AllReduce => schedule::all_reduce(world, rank, self.count, BLOCK),
-            Operation::ReduceScatter => schedule::reduce_scatter(world, rank, self.count),
-            Operation::AllGather => schedule::all_gather(world, rank, self.count),
+            Operation::ReduceScatter => {
+                schedule::reduce_scatter(world, rank, &Partition::even(self.count, world))
+            }
+            Operation::AllGather => schedule::all_gather(world, rank, &Partition::even(self.count, world)),
             Operation::Broadcast => schedule::broadcast(world, rank, self.root, self.count),
             Operation::Barrier => schedule::barrier(world, rank),
         }

@@ -27,7 +27,8 @@ pub use join::{JoinOptions, Meeting, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIM
 use self::driver::Driver;
 use crate::codec::{self, Compression};
 use crate::rendezvous::StartError;
-use crate::schedule::{self, Schedule, partition};
+use crate::schedule::partition::{self, Partition};
+use crate::schedule::{self, Schedule};
 use crate::types::{Algorithm, Contract, DType, Element, Operation, Rank, ReduceOp, WorldSize};
 use crate::wire::Cause;
 
@@ -201,7 +202,7 @@ impl Group {
     ) -> Result<Range<usize>, Error> {
         let elements = buffer.elements_mut()?;
         let count = elements.len();
-        let schedule = schedule::reduce_scatter(self.world, self.rank, count);
+        let schedule = schedule::reduce_scatter(self.world, self.rank, &Partition::even(count, self.world));
         self.run(Operation::ReduceScatter, Some(op), Rank::ZERO, elements, schedule)?;
         Ok(self.chunk(count, self.rank))
     }
@@ -215,7 +216,8 @@ impl Group {
     /// As [`Group::all_reduce`].
     pub fn all_gather<B: Buffer + ?Sized>(&mut self, buffer: &mut B) -> Result<(), Error> {
         let elements = buffer.elements_mut()?;
-        let schedule = schedule::all_gather(self.world, self.rank, elements.len());
+        let schedule =
+            schedule::all_gather(self.world, self.rank, &Partition::even(elements.len(), self.world));
         self.run(Operation::AllGather, None, Rank::ZERO, elements, schedule)
     }
 

@@ -4,18 +4,31 @@
 //! (the [engine](crate::engine)) serves every algorithm, and a symbolic executor can prove each of them for every world
 //! size (see this module's tests).
 //!
-//! The cost of each schedule, in steps and bytes, is in `docs/algorithms.md`.
+//! The cost of each schedule, in steps and bytes, is in `docs/algorithms.md`. Signs: n ranks, S bytes in the whole
+//! buffer, B the bandwidth of a link, s the bytes of a segment.
+//!
+//! Schedules for long messages apply whatever arrives at once: no receive of theirs depends on another one. Those that
+//! let a receive wait for another (a tree that reduces, the barrier) are for messages short enough to lie in a socket's
+//! buffer meanwhile.
 
+mod chain;
 mod dissemination;
+mod exchange;
 pub mod partition;
 mod ring;
+mod star;
 #[cfg(test)]
 mod symbolic;
+mod tree;
 
 use std::ops::Range;
 
+pub use chain::{all_fold, exscan, fold, reduce, scan};
 pub use dissemination::barrier;
+pub use exchange::all_to_all;
 pub use ring::{all_gather, all_reduce, broadcast, reduce_scatter};
+pub use star::{gather, scatter};
+pub use tree::{broadcast_tree, reduce_tree};
 
 use crate::types::Rank;
 
@@ -51,7 +64,8 @@ pub struct Outbound {
 pub struct Inbound {
     /// The sender.
     pub peer: Rank,
-    /// The elements; the sender's range is the same.
+    /// The elements: as many as the sender's range has. They may lie elsewhere in its buffer, so what a message says
+    /// about its place counts from the start of the range.
     pub range: Range<usize>,
     /// What is done with them.
     pub action: Action,
@@ -71,9 +85,10 @@ pub struct After(pub usize);
 pub enum Action {
     /// They replace what is there.
     Copy,
-    /// They are reduced into what is there.
+    /// They are reduced into what is there. What arrived is the left operand, what is there the right one; it makes a
+    /// difference for a function that does not commute.
     Reduce,
-    /// They are reduced into what is there as its last contribution, and the result is finished (an average divided).
+    /// The same with the last contribution, and the result is finished (an average divided).
     ReduceLast,
 }
 
@@ -92,5 +107,31 @@ impl Schedule {
         peers.sort_unstable();
         peers.dedup();
         peers
+    }
+    /// How many elements are sent to `peer`, in all steps together.
+    pub fn sent_elements(&self, peer: Rank) -> usize {
+        let sends = self.steps.iter().filter_map(|step| step.send.as_ref());
+        sends.filter(|send| send.peer == peer).map(|send| send.range.len()).sum()
+    }
+
+    /// How many elements are received from `peer`, in all steps together: as many as it sends to this rank.
+    pub fn received_elements(&self, peer: Rank) -> usize {
+        let receives = self.steps.iter().filter_map(|step| step.receive.as_ref());
+        receives.filter(|receive| receive.peer == peer).map(|receive| receive.range.len()).sum()
+    }
+
+    /// One rank's place in a chain: the range arrives from `previous` and goes on to `next`, segment by segment, either
+    /// of which the chain's ends lack. What is sent without being received here is the outcome of the last receive.
+    fn push_link(&mut self, previous: Option<Rank>, next: Option<Rank>, range: Range<usize>, action: Action) {
+        if previous.is_none() && next.is_none() {
+            return;
+        }
+        let receive = previous.map(|peer| Inbound { peer, range: range.clone(), action, after: None });
+        let after = match receive {
+            Some(_) => Some(self.steps.len()),
+            None => self.steps.iter().rposition(|step| step.receive.is_some()),
+        };
+        let send = next.map(|peer| Outbound { peer, range, after: after.map(After) });
+        self.steps.push(Step { send, receive });
     }
 }

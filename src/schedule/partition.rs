@@ -13,6 +13,63 @@ pub fn chunk(count: usize, world: WorldSize, rank: Rank) -> Range<usize> {
     start..start + base + usize::from(index < longer)
 }
 
+/// A buffer cut into one part per rank: contiguous, in rank order, of any lengths.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Partition {
+    /// Where each part begins, and where the last one ends.
+    bounds: Vec<usize>,
+}
+
+impl Partition {
+    /// `count` elements in parts as even as they can be: each rank's is its [`chunk`].
+    pub fn even(count: usize, world: WorldSize) -> Self {
+        let (base, longer) = (count / world.as_usize(), count % world.as_usize());
+        let bounds = (0..=world.as_usize()).map(|index| index * base + index.min(longer)).collect();
+        Self { bounds }
+    }
+
+    /// Parts of these lengths, one for each rank; `None` if their sum overflows.
+    pub fn from_counts(counts: &[usize]) -> Option<Self> {
+        let mut bounds = Vec::with_capacity(counts.len() + 1);
+        let mut end = 0usize;
+        bounds.push(end);
+        for &count in counts {
+            end = end.checked_add(count)?;
+            bounds.push(end);
+        }
+        Some(Self { bounds })
+    }
+
+    /// The elements of `rank`.
+    ///
+    /// # Panics
+    ///
+    /// If the partition has no part for this rank.
+    pub fn range(&self, rank: Rank) -> Range<usize> {
+        self.bounds[rank.index()]..self.bounds[rank.index() + 1]
+    }
+
+    /// The elements of all ranks.
+    pub fn total(&self) -> usize {
+        self.bounds.last().copied().unwrap_or(0)
+    }
+
+    /// For how many ranks there is a part.
+    pub fn len(&self) -> usize {
+        self.bounds.len() - 1
+    }
+
+    /// Whether there is a part for no rank at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Every schedule needs a part for each rank, and no more.
+    pub(super) fn assert_fits(&self, world: WorldSize) {
+        assert_eq!(self.len(), world.as_usize(), "a partition has one part for each rank");
+    }
+}
+
 /// The segment of `range` that starts `sent` elements into it: at most `segment` elements, empty for an empty range.
 pub fn segment(range: &Range<usize>, sent: usize, segment: usize) -> Range<usize> {
     let start = range.start + sent;
@@ -29,9 +86,12 @@ mod tests {
             let world = WorldSize::new(ranks).unwrap();
             for count in 0..60 {
                 let mut next = 0;
+                let partition = Partition::even(count, world);
+                assert_eq!((partition.len(), partition.total()), (ranks as usize, count));
                 for rank in world.ranks() {
                     let chunk = chunk(count, world, rank);
                     assert_eq!(chunk.start, next);
+                    assert_eq!(partition.range(rank), chunk);
                     assert!(
                         chunk.len() == count / ranks as usize || chunk.len() == count / ranks as usize + 1
                     );
@@ -40,6 +100,17 @@ mod tests {
                 assert_eq!(next, count);
             }
         }
+    }
+
+    #[test]
+    fn parts_follow_each_other_and_their_sum_is_checked() {
+        let partition = Partition::from_counts(&[3, 0, 2]).unwrap();
+        let ranges = [0, 1, 2].map(|rank| partition.range(Rank::new(rank)));
+        assert_eq!(ranges, [0..3, 3..3, 3..5]);
+        assert_eq!((partition.total(), partition.len(), partition.is_empty()), (5, 3, false));
+        assert_eq!(Partition::from_counts(&[1, usize::MAX]), None);
+        let nobody = Partition::from_counts(&[]).unwrap();
+        assert_eq!((nobody.total(), nobody.is_empty()), (0, true));
     }
 
     #[test]

@@ -5,24 +5,37 @@
 
 use std::ops::Range;
 
-use super::partition::chunk;
+use super::partition::Partition;
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Reduce-scatter: n-1 steps, (n-1)/n S bytes. `rank` ends with the reduction of its own chunk.
+/// Reduce-scatter: n-1 steps, S bytes less the rank's own part, (n-1)/n S if the parts are even. `rank` ends with the
+/// reduction of its own part.
 ///
-/// In step s a rank sends the chunk that is s+1 places before its own and reduces the one before that; so each chunk
+/// In step k a rank sends the part that is k+1 places before its own and reduces the one before that; so each part
 /// travels once around the ring, from its owner's successor to its owner, gathering a contribution at each rank.
-pub fn reduce_scatter(world: WorldSize, rank: Rank, count: usize) -> Schedule {
+/// Uneven parts make every step as slow as the longest part in it.
+///
+/// # Panics
+///
+/// If the partition is not one of `world` parts.
+pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
+    partition.assert_fits(world);
     let mut schedule = Schedule::default();
-    push_reduce_scatter(&mut schedule, world, rank, &(0..count));
+    Place { world, rank, partition, start: 0 }.push_reduce_scatter(&mut schedule);
     schedule
 }
 
-/// All-gather: n-1 steps, (n-1)/n S bytes. Each rank's own chunk ends on every rank.
-pub fn all_gather(world: WorldSize, rank: Rank, count: usize) -> Schedule {
+/// All-gather: n-1 steps, S bytes less the next rank's part, (n-1)/n S if the parts are even. Each rank's own part ends
+/// on every rank.
+///
+/// # Panics
+///
+/// If the partition is not one of `world` parts.
+pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
+    partition.assert_fits(world);
     let mut schedule = Schedule::default();
-    push_all_gather(&mut schedule, world, rank, &(0..count));
+    Place { world, rank, partition, start: 0 }.push_all_gather(&mut schedule);
     schedule
 }
 
@@ -39,9 +52,10 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     let mut schedule = Schedule::default();
     // An empty buffer is one empty block: its messages are what finds out that a peer's is not empty.
     for start in (0..count.max(1)).step_by(block) {
-        let part = start..count.min(start + block);
-        push_reduce_scatter(&mut schedule, world, rank, &part);
-        push_all_gather(&mut schedule, world, rank, &part);
+        let partition = Partition::even(block.min(count - start), world);
+        let place = Place { world, rank, partition: &partition, start };
+        place.push_reduce_scatter(&mut schedule);
+        place.push_all_gather(&mut schedule);
     }
     schedule
 }
@@ -49,63 +63,54 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
 /// Broadcast along the ring from `root`: n-1 hops, each rank but the last sends S bytes, pipelined by segments, so that
 /// the time is S/B plus n-2 segments.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
-    if world == WorldSize::ONE {
-        return Schedule::default();
-    }
-    let (next, previous) = (world.after(rank, 1), world.before(rank, 1));
-    let receive = (rank != root).then_some(Inbound {
-        peer: previous,
-        range: 0..count,
-        action: Action::Copy,
-        after: None,
-    });
-    let send = (next != root).then(|| Outbound {
-        peer: next,
-        range: 0..count,
-        after: receive.is_some().then_some(After(0)),
-    });
-    Schedule { steps: vec![Step { send, receive }] }
+    let previous = (rank != root).then(|| world.before(rank, 1));
+    let next = Some(world.after(rank, 1)).filter(|&next| next != root);
+    let mut schedule = Schedule::default();
+    schedule.push_link(previous, next, 0..count, Action::Copy);
+    schedule
 }
 
-fn push_reduce_scatter(schedule: &mut Schedule, world: WorldSize, rank: Rank, part: &Range<usize>) {
-    let hops = world.get() - 1;
-    for hop in 0..hops {
-        let action = if hop + 1 == hops { Action::ReduceLast } else { Action::Reduce };
-        // The first hop sends this rank's own contribution, which depends on nothing.
-        let after = (hop > 0).then(|| After(schedule.steps.len() - 1));
-        schedule.steps.push(hop_of(world, rank, part, hop + 1, action, after));
-    }
-}
-
-/// What the first hop sends is what arrived in the step before, if there is one: the end of a reduce-scatter.
-fn push_all_gather(schedule: &mut Schedule, world: WorldSize, rank: Rank, part: &Range<usize>) {
-    for hop in 0..world.get() - 1 {
-        let after = schedule.steps.len().checked_sub(1).map(After);
-        schedule.steps.push(hop_of(world, rank, part, hop, Action::Copy, after));
-    }
-}
-
-/// One hop around the ring: the chunk of `part` that is `distance` places before this rank's own leaves, the one before
-/// that arrives.
-fn hop_of(
+/// One rank's place on the ring, for a buffer's part from `start` on.
+struct Place<'a> {
     world: WorldSize,
     rank: Rank,
-    part: &Range<usize>,
-    distance: u32,
-    action: Action,
-    after: Option<After>,
-) -> Step {
-    let chunk_before = |distance| {
-        let chunk = chunk(part.len(), world, world.before(rank, distance));
-        part.start + chunk.start..part.start + chunk.end
-    };
-    Step {
-        send: Some(Outbound { peer: world.after(rank, 1), range: chunk_before(distance), after }),
-        receive: Some(Inbound {
-            peer: world.before(rank, 1),
-            range: chunk_before(distance + 1),
-            action,
-            after: None,
-        }),
+    partition: &'a Partition,
+    start: usize,
+}
+
+impl Place<'_> {
+    fn push_reduce_scatter(&self, schedule: &mut Schedule) {
+        let hops = self.world.get() - 1;
+        for hop in 0..hops {
+            let action = if hop + 1 == hops { Action::ReduceLast } else { Action::Reduce };
+            // The first hop sends this rank's own contribution, which depends on nothing.
+            let after = (hop > 0).then(|| After(schedule.steps.len() - 1));
+            schedule.steps.push(self.hop(hop + 1, action, after));
+        }
+    }
+
+    /// What the first hop sends is what arrived in the step before, if there is one: the end of a reduce-scatter.
+    fn push_all_gather(&self, schedule: &mut Schedule) {
+        for hop in 0..self.world.get() - 1 {
+            let after = schedule.steps.len().checked_sub(1).map(After);
+            schedule.steps.push(self.hop(hop, Action::Copy, after));
+        }
+    }
+
+    /// One hop around the ring: the part that is `distance` places before this rank's own leaves, the one before that
+    /// arrives.
+    fn hop(&self, distance: u32, action: Action, after: Option<After>) -> Step {
+        let peer = self.world.before(self.rank, 1);
+        let range = self.part_before(distance + 1);
+        let to = self.world.after(self.rank, 1);
+        Step {
+            send: Some(Outbound { peer: to, range: self.part_before(distance), after }),
+            receive: Some(Inbound { peer, range, action, after: None }),
+        }
+    }
+
+    fn part_before(&self, distance: u32) -> Range<usize> {
+        let part = self.partition.range(self.world.before(self.rank, distance));
+        self.start + part.start..self.start + part.end
     }
 }

@@ -1,0 +1,94 @@
+//! Schedules in which the buffer passes along a line of ranks, each of which adds to it or copies it.
+//!
+//! A segment goes on as soon as it has been applied, so a chain of n-1 hops costs S/B plus n-2 segments and not n-1
+//! times S/B. This is the pipeline of van de Geijn, "On global combine operations", J. Parallel and Distributed
+//! Computing 22 (1994).
+
+use super::{Action, After, Inbound, Outbound, Schedule, Step};
+use crate::types::{Rank, WorldSize};
+
+/// Reduce to `root` along the ring: n-1 hops, each rank but the root sends S bytes, S/B plus n-2 segments of time.
+///
+/// The chain begins at the root's successor and ends at the root, which alone has the result: each of the ranks between
+/// is left with a partial one.
+pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
+    let next = (rank != root).then(|| world.after(rank, 1));
+    let previous = (rank != world.after(root, 1)).then(|| world.before(rank, 1));
+    let action = if rank == root { Action::ReduceLast } else { Action::Reduce };
+    let mut schedule = Schedule::default();
+    schedule.push_link(previous, next, 0..count, action);
+    schedule
+}
+
+/// Inclusive prefix: rank r ends with the reduction of ranks 0 to r, in their order. n-1 hops, each rank but the last
+/// sends S bytes, S/B plus n-2 segments of time.
+///
+/// Blelloch, "Prefix sums and their applications" (1990), has prefixes in log2 n rounds; they send log2 n times the bytes.
+pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
+    let (previous, next) = line(world, rank);
+    let mut schedule = Schedule::default();
+    schedule.push_link(previous, next, 0..count, Action::Reduce);
+    schedule
+}
+
+/// Exclusive prefix: rank r ends with the reduction of ranks 0 to r-1, in their order. n-1 hops, each rank but the last
+/// sends 2S bytes, 2S/B plus n-2 segments of time.
+///
+/// The buffer is twice as long: `count` elements of work, which hold the rank's own contribution, and `count` elements
+/// for the result, which is unspecified on rank 0. The work ends as the inclusive prefix.
+///
+/// Each rank sends its inclusive prefix twice: to be reduced into the next one's work, and to be copied as its result.
+/// There is one buffer for what arrives and one pass over it, hence the second message. The one that the rest of the
+/// chain waits for goes first.
+pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
+    let (previous, next) = line(world, rank);
+    if previous.is_none() && next.is_none() {
+        return Schedule::default();
+    }
+    let (work, result) = (0..count, count..2 * count);
+    let after = previous.is_some().then_some(After(0));
+    let step = |range, action| Step {
+        send: next.map(|peer| Outbound { peer, range: work.clone(), after }),
+        receive: previous.map(|peer| Inbound { peer, range, action, after: None }),
+    };
+    Schedule { steps: vec![step(work.clone(), Action::Reduce), step(result, Action::Copy)] }
+}
+
+/// Reduce to `root` in the order of the ranks, for a function that is associative but does not commute. n-1 hops, and
+/// one more if the root is not the last rank; each rank on the way sends S bytes, the last one too if it is not the root.
+/// S/B plus at most n-1 segments of time.
+///
+/// The other ranks are left with partial results.
+pub fn fold(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
+    let (mut schedule, last) = (scan(world, rank, count), last(world));
+    if root != last {
+        // What comes back has passed this rank, so whatever is overwritten has left.
+        let previous = (rank == root).then_some(last);
+        let next = (rank == last).then_some(root);
+        schedule.push_link(previous, next, 0..count, Action::Copy);
+    }
+    schedule
+}
+
+/// All ranks end with the reduction of all buffers in the order of the ranks, for a function that is associative but does
+/// not commute. 2(n-1) hops, from rank 0 to the last and back: 2S bytes sent by each rank but the first and the last, which
+/// send S. S/B plus 2n-3 segments of time, for both directions of a link carry data at once.
+///
+/// The last rank computes the result and the others copy it, so all end with the same bits.
+pub fn all_fold(world: WorldSize, rank: Rank, count: usize) -> Schedule {
+    let mut schedule = scan(world, rank, count);
+    let (previous, next) = line(world, rank);
+    schedule.push_link(next, previous, 0..count, Action::Copy);
+    schedule
+}
+
+/// The rank before and the one after, if there are any.
+fn line(world: WorldSize, rank: Rank) -> (Option<Rank>, Option<Rank>) {
+    let previous = (rank != Rank::ZERO).then(|| world.before(rank, 1));
+    let next = (rank != last(world)).then(|| world.after(rank, 1));
+    (previous, next)
+}
+
+fn last(world: WorldSize) -> Rank {
+    world.before(Rank::ZERO, 1)
+}

@@ -1,0 +1,94 @@
+//! Reduce, the prefixes and the folds.
+
+use super::super::{Action, all_fold, exscan, fold, reduce, scan};
+use super::{Proof, RankState, Value, everyone, own, roots};
+use crate::types::{Rank, WorldSize};
+
+#[test]
+fn reduce_gives_the_root_every_contribution_once() {
+    for which in 0..4 {
+        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        Proof::new().run(
+            |world, rank, count| reduce(world, rank, root(world), count),
+            own,
+            |world, rank, count, state| {
+                let finishes = rank == root(world) && world != WorldSize::ONE;
+                assert_eq!(state.finished, vec![u32::from(finishes); count]);
+                if rank == root(world) {
+                    assert_eq!(state.buffer, everyone(world, count));
+                }
+            },
+        );
+    }
+}
+
+fn prefix(ranks: u32, count: usize) -> Vec<Value> {
+    (0..count).map(|element| Value::of_first(ranks, element)).collect()
+}
+
+/// Nothing is finished where there is no last contribution to an average.
+fn assert_nothing_is_finished(state: &RankState) {
+    assert!(state.finished.iter().all(|&finished| finished == 0));
+}
+
+#[test]
+fn scan_gives_each_rank_the_contributions_up_to_its_own_in_order() {
+    Proof { in_rank_order: true, ..Proof::new() }.run(scan, own, |_, rank, count, state| {
+        assert_eq!(state.buffer, prefix(rank.get() + 1, count));
+        assert_nothing_is_finished(state);
+    });
+}
+
+#[test]
+fn exscan_gives_each_rank_the_contributions_before_its_own_in_order() {
+    let initial = |world, rank, count| {
+        let mut buffer = own(world, rank, count);
+        buffer.resize(2 * count, Value::BLANK);
+        buffer
+    };
+    Proof { in_rank_order: true, ..Proof::new() }.run(exscan, initial, |_, rank, count, state| {
+        assert_eq!(state.buffer[..count], prefix(rank.get() + 1, count));
+        if rank != Rank::ZERO {
+            assert_eq!(state.buffer[count..], prefix(rank.get(), count));
+        }
+        assert_nothing_is_finished(state);
+    });
+}
+
+#[test]
+fn fold_gives_the_root_every_contribution_in_order() {
+    for which in 0..4 {
+        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        Proof { in_rank_order: true, ..Proof::new() }.run(
+            |world, rank, count| fold(world, rank, root(world), count),
+            own,
+            |world, rank, count, state| {
+                if rank == root(world) {
+                    assert_eq!(state.buffer, everyone(world, count));
+                }
+                assert_nothing_is_finished(state);
+            },
+        );
+    }
+}
+
+#[test]
+fn all_fold_gives_every_rank_every_contribution_in_order() {
+    Proof { in_rank_order: true, ..Proof::new() }.run(all_fold, own, |world, _, count, state| {
+        assert_eq!(state.buffer, everyone(world, count));
+        assert_nothing_is_finished(state);
+    });
+}
+
+/// One rank computes the result and the others copy it; two that computed it could differ in rounding or in a bug of the
+/// user's function.
+#[test]
+fn all_fold_is_computed_once() {
+    let world = WorldSize::new(9).unwrap();
+    for rank in world.ranks() {
+        let steps = all_fold(world, rank, 1).steps;
+        let reduces = steps.iter().filter_map(|step| step.receive.as_ref());
+        let reduces = reduces.filter(|receive| receive.action != Action::Copy).count();
+        assert_eq!(reduces, usize::from(rank != Rank::ZERO));
+    }
+}

@@ -1,0 +1,74 @@
+//! A proof that cannot fail proves nothing: schedules with a mistake in them.
+
+use super::super::{Action, After, Inbound, Outbound, Schedule, Step, reduce, reduce_tree};
+use super::{Order, Proof, World, own};
+use crate::types::{Rank, WorldSize};
+
+/// Two ranks that send each other as many elements as given, in one step.
+fn swap(sent: [usize; 2], received: [usize; 2], action: Action) -> Vec<Schedule> {
+    let step = |rank: usize| {
+        let peer = Rank::new(1 - rank as u32);
+        Step {
+            send: Some(Outbound { peer, range: 0..sent[rank], after: None }),
+            receive: Some(Inbound { peer, range: 0..received[rank], action, after: None }),
+        }
+    };
+    [0, 1].map(|rank| Schedule { steps: vec![step(rank)] }).into()
+}
+
+fn run(schedules: Vec<Schedule>, order: &mut Order) {
+    let world = WorldSize::new(schedules.len() as u32).unwrap();
+    let buffers = world.ranks().map(|rank| own(world, rank, 4)).collect();
+    World::new(schedules, buffers, 1).run(order);
+}
+
+/// The second rank has sent one element when the first one's four are there.
+#[test]
+#[should_panic(expected = "step 0 changes what step 0 still has to send")]
+fn a_receive_that_overtakes_a_send_is_found() {
+    run(
+        swap([4, 4], [4, 4], Action::Copy),
+        &mut Order::Random(Box::new(rand::SeedableRng::seed_from_u64(1))),
+    );
+}
+
+#[test]
+#[should_panic(expected = "another message")]
+fn ranges_of_different_lengths_are_found() {
+    run(swap([2, 1], [1, 1], Action::Copy), &mut Order::Lockstep);
+}
+
+#[test]
+#[should_panic(expected = "never came")]
+fn a_message_that_nobody_sends_is_found() {
+    let mut schedules = swap([1, 1], [1, 1], Action::Copy);
+    schedules[0].steps[0].send = None;
+    run(schedules, &mut Order::Eager);
+}
+
+#[test]
+#[should_panic(expected = "a contribution counted twice")]
+fn a_contribution_that_comes_twice_is_found() {
+    let mut schedules = swap([1, 1], [1, 1], Action::Reduce);
+    for schedule in &mut schedules {
+        let mut again = schedule.steps[0].clone();
+        again.send.as_mut().unwrap().after = Some(After(0));
+        schedule.steps.push(again);
+    }
+    run(schedules, &mut Order::Eager);
+}
+
+/// The chain to root 0 begins at rank 1 and ends with 0's own contribution.
+#[test]
+#[should_panic(expected = "out of rank order")]
+fn a_chain_that_begins_elsewhere_is_not_in_rank_order() {
+    let build = |world, rank, count| reduce(world, rank, Rank::ZERO, count);
+    Proof { worlds: 3..=3, in_rank_order: true, ..Proof::new() }.run(build, own, |_, _, _, _| ());
+}
+
+#[test]
+#[should_panic(expected = "a receive waits for another")]
+fn a_tree_is_not_for_long_messages() {
+    let build = |world, rank, count| reduce_tree(world, rank, Rank::ZERO, count);
+    Proof { worlds: 3..=3, ..Proof::new() }.run(build, own, |_, _, _, _| ());
+}

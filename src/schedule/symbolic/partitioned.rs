@@ -1,0 +1,138 @@
+//! The schedules that take a partition: even parts, uneven and empty ones.
+
+use super::super::partition::Partition;
+use super::super::{all_gather, all_to_all, gather, reduce_scatter, scatter};
+use super::{Proof, Value, cut, own, roots};
+use crate::types::{Rank, WorldSize};
+
+#[test]
+fn reduce_scatter_gives_every_rank_its_part() {
+    for which in 0..2 {
+        let build = |world, rank, count| reduce_scatter(world, rank, &cut(count, world, which));
+        Proof::new().run(build, own, |world, rank, count, state| {
+            let part = cut(count, world, which).range(rank);
+            for (element, &finished) in state.finished.iter().enumerate() {
+                let owner = part.contains(&element) && world != WorldSize::ONE;
+                assert_eq!(finished, u32::from(owner), "an element is finished once, by its owner");
+            }
+            for element in part {
+                assert_eq!(state.buffer[element], Value::of_first(world.get(), element));
+            }
+        });
+    }
+}
+
+/// A whole buffer in which only the rank's own part is known.
+fn own_part(partition: &Partition, rank: Rank) -> Vec<Value> {
+    let own = partition.range(rank);
+    let value = |element| if own.contains(&element) { Value::own(rank, element) } else { Value::BLANK };
+    (0..partition.total()).map(value).collect()
+}
+
+/// A whole buffer with each rank's part in its place.
+fn every_part(partition: &Partition, world: WorldSize) -> Vec<Value> {
+    let part = |rank| partition.range(rank).map(move |element| Value::own(rank, element));
+    world.ranks().flat_map(part).collect()
+}
+
+#[test]
+fn all_gather_gives_every_rank_every_part() {
+    for which in 0..2 {
+        Proof::new().run(
+            |world, rank, count| all_gather(world, rank, &cut(count, world, which)),
+            |world, rank, count| own_part(&cut(count, world, which), rank),
+            |world, _, count, state| {
+                assert_eq!(state.buffer, every_part(&cut(count, world, which), world));
+            },
+        );
+    }
+}
+
+#[test]
+fn gather_gives_the_root_every_part() {
+    for which in 0..4 {
+        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        Proof::new().run(
+            |world, rank, count| gather(world, rank, root(world), &cut(count, world, which)),
+            |world, rank, count| {
+                let whole = own_part(&cut(count, world, which), rank);
+                if rank == root(world) { whole } else { whole[cut(count, world, which).range(rank)].to_vec() }
+            },
+            |world, rank, count, state| {
+                if rank == root(world) {
+                    assert_eq!(state.buffer, every_part(&cut(count, world, which), world));
+                }
+            },
+        );
+    }
+}
+
+#[test]
+fn scatter_gives_each_rank_its_part_of_the_roots_buffer() {
+    for which in 0..4 {
+        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        Proof::new().run(
+            |world, rank, count| scatter(world, rank, root(world), &cut(count, world, which)),
+            |world, rank, count| {
+                let length = cut(count, world, which).range(rank).len();
+                if rank == root(world) { own(world, rank, count) } else { vec![Value::BLANK; length] }
+            },
+            |world, rank, count, state| {
+                let whole = own(world, root(world), count);
+                let part = whole[cut(count, world, which).range(rank)].to_vec();
+                assert_eq!(state.buffer, if rank == root(world) { whole } else { part });
+            },
+        );
+    }
+}
+
+/// How many elements `from` has for `to`: even parts, or a number of its own for each pair, often 0.
+fn between(world: WorldSize, count: usize, is_even: bool, from: Rank, to: Rank) -> usize {
+    if is_even {
+        return Partition::even(count, world).range(to).len();
+    }
+    (from.index() * 3 + to.index() * 5 + count) % 4
+}
+
+/// What each rank's element for each other is called.
+fn exchanged(from: Rank, to: Rank, length: usize) -> impl Iterator<Item = Value> {
+    (0..length).map(move |index| Value::own(from, to.index() << 32 | index))
+}
+
+#[test]
+fn all_to_all_gives_each_rank_what_every_other_has_for_it() {
+    for is_even in [true, false] {
+        let length = |world, count, from, to| between(world, count, is_even, from, to);
+        let sent = |world: WorldSize, rank, count| {
+            let counts: Vec<usize> = world.ranks().map(|peer| length(world, count, rank, peer)).collect();
+            Partition::from_counts(&counts).unwrap()
+        };
+        let received = |world: WorldSize, rank, count| {
+            let counts: Vec<usize> = world.ranks().map(|peer| length(world, count, peer, rank)).collect();
+            Partition::from_counts(&counts).unwrap()
+        };
+        let outgoing = |world: WorldSize, rank, count| {
+            let for_peer = move |peer| exchanged(rank, peer, length(world, count, rank, peer));
+            world.ranks().flat_map(for_peer).collect::<Vec<Value>>()
+        };
+        Proof::new().run(
+            |world, rank, count| {
+                all_to_all(world, rank, &sent(world, rank, count), &received(world, rank, count))
+            },
+            |world, rank, count| {
+                let mut buffer = outgoing(world, rank, count);
+                buffer.resize(buffer.len() + received(world, rank, count).total(), Value::BLANK);
+                buffer
+            },
+            |world, rank, count, state| {
+                let mut expected = outgoing(world, rank, count);
+                for peer in world.ranks() {
+                    let length = length(world, count, peer, rank);
+                    let values = exchanged(peer, rank, length);
+                    expected.extend(values.map(|value| if peer == rank { Value::BLANK } else { value }));
+                }
+                assert_eq!(state.buffer, expected);
+            },
+        );
+    }
+}

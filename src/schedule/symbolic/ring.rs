@@ -1,0 +1,35 @@
+//! All-reduce and broadcast. The schedules of the ring that take a partition are in `partitioned`.
+
+use super::super::partition::chunk;
+use super::super::{all_reduce, broadcast};
+use super::{Proof, everyone, own, roots};
+use crate::types::{Rank, WorldSize};
+
+#[test]
+fn all_reduce_gives_every_rank_every_contribution_once() {
+    // One block for every world, then several: the steps grow with both, and so does the time of the proof.
+    for (worlds, block) in [(1..=64, usize::MAX >> 1), (1..=12, 7)] {
+        let build = |world, rank, count| all_reduce(world, rank, count, block);
+        Proof { worlds, ..Proof::new() }.run(build, own, |world, rank, count, state| {
+            assert_eq!(state.buffer, everyone(world, count), "rank {rank} of {world}, {count} elements");
+            for (element, &finished) in state.finished.iter().enumerate() {
+                let start = element / block * block;
+                let chunk = chunk(count.min(start + block) - start, world, rank);
+                let owner = chunk.contains(&(element - start)) && world != WorldSize::ONE;
+                assert_eq!(finished, u32::from(owner), "an element is finished once, by its owner");
+            }
+        });
+    }
+}
+
+#[test]
+fn broadcast_gives_every_rank_the_roots_buffer() {
+    for which in 0..4 {
+        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        Proof::new().run(
+            |world, rank: Rank, count| broadcast(world, rank, root(world), count),
+            own,
+            |world, _, count, state| assert_eq!(state.buffer, own(world, root(world), count)),
+        );
+    }
+}
