@@ -26,6 +26,7 @@ pub use join::{JoinOptions, Meeting, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIM
 
 use self::driver::Driver;
 use crate::codec::{self, Compression};
+use crate::reduce;
 use crate::rendezvous::StartError;
 use crate::schedule::{self, Schedule, partition};
 use crate::types::{Algorithm, Contract, DType, Element, Operation, Rank, ReduceOp, WorldSize};
@@ -143,7 +144,8 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`Error`] if the array is not contiguous, the ranks do not agree, a peer is lost or the deadline passes.
+    /// [`Error`] if the array is not contiguous, the reduction is not defined on its elements, the ranks do not agree, a
+    /// peer is lost or the deadline passes.
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
         let elements = buffer.elements_mut()?;
         let count = elements.len();
@@ -267,6 +269,10 @@ impl Group {
         elements: &mut [T],
         schedule: Schedule,
     ) -> Result<(), Error> {
+        // Before anything is sent: a slip in the arguments leaves the group as it was.
+        if let Some(op) = reduction.filter(|&op| reduce::kernels(T::DTYPE, op).is_none()) {
+            return Err(Error::Unsupported { op, dtype: T::DTYPE });
+        }
         if let Some(error) = &self.abandoned {
             return Err(error.clone());
         }
@@ -280,6 +286,8 @@ impl Group {
                 count: elements.len() as u64,
             };
             driver.run(contract, schedule, bytemuck::cast_slice_mut(elements))?;
+        } else if let Some(op) = reduction {
+            reduce::alone(T::DTYPE, op, bytemuck::cast_slice_mut(elements));
         }
         self.operations += 1;
         Ok(())

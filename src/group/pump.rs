@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::engine::{Engine, Failure, Settings, Timestamp, Transmit, Verdict};
-use crate::reduce::Kernels;
+use crate::reduce::{Kernels, kernels};
 use crate::schedule::{Action, Schedule};
 use crate::transport::{Moved, Transport};
 use crate::types::{Contract, Rank};
@@ -31,7 +31,6 @@ pub struct Pump<T> {
 }
 
 /// How the running operation treats bytes.
-#[derive(Clone, Copy)]
 struct Task {
     element_bytes: usize,
     kernels: Option<Kernels>,
@@ -149,6 +148,10 @@ impl<T: Transport> Pump<T> {
     /// # Errors
     ///
     /// The job's failure, if it has failed before.
+    ///
+    /// # Panics
+    ///
+    /// If the contract's reduction has no kernel for its element type.
     pub fn begin(
         &mut self,
         now: Timestamp,
@@ -161,7 +164,7 @@ impl<T: Transport> Pump<T> {
         }
         self.task = Task {
             element_bytes: contract.dtype.size_bytes(),
-            kernels: contract.reduction.map(|op| crate::reduce::kernels(contract.dtype, op)),
+            kernels: contract.reduction.map(|op| kernels(contract.dtype, op).expect("a defined reduction")),
             divisor: self.settings.world.get(),
         };
         self.engine.begin(now, contract, schedule, timeout)
@@ -242,7 +245,7 @@ impl<T: Transport> Pump<T> {
             return false;
         };
         if lane.outgoing.is_none() {
-            lane.outgoing = engine.poll_transmit(peer).map(|transmit| Outgoing::new(transmit, *task, memory));
+            lane.outgoing = engine.poll_transmit(peer).map(|transmit| Outgoing::new(transmit, task, memory));
         }
         let Some(outgoing) = &mut lane.outgoing else { return false };
         let payload = match &outgoing.payload {
@@ -295,9 +298,9 @@ impl<T: Transport> Pump<T> {
         let Lane { incoming, header, header_filled, scratch, .. } = lane;
         let moved = match incoming {
             Incoming::Held(_) => {
-                let is_accepted = lane.offer(peer, engine, *task);
+                let is_accepted = lane.offer(peer, engine, task);
                 // A frame without payload is whole already.
-                lane.settle(peer, engine, *task, memory);
+                lane.settle(peer, engine, task, memory);
                 return is_accepted;
             }
             Incoming::Refused => return false,
@@ -327,7 +330,7 @@ impl<T: Transport> Pump<T> {
             Moved::Bytes(count) => {
                 counters.bytes_received += count as u64;
                 lane.advance(count);
-                lane.settle(peer, engine, *task, memory);
+                lane.settle(peer, engine, task, memory);
                 true
             }
             Moved::Blocked => false,
@@ -396,7 +399,7 @@ impl Lane {
     }
 
     /// Acts on whatever is whole: applies a segment, then looks at the header that may have come along.
-    fn settle(&mut self, peer: Rank, engine: &mut Engine, task: Task, memory: &mut [u8]) {
+    fn settle(&mut self, peer: Rank, engine: &mut Engine, task: &Task, memory: &mut [u8]) {
         loop {
             match &mut self.incoming {
                 Incoming::Segment { bytes, filled, .. } if *filled == bytes.len() => {
@@ -433,7 +436,7 @@ impl Lane {
     }
 
     /// Asks the engine about the header that is held; whether that led anywhere.
-    fn offer(&mut self, peer: Rank, engine: &mut Engine, task: Task) -> bool {
+    fn offer(&mut self, peer: Rank, engine: &mut Engine, task: &Task) -> bool {
         let Incoming::Held(header) = &self.incoming else { return false };
         let header = *header;
         self.incoming = match engine.frame(peer, &header) {
@@ -452,7 +455,7 @@ impl Lane {
     }
 
     /// Applies a whole segment; whether it was sound.
-    fn apply(&mut self, peer: Rank, engine: &mut Engine, task: Task, memory: &mut [u8]) -> bool {
+    fn apply(&mut self, peer: Rank, engine: &mut Engine, task: &Task, memory: &mut [u8]) -> bool {
         let Incoming::Segment { header, bytes, action, .. } = &self.incoming else { return true };
         let arrived = match action {
             Action::Copy => &memory[bytes.clone()],
@@ -469,10 +472,10 @@ impl Lane {
                 return false;
             }
         }
-        if let (Some(kernels), false) = (task.kernels, *action == Action::Copy) {
-            let kernel = if *action == Action::ReduceLast { kernels.reduce_last } else { kernels.reduce };
+        if let (Some(kernels), false) = (&task.kernels, *action == Action::Copy) {
+            let kernel = if *action == Action::ReduceLast { &kernels.reduce_last } else { &kernels.reduce };
             let arrived = &bytemuck::cast_slice(&self.scratch)[..bytes.len()];
-            kernel(&mut memory[bytes.clone()], arrived, task.divisor);
+            kernel.apply(&mut memory[bytes.clone()], arrived, task.divisor);
         }
         engine.applied(peer);
         true
@@ -480,7 +483,7 @@ impl Lane {
 }
 
 impl Outgoing {
-    fn new(transmit: Transmit, task: Task, memory: &[u8]) -> Self {
+    fn new(transmit: Transmit, task: &Task, memory: &[u8]) -> Self {
         match transmit {
             Transmit::Control { header, payload } => {
                 Self { header: header.encode(), payload: Payload::Control(payload), sent: 0 }
