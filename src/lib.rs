@@ -25,4 +25,4 @@ pub mod wire;
 pub use codec::Compression;
 pub use group::{Buffer, Error, Group, JoinOptions, Meeting, Statistics};
 pub use rendezvous::StartError;
-pub use types::{DType, Element, Rank, ReduceOp, WorldSize};
+pub use types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc, Rank, ReduceOp, WorldSize};

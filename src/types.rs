@@ -1,9 +1,13 @@
 //! The words of the domain: ranks, element types, reductions, and what a rank asks of a collective.
 
+mod located;
+
 use std::fmt;
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
+
+pub use self::located::{F32Loc, F64Loc, I32Loc, I64Loc};
 
 /// The most ranks one job may have. A roster, a rank or a world size beyond it is refused before anything is allocated.
 pub const WORLD_SIZE_MAX: u32 = 65_536;
@@ -163,17 +167,50 @@ wire_enum! {
         I64 = 9 => "i64",
         /// Unsigned, 64 bits.
         U64 = 10 => "u64",
+        /// [`F32Loc`]: an f32 and a u32 that says where it stands.
+        F32Loc = 11 => "f32_loc",
+        /// [`F64Loc`]: an f64 and a u64 that says where it stands.
+        F64Loc = 12 => "f64_loc",
+        /// [`I32Loc`]: an i32 and a u32 that says where it stands.
+        I32Loc = 13 => "i32_loc",
+        /// [`I64Loc`]: an i64 and a u64 that says where it stands.
+        I64Loc = 14 => "i64_loc",
     }
 }
 
 impl DType {
+    /// The ten types that are plain numbers, in the order of their wire bytes.
+    pub const NUMBERS: &'static [Self] = &[
+        Self::F16,
+        Self::Bf16,
+        Self::F32,
+        Self::F64,
+        Self::I8,
+        Self::U8,
+        Self::I32,
+        Self::U32,
+        Self::I64,
+        Self::U64,
+    ];
+
+    /// Whether it is a plain number, and not a number with its location.
+    pub const fn is_number(self) -> bool {
+        !matches!(self, Self::F32Loc | Self::F64Loc | Self::I32Loc | Self::I64Loc)
+    }
+
+    /// Whether it is a plain whole number.
+    pub const fn is_integer(self) -> bool {
+        matches!(self, Self::I8 | Self::U8 | Self::I32 | Self::U32 | Self::I64 | Self::U64)
+    }
+
     /// Bytes of one element.
     pub const fn size_bytes(self) -> usize {
         match self {
             Self::I8 | Self::U8 => 1,
             Self::F16 | Self::Bf16 => 2,
             Self::F32 | Self::I32 | Self::U32 => 4,
-            Self::F64 | Self::I64 | Self::U64 => 8,
+            Self::F64 | Self::I64 | Self::U64 | Self::F32Loc | Self::I32Loc => 8,
+            Self::F64Loc | Self::I64Loc => 16,
         }
     }
 }
@@ -191,6 +228,54 @@ wire_enum! {
         Max = 4 => "max",
         /// The product. Integers wrap around.
         Product = 5 => "prod",
+        /// The bits that are set on every rank. Integers only, as the next two.
+        BitAnd = 6 => "band",
+        /// The bits that are set on any rank.
+        BitOr = 7 => "bor",
+        /// The bits that are set on an odd number of ranks.
+        BitXor = 8 => "bxor",
+        /// 1 where no rank has zero, 0 elsewhere. For the logical reductions everything but zero is true: a NaN is, and
+        /// -0.0 is not. Truth values travel in any type of number, usually as `u8`.
+        LogicalAnd = 9 => "land",
+        /// 1 where any rank has something else than zero, 0 elsewhere.
+        LogicalOr = 10 => "lor",
+        /// 1 where an odd number of ranks has something else than zero, 0 elsewhere.
+        LogicalXor = 11 => "lxor",
+        /// The smallest with its location; of equal ones that with the lowest index. A NaN on any rank wins, and of
+        /// several that with the lowest index. Located types only, as the next one.
+        MinLoc = 12 => "minloc",
+        /// The largest with its location; of equal ones that with the lowest index, and a NaN as for the smallest.
+        MaxLoc = 13 => "maxloc",
+        /// The sum of what the ranks have multiplied beforehand, each its own contribution by a factor of its own. What
+        /// travels and is added is a [`ReduceOp::Sum`]'s; the name keeps ranks apart that did not multiply.
+        PreMulSum = 14 => "premulsum",
+        /// A function of the program's own, the same on every rank.
+        Custom = 15 => "custom",
+    }
+}
+
+impl ReduceOp {
+    /// Whether the reduction is defined on elements of `dtype`.
+    pub const fn applies_to(self, dtype: DType) -> bool {
+        match self {
+            Self::Sum
+            | Self::Average
+            | Self::Min
+            | Self::Max
+            | Self::Product
+            | Self::LogicalAnd
+            | Self::LogicalOr
+            | Self::LogicalXor
+            | Self::PreMulSum => dtype.is_number(),
+            Self::BitAnd | Self::BitOr | Self::BitXor => dtype.is_integer(),
+            Self::MinLoc | Self::MaxLoc => !dtype.is_number(),
+            Self::Custom => true,
+        }
+    }
+
+    /// Whether the result is a truth value, 1 or 0, whatever the contributions are.
+    pub const fn is_logical(self) -> bool {
+        matches!(self, Self::LogicalAnd | Self::LogicalOr | Self::LogicalXor)
     }
 }
 
@@ -305,9 +390,10 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A number that collectives carry: `f16`, `bf16`, `f32`, `f64`, `i8`, `u8`, `i32`, `u32`, `i64` or `u64`.
+/// What collectives carry: a number (`f16`, `bf16`, `f32`, `f64`, `i8`, `u8`, `i32`, `u32`, `i64` or `u64`), or one with its
+/// location ([`F32Loc`], [`F64Loc`], [`I32Loc`] or [`I64Loc`]).
 ///
-/// Sealed: the wire format knows these ten and no others.
+/// Sealed: the wire format knows these fourteen and no others.
 pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed::Sealed {
     /// Its name on the wire.
     const DTYPE: DType;
@@ -324,6 +410,7 @@ macro_rules! elements {
 elements! {
     f16 => F16, bf16 => Bf16, f32 => F32, f64 => F64, i8 => I8,
     u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
+    F32Loc => F32Loc, F64Loc => F64Loc, I32Loc => I32Loc, I64Loc => I64Loc,
 }
 
 #[cfg(test)]
@@ -338,9 +425,21 @@ mod tests {
         }
         for &op in ReduceOp::ALL {
             assert_eq!(ReduceOp::from_byte(op.to_byte()), Some(op));
+            assert_eq!(op.name().parse(), Ok(op));
         }
         assert_eq!(DType::from_byte(0), None);
         assert_eq!(Operation::from_byte(200), None);
+    }
+
+    #[test]
+    fn reductions_apply_where_they_are_defined() {
+        let numbers: Vec<DType> = DType::ALL.iter().copied().filter(|dtype| dtype.is_number()).collect();
+        assert_eq!(numbers, DType::NUMBERS);
+        let types = |op: ReduceOp| DType::ALL.iter().filter(|&&dtype| op.applies_to(dtype)).count();
+        let counts: Vec<usize> = ReduceOp::ALL.iter().map(|&op| types(op)).collect();
+        assert_eq!(counts, [10, 10, 10, 10, 10, 6, 6, 6, 10, 10, 10, 4, 4, 10, 14]);
+        assert!(ReduceOp::BitAnd.applies_to(DType::I8) && !ReduceOp::BitAnd.applies_to(DType::F32));
+        assert!(ReduceOp::MinLoc.applies_to(DType::F64Loc) && !ReduceOp::Min.applies_to(DType::F64Loc));
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod util;
 
 use half::{bf16, f16};
 use ndarray::{Array2, Array3};
-use ringtrain::{Compression, Element, Error, Group, JoinOptions, Rank, ReduceOp};
+use ringtrain::{Compression, DType, Element, Error, F64Loc, Group, JoinOptions, Rank, ReduceOp};
 use util::ranks;
 
 const WORLDS: [u32; 6] = [1, 2, 3, 4, 5, 8];
@@ -45,9 +45,10 @@ fn value<T: Sample>(op: ReduceOp, rank: u32, index: usize) -> T {
 }
 
 fn expected<T: Sample>(op: ReduceOp, n: u32, index: usize) -> f64 {
-    let values = (0..n).map(|rank| value::<T>(op, rank, index).to_f64());
+    let truth = |is_true| if is_true { 1.0 } else { 0.0 };
+    let mut values = (0..n).map(|rank| value::<T>(op, rank, index).to_f64());
     match op {
-        ReduceOp::Sum => values.sum(),
+        ReduceOp::Sum | ReduceOp::PreMulSum => values.sum(),
         ReduceOp::Product => values.product(),
         ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
         ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
@@ -56,6 +57,13 @@ fn expected<T: Sample>(op: ReduceOp, n: u32, index: usize) -> f64 {
             let is_integer = !matches!(T::DTYPE.name(), "f16" | "bf16" | "f32" | "f64");
             if is_integer { average.trunc() } else { T::round(average) }
         }
+        ReduceOp::BitAnd => values.fold(-1, |bits, value| bits & value as i64) as f64,
+        ReduceOp::BitOr => values.fold(0, |bits, value| bits | value as i64) as f64,
+        ReduceOp::BitXor => values.fold(0, |bits, value| bits ^ value as i64) as f64,
+        ReduceOp::LogicalAnd => truth(values.all(|value| value != 0.0)),
+        ReduceOp::LogicalOr => truth(values.any(|value| value != 0.0)),
+        ReduceOp::LogicalXor => truth(values.filter(|&value| value != 0.0).count() % 2 == 1),
+        ReduceOp::MinLoc | ReduceOp::MaxLoc | ReduceOp::Custom => unreachable!("no reductions of numbers"),
     }
 }
 
@@ -82,7 +90,7 @@ fn lengths(n: u32) -> Vec<usize> {
 
 fn check_type<T: Sample>(group: &mut Group) {
     let (n, rank) = (group.size().get(), group.rank());
-    for &op in ReduceOp::ALL {
+    for &op in ReduceOp::ALL.iter().filter(|op| op.applies_to(T::DTYPE) && **op != ReduceOp::Custom) {
         for count in lengths(n) {
             let own: Vec<T> = (0..count).map(|i| value(op, rank.get(), i)).collect();
             let mut all = own.clone();
@@ -143,6 +151,29 @@ fn check_all_types(mut group: Group) {
 fn every_collective_of_every_type_and_reduction() {
     for n in WORLDS {
         ranks::run(n, check_all_types);
+    }
+}
+
+/// Rank r holds r's distance from the middle rank, so that the largest is tied between the first rank and the last.
+#[test]
+fn located_values_and_where_they_stand() {
+    for n in WORLDS {
+        ranks::run(n, move |mut group| {
+            let rank = group.rank().get();
+            let distance = |rank: u32| f64::from((2 * rank).abs_diff(n - 1));
+            let own = vec![F64Loc::new(distance(rank), u64::from(rank)); 1000];
+            let mut largest = own.clone();
+            group.all_reduce(&mut largest, ReduceOp::MaxLoc).unwrap();
+            assert!(largest.iter().all(|&found| found == F64Loc::new(distance(0), 0)), "n={n}");
+            let mut smallest = own.clone();
+            group.all_reduce(&mut smallest, ReduceOp::MinLoc).unwrap();
+            let middle = (n - 1) / 2;
+            assert!(smallest.iter().all(|&found| found == F64Loc::new(distance(middle), middle.into())));
+            // Refused before anything is sent; the group goes on.
+            let refused = group.all_reduce(&mut smallest, ReduceOp::Max);
+            assert_eq!(refused, Err(Error::Unsupported { op: ReduceOp::Max, dtype: DType::F64Loc }));
+            group.barrier().unwrap();
+        });
     }
 }
 

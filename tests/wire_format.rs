@@ -4,13 +4,14 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use bytemuck::bytes_of;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use ringtrain::rendezvous::Server;
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
 use ringtrain::wire::frame::{CONTROL_BYTES_MAX, HEADER_BYTES, SEGMENT_BYTES_MAX};
 use ringtrain::wire::handshake::{Acceptor, Dialer, Handshake as _, Introduction, Job, Purpose};
 use ringtrain::wire::{Cause, Header, Kind, SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, VERSION};
-use ringtrain::{Rank, WorldSize};
+use ringtrain::{F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
 use sha2::Sha256;
 
 const SECRET: &[u8] = b"sixteen bytes or more";
@@ -92,16 +93,44 @@ fn the_bytes_of_every_name() {
     );
     assert_eq!(
         named(DType::ALL.iter().map(|d| (d.name(), d.to_byte())).collect()),
-        bytes(&["f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64"])
+        bytes(&[
+            "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64", "f32_loc", "f64_loc",
+            "i32_loc", "i64_loc"
+        ])
     );
     assert_eq!(
         named(ReduceOp::ALL.iter().map(|r| (r.name(), r.to_byte())).collect()),
-        bytes(&["sum", "avg", "min", "max", "prod"])
+        bytes(&[
+            "sum",
+            "avg",
+            "min",
+            "max",
+            "prod",
+            "band",
+            "bor",
+            "bxor",
+            "land",
+            "lor",
+            "lxor",
+            "minloc",
+            "maxloc",
+            "premulsum",
+            "custom"
+        ])
     );
     assert_eq!(
         named(Algorithm::ALL.iter().map(|a| (a.name(), a.to_byte())).collect()),
         bytes(&["ring", "dissemination"])
     );
+}
+
+#[test]
+fn located_values_byte_by_byte() {
+    assert_eq!(bytes_of(&F32Loc::new(1.0, 0x0403_0201)), [0, 0, 0x80, 0x3f, 1, 2, 3, 4]);
+    assert_eq!(bytes_of(&I32Loc::new(-2, 0x0403_0201)), [0xfe, 0xff, 0xff, 0xff, 1, 2, 3, 4]);
+    let index = 0x0807_0605_0403_0201;
+    assert_eq!(bytes_of(&F64Loc::new(1.0, index)), [0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(bytes_of(&I64Loc::new(0x0102, index)), [2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use self::report::{Environment, Report};
 use super::exit::Exit;
 use super::group_args::{JoinError, exit_of};
 use crate::group::{Error, Group};
-use crate::types::{DType, WorldSize};
+use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, WorldSize};
 
 /// The time that a row with an adaptive number of iterations aims at.
 const ROW_US: f64 = 500_000.0;
@@ -166,6 +166,10 @@ fn measure_any(group: &mut Group, case: Case, method: Method, memory: &mut [u64]
         DType::U32 => measure::<u32>(group, case, method, bytemuck::cast_slice_mut(bytes)),
         DType::I64 => measure::<i64>(group, case, method, bytemuck::cast_slice_mut(bytes)),
         DType::U64 => measure::<u64>(group, case, method, bytemuck::cast_slice_mut(bytes)),
+        DType::F32Loc => measure::<F32Loc>(group, case, method, bytemuck::cast_slice_mut(bytes)),
+        DType::F64Loc => measure::<F64Loc>(group, case, method, bytemuck::cast_slice_mut(bytes)),
+        DType::I32Loc => measure::<I32Loc>(group, case, method, bytemuck::cast_slice_mut(bytes)),
+        DType::I64Loc => measure::<I64Loc>(group, case, method, bytemuck::cast_slice_mut(bytes)),
     };
     Ok(row?)
 }

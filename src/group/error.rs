@@ -1,6 +1,6 @@
 //! What a collective can fail with.
 
-use crate::types::{Rank, WorldSize};
+use crate::types::{DType, Rank, ReduceOp, WorldSize};
 use crate::wire::Cause;
 
 /// A failed operation. After [`Error::Failed`] the group is done for: every later operation returns the same error.
@@ -26,6 +26,14 @@ pub enum Error {
         /// The group's size.
         world: WorldSize,
     },
+    /// The reduction is not defined on elements of this type. Nothing has been sent, and the group is as it was.
+    #[error("{op} on {dtype} is not defined: {}", domain(*op))]
+    Unsupported {
+        /// The reduction asked for.
+        op: ReduceOp,
+        /// The buffer's element type.
+        dtype: DType,
+    },
     /// This machine's operating system refused something that the transport needs.
     #[error("the operating system refused {what}: {detail}")]
     System {
@@ -43,5 +51,51 @@ impl Error {
             Self::Failed { cause, .. } => Some(cause),
             _ => None,
         }
+    }
+}
+
+/// Where a reduction is defined, in words.
+fn domain(op: ReduceOp) -> &'static str {
+    match op {
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => "it takes integers",
+        ReduceOp::MinLoc | ReduceOp::MaxLoc => "it takes values with their location, such as f32_loc",
+        ReduceOp::Custom => "it takes a function of the program's own",
+        ReduceOp::Sum
+        | ReduceOp::Average
+        | ReduceOp::Min
+        | ReduceOp::Max
+        | ReduceOp::Product
+        | ReduceOp::LogicalAnd
+        | ReduceOp::LogicalOr
+        | ReduceOp::LogicalXor
+        | ReduceOp::PreMulSum => "it takes plain numbers",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::group::Group;
+
+    #[test]
+    fn a_reduction_that_is_not_defined_leaves_the_group_as_it_was() {
+        let mut group = Group::solo();
+        let (op, dtype) = (ReduceOp::BitAnd, DType::F32);
+        assert_eq!(group.all_reduce(&mut [1.5f32], op), Err(Error::Unsupported { op, dtype }));
+        assert!(group.reduce_scatter(&mut [1u8], ReduceOp::Custom).is_err());
+        assert_eq!(group.statistics().operations, 0);
+        let mut values = [2u8, 0];
+        assert_eq!(group.all_reduce(&mut values, ReduceOp::LogicalAnd), Ok(()));
+        assert_eq!(values, [1, 0]);
+    }
+
+    #[test]
+    fn a_reduction_that_is_not_defined_says_where_it_is() {
+        let text = |op, dtype| Error::Unsupported { op, dtype }.to_string();
+        assert_eq!(
+            text(ReduceOp::Max, DType::F32Loc),
+            "max on f32_loc is not defined: it takes plain numbers"
+        );
+        assert_eq!(text(ReduceOp::BitOr, DType::F16), "bor on f16 is not defined: it takes integers");
     }
 }

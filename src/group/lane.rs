@@ -104,8 +104,8 @@ impl Tasks {
         let Some(task) = self.tasks.get_mut(&operation) else { return };
         let (Some(arrived), Some(own)) = (arrived, task.memory.bytes_mut(bytes.clone())) else { return };
         match (action, &task.kernels) {
-            (Action::Reduce, Some(kernels)) => (kernels.reduce)(own, arrived, task.divisor),
-            (Action::ReduceLast, Some(kernels)) => (kernels.reduce_last)(own, arrived, task.divisor),
+            (Action::Reduce, Some(kernels)) => kernels.reduce.apply(own, arrived, task.divisor),
+            (Action::ReduceLast, Some(kernels)) => kernels.reduce_last.apply(own, arrived, task.divisor),
             _ => own.copy_from_slice(arrived),
         }
     }

@@ -1,5 +1,7 @@
 //! The reductions on single elements. They are inlined into loops that the compiler vectorises.
 
+use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc};
+
 /// Arithmetic that a reduction needs of an element type.
 pub(super) trait Number: bytemuck::Pod {
     fn add(self, other: Self) -> Self;
@@ -7,6 +9,35 @@ pub(super) trait Number: bytemuck::Pod {
     fn smaller(self, other: Self) -> Self;
     fn larger(self, other: Self) -> Self;
     fn divide(self, divisor: u32) -> Self;
+    /// Whether it is anything but zero.
+    fn is_true(self) -> bool;
+    /// 1 or 0.
+    fn from_truth(truth: bool) -> Self;
+}
+
+/// A number whose bits may be combined.
+pub(super) trait Integer: Number {
+    fn and(self, other: Self) -> Self;
+    fn or(self, other: Self) -> Self;
+    fn xor(self, other: Self) -> Self;
+}
+
+/// A value that knows where it stands.
+pub(super) trait Located: bytemuck::Pod {
+    fn is_nan(self) -> bool;
+    fn is_less(self, other: Self) -> bool;
+    fn is_before(self, other: Self) -> bool;
+
+    /// The winner, if a value wins where `is_better` says so. In equality, of two NaNs too, the lower index does.
+    #[inline(always)]
+    fn winner(self, other: Self, is_better: impl Fn(Self, Self) -> bool) -> Self {
+        let other_wins = if self.is_nan() || other.is_nan() {
+            other.is_nan() && (!self.is_nan() || other.is_before(self))
+        } else {
+            is_better(other, self) || (!is_better(self, other) && other.is_before(self))
+        };
+        if other_wins { other } else { self }
+    }
 }
 
 macro_rules! floats {
@@ -23,6 +54,10 @@ macro_rules! floats {
             fn larger(self, other: Self) -> Self { if self > other || self.is_nan() { self } else { other } }
             #[inline(always)]
             fn divide(self, divisor: u32) -> Self { self / divisor as $ty }
+            #[inline(always)]
+            fn is_true(self) -> bool { self != 0.0 }
+            #[inline(always)]
+            fn from_truth(truth: bool) -> Self { if truth { 1.0 } else { 0.0 } }
         }
     )+ };
 }
@@ -41,76 +76,108 @@ macro_rules! integers {
             // Divided in a type that holds every world size: 300 ranks do not fit a u8.
             #[inline(always)]
             fn divide(self, divisor: u32) -> Self { (<$wider>::from(self) / <$wider>::from(divisor)) as $ty }
+            #[inline(always)]
+            fn is_true(self) -> bool { self != 0 }
+            #[inline(always)]
+            fn from_truth(truth: bool) -> Self { Self::from(truth) }
+        }
+
+        impl Integer for $ty {
+            #[inline(always)]
+            fn and(self, other: Self) -> Self { self & other }
+            #[inline(always)]
+            fn or(self, other: Self) -> Self { self | other }
+            #[inline(always)]
+            fn xor(self, other: Self) -> Self { self ^ other }
+        }
+    )+ };
+}
+
+macro_rules! located {
+    ($($ty:ty, $is_nan:expr);+ $(;)?) => { $(
+        impl Located for $ty {
+            #[inline(always)]
+            fn is_nan(self) -> bool { $is_nan(self.value) }
+            #[inline(always)]
+            fn is_less(self, other: Self) -> bool { self.value < other.value }
+            #[inline(always)]
+            fn is_before(self, other: Self) -> bool { self.index < other.index }
         }
     )+ };
 }
 
 floats!(f32, f64);
 integers!(i8 => i64, u8 => u64, i32 => i64, u32 => u64, i64 => i64, u64 => u64);
-
-/// A reduction of two numbers.
-pub(super) trait Reduction {
-    fn apply<N: Number>(a: N, b: N) -> N;
+located! {
+    F32Loc, f32::is_nan;
+    F64Loc, f64::is_nan;
+    I32Loc, |_| false;
+    I64Loc, |_| false;
 }
 
-pub(super) struct Sum;
-pub(super) struct Product;
-pub(super) struct Min;
-pub(super) struct Max;
-
-impl Reduction for Sum {
-    #[inline(always)]
-    fn apply<N: Number>(a: N, b: N) -> N {
-        a.add(b)
-    }
+/// A reduction of two elements.
+pub(super) trait Reduction<N> {
+    fn apply(a: N, b: N) -> N;
 }
 
-impl Reduction for Product {
-    #[inline(always)]
-    fn apply<N: Number>(a: N, b: N) -> N {
-        a.multiply(b)
-    }
+/// Defines the reductions that elements of one kind have.
+macro_rules! reductions {
+    ($kind:ident: $( $name:ident => |$a:ident, $b:ident| $result:expr; )+) => { $(
+        pub(super) struct $name;
+
+        impl<N: $kind> Reduction<N> for $name {
+            #[inline(always)]
+            fn apply($a: N, $b: N) -> N { $result }
+        }
+    )+ };
 }
 
-impl Reduction for Min {
-    #[inline(always)]
-    fn apply<N: Number>(a: N, b: N) -> N {
-        a.smaller(b)
-    }
+reductions! { Number:
+    Sum => |a, b| a.add(b);
+    Product => |a, b| a.multiply(b);
+    Min => |a, b| a.smaller(b);
+    Max => |a, b| a.larger(b);
+    LogicalAnd => |a, b| N::from_truth(a.is_true() & b.is_true());
+    LogicalOr => |a, b| N::from_truth(a.is_true() | b.is_true());
+    LogicalXor => |a, b| N::from_truth(a.is_true() ^ b.is_true());
 }
 
-impl Reduction for Max {
-    #[inline(always)]
-    fn apply<N: Number>(a: N, b: N) -> N {
-        a.larger(b)
-    }
+reductions! { Integer:
+    BitAnd => |a, b| a.and(b);
+    BitOr => |a, b| a.or(b);
+    BitXor => |a, b| a.xor(b);
+}
+
+reductions! { Located:
+    MinLoc => |a, b| a.winner(b, N::is_less);
+    MaxLoc => |a, b| a.winner(b, |this, that| that.is_less(this));
 }
 
 /// What is done to a result before it is stored.
-pub(super) trait Finish {
-    fn apply<N: Number>(value: N, divisor: u32) -> N;
+pub(super) trait Finish<N> {
+    fn apply(value: N, divisor: u32) -> N;
 }
 
 pub(super) struct Keep;
 pub(super) struct Divide;
 
-impl Finish for Keep {
+impl<N> Finish<N> for Keep {
     #[inline(always)]
-    fn apply<N: Number>(value: N, _: u32) -> N {
+    fn apply(value: N, _: u32) -> N {
         value
     }
 }
 
-impl Finish for Divide {
+impl<N: Number> Finish<N> for Divide {
     #[inline(always)]
-    fn apply<N: Number>(value: N, divisor: u32) -> N {
+    fn apply(value: N, divisor: u32) -> N {
         value.divide(divisor)
     }
 }
 
-/// The loop over numbers: `accumulator[i] = finish(reduce(accumulator[i], input[i]))`.
+/// The loop over elements: `accumulator[i] = finish(reduce(accumulator[i], input[i]))`.
 #[inline(always)]
-pub(super) fn each<N: Number, R: Reduction, F: Finish>(accumulator: &mut [N], input: &[N], divisor: u32) {
+pub(super) fn each<N: Copy, R: Reduction<N>, F: Finish<N>>(accumulator: &mut [N], input: &[N], divisor: u32) {
     for (a, &b) in accumulator.iter_mut().zip(input) {
         *a = F::apply(R::apply(*a, b), divisor);
     }

@@ -1,9 +1,14 @@
 //! One loop, compiled for several vector units; which one runs is decided once, when a kernel is chosen.
 
-use super::arithmetic::{Divide, Finish, Keep, Number, Reduction, each};
-use super::half_floats::{Half, each_half};
-use super::{Kernel, Kernels, Max, Min, Product, Sum};
-use crate::types::ReduceOp;
+use half::{bf16, f16};
+
+use super::arithmetic::{
+    BitAnd, BitOr, BitXor, Divide, Finish, Integer, Keep, Located, LogicalAnd, LogicalOr, LogicalXor, Max,
+    MaxLoc, Min, MinLoc, Number, Product, Reduction, Sum, each,
+};
+use super::half_floats::each_half;
+use super::kernel::{Kernel, Kernels};
+use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 
 /// The vector units that kernels are compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,36 +48,65 @@ trait Loop {
     fn run(accumulator: &mut [u8], input: &[u8], divisor: u32);
 }
 
-struct Wide<N, R, F>(std::marker::PhantomData<(N, R, F)>);
-struct Narrow<H, R, F>(std::marker::PhantomData<(H, R, F)>);
+/// An element type as it is stored, and how it is computed with.
+pub(super) trait Stored: bytemuck::Pod {
+    type Computed: Copy;
 
-impl<N: Number, R: Reduction, F: Finish> Loop for Wide<N, R, F> {
-    #[inline(always)]
-    fn run(accumulator: &mut [u8], input: &[u8], divisor: u32) {
-        assert_eq!(accumulator.len(), input.len(), "a kernel's slices have the same length");
-        let accumulator: &mut [N] = bytemuck::cast_slice_mut(accumulator);
-        each::<N, R, F>(accumulator, bytemuck::cast_slice(input), divisor);
-    }
+    fn each<R: Reduction<Self::Computed>, F: Finish<Self::Computed>>(
+        accumulator: &mut [Self],
+        input: &[Self],
+        divisor: u32,
+    );
 }
 
-impl<H: Half, R: Reduction, F: Finish> Loop for Narrow<H, R, F> {
+macro_rules! stored {
+    ($computed:ident = $each:ident: $($ty:ident),+) => { $(
+        impl Stored for $ty {
+            type Computed = stored!(@ $computed $ty);
+
+            #[inline(always)]
+            fn each<R: Reduction<Self::Computed>, F: Finish<Self::Computed>>(
+                accumulator: &mut [Self],
+                input: &[Self],
+                divisor: u32,
+            ) {
+                $each::<Self, R, F>(accumulator, input, divisor);
+            }
+        }
+    )+ };
+    (@ itself $ty:ident) => { $ty };
+    (@ f32 $ty:ident) => { f32 };
+}
+
+stored!(itself = each: f32, f64, i8, u8, i32, u32, i64, u64, F32Loc, F64Loc, I32Loc, I64Loc);
+stored!(f32 = each_half: f16, bf16);
+
+struct Over<S, R, F>(std::marker::PhantomData<(S, R, F)>);
+
+impl<S: Stored, R: Reduction<S::Computed>, F: Finish<S::Computed>> Loop for Over<S, R, F> {
     #[inline(always)]
     fn run(accumulator: &mut [u8], input: &[u8], divisor: u32) {
         assert_eq!(accumulator.len(), input.len(), "a kernel's slices have the same length");
-        let accumulator: &mut [H] = bytemuck::cast_slice_mut(accumulator);
-        each_half::<H, R, F>(accumulator, bytemuck::cast_slice(input), divisor);
+        let accumulator: &mut [S] = bytemuck::cast_slice_mut(accumulator);
+        S::each::<R, F>(accumulator, bytemuck::cast_slice(input), divisor);
     }
 }
 
 /// The loop compiled for `lanes`.
 fn compiled<L: Loop>(lanes: Lanes) -> Kernel {
-    match lanes {
+    Kernel::plain(match lanes {
         Lanes::Portable => L::run,
         #[cfg(target_arch = "x86_64")]
         Lanes::Avx2 => x86::avx2::<L>,
         #[cfg(target_arch = "x86_64")]
         Lanes::Avx512 => x86::avx512::<L>,
-    }
+    })
+}
+
+/// The kernels of a reduction whose last contribution is like the others.
+fn same<S: Stored, R: Reduction<S::Computed>>(lanes: Lanes) -> Kernels {
+    let kernel = compiled::<Over<S, R, Keep>>(lanes);
+    Kernels { reduce: kernel.clone(), reduce_last: kernel }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -100,38 +134,45 @@ mod x86 {
     }
 }
 
-/// The kernels of a type that is computed with as it is.
-pub(super) fn wide<N: Number>(lanes: Lanes, op: ReduceOp) -> Kernels {
-    fn same<N: Number, R: Reduction>(lanes: Lanes) -> Kernels {
-        let kernel = compiled::<Wide<N, R, Keep>>(lanes);
-        Kernels { reduce: kernel, reduce_last: kernel }
-    }
-    match op {
-        ReduceOp::Sum => same::<N, Sum>(lanes),
-        ReduceOp::Product => same::<N, Product>(lanes),
-        ReduceOp::Min => same::<N, Min>(lanes),
-        ReduceOp::Max => same::<N, Max>(lanes),
+/// The kernels of a type that is computed with as a number.
+pub(super) fn numbers<S: Stored<Computed: Number>>(lanes: Lanes, op: ReduceOp) -> Option<Kernels> {
+    Some(match op {
+        // Multiplied beforehand, by whoever contributes.
+        ReduceOp::Sum | ReduceOp::PreMulSum => same::<S, Sum>(lanes),
+        ReduceOp::Product => same::<S, Product>(lanes),
+        ReduceOp::Min => same::<S, Min>(lanes),
+        ReduceOp::Max => same::<S, Max>(lanes),
+        ReduceOp::LogicalAnd => same::<S, LogicalAnd>(lanes),
+        ReduceOp::LogicalOr => same::<S, LogicalOr>(lanes),
+        ReduceOp::LogicalXor => same::<S, LogicalXor>(lanes),
         ReduceOp::Average => Kernels {
-            reduce: compiled::<Wide<N, Sum, Keep>>(lanes),
-            reduce_last: compiled::<Wide<N, Sum, Divide>>(lanes),
+            reduce: compiled::<Over<S, Sum, Keep>>(lanes),
+            reduce_last: compiled::<Over<S, Sum, Divide>>(lanes),
         },
+        ReduceOp::BitAnd
+        | ReduceOp::BitOr
+        | ReduceOp::BitXor
+        | ReduceOp::MinLoc
+        | ReduceOp::MaxLoc
+        | ReduceOp::Custom => return None,
+    })
+}
+
+/// The kernels of a type whose bits may be combined besides.
+pub(super) fn integers<S: Stored<Computed: Integer>>(lanes: Lanes, op: ReduceOp) -> Option<Kernels> {
+    match op {
+        ReduceOp::BitAnd => Some(same::<S, BitAnd>(lanes)),
+        ReduceOp::BitOr => Some(same::<S, BitOr>(lanes)),
+        ReduceOp::BitXor => Some(same::<S, BitXor>(lanes)),
+        _ => numbers::<S>(lanes, op),
     }
 }
 
-/// The kernels of a type that is computed with in `f32`.
-pub(super) fn narrow<H: Half>(lanes: Lanes, op: ReduceOp) -> Kernels {
-    fn same<H: Half, R: Reduction>(lanes: Lanes) -> Kernels {
-        let kernel = compiled::<Narrow<H, R, Keep>>(lanes);
-        Kernels { reduce: kernel, reduce_last: kernel }
-    }
+/// The kernels of a value with its location.
+pub(super) fn located<S: Stored<Computed: Located>>(lanes: Lanes, op: ReduceOp) -> Option<Kernels> {
     match op {
-        ReduceOp::Sum => same::<H, Sum>(lanes),
-        ReduceOp::Product => same::<H, Product>(lanes),
-        ReduceOp::Min => same::<H, Min>(lanes),
-        ReduceOp::Max => same::<H, Max>(lanes),
-        ReduceOp::Average => Kernels {
-            reduce: compiled::<Narrow<H, Sum, Keep>>(lanes),
-            reduce_last: compiled::<Narrow<H, Sum, Divide>>(lanes),
-        },
+        ReduceOp::MinLoc => Some(same::<S, MinLoc>(lanes)),
+        ReduceOp::MaxLoc => Some(same::<S, MaxLoc>(lanes)),
+        _ => None,
     }
 }

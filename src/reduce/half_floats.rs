@@ -48,7 +48,11 @@ impl Half for bf16 {
 
 /// The loop over half-precision numbers, block by block through `f32`.
 #[inline(always)]
-pub(super) fn each_half<H: Half, R: Reduction, F: Finish>(accumulator: &mut [H], input: &[H], divisor: u32) {
+pub(super) fn each_half<H: Half, R: Reduction<f32>, F: Finish<f32>>(
+    accumulator: &mut [H],
+    input: &[H],
+    divisor: u32,
+) {
     let (mut wide_a, mut wide_b) = ([0f32; BLOCK], [0f32; BLOCK]);
     for (a, b) in accumulator.chunks_mut(BLOCK).zip(input.chunks(BLOCK)) {
         let (wide_a, wide_b) = (&mut wide_a[..a.len()], &mut wide_b[..b.len()]);

@@ -64,12 +64,15 @@ pub struct BenchArgs {
     pub warm_up: u32,
 
     /// Element types, separated by commas, or all: f16 bf16 f32 f64 i8 u8 i32 u32 i64 u64
-    /// (or half bfloat16 float double int8 uint8 int32 uint32 int64 uint64)
+    /// (or half bfloat16 float double int8 uint8 int32 uint32 int64 uint64), and with a location f32_loc f64_loc i32_loc
+    /// i64_loc
     #[arg(short = 't', visible_short_alias = 'd', long = "dtype", value_name = "TYPE",
           default_value = "f32", value_delimiter = ',', value_parser = dtypes)]
     pub dtypes: Vec<Listed<DType>>,
 
-    /// Reductions, separated by commas, or all: sum avg min max prod. Means nothing to all_gather and broadcast
+    /// Reductions, separated by commas, or all: sum avg min max prod premulsum land lor lxor, of integers also band bor
+    /// bxor, of values with a location only minloc maxloc. All leaves out what is not defined. Means nothing to
+    /// all_gather and broadcast
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_delimiter = ',',
           value_parser = reductions)]
     pub reductions: Vec<Listed<ReduceOp>>,
@@ -113,6 +116,11 @@ pub enum Listed<T> {
 }
 
 impl<T: Copy + PartialEq> Listed<T> {
+    /// Whether a list of them names this one, rather than all.
+    pub fn names(list: &[Self], value: T) -> bool {
+        list.contains(&Self::One(value))
+    }
+
     /// What a list of them stands for: each once, in the order in which they are named.
     pub fn expand(list: &[Self], all: &[T]) -> Vec<T> {
         let mut expanded = Vec::new();
@@ -161,7 +169,13 @@ fn dtypes(text: &str) -> Result<Listed<DType>, String> {
 }
 
 fn reductions(text: &str) -> Result<Listed<ReduceOp>, String> {
-    if text == "all" { Ok(Listed::All) } else { text.parse().map(Listed::One) }
+    if text == "all" {
+        return Ok(Listed::All);
+    }
+    match text.parse() {
+        Ok(ReduceOp::Custom) => Err("`custom` stands for a function that only a program has".into()),
+        parsed => parsed.map(Listed::One),
+    }
 }
 
 /// A number of bytes with a binary suffix.
@@ -216,8 +230,11 @@ mod tests {
         assert_eq!(dtypes("bfloat16"), Ok(Listed::One(DType::Bf16)));
         assert_eq!(dtypes("all"), Ok(Listed::All));
         assert!(dtypes("f8").is_err());
+        assert_eq!(reductions("maxloc"), Ok(Listed::One(ReduceOp::MaxLoc)));
+        assert!(reductions("custom").is_err() && reductions("nand").is_err());
         let list = [Listed::One(DType::U8), Listed::All];
         assert_eq!(Listed::expand(&list, DType::ALL).len(), DType::ALL.len());
         assert_eq!(Listed::expand(&list, DType::ALL)[0], DType::U8);
+        assert!(Listed::names(&list, DType::U8) && !Listed::names(&list, DType::I8));
     }
 }

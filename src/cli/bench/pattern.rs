@@ -3,14 +3,15 @@
 //! Contents are drawn from a seed, the rank and the index, and are such that the exact result is known whatever the order
 //! of the reduction: sums of floats are small enough whole numbers, their products powers of two with a sign, integers
 //! anything at all, because they wrap around. An average is the exact sum divided once, as
-//! [`ReduceOp::Average`] promises: integers truncate towards zero, half types divide in `f32` and round once.
+//! [`ReduceOp::Average`] promises: integers truncate towards zero, half types divide in `f32` and round once. What only few
+//! ranks decide, such as a bit that all must have set, is drawn so that both outcomes are usual in a world of any size.
 //! So a result is either right in every bit or wrong.
 
 use half::{bf16, f16};
 
 use super::plan::Case;
 use crate::schedule::partition::chunk;
-use crate::types::{Element, Operation, Rank, ReduceOp, WorldSize};
+use crate::types::{Element, F32Loc, F64Loc, I32Loc, I64Loc, Operation, Rank, ReduceOp, WorldSize};
 
 /// Elements after which contents repeat. A prime: no power of two, hence no slip by a segment or a chunk, maps contents
 /// onto themselves.
@@ -131,6 +132,26 @@ impl Place {
         (self.world.div_ceil(stride), self.at.is_multiple_of(stride))
     }
 
+    /// One of so many bits where it is this rank's turn, at random, and none elsewhere: all ranks together set about half
+    /// of them.
+    fn sparse_bit(self, width: u32) -> u64 {
+        let stride = self.world.div_ceil(width as usize / 2) as u64;
+        let is_one = (self.bits >> 8).is_multiple_of(stride);
+        if is_one { 1 << (self.bits % u64::from(width)) } else { 0 }
+    }
+
+    /// What a rank contributes to a logical reduction: 0 for false, 1 to 127 for true.
+    fn truth(self, op: ReduceOp) -> u8 {
+        // Of all ranks together one or none, usually, is the exception.
+        let is_rare = (self.bits >> 8).is_multiple_of(2 * self.world as u64);
+        let is_true = match op {
+            ReduceOp::LogicalAnd => !is_rare,
+            ReduceOp::LogicalOr => is_rare,
+            _ => self.bits >> 63 == 0,
+        };
+        if is_true { 1 + (self.bits % 127) as u8 } else { 0 }
+    }
+
     /// A float's contribution, as a number that every float type holds exactly, if whole numbers are exact up to
     /// `exact_max` and powers of two up to `exponent_max`.
     fn float(self, op: Option<ReduceOp>, exact_max: usize, exponent_max: usize) -> f64 {
@@ -138,7 +159,7 @@ impl Place {
         match op {
             None => (1 + bits % 127) as f64,
             Some(ReduceOp::Min | ReduceOp::Max) => (bits % 255) as f64 - 127.0,
-            Some(ReduceOp::Sum | ReduceOp::Average) => {
+            Some(ReduceOp::Sum | ReduceOp::PreMulSum | ReduceOp::Average) => {
                 let (contributors, is_one) = self.turn(exact_max);
                 let value = 1 + bits % (exact_max / contributors).min(128) as u64;
                 if is_one { value as f64 } else { 0.0 }
@@ -149,6 +170,7 @@ impl Place {
                 let magnitude = if bits & 2 == 0 { 2.0 } else { 0.5 };
                 if is_one { sign * magnitude } else { sign }
             }
+            Some(op) => f64::from(self.truth(op)),
         }
     }
 }
@@ -161,13 +183,23 @@ pub trait Sample: Element {
     fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self;
 }
 
+/// The result of a logical reduction.
+fn truth(op: ReduceOp, mut values: impl Iterator<Item = bool>) -> bool {
+    match op {
+        ReduceOp::LogicalAnd => values.all(|value| value),
+        ReduceOp::LogicalOr => values.any(|value| value),
+        _ => values.filter(|&value| value).count() % 2 == 1,
+    }
+}
+
 /// The exact reduction of floats, an average not divided yet.
 fn fold(op: ReduceOp, values: impl Iterator<Item = f64>) -> f64 {
     match op {
-        ReduceOp::Sum | ReduceOp::Average => values.sum(),
+        ReduceOp::Sum | ReduceOp::PreMulSum | ReduceOp::Average => values.sum(),
         ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
         ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
         ReduceOp::Product => values.product(),
+        op => f64::from(u8::from(truth(op, values.map(|value| value != 0.0)))),
     }
 }
 
@@ -201,20 +233,31 @@ macro_rules! integers {
         impl Sample for $ty {
             fn draw(op: Option<ReduceOp>, place: Place) -> Self {
                 let value = place.bits as $ty;
-                // Odd: not zero, and no product of such is.
-                if matches!(op, None | Some(ReduceOp::Product)) { value | 1 } else { value }
+                match op {
+                    // Odd: not zero, and no product of such is.
+                    None | Some(ReduceOp::Product) => value | 1,
+                    Some(ReduceOp::BitAnd) => !(place.sparse_bit(<$ty>::BITS) as $ty),
+                    Some(ReduceOp::BitOr) => place.sparse_bit(<$ty>::BITS) as $ty,
+                    Some(op) if op.is_logical() => place.truth(op) as $ty,
+                    Some(_) => value,
+                }
             }
 
             fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self {
                 let sum = |a: $ty, b: $ty| a.wrapping_add(b);
                 match op {
-                    ReduceOp::Sum => contributions.fold(0, sum),
+                    ReduceOp::BitAnd => contributions.fold(!0, |a, b| a & b),
+                    ReduceOp::BitOr => contributions.fold(0, |a, b| a | b),
+                    ReduceOp::BitXor => contributions.fold(0, |a, b| a ^ b),
                     ReduceOp::Average => {
                         (<$wider>::from(contributions.fold(0, sum)) / <$wider>::from(world.get())) as $ty
                     }
                     ReduceOp::Min => contributions.fold(<$ty>::MAX, <$ty>::min),
                     ReduceOp::Max => contributions.fold(<$ty>::MIN, <$ty>::max),
                     ReduceOp::Product => contributions.fold(1, |a, b| a.wrapping_mul(b)),
+                    op if op.is_logical() => truth(op, contributions.map(|value| value != 0)).into(),
+                    // Sums, those of contributions multiplied beforehand too.
+                    _ => contributions.fold(0, sum),
                 }
             }
         }
@@ -222,6 +265,32 @@ macro_rules! integers {
 }
 
 integers!(i8 => i64, u8 => u64, i32 => i64, u32 => u64, i64 => i64, u64 => u64);
+
+macro_rules! located {
+    ($($located:ty { $value:ty, $index:ty }),+ $(,)?) => { $(
+        impl Sample for $located {
+            fn draw(op: Option<ReduceOp>, place: Place) -> Self {
+                let index = (place.bits >> 16) as $index;
+                match op {
+                    None => Self::new((1 + place.bits % 127) as $value, index),
+                    // Few values, so that indices often decide.
+                    Some(_) => Self::new((place.bits % 5) as $value - 2 as $value, index),
+                }
+            }
+
+            fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, _: WorldSize) -> Self {
+                let is_better = |a: Self, b: Self| if op == ReduceOp::MinLoc { a.value < b.value } else { a.value > b.value };
+                let winner = |best: Self, next: Self| {
+                    let is_tied = next.value == best.value;
+                    if is_better(next, best) || (is_tied && next.index < best.index) { next } else { best }
+                };
+                contributions.reduce(winner).unwrap_or_default()
+            }
+        }
+    )+ };
+}
+
+located!(F32Loc { f32, u32 }, F64Loc { f64, u64 }, I32Loc { i32, u32 }, I64Loc { i64, u64 });
 
 #[cfg(test)]
 mod tests {
@@ -234,19 +303,21 @@ mod tests {
 
     /// Reduces in rank order with rounding after each step, as a ring would.
     fn in_steps<T: Sample>(op: ReduceOp, contributions: &[Vec<T>]) -> Vec<T> {
-        let kernels = crate::reduce::kernels(T::DTYPE, op);
+        let kernels = crate::reduce::kernels(T::DTYPE, op).expect("a defined reduction");
         let world = contributions.len();
         let mut result = contributions[0].clone();
         for (rank, contribution) in contributions.iter().enumerate().skip(1) {
-            let kernel = if rank + 1 == world { kernels.reduce_last } else { kernels.reduce };
-            kernel(bytemuck::cast_slice_mut(&mut result), bytemuck::cast_slice(contribution), world as u32);
+            let kernel = if rank + 1 == world { &kernels.reduce_last } else { &kernels.reduce };
+            let result = bytemuck::cast_slice_mut(&mut result);
+            kernel.apply(result, bytemuck::cast_slice(contribution), world as u32);
         }
         result
     }
 
     fn holds_for<T: Sample>(ranks: u32) {
         let world = WorldSize::new(ranks).unwrap();
-        for &op in ReduceOp::ALL {
+        let is_measured = |op: &&ReduceOp| op.applies_to(T::DTYPE) && **op != ReduceOp::Custom;
+        for &op in ReduceOp::ALL.iter().filter(is_measured) {
             let case = case(Operation::AllReduce, T::DTYPE, Some(op), 60);
             let pattern = Pattern::<T>::new(case, world, Rank::ZERO, 7);
             let contributions: Vec<Vec<T>> = world.ranks().map(|rank| pattern.contribution(rank)).collect();
@@ -274,6 +345,29 @@ mod tests {
             holds_for::<u32>(ranks);
             holds_for::<i64>(ranks);
             holds_for::<u64>(ranks);
+            holds_for::<F32Loc>(ranks);
+            holds_for::<F64Loc>(ranks);
+            holds_for::<I32Loc>(ranks);
+            holds_for::<I64Loc>(ranks);
+        }
+    }
+
+    #[test]
+    fn both_outcomes_are_usual_in_small_and_large_worlds() {
+        for ranks in [2, 3, 8, 127, 2100] {
+            let world = WorldSize::new(ranks).unwrap();
+            for op in [ReduceOp::LogicalAnd, ReduceOp::LogicalOr, ReduceOp::LogicalXor] {
+                let case = case(Operation::AllReduce, DType::I32, Some(op), 500);
+                let reduced = Pattern::<i32>::new(case, world, Rank::ZERO, 7).reduced;
+                let ones = reduced.iter().filter(|&&value| value == 1).count();
+                assert!((100..=400).contains(&ones), "{op} of {ranks}: {ones} of 500");
+            }
+            for op in [ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor] {
+                let case = case(Operation::AllReduce, DType::U32, Some(op), 500);
+                let reduced = Pattern::<u32>::new(case, world, Rank::ZERO, 7).reduced;
+                let ones: u32 = reduced.iter().map(|value| value.count_ones()).sum();
+                assert!((500..=15_500).contains(&ones), "{op} of {ranks}: {ones} of 16000");
+            }
         }
     }
 

@@ -42,6 +42,14 @@ pub enum PlanError {
     /// Too many rows.
     #[error("these sizes, types and reductions make more than {ROWS_MAX} rows; choose larger steps")]
     TooManyRows,
+    /// There is no such reduction.
+    #[error("{}", crate::group::Error::Unsupported { op: *op, dtype: *dtype })]
+    Undefined {
+        /// `-o`.
+        op: ReduceOp,
+        /// `-t`.
+        dtype: DType,
+    },
     /// There is no such rank.
     #[error("root {root} is not a rank of this job of {world} (ranks are counted from 0)")]
     Root {
@@ -230,11 +238,14 @@ fn sizes(min: usize, max: usize, step: Step) -> Result<Vec<usize>, PlanError> {
     Ok(sizes)
 }
 
-/// Every type with every reduction at every size, sizes rounded to whole elements and each measured once.
+/// Every type with every reduction at every size, sizes rounded to whole elements and each measured once. Where a reduction
+/// is not defined on a type there is no case, unless both were asked for by name.
 fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<Case>, PlanError> {
     let reductions: Vec<Option<ReduceOp>> = match args.operation {
         Operation::AllReduce | Operation::ReduceScatter => {
-            Listed::expand(&args.reductions, ReduceOp::ALL).into_iter().map(Some).collect()
+            let all = Listed::expand(&args.reductions, ReduceOp::ALL);
+            // There is no function that would be known on all ranks.
+            all.into_iter().filter(|&op| op != ReduceOp::Custom).map(Some).collect()
         }
         Operation::AllGather | Operation::Broadcast | Operation::Barrier => vec![None],
     };
@@ -243,6 +254,12 @@ fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<Case>, Pla
         let mut counts: Vec<usize> = sizes.iter().map(|bytes| (bytes / dtype.size_bytes()).max(1)).collect();
         counts.dedup();
         for &reduction in &reductions {
+            if let Some(op) = reduction.filter(|op| !op.applies_to(dtype)) {
+                if Listed::names(&args.reductions, op) && Listed::names(&args.dtypes, dtype) {
+                    return Err(PlanError::Undefined { op, dtype });
+                }
+                continue;
+            }
             let operation = args.operation;
             cases.extend(counts.iter().map(|&count| Case { operation, dtype, reduction, root, count }));
             if cases.len() > ROWS_MAX {
@@ -290,8 +307,14 @@ mod tests {
 
     #[test]
     fn every_type_with_every_reduction_but_none_where_nothing_is_reduced() {
-        assert_eq!(plan("allreduce -t all -o all -b 8 -e 8").unwrap().cases.len(), 50);
-        assert_eq!(plan("allgather -t all -o all -b 8 -e 8").unwrap().cases.len(), 10);
+        let rows = |flags: &str| plan(flags).unwrap().cases.len();
+        // Four floats with nine reductions, six integers with twelve, four located types with two.
+        assert_eq!(rows("allreduce -t all -o all -b 8 -e 8"), 116);
+        assert_eq!(rows("allreduce -t all -o max -b 8 -e 8"), 10);
+        assert_eq!(rows("allreduce -t all -o maxloc -b 8 -e 8"), 4);
+        assert_eq!(rows("allreduce -t f32 -o all -b 8 -e 8"), 9);
+        assert_eq!(rows("allgather -t all -o all -b 8 -e 8"), 14);
+        assert_eq!(rows("allgather -t f32_loc -o sum -b 8 -e 8"), 1);
         assert_eq!(plan("broadcast -d f16,bf16 -b 8 -e 8 --root 3").unwrap().root, Rank::new(3));
     }
 
@@ -302,6 +325,9 @@ mod tests {
         assert_eq!(plan("all_reduce -f 0"), Err(PlanError::Factor { factor: 0, min: 4 }));
         assert_eq!(plan("all_reduce -i 0"), Err(PlanError::Step));
         assert_eq!(plan("all_reduce -i 1"), Err(PlanError::TooManyRows));
+        let undefined = |op, dtype| Err(PlanError::Undefined { op, dtype });
+        assert_eq!(plan("all_reduce -t i8,f32 -o bor"), undefined(ReduceOp::BitOr, DType::F32));
+        assert_eq!(plan("all_reduce -t f32_loc"), undefined(ReduceOp::Sum, DType::F32Loc));
         let two = WorldSize::new(2).unwrap();
         assert!(plan("broadcast --root 2").unwrap().check_root(two).is_err());
         assert!(plan("all_reduce --root 2").unwrap().check_root(two).is_ok(), "it has no root");

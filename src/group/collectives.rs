@@ -1,0 +1,318 @@
+//! The collectives that work in place and block.
+
+use std::ops::Range;
+
+use super::call::{Call, Reduction, Site};
+use super::{Buffer, Error, Group};
+use crate::codec::{self, Compression};
+use crate::schedule::partition::Partition;
+use crate::schedule::{self, Schedule};
+use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp};
+
+/// Elements that a compressed all-reduce converts at a time: 2 MiB on the wire, and as much extra memory.
+const COMPRESSED_BLOCK: usize = 1 << 20;
+/// The most blocks that an all-reduce is cut into, so that its schedule stays small however long the buffer is.
+const BLOCKS_MAX: usize = 512;
+/// A buffer of at most so many bytes goes along a tree, a longer one along a chain, which sends each byte once over each
+/// link but has n-1 hops. A tree's inner ranks have to store what comes before its turn.
+const TREE_BYTES_MAX: usize = 64 << 10;
+
+impl Group {
+    /// Leaves in every rank's buffer the reduction of all ranks' buffers, bit for bit the same everywhere.
+    ///
+    /// Ring reduce-scatter and all-gather: 2(n-1) steps, 2(n-1)/n S bytes sent by each rank. `f16` and `bf16` are added
+    /// in `f32` and rounded at each of the n-1 hops.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if the array is not contiguous, the reduction is not defined on its elements, the ranks do not agree, a
+    /// peer is lost or the deadline passes.
+    #[track_caller]
+    pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
+        let site = Site::caller();
+        let elements = buffer.elements_mut()?;
+        let call = self.all_reduce_call::<B::Element>(elements.len(), op, site)?;
+        self.run(call, elements)
+    }
+
+    pub(super) fn all_reduce_call<T: Element>(
+        &self,
+        count: usize,
+        op: ReduceOp,
+        site: Site,
+    ) -> Result<Call, Error> {
+        let reduction = Reduction::known::<T>(op)?;
+        let chunk_bytes = self.job.as_ref().map_or(1 << 20, |job| job.chunk_bytes);
+        let block = self.world.as_usize() * (chunk_bytes / size_of::<T>());
+        let block = block.max(count.div_ceil(BLOCKS_MAX));
+        let schedule = schedule::all_reduce(self.world, self.rank, count, block);
+        let call = Call::new(Operation::AllReduce, Algorithm::Ring, count, schedule, site);
+        Ok(call.reducing(reduction))
+    }
+
+    /// [`Group::all_reduce`] with a function of the program's own, which has to be associative but not commutative: it is
+    /// applied in rank order, `f(lower ranks, higher ranks)`.
+    ///
+    /// A chain through all ranks and back: 2(n-1) hops, pipelined, up to 2S bytes sent by each rank.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`].
+    #[track_caller]
+    pub fn all_reduce_with<B: Buffer + ?Sized>(
+        &mut self,
+        buffer: &mut B,
+        function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
+    ) -> Result<(), Error> {
+        let site = Site::caller();
+        let elements = buffer.elements_mut()?;
+        let schedule = schedule::all_fold(self.world, self.rank, elements.len());
+        let call = Call::new(Operation::AllReduce, Algorithm::Chain, elements.len(), schedule, site);
+        self.run(call.reducing(Reduction::custom(function)), elements)
+    }
+
+    /// The sum of all ranks' buffers, each multiplied by its rank's own `factor` before (NCCL's `ncclRedOpCreatePreMulSum`).
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`].
+    #[track_caller]
+    pub fn all_reduce_scaled<B: Buffer + ?Sized>(
+        &mut self,
+        buffer: &mut B,
+        factor: B::Element,
+    ) -> Result<(), Error>
+    where
+        B::Element: std::ops::Mul<Output = B::Element>,
+    {
+        let site = Site::caller();
+        let elements = buffer.elements_mut()?;
+        let call = self.all_reduce_call::<B::Element>(elements.len(), ReduceOp::PreMulSum, site)?;
+        for element in elements.iter_mut() {
+            *element = *element * factor;
+        }
+        self.run(call, elements)
+    }
+
+    /// All-reduce of `f32` that travels compressed, in blocks of 2^20 elements. All ranks end with the same bits, rounded
+    /// to what the compression keeps; each hop rounds as well.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`].
+    #[track_caller]
+    pub fn all_reduce_compressed<B: Buffer<Element = f32> + ?Sized>(
+        &mut self,
+        buffer: &mut B,
+        op: ReduceOp,
+        compression: Compression,
+    ) -> Result<(), Error> {
+        let site = Site::caller();
+        let elements = buffer.elements_mut()?;
+        match compression {
+            Compression::None => self.run(self.all_reduce_call::<f32>(elements.len(), op, site)?, elements),
+            Compression::Fp16 => self.all_reduce_as::<half::f16>(elements, op, site),
+            Compression::Bf16 => self.all_reduce_as::<half::bf16>(elements, op, site),
+        }
+    }
+
+    fn all_reduce_as<H: codec::Narrow>(
+        &mut self,
+        elements: &mut [f32],
+        op: ReduceOp,
+        site: Site,
+    ) -> Result<(), Error> {
+        let mut narrow = vec![H::ZERO; elements.len().min(COMPRESSED_BLOCK)];
+        // An empty buffer still takes part: its peers have to learn that it is empty.
+        for start in (0..elements.len().max(1)).step_by(COMPRESSED_BLOCK) {
+            let end = elements.len().min(start + COMPRESSED_BLOCK);
+            let block = &mut elements[start..end];
+            let narrow = &mut narrow[..block.len()];
+            H::encode(block, narrow);
+            self.run(self.all_reduce_call::<H>(narrow.len(), op, site)?, narrow)?;
+            H::decode(narrow, block);
+        }
+        Ok(())
+    }
+
+    /// Leaves the reduction of all ranks' buffers in the root's; the others hold partial results.
+    ///
+    /// Short buffers along a binomial tree: ceil(log2 n) steps. Long ones along a chain, pipelined: n-1 hops, S bytes sent
+    /// by each rank but the root.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`], and [`Error::InvalidRoot`].
+    #[track_caller]
+    pub fn reduce<B: Buffer + ?Sized>(
+        &mut self,
+        buffer: &mut B,
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<(), Error> {
+        let site = Site::caller();
+        let elements = buffer.elements_mut()?;
+        self.run(self.reduce_call::<B::Element>(elements.len(), op, root, site)?, elements)
+    }
+
+    pub(super) fn reduce_call<T: Element>(
+        &self,
+        count: usize,
+        op: ReduceOp,
+        root: Rank,
+        site: Site,
+    ) -> Result<Call, Error> {
+        self.check_root(root)?;
+        let reduction = Reduction::known::<T>(op)?;
+        let (algorithm, schedule) = if count * size_of::<T>() <= TREE_BYTES_MAX {
+            (Algorithm::Tree, schedule::reduce_tree(self.world, self.rank, root, count))
+        } else {
+            (Algorithm::Chain, schedule::reduce(self.world, self.rank, root, count))
+        };
+        Ok(Call::new(Operation::Reduce, algorithm, count, schedule, site).reducing(reduction).rooted(root))
+    }
+
+    /// [`Group::reduce`] with a function of the program's own, which has to be associative but not commutative: it is
+    /// applied in rank order, `f(lower ranks, higher ranks)`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce`].
+    #[track_caller]
+    pub fn reduce_with<B: Buffer + ?Sized>(
+        &mut self,
+        buffer: &mut B,
+        root: Rank,
+        function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
+    ) -> Result<(), Error> {
+        let site = Site::caller();
+        self.check_root(root)?;
+        let elements = buffer.elements_mut()?;
+        let schedule = schedule::fold(self.world, self.rank, root, elements.len());
+        let call = Call::new(Operation::Reduce, Algorithm::Chain, elements.len(), schedule, site);
+        self.run(call.reducing(Reduction::custom(function)).rooted(root), elements)
+    }
+
+    /// Leaves the reduction of this rank's chunk ([`Group::chunk`]) in its place and returns where that is; the rest of
+    /// the buffer holds partial results.
+    ///
+    /// Ring: n-1 steps, (n-1)/n S bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`].
+    #[track_caller]
+    pub fn reduce_scatter<B: Buffer + ?Sized>(
+        &mut self,
+        buffer: &mut B,
+        op: ReduceOp,
+    ) -> Result<Range<usize>, Error> {
+        let site = Site::caller();
+        let elements = buffer.elements_mut()?;
+        let partition = Partition::even(elements.len(), self.world);
+        self.run(self.reduce_scatter_call::<B::Element>(&partition, 0, op, site)?, elements)?;
+        Ok(partition.range(self.rank))
+    }
+
+    pub(super) fn reduce_scatter_call<T: Element>(
+        &self,
+        partition: &Partition,
+        layout: u32,
+        op: ReduceOp,
+        site: Site,
+    ) -> Result<Call, Error> {
+        let reduction = Reduction::known::<T>(op)?;
+        let schedule = schedule::reduce_scatter(self.world, self.rank, partition);
+        let call = Call::new(Operation::ReduceScatter, Algorithm::Ring, partition.total(), schedule, site);
+        Ok(call.reducing(reduction).laid_out(layout))
+    }
+
+    /// Each rank's chunk ([`Group::chunk`]) of its own buffer becomes everybody's.
+    ///
+    /// Ring: n-1 steps, (n-1)/n S bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`].
+    #[track_caller]
+    pub fn all_gather<B: Buffer + ?Sized>(&mut self, buffer: &mut B) -> Result<(), Error> {
+        let site = Site::caller();
+        let elements = buffer.elements_mut()?;
+        let partition = Partition::even(elements.len(), self.world);
+        self.run(self.all_gather_call(&partition, 0, site), elements)
+    }
+
+    pub(super) fn all_gather_call(&self, partition: &Partition, layout: u32, site: Site) -> Call {
+        let schedule = schedule::all_gather(self.world, self.rank, partition);
+        Call::new(Operation::AllGather, Algorithm::Ring, partition.total(), schedule, site).laid_out(layout)
+    }
+
+    /// The root's buffer becomes everybody's.
+    ///
+    /// Short buffers along a binomial tree: ceil(log2 n) steps. Long ones along the ring, pipelined: n-1 hops, S bytes sent
+    /// by each rank but the last, S/B plus n-2 segments of time.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`], and [`Error::InvalidRoot`].
+    #[track_caller]
+    pub fn broadcast<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
+        let site = Site::caller();
+        let elements = buffer.elements_mut()?;
+        self.run(self.broadcast_call::<B::Element>(elements.len(), root, site)?, elements)
+    }
+
+    pub(super) fn broadcast_call<T: Element>(
+        &self,
+        count: usize,
+        root: Rank,
+        site: Site,
+    ) -> Result<Call, Error> {
+        self.check_root(root)?;
+        let (algorithm, schedule) = if count * size_of::<T>() <= TREE_BYTES_MAX {
+            (Algorithm::Tree, schedule::broadcast_tree(self.world, self.rank, root, count))
+        } else {
+            (Algorithm::Ring, schedule::broadcast(self.world, self.rank, root, count))
+        };
+        Ok(Call::new(Operation::Broadcast, algorithm, count, schedule, site).rooted(root))
+    }
+
+    /// Leaves on each rank the reduction of the buffers of all ranks up to and including itself.
+    ///
+    /// A chain in rank order, pipelined: n-1 hops, S bytes sent by each rank but the last.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`]; an average is not defined.
+    #[track_caller]
+    pub fn scan<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
+        let site = Site::caller();
+        let elements = buffer.elements_mut()?;
+        self.run(self.scan_call::<B::Element>(elements.len(), op, site)?, elements)
+    }
+
+    pub(super) fn scan_call<T: Element>(&self, count: usize, op: ReduceOp, site: Site) -> Result<Call, Error> {
+        let reduction = Reduction::of_prefixes::<T>(op)?;
+        let schedule = schedule::scan(self.world, self.rank, count);
+        Ok(Call::new(Operation::Scan, Algorithm::Chain, count, schedule, site).reducing(reduction))
+    }
+
+    /// Returns when every rank has entered: ceil(log2 n) rounds of an empty message.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`].
+    #[track_caller]
+    pub fn barrier(&mut self) -> Result<(), Error> {
+        self.run::<u8>(self.barrier_call(Site::caller()), &mut [])
+    }
+
+    pub(super) fn barrier_call(&self, site: Site) -> Call {
+        let schedule: Schedule = schedule::barrier(self.world, self.rank);
+        Call::new(Operation::Barrier, Algorithm::Dissemination, 0, schedule, site)
+    }
+
+    pub(super) fn check_root(&self, root: Rank) -> Result<(), Error> {
+        if self.world.contains(root) { Ok(()) } else { Err(Error::InvalidRoot { root, world: self.world }) }
+    }
+}

@@ -1,0 +1,80 @@
+//! What reduces one segment into another: a loop of ours, or a function of the program's own.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::types::Element;
+
+type Loop = fn(accumulator: &mut [u8], input: &[u8], divisor: u32);
+type Function = dyn Fn(&mut [u8], &[u8]) + Send + Sync;
+
+/// Reduces one slice of bytes into another.
+#[derive(Clone)]
+pub struct Kernel(Inner);
+
+#[derive(Clone)]
+enum Inner {
+    Plain(Loop),
+    Custom(Arc<Function>),
+}
+
+impl Kernel {
+    pub(super) fn plain(run: Loop) -> Self {
+        Self(Inner::Plain(run))
+    }
+
+    /// Reduces `input` into `accumulator`: two slices of the same length in bytes, both holding whole, aligned elements of
+    /// the type the kernel was chosen for. `divisor` divides the result where the kernel is an average's last one.
+    ///
+    /// # Panics
+    ///
+    /// If the slices' lengths differ, if they are not aligned for the element type, or if a function of the program's own
+    /// does.
+    pub fn apply(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
+        match &self.0 {
+            Inner::Plain(run) => run(accumulator, input, divisor),
+            Inner::Custom(function) => function(accumulator, input),
+        }
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Inner::Plain(_) => "Kernel::Plain",
+            Inner::Custom(_) => "Kernel::Custom",
+        })
+    }
+}
+
+/// The two kernels that a reduction of one element type needs.
+#[derive(Clone, Debug)]
+pub struct Kernels {
+    /// For every contribution but the last.
+    pub reduce: Kernel,
+    /// For the last contribution: an average divides here.
+    pub reduce_last: Kernel,
+}
+
+impl Kernels {
+    /// The kernels of a function of the program's own: `accumulator = f(input, accumulator)`, element by element.
+    ///
+    /// What has arrived is the left operand and what this rank holds the right one: where a chain of ranks reduces in rank
+    /// order, what arrives stands for the ranks before this one. A function that is associative but not commutative then
+    /// gives the reduction in rank order. Both kernels are the same; there is no division at the end.
+    ///
+    /// # Panics
+    ///
+    /// Only the kernels do: see [`Kernel::apply`].
+    pub fn custom<T: Element>(f: impl Fn(&T, &T) -> T + Send + Sync + 'static) -> Self {
+        let function: Arc<Function> = Arc::new(move |accumulator, input| {
+            assert_eq!(accumulator.len(), input.len(), "a kernel's slices have the same length");
+            let accumulator: &mut [T] = bytemuck::cast_slice_mut(accumulator);
+            for (own, arrived) in accumulator.iter_mut().zip(bytemuck::cast_slice(input)) {
+                *own = f(arrived, own);
+            }
+        });
+        let kernel = Kernel(Inner::Custom(function));
+        Self { reduce: kernel.clone(), reduce_last: kernel }
+    }
+}

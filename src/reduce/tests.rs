@@ -1,0 +1,391 @@
+//! Every reduction on every type and at every vector width, against scalar references.
+
+use half::{bf16, f16};
+
+use super::*;
+use crate::types::Element;
+
+/// Longer than any vector and than one block of half-precision numbers, with a tail.
+const LENGTH: usize = 1100;
+
+/// A type with values worth combining, and the reduction of two of them worked out without a kernel.
+trait Reference: Element {
+    fn samples() -> Vec<Self>;
+    /// The result; `last` divides an average.
+    fn expected(op: ReduceOp, a: Self, b: Self, last: Option<u32>) -> Self;
+    fn agrees(self, expected: Self) -> bool;
+    fn is_nan(self) -> bool;
+}
+
+fn truth(op: ReduceOp, a: bool, b: bool) -> bool {
+    match op {
+        ReduceOp::LogicalAnd => a && b,
+        ReduceOp::LogicalOr => a || b,
+        _ => a != b,
+    }
+}
+
+macro_rules! floats {
+    ($($ty:ty as $computed:ty: $to:expr, $from:expr;)+) => { $(
+        impl Reference for $ty {
+            fn samples() -> Vec<Self> {
+                let mut samples = vec![
+                    <$ty>::NAN, <$ty>::INFINITY, <$ty>::NEG_INFINITY, <$ty>::MAX, <$ty>::MIN,
+                    <$ty>::MIN_POSITIVE, <$ty>::from_bits(1),
+                ];
+                let from: fn($computed) -> $ty = $from;
+                samples.extend([0.0, -0.0, 1.0, -1.0, 0.3, 2.0, -7.25, 1000.1].map(from));
+                samples
+            }
+
+            fn expected(op: ReduceOp, a: Self, b: Self, last: Option<u32>) -> Self {
+                let to: fn($ty) -> $computed = $to;
+                let from: fn($computed) -> $ty = $from;
+                let (a, b) = (to(a), to(b));
+                let has_nan = a.is_nan() || b.is_nan();
+                from(match op {
+                    ReduceOp::Average => (a + b) / last.unwrap_or(1) as $computed,
+                    ReduceOp::Sum | ReduceOp::PreMulSum => a + b,
+                    ReduceOp::Product => a * b,
+                    ReduceOp::Min | ReduceOp::Max if has_nan => <$computed>::NAN,
+                    ReduceOp::Min => a.min(b),
+                    ReduceOp::Max => a.max(b),
+                    op => u8::from(truth(op, a != 0.0, b != 0.0)).into(),
+                })
+            }
+
+            fn agrees(self, expected: Self) -> bool {
+                self == expected || (self.is_nan() && expected.is_nan())
+            }
+
+            fn is_nan(self) -> bool { <$ty>::is_nan(self) }
+        }
+    )+ };
+}
+
+floats! {
+    f16 as f32: f16::to_f32, f16::from_f32;
+    bf16 as f32: bf16::to_f32, bf16::from_f32;
+    f32 as f32: |value| value, |value| value;
+    f64 as f64: |value| value, |value| value;
+}
+
+macro_rules! integers {
+    ($($ty:ty),+) => { $(
+        impl Reference for $ty {
+            fn samples() -> Vec<Self> {
+                let patterned = (0x5a3c_69f0_1234_5678_u64 >> 3) as $ty;
+                vec![0, 1, 2, 3, 100, <$ty>::MAX, <$ty>::MIN, <$ty>::MAX - 1, <$ty>::MIN + 1, patterned, !patterned]
+            }
+
+            fn expected(op: ReduceOp, a: Self, b: Self, last: Option<u32>) -> Self {
+                // What is cut off at the end is what wraps around.
+                let (x, y) = (i128::from(a), i128::from(b));
+                match op {
+                    ReduceOp::Average => (i128::from((x + y) as $ty) / i128::from(last.unwrap_or(1))) as $ty,
+                    ReduceOp::Sum | ReduceOp::PreMulSum => (x + y) as $ty,
+                    ReduceOp::Product => x.wrapping_mul(y) as $ty,
+                    ReduceOp::Min => if x < y { a } else { b },
+                    ReduceOp::Max => if x > y { a } else { b },
+                    ReduceOp::BitAnd => (x & y) as $ty,
+                    ReduceOp::BitOr => (x | y) as $ty,
+                    ReduceOp::BitXor => (x ^ y) as $ty,
+                    op => truth(op, a != 0, b != 0).into(),
+                }
+            }
+
+            fn agrees(self, expected: Self) -> bool { self == expected }
+
+            fn is_nan(self) -> bool { false }
+        }
+    )+ };
+}
+
+integers!(i8, u8, i32, u32, i64, u64);
+
+macro_rules! located {
+    ($($ty:ident: $values:expr;)+) => { $(
+        impl Reference for $ty {
+            fn samples() -> Vec<Self> {
+                $values.into_iter().flat_map(|value| [7, 0, 9].map(|index| Self::new(value, index))).collect()
+            }
+
+            fn expected(op: ReduceOp, a: Self, b: Self, _: Option<u32>) -> Self {
+                // As MPI defines it, with NaN before everything.
+                let is_b = match (a.is_nan(), b.is_nan()) {
+                    (false, false) if a.value != b.value => (b.value < a.value) == (op == ReduceOp::MinLoc),
+                    (false, true) => true,
+                    (true, false) => false,
+                    _ => b.index < a.index,
+                };
+                if is_b { b } else { a }
+            }
+
+            fn agrees(self, expected: Self) -> bool {
+                self == expected || (self.is_nan() && expected.is_nan() && self.index == expected.index)
+            }
+
+            fn is_nan(self) -> bool { self.value.partial_cmp(&self.value).is_none() }
+        }
+    )+ };
+}
+
+located! {
+    F32Loc: [1.5, -2.0, 0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+    F64Loc: [1.5, -2.0, 0.0, -0.0, f64::NAN, -f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+    I32Loc: [0, 1, -1, i32::MIN, i32::MAX];
+    I64Loc: [0, 1, -1, i64::MIN, i64::MAX - 1, i64::MAX];
+}
+
+fn run<T: Element>(kernel: &Kernel, mut a: Vec<T>, b: &[T], divisor: u32) -> Vec<T> {
+    kernel.apply(bytemuck::cast_slice_mut(&mut a), bytemuck::cast_slice(b), divisor);
+    a
+}
+
+fn reduce<T: Element>(op: ReduceOp, a: Vec<T>, b: &[T], last: Option<u32>) -> Vec<T> {
+    let kernels = kernels(T::DTYPE, op).expect("a defined reduction");
+    let kernel = if last.is_some() { &kernels.reduce_last } else { &kernels.reduce };
+    run(kernel, a, b, last.unwrap_or(1))
+}
+
+/// Every sample with every other, over and over.
+fn pairs<T: Reference>(length: usize) -> (Vec<T>, Vec<T>) {
+    let samples = T::samples();
+    let count = samples.len();
+    (0..length).map(|i| (samples[i % count], samples[i / count % count])).unzip()
+}
+
+/// The widths that this processor has.
+fn widths() -> Vec<Lanes> {
+    let mut widths = vec![Lanes::Portable];
+    #[cfg(target_arch = "x86_64")]
+    match Lanes::detect() {
+        Lanes::Portable => {}
+        Lanes::Avx2 => widths.push(Lanes::Avx2),
+        Lanes::Avx512 => widths.extend([Lanes::Avx2, Lanes::Avx512]),
+    }
+    widths
+}
+
+/// Calls a generic function with every element type.
+macro_rules! for_every_type {
+    ($f:ident) => {
+        $f::<f16>();
+        $f::<bf16>();
+        $f::<f32>();
+        $f::<f64>();
+        $f::<i8>();
+        $f::<u8>();
+        $f::<i32>();
+        $f::<u32>();
+        $f::<i64>();
+        $f::<u64>();
+        $f::<F32Loc>();
+        $f::<F64Loc>();
+        $f::<I32Loc>();
+        $f::<I64Loc>();
+    };
+}
+
+/// One of the two kernels, and the divisor it is given.
+fn kernel_of(kernels: &Kernels, last: Option<u32>) -> (&Kernel, u32) {
+    (if last.is_some() { &kernels.reduce_last } else { &kernels.reduce }, last.unwrap_or(1))
+}
+
+fn is_what_the_reference_says<T: Reference>() {
+    let (a, b) = pairs::<T>(LENGTH);
+    for &op in ReduceOp::ALL {
+        let Some(kernels) = kernels(T::DTYPE, op) else { continue };
+        for last in [None, Some(3), Some(300)] {
+            let (kernel, divisor) = kernel_of(&kernels, last);
+            for (i, found) in run(kernel, a.clone(), &b, divisor).into_iter().enumerate() {
+                let expected = T::expected(op, a[i], b[i], last);
+                let context = || format!("{op} of {:?} and {:?}: {found:?}, not {expected:?}", a[i], b[i]);
+                assert!(found.agrees(expected), "{} {}", T::DTYPE, context());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_reduction_of_every_type_is_what_the_reference_says() {
+    for_every_type!(is_what_the_reference_says);
+}
+
+fn has_the_same_bits_at_every_width<T: Reference>() {
+    for length in [0usize, 1, 7, 63, 64, LENGTH, 4099] {
+        let (a, b) = pairs::<T>(length);
+        for &op in ReduceOp::ALL {
+            let results = |lanes| {
+                let kernels = kernels_for(lanes, T::DTYPE, op)?;
+                Some([None, Some(3)].map(|last| {
+                    let (kernel, divisor) = kernel_of(&kernels, last);
+                    run(kernel, a.clone(), &b, divisor)
+                }))
+            };
+            let Some(portable) = results(Lanes::Portable) else { continue };
+            for lanes in widths() {
+                for (wide, portable) in results(lanes).expect("as portable").iter().zip(&portable) {
+                    for (i, (wide, portable)) in wide.iter().zip(portable).enumerate() {
+                        // Which of two NaNs a sum or product keeps is not specified.
+                        let is_open = a[i].is_nan() && b[i].is_nan() && T::DTYPE.is_number();
+                        let are_same = bytemuck::bytes_of(wide) == bytemuck::bytes_of(portable);
+                        let are_nans = is_open && wide.is_nan() && portable.is_nan();
+                        assert!(are_same || are_nans, "{} {op} {lanes:?} [{i}] of {length}", T::DTYPE);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The vector units must agree with the portable code bit for bit, tails included.
+#[test]
+fn every_vector_width_gives_the_same_bits() {
+    for_every_type!(has_the_same_bits_at_every_width);
+}
+
+fn has_kernels_where_defined<T: Element>() {
+    for &op in ReduceOp::ALL {
+        let is_built_in = op.applies_to(T::DTYPE) && op != ReduceOp::Custom;
+        assert_eq!(kernels(T::DTYPE, op).is_some(), is_built_in, "{op} on {}", T::DTYPE);
+    }
+}
+
+#[test]
+fn kernels_are_there_where_a_reduction_is_defined() {
+    for_every_type!(has_kernels_where_defined);
+}
+
+#[test]
+fn a_few_results_in_figures() {
+    use ReduceOp::{
+        Average, BitAnd, BitOr, BitXor, LogicalAnd, LogicalOr, LogicalXor, Max, Min, Product, Sum,
+    };
+    assert_eq!(reduce(Sum, vec![1i32, i32::MAX], &[2, 1], None), [3, i32::MIN]);
+    assert_eq!(reduce(ReduceOp::PreMulSum, vec![1i32, i32::MAX], &[2, 1], None), [3, i32::MIN]);
+    assert_eq!(reduce(Product, vec![200u8, 3], &[2, 5], None), [144, 15]);
+    assert_eq!(reduce(Min, vec![-3i64, 4], &[2, -9], None), [-3, -9]);
+    assert_eq!(reduce(Max, vec![-3i8, 4], &[2, -9], None), [2, 4]);
+    assert_eq!(reduce(Average, vec![-3i32, 4], &[-4, 4], Some(2)), [-3, 4]);
+    assert_eq!(reduce(Average, vec![u64::MAX, 9], &[0, 2], Some(2)), [u64::MAX / 2, 5]);
+    assert_eq!(reduce(Average, vec![1.0f32, 4.0], &[2.0, 4.0], Some(4)), [0.75, 2.0]);
+    assert_eq!(reduce(Average, vec![1.0f32, 4.0], &[2.0, 4.0], None), [3.0, 8.0]);
+    assert_eq!(reduce(Sum, vec![1.5f64, 4.0], &[2.0, -4.0], Some(9)), [3.5, 0.0]);
+    assert_eq!(reduce(BitAnd, vec![0b1100u8, 255], &[0b1010, 255], None), [0b1000, 255]);
+    assert_eq!(reduce(BitOr, vec![0b1100i8, i8::MIN], &[0b1010, 1], None), [0b1110, -127]);
+    assert_eq!(reduce(BitXor, vec![0b1100u64, 7], &[0b1010, 7], None), [0b0110, 0]);
+    assert_eq!(reduce(LogicalAnd, vec![5.0f32, f32::NAN, -0.0], &[-2.0, 1.0, 1.0], None), [1.0, 1.0, 0.0]);
+    assert_eq!(reduce(LogicalOr, vec![5u8, 0, 0], &[0, 9, 0], None), [1, 1, 0]);
+    assert_eq!(reduce(LogicalXor, vec![5i64, 0, 0], &[3, 9, 0], None), [0, 1, 0]);
+    // The smallest subnormal is not zero, in half precision neither.
+    assert_eq!(reduce(LogicalOr, vec![f16::from_bits(1)], &[f16::ZERO], None), [f16::ONE]);
+    assert_eq!(reduce(LogicalOr, vec![bf16::from_bits(1)], &[bf16::NEG_ZERO], None), [bf16::ONE]);
+}
+
+#[test]
+fn the_lowest_index_wins_a_tie() {
+    let at = F64Loc::new;
+    for op in [ReduceOp::MinLoc, ReduceOp::MaxLoc] {
+        assert_eq!(reduce(op, vec![at(2.0, 9)], &[at(2.0, 4)], None), [at(2.0, 4)], "{op}");
+        assert_eq!(reduce(op, vec![at(2.0, 4)], &[at(2.0, 9)], None), [at(2.0, 4)], "{op}");
+        // The two zeros are equal.
+        assert_eq!(reduce(op, vec![at(0.0, 1)], &[at(-0.0, 0)], None)[0].index, 0, "{op}");
+        assert_eq!(reduce(op, vec![at(-0.0, 1)], &[at(0.0, 0)], None)[0].index, 0, "{op}");
+        for (a, b, index) in [(f64::NAN, 1.0, 9), (1.0, f64::NAN, 4), (f64::NAN, -f64::NAN, 4)] {
+            let winner = reduce(op, vec![at(a, 9)], &[at(b, 4)], None)[0];
+            assert!(winner.value.is_nan() && winner.index == index, "{op} of {a} and {b}: {winner:?}");
+        }
+    }
+    let (low, high) = (I32Loc::new(i32::MIN, 3), I32Loc::new(i32::MAX, 1));
+    assert_eq!(reduce(ReduceOp::MinLoc, vec![high], &[low], None), [low]);
+    assert_eq!(reduce(ReduceOp::MaxLoc, vec![low], &[high], None), [high]);
+    let (low, high) = (I64Loc::new(i64::MAX - 1, 3), I64Loc::new(i64::MAX, u64::MAX));
+    assert_eq!(reduce(ReduceOp::MinLoc, vec![high], &[low], None), [low]);
+    assert_eq!(reduce(ReduceOp::MaxLoc, vec![low], &[high], None), [high]);
+}
+
+#[test]
+fn a_nan_on_either_side_stays() {
+    for op in [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum] {
+        let out = reduce(op, vec![f32::NAN, 1.0, 1.0], &[1.0, f32::NAN, 2.0], None);
+        assert!(out[0].is_nan() && out[1].is_nan() && !out[2].is_nan(), "{op}: {out:?}");
+        let one = f16::ONE;
+        let out = reduce(op, vec![f16::NAN, one, one], &[one, f16::NAN, one], None);
+        assert!(out[0].is_nan() && out[1].is_nan() && !out[2].is_nan(), "{op}: {out:?}");
+        let out = reduce(op, vec![bf16::NAN, bf16::ONE], &[bf16::ONE, bf16::NAN], None);
+        assert!(out[0].is_nan() && out[1].is_nan(), "{op}: {out:?}");
+    }
+}
+
+/// All 65,536 bit patterns of each half type, against one addition in f32 rounded by the `half` crate.
+#[test]
+fn half_types_are_summed_in_f32_and_rounded_once() {
+    for other in [0x0001u16, 0x3c00, 0x3f80, 0x7bff, 0x8400, 0xfc00, 0x0000] {
+        let a: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+        let b = vec![f16::from_bits(other); a.len()];
+        for (i, sum) in reduce(ReduceOp::Sum, a.clone(), &b, None).into_iter().enumerate() {
+            let expected = f16::from_f32(a[i].to_f32() + b[i].to_f32());
+            assert!(sum.to_bits() == expected.to_bits() || (sum.is_nan() && expected.is_nan()), "{i}");
+        }
+        let a: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+        let b = vec![bf16::from_bits(other); a.len()];
+        for (i, sum) in reduce(ReduceOp::Sum, a.clone(), &b, None).into_iter().enumerate() {
+            let expected = bf16::from_f32(a[i].to_f32() + b[i].to_f32());
+            assert!(sum.to_bits() == expected.to_bits() || (sum.is_nan() && expected.is_nan()), "{i}");
+        }
+    }
+}
+
+/// The accumulator of rank 2 after "0 then 1" has arrived is "0 then 1 then 2".
+#[test]
+fn a_function_gets_what_arrived_on_its_left() {
+    let kernels = Kernels::custom(|arrived: &u64, own: &u64| arrived * 10 + own);
+    for kernel in [&kernels.reduce, &kernels.reduce_last] {
+        assert_eq!(run(kernel, vec![2u64, 5], &[1, 30], 7), [12, 305], "{kernel:?}");
+    }
+    // Maps x -> slope x + offset, composed: associative, but not commutative.
+    let compose = Kernels::custom(|first: &F32Loc, then: &F32Loc| {
+        F32Loc::new(first.value * then.value, first.index * then.value as u32 + then.index)
+    });
+    let (double, add_one) = (F32Loc::new(2.0, 0), F32Loc::new(1.0, 1));
+    assert_eq!(run(&compose.reduce, vec![add_one], &[double], 1), [F32Loc::new(2.0, 1)]);
+    assert_eq!(run(&compose.reduce, vec![double], &[add_one], 1), [F32Loc::new(2.0, 2)]);
+    assert!(run::<F32Loc>(&compose.clone().reduce_last, Vec::new(), &[], 1).is_empty());
+}
+
+#[test]
+#[should_panic(expected = "the same length")]
+fn a_function_too_is_given_slices_of_one_length() {
+    let kernels = Kernels::custom(|a: &u8, b: &u8| a | b);
+    kernels.reduce.apply(&mut [0; 3], &[0; 2], 1);
+}
+
+fn alone_on<T: Reference>(op: ReduceOp) -> (Vec<T>, Vec<T>) {
+    let (before, _) = pairs::<T>(5000);
+    let mut after = before.clone();
+    alone(T::DTYPE, op, bytemuck::cast_slice_mut(&mut after));
+    (before, after)
+}
+
+fn is_reduced_alone<T: Reference>() {
+    for &op in ReduceOp::ALL {
+        let (before, after) = alone_on::<T>(op);
+        for (before, after) in before.into_iter().zip(after) {
+            if op.is_logical() && op.applies_to(T::DTYPE) {
+                let zero = T::zeroed();
+                assert!(
+                    after.agrees(T::expected(ReduceOp::LogicalOr, before, zero, None)),
+                    "{before:?} {op}"
+                );
+            } else {
+                assert_eq!(bytemuck::bytes_of(&after), bytemuck::bytes_of(&before), "{op}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lone_rank_gets_truth_values_too() {
+    for_every_type!(is_reduced_alone);
+}
