@@ -1,8 +1,8 @@
 //! Schedules in which the buffer passes along a line of ranks, each of which adds to it or copies it.
 //!
 //! A segment goes on as soon as it has been applied, so a chain of n-1 hops costs S/B plus n-2 segments and not n-1
-//! times S/B. This is the pipeline of van de Geijn, "On global combine operations", J. Parallel and Distributed
-//! Computing 22 (1994).
+//! times S/B: the pipeline of Watts and van de Geijn, "A pipelined broadcast for multidimensional meshes", Parallel
+//! Processing Letters 5 (1995), with an addition at each hop.
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
@@ -23,7 +23,8 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedul
 /// Inclusive prefix: rank r ends with the reduction of ranks 0 to r, in their order. n-1 hops, each rank but the last
 /// sends S bytes, S/B plus n-2 segments of time.
 ///
-/// Blelloch, "Prefix sums and their applications" (1990), has prefixes in log2 n rounds; they send log2 n times the bytes.
+/// Hillis and Steele, "Data parallel algorithms", Comm. ACM 29 (1986), have prefixes in ceil(log2 n) rounds, in which most
+/// ranks send S bytes each time.
 pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (previous, next) = line(world, rank);
     let mut schedule = Schedule::default();
@@ -32,7 +33,7 @@ pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 }
 
 /// Exclusive prefix: rank r ends with the reduction of ranks 0 to r-1, in their order. n-1 hops, each rank but the last
-/// sends 2S bytes, 2S/B plus n-2 segments of time.
+/// sends 2S bytes, 2S/B plus n-2 segments of time; S is one rank's contribution.
 ///
 /// The buffer is twice as long: `count` elements of work, which hold the rank's own contribution, and `count` elements
 /// for the result, which is unspecified on rank 0. The work ends as the inclusive prefix.

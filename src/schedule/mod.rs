@@ -108,6 +108,7 @@ impl Schedule {
         peers.dedup();
         peers
     }
+
     /// How many elements are sent to `peer`, in all steps together.
     pub fn sent_elements(&self, peer: Rank) -> usize {
         let sends = self.steps.iter().filter_map(|step| step.send.as_ref());
