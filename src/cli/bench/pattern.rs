@@ -279,7 +279,9 @@ macro_rules! located {
             }
 
             fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, _: WorldSize) -> Self {
-                let is_better = |a: Self, b: Self| if op == ReduceOp::MinLoc { a.value < b.value } else { a.value > b.value };
+                let is_better = |a: Self, b: Self| {
+                    if op == ReduceOp::MinLoc { a.value < b.value } else { a.value > b.value }
+                };
                 let winner = |best: Self, next: Self| {
                     let is_tied = next.value == best.value;
                     if is_better(next, best) || (is_tied && next.index < best.index) { next } else { best }

@@ -136,7 +136,7 @@ fn write_titles(out: &mut dyn Write) -> io::Result<()> {
     let title = |titles: [&str; 12]| {
         let [size, count, dtype, redop, root, min, median, p99, algbw, busbw, wrong, iters] = titles;
         format!(
-            "#{size:>12} {count:>12} {dtype:>6} {redop:>6} {root:>5} {min:>10} {median:>10} {p99:>10} {algbw:>7} \
+            "#{size:>12} {count:>12} {dtype:>7} {redop:>9} {root:>5} {min:>10} {median:>10} {p99:>10} {algbw:>7} \
              {busbw:>7} {wrong:>7} {iters:>6}"
         )
     };
@@ -155,7 +155,7 @@ impl Row {
         let root = self.root.map_or(-1, i64::from);
         writeln!(
             out,
-            " {:>12} {:>12} {:>6} {:>6} {root:>5} {:>10} {:>10} {:>10} {:>7.2} {:>7.2} {wrong:>7} {:>6}",
+            " {:>12} {:>12} {:>7} {:>9} {root:>5} {:>10} {:>10} {:>10} {:>7.2} {:>7.2} {wrong:>7} {:>6}",
             self.bytes,
             self.count,
             self.dtype,
