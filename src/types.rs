@@ -333,7 +333,7 @@ wire_enum! {
 }
 
 /// What one rank asks for when it calls a collective. Every message carries it, and all ranks must ask for the same.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Contract {
     /// The collective.
     pub operation: Operation,

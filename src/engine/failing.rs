@@ -189,10 +189,8 @@ impl Engine {
     fn with_own_words(&self, mut cause: Cause) -> Cause {
         match &cause {
             Cause::Timeout { timeout_ms, .. } => {
-                let own = Cause::Timeout {
-                    timeout_ms: *timeout_ms,
-                    waiting: self.waiting().into_iter().collect(),
-                };
+                let own =
+                    Cause::Timeout { timeout_ms: *timeout_ms, waiting: self.waiting().into_iter().collect() };
                 cause.join(own)
             }
             Cause::Mismatch { group, sequence, .. } => {

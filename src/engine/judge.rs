@@ -1,8 +1,8 @@
 //! What the engine makes of a frame that arrives.
 
+use super::link::ANNOUNCED_MAX;
 use super::matching::Envelope;
 use super::operation::Due;
-use super::link::ANNOUNCED_MAX;
 use super::{Engine, Key, OpId, Verdict};
 use crate::types::{Operation, Rank};
 use crate::wire::{Header, Kind};
@@ -28,14 +28,7 @@ impl Engine {
                 }
                 self.refuse(peer, "it claims to have used what it was never sent".into())
             }
-            Kind::Ready => {
-                // Its operation may have ended here: the last segment and this frame crossed.
-                let key = self.key(header, self.settings.rank, peer);
-                if let Some(running) = self.by_key.get(&key).and_then(|id| self.operations.get_mut(id)) {
-                    running.cleared(peer, header.offset);
-                }
-                Verdict::Taken
-            }
+            Kind::Ready => self.ready(peer, header),
             Kind::Announce => self.announce(peer, header),
             Kind::Data => self.segment(peer, header),
         }
@@ -58,6 +51,24 @@ impl Engine {
         } else {
             Key::Collective { group, sequence }
         }
+    }
+
+    fn ready(&mut self, peer: Rank, header: &Header) -> Verdict {
+        let key = self.key(header, self.settings.rank, peer);
+        if let Some(running) = self.by_key.get(&key).and_then(|id| self.operations.get_mut(id)) {
+            running.cleared(peer, header.offset);
+            return Verdict::Taken;
+        }
+        // What has ended here needs no word any more: the last segment and this frame crossed.
+        let Key::Collective { group, sequence } = key else { return Verdict::Taken };
+        if sequence >= self.groups.get(&group).map_or(0, |past| past.next) {
+            let link = self.links.entry(peer).or_default();
+            link.cleared.insert(key, header.offset);
+            if link.cleared.len() > ANNOUNCED_MAX {
+                return self.refuse(peer, format!("it is ready for more than {ANNOUNCED_MAX} operations"));
+            }
+        }
+        Verdict::Taken
     }
 
     fn announce(&mut self, peer: Rank, header: &Header) -> Verdict {

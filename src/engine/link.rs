@@ -1,6 +1,6 @@
 //! What an engine knows of one peer beside the operations: what it may be sent, what it has been told, what is stored for it.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::OpId;
 use super::operation::{Key, charge};
@@ -34,6 +34,8 @@ pub(super) struct Link {
     pub(super) control: VecDeque<Header>,
     /// What it has announced and we have not begun.
     pub(super) announced: BTreeSet<Key>,
+    /// For how many messages of operations that we have not begun it is ready.
+    pub(super) cleared: BTreeMap<Key, u64>,
     /// Messages sent to it, and messages that came from it.
     pub(super) messages_sent: u64,
     pub(super) messages_seen: u64,

@@ -28,8 +28,8 @@ pub use self::link::CREDIT_BYTES;
 use self::link::Link;
 pub use self::matching::{Envelope, Pattern};
 use self::matching::{Matching, Posted};
-pub use self::operation::{EAGER_BYTES, Key};
 use self::operation::{Call, Next, Running};
+pub use self::operation::{EAGER_BYTES, Key};
 use crate::schedule::{Action, Inbound, Outbound, Schedule, Step};
 use crate::types::{Contract, Rank, WorldSize};
 use crate::wire::{Header, Kind};
@@ -251,6 +251,11 @@ impl Engine {
         self.operations.is_empty() && self.matching.posted().next().is_none()
     }
 
+    /// Whether words about operations wait to be sent, which are not held up until there is an operation again.
+    pub fn has_control(&self, peer: Rank) -> bool {
+        self.links.get(&peer).is_some_and(|link| !link.control.is_empty())
+    }
+
     /// Why the job failed, if it did.
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
@@ -359,6 +364,9 @@ impl Engine {
             }
             if link.announced.remove(&call.key) {
                 running.tell_when_ready(peer);
+            }
+            if let Some(messages) = link.cleared.remove(&call.key) {
+                running.cleared(peer, messages);
             }
         }
         for peer in running.receivers() {

@@ -195,9 +195,8 @@ impl Running {
 
     /// Whether the operation cannot end without `peer`.
     pub(super) fn needs(&self, peer: Rank) -> bool {
-        self.lane(peer).is_some_and(|lane| {
-            lane.next_send < lane.sends.len() || lane.next_receive < lane.receives.len()
-        })
+        self.lane(peer)
+            .is_some_and(|lane| lane.next_send < lane.sends.len() || lane.next_receive < lane.receives.len())
     }
 
     /// Whether something is still to be sent to `peer`.
@@ -217,7 +216,9 @@ impl Running {
     /// segment is in flight until [`Running::transmitted`].
     pub(super) fn next(&mut self, peer: Rank, credit: usize) -> Next {
         let element_bytes = self.call.contract.dtype.size_bytes();
-        let Some(lane) = self.lane(peer).filter(|lane| lane.in_flight.is_none()) else { return Next::Nothing };
+        let Some(lane) = self.lane(peer).filter(|lane| lane.in_flight.is_none()) else {
+            return Next::Nothing;
+        };
         let step = lane.sends.get(lane.next_send).and_then(|&step| self.steps[step].send.as_ref());
         let Some(send) = step else { return Next::Nothing };
         let range = segment(&send.range, lane.sent, self.segment_elements);
@@ -232,7 +233,8 @@ impl Running {
             }
             if charge(bytes) > credit {
                 // The receiver of a longer lane says when it is ready without being asked; that of a message cannot.
-                let says_so = lane.outbound_bytes > EAGER_BYTES && matches!(self.call.key, Key::Collective { .. });
+                let says_so =
+                    lane.outbound_bytes > EAGER_BYTES && matches!(self.call.key, Key::Collective { .. });
                 return if lane.announced || says_so { Next::Nothing } else { Next::Announce };
             }
         }

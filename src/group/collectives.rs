@@ -1,6 +1,7 @@
 //! The collectives that work in place and block.
 
 use std::ops::Range;
+use std::panic::Location;
 
 use super::call::{Call, Reduction, Site};
 use super::{Buffer, Error, Group};
@@ -29,7 +30,7 @@ impl Group {
     /// peer is lost or the deadline passes.
     #[track_caller]
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
-        let site = Site::caller();
+        let site = Location::caller();
         let elements = buffer.elements_mut()?;
         let call = self.all_reduce_call::<B::Element>(elements.len(), op, site)?;
         self.run(call, elements)
@@ -64,7 +65,7 @@ impl Group {
         buffer: &mut B,
         function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
     ) -> Result<(), Error> {
-        let site = Site::caller();
+        let site = Location::caller();
         let elements = buffer.elements_mut()?;
         let schedule = schedule::all_fold(self.world, self.rank, elements.len());
         let call = Call::new(Operation::AllReduce, Algorithm::Chain, elements.len(), schedule, site);
@@ -85,7 +86,7 @@ impl Group {
     where
         B::Element: std::ops::Mul<Output = B::Element>,
     {
-        let site = Site::caller();
+        let site = Location::caller();
         let elements = buffer.elements_mut()?;
         let call = self.all_reduce_call::<B::Element>(elements.len(), ReduceOp::PreMulSum, site)?;
         for element in elements.iter_mut() {
@@ -107,7 +108,7 @@ impl Group {
         op: ReduceOp,
         compression: Compression,
     ) -> Result<(), Error> {
-        let site = Site::caller();
+        let site = Location::caller();
         let elements = buffer.elements_mut()?;
         match compression {
             Compression::None => self.run(self.all_reduce_call::<f32>(elements.len(), op, site)?, elements),
@@ -150,7 +151,7 @@ impl Group {
         op: ReduceOp,
         root: Rank,
     ) -> Result<(), Error> {
-        let site = Site::caller();
+        let site = Location::caller();
         let elements = buffer.elements_mut()?;
         self.run(self.reduce_call::<B::Element>(elements.len(), op, root, site)?, elements)
     }
@@ -185,7 +186,7 @@ impl Group {
         root: Rank,
         function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
     ) -> Result<(), Error> {
-        let site = Site::caller();
+        let site = Location::caller();
         self.check_root(root)?;
         let elements = buffer.elements_mut()?;
         let schedule = schedule::fold(self.world, self.rank, root, elements.len());
@@ -207,7 +208,7 @@ impl Group {
         buffer: &mut B,
         op: ReduceOp,
     ) -> Result<Range<usize>, Error> {
-        let site = Site::caller();
+        let site = Location::caller();
         let elements = buffer.elements_mut()?;
         let partition = Partition::even(elements.len(), self.world);
         self.run(self.reduce_scatter_call::<B::Element>(&partition, 0, op, site)?, elements)?;
@@ -236,7 +237,7 @@ impl Group {
     /// As [`Group::all_reduce`].
     #[track_caller]
     pub fn all_gather<B: Buffer + ?Sized>(&mut self, buffer: &mut B) -> Result<(), Error> {
-        let site = Site::caller();
+        let site = Location::caller();
         let elements = buffer.elements_mut()?;
         let partition = Partition::even(elements.len(), self.world);
         self.run(self.all_gather_call(&partition, 0, site), elements)
@@ -257,7 +258,7 @@ impl Group {
     /// As [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn broadcast<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
-        let site = Site::caller();
+        let site = Location::caller();
         let elements = buffer.elements_mut()?;
         self.run(self.broadcast_call::<B::Element>(elements.len(), root, site)?, elements)
     }
@@ -286,15 +287,31 @@ impl Group {
     /// As [`Group::all_reduce`]; an average is not defined.
     #[track_caller]
     pub fn scan<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
-        let site = Site::caller();
+        let site = Location::caller();
         let elements = buffer.elements_mut()?;
         self.run(self.scan_call::<B::Element>(elements.len(), op, site)?, elements)
     }
 
-    pub(super) fn scan_call<T: Element>(&self, count: usize, op: ReduceOp, site: Site) -> Result<Call, Error> {
+    pub(super) fn scan_call<T: Element>(
+        &self,
+        count: usize,
+        op: ReduceOp,
+        site: Site,
+    ) -> Result<Call, Error> {
         let reduction = Reduction::of_prefixes::<T>(op)?;
         let schedule = schedule::scan(self.world, self.rank, count);
         Ok(Call::new(Operation::Scan, Algorithm::Chain, count, schedule, site).reducing(reduction))
+    }
+
+    pub(super) fn exscan_call<T: Element>(
+        &self,
+        count: usize,
+        op: ReduceOp,
+        site: Site,
+    ) -> Result<Call, Error> {
+        let reduction = Reduction::of_prefixes::<T>(op)?;
+        let schedule = schedule::exscan(self.world, self.rank, count);
+        Ok(Call::new(Operation::Exscan, Algorithm::Chain, count, schedule, site).reducing(reduction))
     }
 
     /// Returns when every rank has entered: ceil(log2 n) rounds of an empty message.
@@ -304,7 +321,7 @@ impl Group {
     /// As [`Group::all_reduce`].
     #[track_caller]
     pub fn barrier(&mut self) -> Result<(), Error> {
-        self.run::<u8>(self.barrier_call(Site::caller()), &mut [])
+        self.run::<u8>(self.barrier_call(Location::caller()), &mut [])
     }
 
     pub(super) fn barrier_call(&self, site: Site) -> Call {

@@ -121,7 +121,8 @@ impl Driver {
     pub(super) fn statistics(&self) -> Statistics {
         let core = self.shared.lock();
         let counters = core.pump.counters();
-        let under_way = core.busy_since.map_or(Duration::ZERO, |since| self.shared.now().saturating_sub(since));
+        let under_way =
+            core.busy_since.map_or(Duration::ZERO, |since| self.shared.now().saturating_sub(since));
         Statistics {
             bytes_sent: counters.bytes_sent,
             bytes_received: counters.bytes_received,
@@ -218,18 +219,14 @@ impl Driver {
     }
 
     /// The first message that fits and has no receive yet, waited for until `until`.
-    pub(super) fn probe(
-        &self,
-        pattern: Pattern,
-        until: Option<Timestamp>,
-    ) -> Result<Option<Envelope>, Error> {
+    pub(super) fn probe(&self, pattern: Pattern, until: Timestamp) -> Result<Option<Envelope>, Error> {
         let mut core = self.shared.lock();
         let now = self.shared.now();
         if let Some(source) = pattern.source {
             core.pump.connect(now, source);
         }
         drop(core);
-        let found = self.shared.wait_until(until, |core| match &core.state {
+        let found = self.shared.wait_until(Some(until), |core| match &core.state {
             State::Failed(error) => Some(Err(error.clone())),
             _ => core.pump.probe(&pattern).map(Ok),
         });
@@ -265,8 +262,7 @@ impl Driver {
         if progress.is_none() {
             let shared = Arc::clone(&self.shared);
             let thread = thread::Builder::new().name("progress".into()).spawn(move || shared.progress());
-            let refused =
-                |error: io::Error| Error::System { what: "a thread", detail: error.to_string() };
+            let refused = |error: io::Error| Error::System { what: "a thread", detail: error.to_string() };
             *progress = Some(thread.map_err(refused)?);
         }
         Ok(())
@@ -371,8 +367,7 @@ impl Shared {
         core.is_polled = true;
         drop(core);
         let mut events = Vec::new();
-        let waited =
-            self.poller.lock().unwrap_or_else(PoisonError::into_inner).wait(timeout, &mut events);
+        let waited = self.poller.lock().unwrap_or_else(PoisonError::into_inner).wait(timeout, &mut events);
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         core.is_polled = false;
         core.pump.transport_mut().serve(self.now(), events);
@@ -383,7 +378,7 @@ impl Shared {
     }
 
     /// The job has failed: tells the peers, gives up all memory, and returns the error.
-    fn fail(&self, mut core: MutexGuard<'_, Core>) -> Error {
+    fn fail<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> Error {
         loop {
             if let State::Failed(error) = &core.state {
                 return error.clone();

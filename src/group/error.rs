@@ -26,6 +26,23 @@ pub enum Error {
         /// The group's size.
         world: WorldSize,
     },
+    /// The lengths of the ranks' parts cannot be. Nothing has been sent, and the group is as it was.
+    #[error("the counts of the ranks' parts cannot be: {0}")]
+    InvalidCounts(&'static str),
+    /// A message cannot go to, or come from, this rank. Nothing has been sent, and the group is as it was.
+    #[error("rank {peer} is not another rank of this group of {world}; a rank does not send to itself")]
+    InvalidPeer {
+        /// The rank asked for.
+        peer: Rank,
+        /// The group's size.
+        world: WorldSize,
+    },
+    /// An object cannot be encoded, or what came is no such object.
+    #[error("the object {0}")]
+    Object(String),
+    /// The result has been taken before.
+    #[error("the operation's result has been taken before")]
+    Taken,
     /// The reduction is not defined on elements of this type. Nothing has been sent, and the group is as it was.
     #[error("{op} on {dtype} is not defined: {}", domain(*op))]
     Unsupported {

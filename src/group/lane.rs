@@ -55,11 +55,28 @@ pub(super) struct Lane {
 
 pub(super) enum Incoming {
     Header,
-    Segment { header: Header, operation: OpId, bytes: Range<usize>, action: Action, filled: usize },
-    Stored { header: Header, key: Key, payload: Words, filled: usize },
-    Control { header: Header, payload: Vec<u8>, filled: usize },
+    Segment {
+        header: Header,
+        operation: OpId,
+        bytes: Range<usize>,
+        action: Action,
+        filled: usize,
+    },
+    Stored {
+        header: Header,
+        key: Key,
+        payload: Words,
+        filled: usize,
+    },
+    Control {
+        header: Header,
+        payload: Vec<u8>,
+        filled: usize,
+    },
     /// So many bytes are of no interest.
-    Waste { left: usize },
+    Waste {
+        left: usize,
+    },
     /// Nothing more is read.
     Refused,
 }

@@ -86,7 +86,9 @@ impl Memory {
     /// The elements that the operation owned; none if it owned none of this type.
     pub fn into_elements<T: Element>(self) -> Vec<T> {
         match self.0 {
-            Kind::Owned(owned) => owned.into_any().downcast().map_or_else(|_| Vec::new(), |elements| *elements),
+            Kind::Owned(owned) => {
+                owned.into_any().downcast().map_or_else(|_| Vec::new(), |elements| *elements)
+            }
             Kind::Lent(_) | Kind::Later(_) => Vec::new(),
         }
     }

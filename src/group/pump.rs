@@ -207,6 +207,10 @@ impl<T: Transport> Pump<T> {
             }
             moves += 1;
         }
+        for index in 0..self.peers.len() {
+            let peer = self.peers[index];
+            while self.engine.has_control(peer) && self.send(peer) {}
+        }
         self.engine.handle_timeout(now);
         match self.engine.failure() {
             Some(failure) => Turn::Failed(failure.clone()),
@@ -358,9 +362,7 @@ impl<T: Transport> Pump<T> {
             }
         };
         let moved = match with_header {
-            Some(header) => {
-                transport.receive(peer, &mut [IoSliceMut::new(target), IoSliceMut::new(header)])
-            }
+            Some(header) => transport.receive(peer, &mut [IoSliceMut::new(target), IoSliceMut::new(header)]),
             None => transport.receive(peer, &mut [IoSliceMut::new(target)]),
         };
         match moved {

@@ -11,6 +11,7 @@ mod peers_file;
 mod server;
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -64,6 +65,12 @@ impl Roster {
     /// How to name each rank's host in an error: its name and address.
     pub fn hosts(&self) -> Vec<String> {
         self.members.iter().map(|member| format!("{} ({})", member.host, member.address)).collect()
+    }
+
+    /// The machine of each rank, as a number: ranks of one machine have the same.
+    pub fn machines(&self) -> Arc<[u32]> {
+        let first = |member: &Member| self.members.iter().position(|other| other.machine == member.machine);
+        self.members.iter().map(|member| first(member).unwrap_or_default() as u32).collect()
     }
 
     /// The number of `rank` among the ranks of its machine, and how many those are.

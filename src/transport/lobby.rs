@@ -169,12 +169,7 @@ impl Lobby {
     }
 
     /// Serves the lobby's own events and appends the others to `others`.
-    pub fn serve(
-        &mut self,
-        now: Duration,
-        events: impl IntoIterator<Item = Event>,
-        others: &mut Vec<Event>,
-    ) {
+    pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>, others: &mut Vec<Event>) {
         for event in events {
             if event.token == LISTENER {
                 self.accept(now);

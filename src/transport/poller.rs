@@ -7,6 +7,8 @@ use std::time::Duration;
 use mio::{Events, Poll, Registry, Token, Waker};
 
 const EVENTS_MAX: usize = 256;
+/// The kernel counts milliseconds in 31 bits; whoever waits for longer wakes up once a day.
+const TIMEOUT_MAX: Duration = Duration::from_hours(24);
 /// The token of [`Poller::waker`]; its events are swallowed.
 const WAKER: Token = Token(1);
 /// The first token that is free for sockets.
@@ -63,7 +65,8 @@ impl Poller {
     /// When the operating system refuses to wait.
     pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
         // The kernel counts whole milliseconds; rounded up, so that a deadline has passed when it wakes us.
-        match self.poll.poll(&mut self.events, timeout.map(round_up_to_ms)) {
+        let timeout = timeout.map(|timeout| round_up_to_ms(timeout.min(TIMEOUT_MAX)));
+        match self.poll.poll(&mut self.events, timeout) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             result => result?,
         }

@@ -34,7 +34,8 @@ pub enum Cause {
     /// Two ranks called different things at the same place of the program.
     #[error(
         "ranks do not agree on operation {sequence} of group {group}: rank {first} called {first_asked}{}, rank {second} called {second_asked}{}",
-        At(first_site), At(second_site)
+        At(first_site),
+        At(second_site)
     )]
     Mismatch {
         /// The group.
@@ -155,7 +156,10 @@ impl fmt::Display for Patience<'_> {
         if culprits.is_empty() {
             write!(f, ": the ranks wait for each other")?;
         } else {
-            write!(f, ", which hangs, is stopped, is slow (raise --timeout if it may be) or never called it")?;
+            write!(
+                f,
+                ", which hangs, is stopped, is slow (raise --timeout if it may be) or never called it"
+            )?;
         }
         for Waiting { rank, group, sequence, asked, site, awaited } in *waiting {
             write!(f, "; rank {rank} waits in {asked}, operation {sequence} of group {group}{}", At(site))?;

@@ -245,11 +245,23 @@ pub(crate) mod tests {
             0..=CONTROL_BYTES_MAX as u32,
             any::<Option<u32>>(),
         )
-            .prop_map(|((kind, group, sequence), contract, (message, offset, eager), payload, payload_crc)| {
-                let kind = Kind::from_byte(kind).unwrap();
-                let payload_bytes = payload.min(kind.payload_bytes_max() as u32);
-                Header { kind, group, sequence, contract, message, offset, eager, payload_bytes, payload_crc }
-            })
+            .prop_map(
+                |((kind, group, sequence), contract, (message, offset, eager), payload, payload_crc)| {
+                    let kind = Kind::from_byte(kind).unwrap();
+                    let payload_bytes = payload.min(kind.payload_bytes_max() as u32);
+                    Header {
+                        kind,
+                        group,
+                        sequence,
+                        contract,
+                        message,
+                        offset,
+                        eager,
+                        payload_bytes,
+                        payload_crc,
+                    }
+                },
+            )
     }
 
     proptest! {

@@ -68,7 +68,7 @@ pub fn bus_factor(operation: Operation, world: WorldSize) -> f64 {
     match operation {
         Operation::AllReduce => 2.0 * (n - 1.0) / n,
         Operation::ReduceScatter | Operation::AllGather => (n - 1.0) / n,
-        Operation::Broadcast | Operation::Barrier => 1.0,
+        _ => 1.0,
     }
 }
 
@@ -156,7 +156,7 @@ fn perform<T: Sample>(group: &mut Group, case: Case, buffer: &mut [T]) -> Result
         Operation::ReduceScatter => group.reduce_scatter(buffer, op).map(drop),
         Operation::AllGather => group.all_gather(buffer),
         Operation::Broadcast => group.broadcast(buffer, case.root),
-        Operation::Barrier => group.barrier(),
+        _ => group.barrier(),
     }
 }
 

@@ -72,7 +72,7 @@ impl<T: Sample> Pattern<T> {
                 })
                 .sum(),
             Operation::Broadcast => differences(buffer, &self.contribution(self.case.root), 0),
-            Operation::AllReduce | Operation::Barrier => differences(buffer, &self.reduced, 0),
+            _ => differences(buffer, &self.reduced, 0),
         }
     }
 

@@ -247,7 +247,7 @@ fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<Case>, Pla
             // There is no function that would be known on all ranks.
             all.into_iter().filter(|&op| op != ReduceOp::Custom).map(Some).collect()
         }
-        Operation::AllGather | Operation::Broadcast | Operation::Barrier => vec![None],
+        _ => vec![None],
     };
     let mut cases = Vec::new();
     for dtype in Listed::expand(&args.dtypes, DType::ALL) {

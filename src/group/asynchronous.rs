@@ -1,0 +1,107 @@
+//! Collectives that go on by themselves, on buffers that they own and give back.
+
+use std::panic::Location;
+
+use super::{Error, Group, Handle};
+use crate::schedule::partition::Partition;
+use crate::types::{Element, Rank, ReduceOp};
+
+impl Group {
+    /// [`Group::all_reduce`], going on by itself; gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn all_reduce_async<T: Element>(
+        &mut self,
+        buffer: Vec<T>,
+        op: ReduceOp,
+    ) -> Result<Handle<Vec<T>>, Error> {
+        let call = self.all_reduce_call::<T>(buffer.len(), op, Location::caller())?;
+        self.start(call, buffer, |buffer| buffer)
+    }
+
+    /// [`Group::reduce`], going on by itself; gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn reduce_async<T: Element>(
+        &mut self,
+        buffer: Vec<T>,
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<Handle<Vec<T>>, Error> {
+        let call = self.reduce_call::<T>(buffer.len(), op, root, Location::caller())?;
+        self.start(call, buffer, |buffer| buffer)
+    }
+
+    /// [`Group::reduce_scatter`], going on by itself; gives this rank's chunk.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce_scatter`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn reduce_scatter_async<T: Element>(
+        &mut self,
+        buffer: Vec<T>,
+        op: ReduceOp,
+    ) -> Result<Handle<Vec<T>>, Error> {
+        let partition = Partition::even(buffer.len(), self.world);
+        let call = self.reduce_scatter_call::<T>(&partition, 0, op, Location::caller())?;
+        let own = partition.range(self.rank);
+        self.start(call, buffer, move |mut buffer| {
+            buffer.truncate(own.end);
+            buffer.split_off(own.start)
+        })
+    }
+
+    /// [`Group::all_gather`], going on by itself; gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_gather`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn all_gather_async<T: Element>(&mut self, buffer: Vec<T>) -> Result<Handle<Vec<T>>, Error> {
+        let partition = Partition::even(buffer.len(), self.world);
+        self.start(self.all_gather_call(&partition, 0, Location::caller()), buffer, |buffer| buffer)
+    }
+
+    /// [`Group::broadcast`], going on by itself; gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::broadcast`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn broadcast_async<T: Element>(
+        &mut self,
+        buffer: Vec<T>,
+        root: Rank,
+    ) -> Result<Handle<Vec<T>>, Error> {
+        let call = self.broadcast_call::<T>(buffer.len(), root, Location::caller())?;
+        self.start(call, buffer, |buffer| buffer)
+    }
+
+    /// [`Group::scan`], going on by itself; gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::scan`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn scan_async<T: Element>(&mut self, buffer: Vec<T>, op: ReduceOp) -> Result<Handle<Vec<T>>, Error> {
+        let call = self.scan_call::<T>(buffer.len(), op, Location::caller())?;
+        self.start(call, buffer, |buffer| buffer)
+    }
+
+    /// [`Group::barrier`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::barrier`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn barrier_async(&mut self) -> Result<Handle<()>, Error> {
+        self.start(self.barrier_call(Location::caller()), Vec::<u8>::new(), |_| ())
+    }
+}

@@ -1,0 +1,88 @@
+//! Groups of some of the ranks.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{Error, Group};
+use crate::types::{Rank, WorldSize};
+
+impl Group {
+    /// Splits the group: ranks that pass the same colour form a new group, in the order of their keys and, of equal keys,
+    /// of their ranks here. Who passes no colour is in none (MPI's `MPI_Comm_split`).
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`].
+    #[track_caller]
+    pub fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<Self>, Error> {
+        let Some(job) = self.job.clone() else {
+            self.driver()?;
+            return Ok(colour.map(|_| Self { timeout: self.timeout, ..Self::solo() }));
+        };
+        // A group's number is one that none of its members has seen, so that no rank is in two groups of one number.
+        let next = job.next_group.load(Ordering::SeqCst);
+        let own = [colour.map_or(-1, i64::from), key, i64::from(next)];
+        let all = self.all_gather_from(&own)?;
+        let entries: Vec<(i64, i64, i64)> = all.chunks_exact(3).map(|e| (e[0], e[1], e[2])).collect();
+        let first = entries.iter().map(|entry| entry.2).max().unwrap_or_default();
+        let mut colours: Vec<i64> = entries.iter().map(|entry| entry.0).filter(|&c| c >= 0).collect();
+        colours.sort_unstable();
+        colours.dedup();
+        let end = u32::try_from(first + colours.len() as i64)
+            .map_err(|_| Error::InvalidCounts("there are too many groups"))?;
+        job.next_group.store(end, Ordering::SeqCst);
+        let Some(place) = colours.iter().position(|&c| c == own[0]) else { return Ok(None) };
+        let mut ranks: Vec<usize> = (0..entries.len()).filter(|&r| entries[r].0 == own[0]).collect();
+        ranks.sort_by_key(|&rank| (entries[rank].1, rank));
+        let members: Arc<[Rank]> = ranks.iter().map(|&rank| self.members[rank]).collect();
+        Ok(Some(self.with_members((first + place as i64) as u32, members)))
+    }
+
+    /// The group of these ranks, in this order. All ranks of this group have to call it with the same list; those that are
+    /// not on it get nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`], and [`Error::InvalidPeer`] for a rank that is not here or is named twice.
+    #[track_caller]
+    pub fn subgroup(&mut self, ranks: &[Rank]) -> Result<Option<Self>, Error> {
+        for (index, &rank) in ranks.iter().enumerate() {
+            if !self.world.contains(rank) || ranks[..index].contains(&rank) {
+                return Err(Error::InvalidPeer { peer: rank, world: self.world });
+            }
+        }
+        let place = ranks.iter().position(|&rank| rank == self.rank);
+        self.split(place.map(|_| 0), place.unwrap_or_default() as i64)
+    }
+
+    /// A group of the same ranks, whose operations do not get in the way of this one's.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`].
+    #[track_caller]
+    pub fn duplicate(&mut self) -> Result<Self, Error> {
+        self.split(Some(0), 0)?.ok_or(Error::Taken)
+    }
+
+    fn with_members(&self, id: u32, members: Arc<[Rank]>) -> Self {
+        let own = self.members[self.rank.index()];
+        let rank = members.iter().position(|&member| member == own).unwrap_or_default();
+        let machine = |member: Rank| self.machines.get(member.index()).copied();
+        let local = |members: &[Rank]| members.iter().filter(|&&m| machine(m) == machine(own)).count() as u32;
+        Self {
+            job: self.job.clone(),
+            id,
+            rank: Rank::new(rank as u32),
+            world: WorldSize::new(members.len() as u32).unwrap_or(WorldSize::ONE),
+            local: (
+                Rank::new(local(&members[..rank])),
+                WorldSize::new(local(&members)).unwrap_or(WorldSize::ONE),
+            ),
+            members,
+            machines: Arc::clone(&self.machines),
+            timeout: self.timeout,
+            abandoned: None,
+        }
+    }
+}
