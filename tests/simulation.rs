@@ -1,133 +1,48 @@
 //! The engine over a simulated network in virtual time: thousands of seeds, with and without faults.
 //!
-//! Each rank runs the same program of collectives. Whatever the network does, a rank that reports success has the right
-//! result, every rank ends before its deadline, and nobody passes the closing barrier if anybody failed before it.
+//! Each rank runs the same program of collectives and messages on the world and on parts of it, several of them at a time.
+//! Whatever the network does, a rank that reports success has the right result, every rank ends before its deadline, and
+//! nobody passes the closing barrier if anybody failed before it.
+
+#[path = "simulation/program.rs"]
+mod program;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
+use program::{Call, Members};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use ringtrain::engine::{Failure, Settings, Timestamp};
-use ringtrain::group::pump::{Pump, Turn};
-use ringtrain::schedule::partition::{self, Partition};
-use ringtrain::schedule::{self, Schedule};
+use ringtrain::engine::{Failure, OpId, Pattern, Settings, Timestamp};
+use ringtrain::group::memory::Memory;
+use ringtrain::group::pump::{Pump, Turn, Work};
 use ringtrain::transport::sim::{Fault, SimConfig, SimNetwork, SimTransport};
-use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
+use ringtrain::types::{Operation, ReduceOp};
 use ringtrain::wire::Cause;
 use ringtrain::{Rank, WorldSize};
 
 /// Virtual time that one operation may take.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Virtual time in which a failed rank tells its peers why and hears what they know.
+const NOTIFY: Duration = Duration::from_millis(500);
 /// Virtual time that a failed or finished rank spends on its last words.
 const FAREWELL: Duration = Duration::from_secs(1);
-
-/// Elements that an all-reduce takes at a time: long buffers take several blocks, the last of them uneven.
-const BLOCK: usize = 50;
-
-/// One collective of the program, the same on every rank.
-#[derive(Clone, Copy, Debug)]
-struct Call {
-    operation: Operation,
-    op: ReduceOp,
-    count: usize,
-    root: Rank,
-}
-
-impl Call {
-    fn random(random: &mut StdRng, world: WorldSize) -> Self {
-        let operations = [
-            Operation::AllReduce,
-            Operation::ReduceScatter,
-            Operation::AllGather,
-            Operation::Broadcast,
-            Operation::Barrier,
-        ];
-        let operation = operations[random.random_range(0..operations.len())];
-        let ops = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max];
-        Self {
-            operation,
-            op: ops[random.random_range(0..ops.len())],
-            count: if operation == Operation::Barrier { 0 } else { random.random_range(0..120) },
-            root: Rank::new(random.random_range(0..world.get())),
-        }
-    }
-
-    const BARRIER: Self =
-        Self { operation: Operation::Barrier, op: ReduceOp::Sum, count: 0, root: Rank::ZERO };
-
-    fn contract(self) -> Contract {
-        let reduces = matches!(self.operation, Operation::AllReduce | Operation::ReduceScatter);
-        let is_barrier = self.operation == Operation::Barrier;
-        Contract {
-            operation: self.operation,
-            dtype: if is_barrier { DType::U8 } else { DType::F64 },
-            reduction: reduces.then_some(self.op),
-            algorithm: if is_barrier { Algorithm::Dissemination } else { Algorithm::Ring },
-            root: if self.operation == Operation::Broadcast { self.root } else { Rank::ZERO },
-            count: self.count as u64,
-        }
-    }
-
-    fn schedule(self, world: WorldSize, rank: Rank) -> Schedule {
-        match self.operation {
-            Operation::AllReduce => schedule::all_reduce(world, rank, self.count, BLOCK),
-            Operation::ReduceScatter => {
-                schedule::reduce_scatter(world, rank, &Partition::even(self.count, world))
-            }
-            Operation::AllGather => schedule::all_gather(world, rank, &Partition::even(self.count, world)),
-            Operation::Broadcast => schedule::broadcast(world, rank, self.root, self.count),
-            Operation::Barrier => schedule::barrier(world, rank),
-        }
-    }
-
-    fn value(rank: Rank, index: usize) -> f64 {
-        f64::from(rank.get() + 1) * 64.0 + (index % 7) as f64
-    }
-
-    fn initial(self, rank: Rank) -> Vec<f64> {
-        (0..self.count).map(|index| Self::value(rank, index)).collect()
-    }
-
-    /// Whether `buffer` is what this call should leave on `rank`.
-    fn is_right(self, world: WorldSize, rank: Rank, buffer: &[f64]) -> bool {
-        let reduced = |index| {
-            let values = world.ranks().map(|rank| Self::value(rank, index));
-            match self.op {
-                ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
-                ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
-                ReduceOp::Average => values.sum::<f64>() / f64::from(world.get()),
-                // No other is drawn.
-                _ => values.sum(),
-            }
-        };
-        let own = partition::chunk(self.count, world, rank);
-        (0..self.count).all(|index| match self.operation {
-            Operation::AllReduce => buffer[index] == reduced(index),
-            Operation::ReduceScatter => !own.contains(&index) || buffer[index] == reduced(index),
-            Operation::AllGather => world
-                .ranks()
-                .find(|&owner| partition::chunk(self.count, world, owner).contains(&index))
-                .is_some_and(|owner| buffer[index] == Self::value(owner, index)),
-            Operation::Broadcast => buffer[index] == Self::value(self.root, index),
-            Operation::Barrier => true,
-        })
-    }
-}
 
 /// One rank walking through its program.
 struct Walker {
     rank: Rank,
-    world: WorldSize,
     pump: Pump<SimTransport>,
     program: Vec<Call>,
-    /// The call that is running, or the one past the end.
+    groups: Vec<Members>,
+    /// The next call to begin.
     at: usize,
-    buffer: Vec<f64>,
-    is_running: bool,
+    /// The calls under way, by their operations.
+    running: BTreeMap<OpId, usize>,
+    /// How many may be under way at a time.
+    window: usize,
     /// When it computes until, before its next call.
     busy_until: Timestamp,
     state: State,
@@ -136,6 +51,11 @@ struct Walker {
 #[derive(Clone, Debug, PartialEq)]
 enum State {
     Walking,
+    /// Tells the others why it failed, and hears what they know, until then.
+    Failing {
+        at: usize,
+        until: Timestamp,
+    },
     /// Says its last words until then.
     Parting {
         outcome: Outcome,
@@ -155,9 +75,17 @@ impl Walker {
     fn step(&mut self, now: Timestamp, random: &mut StdRng, compute_max: Duration) {
         match &self.state {
             State::Walking => self.walk(now, random, compute_max),
+            State::Failing { at, until } => {
+                let at = *at;
+                if self.pump.notify() || now >= *until {
+                    self.pump.release();
+                    let failure = self.pump.failure().expect("it has failed").clone();
+                    let outcome = Outcome::Failed { at, failure };
+                    self.state = State::Parting { outcome, until: now + FAREWELL };
+                }
+            }
             State::Parting { outcome, until } => {
-                let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.buffer);
-                let is_done = self.pump.part(bytes) || now >= *until;
+                let is_done = self.pump.part() || now >= *until;
                 if is_done {
                     self.state = State::Ended(outcome.clone());
                 }
@@ -167,47 +95,105 @@ impl Walker {
     }
 
     fn walk(&mut self, now: Timestamp, random: &mut StdRng, compute_max: Duration) {
-        while now >= self.busy_until {
-            if !self.is_running {
-                let Some(call) = self.program.get(self.at).copied() else {
+        loop {
+            while now >= self.busy_until && self.running.len() < self.window && self.at < self.program.len() {
+                // The closing barrier closes everything before it.
+                if self.at + 1 == self.program.len() && !self.running.is_empty() {
+                    break;
+                }
+                if !self.begin(now) {
+                    return self.fail(now);
+                }
+                self.at += 1;
+            }
+            let turn = self.pump.turn(now);
+            let mut is_progress = false;
+            while let Some(finished) = self.pump.take_finished() {
+                let at = self.running.remove(&finished.operation).expect("it was begun");
+                self.check(self.program[at], finished.memory);
+                self.busy_until = now + compute_max.mul_f64(random.random_range(0.0..1.0));
+                is_progress = true;
+            }
+            match turn {
+                Turn::Failed(_) => return self.fail(now),
+                _ if self.running.is_empty() && self.at == self.program.len() => {
                     self.state = State::Parting { outcome: Outcome::Success, until: now + FAREWELL };
                     return;
-                };
-                self.buffer = call.initial(self.rank);
-                let schedule = call.schedule(self.world, self.rank);
-                if let Err(failure) = self.pump.begin(now, call.contract(), schedule, OPERATION_TIMEOUT) {
-                    return self.fail(now, failure);
                 }
-                self.is_running = true;
-            }
-            match self.pump.turn(now, bytemuck::cast_slice_mut(&mut self.buffer)) {
+                Turn::Busy => {}
+                Turn::Blocked if is_progress && now >= self.busy_until => {}
                 Turn::Blocked => return,
-                Turn::Failed(failure) => return self.fail(now, failure),
-                Turn::Complete => {
-                    let call = self.program[self.at];
-                    assert!(
-                        call.is_right(self.world, self.rank, &self.buffer),
-                        "rank {} {call:?}",
-                        self.rank
-                    );
-                    self.is_running = false;
-                    self.at += 1;
-                    self.busy_until = now + compute_max.mul_f64(random.random_range(0.0..1.0));
-                }
             }
         }
     }
 
-    fn fail(&mut self, now: Timestamp, failure: Failure) {
-        let outcome = Outcome::Failed { at: self.at, failure };
-        self.state = State::Parting { outcome, until: now + FAREWELL };
+    /// This rank's place in a call's group, and the group's size.
+    fn place(&self, call: Call) -> Option<(WorldSize, Rank)> {
+        let members = &self.groups[call.group];
+        let place = members.iter().position(|&member| member == self.rank)?;
+        Some((WorldSize::new(members.len() as u32)?, Rank::new(place as u32)))
+    }
+
+    /// Begins the next call, if this rank takes part in it; whether that went well.
+    fn begin(&mut self, now: Timestamp) -> bool {
+        let call = self.program[self.at];
+        let Some((world, rank)) = self.place(call) else { return true };
+        let begin = call.begin(OPERATION_TIMEOUT);
+        let member = |rank: Rank| self.groups[call.group][rank.index()];
+        let memory = || Memory::owned(call.initial(world, rank));
+        let begun = if call.operation == Operation::Message {
+            if world == WorldSize::ONE {
+                return true;
+            }
+            let to = world.after(call.root, 1);
+            if rank == call.root {
+                self.pump.send_message(now, begin, member(to), memory())
+            } else if rank == to {
+                let source = Some(member(call.root));
+                let pattern = Pattern { group: call.group as u32, source, tag: Some(0) };
+                self.pump.receive_message(now, begin, pattern, Memory::later::<f64>())
+            } else {
+                return true;
+            }
+        } else {
+            let mut schedule = call.schedule(world, rank);
+            for step in &mut schedule.steps {
+                if let Some(send) = &mut step.send {
+                    send.peer = member(send.peer);
+                }
+                if let Some(receive) = &mut step.receive {
+                    receive.peer = member(receive.peer);
+                }
+            }
+            let work = Work { memory: memory(), kernels: call.kernels(), divisor: world.get() };
+            self.pump.begin(now, begin, schedule, work)
+        };
+        begun.is_ok_and(|id| {
+            self.running.insert(id, self.at);
+            true
+        })
+    }
+
+    fn check(&self, call: Call, memory: Memory) {
+        let (world, rank) = self.place(call).expect("a member");
+        // Operations may finish in any order, so their numbers say nothing; their results do.
+        let buffer = memory.into_elements::<f64>();
+        assert!(call.is_right(world, rank, &buffer), "rank {} {call:?} {buffer:?}", self.rank);
+    }
+
+    fn fail(&mut self, now: Timestamp) {
+        let at = self.running.values().copied().min().unwrap_or(self.at);
+        self.state = State::Failing { at, until: now + NOTIFY };
+        self.pump.notify();
     }
 
     fn next_event(&self, now: Timestamp) -> Option<Timestamp> {
         let at = match &self.state {
-            State::Walking if self.busy_until > now => Some(self.busy_until),
+            State::Walking if self.busy_until > now => {
+                Some(self.pump.poll_timeout().map_or(self.busy_until, |at| at.min(self.busy_until)))
+            }
             State::Walking => self.pump.poll_timeout(),
-            State::Parting { until, .. } => Some(*until),
+            State::Failing { until, .. } | State::Parting { until, .. } => Some(*until),
             State::Ended(_) => None,
         };
         at.filter(|&at| at > now)
@@ -217,7 +203,9 @@ impl Walker {
 /// Everything that one seed decides.
 struct Scenario {
     world: WorldSize,
+    groups: Vec<Members>,
     program: Vec<Call>,
+    window: usize,
     config: SimConfig,
     segment_bytes: usize,
     compute_max: Duration,
@@ -227,8 +215,9 @@ impl Scenario {
     fn random(seed: u64, with_faults: bool) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let world = WorldSize::new(random.random_range(2..=6)).unwrap();
+        let groups = groups(&mut random, world);
         let mut program: Vec<Call> =
-            (0..random.random_range(1..5)).map(|_| Call::random(&mut random, world)).collect();
+            (0..random.random_range(1..8)).map(|_| Call::random(&mut random, &groups)).collect();
         program.push(Call::BARRIER);
         let mut faults = Vec::new();
         if with_faults {
@@ -247,7 +236,8 @@ impl Scenario {
         };
         let segment_bytes = 8 * random.random_range(1..40);
         let compute_max = Duration::from_micros(random.random_range(0..300));
-        Self { world, program, config, segment_bytes, compute_max }
+        let window = random.random_range(1..5);
+        Self { world, groups, program, window, config, segment_bytes, compute_max }
     }
 
     fn run(&self, seed: u64) -> Vec<Outcome> {
@@ -255,7 +245,7 @@ impl Scenario {
         let mut random = StdRng::seed_from_u64(seed ^ 0x5eed);
         let mut walkers: Vec<Walker> = self.world.ranks().map(|rank| self.walker(rank, &network)).collect();
         // Each call and each farewell is bounded, and so is the whole.
-        let limit = (OPERATION_TIMEOUT + FAREWELL) * (self.program.len() as u32 + 2);
+        let limit = (OPERATION_TIMEOUT + NOTIFY + FAREWELL) * (self.program.len() as u32 + 2);
         loop {
             let now = network.borrow().now();
             assert!(now < limit, "seed {seed}: not over after {now:?} of virtual time");
@@ -300,7 +290,6 @@ impl Scenario {
         let settings = Settings {
             rank,
             world: self.world,
-            group: 0,
             segment_bytes: self.segment_bytes,
             checks_payloads: true,
             hosts: self.world.ranks().map(|rank| format!("host{rank}")).collect(),
@@ -310,16 +299,25 @@ impl Scenario {
         pump.connect(Duration::ZERO, self.world.before(rank, 1));
         Walker {
             rank,
-            world: self.world,
             pump,
             program: self.program.clone(),
+            groups: self.groups.clone(),
             at: 0,
-            buffer: Vec::new(),
-            is_running: false,
+            running: BTreeMap::new(),
+            window: self.window,
             busy_until: Duration::ZERO,
             state: State::Walking,
         }
     }
+}
+
+/// The world, its two halves, and its ranks in another order.
+fn groups(random: &mut StdRng, world: WorldSize) -> Vec<Members> {
+    let all: Members = world.ranks().collect();
+    let (low, high) = all.split_at(random.random_range(0..=all.len()));
+    let mut groups = vec![all.clone(), low.to_vec(), high.to_vec(), all.iter().rev().copied().collect()];
+    groups.retain(|members| !members.is_empty());
+    groups
 }
 
 fn random_fault(random: &mut StdRng, world: WorldSize) -> Fault {
@@ -407,9 +405,10 @@ fn a_stopped_rank_is_named_at_the_deadline() {
     let mut scenario = Scenario::random(1, false);
     scenario.world = WorldSize::new(4).unwrap();
     scenario.program = vec![
-        Call { operation: Operation::AllReduce, op: ReduceOp::Sum, count: 100, root: Rank::ZERO },
+        Call { group: 0, operation: Operation::AllReduce, op: ReduceOp::Sum, count: 100, root: Rank::ZERO },
         Call::BARRIER,
     ];
+    scenario.groups = vec![scenario.world.ranks().collect()];
     scenario.config.faults = vec![Fault::Stall { rank: Rank::new(2), at: Duration::ZERO }];
     let mut causes = BTreeSet::new();
     for outcome in scenario.run(1) {
@@ -418,6 +417,6 @@ fn a_stopped_rank_is_named_at_the_deadline() {
             causes.insert(failure.cause.to_string());
         }
     }
-    assert!(causes.iter().all(|cause| cause.contains("waits for rank")), "{causes:?}");
-    assert!(!causes.is_empty());
+    assert_eq!(causes.len(), 1, "all report the same: {causes:#?}");
+    assert!(causes.iter().all(|cause| cause.contains("everybody waits for rank 2 on host2")), "{causes:?}");
 }

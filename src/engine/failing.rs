@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use bytes::Bytes;
 
-use super::operation::{Call, Key};
+use super::operation::{Call, Key, Running};
 use super::{Engine, OpId, Timestamp, Transmit, Verdict};
 use crate::types::{Contract, Rank};
 use crate::wire::cause::{AWAITED_MAX, Waiting};
@@ -105,9 +105,11 @@ impl Engine {
     }
 
     pub(super) fn peer_left(&mut self, peer: Rank) {
-        self.links.entry(peer).or_default().left = true;
+        let link = self.links.entry(peer).or_default();
+        link.left = true;
         let waits_for_it = self.matching.posted().any(|posted| posted.pattern.source == Some(peer));
-        if waits_for_it || self.operations.values().any(|running| running.needs(peer)) {
+        let needs = |running: &Running| running.needs(peer, link.stored_segments(running.call.key));
+        if waits_for_it || self.operations.values().any(needs) {
             self.fail_left(peer);
         }
     }

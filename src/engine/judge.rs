@@ -182,7 +182,7 @@ impl Engine {
 
     fn store(&mut self, key: Key, peer: Rank, header: &Header) -> Verdict {
         let link = self.links.entry(peer).or_default();
-        if header.eager && link.store(header.payload_bytes as usize) {
+        if header.eager && link.store(key, header.payload_bytes as usize) {
             return Verdict::Store(key);
         }
         self.refuse(peer, format!("it sent more of operation {} than it had credit for", header.sequence))

@@ -46,6 +46,8 @@ pub(super) struct Link {
     used: u64,
     used_told: u64,
     stored: u64,
+    /// How many of its segments are stored, by operation.
+    segments: BTreeMap<Key, usize>,
 }
 
 impl Link {
@@ -69,14 +71,26 @@ impl Link {
     }
 
     /// Notes that a segment of `bytes` has to be stored; whether the peer had the credit.
-    pub(super) fn store(&mut self, bytes: usize) -> bool {
+    pub(super) fn store(&mut self, key: Key, bytes: usize) -> bool {
         self.stored += charge(bytes) as u64;
+        *self.segments.entry(key).or_default() += 1;
         self.stored <= CREDIT_BYTES
     }
 
     /// Notes that a stored segment of `bytes` is none any more.
-    pub(super) fn unstore(&mut self, bytes: usize) {
+    pub(super) fn unstore(&mut self, key: Key, bytes: usize) {
         self.stored -= (charge(bytes) as u64).min(self.stored);
+        if let Some(segments) = self.segments.get_mut(&key) {
+            *segments -= 1;
+            if *segments == 0 {
+                self.segments.remove(&key);
+            }
+        }
+    }
+
+    /// How many segments of an operation are stored.
+    pub(super) fn stored_segments(&self, key: Key) -> usize {
+        self.segments.get(&key).copied().unwrap_or_default()
     }
 
     /// A segment of `bytes` that came on credit has been applied. Returns the total, if the peer is to be told.

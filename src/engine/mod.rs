@@ -322,9 +322,10 @@ impl Engine {
     /// The segment that [`Verdict::Apply`] asked for has been received and applied; `was_stored` before that.
     pub fn applied(&mut self, operation: OpId, peer: Rank, header: &Header, was_stored: bool) {
         let bytes = header.payload_bytes as usize;
+        let key = self.key_of(operation);
         let link = self.links.entry(peer).or_default();
-        if was_stored {
-            link.unstore(bytes);
+        if was_stored && let Some(key) = key {
+            link.unstore(key, bytes);
         }
         if header.eager
             && let Some(used) = link.make_use(bytes)
@@ -359,7 +360,8 @@ impl Engine {
         let mut gone = None;
         for peer in running.peers().collect::<Vec<_>>() {
             let link = self.links.entry(peer).or_default();
-            if link.left || link.lost {
+            let is_gone = link.left || link.lost;
+            if is_gone && running.needs(peer, link.stored_segments(call.key)) {
                 gone.get_or_insert(peer);
             }
             if link.announced.remove(&call.key) {

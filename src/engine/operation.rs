@@ -193,10 +193,20 @@ impl Running {
             .map(|lane| lane.peer)
     }
 
-    /// Whether the operation cannot end without `peer`.
-    pub(super) fn needs(&self, peer: Rank) -> bool {
+    /// Whether the operation cannot end without `peer`, of whose segments so many are stored.
+    pub(super) fn needs(&self, peer: Rank, stored: usize) -> bool {
         self.lane(peer)
-            .is_some_and(|lane| lane.next_send < lane.sends.len() || lane.next_receive < lane.receives.len())
+            .is_some_and(|lane| lane.next_send < lane.sends.len() || self.due_segments(lane) > stored)
+    }
+
+    /// How many segments are still to be applied.
+    fn due_segments(&self, lane: &Lane) -> usize {
+        let segments = |&step: &usize| {
+            let length = self.steps[step].receive.as_ref().map_or(0, |receive| receive.range.len());
+            let left = length - self.applied[step].elements.min(length);
+            left.div_ceil(self.segment_elements).max(1)
+        };
+        lane.receives[lane.next_receive..].iter().map(segments).sum()
     }
 
     /// Whether something is still to be sent to `peer`.
