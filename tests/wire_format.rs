@@ -8,6 +8,7 @@ use bytemuck::bytes_of;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use ringtrain::rendezvous::Server;
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
+use ringtrain::wire::cause::Waiting;
 use ringtrain::wire::frame::{CONTROL_BYTES_MAX, HEADER_BYTES, SEGMENT_BYTES_MAX};
 use ringtrain::wire::handshake::{Acceptor, Dialer, Handshake as _, Introduction, Job, Purpose};
 use ringtrain::wire::{Cause, Header, Kind, SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, VERSION};
@@ -37,7 +38,7 @@ fn mac(parts: &[&[u8]]) -> Vec<u8> {
 
 #[test]
 fn the_limits_are_those_of_the_page() {
-    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (1, 64, 4_194_304, 4096));
+    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (2, 64, 4_194_304, 4096));
     assert_eq!((SECRET_BYTES_MIN, SECRET_BYTES_MAX), (16, 4096));
 }
 
@@ -54,14 +55,17 @@ fn a_frame_header_byte_by_byte() {
             algorithm: Algorithm::Ring,
             root: Rank::new(0x0807_0605),
             count: 0x2827_2625_2423_2221,
+            layout: 0x6463_6261,
         },
+        message: 0x7473_7271,
         offset: 0x3837_3635_3433_3231,
+        eager: true,
         payload_bytes: 0x0020_4241,
         payload_crc: Some(0x5453_5251),
     };
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RF"); // 0: magic
-    expected.extend_from_slice(&[1, 1]); // 2: kind, flags
+    expected.extend_from_slice(&[1, 3]); // 2: kind, flags
     expected.extend_from_slice(&[1, 3, 2, 1]); // 4: operation, dtype, reduction, algorithm
     expected.extend_from_slice(&[0x01, 0x02, 0x03, 0x04]); // 8: group
     expected.extend_from_slice(&[0x05, 0x06, 0x07, 0x08]); // 12: root
@@ -70,12 +74,15 @@ fn a_frame_header_byte_by_byte() {
     expected.extend_from_slice(&[0x31, 0x32, 0x33, 0x34, 0x35, 0x36, 0x37, 0x38]); // 32: offset
     expected.extend_from_slice(&[0x41, 0x42, 0x20, 0x00]); // 40: payload bytes
     expected.extend_from_slice(&[0x51, 0x52, 0x53, 0x54]); // 44: payload CRC
-    expected.extend_from_slice(&[0; 12]); // 48: reserved
-    expected.extend_from_slice(&[0x36, 0x43, 0x0d, 0xda]); // 60: header CRC
+    expected.extend_from_slice(&[0x61, 0x62, 0x63, 0x64]); // 48: layout
+    expected.extend_from_slice(&[0x71, 0x72, 0x73, 0x74]); // 52: message
+    expected.extend_from_slice(&[0; 4]); // 56: reserved
+    expected.extend_from_slice(&[0xc2, 0xdf, 0xfb, 0xdf]); // 60: header CRC
     assert_eq!(header.encode()[..], expected);
     assert_eq!(Header::decode(&header.encode()), Ok(header));
     let plain =
-        Header { kind: Kind::Goodbye, payload_crc: None, contract: Contract::NONE, ..header }.encode();
+        Header { kind: Kind::Goodbye, payload_crc: None, eager: false, contract: Contract::NONE, ..header }
+            .encode();
     assert_eq!((plain[2], plain[3], &plain[4..8], &plain[44..48]), (3, 0, &[5, 6, 0, 2][..], &[0; 4][..]));
 }
 
@@ -89,7 +96,20 @@ fn the_bytes_of_every_name() {
     };
     assert_eq!(
         named(Operation::ALL.iter().map(|o| (o.name(), o.to_byte())).collect()),
-        bytes(&["all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"])
+        bytes(&[
+            "all_reduce",
+            "reduce_scatter",
+            "all_gather",
+            "broadcast",
+            "barrier",
+            "reduce",
+            "gather",
+            "scatter",
+            "all_to_all",
+            "scan",
+            "exscan",
+            "message"
+        ])
     );
     assert_eq!(
         named(DType::ALL.iter().map(|d| (d.name(), d.to_byte())).collect()),
@@ -120,7 +140,7 @@ fn the_bytes_of_every_name() {
     );
     assert_eq!(
         named(Algorithm::ALL.iter().map(|a| (a.name(), a.to_byte())).collect()),
-        bytes(&["ring", "dissemination"])
+        bytes(&["ring", "dissemination", "tree", "chain", "direct"])
     );
 }
 
@@ -139,7 +159,7 @@ fn a_handshake_byte_by_byte() {
     let hello = dialer.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[1, 0]); // 8: version
+    expected.extend_from_slice(&[2, 0]); // 8: version
     expected.push(1); // 10: purpose
     expected.extend_from_slice(&[0; 13]); // 11: reserved
     expected.extend_from_slice(&[0x02, 0x01, 0, 0]); // 24: world
@@ -158,7 +178,7 @@ fn a_handshake_byte_by_byte() {
     let answer = acceptor.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[1, 0]); // 8: version
+    expected.extend_from_slice(&[2, 0]); // 8: version
     expected.push(0); // 10: refusal
     expected.extend_from_slice(&[0; 5]); // 11: reserved
     expected.extend_from_slice(&[0xb2; 32]); // 16: nonce
@@ -211,49 +231,51 @@ fn every_abort_byte_by_byte() {
         algorithm: Algorithm::Ring,
         root: Rank::new(7),
         count: 9,
+        layout: 11,
     };
     let (host, text) = (|| "h".to_owned(), || "why".to_owned());
-    let contract: &[u8] = &[4, 10, 0, 1, 7, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0];
+    let contract: &[u8] = &[4, 10, 0, 1, 7, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0];
     let (h, why): (&[u8], &[u8]) = (&[1, 0, b'h'], &[3, 0, b'w', b'h', b'y']);
     let number: &[u8] = &[5, 0, 0, 0, 0, 0, 0, 0];
     let later: &[u8] = &[6, 0, 0, 0, 0, 0, 0, 0];
     let other: &[u8] = &[3, 0, 0, 0];
-    let cases: [(Cause, u8, &[&[u8]]); 7] = [
+    let waiting = Waiting {
+        rank: Rank::new(3),
+        group: 3,
+        sequence: 5,
+        asked,
+        site: text(),
+        awaited: vec![(Rank::new(3), host())],
+    };
+    let cases: [(Cause, u8, &[&[u8]]); 6] = [
         (Cause::PeerLost { rank, host: host(), detail: text() }, 1, &[h, why]),
         (Cause::PeerLeft { rank, host: host() }, 2, &[h]),
         (
             Cause::Mismatch {
+                group: 3,
                 sequence: 5,
                 first: rank,
                 first_asked: asked,
+                first_site: text(),
                 second: Rank::new(3),
                 second_asked: asked,
+                second_site: String::new(),
             },
             3,
-            &[number, contract, other, contract],
+            &[other, number, contract, why, other, contract, &[0, 0]],
         ),
         (
-            Cause::OutOfOrder {
-                rank,
-                sequence: 5,
-                asked,
-                ahead: Rank::new(3),
-                ahead_sequence: 6,
-                ahead_asked: asked,
-            },
-            4,
-            &[number, contract, other, later, contract],
-        ),
-        (
-            Cause::Timeout { rank, sequence: 5, asked, timeout_ms: 6, waiting_for: text() },
+            Cause::Timeout { timeout_ms: 6, waiting: vec![waiting] },
             5,
-            &[why, number, contract, later],
+            &[later, &[1], other, other, number, contract, why, &[1], other, h],
         ),
         (Cause::Aborted { rank, host: host(), message: text() }, 6, &[h, why]),
         (Cause::Misbehaved { rank, host: host(), detail: text() }, 7, &[h, why]),
     ];
     for (cause, kind, fields) in cases {
-        let mut expected = vec![kind, 0x02, 0x01, 0, 0];
+        // A timeout has no one rank.
+        let rank = if kind == 5 { [0; 4] } else { [0x02, 0x01, 0, 0] };
+        let mut expected = [&[kind][..], &rank].concat();
         expected.extend(fields.iter().copied().flatten());
         assert_eq!(cause.encode(), expected, "{cause}");
     }

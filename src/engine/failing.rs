@@ -205,7 +205,8 @@ impl Engine {
         }
     }
 
-    /// What this rank waits in: its oldest operation.
+    /// What this rank waits in: its oldest operation, if it has waited for long. Whoever comes only when the others' patience
+    /// has ended is the one they waited for.
     fn waiting(&self) -> Option<Waiting> {
         let running = self.operations.first_key_value();
         let posted = self.matching.posted().next();
@@ -216,6 +217,10 @@ impl Engine {
             (_, Some(posted)) => (&posted.call, posted.pattern.source.into_iter().collect()),
             _ => return None,
         };
+        let began = call.deadline.saturating_sub(call.timeout);
+        if self.now.saturating_sub(began) < call.timeout / 2 {
+            return None;
+        }
         let sequence = if call.sequence() == u64::MAX { 0 } else { call.sequence() };
         Some(Waiting {
             rank: self.settings.rank,

@@ -139,6 +139,7 @@ pub struct Engine {
     links: BTreeMap<Rank, Link>,
     completed: VecDeque<OpId>,
     next_id: u64,
+    now: Timestamp,
     failure: Option<Failure>,
     closing: bool,
 }
@@ -157,6 +158,7 @@ impl Engine {
             links: BTreeMap::new(),
             completed: VecDeque::new(),
             next_id: 0,
+            now: Duration::ZERO,
             failure: None,
             closing: false,
         }
@@ -267,6 +269,11 @@ impl Engine {
             return None;
         }
         self.deadlines.first().map(|&(deadline, _)| deadline)
+    }
+
+    /// Time has passed.
+    pub fn advance(&mut self, now: Timestamp) {
+        self.now = self.now.max(now);
     }
 
     /// What to send to `peer` next, if anything may be sent. Once it has been given out, it has to be sent whole.

@@ -196,6 +196,7 @@ impl<T: Transport> Pump<T> {
 
     /// Does all that can be done now, or a good part of it.
     pub fn turn(&mut self, now: Timestamp) -> Turn {
+        self.engine.advance(now);
         self.admit();
         let (mut moved, mut moves) = (true, 0);
         while moved && moves < MOVES_MAX && self.engine.failure().is_none() && !self.engine.is_idle() {
