@@ -18,7 +18,7 @@ fn trains_reports_and_prints_its_hash() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let keys = "world_size model dataset epochs train_loss test_loss test_accuracy test_r2 train_r2 \
-                samples_per_second seconds communication_seconds bytes_sent parameters_hash history";
+                samples_per_second seconds communication_seconds exposed_communication_seconds bucket_bytes bytes_sent parameters_hash history";
     for key in keys.split_whitespace() {
         assert!(report.get(key).is_some(), "{key}");
     }

@@ -26,6 +26,7 @@ fn config() -> Config {
         epochs: EPOCHS_DEFAULT,
         seed: 0,
         compression: Compression::None,
+        bucket_bytes: None,
         checkpoint: None,
         report: None,
     }

@@ -97,10 +97,14 @@ fn conclusion(report: &train::Report) -> String {
         }
     }
     let (seconds, communication) = (report.seconds, report.communication_seconds);
-    line + &format!(
+    line += &format!(
         "; {:.0} samples/s, {seconds:.2} s of which {communication:.2} s communication",
         report.samples_per_second
-    )
+    );
+    if report.bucket_bytes.is_some() {
+        let _ = write!(line, " ({:.2} s of it not hidden)", report.exposed_communication_seconds);
+    }
+    line
 }
 
 fn exit_of(error: &TrainError) -> Exit {

@@ -36,6 +36,8 @@ pub struct Config {
     pub seed: u64,
     /// How gradients travel.
     pub compression: Compression,
+    /// Bytes of gradients that travel together while the backward pass still computes; `None` to reduce them all after it.
+    pub bucket_bytes: Option<usize>,
     /// Where to save.
     pub checkpoint: Option<Checkpoint>,
     /// Where rank 0 writes its report.
@@ -115,6 +117,7 @@ impl Config {
             ("--epochs", self.epochs.to_string()),
             ("--seed", self.seed.to_string()),
             ("--compression", self.compression.to_string()),
+            ("--bucket-bytes or --no-overlap", format!("{:?}", self.bucket_bytes)),
             ("--checkpoint", self.checkpoint.is_some().to_string()),
             ("--resume", format!("{:?}", self.checkpoint.as_ref().map(|checkpoint| checkpoint.existing))),
         ]

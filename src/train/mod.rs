@@ -7,6 +7,7 @@
 mod agree;
 mod atomic_file;
 mod batches;
+mod buckets;
 mod checkpoint;
 mod config;
 pub mod data;
@@ -21,6 +22,7 @@ mod run;
 mod trainer;
 
 pub use batches::{Batches, part};
+pub use buckets::BUCKET_BYTES;
 pub use checkpoint::{CheckpointError, FILE_NAME as CHECKPOINT_FILE_NAME};
 pub use config::{
     BATCH_SIZE_DEFAULT, Checkpoint, Config, EPOCHS_DEFAULT, Existing, default_learning_rate, default_model,

@@ -74,8 +74,12 @@ pub struct Report {
     pub samples_per_second: f64,
     /// Seconds from the first step to the end, testing and saving included.
     pub seconds: f64,
-    /// Seconds that rank 0 spent in collectives, waiting for slower ranks included.
+    /// Bytes of a bucket of gradients; `None` where they are reduced after the backward pass.
+    pub bucket_bytes: Option<usize>,
+    /// Seconds in which rank 0 had a collective under way, waiting for slower ranks included.
     pub communication_seconds: f64,
+    /// Those of them that rank 0 spent waiting: what was not hidden behind the backward pass.
+    pub exposed_communication_seconds: f64,
     /// Bytes that rank 0 sent.
     pub bytes_sent: u64,
     /// [`parameters_hash`] of the final parameters.

@@ -7,6 +7,7 @@ use ndarray::s;
 
 use super::agree::all_succeeded;
 use super::batches::{Batches, part};
+use super::buckets::Buckets;
 use super::checkpoint::{self, Identity, State};
 use super::config::Config;
 use super::data::{Samples, Targets};
@@ -17,7 +18,7 @@ use super::progress::Observer;
 use super::report::EpochRecord;
 use super::{Phase, TrainError};
 use crate::group::Group;
-use crate::types::{Rank, ReduceOp};
+use crate::types::{Rank, ReduceOp, WorldSize};
 
 /// The fewest samples that are evaluated at once, however small the batch is.
 const EVALUATION_ROWS_MIN: usize = 256;
@@ -32,6 +33,8 @@ pub(crate) struct Trainer<'a> {
     /// Parameters, position and history; the optimiser's vectors move here only to be saved.
     pub(crate) state: State,
     gradients: Vec<f32>,
+    /// How gradients travel while others are still computed; `None` to reduce them after the backward pass.
+    buckets: Option<Buckets>,
     workspace: Workspace,
     /// Seconds and samples of this process's steps.
     pub(crate) step_seconds: f64,
@@ -74,6 +77,8 @@ impl<'a> Trainer<'a> {
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }
+        // A single bucket would only leave when everything is ready, and be handed to another thread for nothing.
+        let bytes = config.bucket_bytes.filter(|&bytes| group.size() != WorldSize::ONE && bytes < 4 * count);
         let batch = config.batch_size.min(plan.dataset.train.len()).div_ceil(group.size().as_usize());
         Self {
             config,
@@ -83,10 +88,16 @@ impl<'a> Trainer<'a> {
             optimizer,
             state,
             gradients: vec![0.0; count],
+            buckets: bytes.map(|bytes| Buckets::new(bytes, config.compression)),
             workspace: plan.network.workspace(batch.max(EVALUATION_ROWS_MIN)),
             step_seconds: 0.0,
             step_samples: 0,
         }
+    }
+
+    /// Bytes of a bucket, if gradients travel in buckets.
+    pub(crate) fn bucket_bytes(&self) -> Option<usize> {
+        self.buckets.as_ref().map(|buckets| buckets.elements() * size_of::<f32>())
     }
 
     /// Trains until the last epoch is done or a rank is asked to stop.
@@ -160,20 +171,39 @@ impl<'a> Trainer<'a> {
         let train = &plan.dataset.train;
         let input = self.workspace.input.slice_mut(s![..mine.len(), ..]);
         train.features.gather(mine.clone(), plan.standardizer.as_ref(), input);
+        let slice = self.buckets.as_ref().map_or(usize::MAX, Buckets::elements);
+        let mut launched = Ok(());
         let outcome = plan.network.differentiate(
             &self.state.parameters,
             &mut self.gradients,
             &mut self.workspace,
             (&train.targets, mine),
             1.0 / batch.len() as f32,
-            |_, _| {},
+            slice,
+            |range, gradients| {
+                if let (Some(buckets), Ok(())) = (&mut self.buckets, &launched) {
+                    launched = buckets.add(group, range, gradients);
+                }
+            },
         );
         if !outcome.loss.is_finite() {
             return Err(self.diverged(group, outcome.loss));
         }
-        group.all_reduce_compressed(&mut self.gradients, ReduceOp::Sum, self.config.compression)?;
+        launched?;
         let mut shared = [outcome.loss, f64::from(u8::from(self.stop.load(Ordering::Relaxed)))];
-        group.all_reduce(&mut shared, ReduceOp::Sum)?;
+        match &mut self.buckets {
+            Some(buckets) => {
+                buckets.flush(group, &self.gradients)?;
+                let figures = group.all_reduce_async(shared.to_vec(), ReduceOp::Sum)?;
+                buckets.land(&mut self.gradients)?;
+                shared.copy_from_slice(&figures.wait()?);
+            }
+            None => {
+                let compression = self.config.compression;
+                group.all_reduce_compressed(&mut self.gradients, ReduceOp::Sum, compression)?;
+                group.all_reduce(&mut shared, ReduceOp::Sum)?;
+            }
+        }
         self.optimizer.step(&mut self.state.parameters, &mut self.gradients);
         let position = &mut self.state.position;
         position.step += 1;

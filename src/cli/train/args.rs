@@ -9,7 +9,7 @@ use crate::codec::Compression;
 use crate::train::data::{Source, Task};
 use crate::train::model::ModelSpec;
 use crate::train::optimizer::Rule;
-use crate::train::{BATCH_SIZE_DEFAULT, Checkpoint, Config, EPOCHS_DEFAULT, Existing};
+use crate::train::{BATCH_SIZE_DEFAULT, BUCKET_BYTES, Checkpoint, Config, EPOCHS_DEFAULT, Existing};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -116,6 +116,15 @@ pub(super) struct LowArgs {
     #[arg(long, value_name = "none|fp16|bf16", default_value = "none", help_heading = "Training")]
     compression: String,
 
+    /// Gradients leave in buckets of at least so many bytes while the rest is still computed, which may change sums in
+    /// their last bits
+    #[arg(long, value_name = "BYTES", default_value_t = BUCKET_BYTES, conflicts_with = "no_overlap", help_heading = "Training")]
+    bucket_bytes: usize,
+
+    /// Reduce all gradients after the backward pass
+    #[arg(long, help_heading = "Training")]
+    no_overlap: bool,
+
     /// Save to DIR/checkpoint.safetensors after each epoch and at SIGTERM (rank 0 writes)
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     checkpoint: Option<PathBuf>,
@@ -172,6 +181,11 @@ impl LowArgs {
         let batch_size = usize::try_from(self.batch_size).ok().filter(|size| (1..=1 << 31).contains(size));
         let batch_size =
             batch_size.ok_or(format!("--batch-size {}: it must be from 1 to 2^31", self.batch_size))?;
+        if self.bucket_bytes == 0 {
+            return Err(
+                "--bucket-bytes 0: a bucket holds at least one byte; --no-overlap does without".into()
+            );
+        }
         if self.epochs == 0 {
             return Err("--epochs 0: there must be at least 1".into());
         }
@@ -197,6 +211,7 @@ impl LowArgs {
             epochs: self.epochs,
             seed: self.seed,
             compression,
+            bucket_bytes: (!self.no_overlap).then_some(self.bucket_bytes),
             checkpoint: self.checkpoint.map(|directory| Checkpoint { directory, existing }),
             report: self.report,
         })

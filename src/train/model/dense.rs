@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ndarray::linalg::general_mat_mul;
-use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis};
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, s};
 
 use crate::train::random::{Stream, symmetric};
 
@@ -56,18 +56,32 @@ impl Dense {
         general_mat_mul(1.0, input, &self.weight(parameters).t(), 1.0, &mut output);
     }
 
-    /// From the loss's derivative by the outputs, its derivative by the layer's parameters.
+    /// From the loss's derivative by the outputs, its derivative by the layer's parameters, from their end to their
+    /// beginning in slices of about `slice` elements; `on_ready` is told of each.
     pub(crate) fn backward_parameters(
         &self,
         gradients: &mut [f32],
         input: &ArrayView2<'_, f32>,
         delta: &ArrayView2<'_, f32>,
+        slice: usize,
+        mut on_ready: impl FnMut(Range<usize>, &mut [f32]),
     ) {
-        let (weights, biases) = gradients[self.range()].split_at_mut(self.inputs * self.outputs);
-        let mut weights = ArrayViewMut2::from_shape((self.outputs, self.inputs), weights)
-            .expect("the range has outputs x inputs elements");
-        general_mat_mul(1.0, &delta.t(), input, 0.0, &mut weights);
-        ArrayViewMut1::from(biases).assign(&delta.sum_axis(Axis(0)));
+        ArrayViewMut1::from(&mut gradients[self.bias_range()]).assign(&delta.sum_axis(Axis(0)));
+        let rows_at_once = (slice / self.inputs.max(1)).clamp(1, self.outputs.max(1));
+        let mut end = self.outputs;
+        // The biases come with the last rows.
+        let mut ready_end = self.range().end;
+        while end > 0 {
+            let rows = end.saturating_sub(rows_at_once)..end;
+            let range = self.start + rows.start * self.inputs..self.start + rows.end * self.inputs;
+            let mut weights =
+                ArrayViewMut2::from_shape((rows.len(), self.inputs), &mut gradients[range.clone()])
+                    .expect("the range has rows x inputs elements");
+            let delta = delta.slice(s![.., rows.clone()]);
+            general_mat_mul(1.0, &delta.t(), input, 0.0, &mut weights);
+            on_ready(range.start..ready_end, gradients);
+            (end, ready_end) = (rows.start, range.start);
+        }
     }
 
     /// From the loss's derivative by the outputs, its derivative by the inputs.

@@ -121,7 +121,8 @@ impl Network {
     /// regression divided by the square of [`Scale::deviation`](super::Scale). No samples give a gradient of 0.
     ///
     /// The backward pass goes from the last layer to the first; `on_gradient_ready` is told of each range of `gradients`
-    /// as soon as it is final, so that it can travel while earlier layers still compute.
+    /// as soon as it is final, from the end to the beginning, so that it can travel while the rest still computes. A layer
+    /// comes in slices of about `slice` elements.
     ///
     /// # Panics
     ///
@@ -133,6 +134,7 @@ impl Network {
         workspace: &mut Workspace,
         (targets, rows): (&Targets, impl ExactSizeIterator<Item = usize> + Clone),
         weight: f32,
+        slice: usize,
         mut on_gradient_ready: impl FnMut(Range<usize>, &mut [f32]),
     ) -> Outcome {
         let count = rows.len();
@@ -154,8 +156,8 @@ impl Network {
                 Zip::from(&mut output).and(&delta).for_each(|y, &d| *y = if *y > 0.0 { d } else { 0.0 });
             }
             let layer_input = before.last().unwrap_or(input);
-            layer.backward_parameters(gradients, &layer_input.slice(s![..count, ..]), &output.view());
-            on_gradient_ready(layer.range(), gradients);
+            let layer_input = layer_input.slice(s![..count, ..]);
+            layer.backward_parameters(gradients, &layer_input, &output.view(), slice, &mut on_gradient_ready);
             if index > 0 {
                 layer.backward_input(
                     parameters,
@@ -206,6 +208,7 @@ mod tests {
             &mut workspace,
             (targets, 0..4),
             0.5,
+            11,
             |range, _| {
                 ready.push(range);
             },
@@ -258,7 +261,15 @@ mod tests {
             let mut gradients = vec![f32::NAN; parameters.len()];
             workspace.input.slice_mut(s![..rows.len(), ..]).assign(&samples.slice(s![rows.clone(), ..]));
             let batch = (&targets, rows);
-            network.differentiate(&parameters, &mut gradients, &mut workspace, batch, 0.25, |_, _| {});
+            network.differentiate(
+                &parameters,
+                &mut gradients,
+                &mut workspace,
+                batch,
+                0.25,
+                usize::MAX,
+                |_, _| {},
+            );
             gradients
         };
         let whole = gradient(0..4);
