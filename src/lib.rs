@@ -23,6 +23,9 @@ pub mod types;
 pub mod wire;
 
 pub use codec::Compression;
-pub use group::{Buffer, Error, Group, JoinOptions, Meeting, Statistics};
+pub use group::{
+    Buffer, Error, Group, Handle, JoinOptions, Meeting, Received, Source, Statistics, Status, wait_all,
+    wait_any,
+};
 pub use rendezvous::StartError;
 pub use types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc, Rank, ReduceOp, WorldSize};

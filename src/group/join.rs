@@ -12,8 +12,8 @@ use super::pump::Pump;
 use super::{Group, Job};
 use crate::engine::Settings;
 use crate::rendezvous::{
-    Arrival, Launched, Member, PeersFile, Roster, Shared, StartError, arrive, host_name, is_loopback,
-    machine, preside,
+    Arrival, Launched, Member, PeersFile, Roster, Shared, StartError, arrive, from_environment, host_name,
+    is_loopback, machine, preside, secret_from_environment,
 };
 use crate::transport::lobby::{Identity, Lobby};
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, SocketOptions, TcpTransport};
@@ -85,6 +85,24 @@ impl Default for JoinOptions {
             segment_bytes: SEGMENT_BYTES,
             checks_payloads: false,
         }
+    }
+}
+
+impl JoinOptions {
+    /// What `ringrun` has told this process; a process that it has not started is a world of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`] if the environment says half of it, or if another launcher has started several ranks.
+    pub fn from_environment() -> Result<Self, StartError> {
+        let launched = from_environment()?;
+        let told = launched.as_ref().and_then(|launched| launched.start_timeout);
+        Ok(Self {
+            meeting: launched.map_or(Meeting::Alone, Meeting::Launched),
+            secret: secret_from_environment()?.unwrap_or_else(Secret::none),
+            start_timeout: told.unwrap_or(START_TIMEOUT),
+            ..Self::default()
+        })
     }
 }
 

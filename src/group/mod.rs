@@ -3,12 +3,12 @@
 //! ```
 //! use ringtrain::{Group, ReduceOp};
 //!
-//! // Under `ringrun -n 4` this would be `Group::join(&JoinOptions::default())`.
-//! let mut group = Group::solo();
+//! // Under `ringrun -n 4` this is one of four; without it, a group of its own.
+//! let mut group = Group::from_environment()?;
 //! let mut gradients = vec![1.0f32, 2.0, 3.0];
 //! group.all_reduce(&mut gradients, ReduceOp::Average)?;
 //! assert_eq!(gradients, [1.0, 2.0, 3.0]);
-//! # Ok::<(), ringtrain::Error>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod asynchronous;
@@ -122,6 +122,15 @@ impl Group {
     /// [`StartError`] naming who is missing, or what is wrong and on whose side.
     pub fn join(options: &JoinOptions) -> Result<Self, StartError> {
         join::join(options)
+    }
+
+    /// Joins the job that `ringrun` has started this process for; a process that it has not started is a group of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::join`] and [`JoinOptions::from_environment`].
+    pub fn from_environment() -> Result<Self, StartError> {
+        Self::join(&JoinOptions::from_environment()?)
     }
 
     /// This process's rank in the group.

@@ -1,0 +1,72 @@
+//! Linear regression by averaging models, as a script on top of MPI would do it: rank 0 scatters the data, every rank fits
+//! its shard, rank 0 gathers the models and averages them.
+//!
+//! ```sh
+//! ringrun -n 4 target/release/examples/model_averaging
+//! ```
+
+use ringtrain::{Group, Rank};
+
+const ROWS: usize = 4000;
+const FEATURES: usize = 8;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut group = Group::from_environment()?;
+    let truth: Vec<f64> = (0..FEATURES).map(|feature| feature as f64 - 3.5).collect();
+
+    // Rank 0 has the data, a row of features and a target one after another; each rank gets as many rows.
+    let row = FEATURES + 1;
+    let data = if group.rank() == Rank::ZERO { make(&truth) } else { Vec::new() };
+    let counts: Vec<usize> = group.size().ranks().map(|rank| group.chunk(ROWS, rank).len() * row).collect();
+    let shard = group.scatter_uneven(&data, &counts, Rank::ZERO)?;
+
+    let model = fit(&shard);
+    let models = group.gather(&model, Rank::ZERO)?;
+    if group.rank() == Rank::ZERO {
+        let ranks = f64::from(group.size().get());
+        let average: Vec<f64> = (0..FEATURES)
+            .map(|feature| models.iter().skip(feature).step_by(FEATURES).sum::<f64>() / ranks)
+            .collect();
+        let error = average.iter().zip(&truth).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        println!("averaged {} models: largest error of a weight {error:.4}", group.size());
+        assert!(error < 0.05, "the average is close to the truth");
+    }
+    Ok(())
+}
+
+/// Rows with targets that follow the truth, and a little noise; the same at every run.
+fn make(truth: &[f64]) -> Vec<f64> {
+    let mut state = 1u64;
+    let mut draw = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 11) as f64 / (1u64 << 53) as f64 - 0.5
+    };
+    let mut data = Vec::with_capacity(ROWS * (FEATURES + 1));
+    for _ in 0..ROWS {
+        let features: Vec<f64> = (0..FEATURES).map(|_| draw()).collect();
+        let target: f64 = features.iter().zip(truth).map(|(x, w)| x * w).sum();
+        data.extend(features);
+        data.push(target + 0.1 * draw());
+    }
+    data
+}
+
+/// Gradient descent on the mean squared error of these rows.
+fn fit(rows: &[f64]) -> Vec<f64> {
+    let count = rows.len() / (FEATURES + 1);
+    let mut weights = vec![0.0; FEATURES];
+    for _ in 0..400 {
+        let mut gradient = vec![0.0; FEATURES];
+        for row in rows.chunks_exact(FEATURES + 1) {
+            let (features, target) = row.split_at(FEATURES);
+            let miss: f64 = features.iter().zip(&weights).map(|(x, w)| x * w).sum::<f64>() - target[0];
+            for (slope, x) in gradient.iter_mut().zip(features) {
+                *slope += 2.0 * miss * x / count as f64;
+            }
+        }
+        for (weight, slope) in weights.iter_mut().zip(gradient) {
+            *weight -= 2.0 * slope;
+        }
+    }
+    weights
+}
