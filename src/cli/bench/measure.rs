@@ -125,7 +125,9 @@ fn measure_patiently<T: Sample>(group: &mut Group, case: Case, method: Method) -
     if case.operation == Subject::PingPong {
         // The rank that begins has both ways on one clock, and half of them is what one takes.
         let part = if group.rank() == Rank::ZERO { 0.5 } else { 0.0 };
-        times_us.iter_mut().for_each(|time_us| *time_us *= part);
+        for time_us in &mut times_us {
+            *time_us *= part;
+        }
     }
     group.all_reduce(&mut times_us, ReduceOp::Max)?;
     let wrong = match (method.checks, case.operation) {
@@ -231,7 +233,9 @@ fn perform<T: Sample>(group: &mut Group, case: Case, buffers: &mut Buffers<T>) -
     match case.operation {
         Subject::AllReduce => group.all_reduce(input, op)?,
         Subject::Reduce => group.reduce(input, op, case.root)?,
-        Subject::ReduceScatter => drop(group.reduce_scatter(input, op)?),
+        Subject::ReduceScatter => {
+            group.reduce_scatter(input, op)?;
+        }
         Subject::AllGather => group.all_gather(input)?,
         Subject::Broadcast => group.broadcast(input, case.root)?,
         Subject::Gather => *output = group.gather(input, case.root)?,

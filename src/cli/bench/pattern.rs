@@ -103,8 +103,8 @@ impl<T: Sample> Pattern<T> {
                 vec![Piece { start: own.start, range: own, tile: self.reduced.clone() }]
             }
             Subject::Gather if rank != case.root => Vec::new(),
-            Subject::AllGather | Subject::Gather => self.from_each(|chunk| chunk.start),
-            Subject::AllToAll => self.from_each(|_| own.start),
+            Subject::AllGather | Subject::Gather => self.chunks(|chunk| chunk.start),
+            Subject::AllToAll => self.chunks(|_| own.start),
             Subject::Broadcast => from(case.root),
             Subject::Scatter => {
                 vec![Piece { range: 0..own.len(), start: own.start, tile: self.contribution(case.root) }]
@@ -116,7 +116,7 @@ impl<T: Sample> Pattern<T> {
     }
 
     /// A chunk from each rank, which comes from where `start` says.
-    fn from_each(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<Piece<T>> {
+    fn chunks(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<Piece<T>> {
         let piece = |rank| {
             let range = chunk(self.case.count, self.world, rank);
             Piece { start: start(&range), range, tile: self.contribution(rank) }
@@ -341,7 +341,7 @@ mod tests {
                     let is_wrong = promised.contains(&index);
                     assert_eq!(
                         pattern.count_wrong(&result),
-                        is_wrong.into(),
+                        u64::from(is_wrong),
                         "{operation} on {rank} at {index}"
                     );
                     result[index] ^= 1;

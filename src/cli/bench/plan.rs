@@ -142,9 +142,9 @@ impl Case {
             | Subject::Exscan
             | Subject::SendReceive => self.count,
             Subject::Gather => chunk(self.count, world, rank).len(),
-            Subject::Scatter => (rank == self.root).then_some(self.count).unwrap_or_default(),
+            Subject::Scatter if rank == self.root => self.count,
             Subject::PingPong => self.output_count(rank),
-            Subject::Barrier => 0,
+            Subject::Scatter | Subject::Barrier => 0,
         }
     }
 
