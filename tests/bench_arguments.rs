@@ -19,6 +19,7 @@ fn every_wrong_argument_is_told_and_ends_with_2() {
     let cases = [
         ("", "OPERATION"),
         ("all_scatter", "`all_scatter` is not one of all_reduce"),
+        ("all_scatter", "all_to_all, scan, exscan, barrier, ping_pong, send_receive"),
         ("all_reduce --nosuch", "--nosuch"),
         ("all_reduce -b 64MB", "`64MB` is not a size"),
         ("all_reduce -e ten", "`ten` is not a size"),
@@ -36,6 +37,13 @@ fn every_wrong_argument_is_told_and_ends_with_2() {
         ("all_reduce --transport pigeon", "[possible values: tcp]"),
         ("all_reduce -b 1G -e 1000000G", "available; choose a smaller -e"),
         ("broadcast --root 1 -e 4", "root 1 is not a rank of this job of 1"),
+        ("reduce --root 1 -e 4", "root 1 is not a rank of this job of 1"),
+        ("gather --root 1 -e 4", "root 1 is not a rank of this job of 1"),
+        ("scatter --root 1 -e 4", "root 1 is not a rank of this job of 1"),
+        ("scan -o avg", "scan takes any reduction but avg"),
+        ("exscan -o sum,avg", "exscan takes any reduction but avg"),
+        ("ping_pong", "ping_pong needs 2 ranks or more, and this job has 1"),
+        ("sendrecv -e 4", "send_receive needs 2 ranks or more, and this job has 1"),
         ("all_reduce --json /nonexistent/out.json", "its directory does not exist"),
         ("all_reduce --rank 0", "--peers"),
     ];
@@ -70,7 +78,7 @@ fn a_world_of_one_gives_table_and_json() {
     }
     let rows: Vec<&str> = table.lines().filter(|line| line.starts_with(' ')).collect();
     assert_eq!(rows.len(), 6, "{table}");
-    assert!(rows.iter().all(|row| row.split_whitespace().count() == 12), "{table}");
+    assert!(rows.iter().all(|row| row.split_whitespace().count() == 13), "{table}");
     assert!(table.contains("# Out of bounds values : 0 OK"), "{table}");
 
     let report: serde_json::Value =
@@ -93,6 +101,15 @@ fn a_world_of_one_gives_table_and_json() {
     assert_eq!(first["wrong"], 0);
     let left: Vec<_> = fs::read_dir(directory.path()).expect("a directory").collect();
     assert_eq!(left.len(), 1, "nothing but the report is left: {left:?}");
+}
+
+#[test]
+fn every_operation_has_other_spellings() {
+    for name in ["alltoall", "All-Gather", "reduce", "scatter", "gather", "scan", "exscan", "barrier"] {
+        let output = ringbench(&format!("{name} -b 8 -e 8 -n 1 -w 0"));
+        let table = text(&output.stdout);
+        assert!(output.status.success() && table.contains("values : 0 OK"), "{name}: {table}");
+    }
 }
 
 #[test]

@@ -5,6 +5,8 @@ pub mod measure;
 pub mod pattern;
 pub mod plan;
 pub mod report;
+pub mod sample;
+pub mod subject;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -120,14 +122,13 @@ pub fn bench(
     segment_bytes: usize,
     out: &mut dyn Write,
 ) -> Result<Report, BenchError> {
-    let fits = plan
-        .check_root(group.size())
-        .and_then(|()| plan.check_memory(group.local_size(), available_memory()));
-    if let Err(error) = fits {
+    let fitting = plan
+        .for_world(group.size())
+        .and_then(|plan| plan.check_memory(group.local_size(), available_memory()).map(|()| plan));
+    let plan = &fitting.inspect_err(|error| {
         // The others may have more memory than this host.
         let _ = group.abort(&error.to_string());
-        return Err(error.into());
-    }
+    })?;
     let ranks = introduce(group)?;
     let environment = Environment::new(group, plan, &ranks, segment_bytes);
     let mut sink = io::sink();
@@ -139,11 +140,9 @@ pub fn bench(
         checks: plan.checks,
         budget_us: ROW_US.min(RUN_US / plan.cases.len().max(1) as f64),
     };
-    // Words, so that it is aligned for every element type.
-    let mut memory = vec![0u64; plan.buffer_bytes().div_ceil(size_of::<u64>())];
     let mut results = Vec::with_capacity(plan.cases.len());
     for &case in &plan.cases {
-        let row = measure_any(group, case, method, &mut memory)?;
+        let row = measure_any(group, case, method)?;
         row.write(out).map_err(BenchError::Output)?;
         results.push(row);
     }
@@ -152,26 +151,24 @@ pub fn bench(
     Ok(report)
 }
 
-/// [`measure`] for the case's element type, in the part of `memory` that it needs.
-fn measure_any(group: &mut Group, case: Case, method: Method, memory: &mut [u64]) -> Result<Row, BenchError> {
-    let bytes: &mut [u8] = &mut bytemuck::cast_slice_mut(memory)[..case.bytes()];
-    let row = match case.dtype {
-        DType::F16 => measure::<f16>(group, case, method, bytemuck::cast_slice_mut(bytes)),
-        DType::Bf16 => measure::<bf16>(group, case, method, bytemuck::cast_slice_mut(bytes)),
-        DType::F32 => measure::<f32>(group, case, method, bytemuck::cast_slice_mut(bytes)),
-        DType::F64 => measure::<f64>(group, case, method, bytemuck::cast_slice_mut(bytes)),
-        DType::I8 => measure::<i8>(group, case, method, bytemuck::cast_slice_mut(bytes)),
-        DType::U8 => measure::<u8>(group, case, method, bytes),
-        DType::I32 => measure::<i32>(group, case, method, bytemuck::cast_slice_mut(bytes)),
-        DType::U32 => measure::<u32>(group, case, method, bytemuck::cast_slice_mut(bytes)),
-        DType::I64 => measure::<i64>(group, case, method, bytemuck::cast_slice_mut(bytes)),
-        DType::U64 => measure::<u64>(group, case, method, bytemuck::cast_slice_mut(bytes)),
-        DType::F32Loc => measure::<F32Loc>(group, case, method, bytemuck::cast_slice_mut(bytes)),
-        DType::F64Loc => measure::<F64Loc>(group, case, method, bytemuck::cast_slice_mut(bytes)),
-        DType::I32Loc => measure::<I32Loc>(group, case, method, bytemuck::cast_slice_mut(bytes)),
-        DType::I64Loc => measure::<I64Loc>(group, case, method, bytemuck::cast_slice_mut(bytes)),
-    };
-    Ok(row?)
+/// [`measure`] for the case's element type.
+fn measure_any(group: &mut Group, case: Case, method: Method) -> Result<Row, Error> {
+    match case.dtype {
+        DType::F16 => measure::<f16>(group, case, method),
+        DType::Bf16 => measure::<bf16>(group, case, method),
+        DType::F32 => measure::<f32>(group, case, method),
+        DType::F64 => measure::<f64>(group, case, method),
+        DType::I8 => measure::<i8>(group, case, method),
+        DType::U8 => measure::<u8>(group, case, method),
+        DType::I32 => measure::<i32>(group, case, method),
+        DType::U32 => measure::<u32>(group, case, method),
+        DType::I64 => measure::<i64>(group, case, method),
+        DType::U64 => measure::<u64>(group, case, method),
+        DType::F32Loc => measure::<F32Loc>(group, case, method),
+        DType::F64Loc => measure::<F64Loc>(group, case, method),
+        DType::I32Loc => measure::<I32Loc>(group, case, method),
+        DType::I64Loc => measure::<I64Loc>(group, case, method),
+    }
 }
 
 /// Every rank's host and process id, in rank order: a card of the same size from each, gathered.

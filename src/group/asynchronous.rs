@@ -66,7 +66,7 @@ impl Group {
     #[track_caller]
     pub fn all_gather_async<T: Element>(&mut self, buffer: Vec<T>) -> Result<Handle<Vec<T>>, Error> {
         let partition = Partition::even(buffer.len(), self.world);
-        self.start(self.all_gather_call(&partition, 0, Location::caller()), buffer, |buffer| buffer)
+        self.start(self.all_gather_call::<T>(&partition, 0, Location::caller()), buffer, |buffer| buffer)
     }
 
     /// [`Group::broadcast`], going on by itself; gives the buffer back.

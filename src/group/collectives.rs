@@ -19,6 +19,25 @@ const BLOCKS_MAX: usize = 512;
 const TREE_BYTES_MAX: usize = 64 << 10;
 
 impl Group {
+    /// How `operation` on a buffer of so many bytes is routed, whatever the reduction, if that is one of the known ones.
+    pub fn algorithm(&self, operation: Operation, bytes: usize) -> Algorithm {
+        match operation {
+            Operation::Broadcast | Operation::Reduce if bytes <= TREE_BYTES_MAX => Algorithm::Tree,
+            Operation::AllReduce | Operation::ReduceScatter | Operation::AllGather | Operation::Broadcast => {
+                Algorithm::Ring
+            }
+            Operation::Reduce | Operation::Scan | Operation::Exscan => Algorithm::Chain,
+            Operation::Gather | Operation::Scatter | Operation::AllToAll | Operation::Message => {
+                Algorithm::Direct
+            }
+            Operation::Barrier => Algorithm::Dissemination,
+        }
+    }
+
+    pub(super) fn algorithm_of<T: Element>(&self, operation: Operation, count: usize) -> Algorithm {
+        self.algorithm(operation, count.saturating_mul(size_of::<T>()))
+    }
+
     /// Leaves in every rank's buffer the reduction of all ranks' buffers, bit for bit the same everywhere.
     ///
     /// Ring reduce-scatter and all-gather: 2(n-1) steps, 2(n-1)/n S bytes sent by each rank. `f16` and `bf16` are added
@@ -47,7 +66,8 @@ impl Group {
         let block = self.world.as_usize() * (chunk_bytes / size_of::<T>());
         let block = block.max(count.div_ceil(BLOCKS_MAX));
         let schedule = schedule::all_reduce(self.world, self.rank, count, block);
-        let call = Call::new(Operation::AllReduce, Algorithm::Ring, count, schedule, site);
+        let algorithm = self.algorithm_of::<T>(Operation::AllReduce, count);
+        let call = Call::new(Operation::AllReduce, algorithm, count, schedule, site);
         Ok(call.reducing(reduction))
     }
 
@@ -165,10 +185,11 @@ impl Group {
     ) -> Result<Call, Error> {
         self.check_root(root)?;
         let reduction = Reduction::known::<T>(op)?;
-        let (algorithm, schedule) = if count * size_of::<T>() <= TREE_BYTES_MAX {
-            (Algorithm::Tree, schedule::reduce_tree(self.world, self.rank, root, count))
+        let algorithm = self.algorithm_of::<T>(Operation::Reduce, count);
+        let schedule = if algorithm == Algorithm::Tree {
+            schedule::reduce_tree(self.world, self.rank, root, count)
         } else {
-            (Algorithm::Chain, schedule::reduce(self.world, self.rank, root, count))
+            schedule::reduce(self.world, self.rank, root, count)
         };
         Ok(Call::new(Operation::Reduce, algorithm, count, schedule, site).reducing(reduction).rooted(root))
     }
@@ -224,7 +245,9 @@ impl Group {
     ) -> Result<Call, Error> {
         let reduction = Reduction::known::<T>(op)?;
         let schedule = schedule::reduce_scatter(self.world, self.rank, partition);
-        let call = Call::new(Operation::ReduceScatter, Algorithm::Ring, partition.total(), schedule, site);
+        let count = partition.total();
+        let algorithm = self.algorithm_of::<T>(Operation::ReduceScatter, count);
+        let call = Call::new(Operation::ReduceScatter, algorithm, count, schedule, site);
         Ok(call.reducing(reduction).laid_out(layout))
     }
 
@@ -240,12 +263,14 @@ impl Group {
         let site = Location::caller();
         let elements = buffer.elements_mut()?;
         let partition = Partition::even(elements.len(), self.world);
-        self.run(self.all_gather_call(&partition, 0, site), elements)
+        self.run(self.all_gather_call::<B::Element>(&partition, 0, site), elements)
     }
 
-    pub(super) fn all_gather_call(&self, partition: &Partition, layout: u32, site: Site) -> Call {
+    pub(super) fn all_gather_call<T: Element>(&self, partition: &Partition, layout: u32, site: Site) -> Call {
         let schedule = schedule::all_gather(self.world, self.rank, partition);
-        Call::new(Operation::AllGather, Algorithm::Ring, partition.total(), schedule, site).laid_out(layout)
+        let count = partition.total();
+        let algorithm = self.algorithm_of::<T>(Operation::AllGather, count);
+        Call::new(Operation::AllGather, algorithm, count, schedule, site).laid_out(layout)
     }
 
     /// The root's buffer becomes everybody's.
@@ -270,10 +295,11 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        let (algorithm, schedule) = if count * size_of::<T>() <= TREE_BYTES_MAX {
-            (Algorithm::Tree, schedule::broadcast_tree(self.world, self.rank, root, count))
+        let algorithm = self.algorithm_of::<T>(Operation::Broadcast, count);
+        let schedule = if algorithm == Algorithm::Tree {
+            schedule::broadcast_tree(self.world, self.rank, root, count)
         } else {
-            (Algorithm::Ring, schedule::broadcast(self.world, self.rank, root, count))
+            schedule::broadcast(self.world, self.rank, root, count)
         };
         Ok(Call::new(Operation::Broadcast, algorithm, count, schedule, site).rooted(root))
     }
@@ -300,7 +326,8 @@ impl Group {
     ) -> Result<Call, Error> {
         let reduction = Reduction::of_prefixes::<T>(op)?;
         let schedule = schedule::scan(self.world, self.rank, count);
-        Ok(Call::new(Operation::Scan, Algorithm::Chain, count, schedule, site).reducing(reduction))
+        let algorithm = self.algorithm_of::<T>(Operation::Scan, count);
+        Ok(Call::new(Operation::Scan, algorithm, count, schedule, site).reducing(reduction))
     }
 
     pub(super) fn exscan_call<T: Element>(
@@ -311,7 +338,8 @@ impl Group {
     ) -> Result<Call, Error> {
         let reduction = Reduction::of_prefixes::<T>(op)?;
         let schedule = schedule::exscan(self.world, self.rank, count);
-        Ok(Call::new(Operation::Exscan, Algorithm::Chain, count, schedule, site).reducing(reduction))
+        let algorithm = self.algorithm_of::<T>(Operation::Exscan, count);
+        Ok(Call::new(Operation::Exscan, algorithm, count, schedule, site).reducing(reduction))
     }
 
     /// Returns when every rank has entered: ceil(log2 n) rounds of an empty message.
@@ -326,7 +354,7 @@ impl Group {
 
     pub(super) fn barrier_call(&self, site: Site) -> Call {
         let schedule: Schedule = schedule::barrier(self.world, self.rank);
-        Call::new(Operation::Barrier, Algorithm::Dissemination, 0, schedule, site)
+        Call::new(Operation::Barrier, self.algorithm(Operation::Barrier, 0), 0, schedule, site)
     }
 
     pub(super) fn check_root(&self, root: Rank) -> Result<(), Error> {

@@ -9,7 +9,7 @@ use super::driver::{Driver, Outcome, Submission};
 use super::memory::Memory;
 use super::{Error, Group, Handle};
 use crate::engine::{Begin, Envelope, Pattern};
-use crate::types::{Algorithm, Contract, DType, Element, Operation, Rank};
+use crate::types::{Contract, DType, Element, Operation, Rank};
 
 /// From whom a message is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -187,7 +187,7 @@ impl Group {
             operation: Operation::Message,
             dtype: T::DTYPE,
             reduction: None,
-            algorithm: Algorithm::Direct,
+            algorithm: self.algorithm_of::<T>(Operation::Message, count),
             root: Rank::ZERO,
             count: count as u64,
             layout: tag,

@@ -6,7 +6,7 @@ use super::call::{Call, Site};
 use super::{Error, Group, Handle};
 use crate::schedule;
 use crate::schedule::partition::Partition;
-use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp};
+use crate::types::{Element, Operation, Rank, ReduceOp};
 
 impl Group {
     /// Every rank's `input`, which has the same length everywhere, one after another in rank order.
@@ -46,7 +46,7 @@ impl Group {
         let partition = self.partition(counts, input.len())?;
         let mut output = vec![T::zeroed(); partition.total()];
         output[partition.range(self.rank)].copy_from_slice(input);
-        self.start(self.all_gather_call(&partition, layout(counts), site), output, |output| output)
+        self.start(self.all_gather_call::<T>(&partition, layout(counts), site), output, |output| output)
     }
 
     /// Like [`Group::all_gather_uneven`] where nobody knows the others' lengths: they are gathered first.
@@ -157,9 +157,10 @@ impl Group {
         self.check_root(root)?;
         let partition = self.partition(counts, input.len())?;
         let schedule = schedule::gather(self.world, self.rank, root, &partition);
-        let call = Call::new(Operation::Gather, Algorithm::Direct, partition.total(), schedule, site)
-            .rooted(root)
-            .laid_out(layout);
+        let count = partition.total();
+        let algorithm = self.algorithm_of::<T>(Operation::Gather, count);
+        let call =
+            Call::new(Operation::Gather, algorithm, count, schedule, site).rooted(root).laid_out(layout);
         if self.rank != root {
             return self.start(call, input.to_vec(), |_| Vec::new());
         }
@@ -226,9 +227,10 @@ impl Group {
         self.check_root(root)?;
         let own = partition.range(self.rank);
         let schedule = schedule::scatter(self.world, self.rank, root, partition);
-        let call = Call::new(Operation::Scatter, Algorithm::Direct, partition.total(), schedule, site)
-            .rooted(root)
-            .laid_out(layout);
+        let count = partition.total();
+        let algorithm = self.algorithm_of::<T>(Operation::Scatter, count);
+        let call =
+            Call::new(Operation::Scatter, algorithm, count, schedule, site).rooted(root).laid_out(layout);
         if self.rank != root {
             return self.start(call, vec![T::zeroed(); own.len()], |part| part);
         }
@@ -320,7 +322,8 @@ impl Group {
         buffer[send.total() + own.start..send.total() + own.end]
             .copy_from_slice(&input[send.range(self.rank)]);
         let start = send.total();
-        let call = Call::new(Operation::AllToAll, Algorithm::Direct, count, schedule, site);
+        let algorithm = self.algorithm_of::<T>(Operation::AllToAll, count);
+        let call = Call::new(Operation::AllToAll, algorithm, count, schedule, site);
         self.start(call, buffer, move |mut buffer| buffer.split_off(start))
     }
 

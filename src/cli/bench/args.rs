@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 
+use super::subject::Subject;
 use crate::cli::group_args::GroupArgs;
-use crate::types::{DType, Operation, ReduceOp};
+use crate::types::{DType, ReduceOp};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -15,6 +16,8 @@ Examples:
       one size, fifty timed iterations, between two hosts; the figures as JSON
   ringrun -n 3 ringbench reduce_scatter -t all -o all -b 1K -e 1M -f 32
       every element type with every reduction, checked
+  ringrun -n 2 ringbench ping_pong -e 4M
+      latency and bandwidth of messages between two processes
   ringbench broadcast --root 1 --peers hosts.txt --rank 0
       one rank of a job that no launcher started; the same on every host with its own --rank
 
@@ -25,18 +28,21 @@ How size, algbw and busbw are meant, and how to measure honestly, is in docs/ben
 #[allow(clippy::doc_markdown, reason = "help texts")]
 /// Measures collectives in the manner of nccl-tests, and checks every element of their results.
 ///
-/// All ranks have to be given the same flags. Operations work in place. Rank 0 prints a row for each size: bytes and
-/// elements of the whole buffer, the minimum, median and 99th percentile of the time of one operation (that of the slowest
-/// rank), the algorithm and bus bandwidth from the median, and how many elements were wrong.
+/// All ranks have to be given the same flags. Rank 0 prints a row for each size: bytes and elements of the whole buffer,
+/// the minimum, median and 99th percentile of the time of one operation (that of the slowest rank), the algorithm and bus
+/// bandwidth from the median, how many elements were wrong, and which algorithm was used.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "ringbench", version, after_help = EXAMPLES)]
 pub struct BenchArgs {
-    /// all_reduce, reduce_scatter, all_gather or broadcast; also written allreduce, all-reduce and so on
-    #[arg(value_name = "OPERATION", value_parser = operation)]
-    pub operation: Operation,
+    /// all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, all_to_all, scan, exscan or barrier; also
+    /// written allreduce, all-reduce and so on. ping_pong sends a message from rank 0 to rank 1 and one back, half of which is
+    /// its time; with send_receive (sendrecv) every rank sends to the next one and receives from the one before at once
+    #[arg(value_name = "OPERATION")]
+    pub operation: Subject,
 
     /// Smallest buffer, in bytes; suffixes K, M, G (or KiB, MiB, GiB) are powers of 1024 [default: 4].
-    /// Sizes are rounded down to whole elements, but never below one element
+    /// Sizes are rounded down to whole elements, but never below one element; for gather, scatter and all_to_all
+    /// to as many for each rank
     #[arg(short = 'b', long = "min-bytes", value_name = "SIZE", value_parser = bytes)]
     pub bytes_min: Option<usize>,
 
@@ -71,8 +77,8 @@ pub struct BenchArgs {
     pub dtypes: Vec<Listed<DType>>,
 
     /// Reductions, separated by commas, or all: sum avg min max prod premulsum land lor lxor, of integers also band bor
-    /// bxor, of values with a location only minloc maxloc. All leaves out what is not defined. Means nothing to
-    /// all_gather and broadcast
+    /// bxor, of values with a location only minloc maxloc. All leaves out what is not defined, such as avg for scan and
+    /// exscan. Means nothing where nothing is reduced
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_delimiter = ',',
           value_parser = reductions)]
     pub reductions: Vec<Listed<ReduceOp>>,
@@ -82,7 +88,7 @@ pub struct BenchArgs {
           value_parser = clap::value_parser!(u32).range(0..=1_000))]
     pub checks: u32,
 
-    /// The rank whose buffer broadcast spreads
+    /// The rank from which broadcast and scatter send, and at which reduce and gather end
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub root: u32,
 
@@ -136,16 +142,6 @@ impl<T: Copy + PartialEq> Listed<T> {
             }
         }
         expanded
-    }
-}
-
-fn operation(text: &str) -> Result<Operation, String> {
-    match text.to_ascii_lowercase().replace(['_', '-'], "").as_str() {
-        "allreduce" => Ok(Operation::AllReduce),
-        "reducescatter" => Ok(Operation::ReduceScatter),
-        "allgather" => Ok(Operation::AllGather),
-        "broadcast" => Ok(Operation::Broadcast),
-        _ => Err(format!("`{text}` is not one of all_reduce, reduce_scatter, all_gather, broadcast")),
     }
 }
 
@@ -224,9 +220,6 @@ mod tests {
 
     #[test]
     fn names_and_their_other_spellings() {
-        assert_eq!(operation("allreduce"), Ok(Operation::AllReduce));
-        assert_eq!(operation("reduce-scatter"), Ok(Operation::ReduceScatter));
-        assert!(operation("barrier").is_err());
         assert_eq!(dtypes("bfloat16"), Ok(Listed::One(DType::Bf16)));
         assert_eq!(dtypes("all"), Ok(Listed::All));
         assert!(dtypes("f8").is_err());

@@ -1,18 +1,28 @@
 //! One row: warmed up, timed, checked.
 
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use super::pattern::{Pattern, Sample};
+use super::pattern::Pattern;
 use super::plan::{Case, Iterations};
+use super::sample::Sample;
+use super::subject::Subject;
 use crate::group::{Error, Group};
-use crate::types::{Algorithm, Operation, ReduceOp, WorldSize};
+use crate::types::{Rank, ReduceOp, WorldSize};
 
 /// The fewest iterations that are timed where their number is not given.
 const ITERATIONS_MIN: u32 = 5;
 /// The most.
 const ITERATIONS_MAX: u32 = 1000;
+/// How late the last rank enters a barrier that is checked: long after the others wait in it.
+const LATE: Duration = Duration::from_millis(2);
+/// How long a rank waits that has no part in what is measured.
+const PATIENCE: Duration = Duration::from_hours(24);
+/// The tag of all messages.
+const TAG: u32 = 0;
 
 /// How each row is measured.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +37,7 @@ pub(super) struct Method {
 /// A measured row. `size` and `count` are the whole buffer's, whichever part of it the operation moves.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Row {
-    /// The collective.
+    /// What was measured.
     pub operation: &'static str,
     /// The element type.
     pub dtype: &'static str,
@@ -39,7 +49,7 @@ pub struct Row {
     pub transport: &'static str,
     /// Ranks.
     pub world_size: u32,
-    /// The root of a broadcast; `None` where there is none.
+    /// The root; `None` where there is none.
     pub root: Option<u32>,
     /// Bytes of the whole buffer.
     pub bytes: u64,
@@ -55,45 +65,76 @@ pub struct Row {
     pub time_us_p99: f64,
     /// Bytes by median time, in 10^9 bytes a second.
     pub algbw_gb_per_s: f64,
-    /// [`bus_factor`] times that.
+    /// [`Subject::bus_factor`] times that.
     pub busbw_gb_per_s: f64,
     /// Wrong elements on all ranks; `None` if none were looked at.
     pub wrong: Option<u64>,
 }
 
-/// What algorithm bandwidth is multiplied by to give bus bandwidth: the bytes that each rank's link has to carry for each
-/// byte of the buffer, whatever the algorithm (nccl-tests, `doc/PERFORMANCE.md`). A world of one needs no link.
-pub fn bus_factor(operation: Operation, world: WorldSize) -> f64 {
-    let n = f64::from(world.get());
-    match operation {
-        Operation::AllReduce => 2.0 * (n - 1.0) / n,
-        Operation::ReduceScatter | Operation::AllGather => (n - 1.0) / n,
-        _ => 1.0,
+/// One rank's memory for one case.
+struct Buffers<T> {
+    /// What this rank contributes, and in place also the result.
+    input: Vec<T>,
+    /// The result, where it is not in place.
+    output: Vec<T>,
+}
+
+impl<T: Sample> Buffers<T> {
+    /// Small contents: whatever is done to them again and again, no denormal slows the sum down. They are written, for the
+    /// kernel gives memory only to what is.
+    fn new(group: &Group, case: Case) -> Self {
+        let zeros = |count| {
+            let mut zeros = Vec::new();
+            zeros.resize(count, T::zeroed());
+            zeros
+        };
+        let (input, output) = (case.input_count(group.size(), group.rank()), case.output_count(group.rank()));
+        Self { input: zeros(input), output: zeros(output) }
+    }
+
+    fn result(&self, case: Case) -> &[T] {
+        if case.operation.is_in_place() { &self.input } else { &self.output }
     }
 }
 
-/// Measures one case with `buffer`, which is as long as the case says.
-pub(super) fn measure<T: Sample>(
-    group: &mut Group,
-    case: Case,
-    method: Method,
-    buffer: &mut [T],
-) -> Result<Row, Error> {
-    // Small contents: whatever is done to them again and again, no denormal slows the sum down.
-    buffer.fill(bytemuck::Zeroable::zeroed());
+/// Measures one case; all ranks have to do so together.
+pub(super) fn measure<T: Sample>(group: &mut Group, case: Case, method: Method) -> Result<Row, Error> {
+    let timeout = group.timeout();
+    if !case.operation.involves(group.rank()) {
+        // It waits for many operations of others at once. Each of those has its deadline.
+        group.set_timeout(PATIENCE);
+    }
+    let row = measure_patiently::<T>(group, case, method);
+    group.set_timeout(timeout);
+    row
+}
+
+fn measure_patiently<T: Sample>(group: &mut Group, case: Case, method: Method) -> Result<Row, Error> {
+    let mut buffers = Buffers::<T>::new(group, case);
     let mut warm_up_us = Vec::new();
     for _ in 0..method.warm_up {
         let started = Instant::now();
-        perform(group, case, buffer)?;
+        perform(group, case, &mut buffers)?;
         warm_up_us.push(started.elapsed().as_secs_f64() * 1e6);
     }
     let iterations = match method.iterations {
         Iterations::Fixed(count) => count,
-        Iterations::Adaptive => adapt(group, case, method.budget_us, &warm_up_us, buffer)?,
+        Iterations::Adaptive => adapt(group, case, method.budget_us, &warm_up_us, &mut buffers)?,
     };
-    let mut times_us = time(group, case, iterations, buffer)?;
+    let mut times_us = time(group, case, iterations, &mut buffers)?;
+    if case.operation == Subject::PingPong {
+        // The rank that begins has both ways on one clock, and half of them is what one takes.
+        let part = if group.rank() == Rank::ZERO { 0.5 } else { 0.0 };
+        for time_us in &mut times_us {
+            *time_us *= part;
+        }
+    }
     group.all_reduce(&mut times_us, ReduceOp::Max)?;
-    let wrong = if method.checks == 0 { None } else { Some(check(group, case, method.checks, buffer)?) };
+    let wrong = match (method.checks, case.operation) {
+        (0, _) => None,
+        (checks, Subject::Barrier) => check_barrier(group, checks)?,
+        (checks, _) => Some(check(group, case, checks, &mut buffers)?),
+    };
     Ok(row(group, case, times_us, wrong))
 }
 
@@ -103,12 +144,12 @@ fn adapt<T: Sample>(
     case: Case,
     budget_us: f64,
     warm_up_us: &[f64],
-    buffer: &mut [T],
+    buffers: &mut Buffers<T>,
 ) -> Result<u32, Error> {
     // The second half of the warm-up is warm. Without a warm-up one iteration tells.
     let mut warm = warm_up_us[warm_up_us.len() / 2..].to_vec();
     if warm.is_empty() {
-        warm = time(group, case, 1, buffer)?;
+        warm = time(group, case, 1, buffers)?;
     }
     let mut mean_us = [warm.iter().sum::<f64>() / warm.len() as f64];
     group.all_reduce(&mut mean_us, ReduceOp::Max)?;
@@ -122,13 +163,13 @@ fn time<T: Sample>(
     group: &mut Group,
     case: Case,
     iterations: u32,
-    buffer: &mut [T],
+    buffers: &mut Buffers<T>,
 ) -> Result<Vec<f64>, Error> {
     let mut times_us = Vec::with_capacity(iterations as usize);
     group.barrier()?;
     let mut last = Instant::now();
     for _ in 0..iterations {
-        perform(group, case, buffer)?;
+        perform(group, case, buffers)?;
         let now = Instant::now();
         times_us.push((now - last).as_secs_f64() * 1e6);
         last = now;
@@ -137,27 +178,99 @@ fn time<T: Sample>(
 }
 
 /// Wrong elements of all ranks in `checks` iterations, each with contents of its own.
-fn check<T: Sample>(group: &mut Group, case: Case, checks: u32, buffer: &mut [T]) -> Result<u64, Error> {
+fn check<T: Sample>(
+    group: &mut Group,
+    case: Case,
+    checks: u32,
+    buffers: &mut Buffers<T>,
+) -> Result<u64, Error> {
     let mut wrong = [0u64];
     for seed in 0..checks {
         let pattern = Pattern::<T>::new(case, group.size(), group.rank(), seed.into());
-        pattern.fill(buffer);
-        perform(group, case, buffer)?;
-        wrong[0] += pattern.count_wrong(buffer);
+        buffers.output.fill(T::zeroed());
+        pattern.fill(&mut buffers.input);
+        perform(group, case, buffers)?;
+        wrong[0] += pattern.count_wrong(buffers.result(case));
     }
     group.all_reduce(&mut wrong, ReduceOp::Sum)?;
     Ok(wrong[0])
 }
 
-fn perform<T: Sample>(group: &mut Group, case: Case, buffer: &mut [T]) -> Result<(), Error> {
+/// How many ranks left a barrier before the last one entered, which comes late, another one each time. `None` for ranks of
+/// several hosts, which have no clock in common.
+fn check_barrier(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
+    if group.local_size() != group.size() {
+        return Ok(None);
+    }
+    let mut early = 0;
+    for round in 0..checks {
+        if group.rank().get() == round % group.size().get() {
+            thread::sleep(LATE);
+        }
+        let entered = nanoseconds();
+        group.barrier()?;
+        let left = nanoseconds();
+        early += left_early(&group.all_gather_from(&[entered, left])?);
+    }
+    Ok(Some(early))
+}
+
+/// How many left before the last one entered; each rank's two times, one after another.
+fn left_early(times: &[u64]) -> u64 {
+    let last = times.iter().step_by(2).max();
+    times.iter().skip(1).step_by(2).filter(|&left| Some(left) < last).count() as u64
+}
+
+/// The clock that all processes of a host share.
+fn nanoseconds() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+fn perform<T: Sample>(group: &mut Group, case: Case, buffers: &mut Buffers<T>) -> Result<(), Error> {
+    let Buffers { input, output } = buffers;
     let op = case.reduction.unwrap_or(ReduceOp::Sum);
     match case.operation {
-        Operation::AllReduce => group.all_reduce(buffer, op),
-        Operation::ReduceScatter => group.reduce_scatter(buffer, op).map(drop),
-        Operation::AllGather => group.all_gather(buffer),
-        Operation::Broadcast => group.broadcast(buffer, case.root),
-        _ => group.barrier(),
+        Subject::AllReduce => group.all_reduce(input, op)?,
+        Subject::Reduce => group.reduce(input, op, case.root)?,
+        Subject::ReduceScatter => {
+            group.reduce_scatter(input, op)?;
+        }
+        Subject::AllGather => group.all_gather(input)?,
+        Subject::Broadcast => group.broadcast(input, case.root)?,
+        Subject::Gather => *output = group.gather(input, case.root)?,
+        Subject::Scatter => *output = group.scatter(input, case.count, case.root)?,
+        Subject::AllToAll => *output = group.all_to_all(input)?,
+        Subject::Scan => group.scan(input, op)?,
+        Subject::Exscan => *output = group.exscan(input, op)?.unwrap_or_default(),
+        Subject::Barrier => group.barrier()?,
+        Subject::PingPong => ping_pong(group, buffers)?,
+        Subject::SendReceive => {
+            let (next, previous) =
+                (group.size().after(group.rank(), 1), group.size().before(group.rank(), 1));
+            group.send_receive((input, next, TAG), (output, previous.into(), Some(TAG)))?;
+        }
     }
+    Ok(())
+}
+
+/// Rank 0 sends and receives, rank 1 receives and sends, each what is its own; the others do nothing.
+fn ping_pong<T: Sample>(group: &mut Group, buffers: &mut Buffers<T>) -> Result<(), Error> {
+    let Buffers { input, output } = buffers;
+    let peer = match group.rank().get() {
+        0 => Rank::new(1),
+        1 => Rank::ZERO,
+        _ => return Ok(()),
+    };
+    if peer == Rank::ZERO {
+        group.receive(output, peer, TAG)?;
+    }
+    // Given away and taken back: no copy of it is measured.
+    *input = group.send_async(std::mem::take(input), peer, TAG)?.wait()?;
+    if peer != Rank::ZERO {
+        group.receive(output, peer, TAG)?;
+    }
+    Ok(())
 }
 
 fn row(group: &Group, case: Case, mut times_us: Vec<f64>, wrong: Option<u64>) -> Row {
@@ -167,12 +280,12 @@ fn row(group: &Group, case: Case, mut times_us: Vec<f64>, wrong: Option<u64>) ->
     let algbw = if median_us > 0.0 { case.bytes() as f64 / median_us / 1e3 } else { 0.0 };
     Row {
         operation: case.operation.name(),
-        dtype: case.dtype.name(),
+        dtype: if case.operation == Subject::Barrier { "none" } else { case.dtype.name() },
         reduction: case.reduction.map(ReduceOp::name),
-        algorithm: algorithm(group.size()),
+        algorithm: algorithm(group, case),
         transport: group.transport(),
         world_size: group.size().get(),
-        root: (case.operation == Operation::Broadcast).then_some(case.root.get()),
+        root: case.operation.operation().has_root().then_some(case.root.get()),
         bytes: case.bytes() as u64,
         count: case.count as u64,
         iterations: times_us.len() as u32,
@@ -180,14 +293,15 @@ fn row(group: &Group, case: Case, mut times_us: Vec<f64>, wrong: Option<u64>) ->
         time_us_min: times_us.first().copied().unwrap_or_default(),
         time_us_p99: percentile(&times_us, 0.99),
         algbw_gb_per_s: algbw,
-        busbw_gb_per_s: algbw * bus_factor(case.operation, group.size()),
+        busbw_gb_per_s: algbw * case.operation.bus_factor(group.size()),
         wrong,
     }
 }
 
-/// How the collectives of this version route their traffic.
-pub(super) fn algorithm(world: WorldSize) -> &'static str {
-    if world == WorldSize::ONE { "none" } else { Algorithm::Ring.name() }
+/// How the case's traffic is routed.
+fn algorithm(group: &Group, case: Case) -> &'static str {
+    let is_alone = group.size() == WorldSize::ONE;
+    if is_alone { "none" } else { group.algorithm(case.operation.operation(), case.bytes()).name() }
 }
 
 fn median(sorted: &[f64]) -> f64 {
@@ -220,12 +334,9 @@ mod tests {
     }
 
     #[test]
-    fn bus_factors_are_those_of_nccl_tests() {
-        let of = |operation, n| bus_factor(operation, WorldSize::new(n).unwrap());
-        assert_eq!(of(Operation::AllReduce, 4), 1.5);
-        assert_eq!(of(Operation::ReduceScatter, 4), 0.75);
-        assert_eq!(of(Operation::AllGather, 2), 0.5);
-        assert_eq!(of(Operation::Broadcast, 8), 1.0);
-        assert_eq!(of(Operation::AllReduce, 1), 0.0);
+    fn who_left_a_barrier_too_early_is_counted() {
+        assert_eq!(left_early(&[10, 30, 20, 31, 29, 29]), 0);
+        assert_eq!(left_early(&[10, 30, 20, 28, 29, 31, 1, 2]), 2);
+        assert_eq!(left_early(&[5, 5]), 0);
     }
 }

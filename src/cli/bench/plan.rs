@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use super::args::{BenchArgs, Listed};
-use crate::types::{DType, Operation, Rank, ReduceOp, WorldSize};
+use super::subject::Subject;
+use crate::schedule::partition::chunk;
+use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
 /// The smallest buffer, unless told otherwise.
 const BYTES_MIN: usize = 4;
@@ -50,6 +52,22 @@ pub enum PlanError {
         /// `-t`.
         dtype: DType,
     },
+    /// Some of the ranks have no average.
+    #[error("{operation} takes any reduction but avg: the average of some of the ranks alone is not defined")]
+    Average {
+        /// The operation.
+        operation: Subject,
+    },
+    /// Nobody to send to.
+    #[error(
+        "{operation} needs 2 ranks or more, and this job has {world}; start it under ringrun -n 2 or with --peers"
+    )]
+    TooFewRanks {
+        /// The operation.
+        operation: Subject,
+        /// The ranks.
+        world: WorldSize,
+    },
     /// There is no such rank.
     #[error("root {root} is not a rank of this job of {world} (ranks are counted from 0)")]
     Root {
@@ -60,12 +78,14 @@ pub enum PlanError {
     },
     /// The buffers would not fit.
     #[error(
-        "a buffer of {bytes} bytes for each of {ranks} rank(s) on this host needs more than the {available} bytes of \
-         memory that are available; choose a smaller -e"
+        "a size of {bytes} bytes takes {needed} bytes of memory for the {ranks} rank(s) on this host, more than the \
+         {available} that are available; choose a smaller -e"
     )]
     Memory {
         /// Bytes of the largest buffer.
         bytes: usize,
+        /// Bytes of all buffers together.
+        needed: u64,
         /// Ranks on this host.
         ranks: u32,
         /// Bytes available.
@@ -91,8 +111,8 @@ pub enum Iterations {
 /// One row of the table, before it is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Case {
-    /// The collective.
-    pub operation: Operation,
+    /// What is measured.
+    pub operation: Subject,
     /// The element type.
     pub dtype: DType,
     /// The reduction, where there is one.
@@ -108,13 +128,47 @@ impl Case {
     pub fn bytes(&self) -> usize {
         self.count * self.dtype.size_bytes()
     }
+
+    /// Elements that `rank` of `world` contributes; where the operation works in place, those of its whole buffer.
+    pub fn input_count(&self, world: WorldSize, rank: Rank) -> usize {
+        match self.operation {
+            Subject::AllReduce
+            | Subject::Reduce
+            | Subject::ReduceScatter
+            | Subject::AllGather
+            | Subject::Broadcast
+            | Subject::AllToAll
+            | Subject::Scan
+            | Subject::Exscan
+            | Subject::SendReceive => self.count,
+            Subject::Gather => chunk(self.count, world, rank).len(),
+            Subject::Scatter if rank == self.root => self.count,
+            Subject::PingPong => self.output_count(rank),
+            Subject::Scatter | Subject::Barrier => 0,
+        }
+    }
+
+    /// Elements of the buffer into which `rank` receives; none where the library makes it or the result is in place.
+    pub fn output_count(&self, rank: Rank) -> usize {
+        let receives = self.operation.is_of_messages() && self.operation.involves(rank);
+        if receives { self.count } else { 0 }
+    }
+
+    /// The same with as many elements as `world` ranks can share, if they have to.
+    fn for_world(mut self, world: WorldSize) -> Self {
+        if self.operation.has_equal_parts() {
+            let n = world.as_usize();
+            self.count = (self.count / n).max(1) * n;
+        }
+        self
+    }
 }
 
 /// A checked plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
-    /// The collective.
-    pub operation: Operation,
+    /// What is measured.
+    pub operation: Subject,
     /// The rows, in the order in which they are measured.
     pub cases: Vec<Case>,
     /// `-b` as it came out.
@@ -129,7 +183,7 @@ pub struct Plan {
     pub warm_up: u32,
     /// Checked iterations for each row.
     pub checks: u32,
-    /// The root of broadcasts.
+    /// The root; rank 0 where there is none.
     pub root: Rank,
     /// Where the report goes.
     pub json: Option<PathBuf>,
@@ -158,7 +212,7 @@ impl Plan {
         if let Some(path) = args.json.as_ref().filter(|path| !directory_exists(path)) {
             return Err(PlanError::NoDirectory { path: path.clone() });
         }
-        let root = Rank::new(if args.operation == Operation::Broadcast { args.root } else { 0 });
+        let root = Rank::new(if args.operation.operation().has_root() { args.root } else { 0 });
         let sizes = sizes(bytes_min, bytes_max, step)?;
         Ok(Self {
             operation: args.operation,
@@ -174,34 +228,39 @@ impl Plan {
         })
     }
 
-    /// Bytes of the largest buffer.
-    pub fn buffer_bytes(&self) -> usize {
-        self.cases.iter().map(Case::bytes).max().unwrap_or_default()
+    /// The plan as `world` ranks can follow it.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Root`] and [`PlanError::TooFewRanks`].
+    pub fn for_world(&self, world: WorldSize) -> Result<Self, PlanError> {
+        if world.get() < self.operation.ranks_min() {
+            return Err(PlanError::TooFewRanks { operation: self.operation, world });
+        }
+        if !world.contains(self.root) {
+            return Err(PlanError::Root { root: self.root, world });
+        }
+        let mut plan = self.clone();
+        plan.cases.iter_mut().for_each(|case| *case = case.for_world(world));
+        // Small sizes may have become the same.
+        plan.cases.dedup();
+        Ok(plan)
     }
 
-    /// Whether `ranks` such buffers fit this host's memory, `available` bytes where that is known.
+    /// Whether all that `ranks` ranks need fits this host's memory, `available` bytes where that is known.
     ///
     /// # Errors
     ///
     /// [`PlanError::Memory`].
     pub fn check_memory(&self, ranks: WorldSize, available: Option<u64>) -> Result<(), PlanError> {
-        let bytes = self.buffer_bytes();
-        let needed = (bytes as u64).saturating_mul(ranks.get().into());
+        let bytes = self.cases.iter().map(Case::bytes).max().unwrap_or_default();
+        let needed = self.operation.memory_bytes(bytes as u64, ranks.get());
         match available {
             Some(available) if needed > available => {
-                Err(PlanError::Memory { bytes, ranks: ranks.get(), available })
+                Err(PlanError::Memory { bytes, needed, ranks: ranks.get(), available })
             }
             _ => Ok(()),
         }
-    }
-
-    /// Whether the root exists.
-    ///
-    /// # Errors
-    ///
-    /// [`PlanError::Root`].
-    pub fn check_root(&self, world: WorldSize) -> Result<(), PlanError> {
-        if world.contains(self.root) { Ok(()) } else { Err(PlanError::Root { root: self.root, world }) }
     }
 }
 
@@ -241,14 +300,12 @@ fn sizes(min: usize, max: usize, step: Step) -> Result<Vec<usize>, PlanError> {
 /// Every type with every reduction at every size, sizes rounded to whole elements and each measured once. Where a reduction
 /// is not defined on a type there is no case, unless both were asked for by name.
 fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<Case>, PlanError> {
-    let reductions: Vec<Option<ReduceOp>> = match args.operation {
-        Operation::AllReduce | Operation::ReduceScatter => {
-            let all = Listed::expand(&args.reductions, ReduceOp::ALL);
-            // There is no function that would be known on all ranks.
-            all.into_iter().filter(|&op| op != ReduceOp::Custom).map(Some).collect()
-        }
-        _ => vec![None],
-    };
+    let operation = args.operation;
+    if operation == Subject::Barrier {
+        // It has no buffer.
+        return Ok(vec![Case { operation, dtype: DType::U8, reduction: None, root, count: 0 }]);
+    }
+    let reductions = reductions(args)?;
     let mut cases = Vec::new();
     for dtype in Listed::expand(&args.dtypes, DType::ALL) {
         let mut counts: Vec<usize> = sizes.iter().map(|bytes| (bytes / dtype.size_bytes()).max(1)).collect();
@@ -260,7 +317,6 @@ fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<Case>, Pla
                 }
                 continue;
             }
-            let operation = args.operation;
             cases.extend(counts.iter().map(|&count| Case { operation, dtype, reduction, root, count }));
             if cases.len() > ROWS_MAX {
                 return Err(PlanError::TooManyRows);
@@ -268,6 +324,25 @@ fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<Case>, Pla
         }
     }
     Ok(cases)
+}
+
+/// The reductions to measure; a single `None` where nothing is reduced.
+fn reductions(args: &BenchArgs) -> Result<Vec<Option<ReduceOp>>, PlanError> {
+    let operation = args.operation;
+    if !operation.reduces() {
+        return Ok(vec![None]);
+    }
+    if operation.reduces_prefixes() && Listed::names(&args.reductions, ReduceOp::Average) {
+        return Err(PlanError::Average { operation });
+    }
+    let is_measured = |op: &ReduceOp| match op {
+        // There is no function that would be known on all ranks.
+        ReduceOp::Custom => false,
+        ReduceOp::Average => !operation.reduces_prefixes(),
+        _ => true,
+    };
+    let all = Listed::expand(&args.reductions, ReduceOp::ALL);
+    Ok(all.into_iter().filter(is_measured).map(Some).collect())
 }
 
 fn directory_exists(path: &std::path::Path) -> bool {
@@ -306,6 +381,18 @@ mod tests {
     }
 
     #[test]
+    fn equal_parts_are_of_whole_elements() {
+        let three = WorldSize::new(3).unwrap();
+        let sizes = |flags: &str| -> Vec<usize> {
+            plan(flags).unwrap().for_world(three).unwrap().cases.iter().map(Case::bytes).collect()
+        };
+        for operation in ["gather", "scatter", "alltoall"] {
+            assert_eq!(sizes(&format!("{operation} -b 4 -e 256 -f 4")), [12, 60, 252], "{operation}");
+        }
+        assert_eq!(sizes("all_gather -b 4 -e 256 -f 4"), [4, 16, 64, 256]);
+    }
+
+    #[test]
     fn every_type_with_every_reduction_but_none_where_nothing_is_reduced() {
         let rows = |flags: &str| plan(flags).unwrap().cases.len();
         // Four floats with nine reductions, six integers with twelve, four located types with two.
@@ -315,7 +402,11 @@ mod tests {
         assert_eq!(rows("allreduce -t f32 -o all -b 8 -e 8"), 9);
         assert_eq!(rows("allgather -t all -o all -b 8 -e 8"), 14);
         assert_eq!(rows("allgather -t f32_loc -o sum -b 8 -e 8"), 1);
+        assert_eq!(rows("scan -t f32 -o all -b 8 -e 8"), 8);
+        assert_eq!(rows("exscan -t all -o all -b 8 -e 8"), 106);
+        assert_eq!(rows("barrier -t all -o all"), 1);
         assert_eq!(plan("broadcast -d f16,bf16 -b 8 -e 8 --root 3").unwrap().root, Rank::new(3));
+        assert_eq!(plan("gather --root 3").unwrap().root, Rank::new(3));
     }
 
     #[test]
@@ -329,8 +420,18 @@ mod tests {
         assert_eq!(plan("all_reduce -t i8,f32 -o bor"), undefined(ReduceOp::BitOr, DType::F32));
         assert_eq!(plan("all_reduce -t f32_loc"), undefined(ReduceOp::Sum, DType::F32Loc));
         let two = WorldSize::new(2).unwrap();
-        assert!(plan("broadcast --root 2").unwrap().check_root(two).is_err());
-        assert!(plan("all_reduce --root 2").unwrap().check_root(two).is_ok(), "it has no root");
+        let average = |operation| Err(PlanError::Average { operation });
+        assert_eq!(plan("scan -o sum,avg"), average(Subject::Scan));
+        assert_eq!(plan("exscan -o avg -t all"), average(Subject::Exscan));
+        for flags in ["broadcast --root 2", "reduce --root 2", "gather --root 2", "scatter --root 2"] {
+            assert!(matches!(plan(flags).unwrap().for_world(two), Err(PlanError::Root { .. })), "{flags}");
+        }
+        assert!(plan("all_reduce --root 2").unwrap().for_world(two).is_ok(), "it has no root");
+        for flags in ["ping_pong", "sendrecv"] {
+            let plan = plan(flags).unwrap();
+            assert!(matches!(plan.for_world(WorldSize::ONE), Err(PlanError::TooFewRanks { .. })), "{flags}");
+            assert!(plan.for_world(two).is_ok(), "{flags}");
+        }
         let large = plan("all_reduce -e 1G").unwrap();
         assert!(large.check_memory(two, Some(2 << 30)).is_ok() && large.check_memory(two, None).is_ok());
         assert!(large.check_memory(two, Some((2 << 30) - 1)).is_err());

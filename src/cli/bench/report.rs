@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::measure::{Row, algorithm};
+use super::measure::Row;
 use super::plan::{Iterations, Plan};
 use crate::group::Group;
 use crate::types::WorldSize;
@@ -100,7 +100,8 @@ impl Environment {
             Iterations::Fixed(count) => count.to_string(),
             Iterations::Adaptive => "adaptive".to_owned(),
         };
-        writeln!(out, "# ringbench {ringtrain} {}: {} rank(s), in place", plan.operation, group.size())?;
+        let place = if plan.operation.is_in_place() { "in place" } else { "out of place" };
+        writeln!(out, "# ringbench {ringtrain} {}: {} rank(s), {place}", plan.operation, group.size())?;
         writeln!(
             out,
             "# minBytes {} maxBytes {} step: {} warmup iters: {} iters: {iterations} validation: {}",
@@ -108,9 +109,8 @@ impl Environment {
         )?;
         writeln!(
             out,
-            "# transport {}  algorithm {}  congestion control {}  segment {} bytes",
+            "# transport {}  congestion control {}  segment {} bytes",
             group.transport(),
-            algorithm(group.size()),
             self.congestion_control,
             self.segment_bytes
         )?;
@@ -133,18 +133,30 @@ impl Environment {
 }
 
 fn write_titles(out: &mut dyn Write) -> io::Result<()> {
-    let title = |titles: [&str; 12]| {
-        let [size, count, dtype, redop, root, min, median, p99, algbw, busbw, wrong, iters] = titles;
+    let title = |titles: [&str; 13]| {
+        let [size, count, dtype, redop, root, min, median, p99, algbw, busbw, wrong, iters, algorithm] =
+            titles;
         format!(
             "#{size:>12} {count:>12} {dtype:>7} {redop:>9} {root:>5} {min:>10} {median:>10} {p99:>10} {algbw:>7} \
-             {busbw:>7} {wrong:>7} {iters:>6}"
+             {busbw:>7} {wrong:>7} {iters:>6} {algorithm:>13}"
         )
     };
     let names = [
-        "size", "count", "type", "redop", "root", "time min", "median", "p99", "algbw", "busbw", "#wrong",
+        "size",
+        "count",
+        "type",
+        "redop",
+        "root",
+        "time min",
+        "median",
+        "p99",
+        "algbw",
+        "busbw",
+        "#wrong",
         "iters",
+        "algorithm",
     ];
-    let units = ["(B)", "(elements)", "", "", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "", ""];
+    let units = ["(B)", "(elements)", "", "", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "", "", ""];
     writeln!(out, "{}\n{}", title(names), title(units))
 }
 
@@ -155,7 +167,7 @@ impl Row {
         let root = self.root.map_or(-1, i64::from);
         writeln!(
             out,
-            " {:>12} {:>12} {:>7} {:>9} {root:>5} {:>10} {:>10} {:>10} {:>7.2} {:>7.2} {wrong:>7} {:>6}",
+            " {:>12} {:>12} {:>7} {:>9} {root:>5} {:>10} {:>10} {:>10} {:>7.2} {:>7.2} {wrong:>7} {:>6} {:>13}",
             self.bytes,
             self.count,
             self.dtype,
@@ -165,7 +177,8 @@ impl Row {
             short(self.time_us_p99),
             self.algbw_gb_per_s,
             self.busbw_gb_per_s,
-            self.iterations
+            self.iterations,
+            self.algorithm
         )?;
         out.flush()
     }

@@ -1,0 +1,190 @@
+//! Contents whose reduction is exactly known, for each element type.
+//!
+//! Sums of floats are small enough whole numbers, their products powers of two with a sign, integers anything at all,
+//! because they wrap around. An average is the exact sum divided once, as [`ReduceOp::Average`] promises: integers truncate
+//! towards zero, half types divide in `f32` and round once. What only few ranks decide, such as a bit that all must have
+//! set, is drawn so that both outcomes are usual in a world of any size. All of that holds for some of the ranks as well.
+
+use half::{bf16, f16};
+
+use crate::types::{Element, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp, WorldSize};
+
+/// Where a sample is drawn.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Random bits of its own.
+    pub(super) bits: u64,
+    /// Rank plus index: where not all ranks can contribute, they take turns along the index.
+    pub(super) at: usize,
+    /// Ranks.
+    pub(super) world: usize,
+}
+
+impl Place {
+    /// How many ranks may contribute here, and whether this one does, if at most `limit` may.
+    fn turn(self, limit: usize) -> (usize, bool) {
+        let stride = self.world.div_ceil(limit);
+        (self.world.div_ceil(stride), self.at.is_multiple_of(stride))
+    }
+
+    /// One of so many bits where it is this rank's turn, at random, and none elsewhere: all ranks together set about half
+    /// of them.
+    fn sparse_bit(self, width: u32) -> u64 {
+        let stride = self.world.div_ceil(width as usize / 2) as u64;
+        let is_one = (self.bits >> 8).is_multiple_of(stride);
+        if is_one { 1 << (self.bits % u64::from(width)) } else { 0 }
+    }
+
+    /// What a rank contributes to a logical reduction: 0 for false, 1 to 127 for true.
+    fn truth(self, op: ReduceOp) -> u8 {
+        // Of all ranks together one or none, usually, is the exception.
+        let is_rare = (self.bits >> 8).is_multiple_of(2 * self.world as u64);
+        let is_true = match op {
+            ReduceOp::LogicalAnd => !is_rare,
+            ReduceOp::LogicalOr => is_rare,
+            _ => self.bits >> 63 == 0,
+        };
+        if is_true { 1 + (self.bits % 127) as u8 } else { 0 }
+    }
+
+    /// A float's contribution, as a number that every float type holds exactly, if whole numbers are exact up to
+    /// `exact_max` and powers of two up to `exponent_max`.
+    fn float(self, op: Option<ReduceOp>, exact_max: usize, exponent_max: usize) -> f64 {
+        let Self { bits, .. } = self;
+        match op {
+            None => (1 + bits % 127) as f64,
+            Some(ReduceOp::Min | ReduceOp::Max) => (bits % 255) as f64 - 127.0,
+            Some(ReduceOp::Sum | ReduceOp::PreMulSum | ReduceOp::Average) => {
+                let (contributors, is_one) = self.turn(exact_max);
+                let value = 1 + bits % (exact_max / contributors).min(128) as u64;
+                if is_one { value as f64 } else { 0.0 }
+            }
+            Some(ReduceOp::Product) => {
+                let (_, is_one) = self.turn(exponent_max);
+                let sign = if bits & 1 == 0 { 1.0 } else { -1.0 };
+                let magnitude = if bits & 2 == 0 { 2.0 } else { 0.5 };
+                if is_one { sign * magnitude } else { sign }
+            }
+            Some(op) => f64::from(self.truth(op)),
+        }
+    }
+}
+
+/// An element type whose results can be foretold.
+pub trait Sample: Element {
+    /// What one rank contributes at one place; not zero where nothing is reduced.
+    fn draw(op: Option<ReduceOp>, place: Place) -> Self;
+    /// The reduction of all contributions.
+    fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self;
+}
+
+/// The result of a logical reduction.
+fn truth(op: ReduceOp, mut values: impl Iterator<Item = bool>) -> bool {
+    match op {
+        ReduceOp::LogicalAnd => values.all(|value| value),
+        ReduceOp::LogicalOr => values.any(|value| value),
+        _ => values.filter(|&value| value).count() % 2 == 1,
+    }
+}
+
+/// The exact reduction of floats, an average not divided yet.
+fn fold(op: ReduceOp, values: impl Iterator<Item = f64>) -> f64 {
+    match op {
+        ReduceOp::Sum | ReduceOp::PreMulSum | ReduceOp::Average => values.sum(),
+        ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
+        ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
+        ReduceOp::Product => values.product(),
+        op => f64::from(u8::from(truth(op, values.map(|value| value != 0.0)))),
+    }
+}
+
+macro_rules! floats {
+    ($($ty:ty as $computed:ty: $exact_max:literal, $exponent_max:literal, $to:expr, $from:expr;)+) => { $(
+        impl Sample for $ty {
+            fn draw(op: Option<ReduceOp>, place: Place) -> Self {
+                let round: fn($computed) -> $ty = $from;
+                round(place.float(op, $exact_max, $exponent_max) as $computed)
+            }
+
+            fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self {
+                let widen: fn($ty) -> $computed = $to;
+                let round: fn($computed) -> $ty = $from;
+                let exact = fold(op, contributions.map(|value| f64::from(widen(value)))) as $computed;
+                round(if op == ReduceOp::Average { exact / world.get() as $computed } else { exact })
+            }
+        }
+    )+ };
+}
+
+floats! {
+    f16 as f32: 2048, 14, f16::to_f32, f16::from_f32;
+    bf16 as f32: 256, 126, bf16::to_f32, bf16::from_f32;
+    f32 as f32: 16_777_216, 126, |value| value, |value| value;
+    f64 as f64: 16_777_216, 126, |value| value, |value| value;
+}
+
+macro_rules! integers {
+    ($($ty:ty => $wider:ty),+ $(,)?) => { $(
+        impl Sample for $ty {
+            fn draw(op: Option<ReduceOp>, place: Place) -> Self {
+                let value = place.bits as $ty;
+                match op {
+                    // Odd: not zero, and no product of such is.
+                    None | Some(ReduceOp::Product) => value | 1,
+                    Some(ReduceOp::BitAnd) => !(place.sparse_bit(<$ty>::BITS) as $ty),
+                    Some(ReduceOp::BitOr) => place.sparse_bit(<$ty>::BITS) as $ty,
+                    Some(op) if op.is_logical() => place.truth(op) as $ty,
+                    Some(_) => value,
+                }
+            }
+
+            fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self {
+                let sum = |a: $ty, b: $ty| a.wrapping_add(b);
+                match op {
+                    ReduceOp::BitAnd => contributions.fold(!0, |a, b| a & b),
+                    ReduceOp::BitOr => contributions.fold(0, |a, b| a | b),
+                    ReduceOp::BitXor => contributions.fold(0, |a, b| a ^ b),
+                    ReduceOp::Average => {
+                        (<$wider>::from(contributions.fold(0, sum)) / <$wider>::from(world.get())) as $ty
+                    }
+                    ReduceOp::Min => contributions.fold(<$ty>::MAX, <$ty>::min),
+                    ReduceOp::Max => contributions.fold(<$ty>::MIN, <$ty>::max),
+                    ReduceOp::Product => contributions.fold(1, |a, b| a.wrapping_mul(b)),
+                    op if op.is_logical() => truth(op, contributions.map(|value| value != 0)).into(),
+                    // Sums, those of contributions multiplied beforehand too.
+                    _ => contributions.fold(0, sum),
+                }
+            }
+        }
+    )+ };
+}
+
+integers!(i8 => i64, u8 => u64, i32 => i64, u32 => u64, i64 => i64, u64 => u64);
+
+macro_rules! located {
+    ($($located:ty { $value:ty, $index:ty }),+ $(,)?) => { $(
+        impl Sample for $located {
+            fn draw(op: Option<ReduceOp>, place: Place) -> Self {
+                let index = (place.bits >> 16) as $index;
+                match op {
+                    None => Self::new((1 + place.bits % 127) as $value, index),
+                    // Few values, so that indices often decide.
+                    Some(_) => Self::new((place.bits % 5) as $value - 2 as $value, index),
+                }
+            }
+
+            fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, _: WorldSize) -> Self {
+                let is_better = |a: Self, b: Self| {
+                    if op == ReduceOp::MinLoc { a.value < b.value } else { a.value > b.value }
+                };
+                let winner = |best: Self, next: Self| {
+                    let is_tied = next.value == best.value;
+                    if is_better(next, best) || (is_tied && next.index < best.index) { next } else { best }
+                };
+                contributions.reduce(winner).unwrap_or_default()
+            }
+        }
+    )+ };
+}
+
+located!(F32Loc { f32, u32 }, F64Loc { f64, u64 }, I32Loc { i32, u32 }, I64Loc { i64, u64 });

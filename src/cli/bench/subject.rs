@@ -1,0 +1,241 @@
+//! What can be measured, and how its figures are meant.
+
+use crate::types::{Operation, Rank, WorldSize};
+
+/// What is measured: a collective, or messages between ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Subject {
+    /// [`Group::all_reduce`](crate::Group::all_reduce).
+    AllReduce,
+    /// [`Group::reduce`](crate::Group::reduce).
+    Reduce,
+    /// [`Group::reduce_scatter`](crate::Group::reduce_scatter).
+    ReduceScatter,
+    /// [`Group::all_gather`](crate::Group::all_gather).
+    AllGather,
+    /// [`Group::broadcast`](crate::Group::broadcast).
+    Broadcast,
+    /// [`Group::gather`](crate::Group::gather).
+    Gather,
+    /// [`Group::scatter`](crate::Group::scatter).
+    Scatter,
+    /// [`Group::all_to_all`](crate::Group::all_to_all).
+    AllToAll,
+    /// [`Group::scan`](crate::Group::scan).
+    Scan,
+    /// [`Group::exscan`](crate::Group::exscan).
+    Exscan,
+    /// [`Group::barrier`](crate::Group::barrier).
+    Barrier,
+    /// A message from rank 0 to rank 1 and one back. Its time is half of that.
+    PingPong,
+    /// [`Group::send_receive`](crate::Group::send_receive): every rank to the next one and from the one before.
+    SendReceive,
+}
+
+impl Subject {
+    /// All of them, in the order in which people are told of them.
+    pub const ALL: &'static [Self] = &[
+        Self::AllReduce,
+        Self::Reduce,
+        Self::ReduceScatter,
+        Self::AllGather,
+        Self::Broadcast,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::Scan,
+        Self::Exscan,
+        Self::Barrier,
+        Self::PingPong,
+        Self::SendReceive,
+    ];
+
+    /// The name that people type and read.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::PingPong => "ping_pong",
+            Self::SendReceive => "send_receive",
+            collective => collective.operation().name(),
+        }
+    }
+
+    /// What the group is asked for.
+    pub const fn operation(self) -> Operation {
+        match self {
+            Self::AllReduce => Operation::AllReduce,
+            Self::Reduce => Operation::Reduce,
+            Self::ReduceScatter => Operation::ReduceScatter,
+            Self::AllGather => Operation::AllGather,
+            Self::Broadcast => Operation::Broadcast,
+            Self::Gather => Operation::Gather,
+            Self::Scatter => Operation::Scatter,
+            Self::AllToAll => Operation::AllToAll,
+            Self::Scan => Operation::Scan,
+            Self::Exscan => Operation::Exscan,
+            Self::Barrier => Operation::Barrier,
+            Self::PingPong | Self::SendReceive => Operation::Message,
+        }
+    }
+
+    /// Whether elements that stand at the same place are reduced.
+    pub const fn reduces(self) -> bool {
+        match self {
+            Self::AllReduce | Self::Reduce | Self::ReduceScatter | Self::Scan | Self::Exscan => true,
+            Self::AllGather
+            | Self::Broadcast
+            | Self::Gather
+            | Self::Scatter
+            | Self::AllToAll
+            | Self::Barrier
+            | Self::PingPong
+            | Self::SendReceive => false,
+        }
+    }
+
+    /// Whether it reduces the contributions of some of the ranks alone.
+    pub const fn reduces_prefixes(self) -> bool {
+        matches!(self, Self::Scan | Self::Exscan)
+    }
+
+    /// Whether the result is where the contribution was.
+    pub const fn is_in_place(self) -> bool {
+        match self {
+            Self::AllReduce
+            | Self::Reduce
+            | Self::ReduceScatter
+            | Self::AllGather
+            | Self::Broadcast
+            | Self::Scan
+            | Self::Barrier => true,
+            Self::Gather
+            | Self::Scatter
+            | Self::AllToAll
+            | Self::Exscan
+            | Self::PingPong
+            | Self::SendReceive => false,
+        }
+    }
+
+    /// Whether the whole buffer has to consist of equal parts, one for each rank.
+    pub const fn has_equal_parts(self) -> bool {
+        matches!(self, Self::Gather | Self::Scatter | Self::AllToAll)
+    }
+
+    /// The fewest ranks that make sense.
+    pub const fn ranks_min(self) -> u32 {
+        if self.is_of_messages() { 2 } else { 1 }
+    }
+
+    /// Whether it consists of messages between two ranks each.
+    pub const fn is_of_messages(self) -> bool {
+        matches!(self, Self::PingPong | Self::SendReceive)
+    }
+
+    /// Whether `rank` has a part in it. The others wait.
+    pub fn involves(self, rank: Rank) -> bool {
+        self != Self::PingPong || rank.get() < 2
+    }
+
+    /// Memory for `ranks` ranks of one host: what they contribute, what the library keeps of it, what comes out, and what
+    /// came out before.
+    pub fn memory_bytes(self, bytes: u64, ranks: u32) -> u64 {
+        let buffers = match self {
+            Self::AllReduce
+            | Self::Reduce
+            | Self::ReduceScatter
+            | Self::AllGather
+            | Self::Broadcast
+            | Self::Scan
+            | Self::Barrier => ranks.into(),
+            // The whole is on the root alone, the parts of all ranks are another whole.
+            Self::Gather | Self::Scatter => 4,
+            Self::AllToAll | Self::Exscan => 5 * u64::from(ranks),
+            Self::PingPong => 2 * u64::from(ranks.min(2)),
+            Self::SendReceive => 3 * u64::from(ranks),
+        };
+        bytes.saturating_mul(buffers)
+    }
+
+    /// What algorithm bandwidth is multiplied by to give bus bandwidth: the bytes that each rank's link has to carry for
+    /// each byte of the buffer, whatever the algorithm (nccl-tests, `doc/PERFORMANCE.md`). A world of one needs no link.
+    ///
+    /// nccl-tests has no prefixes and no ping-pong. In a chain of prefixes each link carries each byte once, as in a
+    /// reduce.
+    pub fn bus_factor(self, world: WorldSize) -> f64 {
+        let n = f64::from(world.get());
+        match self {
+            Self::AllReduce => 2.0 * (n - 1.0) / n,
+            Self::ReduceScatter | Self::AllGather | Self::Gather | Self::Scatter | Self::AllToAll => {
+                (n - 1.0) / n
+            }
+            Self::Reduce
+            | Self::Broadcast
+            | Self::Scan
+            | Self::Exscan
+            | Self::Barrier
+            | Self::PingPong
+            | Self::SendReceive => 1.0,
+        }
+    }
+}
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for Subject {
+    type Err = String;
+
+    /// Case, `_` and `-` make no difference; `sendrecv` is what nccl-tests says.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = |name: &str| name.to_ascii_lowercase().replace(['_', '-'], "");
+        let typed = plain(text);
+        let typed = if typed == "sendrecv" { "sendreceive".to_owned() } else { typed };
+        Self::ALL.iter().copied().find(|subject| plain(subject.name()) == typed).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|subject| subject.name()).collect();
+            format!("`{text}` is not one of {}", names.join(", "))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bus_factors_are_those_of_nccl_tests() {
+        let of = |subject: Subject, n| subject.bus_factor(WorldSize::new(n).unwrap());
+        assert_eq!(of(Subject::AllReduce, 4), 1.5);
+        for subject in
+            [Subject::ReduceScatter, Subject::AllGather, Subject::Gather, Subject::Scatter, Subject::AllToAll]
+        {
+            assert_eq!((of(subject, 4), of(subject, 2)), (0.75, 0.5), "{subject}");
+        }
+        for subject in [Subject::Broadcast, Subject::Reduce, Subject::SendReceive] {
+            assert_eq!(of(subject, 8), 1.0, "{subject}");
+        }
+        assert_eq!(of(Subject::AllReduce, 1), 0.0);
+    }
+
+    #[test]
+    fn names_and_their_other_spellings() {
+        for &subject in Subject::ALL {
+            assert_eq!(subject.name().parse(), Ok(subject));
+        }
+        let cases = [
+            ("allreduce", Subject::AllReduce),
+            ("reduce-scatter", Subject::ReduceScatter),
+            ("alltoall", Subject::AllToAll),
+            ("All-To-All", Subject::AllToAll),
+            ("sendrecv", Subject::SendReceive),
+            ("pingpong", Subject::PingPong),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(text.parse(), Ok(expected));
+        }
+        assert!("message".parse::<Subject>().is_err() && "".parse::<Subject>().is_err());
+    }
+}
