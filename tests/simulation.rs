@@ -377,6 +377,27 @@ fn ten_thousand_faulty_networks_fail_on_every_rank_or_on_none() {
     assert!(is_alone || completed > 1000 && failed > 1000, "{completed} completed, {failed} failed");
 }
 
+/// The same for each operation alone, a thousand faulty networks each.
+#[test]
+fn every_operation_survives_faulty_networks() {
+    for operation in program::OPERATIONS {
+        let mut failed = 0;
+        for seed in seeds(1000) {
+            let mut scenario = Scenario::random(seed, true);
+            let mut random = StdRng::seed_from_u64(seed);
+            for call in scenario.program.iter_mut().rev().skip(1) {
+                *call = Call::of(operation, &mut random, &scenario.groups);
+            }
+            let outcomes = scenario.run(seed);
+            failed += usize::from(outcomes.iter().any(|outcome| matches!(outcome, Outcome::Failed { .. })));
+        }
+        assert!(
+            seeds(1000).count() == 1 || (100..900).contains(&failed),
+            "{operation}: {failed} of 1000 failed"
+        );
+    }
+}
+
 /// With one killed rank and nothing else wrong, all survivors of a ring name it and nobody else.
 #[test]
 fn survivors_name_the_rank_that_died() {

@@ -1,10 +1,11 @@
 //! The memory that operations read and write while they are under way.
 //!
 //! It is either owned by the operation, which gives it back at its end, or lent by a caller that waits for that end. The
-//! loan is the one place where the crate's own promise takes the place of the compiler's.
+//! loan is the one place of the room where a check at run time takes the place of the compiler's.
 
 use std::any::Any;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::types::Element;
 
@@ -55,11 +56,6 @@ impl Memory {
         Self(Kind::Later(|count| Box::new(vec![T::zeroed(); count])))
     }
 
-    /// A caller's buffer.
-    pub(super) fn lent(loan: Loan) -> Self {
-        Self(Kind::Lent(loan))
-    }
-
     /// Allocates what could not be allocated before the number of elements was known.
     pub(super) fn prepare(&mut self, count: usize) {
         if let Kind::Later(allocate) = self.0 {
@@ -94,35 +90,51 @@ impl Memory {
     }
 }
 
-/// A caller's buffer, lent for as long as an operation is under way.
-///
-/// It is neither freed nor touched by the caller before the operation has given it up, which is the caller's promise.
-pub(super) struct Loan {
-    start: *mut u8,
-    length: usize,
+/// Lends `bytes` to whatever `work` does, as memory of an operation. It has to be dropped before `work` returns; a process in
+/// which it is not ends at once, for the caller would go on to use its buffer, or free it, while another thread writes there.
+pub(super) fn lend<R>(bytes: &mut [u8], work: impl FnOnce(Memory) -> R) -> R {
+    let token = Arc::new(());
+    let loan = Loan { start: bytes.as_mut_ptr(), length: bytes.len(), _token: Arc::clone(&token) };
+    // It looks even if `work` panics.
+    let _check = Returned(token);
+    work(Memory(Kind::Lent(loan)))
 }
 
-// SAFETY: a loan is the only way to its bytes while it lives (see `Loan::new`), so it may be used by any one thread.
+/// A caller's buffer, lent for as long as an operation is under way. Only [`lend`] makes one.
+struct Loan {
+    start: *mut u8,
+    length: usize,
+    /// Tells the lender that the loan lives.
+    _token: Arc<()>,
+}
+
+// SAFETY: a loan is the only way to its bytes while it lives (see `lend`), so it may be used by any one thread.
 unsafe impl Send for Loan {}
 
 impl Loan {
-    /// Lends `bytes` without their lifetime.
-    ///
-    /// # Safety
-    ///
-    /// Until the loan has been dropped, the bytes must stay where they are and nobody else may touch them.
-    pub(super) unsafe fn new(bytes: &mut [u8]) -> Self {
-        Self { start: bytes.as_mut_ptr(), length: bytes.len() }
-    }
-
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `Loan::new` was given a valid slice, which nobody else touches while the loan lives.
+        // SAFETY: `lend` had a valid slice, and does not return it to its owner while the loan lives.
         unsafe { std::slice::from_raw_parts(self.start, self.length) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the loan itself is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.length) }
+    }
+}
+
+/// Sees to it that the loan has come back.
+struct Returned(Arc<()>);
+
+impl Drop for Returned {
+    fn drop(&mut self) {
+        // Only the loan has the other one. Its drop happened before, in whatever thread, or this reads 2.
+        if Arc::get_mut(&mut self.0).is_none() {
+            eprintln!(
+                "ringtrain: a collective ended while its buffer was in use; this is a bug, and the process ends"
+            );
+            std::process::abort();
+        }
     }
 }
 
@@ -138,10 +150,15 @@ mod tests {
         assert_eq!(owned.into_elements::<u32>(), [1, 7, 3]);
 
         let mut lender = [1u8, 2, 3];
-        // SAFETY: `lender` outlives the loan and is not touched before it is dropped.
-        let mut lent = Memory::lent(unsafe { Loan::new(&mut lender) });
-        lent.bytes_mut(0..2).unwrap().fill(9);
-        assert!(lent.into_elements::<u8>().is_empty());
+        lend(&mut lender, |mut lent| {
+            // As the progress thread does.
+            std::thread::spawn(move || {
+                lent.bytes_mut(0..2).unwrap().fill(9);
+                assert!(lent.into_elements::<u8>().is_empty());
+            })
+            .join()
+            .unwrap();
+        });
         assert_eq!(lender, [9, 9, 3]);
 
         let mut later = Memory::later::<f64>();

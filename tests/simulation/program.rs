@@ -30,7 +30,7 @@ pub struct Call {
 /// The ranks of a group, in order.
 pub type Members = Vec<Rank>;
 
-const OPERATIONS: [Operation; 12] = [
+pub const OPERATIONS: [Operation; 12] = [
     Operation::AllReduce,
     Operation::Reduce,
     Operation::ReduceScatter,
@@ -51,6 +51,11 @@ impl Call {
 
     pub fn random(random: &mut StdRng, groups: &[Members]) -> Self {
         let operation = OPERATIONS[random.random_range(0..OPERATIONS.len())];
+        Self::of(operation, random, groups)
+    }
+
+    /// A call of this operation.
+    pub fn of(operation: Operation, random: &mut StdRng, groups: &[Members]) -> Self {
         let ops = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max];
         let mut op = ops[random.random_range(0..ops.len())];
         if matches!(operation, Operation::Scan | Operation::Exscan) && op == ReduceOp::Average {

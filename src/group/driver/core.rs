@@ -1,0 +1,137 @@
+//! The pump and what became of its operations: everything that one lock guards.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::Outcome;
+use crate::engine::{Failure, OpId, Timestamp};
+use crate::group::pump::{Finished, Pump, Turn};
+use crate::group::{Error, Statistics};
+use crate::transport::tcp::TcpTransport;
+
+/// How long a failed operation may take to tell the peers why, and to hear what they know.
+const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The pump and what became of its operations.
+pub(super) struct Core {
+    pub(super) pump: Pump<TcpTransport>,
+    pub(super) state: State,
+    /// Operations under way; whether somebody waits for each or it is left to the progress thread.
+    pub(super) pending: BTreeSet<OpId>,
+    pub(super) outcomes: BTreeMap<OpId, Result<Outcome, Error>>,
+    /// Operations whose outcome nobody wants any more.
+    pub(super) forgotten: BTreeSet<OpId>,
+    pub(super) is_polled: bool,
+    /// Threads that wait for `changed`.
+    pub(super) waiters: usize,
+    /// Those of the pending ones that the progress thread is to drive.
+    pub(super) unattended: BTreeSet<OpId>,
+    pub(super) is_closing: bool,
+    pub(super) busy_since: Option<Timestamp>,
+    pub(super) statistics: Statistics,
+}
+
+pub(super) enum State {
+    Running,
+    /// Telling the peers, until then.
+    Failing(Timestamp),
+    Failed(Error),
+}
+
+/// What a look at the pump has come to.
+pub(super) enum Step {
+    /// Something that others may wait for has happened.
+    Progress,
+    Busy,
+    Blocked,
+}
+
+impl Core {
+    pub(super) fn new(pump: Pump<TcpTransport>) -> Self {
+        Self {
+            pump,
+            state: State::Running,
+            pending: BTreeSet::new(),
+            outcomes: BTreeMap::new(),
+            forgotten: BTreeSet::new(),
+            is_polled: false,
+            waiters: 0,
+            unattended: BTreeSet::new(),
+            is_closing: false,
+            busy_since: None,
+            statistics: Statistics::default(),
+        }
+    }
+
+    pub(super) fn turn(&mut self, now: Timestamp) -> Step {
+        match &self.state {
+            State::Failed(_) => return if self.settle_failed(now) { Step::Progress } else { Step::Blocked },
+            State::Failing(deadline) => {
+                let is_over = now >= *deadline;
+                if !self.pump.notify() && !is_over {
+                    return Step::Blocked;
+                }
+                self.pump.release();
+                let error = match self.pump.failure() {
+                    Some(Failure { cause, reported_by }) => {
+                        Error::Failed { cause: cause.clone(), reported_by: *reported_by }
+                    }
+                    None => return Step::Blocked,
+                };
+                self.state = State::Failed(error);
+                self.settle_failed(now);
+                return Step::Progress;
+            }
+            State::Running => {}
+        }
+        let turn = self.pump.turn(now);
+        let mut is_progress = false;
+        while let Some(Finished { operation, memory, envelope }) = self.pump.take_finished() {
+            self.statistics.operations += 1;
+            self.settle(operation, now, Ok(Outcome { memory, envelope }));
+            is_progress = true;
+        }
+        match turn {
+            Turn::Failed(_) => {
+                self.state = State::Failing(now + NOTIFY_TIMEOUT);
+                Step::Busy
+            }
+            _ if is_progress => Step::Progress,
+            Turn::Busy => Step::Busy,
+            Turn::Blocked => Step::Blocked,
+        }
+    }
+
+    /// Ends what is pending after the failure; whether there was anything.
+    fn settle_failed(&mut self, now: Timestamp) -> bool {
+        let State::Failed(error) = &self.state else { return false };
+        let error = error.clone();
+        let pending: Vec<OpId> = self.pending.iter().copied().collect();
+        for &id in &pending {
+            self.settle(id, now, Err(error.clone()));
+        }
+        !pending.is_empty()
+    }
+
+    fn settle(&mut self, id: OpId, now: Timestamp, outcome: Result<Outcome, Error>) {
+        self.pending.remove(&id);
+        self.unattended.remove(&id);
+        if !self.forgotten.remove(&id) {
+            self.outcomes.insert(id, outcome);
+        }
+        if self.pending.is_empty()
+            && let Some(since) = self.busy_since.take()
+        {
+            self.statistics.communication += now.saturating_sub(since);
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
+        let failing = match self.state {
+            State::Failing(deadline) => Some(deadline),
+            _ => None,
+        };
+        let transport = self.pump.transport().next_deadline();
+        failing.into_iter().chain(self.pump.poll_timeout()).chain(transport).min()
+    }
+}

@@ -1,0 +1,238 @@
+//! Drives the pump: joins it to the clock and to the threads that wait for it.
+//!
+//! There is one core, the pump and what became of its operations, and one event queue. Whoever waits for an operation
+//! turns the pump itself, so that a blocking collective is not handed from thread to thread; of several who wait, one
+//! waits for the sockets and the others for it. Operations that nobody waits for are driven by the progress thread, which
+//! is started with the first of them and sleeps while there are none.
+
+mod core;
+mod shared;
+
+use std::io;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use self::core::{Core, State};
+use self::shared::Shared;
+use super::memory::{self, Memory};
+use super::pump::{Pump, Work};
+use super::{Error, Statistics};
+use crate::engine::{Begin, Envelope, OpId, Pattern, Timestamp};
+use crate::schedule::Schedule;
+use crate::transport::tcp::TcpTransport;
+use crate::types::Rank;
+
+/// How long a closing group waits for its peers' last words.
+const PART_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long operations whose handles were dropped may take once the last group is closed.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A pump over TCP, the clock and the threads that drive it. The last one who drops it closes all links in order.
+pub(super) struct Driver {
+    shared: Arc<Shared>,
+    progress: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// An operation to begin.
+pub(super) enum Submission {
+    /// A collective, with ranks of the world.
+    Collective(Schedule, Work),
+    /// A message to this rank of the world.
+    Send(Rank, Memory),
+    /// A message that fits.
+    Receive(Pattern, Memory),
+}
+
+/// An operation's end.
+pub(super) struct Outcome {
+    pub(super) memory: Memory,
+    pub(super) envelope: Option<Envelope>,
+}
+
+impl Driver {
+    pub(super) fn new(mut pump: Pump<TcpTransport>, epoch: Instant) -> io::Result<Self> {
+        let poller = pump.transport_mut().take_poller().ok_or(io::ErrorKind::NotConnected)?;
+        let shared = Arc::new(Shared {
+            waker: poller.waker(),
+            core: Mutex::new(Core::new(pump)),
+            poller: Mutex::new(poller),
+            changed: Condvar::new(),
+            work: Condvar::new(),
+            contenders: AtomicUsize::new(0),
+            epoch,
+        });
+        Ok(Self { shared, progress: Mutex::new(None) })
+    }
+
+    pub(super) fn statistics(&self) -> Statistics {
+        let core = self.shared.lock();
+        let counters = core.pump.counters();
+        let under_way =
+            core.busy_since.map_or(Duration::ZERO, |since| self.shared.now().saturating_sub(since));
+        Statistics {
+            bytes_sent: counters.bytes_sent,
+            bytes_received: counters.bytes_received,
+            communication: core.statistics.communication + under_way,
+            ..core.statistics
+        }
+    }
+
+    /// Opens a link before the first operation needs it.
+    pub(super) fn connect(&self, peer: Rank) {
+        let now = self.shared.now();
+        self.shared.lock().pump.connect(now, peer);
+    }
+
+    /// Runs an operation on a caller's buffer to its end.
+    pub(super) fn run(
+        &self,
+        begin: Begin,
+        bytes: &mut [u8],
+        submission: impl FnOnce(Memory) -> Submission,
+    ) -> Result<Option<Envelope>, Error> {
+        let started = self.shared.now();
+        let result = memory::lend(bytes, |memory| {
+            let id = self.begin(begin, submission(memory), true)?;
+            let outcome = self.shared.wait(id, None);
+            outcome.map_or(Ok(None), |outcome| outcome.map(|outcome| outcome.envelope))
+        });
+        self.expose(started);
+        result
+    }
+
+    /// Begins an operation that goes on by itself; [`Driver::wait`] gives its outcome.
+    pub(super) fn submit(&self, begin: Begin, submission: Submission) -> Result<OpId, Error> {
+        self.ensure_progress()?;
+        self.begin(begin, submission, false)
+    }
+
+    fn begin(&self, begin: Begin, submission: Submission, is_attended: bool) -> Result<OpId, Error> {
+        let mut core = self.shared.lock();
+        if let State::Failed(error) = &core.state {
+            return Err(error.clone());
+        }
+        let now = self.shared.now();
+        let pump = &mut core.pump;
+        let begun = match submission {
+            Submission::Collective(schedule, work) => pump.begin(now, begin, schedule, work),
+            Submission::Send(to, memory) => pump.send_message(now, begin, to, memory),
+            Submission::Receive(pattern, memory) => pump.receive_message(now, begin, pattern, memory),
+        };
+        let Ok(id) = begun else { return Err(self.shared.fail(core)) };
+        core.pending.insert(id);
+        core.busy_since.get_or_insert(now);
+        if !is_attended {
+            core.unattended.insert(id);
+            if !core.is_polled {
+                self.shared.work.notify_one();
+            }
+        }
+        if core.is_polled {
+            // Whoever waits for the sockets does not know of this operation, nor of its deadline.
+            let _ = self.shared.waker.wake();
+        }
+        Ok(id)
+    }
+
+    /// Waits for an operation's outcome, until `until` at most.
+    pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<Outcome, Error>> {
+        let started = self.shared.now();
+        let outcome = self.shared.wait(id, until);
+        self.expose(started);
+        outcome
+    }
+
+    /// Waits until one of the operations has ended, until `until` at most.
+    pub(super) fn wait_any(&self, ids: &[OpId], until: Option<Timestamp>) -> Option<usize> {
+        let started = self.shared.now();
+        let ended = |core: &mut Core| ids.iter().position(|id| !core.pending.contains(id));
+        let index = self.shared.wait_until(until, ended);
+        self.expose(started);
+        index
+    }
+
+    /// The outcome, if there is one already. Does what can be done at once.
+    pub(super) fn test(&self, id: OpId) -> bool {
+        let mut core = self.shared.lock();
+        if core.pending.contains(&id) {
+            core.turn(self.shared.now());
+        }
+        !core.pending.contains(&id)
+    }
+
+    /// The first message that fits and has no receive yet, waited for until `until`.
+    pub(super) fn probe(&self, pattern: Pattern, until: Timestamp) -> Result<Option<Envelope>, Error> {
+        let mut core = self.shared.lock();
+        let now = self.shared.now();
+        if let Some(source) = pattern.source {
+            core.pump.connect(now, source);
+        }
+        drop(core);
+        let found = self.shared.wait_until(Some(until), |core| match &core.state {
+            State::Failed(error) => Some(Err(error.clone())),
+            _ => core.pump.probe(&pattern).map(Ok),
+        });
+        found.transpose()
+    }
+
+    /// Nobody wants the outcome any more.
+    pub(super) fn forget(&self, id: OpId) {
+        let mut core = self.shared.lock();
+        if core.outcomes.remove(&id).is_none() && core.pending.contains(&id) {
+            core.forgotten.insert(id);
+        }
+    }
+
+    pub(super) fn abort(&self, message: &str) -> Error {
+        let mut core = self.shared.lock();
+        core.pump.abort(message);
+        self.shared.fail(core)
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        self.shared.now()
+    }
+
+    /// The caller has waited since `started`.
+    fn expose(&self, started: Timestamp) {
+        let waited = self.shared.now().saturating_sub(started);
+        self.shared.lock().statistics.exposed += waited;
+    }
+
+    fn ensure_progress(&self) -> Result<(), Error> {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        if progress.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let thread = thread::Builder::new().name("progress".into()).spawn(move || shared.progress());
+            let refused = |error: io::Error| Error::System { what: "a thread", detail: error.to_string() };
+            *progress = Some(thread.map_err(refused)?);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Driver {
+    /// Lets what is under way end, says goodbye, or why the job failed, and reads what the peers still say, so that no last
+    /// word is lost to a reset.
+    fn drop(&mut self) {
+        let shared = &self.shared;
+        let until = shared.now() + FLUSH_TIMEOUT;
+        shared.wait_until(Some(until), |core| core.pending.is_empty().then_some(()));
+        shared.lock().is_closing = true;
+        shared.work.notify_all();
+        shared.changed.notify_all();
+        let _ = shared.waker.wake();
+        if let Some(thread) = self.progress.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // It does not panic; if it did, there is nobody left to tell.
+            let _ = thread.join();
+        }
+        let deadline = shared.now() + PART_TIMEOUT;
+        let mut core = shared.lock();
+        while !core.pump.part() && shared.now() < deadline {
+            let timeout = deadline.saturating_sub(shared.now());
+            core = shared.poll(core, Some(timeout));
+        }
+    }
+}

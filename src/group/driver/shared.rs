@@ -1,0 +1,157 @@
+//! The threads that share a core: who turns the pump, who waits for the sockets, who waits for others.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mio::Waker;
+
+use super::Outcome;
+use super::core::{Core, State, Step};
+use crate::engine::{OpId, Timestamp};
+use crate::group::Error;
+use crate::transport::poller::Poller;
+
+/// The core and its threads' meeting places.
+pub(super) struct Shared {
+    pub(super) core: Mutex<Core>,
+    /// Whoever holds it waits for the sockets.
+    pub(super) poller: Mutex<Poller>,
+    pub(super) waker: Arc<Waker>,
+    /// An operation has ended, or nobody waits for the sockets any more.
+    pub(super) changed: Condvar,
+    /// There is something to do for the progress thread.
+    pub(super) work: Condvar,
+    /// Threads that want the core: whoever turns the pump lets them have it from time to time.
+    pub(super) contenders: AtomicUsize,
+    pub(super) epoch: Instant,
+}
+
+impl Shared {
+    /// The time since the epoch: the engine's and the transport's clock.
+    pub(super) fn now(&self) -> Timestamp {
+        self.epoch.elapsed()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
+        self.contenders.fetch_add(1, Ordering::SeqCst);
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        self.contenders.fetch_sub(1, Ordering::SeqCst);
+        core
+    }
+
+    pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<Outcome, Error>> {
+        self.wait_until(until, |core| core.outcomes.remove(&id))
+    }
+
+    /// Drives the pump until `look` finds something, or until `until`.
+    pub(super) fn wait_until<R>(
+        &self,
+        until: Option<Timestamp>,
+        mut look: impl FnMut(&mut Core) -> Option<R>,
+    ) -> Option<R> {
+        let mut core = self.lock();
+        loop {
+            let found = look(&mut core);
+            if found.is_some() || until.is_some_and(|until| self.now() >= until) {
+                if core.waiters > 0 && !core.is_polled {
+                    // Somebody else has to wait for the sockets now.
+                    self.changed.notify_all();
+                }
+                if !core.unattended.is_empty() && !core.is_polled {
+                    self.work.notify_one();
+                }
+                return found;
+            }
+            core = self.drive(core, until);
+        }
+    }
+
+    /// Does what can be done, or else waits until something may have changed, or until `until`.
+    fn drive<'a>(&'a self, mut core: MutexGuard<'a, Core>, until: Option<Timestamp>) -> MutexGuard<'a, Core> {
+        let now = self.now();
+        match core.turn(now) {
+            Step::Progress => {
+                if core.waiters > 0 {
+                    self.changed.notify_all();
+                }
+                core
+            }
+            Step::Busy => {
+                if self.contenders.load(Ordering::SeqCst) == 0 {
+                    return core;
+                }
+                drop(core);
+                while self.contenders.load(Ordering::SeqCst) > 0 {
+                    thread::yield_now();
+                }
+                self.core.lock().unwrap_or_else(PoisonError::into_inner)
+            }
+            Step::Blocked => {
+                let until = until.into_iter().chain(core.next_deadline()).min();
+                let timeout = until.map(|until| until.saturating_sub(now));
+                if core.is_polled { self.wait_for_others(core, timeout) } else { self.poll(core, timeout) }
+            }
+        }
+    }
+
+    fn wait_for_others<'a>(
+        &self,
+        mut core: MutexGuard<'a, Core>,
+        timeout: Option<Duration>,
+    ) -> MutexGuard<'a, Core> {
+        core.waiters += 1;
+        let mut core = match timeout {
+            Some(timeout) => {
+                self.changed.wait_timeout(core, timeout).unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => self.changed.wait(core).unwrap_or_else(PoisonError::into_inner),
+        };
+        core.waiters -= 1;
+        core
+    }
+
+    pub(super) fn poll<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        timeout: Option<Duration>,
+    ) -> MutexGuard<'a, Core> {
+        core.is_polled = true;
+        drop(core);
+        let mut events = Vec::new();
+        let waited = self.poller.lock().unwrap_or_else(PoisonError::into_inner).wait(timeout, &mut events);
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        core.is_polled = false;
+        core.pump.transport_mut().serve(self.now(), events);
+        if let Err(error) = waited {
+            core.pump.abort(&format!("the operating system refused to wait for its sockets: {error}"));
+        }
+        core
+    }
+
+    /// The job has failed: tells the peers, gives up all memory, and returns the error.
+    pub(super) fn fail<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> Error {
+        loop {
+            if let State::Failed(error) = &core.state {
+                return error.clone();
+            }
+            core = self.drive(core, None);
+        }
+    }
+
+    /// What the progress thread does: drives what is left to it.
+    pub(super) fn progress(&self) {
+        let mut core = self.lock();
+        loop {
+            if core.is_closing {
+                return;
+            }
+            core = if core.unattended.is_empty() {
+                self.work.wait(core).unwrap_or_else(PoisonError::into_inner)
+            } else {
+                self.drive(core, None)
+            };
+        }
+    }
+}
