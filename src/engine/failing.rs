@@ -4,6 +4,7 @@ use std::panic::Location;
 
 use bytes::Bytes;
 
+use super::link::Link;
 use super::operation::{Call, Key};
 use super::{Engine, OpId, Timestamp, Transmit, Verdict};
 use crate::types::{Contract, Rank};
@@ -106,8 +107,17 @@ impl Engine {
 
     pub(super) fn peer_left(&mut self, peer: Rank) {
         self.links.entry(peer).or_default().left = true;
-        let waits_for_it = self.matching.posted().any(|posted| posted.pattern.source == Some(peer));
-        if waits_for_it || self.operations.values().any(|running| running.needs(peer)) {
+        if self.matching.posted().any(|posted| posted.pattern.source == Some(peer)) {
+            self.fail_left(peer);
+        }
+        self.check_left(peer);
+    }
+
+    /// The job fails if an operation needs more of a peer that has left than what is stored.
+    pub(super) fn check_left(&mut self, peer: Rank) {
+        let is_gone = self.links.get(&peer).is_some_and(Link::is_gone);
+        if self.operations.values().any(|running| running.sends_to(peer) || (is_gone && running.needs(peer)))
+        {
             self.fail_left(peer);
         }
     }

@@ -79,6 +79,11 @@ impl Link {
         self.stored -= (charge(bytes) as u64).min(self.stored);
     }
 
+    /// Whether the peer will do nothing more for an operation that needs it: it has left, and what it sent before is used.
+    pub(super) fn is_gone(&self) -> bool {
+        (self.left || self.lost) && self.stored == 0
+    }
+
     /// A segment of `bytes` that came on credit has been applied. Returns the total, if the peer is to be told.
     pub(super) fn make_use(&mut self, bytes: usize) -> Option<u64> {
         self.used += charge(bytes) as u64;

@@ -336,6 +336,9 @@ impl Engine {
         }
         self.tell_ready(operation);
         self.settle(operation);
+        if was_stored && self.links.get(&peer).is_some_and(|link| link.left) {
+            self.check_left(peer);
+        }
     }
 
     /// This rank has no more to do: peers are told goodbye.
@@ -359,7 +362,7 @@ impl Engine {
         let mut gone = None;
         for peer in running.peers().collect::<Vec<_>>() {
             let link = self.links.entry(peer).or_default();
-            if link.left || link.lost {
+            if link.is_gone() || (link.left && running.sends_to(peer)) {
                 gone.get_or_insert(peer);
             }
             if link.announced.remove(&call.key) {

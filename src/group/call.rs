@@ -89,12 +89,9 @@ impl Call {
 impl Group {
     /// Runs a collective on a buffer to its end.
     pub(super) fn run<T: Element>(&self, call: Call, elements: &mut [T]) -> Result<(), Error> {
-        let Some(driver) = self.driver()? else {
-            if let Some(reduction) = &call.reduction {
-                reduce::alone(T::DTYPE, reduction.op, bytemuck::cast_slice_mut(elements));
-            }
-            return Ok(());
-        };
+        let driver = self.driver()?;
+        self.reduce_alone(&call, elements);
+        let Some(driver) = driver else { return Ok(()) };
         let begin = self.begin_of::<T>(&call);
         let bytes = bytemuck::cast_slice_mut(elements);
         driver.run(begin, bytes, |memory| self.submission(call, memory)).map(|_| ())
@@ -107,17 +104,20 @@ impl Group {
         mut elements: Vec<T>,
         finish: impl FnOnce(Vec<T>) -> R + Send + 'static,
     ) -> Result<Handle<R>, Error> {
-        let Some(job) = &self.job else {
-            self.driver()?;
-            if let Some(reduction) = &call.reduction {
-                reduce::alone(T::DTYPE, reduction.op, bytemuck::cast_slice_mut(&mut elements));
-            }
-            return Ok(Handle::ready(Ok(finish(elements))));
-        };
+        self.driver()?;
+        self.reduce_alone(&call, &mut elements);
+        let Some(job) = &self.job else { return Ok(Handle::ready(Ok(finish(elements)))) };
         let begin = self.begin_of::<T>(&call);
         let id = job.driver.submit(begin, self.submission(call, Memory::owned(elements)))?;
         let finish = move |outcome: Outcome| Ok(finish(outcome.memory.into_elements()));
         Ok(Handle::pending(Arc::clone(job), id, finish))
+    }
+
+    /// What a reduction makes of the elements of the only rank, whether it is alone in its job or in its group.
+    fn reduce_alone<T: Element>(&self, call: &Call, elements: &mut [T]) {
+        if let (1, Some(reduction)) = (self.world.get(), &call.reduction) {
+            reduce::alone(T::DTYPE, reduction.op, bytemuck::cast_slice_mut(elements));
+        }
     }
 
     /// The driver; none in a world of one, which fails only once it has been given up.
