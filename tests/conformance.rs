@@ -281,8 +281,7 @@ fn check_numbers<T: Number>(group: &mut Group) {
                 expected: &|ranks, index| expected::<T>(op, ranks, index),
             };
             reduce(group, count, &case);
-            // Before anything is combined there is no truth value yet: see `prefixes_of_truth_values`.
-            if op != ReduceOp::Average && !op.is_logical() {
+            if op != ReduceOp::Average {
                 prefixes(group, count, &case);
             }
         }
@@ -367,24 +366,6 @@ fn long_buffers() {
         ranks::run(n, |mut group| {
             check::<f32>(&mut group, ReduceOp::Sum);
             check::<u8>(&mut group, ReduceOp::Max);
-        });
-    }
-}
-
-/// A logical reduction gives a truth value, 1 or 0, whatever the contributions are; also of a single one.
-#[test]
-#[ignore = "scan and exscan pass the first rank's contribution on as it is"]
-fn prefixes_of_truth_values() {
-    for n in [2, 3] {
-        ranks::run(n, |mut group| {
-            for op in [ReduceOp::LogicalAnd, ReduceOp::LogicalOr, ReduceOp::LogicalXor] {
-                let case = Case {
-                    op,
-                    value: &|rank, index| value::<i32>(op, rank, index),
-                    expected: &|ranks, index| expected::<i32>(op, ranks, index),
-                };
-                prefixes(&mut group, 1000, &case);
-            }
         });
     }
 }

@@ -11,7 +11,7 @@ use super::{Error, Group};
 use crate::engine::Begin;
 use crate::reduce::{self, Kernels};
 use crate::schedule::Schedule;
-use crate::types::{Algorithm, Contract, DType, Element, Operation, Rank, ReduceOp};
+use crate::types::{Algorithm, Contract, DType, Element, Operation, Rank, ReduceOp, WorldSize};
 
 /// Where in the caller's program.
 pub(super) type Site = &'static Location<'static>;
@@ -113,9 +113,12 @@ impl Group {
         Ok(Handle::pending(Arc::clone(job), id, finish))
     }
 
-    /// What a reduction makes of the elements of the only rank, whether it is alone in its job or in its group.
+    /// What a reduction makes of the elements of a single rank: the only one of its job or its group, or the first one of
+    /// a prefix.
     fn reduce_alone<T: Element>(&self, call: &Call, elements: &mut [T]) {
-        if let (1, Some(reduction)) = (self.world.get(), &call.reduction) {
+        let is_prefix = matches!(call.operation, Operation::Scan | Operation::Exscan);
+        let is_alone = self.world == WorldSize::ONE || (is_prefix && self.rank == Rank::ZERO);
+        if let (true, Some(reduction)) = (is_alone, &call.reduction) {
             reduce::alone(T::DTYPE, reduction.op, bytemuck::cast_slice_mut(elements));
         }
     }
