@@ -2,8 +2,10 @@
 
 mod util;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
+use std::time::Instant;
 
 use ringtrain::{Error, Group, Rank, ReduceOp};
 use util::ranks;
@@ -199,6 +201,38 @@ fn threads_of_one_rank_use_groups_at_the_same_time() {
     }
 }
 
+/// Whoever asks again and again may end what others wait for, and those have to learn of it at once and not at a deadline.
+#[test]
+fn threads_that_test_do_not_keep_others_waiting() {
+    ranks::run(2, |mut world| {
+        let mut busy = world.duplicate().unwrap();
+        let groups: Vec<Group> = (0..3).map(|_| world.duplicate().unwrap()).collect();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&is_over);
+        let tester = thread::spawn(move || {
+            loop {
+                // The ranks end in the same round.
+                let own = vec![u32::from(stop.load(Ordering::SeqCst)); 1000];
+                let handle = busy.all_reduce_async(own, ReduceOp::Min).unwrap();
+                while !handle.test() {}
+                if handle.wait().unwrap()[0] == 1 {
+                    return;
+                }
+            }
+        });
+        let started = Instant::now();
+        let workers: Vec<_> = (0..)
+            .zip(groups)
+            .map(|(salt, group)| thread::spawn(move || work(group, salt * 1000, 300)))
+            .collect();
+        workers.into_iter().for_each(|thread| thread.join().expect("the thread ends well"));
+        let elapsed = started.elapsed();
+        is_over.store(true, Ordering::SeqCst);
+        tester.join().expect("the thread ends well");
+        assert!(elapsed < world.timeout() / 2, "it took {elapsed:?}");
+    });
+}
+
 /// Threads that split their groups at the same time do not end up in one group.
 #[test]
 fn threads_of_one_rank_split_groups_at_the_same_time() {
@@ -239,6 +273,21 @@ fn a_group_is_dropped_while_others_live() {
         // The first group goes, and the job lives on in the other.
         world.close();
         check(&mut twin, rank, &[0, 1, 2, 3]);
+    });
+}
+
+/// An operation keeps its job alive, and whoever drops its handle as well as the group still does his part.
+#[test]
+fn operations_outlive_their_groups() {
+    ranks::run(3, |mut world| {
+        let forgotten = world.all_reduce_async(vec![1u32; 500_000], ReduceOp::Sum).unwrap();
+        let handle = world.all_reduce_async(vec![1u32; 500_000], ReduceOp::Sum).unwrap();
+        if world.rank() == Rank::ZERO {
+            drop((forgotten, handle, world));
+            return;
+        }
+        drop((forgotten, world));
+        assert!(handle.wait().unwrap().iter().all(|&sum| sum == 3));
     });
 }
 

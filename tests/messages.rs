@@ -322,6 +322,22 @@ fn messages_of_a_rank_that_has_left_can_still_be_received() {
     });
 }
 
+/// Its sender has long let go of it and of the group.
+#[test]
+fn a_message_whose_handle_was_dropped_still_comes() {
+    ranks::run(2, |mut group| {
+        if group.rank() == R0 {
+            for number in 0..3 {
+                drop(group.send_async(content(number, 300_000), R1, 1).unwrap());
+            }
+            return;
+        }
+        for number in 0..3 {
+            assert!(receive(&mut group, 300_000, R0, 1) == content(number, 300_000));
+        }
+    });
+}
+
 /// Short jobs that end at once: the last operation's frames and the goodbye behind them may come before what some rank
 /// still waits for from another.
 #[test]

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringtrain::wire::Cause;
-use ringtrain::{Error, Group, JoinOptions, Rank, ReduceOp};
+use ringtrain::{Compression, Error, Group, JoinOptions, Rank, ReduceOp};
 use util::ranks;
 
 type Called = Result<(), Error>;
@@ -137,6 +137,23 @@ fn operations() {
         |group| group.all_to_all(&[0u64; 60]).map(|_| ()),
         |group| group.all_reduce_async(vec![0u64; 60], ReduceOp::BitOr)?.wait().map(|_| ()),
         ["all_to_all(60 x u64, direct)", "all_reduce(bor, 60 x u64, ring)"],
+    );
+}
+
+/// The place is the caller's also where one call makes several operations.
+#[test]
+fn operations_within_a_call() {
+    assert_mismatch(
+        "objects and a split",
+        |group| group.broadcast_object(&"text".to_owned(), R0).map(|_| ()),
+        |group| group.split(Some(1), 0).map(|_| ()),
+        ["broadcast(root 0, 1 x u64, tree)", "all_gather("],
+    );
+    assert_mismatch(
+        "parts of unknown lengths and compressed ones",
+        |group| group.all_gather_any(&[0u8; 3]).map(|_| ()),
+        |group| group.all_reduce_compressed(&mut [0f32; 3], ReduceOp::Sum, Compression::Fp16),
+        ["all_gather(", "all_reduce(sum, 3 x f16, ring)"],
     );
 }
 

@@ -66,6 +66,8 @@ struct Runner {
     groups: Vec<Option<Group>>,
     rng: StdRng,
     waiting: Vec<Waiting>,
+    /// The same, for the end: see [`Runner::anything`].
+    last: Vec<Waiting>,
     /// Receives of anything, in their order, and what others have sent for them.
     anything: Vec<Handle<Received<u64>>>,
     expected: Vec<(u32, u32, Vec<u64>)>,
@@ -80,6 +82,7 @@ impl Runner {
             groups: vec![Some(world), Some(twin)],
             rng: StdRng::seed_from_u64(program.seed << 8 | u64::from(own)),
             waiting: Vec::new(),
+            last: Vec::new(),
             anything: Vec::new(),
             expected: Vec::new(),
         };
@@ -95,6 +98,7 @@ impl Runner {
 
     /// Waits for everything, in an order of its own.
     fn end(mut self) {
+        self.waiting.append(&mut self.last);
         self.waiting.shuffle(&mut self.rng);
         self.waiting.into_iter().for_each(|wait| wait());
         for handle in self.anything {

@@ -93,7 +93,7 @@ impl Program {
     pub(crate) fn random(seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let ranks = rng.random_range(2..=5);
-        let length = rng.random_range(10..60);
+        let length = rng.random_range(10..120);
         let mut groups = vec![true, true];
         let steps = (0..length).map(|_| step(&mut rng, ranks as usize, &mut groups)).collect();
         Self { seed, ranks, steps }
