@@ -212,8 +212,12 @@ impl Driver {
     /// The outcome, if there is one already. Does what can be done at once.
     pub(super) fn test(&self, id: OpId) -> bool {
         let mut core = self.shared.lock();
-        if core.pending.contains(&id) {
-            core.turn(self.shared.now());
+        if core.pending.contains(&id) && matches!(core.turn(self.shared.now()), Step::Progress) {
+            // It may be what others wait for.
+            self.shared.changed.notify_all();
+            if core.is_polled {
+                let _ = self.shared.waker.wake();
+            }
         }
         !core.pending.contains(&id)
     }
