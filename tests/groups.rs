@@ -196,7 +196,9 @@ fn threads_of_one_rank_use_groups_at_the_same_time() {
                 .map(|(salt, group)| thread::spawn(move || work(group, salt * 1000, 40)))
                 .collect();
             work(world, 77_000, 40);
-            threads.into_iter().for_each(|thread| thread.join().expect("the thread ends well"));
+            for thread in threads {
+                thread.join().expect("the thread ends well");
+            }
         });
     }
 }
@@ -225,7 +227,9 @@ fn threads_that_test_do_not_keep_others_waiting() {
             .zip(groups)
             .map(|(salt, group)| thread::spawn(move || work(group, salt * 1000, 300)))
             .collect();
-        workers.into_iter().for_each(|thread| thread.join().expect("the thread ends well"));
+        for thread in workers {
+            thread.join().expect("the thread ends well");
+        }
         let elapsed = started.elapsed();
         is_over.store(true, Ordering::SeqCst);
         tester.join().expect("the thread ends well");
@@ -254,7 +258,9 @@ fn threads_of_one_rank_split_groups_at_the_same_time() {
                 })
             })
             .collect();
-        threads.into_iter().for_each(|thread| thread.join().expect("the thread ends well"));
+        for thread in threads {
+            thread.join().expect("the thread ends well");
+        }
     });
 }
 

@@ -144,7 +144,9 @@ impl Runner {
                     Step::Message { from, to, tag, count, .. } => {
                         self.message(index, &mut found, (from, to), tag, count);
                     }
-                    Step::FromAnybody { to, count, .. } => self.from_anybody(index, &mut found, to, count),
+                    Step::FromAnybody { to, count, .. } => {
+                        self.messages_of_anybody(index, &mut found, to, count)
+                    }
                     Step::Collective { kind, count, root, .. } => {
                         self.collective(index, &mut found, kind, count, root);
                     }
@@ -211,7 +213,7 @@ impl Runner {
         }
     }
 
-    fn from_anybody(&mut self, step: usize, group: &mut Group, to: usize, count: usize) {
+    fn messages_of_anybody(&mut self, step: usize, group: &mut Group, to: usize, count: usize) {
         let to = Rank::new((to % group.size().as_usize()) as u32);
         let tag = STEP_TAG + step as u32;
         if group.rank() != to {
