@@ -145,7 +145,7 @@ impl Runner {
                         self.message(index, &mut found, (from, to), tag, count);
                     }
                     Step::FromAnybody { to, count, .. } => {
-                        self.messages_of_anybody(index, &mut found, to, count)
+                        self.messages_of_anybody(index, &mut found, to, count);
                     }
                     Step::Collective { kind, count, root, .. } => {
                         self.collective(index, &mut found, kind, count, root);
