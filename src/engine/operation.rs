@@ -239,7 +239,10 @@ impl Running {
         let eager = lane.next_send >= lane.cleared;
         if eager {
             if lane.eager_bytes + bytes > EAGER_BYTES {
-                return Next::Nothing;
+                // Of a message whose first segment is too long the receiver would not learn otherwise.
+                let is_message = matches!(self.call.key, Key::Message { .. });
+                let is_unknown = is_message && lane.eager_bytes == 0 && !lane.announced;
+                return if is_unknown { Next::Announce } else { Next::Nothing };
             }
             if charge(bytes) > credit {
                 // The receiver of a longer lane says when it is ready without being asked; that of a message cannot.

@@ -19,23 +19,21 @@ impl Group {
             self.driver()?;
             return Ok(colour.map(|_| Self { timeout: self.timeout, ..Self::solo() }));
         };
-        // A group's number is one that none of its members has seen, so that no rank is in two groups of one number.
-        let next = job.next_group.load(Ordering::SeqCst);
+        // A group's number is made of its first member and a number that this one has used for nothing else, whatever its
+        // threads split at the same time.
+        let next = job.next_group.fetch_add(1, Ordering::SeqCst);
         let own = [colour.map_or(-1, i64::from), key, i64::from(next)];
         let all = self.all_gather_from(&own)?;
         let entries: Vec<(i64, i64, i64)> = all.chunks_exact(3).map(|e| (e[0], e[1], e[2])).collect();
-        let first = entries.iter().map(|entry| entry.2).max().unwrap_or_default();
-        let mut colours: Vec<i64> = entries.iter().map(|entry| entry.0).filter(|&c| c >= 0).collect();
-        colours.sort_unstable();
-        colours.dedup();
-        let end = u32::try_from(first + colours.len() as i64)
-            .map_err(|_| Error::InvalidCounts("there are too many groups"))?;
-        job.next_group.store(end, Ordering::SeqCst);
-        let Some(place) = colours.iter().position(|&c| c == own[0]) else { return Ok(None) };
+        if colour.is_none() {
+            return Ok(None);
+        }
         let mut ranks: Vec<usize> = (0..entries.len()).filter(|&r| entries[r].0 == own[0]).collect();
         ranks.sort_by_key(|&rank| (entries[rank].1, rank));
         let members: Arc<[Rank]> = ranks.iter().map(|&rank| self.members[rank]).collect();
-        Ok(Some(self.with_members((first + place as i64) as u32, members)))
+        let id = entries[ranks[0]].2 * self.machines.len() as i64 + i64::from(members[0].get());
+        let id = u32::try_from(id).map_err(|_| Error::InvalidCounts("there are too many groups"))?;
+        Ok(Some(self.with_members(id, members)))
     }
 
     /// The group of these ranks, in this order. All ranks of this group have to call it with the same list; those that are

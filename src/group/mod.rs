@@ -63,7 +63,7 @@ pub struct Statistics {
 /// What all groups of a job share.
 struct Job {
     driver: Driver,
-    /// A number that no group of which this rank knows has.
+    /// What makes the number of the next group whose first member this rank is.
     next_group: AtomicU32,
     congestion: Option<String>,
     /// Bytes of a chunk of an all-reduce's block, the same on all ranks.
