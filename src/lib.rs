@@ -14,6 +14,7 @@ pub mod engine;
 pub mod exit;
 pub mod group;
 pub mod launch;
+pub mod named;
 pub mod reduce;
 pub mod rendezvous;
 pub mod schedule;
@@ -27,5 +28,6 @@ pub use group::{
     Buffer, Error, Group, Handle, JoinOptions, Meeting, Received, Source, Statistics, Status, wait_all,
     wait_any,
 };
+pub use named::{NamedError, NamedHandle, NamedOptions, NamedStatistics, NamedTensors, Stall};
 pub use rendezvous::StartError;
 pub use types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc, Rank, ReduceOp, WorldSize};

@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use self::core::{Core, State};
+use self::core::{Core, State, Step};
 use self::shared::Shared;
 use super::memory::{self, Memory};
 use super::pump::{Pump, Work};
@@ -156,8 +156,12 @@ impl Driver {
     /// The outcome, if there is one already. Does what can be done at once.
     pub(super) fn test(&self, id: OpId) -> bool {
         let mut core = self.shared.lock();
-        if core.pending.contains(&id) {
-            core.turn(self.shared.now());
+        if core.pending.contains(&id) && matches!(core.turn(self.shared.now()), Step::Progress) {
+            // It may be what others wait for.
+            self.shared.changed.notify_all();
+            if core.is_polled {
+                let _ = self.shared.waker.wake();
+            }
         }
         !core.pending.contains(&id)
     }

@@ -1,0 +1,211 @@
+//! The response cache: tensors that have been agreed on before, each known by a small number, its slot.
+//!
+//! The coordinator alone decides who gets a slot and who loses it; the ranks follow its messages ([`Slots`]). A slot changes
+//! hands in two steps, because a rank may name it while the news is on its way: first it is retired, and ranks that have
+//! read so do not name it any more; it is given out again when every rank has said that it has read so. Until then the
+//! coordinator still knows what it stood for ([`Directory`]).
+
+use std::collections::BTreeMap;
+
+use super::error::Violation;
+use super::message::{Request, Signature, Tensor};
+
+/// What a rank knows of the cache.
+#[derive(Default)]
+pub(super) struct Slots {
+    by_name: BTreeMap<String, u16>,
+    requests: BTreeMap<u16, Request>,
+}
+
+impl Slots {
+    /// The slot of exactly this tensor.
+    pub(super) fn find(&self, name: &str, signature: &Signature) -> Option<u16> {
+        let slot = *self.by_name.get(name)?;
+        self.requests.get(&slot).filter(|request| request.signature == *signature).map(|_| slot)
+    }
+
+    /// What an announced tensor is; it takes its slot.
+    pub(super) fn read(&mut self, tensor: Tensor) -> Result<Request, Violation> {
+        match tensor {
+            Tensor::Cached(slot) => {
+                let request = self.requests.get(&slot).cloned();
+                request.ok_or_else(|| Violation(format!("slot {slot}, which is empty")))
+            }
+            Tensor::Named(request, slot) => {
+                if let Some(slot) = slot {
+                    self.retire(slot);
+                    self.by_name.insert(request.name.clone(), slot);
+                    self.requests.insert(slot, request.clone());
+                }
+                Ok(request)
+            }
+        }
+    }
+
+    /// Forgets what is in a slot, and gives it.
+    pub(super) fn retire(&mut self, slot: u16) -> Option<Request> {
+        let request = self.requests.remove(&slot)?;
+        self.by_name.remove(&request.name);
+        Some(request)
+    }
+}
+
+/// What the coordinator knows of the cache.
+pub(super) struct Directory {
+    slots: Vec<Option<Slot>>,
+    by_name: BTreeMap<String, u16>,
+    /// Counts uses.
+    clock: u64,
+    retired: usize,
+}
+
+struct Slot {
+    request: Request,
+    /// When it was last used.
+    used: u64,
+    /// The message that retired it.
+    retired: Option<u64>,
+}
+
+impl Directory {
+    pub(super) fn new(capacity: u16) -> Self {
+        let slots = (0..capacity).map(|_| None).collect();
+        Self { slots, by_name: BTreeMap::new(), clock: 0, retired: 0 }
+    }
+
+    /// What a rank means that names this slot.
+    pub(super) fn resolve(&self, slot: u16) -> Option<&Request> {
+        self.slots.get(usize::from(slot))?.as_ref().map(|slot| &slot.request)
+    }
+
+    /// How to announce a tensor in message `number`. If there is no slot for it, the one that was used least recently is
+    /// retired for the sake of those to come.
+    pub(super) fn announce(&mut self, request: Request, number: u64, retired: &mut Vec<u16>) -> Tensor {
+        self.clock += 1;
+        let used = self.clock;
+        if let Some(&index) = self.by_name.get(&request.name)
+            && let Some(slot) = &mut self.slots[usize::from(index)]
+        {
+            slot.used = used;
+            if slot.request.signature == request.signature {
+                return Tensor::Cached(index);
+            }
+            // Every rank has submitted it in full, so that none means the old one by this slot any more.
+            slot.request = request.clone();
+            return Tensor::Named(request, Some(index));
+        }
+        let Some(index) = self.slots.iter().position(Option::is_none) else {
+            self.retire(number, retired);
+            return Tensor::Named(request, None);
+        };
+        self.slots[index] = Some(Slot { request: request.clone(), used, retired: None });
+        self.by_name.insert(request.name.clone(), index as u16);
+        Tensor::Named(request, Some(index as u16))
+    }
+
+    fn retire(&mut self, number: u64, retired: &mut Vec<u16>) {
+        // At most half of them, or a rank that is slow to read would leave the others without a cache.
+        if self.retired >= self.slots.len().div_ceil(2) {
+            return;
+        }
+        let live = self.slots.iter_mut().flatten().filter(|slot| slot.retired.is_none());
+        let Some(slot) = live.min_by_key(|slot| slot.used) else { return };
+        slot.retired = Some(number);
+        self.retired += 1;
+        retired.extend(self.by_name.remove(&slot.request.name));
+    }
+
+    /// Every rank has read the messages up to this one.
+    pub(super) fn release(&mut self, read: u64) {
+        if self.retired == 0 {
+            return;
+        }
+        for slot in &mut self.slots {
+            if slot.as_ref().is_some_and(|slot| slot.retired.is_some_and(|number| number <= read)) {
+                *slot = None;
+                self.retired -= 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::named::message::Kind;
+    use crate::types::{DType, ReduceOp};
+
+    fn request(name: &str, count: u64) -> Request {
+        let signature = Signature { kind: Kind::AllReduce(ReduceOp::Sum), dtype: DType::F32, count };
+        Request { name: name.into(), signature }
+    }
+
+    #[test]
+    fn a_slot_changes_hands_only_when_all_have_read_that_it_is_retired() {
+        let mut directory = Directory::new(2);
+        let mut retired = Vec::new();
+        assert_eq!(
+            directory.announce(request("a", 1), 1, &mut retired),
+            Tensor::Named(request("a", 1), Some(0))
+        );
+        assert_eq!(
+            directory.announce(request("b", 1), 1, &mut retired),
+            Tensor::Named(request("b", 1), Some(1))
+        );
+        assert_eq!(directory.announce(request("a", 1), 2, &mut retired), Tensor::Cached(0));
+        // `b` was used least recently. Who has not read so may still name it.
+        assert_eq!(
+            directory.announce(request("c", 1), 3, &mut retired),
+            Tensor::Named(request("c", 1), None)
+        );
+        assert_eq!(retired, [1]);
+        assert_eq!(directory.resolve(1), Some(&request("b", 1)));
+        directory.release(2);
+        assert_eq!(
+            directory.announce(request("c", 1), 4, &mut retired),
+            Tensor::Named(request("c", 1), None)
+        );
+        assert_eq!(retired, [1], "half of the cache is retired already");
+        directory.release(3);
+        assert_eq!(directory.resolve(1), None);
+        assert_eq!(
+            directory.announce(request("c", 1), 5, &mut retired),
+            Tensor::Named(request("c", 1), Some(1))
+        );
+    }
+
+    #[test]
+    fn what_changes_keeps_its_slot_and_is_announced_again() {
+        let mut directory = Directory::new(2);
+        let mut slots = Slots::default();
+        let mut announce = |directory: &mut Directory, count| {
+            let tensor = directory.announce(request("a", count), 1, &mut Vec::new());
+            slots.read(tensor.clone()).unwrap();
+            assert_eq!(slots.find("a", &request("a", count).signature), Some(0));
+            assert_eq!(slots.find("a", &request("a", count + 1).signature), None);
+            tensor
+        };
+        assert_eq!(announce(&mut directory, 1), Tensor::Named(request("a", 1), Some(0)));
+        assert_eq!(announce(&mut directory, 2), Tensor::Named(request("a", 2), Some(0)));
+        assert_eq!(announce(&mut directory, 2), Tensor::Cached(0));
+    }
+
+    #[test]
+    fn a_rank_forgets_what_is_retired_and_refuses_an_empty_slot() {
+        let mut slots = Slots::default();
+        slots.read(Tensor::Named(request("a", 1), Some(3))).unwrap();
+        assert_eq!(slots.read(Tensor::Cached(3)), Ok(request("a", 1)));
+        assert_eq!(slots.retire(3), Some(request("a", 1)));
+        assert_eq!(slots.find("a", &request("a", 1).signature), None);
+        assert!(slots.read(Tensor::Cached(3)).is_err());
+    }
+
+    #[test]
+    fn a_cache_without_slots_is_none() {
+        let mut directory = Directory::new(0);
+        assert_eq!(
+            directory.announce(request("a", 1), 1, &mut Vec::new()),
+            Tensor::Named(request("a", 1), None)
+        );
+    }
+}

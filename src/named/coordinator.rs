@@ -1,0 +1,309 @@
+//! What rank 0 knows of all ranks: who has submitted what, what is ready, and what it tells them. Time is an argument.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use super::cache::Directory;
+use super::client::TENSORS_MAX;
+use super::error::Violation;
+use super::message::{
+    Instruction, Kind, Message, REFUSALS_MAX, REQUESTS_MAX, Refusal, Report, Request, Signature, Tensor,
+};
+use super::stalls::Watch;
+use crate::types::{Rank, ReduceOp};
+
+/// Time since the coordinator's start.
+pub(super) type Timestamp = std::time::Duration;
+
+/// What the coordinator goes by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    /// The most bytes that are fused into one operation.
+    pub(super) fusion_bytes: u64,
+    /// Tensors that the response cache knows.
+    pub(super) capacity: u16,
+    /// The most operations that are under way. What becomes ready meanwhile is fused.
+    pub(super) outstanding_max: usize,
+}
+
+/// The negotiation as rank 0 sees it.
+pub(super) struct Coordinator {
+    rules: Rules,
+    pub(super) members: Arc<[Rank]>,
+    pub(super) ranks: Vec<Standing>,
+    /// How many of them submit nothing for the time being.
+    silent: usize,
+    pub(super) table: BTreeMap<String, Entry>,
+    ready: VecDeque<Request>,
+    refused: VecDeque<Instruction>,
+    directory: Directory,
+    /// Messages given out so far.
+    messages: u64,
+    outstanding: usize,
+    last_joined: Option<Rank>,
+    has_ended: bool,
+    pub(super) watch: Watch,
+}
+
+/// What is known of a rank.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Standing {
+    /// Messages that it has read.
+    seen: u64,
+    pub(super) has_joined: bool,
+    pub(super) has_closed: bool,
+    /// Tensors of its in the table.
+    waiting: usize,
+}
+
+impl Standing {
+    /// It submits nothing for the time being.
+    pub(super) fn is_silent(self) -> bool {
+        self.has_joined || self.has_closed
+    }
+}
+
+/// A tensor that some ranks have submitted.
+pub(super) struct Entry {
+    pub(super) asked: BTreeMap<Rank, Signature>,
+    pub(super) since: Timestamp,
+}
+
+impl Coordinator {
+    /// `members` are the ranks' numbers in the job, for messages that people read.
+    pub(super) fn new(rules: Rules, members: Arc<[Rank]>, watch: Watch) -> Self {
+        Self {
+            rules,
+            ranks: vec![Standing::default(); members.len()],
+            silent: 0,
+            members,
+            table: BTreeMap::new(),
+            ready: VecDeque::new(),
+            refused: VecDeque::new(),
+            directory: Directory::new(rules.capacity),
+            messages: 0,
+            outstanding: 0,
+            last_joined: None,
+            has_ended: false,
+            watch,
+        }
+    }
+
+    /// Whether a rank other than the coordinator's own sends further reports.
+    pub(super) fn is_expecting_others(&self) -> bool {
+        self.ranks.iter().skip(1).any(|standing| !standing.has_closed)
+    }
+
+    /// Takes what a rank says.
+    pub(super) fn report(&mut self, now: Timestamp, from: Rank, report: Report) -> Result<(), Violation> {
+        let messages = self.messages;
+        let Some(standing) = self.ranks.get_mut(from.index()) else {
+            return Err(Violation("it is not in the group".into()));
+        };
+        if standing.has_closed {
+            return Err(Violation("it has closed before".into()));
+        }
+        if standing.has_joined && !(report.slots.is_empty() && report.requests.is_empty() && !report.joins) {
+            return Err(Violation("it has joined before".into()));
+        }
+        if report.seen < standing.seen || report.seen > messages {
+            return Err(Violation(format!("it has read {} messages of {messages}", report.seen)));
+        }
+        standing.seen = report.seen;
+        self.watch.touch(now);
+        for slot in report.slots {
+            let request = self.directory.resolve(slot).cloned();
+            let request = request.ok_or_else(|| Violation(format!("slot {slot} is empty")))?;
+            self.submit(now, from, request)?;
+        }
+        for request in report.requests {
+            self.submit(now, from, request)?;
+        }
+        let standing = &mut self.ranks[from.index()];
+        standing.has_joined |= report.joins;
+        standing.has_closed |= report.closes;
+        if report.joins {
+            self.last_joined = Some(from);
+        }
+        if report.joins || report.closes {
+            self.silent = self.ranks.iter().filter(|standing| standing.is_silent()).count();
+            let names: Vec<String> = self.table.keys().cloned().collect();
+            names.iter().for_each(|name| self.settle(name));
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, now: Timestamp, from: Rank, request: Request) -> Result<(), Violation> {
+        let standing = &mut self.ranks[from.index()];
+        standing.waiting += 1;
+        if standing.waiting > TENSORS_MAX {
+            return Err(Violation(format!("it has more than {TENSORS_MAX} tensors in flight")));
+        }
+        let Request { name, signature } = request;
+        let fresh = || Entry { asked: BTreeMap::new(), since: now };
+        let entry = self.table.entry(name.clone()).or_insert_with(fresh);
+        if entry.asked.insert(from, signature).is_some() {
+            return Err(Violation(format!("it has submitted `{name}` twice")));
+        }
+        self.settle(&name);
+        Ok(())
+    }
+
+    /// Moves a tensor on if nobody is missing, or if somebody will always be.
+    fn settle(&mut self, name: &str) {
+        let Some(entry) = self.table.get(name) else { return };
+        let (mut joined, mut closed, mut is_awaited) = (Vec::new(), Vec::new(), false);
+        if entry.asked.len() < self.ranks.len() {
+            if self.silent == 0 {
+                return;
+            }
+            for (index, standing) in self.ranks.iter().enumerate() {
+                let rank = Rank::new(index as u32);
+                match standing {
+                    _ if entry.asked.contains_key(&rank) => {}
+                    Standing { has_closed: true, .. } => closed.push(rank),
+                    Standing { has_joined: true, .. } => joined.push(rank),
+                    _ => is_awaited = true,
+                }
+            }
+        }
+        if is_awaited && closed.is_empty() {
+            return;
+        }
+        let Some(entry) = self.take(name) else { return };
+        let Some(&signature) = entry.asked.values().next() else { return };
+        let keeps_zeros = matches!(signature.kind, Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average));
+        let (refusal, reason) = if !closed.is_empty() {
+            (Refusal::Left, format!("{} closed without submitting it", self.text_of(&closed)))
+        } else if entry.asked.values().any(|other| *other != signature) {
+            (Refusal::Disagreement, self.disagreement(&entry))
+        } else if !joined.is_empty() && !keeps_zeros {
+            let who = self.text_of(&joined);
+            let reason = format!("it is {signature}, and {who} joined; only sums and averages go on");
+            (Refusal::WithoutJoined, reason)
+        } else {
+            return self.ready.push_back(Request { name: name.to_owned(), signature });
+        };
+        self.refused.push_back(Instruction::Refuse { name: name.to_owned(), refusal, reason });
+    }
+
+    fn take(&mut self, name: &str) -> Option<Entry> {
+        let entry = self.table.remove(name)?;
+        self.watch.forget(name);
+        for rank in entry.asked.keys() {
+            self.ranks[rank.index()].waiting -= 1;
+        }
+        Some(entry)
+    }
+
+    /// What each rank asked for.
+    fn disagreement(&self, entry: &Entry) -> String {
+        let mut by_signature: BTreeMap<Signature, Vec<Rank>> = BTreeMap::new();
+        for (&rank, &signature) in &entry.asked {
+            by_signature.entry(signature).or_default().push(rank);
+        }
+        let mut parts: Vec<_> = by_signature.into_iter().collect();
+        parts.sort_by_key(|(_, ranks)| ranks[0]);
+        let text =
+            |(signature, ranks): &(Signature, Vec<Rank>)| format!("{}: {signature}", self.text_of(ranks));
+        parts.iter().map(text).collect::<Vec<_>>().join("; ")
+    }
+
+    /// These ranks of the group, with their numbers in the job.
+    pub(super) fn text_of(&self, ranks: &[Rank]) -> String {
+        super::stalls::text_of(ranks.iter().map(|rank| self.members[rank.index()]))
+    }
+
+    /// An operation has ended on this rank: another may begin.
+    pub(super) fn complete(&mut self, now: Timestamp) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+        self.watch.touch(now);
+    }
+
+    /// What to tell every rank next, if there is anything.
+    pub(super) fn next_message(&mut self) -> Option<Message> {
+        let number = self.messages + 1;
+        let mut message = Message::default();
+        let refused = self.refused.len().min(REFUSALS_MAX);
+        message.instructions.extend(self.refused.drain(..refused));
+        let mut room = REQUESTS_MAX;
+        if !self.ready.is_empty() && self.outstanding < self.rules.outstanding_max {
+            self.directory.release(self.read_by_all());
+        }
+        while room > 0 && self.outstanding < self.rules.outstanding_max && !self.ready.is_empty() {
+            let fused = self.fuse(room);
+            room -= fused.len();
+            let retired = &mut message.retired;
+            let announce = |request| self.directory.announce(request, number, retired);
+            let tensors: Vec<Tensor> = fused.into_iter().map(announce).collect();
+            message.instructions.push(Instruction::Run(tensors));
+            self.outstanding += 1;
+        }
+        if self.ready.is_empty() && self.refused.is_empty() {
+            message.instructions.extend(self.conclude(number));
+        }
+        if message.instructions.is_empty() {
+            return None;
+        }
+        self.messages = number;
+        Some(message)
+    }
+
+    /// The first tensor that is ready, and those like it as far as they fit.
+    fn fuse(&mut self, room: usize) -> Vec<Request> {
+        let mut fused: Vec<Request> = Vec::new();
+        let mut bytes = 0u64;
+        let mut left = VecDeque::with_capacity(self.ready.len());
+        for request in self.ready.drain(..) {
+            let fits = fused.first().is_none_or(|first: &Request| {
+                let alike = (first.signature.kind, first.signature.dtype)
+                    == (request.signature.kind, request.signature.dtype);
+                // The parts of a gathered buffer belong to ranks; several tensors would have to be interleaved.
+                alike
+                    && request.signature.kind != Kind::AllGather
+                    && bytes.saturating_add(request.signature.bytes()) <= self.rules.fusion_bytes
+            });
+            if fits && fused.len() < room {
+                bytes = bytes.saturating_add(request.signature.bytes());
+                fused.push(request);
+            } else {
+                left.push_back(request);
+            }
+        }
+        self.ready = left;
+        fused
+    }
+
+    /// What is to be said once nothing else is: that all have joined, or closed.
+    fn conclude(&mut self, number: u64) -> Option<Instruction> {
+        if self.has_ended {
+            return None;
+        }
+        if self.ranks.iter().all(|standing| standing.has_closed) {
+            self.has_ended = true;
+            return Some(Instruction::End);
+        }
+        if !self.ranks.iter().all(|standing| standing.is_silent()) {
+            return None;
+        }
+        let last = self.last_joined.take()?;
+        for standing in &mut self.ranks {
+            // Whoever was silent reads this before it says anything again.
+            if std::mem::take(&mut standing.has_joined) {
+                standing.seen = number;
+            }
+        }
+        self.silent = self.ranks.iter().filter(|standing| standing.is_silent()).count();
+        Some(Instruction::Joined(last))
+    }
+
+    /// The last message that all ranks have read, as far as it matters: who is silent names no slot before it reads on.
+    fn read_by_all(&self) -> u64 {
+        let speaking = self.ranks.iter().filter(|standing| !standing.is_silent());
+        speaking.map(|standing| standing.seen).min().unwrap_or(self.messages)
+    }
+}
+
+#[cfg(test)]
+#[path = "coordinator_tests.rs"]
+mod tests;

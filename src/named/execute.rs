@@ -1,0 +1,198 @@
+//! From tensors of one kind and type to one operation of the group, and back to each tensor's handle.
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use half::{bf16, f16};
+
+use super::error::NamedError;
+use super::message::{Kind, Request};
+use crate::group::{Error, Group, Handle};
+use crate::types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc};
+
+/// Locks it; a panic elsewhere has left nothing half done that a lock of ours guards.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where a result is put and waited for.
+struct Place<R> {
+    result: Mutex<Option<Result<R, NamedError>>>,
+    changed: Condvar,
+}
+
+/// The side that puts the result. Dropped without one it says that everything has been closed, so that nobody waits for
+/// ever.
+pub(super) struct Promise<R>(Arc<Place<R>>);
+
+/// The side that waits.
+pub(super) struct Wanted<R>(Arc<Place<R>>);
+
+pub(super) fn promise<R>() -> (Promise<R>, Wanted<R>) {
+    let place = Arc::new(Place { result: Mutex::new(None), changed: Condvar::new() });
+    (Promise(Arc::clone(&place)), Wanted(place))
+}
+
+impl<R> Promise<R> {
+    pub(super) fn fulfil(self, result: Result<R, NamedError>) {
+        *lock(&self.0.result) = Some(result);
+        // The one who waits is told when this is dropped.
+    }
+}
+
+impl<R> Drop for Promise<R> {
+    fn drop(&mut self) {
+        lock(&self.0.result).get_or_insert(Err(NamedError::Closed));
+        self.0.changed.notify_all();
+    }
+}
+
+impl<R> Wanted<R> {
+    pub(super) fn is_there(&self) -> bool {
+        lock(&self.0.result).is_some()
+    }
+
+    pub(super) fn wait(self) -> Result<R, NamedError> {
+        let mut result = lock(&self.0.result);
+        loop {
+            if let Some(result) = result.take() {
+                return result;
+            }
+            result = self.0.changed.wait(result).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    pub(super) fn wait_timeout(self, timeout: Duration) -> Result<Result<R, NamedError>, Self> {
+        let result = lock(&self.0.result);
+        let waited = self.0.changed.wait_timeout_while(result, timeout, |result| result.is_none());
+        let taken = waited.unwrap_or_else(PoisonError::into_inner).0.take();
+        taken.ok_or(self)
+    }
+}
+
+/// A submitted tensor of whatever type.
+pub(super) trait Payload: Send {
+    fn fail(self: Box<Self>, error: NamedError);
+    fn into_any(self: Box<Self>) -> Box<dyn Any>;
+}
+
+/// A submitted tensor.
+pub(super) struct Submitted<T> {
+    pub(super) elements: Vec<T>,
+    pub(super) promise: Promise<Vec<T>>,
+}
+
+impl<T: Element> Payload for Submitted<T> {
+    fn fail(self: Box<Self>, error: NamedError) {
+        self.promise.fulfil(Err(error));
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
+/// A tensor to run; without payload this rank has joined and contributes zeros.
+pub(super) type Item = (Request, Option<Box<dyn Payload>>);
+
+/// An operation under way.
+pub(super) trait Running: Send {
+    /// Waits for its end and gives each tensor its result; `ended` is called in between with the names that
+    /// this rank has submitted.
+    fn finish(self: Box<Self>, ended: &mut dyn FnMut(&[String])) -> Result<(), Error>;
+}
+
+struct Operation<T> {
+    handle: Result<Handle<Vec<T>>, Error>,
+    /// Those that this rank has submitted.
+    names: Vec<String>,
+    parts: Vec<(Range<usize>, Option<Promise<Vec<T>>>)>,
+}
+
+/// Begins the operation for these tensors, which are all of one kind and type.
+pub(super) fn begin(group: &mut Group, items: Vec<Item>) -> Option<Box<dyn Running>> {
+    let dtype = items.first()?.0.signature.dtype;
+    Some(match dtype {
+        DType::F16 => begin_of::<f16>(group, items),
+        DType::Bf16 => begin_of::<bf16>(group, items),
+        DType::F32 => begin_of::<f32>(group, items),
+        DType::F64 => begin_of::<f64>(group, items),
+        DType::I8 => begin_of::<i8>(group, items),
+        DType::U8 => begin_of::<u8>(group, items),
+        DType::I32 => begin_of::<i32>(group, items),
+        DType::U32 => begin_of::<u32>(group, items),
+        DType::I64 => begin_of::<i64>(group, items),
+        DType::U64 => begin_of::<u64>(group, items),
+        DType::F32Loc => begin_of::<F32Loc>(group, items),
+        DType::F64Loc => begin_of::<F64Loc>(group, items),
+        DType::I32Loc => begin_of::<I32Loc>(group, items),
+        DType::I64Loc => begin_of::<I64Loc>(group, items),
+    })
+}
+
+fn begin_of<T: Element>(group: &mut Group, items: Vec<Item>) -> Box<dyn Running> {
+    let kind = items[0].0.signature.kind;
+    let is_single = items.len() == 1;
+    let total: usize = items.iter().map(|(request, _)| request.signature.count as usize).sum();
+    let mut buffer = Vec::new();
+    if !is_single {
+        buffer.reserve_exact(total);
+    }
+    let (mut names, mut parts) = (Vec::with_capacity(items.len()), Vec::with_capacity(items.len()));
+    let mut start = 0;
+    for (request, payload) in items {
+        let count = request.signature.count as usize;
+        let submitted = payload.and_then(|payload| payload.into_any().downcast::<Submitted<T>>().ok());
+        let (elements, promise) = match submitted {
+            Some(submitted) => {
+                names.push(request.name);
+                (submitted.elements, Some(submitted.promise))
+            }
+            None => (vec![T::zeroed(); count], None),
+        };
+        if is_single {
+            buffer = elements;
+        } else {
+            buffer.extend_from_slice(&elements);
+        }
+        parts.push((start..start + count, promise));
+        start += count;
+    }
+    let handle = match kind {
+        Kind::AllReduce(op) => group.all_reduce_async(buffer, op),
+        Kind::Broadcast(root) => group.broadcast_async(buffer, root),
+        Kind::AllGather => {
+            let mut gathered = vec![T::zeroed(); total * group.size().as_usize()];
+            let own = group.chunk(gathered.len(), group.rank());
+            gathered[own].copy_from_slice(&buffer);
+            group.all_gather_async(gathered)
+        }
+    };
+    Box::new(Operation { handle, names, parts })
+}
+
+impl<T: Element> Running for Operation<T> {
+    fn finish(self: Box<Self>, ended: &mut dyn FnMut(&[String])) -> Result<(), Error> {
+        let Self { handle, names, parts } = *self;
+        let result = handle.and_then(Handle::wait);
+        // A name is free before its result is seen: whoever has waited may submit it again.
+        ended(&names);
+        let mut whole = match result {
+            Ok(elements) => elements,
+            Err(error) => {
+                let promises = parts.into_iter().filter_map(|(_, promise)| promise);
+                promises.for_each(|promise| promise.fulfil(Err(error.clone().into())));
+                return Err(error);
+            }
+        };
+        let is_single = parts.len() == 1;
+        for (range, promise) in parts {
+            let Some(promise) = promise else { continue };
+            let own = if is_single { std::mem::take(&mut whole) } else { whole[range].to_vec() };
+            promise.fulfil(Ok(own));
+        }
+        Ok(())
+    }
+}

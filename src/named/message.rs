@@ -1,0 +1,478 @@
+//! What ranks tell the coordinator and what it tells them, as bytes. Everything that a peer can claim is compared with a
+//! limit before it is believed.
+//!
+//! The encoding is our own and not a library's: what is sent in every step is a bit vector, and names and counts have limits
+//! of their own. Numbers are little-endian.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use super::error::Violation;
+use crate::types::{DType, Rank, ReduceOp, WorldSize};
+
+/// The longest name, in bytes.
+pub const NAME_BYTES_MAX: usize = 256;
+/// The longest tensor, in bytes; of an all-gather, the result.
+pub const TENSOR_BYTES_MAX: u64 = 1 << 34;
+/// The most tensors that one message describes.
+pub(super) const REQUESTS_MAX: usize = 1024;
+/// The most refusals in one message.
+pub(super) const REFUSALS_MAX: usize = 64;
+/// The longest reason of a refusal, in bytes.
+pub(super) const REASON_BYTES_MAX: usize = 2048;
+/// The most slots that a response cache may have.
+pub(super) const SLOTS_MAX: u16 = 16_384;
+/// The longest message, in bytes. A receiver allocates as much as the sender says, up to this.
+pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
+
+/// A name's length and all that stands beside it: kind, its argument, element type, count, slot.
+const REQUEST_BYTES_MAX: usize = 2 + NAME_BYTES_MAX + 1 + 4 + 1 + 8 + 2 + 2;
+const REFUSAL_BYTES_MAX: usize = 2 + 2 + NAME_BYTES_MAX + 2 + REASON_BYTES_MAX;
+const _: () = assert!(
+    // Each tensor may be an instruction of its own, and retire a slot.
+    REQUESTS_MAX * (REQUEST_BYTES_MAX + 8) + REFUSALS_MAX * REFUSAL_BYTES_MAX + 3 * SLOTS_MAX as usize + 64
+        <= MESSAGE_BYTES_MAX
+);
+
+/// What is done with a tensor.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Kind {
+    AllReduce(ReduceOp),
+    Broadcast(Rank),
+    AllGather,
+}
+
+/// What all ranks have to agree on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Signature {
+    pub(super) kind: Kind,
+    pub(super) dtype: DType,
+    pub(super) count: u64,
+}
+
+impl Signature {
+    pub(super) fn bytes(&self) -> u64 {
+        self.count.saturating_mul(self.dtype.size_bytes() as u64)
+    }
+
+    /// What is wrong with it in a group of `world`.
+    pub(super) fn check(&self, world: WorldSize) -> Result<(), Violation> {
+        match self.kind {
+            Kind::AllReduce(op) if op == ReduceOp::Custom || !op.applies_to(self.dtype) => {
+                return Err(Violation(format!("{op} on {} is not defined", self.dtype)));
+            }
+            Kind::Broadcast(root) if !world.contains(root) => {
+                return Err(Violation(format!("root {root} is not a rank of this group of {world}")));
+            }
+            _ => {}
+        }
+        let copies = if self.kind == Kind::AllGather { u64::from(world.get()) } else { 1 };
+        if self.bytes().saturating_mul(copies) > TENSOR_BYTES_MAX {
+            let count = self.count;
+            let dtype = self.dtype;
+            return Err(Violation(format!("{count} x {dtype} is more than {TENSOR_BYTES_MAX} bytes")));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, dtype, count } = self;
+        match kind {
+            Kind::AllReduce(op) => write!(f, "all_reduce({op}, {count} x {dtype})"),
+            Kind::Broadcast(root) => write!(f, "broadcast(root {root}, {count} x {dtype})"),
+            Kind::AllGather => write!(f, "all_gather({count} x {dtype})"),
+        }
+    }
+}
+
+/// What is wrong with a name.
+pub(super) fn check_name(name: &str) -> Result<(), Violation> {
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        let length = name.len();
+        return Err(Violation(format!("a name has 1 to {NAME_BYTES_MAX} bytes, and this one {length}")));
+    }
+    Ok(())
+}
+
+/// A tensor that a rank has submitted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Request {
+    pub(super) name: String,
+    pub(super) signature: Signature,
+}
+
+/// What a rank tells the coordinator.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Report {
+    /// How many of the coordinator's messages the rank knew when it wrote this; the slots are those of that moment.
+    pub(super) seen: u64,
+    /// Tensors that the response cache knows, by their slots.
+    pub(super) slots: BTreeSet<u16>,
+    /// Other tensors.
+    pub(super) requests: Vec<Request>,
+    /// It has no more data, and waits until nobody has.
+    pub(super) joins: bool,
+    /// It submits nothing more.
+    pub(super) closes: bool,
+}
+
+/// What the coordinator tells every rank.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Message {
+    /// To be carried out in this order.
+    pub(super) instructions: Vec<Instruction>,
+    /// Slots that are not to be named any more once the instructions have been read.
+    pub(super) retired: Vec<u16>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Instruction {
+    /// Run these as one operation.
+    Run(Vec<Tensor>),
+    /// These get an error.
+    Refuse { name: String, refusal: Refusal, reason: String },
+    /// All ranks have joined, this one last.
+    Joined(Rank),
+    /// All ranks have closed. Nothing follows.
+    End,
+}
+
+/// A tensor that is ready everywhere.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Tensor {
+    /// What the response cache has in this slot.
+    Cached(u16),
+    /// This one, which gets the slot, if any.
+    Named(Request, Option<u16>),
+}
+
+/// Why a tensor is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Refusal {
+    Disagreement,
+    WithoutJoined,
+    Left,
+}
+
+/// No slot.
+const NO_SLOT: u16 = u16::MAX;
+
+impl Report {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bits = vec![0u8; self.slots.last().map_or(0, |&last| usize::from(last) / 8 + 1)];
+        for &slot in &self.slots {
+            bits[usize::from(slot) / 8] |= 1 << (slot % 8);
+        }
+        let mut out = self.seen.to_le_bytes().to_vec();
+        out.push(u8::from(self.joins) | u8::from(self.closes) << 1);
+        put_u16(&mut out, bits.len() as u16);
+        out.extend(bits);
+        put_u16(&mut out, self.requests.len() as u16);
+        for request in &self.requests {
+            put_request(&mut out, request);
+        }
+        out
+    }
+
+    pub(super) fn decode(bytes: &[u8], world: WorldSize) -> Result<Self, Violation> {
+        let mut reader = Reader(bytes);
+        let seen = reader.u64()?;
+        let flags = reader.u8()?;
+        if flags > 3 {
+            return Err(Violation(format!("unknown flags {flags}")));
+        }
+        let length = usize::from(reader.u16()?);
+        if length > usize::from(SLOTS_MAX) / 8 {
+            return Err(Violation(format!("a bit vector of {length} bytes")));
+        }
+        let bits = reader.bytes(length)?;
+        let is_set = |slot: &u16| bits[usize::from(*slot) / 8] & (1 << (slot % 8)) != 0;
+        let slots = (0..length as u16 * 8).filter(is_set).collect();
+        let count = reader.count("requests", REQUESTS_MAX)?;
+        let requests = (0..count).map(|_| reader.request(world)).collect::<Result<_, _>>()?;
+        reader.end()?;
+        Ok(Self { seen, slots, requests, joins: flags & 1 != 0, closes: flags & 2 != 0 })
+    }
+}
+
+impl Message {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_u16(&mut out, self.instructions.len() as u16);
+        for instruction in &self.instructions {
+            match instruction {
+                Instruction::Run(tensors) => {
+                    out.push(1);
+                    put_u16(&mut out, tensors.len() as u16);
+                    tensors.iter().for_each(|tensor| put_tensor(&mut out, tensor));
+                }
+                Instruction::Refuse { name, refusal, reason } => {
+                    out.push(2);
+                    out.push(*refusal as u8);
+                    put_text(&mut out, name, NAME_BYTES_MAX);
+                    put_text(&mut out, reason, REASON_BYTES_MAX);
+                }
+                Instruction::Joined(rank) => {
+                    out.push(3);
+                    out.extend(rank.get().to_le_bytes());
+                }
+                Instruction::End => out.push(4),
+            }
+        }
+        put_u16(&mut out, self.retired.len() as u16);
+        self.retired.iter().for_each(|&slot| put_u16(&mut out, slot));
+        out
+    }
+
+    pub(super) fn decode(bytes: &[u8], world: WorldSize) -> Result<Self, Violation> {
+        let mut reader = Reader(bytes);
+        let count = reader.count("instructions", REQUESTS_MAX + REFUSALS_MAX + 1)?;
+        let instructions = (0..count).map(|_| reader.instruction(world)).collect::<Result<_, _>>()?;
+        let count = reader.count("retired slots", usize::from(SLOTS_MAX))?;
+        let retired = (0..count).map(|_| reader.slot()).collect::<Result<_, _>>()?;
+        reader.end()?;
+        Ok(Self { instructions, retired })
+    }
+}
+
+fn put_u16(out: &mut Vec<u8>, value: u16) {
+    out.extend(value.to_le_bytes());
+}
+
+/// A text with its length before it, cut at the limit.
+fn put_text(out: &mut Vec<u8>, text: &str, bytes_max: usize) {
+    let end = text.floor_char_boundary(bytes_max);
+    put_u16(out, end as u16);
+    out.extend(&text.as_bytes()[..end]);
+}
+
+fn put_request(out: &mut Vec<u8>, Request { name, signature }: &Request) {
+    put_text(out, name, NAME_BYTES_MAX);
+    let (kind, argument) = match signature.kind {
+        Kind::AllReduce(op) => (1, u32::from(op.to_byte())),
+        Kind::Broadcast(root) => (2, root.get()),
+        Kind::AllGather => (3, 0),
+    };
+    out.push(kind);
+    out.extend(argument.to_le_bytes());
+    out.push(signature.dtype.to_byte());
+    out.extend(signature.count.to_le_bytes());
+}
+
+fn put_tensor(out: &mut Vec<u8>, tensor: &Tensor) {
+    match tensor {
+        Tensor::Cached(slot) => put_u16(out, *slot),
+        Tensor::Named(request, slot) => {
+            put_u16(out, NO_SLOT);
+            put_request(out, request);
+            put_u16(out, slot.unwrap_or(NO_SLOT));
+        }
+    }
+}
+
+/// A cursor over what a peer sent.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, length: usize) -> Result<&'a [u8], Violation> {
+        let (head, tail) =
+            self.0.split_at_checked(length).ok_or_else(|| Violation("a message that is cut off".into()))?;
+        self.0 = tail;
+        Ok(head)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Violation> {
+        self.bytes(N)?.try_into().map_err(|_| Violation("a message that is cut off".into()))
+    }
+
+    fn u8(&mut self) -> Result<u8, Violation> {
+        self.array().map(u8::from_le_bytes)
+    }
+
+    fn u16(&mut self) -> Result<u16, Violation> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Violation> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn rank(&mut self, world: WorldSize) -> Result<Rank, Violation> {
+        let rank = Rank::new(self.array().map(u32::from_le_bytes)?);
+        if world.contains(rank) { Ok(rank) } else { Err(Violation(format!("rank {rank}, of {world}"))) }
+    }
+
+    fn count(&mut self, what: &str, max: usize) -> Result<usize, Violation> {
+        let count = usize::from(self.u16()?);
+        if count > max { Err(Violation(format!("{count} {what}, more than {max}"))) } else { Ok(count) }
+    }
+
+    fn slot(&mut self) -> Result<u16, Violation> {
+        let slot = self.u16()?;
+        if slot >= SLOTS_MAX { Err(Violation(format!("slot {slot}"))) } else { Ok(slot) }
+    }
+
+    fn text(&mut self, bytes_max: usize) -> Result<String, Violation> {
+        let length = self.count("bytes of text", bytes_max)?;
+        let text = str::from_utf8(self.bytes(length)?);
+        text.map(str::to_owned).map_err(|_| Violation("a text that is not UTF-8".into()))
+    }
+
+    fn name(&mut self) -> Result<String, Violation> {
+        let name = self.text(NAME_BYTES_MAX)?;
+        check_name(&name).map(|()| name)
+    }
+
+    fn request(&mut self, world: WorldSize) -> Result<Request, Violation> {
+        let name = self.name()?;
+        let kind = self.u8()?;
+        let argument = u32::from_le_bytes(self.array()?);
+        let op = || u8::try_from(argument).ok().and_then(ReduceOp::from_byte);
+        let kind = match kind {
+            1 => op().map(Kind::AllReduce),
+            2 => Some(Kind::Broadcast(Rank::new(argument))),
+            3 => Some(Kind::AllGather),
+            _ => None,
+        };
+        let kind = kind.ok_or_else(|| Violation(format!("an unknown operation on `{name}`")))?;
+        let dtype = self.u8()?;
+        let dtype = DType::from_byte(dtype)
+            .ok_or_else(|| Violation(format!("element type {dtype} of `{name}`, which is none")))?;
+        let signature = Signature { kind, dtype, count: self.u64()? };
+        signature.check(world)?;
+        Ok(Request { name, signature })
+    }
+
+    fn tensor(&mut self, world: WorldSize) -> Result<Tensor, Violation> {
+        let slot = self.u16()?;
+        if slot != NO_SLOT {
+            return Ok(Tensor::Cached(slot));
+        }
+        let request = self.request(world)?;
+        let slot = self.u16()?;
+        if slot != NO_SLOT && slot >= SLOTS_MAX {
+            return Err(Violation(format!("slot {slot}")));
+        }
+        Ok(Tensor::Named(request, Some(slot).filter(|&slot| slot != NO_SLOT)))
+    }
+
+    fn instruction(&mut self, world: WorldSize) -> Result<Instruction, Violation> {
+        match self.u8()? {
+            1 => {
+                let count = self.count("tensors", REQUESTS_MAX)?;
+                (0..count).map(|_| self.tensor(world)).collect::<Result<_, _>>().map(Instruction::Run)
+            }
+            2 => {
+                let refusal = match self.u8()? {
+                    0 => Refusal::Disagreement,
+                    1 => Refusal::WithoutJoined,
+                    2 => Refusal::Left,
+                    other => return Err(Violation(format!("refusal {other}"))),
+                };
+                let name = self.name()?;
+                Ok(Instruction::Refuse { name, refusal, reason: self.text(REASON_BYTES_MAX)? })
+            }
+            3 => self.rank(world).map(Instruction::Joined),
+            4 => Ok(Instruction::End),
+            other => Err(Violation(format!("instruction {other}"))),
+        }
+    }
+
+    fn end(&self) -> Result<(), Violation> {
+        if self.0.is_empty() { Ok(()) } else { Err(Violation(format!("{} bytes too many", self.0.len()))) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const WORLD: WorldSize = WorldSize::new(4).unwrap();
+
+    fn request(name: &str) -> Request {
+        let signature = Signature { kind: Kind::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 7 };
+        Request { name: name.into(), signature }
+    }
+
+    #[test]
+    fn reports_and_messages_come_back() {
+        let kinds = [Kind::AllReduce(ReduceOp::Average), Kind::Broadcast(Rank::new(3)), Kind::AllGather];
+        let with = |kind| Request { signature: Signature { kind, ..request("x").signature }, ..request("y") };
+        let requests = kinds.map(with).to_vec();
+        let report = Report { seen: 9, slots: [0, 7, 8, 1023].into(), requests, joins: true, closes: false };
+        assert_eq!(Report::decode(&report.encode(), WORLD), Ok(report));
+        let tensors =
+            vec![Tensor::Cached(3), Tensor::Named(request("a"), Some(4)), Tensor::Named(request("b"), None)];
+        let refuse = |refusal| Instruction::Refuse { name: "z".into(), refusal, reason: "why".into() };
+        let instructions = vec![
+            Instruction::Run(tensors),
+            refuse(Refusal::Disagreement),
+            refuse(Refusal::WithoutJoined),
+            refuse(Refusal::Left),
+            Instruction::Joined(Rank::new(2)),
+            Instruction::End,
+        ];
+        let message = Message { instructions, retired: vec![5, 6] };
+        assert_eq!(Message::decode(&message.encode(), WORLD), Ok(message));
+    }
+
+    #[test]
+    fn a_step_whose_thousand_tensors_are_known_is_reported_in_less_than_150_bytes() {
+        let report = Report { seen: 1000, slots: (0..1024).collect(), ..Report::default() };
+        assert_eq!(report.encode().len(), 8 + 1 + 2 + 128 + 2);
+    }
+
+    #[test]
+    fn what_breaks_a_limit_is_refused() {
+        let encode = |name: &str, signature| {
+            let requests = vec![Request { name: name.into(), signature }];
+            Report { requests, ..Report::default() }.encode()
+        };
+        let good = request("x").signature;
+        let refused = |bytes: &[u8]| Report::decode(bytes, WORLD).unwrap_err().0;
+        assert!(refused(&encode("", good)).contains("1 to 256 bytes"));
+        assert!(refused(&encode("x", Signature { count: u64::MAX, ..good })).contains("is more than"));
+        let gather = Signature { kind: Kind::AllGather, count: TENSOR_BYTES_MAX / 8, ..good };
+        assert!(refused(&encode("x", gather)).contains("is more than"));
+        let root = Kind::Broadcast(Rank::new(4));
+        assert!(refused(&encode("x", Signature { kind: root, ..good })).contains("is not a rank"));
+        let custom = Kind::AllReduce(ReduceOp::Custom);
+        assert!(refused(&encode("x", Signature { kind: custom, ..good })).contains("not defined"));
+        let many = Report { requests: vec![request("x"); REQUESTS_MAX + 1], ..Report::default() };
+        assert!(refused(&many.encode()).contains("requests, more than"));
+        let long = Report { slots: [SLOTS_MAX].into(), ..Report::default() };
+        assert!(refused(&long.encode()).contains("bit vector"));
+        let mut trailing = Report::default().encode();
+        trailing.push(0);
+        assert!(refused(&trailing).contains("too many"));
+        assert!(refused(&trailing[..5]).contains("cut off"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn no_bytes_reach_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Report::decode(&bytes, WORLD);
+            let _ = Message::decode(&bytes, WORLD);
+        }
+
+        #[test]
+        fn no_damage_reaches_a_panic(at in 0usize..60, byte in any::<u8>()) {
+            let report = Report { requests: vec![request("abc")], slots: [3].into(), ..Report::default() };
+            let mut bytes = report.encode();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            let _ = Report::decode(&bytes, WORLD);
+            let tensors = vec![Tensor::Cached(3), Tensor::Named(request("a"), Some(4))];
+            let mut bytes = Message { instructions: vec![Instruction::Run(tensors)], retired: vec![1] }.encode();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            let _ = Message::decode(&bytes, WORLD);
+        }
+    }
+}

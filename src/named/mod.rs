@@ -1,0 +1,284 @@
+//! Named tensors: collectives in any order.
+//!
+//! A group's collectives have to be called in the same order on all ranks, from one place. A framework that computes
+//! gradients in parallel has no such order: each rank's threads come to their tensors when they do. [`NamedTensors`] takes
+//! them by name, finds out which are ready on all ranks, and runs those, in an order that rank 0 of the group decides; small
+//! ones are fused into one operation. This is Horovod's model (Sergeev and Del Balso, "Horovod: fast and easy distributed
+//! deep learning in TensorFlow", arXiv:1802.05799), without its fixed cycle: what is ready runs at once, and what becomes
+//! ready meanwhile is fused.
+//!
+//! ```
+//! use ringtrain::{Group, NamedOptions, NamedTensors, ReduceOp};
+//!
+//! let mut group = Group::solo();
+//! let tensors = NamedTensors::new(&mut group, NamedOptions::default())?;
+//! let bias = tensors.all_reduce("bias", vec![1.0f32], ReduceOp::Average)?;
+//! let weights = tensors.all_reduce("weights", vec![2.0f32, 3.0], ReduceOp::Average)?;
+//! assert_eq!(weights.wait()?, [2.0, 3.0]);
+//! assert_eq!(bias.wait()?, [1.0]);
+//! tensors.close()?;
+//! # Ok::<(), ringtrain::NamedError>(())
+//! ```
+
+mod cache;
+mod client;
+mod coordinator;
+mod error;
+mod execute;
+mod message;
+#[cfg(test)]
+mod negotiation_tests;
+mod runtime;
+mod stalls;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+pub use client::TENSORS_MAX;
+pub use error::NamedError;
+pub use message::{NAME_BYTES_MAX, TENSOR_BYTES_MAX};
+pub use stalls::Stall;
+
+use self::coordinator::{Coordinator, Rules};
+use self::execute::{Submitted, Wanted, lock, promise};
+use self::message::{Kind, SLOTS_MAX, Signature};
+use self::runtime::Shared;
+use self::stalls::Watch;
+use crate::group::{Error, Group};
+use crate::types::{Element, Rank, ReduceOp};
+
+/// The most operations under way at a time: one that moves bytes, and one whose tensors are being copied together.
+const OUTSTANDING_MAX: usize = 2;
+
+/// How named tensors are negotiated. What rank 0 of the group says counts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct NamedOptions {
+    /// The most bytes that are fused into one operation; 0 fuses nothing. A longer tensor goes alone.
+    ///
+    /// 16 MiB by default. Horovod's is 64 MiB (now 128), for networks and GPUs on which an operation costs more to begin.
+    /// Fusing costs two copies, and an operation of this length takes milliseconds, against which its 2(n-1) messages
+    /// weigh little; a longer one would only make the first results later.
+    pub fusion_bytes: usize,
+    /// How many tensors are remembered, so that a step that submits them again need not spell them out; at most 16 384.
+    pub cache_capacity: usize,
+    /// How long a tensor may wait for some of the ranks before rank 0 logs a warning.
+    pub stall_warning: Duration,
+    /// How long until that ends the job; `None` for never. Other ranks' deaths end it in any case.
+    pub stall_abort: Option<Duration>,
+}
+
+impl Default for NamedOptions {
+    fn default() -> Self {
+        Self {
+            fusion_bytes: 16 << 20,
+            cache_capacity: 1024,
+            stall_warning: Duration::from_secs(60),
+            stall_abort: Some(Duration::from_secs(300)),
+        }
+    }
+}
+
+/// What the named tensors of a rank have done so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct NamedStatistics {
+    /// Tensors submitted.
+    pub tensors: u64,
+    /// Those of them that the response cache knew, so that a bit was enough to report them.
+    pub cached: u64,
+    /// Operations run; fewer than tensors where they were fused.
+    pub operations: u64,
+    /// Messages to the coordinator.
+    pub reports: u64,
+}
+
+/// Collectives of a group on tensors that have names, submitted in any order from any thread.
+///
+/// A name is free again when its result can be had. All ranks that submit a name have to mean the same operation, element
+/// type and count, or each of them gets an error for that tensor, and the others go on. What is not submitted by some rank
+/// for [`NamedOptions::stall_abort`] ends the job with an error that names tensor and rank.
+pub struct NamedTensors {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl NamedTensors {
+    /// Named tensors for all ranks of the group, all of which have to call this. The group itself is free for other use.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::duplicate`], of which it makes two; [`Error::System`] if there can be no threads.
+    pub fn new(group: &mut Group, options: NamedOptions) -> Result<Self, Error> {
+        let mut control = group.duplicate()?;
+        let data = group.duplicate()?;
+        // It is idle while there is nothing to agree on. What is waited for in vain is found by the coordinator.
+        control.set_timeout(Duration::MAX);
+        let coordinator = (control.rank() == Rank::ZERO).then(|| {
+            let rules = Rules {
+                fusion_bytes: options.fusion_bytes as u64,
+                capacity: options.cache_capacity.min(usize::from(SLOTS_MAX)) as u16,
+                outstanding_max: OUTSTANDING_MAX,
+            };
+            let watch = Watch::new(options.stall_warning, options.stall_abort);
+            Coordinator::new(rules, Arc::from(control.members()), watch)
+        });
+        let (shared, threads) = runtime::start(control, data, coordinator)?;
+        Ok(Self { shared, threads })
+    }
+
+    /// The reduction of all ranks' tensors of this name, as [`Group::all_reduce`]. A rank that has joined counts as zeros.
+    ///
+    /// # Errors
+    ///
+    /// [`NamedError::InFlight`], [`NamedError::Limit`], [`NamedError::HasJoined`], [`NamedError::Closed`],
+    /// [`Error::Unsupported`], or the job's failure; what the other ranks have to do with is the handle's.
+    pub fn all_reduce<T: Element>(
+        &self,
+        name: &str,
+        elements: Vec<T>,
+        op: ReduceOp,
+    ) -> Result<NamedHandle<Vec<T>>, NamedError> {
+        if op == ReduceOp::Custom || !op.applies_to(T::DTYPE) {
+            return Err(Error::Unsupported { op, dtype: T::DTYPE }.into());
+        }
+        self.submit(name, elements, Kind::AllReduce(op))
+    }
+
+    /// The root's tensor of this name, as [`Group::broadcast`]; all ranks submit one of the same length.
+    ///
+    /// # Errors
+    ///
+    /// As [`NamedTensors::all_reduce`], and [`Error::InvalidRoot`].
+    pub fn broadcast<T: Element>(
+        &self,
+        name: &str,
+        elements: Vec<T>,
+        root: Rank,
+    ) -> Result<NamedHandle<Vec<T>>, NamedError> {
+        let world = lock(&self.shared.local).client.world();
+        if !world.contains(root) {
+            return Err(Error::InvalidRoot { root, world }.into());
+        }
+        self.submit(name, elements, Kind::Broadcast(root))
+    }
+
+    /// All ranks' tensors of this name, one after another; they have the same length.
+    ///
+    /// # Errors
+    ///
+    /// As [`NamedTensors::all_reduce`].
+    pub fn all_gather<T: Element>(
+        &self,
+        name: &str,
+        elements: Vec<T>,
+    ) -> Result<NamedHandle<Vec<T>>, NamedError> {
+        self.submit(name, elements, Kind::AllGather)
+    }
+
+    fn submit<T: Element>(
+        &self,
+        name: &str,
+        elements: Vec<T>,
+        kind: Kind,
+    ) -> Result<NamedHandle<Vec<T>>, NamedError> {
+        let signature = Signature { kind, dtype: T::DTYPE, count: elements.len() as u64 };
+        let (promise, wanted) = promise();
+        let mut local = lock(&self.shared.local);
+        if let Some(error) = &local.ended {
+            return Err(error.clone());
+        }
+        local.client.submit(name, signature, || Box::new(Submitted { elements, promise }))?;
+        drop(local);
+        self.shared.changed.notify_all();
+        Ok(NamedHandle(wanted))
+    }
+
+    /// This rank has no more data. Until all ranks say so it takes part in their sums and averages with zeros; averages
+    /// are divided by the number of all ranks all the same. Other operations that a joined rank has not submitted are an
+    /// error on all ranks. Returns the last rank to join; then everything goes on as at the beginning.
+    ///
+    /// # Errors
+    ///
+    /// [`NamedError::HasJoined`] if another thread of this rank has, [`NamedError::Closed`], or the job's failure.
+    pub fn join(&self) -> Result<Rank, NamedError> {
+        let (promise, wanted) = promise();
+        let mut local = lock(&self.shared.local);
+        if let Some(error) = &local.ended {
+            return Err(error.clone());
+        }
+        local.client.join()?;
+        local.join = Some(promise);
+        drop(local);
+        self.shared.changed.notify_all();
+        wanted.wait()
+    }
+
+    /// What has waited for longer than [`NamedOptions::stall_warning`] and still does. Only rank 0 knows.
+    pub fn stalled(&self) -> Vec<Stall> {
+        self.shared.desk.as_ref().map(|desk| lock(&desk.coordinator).stalled()).unwrap_or_default()
+    }
+
+    /// What has been done so far.
+    pub fn statistics(&self) -> NamedStatistics {
+        lock(&self.shared.local).client.statistics()
+    }
+
+    /// Waits until all ranks have closed. What this rank has submitted still runs where the other ranks submit it too;
+    /// what it has not submitted is an error on the others. Dropping does the same.
+    ///
+    /// # Errors
+    ///
+    /// The job's failure.
+    pub fn close(mut self) -> Result<(), NamedError> {
+        self.shut();
+        match &lock(&self.shared.local).ended {
+            None | Some(NamedError::Closed) => Ok(()),
+            Some(error) => Err(error.clone()),
+        }
+    }
+
+    fn shut(&mut self) {
+        lock(&self.shared.local).client.close();
+        self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            // They do not panic; if one did, there is nobody left to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for NamedTensors {
+    fn drop(&mut self) {
+        self.shut();
+    }
+}
+
+/// A named tensor under way. Dropping the handle lets it go on and forgets its result.
+#[must_use = "a tensor's result is had by waiting for it"]
+pub struct NamedHandle<R>(Wanted<R>);
+
+impl<R> NamedHandle<R> {
+    /// Whether it has ended, well or not; [`NamedHandle::wait`] then returns at once.
+    pub fn test(&self) -> bool {
+        self.0.is_there()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    ///
+    /// [`NamedError`]: the ranks do not agree about this tensor, some have joined or closed, or the job has failed.
+    pub fn wait(self) -> Result<R, NamedError> {
+        self.0.wait()
+    }
+
+    /// Waits for its end for as long as `timeout`; gives the handle back if that was too short.
+    ///
+    /// # Errors
+    ///
+    /// The handle; the tensor goes on.
+    pub fn wait_timeout(self, timeout: Duration) -> Result<Result<R, NamedError>, Self> {
+        self.0.wait_timeout(timeout).map_err(Self)
+    }
+}

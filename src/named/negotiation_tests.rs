@@ -1,0 +1,209 @@
+//! The whole negotiation without IO: a coordinator and its clients, their messages in flight in any order that links allow.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::client::{Client, Step};
+use super::coordinator::{Coordinator, Rules, Timestamp};
+use super::message::{Kind, Message, Report, Signature};
+use super::stalls::Watch;
+use crate::types::{DType, Rank, ReduceOp, WorldSize};
+
+/// What a rank still means to do, in its order: submit this tensor in this step, or join.
+#[derive(Clone, Copy, Debug)]
+enum Deed {
+    Submit { tensor: usize, step: usize },
+    Join,
+    Close,
+}
+
+struct Node {
+    client: Client<(usize, usize)>,
+    deeds: VecDeque<Deed>,
+    reports: VecDeque<Report>,
+    messages: VecDeque<Message>,
+    /// Operations under way, oldest first: the names that this rank has submitted.
+    running: VecDeque<Vec<String>>,
+    /// What has been run, and whether this rank contributed.
+    done: Vec<Vec<(String, Option<(usize, usize)>)>>,
+    joined: usize,
+    has_ended: bool,
+}
+
+struct World {
+    coordinator: Coordinator,
+    nodes: Vec<Node>,
+    size: WorldSize,
+}
+
+/// Every third tensor changes its length in every other step.
+fn signature(tensor: usize, step: usize) -> Signature {
+    let count = if tensor.is_multiple_of(3) { 1 + step as u64 % 2 } else { 2 };
+    let op = if tensor.is_multiple_of(5) { ReduceOp::Average } else { ReduceOp::Sum };
+    Signature { kind: Kind::AllReduce(op), dtype: DType::F32, count }
+}
+
+impl World {
+    fn new(orders: Vec<Vec<Deed>>, capacity: u16, fusion_bytes: u64) -> Self {
+        let size = WorldSize::new(orders.len() as u32).unwrap();
+        let members: Arc<[Rank]> = size.ranks().collect();
+        let rules = Rules { fusion_bytes, capacity, outstanding_max: 2 };
+        let watch = Watch::new(Duration::from_secs(1), None);
+        let node = |deeds: Vec<Deed>| Node {
+            client: Client::new(size),
+            deeds: deeds.into(),
+            reports: VecDeque::new(),
+            messages: VecDeque::new(),
+            running: VecDeque::new(),
+            done: Vec::new(),
+            joined: 0,
+            has_ended: false,
+        };
+        let nodes = orders.into_iter().map(node).collect();
+        Self { coordinator: Coordinator::new(rules, members, watch), nodes, size }
+    }
+
+    fn tell(&mut self) {
+        while let Some(message) = self.coordinator.next_message() {
+            let sent = Message::decode(&message.encode(), self.size).expect("what is sent can be read");
+            assert_eq!(sent, message);
+            self.nodes.iter_mut().for_each(|node| node.messages.push_back(message.clone()));
+        }
+    }
+
+    /// Does one thing at one rank; whether there was anything to do.
+    fn act(&mut self, rank: usize, what: usize) -> bool {
+        let node = &mut self.nodes[rank];
+        match what {
+            0 => match node.deeds.front().copied() {
+                Some(Deed::Submit { tensor, step }) => {
+                    let name = format!("t{tensor}");
+                    // It is refused while the tensor of the step before is in flight, or until all have joined.
+                    let submitted = node.client.submit(&name, signature(tensor, step), || (tensor, step));
+                    if submitted.is_ok() {
+                        node.deeds.pop_front();
+                    }
+                    submitted.is_ok()
+                }
+                Some(Deed::Join) => node.client.join().map(|()| node.deeds.pop_front()).is_ok(),
+                Some(Deed::Close) if node.client.is_idle() => {
+                    node.client.close();
+                    node.deeds.pop_front();
+                    true
+                }
+                _ => false,
+            },
+            1 => node.client.take_report().map(|report| node.reports.push_back(report)).is_some(),
+            2 => {
+                let Some(report) = node.reports.pop_front() else { return false };
+                let sent = Report::decode(&report.encode(), self.size).expect("what is sent can be read");
+                assert_eq!(sent, report);
+                self.coordinator
+                    .report(Timestamp::ZERO, Rank::new(rank as u32), report)
+                    .expect("it is allowed");
+                self.tell();
+                true
+            }
+            3 => {
+                let Some(message) = node.messages.pop_front() else { return false };
+                for step in node.client.read(message).expect("it makes sense") {
+                    match step {
+                        Step::Run(run) => {
+                            let own = run.iter().filter(|(_, payload)| payload.is_some());
+                            node.running.push_back(own.map(|(request, _)| request.name.clone()).collect());
+                            let named =
+                                |(request, payload): (super::message::Request, _)| (request.name, payload);
+                            node.done.push(run.into_iter().map(named).collect());
+                        }
+                        Step::Joined(_) => node.joined += 1,
+                        Step::End => node.has_ended = true,
+                        Step::Fail(_, error) => panic!("{error}"),
+                    }
+                }
+                true
+            }
+            _ => {
+                let Some(names) = node.running.pop_front() else { return false };
+                names.iter().for_each(|name| node.client.finish(name));
+                if rank == 0 {
+                    self.coordinator.complete(Timestamp::ZERO);
+                    self.tell();
+                }
+                true
+            }
+        }
+    }
+
+    /// Goes on until nothing can be done any more, by the choices first and then in turn.
+    fn run(&mut self, choices: &[(usize, usize)]) {
+        let n = self.nodes.len();
+        for &(rank, what) in choices {
+            self.act(rank % n, what % 5);
+        }
+        while (0..n * 5).fold(false, |any, index| self.act(index % n, index / n) || any) {}
+    }
+}
+
+/// Epochs of steps, which a rank may leave early; in each step every tensor once, in an order of its own.
+fn plan(rank: usize, tensors: usize, epochs: usize, order: &[usize]) -> Vec<Deed> {
+    let mut deeds = Vec::new();
+    let mut place = rank;
+    for epoch in 0..epochs {
+        let steps = 1 + (rank + epoch) % 3;
+        for step in 0..steps {
+            let mut left: Vec<usize> = (0..tensors).collect();
+            while !left.is_empty() {
+                place += 1;
+                let tensor = left.remove(order[place % order.len()] % left.len());
+                deeds.push(Deed::Submit { tensor, step });
+            }
+        }
+        deeds.push(Deed::Join);
+    }
+    deeds.push(Deed::Close);
+    deeds
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_tensor_runs_once_on_all_ranks_in_one_order_whatever_happens_first(
+        n in 1usize..5,
+        tensors in 1usize..9,
+        epochs in 1usize..4,
+        capacity in 0u16..10,
+        fusion in 0u64..40,
+        order in proptest::collection::vec(0usize..1000, 64),
+        choices in proptest::collection::vec((0usize..4, 0usize..5), 0..600),
+    ) {
+        let orders: Vec<Vec<Deed>> = (0..n).map(|rank| plan(rank, tensors, epochs, &order)).collect();
+        let submitted: Vec<usize> =
+            orders.iter().map(|deeds| deeds.iter().filter(|d| matches!(d, Deed::Submit { .. })).count()).collect();
+        let mut world = World::new(orders, capacity, fusion);
+        world.run(&choices);
+        let names = |node: &Node| -> Vec<Vec<String>> {
+            node.done.iter().map(|run| run.iter().map(|(name, _)| name.clone()).collect()).collect()
+        };
+        let first = names(&world.nodes[0]);
+        for (rank, node) in world.nodes.iter().enumerate() {
+            prop_assert!(node.has_ended && node.deeds.is_empty(), "rank {} is stuck at {:?}", rank, node.deeds);
+            prop_assert_eq!(node.joined, epochs);
+            prop_assert_eq!(&names(node), &first);
+            let contributed = node.done.iter().flatten().filter(|(_, payload)| payload.is_some()).count();
+            prop_assert_eq!(contributed, submitted[rank]);
+        }
+        // What runs together belongs to the same step on all ranks that take part.
+        for operation in 0..first.len() {
+            for tensor in 0..first[operation].len() {
+                let of = |node: &Node| node.done[operation][tensor].1;
+                let mut taking_part = world.nodes.iter().filter_map(of);
+                let one = taking_part.next();
+                prop_assert!(one.is_some() && taking_part.all(|other| Some(other) == one));
+            }
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! The threads and the messages: joins the client and, on rank 0, the coordinator to a group and the clock.
+//!
+//! Every rank has three threads. The reporter sends what has been submitted, the reader does what the coordinator says, and
+//! the finisher waits for operations and hands out results. On rank 0 the collector takes the other ranks' reports. All of
+//! them end when all ranks have closed, or when the job fails.
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::client::{Client, Step};
+use super::coordinator::Coordinator;
+use super::error::{NamedError, Violation};
+use super::execute::{self, Payload, Promise, Running, lock};
+use super::message::{MESSAGE_BYTES_MAX, Message, Report};
+use crate::group::{Error, Group, Source};
+use crate::types::Rank;
+
+/// The tags of the two kinds of messages.
+const REPORT: u32 = 0;
+const MESSAGE: u32 = 1;
+/// Operations that a rank has begun and not finished, beyond which it reads on only when one has.
+const RUNNING_MAX: usize = 4;
+
+/// What a rank's threads share.
+pub(super) struct Shared {
+    pub(super) local: Mutex<Local>,
+    /// There is something to report, or an end.
+    pub(super) changed: Condvar,
+    control: Mutex<Group>,
+    pub(super) desk: Option<Desk>,
+    epoch: Instant,
+}
+
+/// This rank's own state.
+pub(super) struct Local {
+    pub(super) client: Client<Box<dyn Payload>>,
+    pub(super) join: Option<Promise<Rank>>,
+    /// Why nothing goes on; all ranks' closing is a reason as well.
+    pub(super) ended: Option<NamedError>,
+}
+
+/// What rank 0 has more than the others.
+pub(super) struct Desk {
+    pub(super) coordinator: Mutex<Coordinator>,
+    inbox: Sender<Incoming>,
+    interval: Duration,
+}
+
+/// What rank 0's reader gets.
+enum Incoming {
+    Message(Message),
+    Failed(Error),
+}
+
+/// Starts the threads; `coordinator` is rank 0's.
+pub(super) fn start(
+    control: Group,
+    data: Group,
+    coordinator: Option<Coordinator>,
+) -> Result<(Arc<Shared>, Vec<JoinHandle<()>>), Error> {
+    let (inbox, arrivals) = mpsc::channel();
+    let interval = coordinator.as_ref().map(|coordinator| coordinator.watch.interval());
+    let desk = coordinator.zip(interval).map(|(coordinator, interval)| Desk {
+        coordinator: Mutex::new(coordinator),
+        inbox,
+        interval,
+    });
+    let is_collecting = desk.is_some() && control.size().get() > 1;
+    let client = Client::new(control.size());
+    let shared = Arc::new(Shared {
+        local: Mutex::new(Local { client, join: None, ended: None }),
+        changed: Condvar::new(),
+        control: Mutex::new(control),
+        desk,
+        epoch: Instant::now(),
+    });
+    let (running, begun) = mpsc::sync_channel(RUNNING_MAX);
+    let mut threads = Vec::new();
+    let mut spawn = |name: &str, work: Box<dyn FnOnce(&Shared) + Send>| {
+        let own = Arc::clone(&shared);
+        let thread = thread::Builder::new().name(name.into()).spawn(move || work(&own));
+        let refused = |error: std::io::Error| Error::System { what: "a thread", detail: error.to_string() };
+        // Those that run already end when the job does.
+        thread.map(|thread| threads.push(thread)).map_err(|error| {
+            let error = refused(error);
+            shared.abort(&error.to_string());
+            shared.end(&error.clone().into());
+            error
+        })
+    };
+    spawn("named-finish", Box::new(move |shared| shared.finish_all(&begun)))?;
+    spawn("named-read", Box::new(move |shared| shared.read_all(data, running, &arrivals)))?;
+    spawn("named-report", Box::new(Shared::report_all))?;
+    if is_collecting {
+        spawn("named-collect", Box::new(Shared::collect_all))?;
+    }
+    Ok((shared, threads))
+}
+
+impl Shared {
+    /// What the reporter does.
+    fn report_all(&self) {
+        loop {
+            let mut local = lock(&self.local);
+            let report = loop {
+                if local.ended.is_some() {
+                    return;
+                }
+                match local.client.take_report() {
+                    Some(report) => break report,
+                    None => local = self.changed.wait(local).unwrap_or_else(PoisonError::into_inner),
+                }
+            };
+            drop(local);
+            let is_last = report.closes;
+            if let Err(error) = self.report(report) {
+                return self.end(&error.into());
+            }
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// Sends one report. What is submitted until it has left is in the next one.
+    fn report(&self, report: Report) -> Result<(), Error> {
+        match &self.desk {
+            Some(desk) => self.take_report(desk, Rank::ZERO, Ok(report)),
+            None => {
+                let sent = lock(&self.control).send_async(report.encode(), Rank::ZERO, REPORT)?;
+                sent.wait().map(|_| ())
+            }
+        }
+    }
+
+    /// What the collector does.
+    fn collect_all(&self) {
+        let Some(desk) = &self.desk else { return };
+        while lock(&desk.coordinator).is_expecting_others() {
+            if let Err(error) = self.collect(desk) {
+                return self.end(&error.into());
+            }
+        }
+    }
+
+    fn collect(&self, desk: &Desk) -> Result<(), Error> {
+        let (receive, world) = {
+            let mut control = lock(&self.control);
+            (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Source::Any, REPORT)?, control.size())
+        };
+        let received = receive.wait()?;
+        self.take_report(desk, received.status.source, Report::decode(&received.elements, world))
+    }
+
+    fn take_report(&self, desk: &Desk, from: Rank, report: Result<Report, Violation>) -> Result<(), Error> {
+        let mut coordinator = lock(&desk.coordinator);
+        let taken = report.and_then(|report| coordinator.report(self.epoch.elapsed(), from, report));
+        match taken {
+            Ok(()) => self.tell(desk, &mut coordinator),
+            Err(violation) => {
+                let who = coordinator.text_of(&[from]);
+                drop(coordinator);
+                Err(self.abort(&format!("{who} broke the protocol of named tensors: {violation}")))
+            }
+        }
+    }
+
+    /// Tells all ranks what there is to tell. The coordinator is held, so that all hear it in the same order.
+    fn tell(&self, desk: &Desk, coordinator: &mut Coordinator) -> Result<(), Error> {
+        while let Some(message) = coordinator.next_message() {
+            let bytes = message.encode();
+            let mut control = lock(&self.control);
+            for peer in control.size().ranks().skip(1) {
+                // It goes by itself; should it fail, the job has.
+                drop(control.send_async(bytes.clone(), peer, MESSAGE)?);
+            }
+            drop(control);
+            // If nobody reads it the job has failed, and says so elsewhere.
+            let _ = desk.inbox.send(Incoming::Message(message));
+        }
+        Ok(())
+    }
+
+    /// What the reader does.
+    fn read_all(
+        &self,
+        mut data: Group,
+        running: SyncSender<Box<dyn Running>>,
+        arrivals: &Receiver<Incoming>,
+    ) {
+        let mut looked = Instant::now();
+        loop {
+            let read = match &self.desk {
+                Some(desk) => self.next_at_desk(desk, arrivals, &mut looked),
+                None => self.next_from_afar(),
+            };
+            match read.and_then(|message| self.carry_out(message, &mut data, &running)) {
+                Ok(false) => {}
+                Ok(true) => return self.end(&NamedError::Closed),
+                Err(error) => return self.end(&error.into()),
+            }
+        }
+    }
+
+    fn next_from_afar(&self) -> Result<Message, Error> {
+        let (receive, world) = {
+            let mut control = lock(&self.control);
+            (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Rank::ZERO, MESSAGE)?, control.size())
+        };
+        let received = receive.wait()?;
+        Message::decode(&received.elements, world).map_err(|violation| self.violated(&violation))
+    }
+
+    /// The next message for rank 0 itself; looks for what has stalled from time to time.
+    fn next_at_desk(
+        &self,
+        desk: &Desk,
+        arrivals: &Receiver<Incoming>,
+        looked: &mut Instant,
+    ) -> Result<Message, Error> {
+        loop {
+            if looked.elapsed() >= desk.interval {
+                *looked = Instant::now();
+                let findings = lock(&desk.coordinator).check(self.epoch.elapsed());
+                for stall in &findings.stalls {
+                    log::warn!("{stall}");
+                }
+                if let Some(message) = findings.abort {
+                    return Err(self.abort(&message));
+                }
+            }
+            match arrivals.recv_timeout(desk.interval.saturating_sub(looked.elapsed())) {
+                Ok(Incoming::Message(message)) => return Ok(message),
+                Ok(Incoming::Failed(error)) => return Err(error),
+                Err(RecvTimeoutError::Timeout) => {}
+                // The desk holds a sender, so this cannot be; it is an end all the same.
+                Err(RecvTimeoutError::Disconnected) => return Err(Error::Taken),
+            }
+        }
+    }
+
+    /// Does what a message says; whether it was the last one.
+    fn carry_out(
+        &self,
+        message: Message,
+        data: &mut Group,
+        running: &SyncSender<Box<dyn Running>>,
+    ) -> Result<bool, Error> {
+        let steps = lock(&self.local).client.read(message).map_err(|violation| self.violated(&violation))?;
+        for step in steps {
+            match step {
+                Step::Run(items) => {
+                    if let Some(operation) = execute::begin(data, items) {
+                        // The finisher lives as long as this sender.
+                        let _ = running.send(operation);
+                    }
+                }
+                Step::Fail(payload, error) => payload.fail(error),
+                Step::Joined(last) => {
+                    let join = lock(&self.local).join.take();
+                    join.into_iter().for_each(|promise| promise.fulfil(Ok(last)));
+                }
+                Step::End => return Ok(true),
+            }
+        }
+        Ok(false)
+    }
+
+    /// What the finisher does.
+    fn finish_all(&self, begun: &Receiver<Box<dyn Running>>) {
+        while let Ok(operation) = begun.recv() {
+            let mut ended = |names: &[String]| {
+                let mut local = lock(&self.local);
+                names.iter().for_each(|name| local.client.finish(name));
+            };
+            let mut result = operation.finish(&mut ended);
+            if let (Ok(()), Some(desk)) = (&result, &self.desk) {
+                let mut coordinator = lock(&desk.coordinator);
+                coordinator.complete(self.epoch.elapsed());
+                result = self.tell(desk, &mut coordinator);
+            }
+            if let Err(error) = result {
+                self.end(&error.into());
+            }
+        }
+    }
+
+    fn violated(&self, violation: &Violation) -> Error {
+        self.abort(&format!("rank 0 of the group broke the protocol of named tensors: {violation}"))
+    }
+
+    /// Ends the job on every rank.
+    fn abort(&self, message: &str) -> Error {
+        lock(&self.control).abort(message)
+    }
+
+    /// Nothing goes on: whatever waits gets this error, unless it has another already.
+    fn end(&self, error: &NamedError) {
+        let mut local = lock(&self.local);
+        local.ended.get_or_insert_with(|| error.clone());
+        let error = local.ended.clone().unwrap_or(NamedError::Closed);
+        let payloads = local.client.end();
+        let join = local.join.take();
+        drop(local);
+        self.changed.notify_all();
+        payloads.into_iter().for_each(|payload| payload.fail(error.clone()));
+        join.into_iter().for_each(|promise| promise.fulfil(Err(error.clone())));
+        if let (Some(desk), NamedError::Job(error)) = (&self.desk, error) {
+            // The reader waits for nothing else that a failed job would end.
+            let _ = desk.inbox.send(Incoming::Failed(error));
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What waits for ranks that do not come, and for how long.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::coordinator::{Coordinator, Timestamp};
+use crate::types::Rank;
+
+/// The most ranks that a message names.
+const NAMED_MAX: usize = 8;
+
+/// Something that some ranks wait for and others have not done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stall {
+    /// The tensor's name; `None` where ranks have joined or closed and wait for the others to do the same.
+    pub tensor: Option<String>,
+    /// The ranks that are missing, with their numbers in the job.
+    pub missing: Vec<Rank>,
+    /// For how long it had waited when this was found.
+    pub waited: Duration,
+}
+
+impl fmt::Display for Stall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = text_of(self.missing.iter().copied());
+        let waited = self.waited;
+        match &self.tensor {
+            Some(name) => write!(f, "tensor `{name}` has waited {waited:.1?} for {who} to submit it"),
+            None => write!(f, "ranks that have joined or closed have waited {waited:.1?} for {who}"),
+        }
+    }
+}
+
+/// Ranks as people write them: `rank 3`, or `ranks 1, 2 and 3`.
+pub(super) fn text_of(ranks: impl ExactSizeIterator<Item = Rank>) -> String {
+    let count = ranks.len();
+    let mut words: Vec<String> = ranks.take(NAMED_MAX).map(|rank| rank.to_string()).collect();
+    if count > words.len() {
+        words.push(format!("{} more", count - words.len()));
+    }
+    match words.split_last() {
+        Some((last, [])) => format!("rank {last}"),
+        Some((last, others)) => format!("ranks {} and {last}", others.join(", ")),
+        None => "nobody".into(),
+    }
+}
+
+/// How patient the coordinator is, and what it has complained of.
+pub(super) struct Watch {
+    warning: Duration,
+    abort: Option<Duration>,
+    /// The last time that any rank said anything or an operation ended.
+    activity: Timestamp,
+    /// What has been reported, by the tensor's name.
+    reported: BTreeMap<Option<String>, Stall>,
+}
+
+/// What a look at the table has found.
+#[derive(Default, PartialEq, Eq, Debug)]
+pub(super) struct Findings {
+    /// What has stalled since the last look.
+    pub(super) stalls: Vec<Stall>,
+    /// Why the job is to end.
+    pub(super) abort: Option<String>,
+}
+
+impl Watch {
+    pub(super) fn new(warning: Duration, abort: Option<Duration>) -> Self {
+        Self { warning, abort, activity: Timestamp::ZERO, reported: BTreeMap::new() }
+    }
+
+    pub(super) fn touch(&mut self, now: Timestamp) {
+        self.activity = now;
+        self.reported.remove(&None);
+    }
+
+    pub(super) fn forget(&mut self, name: &str) {
+        if !self.reported.is_empty() {
+            self.reported.remove(&Some(name.to_owned()));
+        }
+    }
+
+    /// How often the table is to be looked at: a stall is found at most a quarter of a limit late.
+    pub(super) fn interval(&self) -> Duration {
+        let shortest = self.abort.unwrap_or(self.warning).min(self.warning);
+        (shortest / 4).max(Duration::from_millis(1))
+    }
+}
+
+impl Coordinator {
+    /// What has waited for too long.
+    pub(super) fn check(&mut self, now: Timestamp) -> Findings {
+        let mut findings = Findings::default();
+        let mut waiting: Vec<(Option<&str>, Timestamp)> =
+            self.table.iter().map(|(name, entry)| (Some(name.as_str()), entry.since)).collect();
+        if self.ranks.iter().any(|standing| standing.is_silent()) {
+            waiting.push((None, self.watch.activity));
+        }
+        let mut fresh = Vec::new();
+        for (name, since) in waiting {
+            let waited = now.saturating_sub(since);
+            let is_reported = || self.watch.reported.contains_key(&name.map(str::to_owned));
+            let is_new = waited >= self.watch.warning && !is_reported();
+            let is_over = self.watch.abort.is_some_and(|abort| waited >= abort);
+            if !is_new && !is_over {
+                continue;
+            }
+            let missing = self.missing(name);
+            if missing.is_empty() {
+                continue;
+            }
+            let stall = Stall { tensor: name.map(str::to_owned), missing, waited };
+            if is_over && findings.abort.is_none() {
+                findings.abort = Some(stall.to_string());
+            }
+            if is_new {
+                fresh.push(stall);
+            }
+        }
+        for stall in &fresh {
+            self.watch.reported.insert(stall.tensor.clone(), stall.clone());
+        }
+        findings.stalls = fresh;
+        findings
+    }
+
+    /// What has been found to wait too long, and still does.
+    pub(super) fn stalled(&self) -> Vec<Stall> {
+        self.watch.reported.values().cloned().collect()
+    }
+
+    fn missing(&self, name: Option<&str>) -> Vec<Rank> {
+        let entry = name.and_then(|name| self.table.get(name));
+        let ranks = self.ranks.iter().zip(self.members.iter()).enumerate();
+        let missing = ranks.filter(|(index, (standing, _))| {
+            let has_asked = entry.is_some_and(|entry| entry.asked.contains_key(&Rank::new(*index as u32)));
+            !standing.is_silent() && !has_asked
+        });
+        missing.map(|(_, (_, &member))| member).collect()
+    }
+}
