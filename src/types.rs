@@ -332,6 +332,9 @@ wire_enum! {
     }
 }
 
+/// What stands for a tag where a receive takes any; no message has it.
+pub const ANY_TAG: u32 = u32::MAX;
+
 /// What one rank asks for when it calls a collective. Every message carries it, and all ranks must ask for the same.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Contract {
@@ -374,7 +377,11 @@ impl fmt::Display for Contract {
             write!(f, "root {}, ", self.root)?;
         }
         if self.operation == Operation::Message {
-            return write!(f, "tag {}, {} x {})", self.layout, self.count, self.dtype);
+            let Self { layout: tag, count, dtype, .. } = self;
+            return match *tag {
+                ANY_TAG => write!(f, "any tag, {count} x {dtype})"),
+                tag => write!(f, "tag {tag}, {count} x {dtype})"),
+            };
         }
         if self.operation != Operation::Barrier {
             write!(f, "{} x {}, ", self.count, self.dtype)?;

@@ -3,7 +3,7 @@
 use super::link::ANNOUNCED_MAX;
 use super::matching::Envelope;
 use super::operation::Due;
-use super::{Engine, Key, OpId, Verdict};
+use super::{Engine, Key, OpId, Verdict, of_message};
 use crate::types::{Operation, Rank};
 use crate::wire::{Header, Kind};
 
@@ -55,8 +55,11 @@ impl Engine {
 
     fn ready(&mut self, peer: Rank, header: &Header) -> Verdict {
         let key = self.key(header, self.settings.rank, peer);
-        if let Some(running) = self.by_key.get(&key).and_then(|id| self.operations.get_mut(id)) {
+        if let Some((&id, running)) =
+            self.by_key.get(&key).and_then(|id| Some((id, self.operations.get_mut(id)?)))
+        {
             running.cleared(peer, header.offset);
+            self.links.entry(peer).or_default().unpark(id);
             return Verdict::Taken;
         }
         // What has ended here needs no word any more: the last segment and this frame crossed.
@@ -145,14 +148,19 @@ impl Engine {
     fn due(&mut self, id: OpId, key: Key, peer: Rank, header: &Header, is_stored: bool) -> Verdict {
         let Some(running) = self.operations.get(&id) else { return Verdict::Discard };
         let call = running.call;
-        if header.contract != call.contract {
+        let due = running.due(peer);
+        let asked = match &due {
+            Due::Segment { total, .. } => of_message(call.contract, *total),
+            Due::Nothing => call.contract,
+        };
+        if header.contract != asked {
             let place = (call.group, call.sequence());
-            let cause = self.mismatch(place, (call.contract, call.site), (peer, header.contract));
+            let cause = self.mismatch(place, (asked, call.site), (peer, header.contract));
             self.fail(cause);
             return Verdict::Discard;
         }
         let number = call.sequence();
-        let Due::Segment { range, action, message, offset, is_ready } = running.due(peer) else {
+        let Due::Segment { range, action, message, offset, is_ready, .. } = due else {
             return self.refuse(peer, format!("it sent more than its part of operation {number}"));
         };
         let is_next = header.message == message && header.offset == offset as u64;

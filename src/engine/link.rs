@@ -26,8 +26,12 @@ pub(super) struct Link {
     pub(super) told: Option<Cause>,
     /// The root cause as the peer told it last.
     pub(super) heard: Option<Cause>,
-    /// Operations that still send to it, oldest first.
-    pub(super) sending: VecDeque<OpId>,
+    /// Operations that still send to it, and may be able to.
+    pub(super) sending: BTreeSet<OpId>,
+    /// Those that can do nothing before the peer is ready or gives credit.
+    pub(super) parked: BTreeSet<OpId>,
+    /// Those that have been announced and for which the peer is not ready.
+    pub(super) announcing: BTreeSet<OpId>,
     /// The one whose segment has been given out.
     pub(super) in_flight: Option<OpId>,
     /// Headers that wait to be sent before any segment.
@@ -61,11 +65,27 @@ impl Link {
         self.charged += charge(bytes) as u64;
     }
 
+    /// The operation has nothing more to send.
+    pub(super) fn has_sent(&mut self, id: OpId) {
+        self.sending.remove(&id);
+        self.parked.remove(&id);
+        self.announcing.remove(&id);
+    }
+
+    /// The peer is ready for more of the operation.
+    pub(super) fn unpark(&mut self, id: OpId) {
+        self.announcing.remove(&id);
+        if self.parked.remove(&id) {
+            self.sending.insert(id);
+        }
+    }
+
     /// Takes the peer's word for how much it has made use of; whether that is possible.
     pub(super) fn receive_credit(&mut self, used: u64) -> bool {
         let is_possible = used <= self.charged && used >= self.returned;
         if is_possible {
             self.returned = used;
+            self.sending.append(&mut self.parked);
         }
         is_possible
     }

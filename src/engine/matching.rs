@@ -4,7 +4,7 @@
 //! it came; a message takes the first receive that fits in the order in which they were begun. Messages of the same source
 //! and tag keep their order (MPI-4.1, 3.5).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::OpId;
 use super::operation::{Call, Key};
@@ -55,6 +55,9 @@ pub(super) struct Posted {
 pub(super) struct Matching {
     posted: VecDeque<Posted>,
     arrived: VecDeque<(Key, Envelope)>,
+    /// The keys of those that have arrived: there may be very many.
+    keys: BTreeSet<Key>,
+    arrivals: u64,
 }
 
 impl Matching {
@@ -67,7 +70,9 @@ impl Matching {
     /// The first message that fits, taken off the list.
     pub(super) fn take_arrived(&mut self, pattern: &Pattern) -> Option<(Key, Envelope)> {
         let index = self.arrived.iter().position(|(_, envelope)| pattern.fits(envelope))?;
-        self.arrived.remove(index)
+        let (key, envelope) = self.arrived.remove(index)?;
+        self.keys.remove(&key);
+        Some((key, envelope))
     }
 
     /// The first message that fits.
@@ -81,11 +86,18 @@ impl Matching {
 
     pub(super) fn arrive(&mut self, key: Key, envelope: Envelope) {
         self.arrived.push_back((key, envelope));
+        self.keys.insert(key);
+        self.arrivals += 1;
     }
 
     /// Whether this message waits for a receive.
     pub(super) fn has_arrived(&self, key: Key) -> bool {
-        self.arrived.iter().any(|(arrived, _)| *arrived == key)
+        self.keys.contains(&key)
+    }
+
+    /// How many messages have come without a receive, since the start.
+    pub(super) fn arrivals(&self) -> u64 {
+        self.arrivals
     }
 
     /// The receives without a message, oldest first.

@@ -25,13 +25,13 @@ use bytes::Bytes;
 
 pub use self::failing::Failure;
 pub use self::link::CREDIT_BYTES;
-use self::link::Link;
+use self::link::{ANNOUNCED_MAX, Link};
 pub use self::matching::{Envelope, Pattern};
 use self::matching::{Matching, Posted};
 use self::operation::{Call, Next, Running};
 pub use self::operation::{EAGER_BYTES, Key};
 use crate::schedule::{Action, Inbound, Outbound, Schedule, Step};
-use crate::types::{Contract, Rank, WorldSize};
+use crate::types::{Contract, Operation, Rank, WorldSize};
 use crate::wire::{Header, Kind};
 
 /// How many past operations of a group an engine remembers, to tell a rank that it asked for something else.
@@ -253,6 +253,11 @@ impl Engine {
         self.operations.is_empty() && self.matching.posted().next().is_none()
     }
 
+    /// How many messages have come that had no receive yet.
+    pub fn arrivals(&self) -> u64 {
+        self.matching.arrivals()
+    }
+
     /// Whether words about operations wait to be sent, which are not held up until there is an operation again.
     pub fn has_control(&self, peer: Rank) -> bool {
         self.links.get(&peer).is_some_and(|link| !link.control.is_empty())
@@ -285,14 +290,21 @@ impl Engine {
         if let Some(header) = link.control.pop_front() {
             return Some(Transmit::Control { header, payload: Bytes::new() });
         }
-        for &id in &link.sending {
+        let mut next = None;
+        while let Some(&id) = link.sending.range(next.unwrap_or(OpId(0))..).next() {
+            next = Some(OpId(id.0 + 1));
             let Some(running) = self.operations.get_mut(&id) else { continue };
             match running.next(peer, link.credit()) {
                 Next::Nothing => {}
-                Next::Announce => {
+                Next::Announce if link.announcing.len() < ANNOUNCED_MAX => {
                     running.announced(peer);
+                    link.announcing.insert(id);
                     let header = header(Kind::Announce, &running.call, 0);
                     return Some(Transmit::Control { header, payload: Bytes::new() });
+                }
+                Next::Starved | Next::Announce => {
+                    link.sending.remove(&id);
+                    link.parked.insert(id);
                 }
                 Next::Segment(outgoing) => {
                     let payload_bytes = outgoing.range.len() * running.call.contract.dtype.size_bytes();
@@ -300,7 +312,9 @@ impl Engine {
                         link.spend(payload_bytes);
                     }
                     link.in_flight = Some(id);
+                    let contract = of_message(running.call.contract, outgoing.total);
                     let header = Header {
+                        contract,
                         message: outgoing.message,
                         eager: outgoing.eager,
                         payload_bytes: payload_bytes as u32,
@@ -321,7 +335,7 @@ impl Engine {
         let Some(running) = self.operations.get_mut(&id) else { return };
         running.transmitted(peer);
         if !running.sends_to(peer) {
-            link.sending.retain(|&sending| sending != id);
+            link.has_sent(id);
         }
         self.settle(id);
     }
@@ -379,7 +393,7 @@ impl Engine {
             }
         }
         for peer in running.receivers() {
-            self.links.entry(peer).or_default().sending.push_back(id);
+            self.links.entry(peer).or_default().sending.insert(id);
         }
         self.deadlines.insert((call.deadline, id));
         self.by_key.insert(call.key, id);
@@ -437,6 +451,12 @@ impl Engine {
             self.completed.push_back(id);
         }
     }
+}
+
+/// What a message of an operation asks for. Where parts differ from pair to pair of ranks, each names that of its pair.
+fn of_message(contract: Contract, elements: usize) -> Contract {
+    let by_pair = contract.operation == Operation::AllToAll && contract.count == 0;
+    Contract { count: if by_pair { elements as u64 } else { contract.count }, ..contract }
 }
 
 /// A frame of an operation, without payload.

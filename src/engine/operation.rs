@@ -102,7 +102,9 @@ struct Progress {
 pub(super) enum Next {
     /// Nothing, until something else has happened.
     Nothing,
-    /// Nothing for want of credit. The peer does not know that it is to say when it is ready, and should be told.
+    /// Nothing before the peer is ready or there is more credit.
+    Starved,
+    /// The same, and the peer does not know that it is to say when it is ready, and should be told.
     Announce,
     /// A segment.
     Segment(Outgoing),
@@ -117,6 +119,8 @@ pub(super) struct Outgoing {
     pub(super) message: u32,
     /// Its first element within the message.
     pub(super) offset: usize,
+    /// Elements of the whole message.
+    pub(super) total: usize,
     pub(super) eager: bool,
 }
 
@@ -130,6 +134,8 @@ pub(super) enum Due {
         action: Action,
         message: u32,
         offset: usize,
+        /// Elements of the whole message.
+        total: usize,
         /// Whether it may be applied already.
         is_ready: bool,
     },
@@ -238,21 +244,22 @@ impl Running {
         let bytes = range.len() * element_bytes;
         let eager = lane.next_send >= lane.cleared;
         if eager {
-            if lane.eager_bytes + bytes > EAGER_BYTES {
-                // Of a message whose first segment is too long the receiver would not learn otherwise.
-                let is_message = matches!(self.call.key, Key::Message { .. });
-                let is_unknown = is_message && lane.eager_bytes == 0 && !lane.announced;
-                return if is_unknown { Next::Announce } else { Next::Nothing };
-            }
-            if charge(bytes) > credit {
-                // The receiver of a longer lane says when it is ready without being asked; that of a message cannot.
-                let says_so =
-                    lane.outbound_bytes > EAGER_BYTES && matches!(self.call.key, Key::Collective { .. });
-                return if lane.announced || says_so { Next::Nothing } else { Next::Announce };
+            let is_message = matches!(self.call.key, Key::Message { .. });
+            // The receiver of a longer lane says when it is ready without being asked. That of a message learns how long it
+            // is from its first segment.
+            let is_known = lane.announced
+                || if is_message { lane.eager_bytes > 0 } else { lane.outbound_bytes > EAGER_BYTES };
+            if lane.eager_bytes + bytes > EAGER_BYTES || charge(bytes) > credit {
+                return if is_known { Next::Starved } else { Next::Announce };
             }
         }
-        let outgoing =
-            Outgoing { message: lane.next_send as u32, offset: lane.sent, range: range.clone(), eager };
+        let outgoing = Outgoing {
+            message: lane.next_send as u32,
+            offset: lane.sent,
+            total: send.range.len(),
+            range: range.clone(),
+            eager,
+        };
         if let Some(lane) = self.lane_mut(peer) {
             lane.in_flight = Some(range);
             lane.eager_bytes += if eager { bytes } else { 0 };
@@ -295,7 +302,8 @@ impl Running {
         let offset = self.applied[step].elements;
         let range = segment(&receive.range, offset, self.segment_elements);
         let is_ready = self.satisfied(receive.after, &receive.range, &range);
-        Due::Segment { range, action: receive.action, message: lane.next_receive as u32, offset, is_ready }
+        let (message, total) = (lane.next_receive as u32, receive.range.len());
+        Due::Segment { range, action: receive.action, message, offset, total, is_ready }
     }
 
     pub(super) fn applied(&mut self, peer: Rank) {

@@ -37,6 +37,9 @@ pub enum Error {
         /// The group's size.
         world: WorldSize,
     },
+    /// The tag is the one that stands for any. Nothing has been sent, and the group is as it was.
+    #[error("tag {} stands for any tag, and no message can have it", crate::types::ANY_TAG)]
+    InvalidTag,
     /// An object cannot be encoded, or what came is no such object.
     #[error("the object {0}")]
     Object(String),

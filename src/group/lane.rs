@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 
@@ -117,13 +118,25 @@ impl Words {
 
 impl Tasks {
     /// Applies a segment to its operation's memory. `arrived` is `None` if it has been received in place.
-    fn apply(&mut self, operation: OpId, bytes: &Range<usize>, action: Action, arrived: Option<&[u8]>) {
+    fn apply(
+        &mut self,
+        operation: OpId,
+        bytes: &Range<usize>,
+        action: Action,
+        arrived: Option<&[u8]>,
+        engine: &mut Engine,
+    ) {
         let Some(task) = self.tasks.get_mut(&operation) else { return };
         let (Some(arrived), Some(own)) = (arrived, task.memory.bytes_mut(bytes.clone())) else { return };
-        match (action, &task.kernels) {
-            (Action::Reduce, Some(kernels)) => kernels.reduce.apply(own, arrived, task.divisor),
-            (Action::ReduceLast, Some(kernels)) => kernels.reduce_last.apply(own, arrived, task.divisor),
+        let (kernels, divisor) = (&task.kernels, task.divisor);
+        // A function of the program's own may panic, in whatever thread happens to turn the pump.
+        let applied = catch_unwind(AssertUnwindSafe(|| match (action, kernels) {
+            (Action::Reduce, Some(kernels)) => kernels.reduce.apply(own, arrived, divisor),
+            (Action::ReduceLast, Some(kernels)) => kernels.reduce_last.apply(own, arrived, divisor),
             _ => own.copy_from_slice(arrived),
+        }));
+        if applied.is_err() {
+            engine.abort("the program's own reduction panicked there");
         }
     }
 
@@ -144,7 +157,7 @@ impl Tasks {
                 self.stored.remove(&place);
             }
             let bytes = self.prepare(engine, operation, &range);
-            self.apply(operation, &bytes, action, Some(payload.bytes()));
+            self.apply(operation, &bytes, action, Some(payload.bytes()), engine);
             engine.applied(operation, place.1, &header, true);
         }
     }
@@ -265,7 +278,7 @@ impl Lane {
             }
         }
         let arrived = (!in_place).then(|| self.scratch.bytes());
-        tasks.apply(operation, &bytes, action, arrived);
+        tasks.apply(operation, &bytes, action, arrived, engine);
         let key = engine.key_of(operation);
         engine.applied(operation, peer, &header, false);
         if let Some(key) = key {

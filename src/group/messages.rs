@@ -57,7 +57,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidPeer`], or as [`Group::all_reduce`].
+    /// [`Error::InvalidPeer`], [`Error::InvalidTag`], or as [`Group::all_reduce`].
     #[track_caller]
     pub fn send<T: Element>(&mut self, elements: &[T], to: Rank, tag: u32) -> Result<(), Error> {
         self.send_async(elements.to_vec(), to, tag)?.wait().map(|_| ())
@@ -76,6 +76,9 @@ impl Group {
         tag: u32,
     ) -> Result<Handle<Vec<T>>, Error> {
         let begin = self.message::<T>(elements.len(), tag, Location::caller());
+        if tag == ANY_TAG {
+            return Err(Error::InvalidTag);
+        }
         let to = self.peer(to)?;
         let Some(job) = &self.job else { return Err(Error::InvalidPeer { peer: to, world: self.world }) };
         let id = job.driver.submit(begin, Submission::Send(to, Memory::owned(elements)))?;
@@ -95,7 +98,7 @@ impl Group {
         tag: impl Into<Option<u32>>,
     ) -> Result<Status, Error> {
         let tag = tag.into();
-        let begin = self.message::<T>(buffer.len(), tag.unwrap_or_default(), Location::caller());
+        let begin = self.message::<T>(buffer.len(), tag.unwrap_or(ANY_TAG), Location::caller());
         let pattern = self.pattern(source.into(), tag)?;
         let Some(driver) = self.driver()? else {
             return Err(Error::InvalidPeer { peer: self.rank, world: self.world });
@@ -119,7 +122,7 @@ impl Group {
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<Received<T>>, Error> {
         let tag = tag.into();
-        let begin = self.message::<T>(count_max, tag.unwrap_or_default(), Location::caller());
+        let begin = self.message::<T>(count_max, tag.unwrap_or(ANY_TAG), Location::caller());
         let pattern = self.pattern(source.into(), tag)?;
         let Some(job) = &self.job else {
             return Err(Error::InvalidPeer { peer: self.rank, world: self.world });

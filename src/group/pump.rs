@@ -27,6 +27,8 @@ pub struct Pump<T> {
     settings: Settings,
     tasks: Tasks,
     counters: Counters,
+    /// Callers that look for messages without receiving them.
+    probes: usize,
 }
 
 /// Bytes moved since the start, headers included.
@@ -80,6 +82,7 @@ impl<T: Transport> Pump<T> {
             settings,
             tasks: Tasks::default(),
             counters: Counters::default(),
+            probes: 0,
         }
     }
 
@@ -199,7 +202,7 @@ impl<T: Transport> Pump<T> {
         self.engine.advance(now);
         self.admit();
         let (mut moved, mut moves) = (true, 0);
-        while moved && moves < MOVES_MAX && self.engine.failure().is_none() && !self.engine.is_idle() {
+        while moved && moves < MOVES_MAX && self.engine.failure().is_none() && self.is_wanted() {
             moved = false;
             for index in 0..self.peers.len() {
                 let peer = self.peers[index];
@@ -215,9 +218,29 @@ impl<T: Transport> Pump<T> {
         self.engine.handle_timeout(now);
         match self.engine.failure() {
             Some(failure) => Turn::Failed(failure.clone()),
-            None if moved && !self.engine.is_idle() => Turn::Busy,
+            None if moved && self.is_wanted() => Turn::Busy,
             None => Turn::Blocked,
         }
+    }
+
+    /// Whether there is anybody to read for.
+    fn is_wanted(&self) -> bool {
+        self.probes > 0 || !self.engine.is_idle()
+    }
+
+    /// Somebody looks for messages from now on.
+    pub fn begin_probe(&mut self) {
+        self.probes += 1;
+    }
+
+    /// Nobody does any more.
+    pub fn end_probe(&mut self) {
+        self.probes -= 1;
+    }
+
+    /// How many messages have come that had no receive yet.
+    pub fn arrivals(&self) -> u64 {
+        self.engine.arrivals()
     }
 
     /// Makes lanes for peers that have opened links of their own accord.

@@ -84,8 +84,10 @@ impl Core {
             }
             State::Running => {}
         }
+        let arrivals = self.pump.arrivals();
         let turn = self.pump.turn(now);
-        let mut is_progress = false;
+        // A message is what a probe waits for.
+        let mut is_progress = self.pump.arrivals() != arrivals;
         while let Some(Finished { operation, memory, envelope }) = self.pump.take_finished() {
             self.statistics.operations += 1;
             self.settle(operation, now, Ok(Outcome { memory, envelope }));

@@ -173,11 +173,17 @@ impl Driver {
         if let Some(source) = pattern.source {
             core.pump.connect(now, source);
         }
+        core.pump.begin_probe();
+        // Even who does not wait wants to know what has come: once to hear of it, once to read it.
+        for _ in 0..2 {
+            core = self.shared.drive(core, Some(now));
+        }
         drop(core);
         let found = self.shared.wait_until(Some(until), |core| match &core.state {
             State::Failed(error) => Some(Err(error.clone())),
             _ => core.pump.probe(&pattern).map(Ok),
         });
+        self.shared.lock().pump.end_probe();
         found.transpose()
     }
 

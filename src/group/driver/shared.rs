@@ -69,7 +69,11 @@ impl Shared {
     }
 
     /// Does what can be done, or else waits until something may have changed, or until `until`.
-    fn drive<'a>(&'a self, mut core: MutexGuard<'a, Core>, until: Option<Timestamp>) -> MutexGuard<'a, Core> {
+    pub(super) fn drive<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        until: Option<Timestamp>,
+    ) -> MutexGuard<'a, Core> {
         let now = self.now();
         match core.turn(now) {
             Step::Progress => {
