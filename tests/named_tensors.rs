@@ -418,6 +418,6 @@ fn the_example_agrees_under_ringrun() {
     assert!(cargo.status().expect("cargo runs").success());
     let done = util::run(util::ringrun(&["-n", "4", "--"]).arg(example));
     assert_eq!(done.code(), Some(0), "{}\n{}", done.stdout(), done.stderr());
-    let agreed = done.stdout().lines().filter(|line| line.contains("all results agree")).count();
+    let agreed = done.stdout().lines().filter(|line| line.contains("of 4: all results agree")).count();
     assert_eq!(agreed, 4, "{}", done.stdout());
 }
