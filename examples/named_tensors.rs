@@ -37,6 +37,8 @@ fn main() -> anyhow::Result<()> {
     tensors.close()?;
     let mut first = [checksum];
     group.broadcast(&mut first, Rank::ZERO)?;
+    // Nobody leaves before all have heard it.
+    group.barrier()?;
     anyhow::ensure!(first[0] == checksum, "rank {rank} has {checksum}, and rank 0 {}", first[0]);
     println!(
         "rank {rank} of {}: all results agree; {} tensors in {} operations, {} known by their slot",
