@@ -4,13 +4,18 @@
 //! submit them by name and all get the same averages.
 
 use rand::seq::SliceRandom as _;
-use ringtrain::{Group, JoinOptions, NamedOptions, NamedTensors, Rank, ReduceOp};
+use ringtrain::{Group, JoinOptions, Meeting, NamedOptions, NamedTensors, Rank, ReduceOp, rendezvous};
 
 const LAYERS: usize = 50;
 const STEPS: usize = 10;
 
 fn main() -> anyhow::Result<()> {
-    let mut group = Group::join(&JoinOptions::default())?;
+    let mut options = JoinOptions::default();
+    if let Some(launched) = rendezvous::from_environment()? {
+        options.meeting = Meeting::Launched(launched);
+        options.secret = rendezvous::secret_from_environment()?.unwrap_or(options.secret);
+    }
+    let mut group = Group::join(&options)?;
     let rank = group.rank();
     let tensors = NamedTensors::new(&mut group, NamedOptions::default())?;
     let mut checksum = 0.0;
@@ -32,10 +37,15 @@ fn main() -> anyhow::Result<()> {
     tensors.close()?;
     let mut first = [checksum];
     group.broadcast(&mut first, Rank::ZERO)?;
+    // Nobody leaves before all have heard it.
+    group.barrier()?;
     anyhow::ensure!(first[0] == checksum, "rank {rank} has {checksum}, and rank 0 {}", first[0]);
     println!(
-        "rank {rank}: all results agree; {} tensors in {} operations, {} known by their slot",
-        statistics.tensors, statistics.operations, statistics.cached
+        "rank {rank} of {}: all results agree; {} tensors in {} operations, {} known by their slot",
+        group.size(),
+        statistics.tensors,
+        statistics.operations,
+        statistics.cached
     );
     Ok(())
 }

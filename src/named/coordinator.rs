@@ -128,7 +128,9 @@ impl Coordinator {
         if report.joins || report.closes {
             self.silent = self.ranks.iter().filter(|standing| standing.is_silent()).count();
             let names: Vec<String> = self.table.keys().cloned().collect();
-            names.iter().for_each(|name| self.settle(name));
+            for name in names {
+                self.settle(&name);
+            }
         }
         Ok(())
     }
@@ -303,7 +305,3 @@ impl Coordinator {
         speaking.map(|standing| standing.seen).min().unwrap_or(self.messages)
     }
 }
-
-#[cfg(test)]
-#[path = "coordinator_tests.rs"]
-mod tests;

@@ -1,7 +1,11 @@
+//! The coordinator's decisions, report by report.
+
 use std::time::Duration;
 
-use super::*;
-use crate::types::DType;
+use super::coordinator::{Coordinator, Rules, Timestamp};
+use super::message::{Instruction, Kind, Refusal, Report, Request, Signature, Tensor};
+use super::stalls::{Findings, Watch};
+use crate::types::{DType, Rank, ReduceOp};
 
 const SUM: Signature = Signature { kind: Kind::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 4 };
 const RULES: Rules = Rules { fusion_bytes: 64, capacity: 8, outstanding_max: 1 };
@@ -165,7 +169,7 @@ fn a_stall_is_told_once_and_ends_the_job_in_the_end() {
     let second = Duration::from_secs;
     let mut coordinator = coordinator(3);
     coordinator.report(second(1), Rank::ZERO, asks(&["x"], SUM)).unwrap();
-    assert_eq!(coordinator.check(second(10)), super::super::stalls::Findings::default());
+    assert_eq!(coordinator.check(second(10)), Findings::default());
     let findings = coordinator.check(second(11));
     assert_eq!(findings.abort, None);
     let text = "tensor `x` has waited 10.0s for ranks 11 and 12 to submit it";
@@ -177,7 +181,7 @@ fn a_stall_is_told_once_and_ends_the_job_in_the_end() {
     assert_eq!(findings.abort.as_deref(), Some("tensor `x` has waited 30.0s for rank 11 to submit it"));
     coordinator.report(second(32), Rank::new(1), asks(&["x"], SUM)).unwrap();
     assert_eq!(coordinator.stalled(), []);
-    assert_eq!(coordinator.check(second(100)), super::super::stalls::Findings::default());
+    assert_eq!(coordinator.check(second(100)), Findings::default());
 }
 
 #[test]

@@ -104,11 +104,14 @@ pub(super) trait Running: Send {
     fn finish(self: Box<Self>, ended: &mut dyn FnMut(&[String])) -> Result<(), Error>;
 }
 
+/// Where a tensor lies in the operation's buffer, and who wants it.
+type Part<T> = (Range<usize>, Option<Promise<Vec<T>>>);
+
 struct Operation<T> {
     handle: Result<Handle<Vec<T>>, Error>,
     /// Those that this rank has submitted.
     names: Vec<String>,
-    parts: Vec<(Range<usize>, Option<Promise<Vec<T>>>)>,
+    parts: Vec<Part<T>>,
 }
 
 /// Begins the operation for these tensors, which are all of one kind and type.

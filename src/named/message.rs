@@ -206,7 +206,9 @@ impl Message {
                 Instruction::Run(tensors) => {
                     out.push(1);
                     put_u16(&mut out, tensors.len() as u16);
-                    tensors.iter().for_each(|tensor| put_tensor(&mut out, tensor));
+                    for tensor in tensors {
+                        put_tensor(&mut out, tensor);
+                    }
                 }
                 Instruction::Refuse { name, refusal, reason } => {
                     out.push(2);
@@ -222,7 +224,9 @@ impl Message {
             }
         }
         put_u16(&mut out, self.retired.len() as u16);
-        self.retired.iter().for_each(|&slot| put_u16(&mut out, slot));
+        for &slot in &self.retired {
+            put_u16(&mut out, slot);
+        }
         out
     }
 

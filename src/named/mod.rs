@@ -23,6 +23,8 @@
 mod cache;
 mod client;
 mod coordinator;
+#[cfg(test)]
+mod coordinator_tests;
 mod error;
 mod execute;
 mod message;
@@ -52,7 +54,7 @@ use crate::types::{Element, Rank, ReduceOp};
 const OUTSTANDING_MAX: usize = 2;
 
 /// How named tensors are negotiated. What rank 0 of the group says counts.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct NamedOptions {
     /// The most bytes that are fused into one operation; 0 fuses nothing. A longer tensor goes alone.
@@ -74,8 +76,8 @@ impl Default for NamedOptions {
         Self {
             fusion_bytes: 16 << 20,
             cache_capacity: 1024,
-            stall_warning: Duration::from_secs(60),
-            stall_abort: Some(Duration::from_secs(300)),
+            stall_warning: Duration::from_mins(1),
+            stall_abort: Some(Duration::from_mins(5)),
         }
     }
 }

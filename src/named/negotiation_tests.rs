@@ -20,6 +20,9 @@ enum Deed {
     Close,
 }
 
+/// A tensor that has been run, and what this rank contributed.
+type Done = (String, Option<(usize, usize)>);
+
 struct Node {
     client: Client<(usize, usize)>,
     deeds: VecDeque<Deed>,
@@ -28,7 +31,7 @@ struct Node {
     /// Operations under way, oldest first: the names that this rank has submitted.
     running: VecDeque<Vec<String>>,
     /// What has been run, and whether this rank contributed.
-    done: Vec<Vec<(String, Option<(usize, usize)>)>>,
+    done: Vec<Vec<Done>>,
     joined: usize,
     has_ended: bool,
 }
@@ -127,7 +130,9 @@ impl World {
             }
             _ => {
                 let Some(names) = node.running.pop_front() else { return false };
-                names.iter().for_each(|name| node.client.finish(name));
+                for name in names {
+                    node.client.finish(&name);
+                }
                 if rank == 0 {
                     self.coordinator.complete(Timestamp::ZERO);
                     self.tell();
@@ -143,7 +148,7 @@ impl World {
         for &(rank, what) in choices {
             self.act(rank % n, what % 5);
         }
-        while (0..n * 5).fold(false, |any, index| self.act(index % n, index / n) || any) {}
+        while (0..n * 5).filter(|index| self.act(index % n, index / n)).count() > 0 {}
     }
 }
 
@@ -197,8 +202,8 @@ proptest! {
             prop_assert_eq!(contributed, submitted[rank]);
         }
         // What runs together belongs to the same step on all ranks that take part.
-        for operation in 0..first.len() {
-            for tensor in 0..first[operation].len() {
+        for (operation, names) in first.iter().enumerate() {
+            for tensor in 0..names.len() {
                 let of = |node: &Node| node.done[operation][tensor].1;
                 let mut taking_part = world.nodes.iter().filter_map(of);
                 let one = taking_part.next();

@@ -91,7 +91,7 @@ pub(super) fn start(
         })
     };
     spawn("named-finish", Box::new(move |shared| shared.finish_all(&begun)))?;
-    spawn("named-read", Box::new(move |shared| shared.read_all(data, running, &arrivals)))?;
+    spawn("named-read", Box::new(move |shared| shared.read_all(data, &running, &arrivals)))?;
     spawn("named-report", Box::new(Shared::report_all))?;
     if is_collecting {
         spawn("named-collect", Box::new(Shared::collect_all))?;
@@ -126,13 +126,11 @@ impl Shared {
 
     /// Sends one report. What is submitted until it has left is in the next one.
     fn report(&self, report: Report) -> Result<(), Error> {
-        match &self.desk {
-            Some(desk) => self.take_report(desk, Rank::ZERO, Ok(report)),
-            None => {
-                let sent = lock(&self.control).send_async(report.encode(), Rank::ZERO, REPORT)?;
-                sent.wait().map(|_| ())
-            }
+        if let Some(desk) = &self.desk {
+            return self.take_report(desk, Rank::ZERO, Ok(report));
         }
+        let sent = lock(&self.control).send_async(report.encode(), Rank::ZERO, REPORT)?;
+        sent.wait().map(|_| ())
     }
 
     /// What the collector does.
@@ -187,7 +185,7 @@ impl Shared {
     fn read_all(
         &self,
         mut data: Group,
-        running: SyncSender<Box<dyn Running>>,
+        running: &SyncSender<Box<dyn Running>>,
         arrivals: &Receiver<Incoming>,
     ) {
         let mut looked = Instant::now();
@@ -196,7 +194,7 @@ impl Shared {
                 Some(desk) => self.next_at_desk(desk, arrivals, &mut looked),
                 None => self.next_from_afar(),
             };
-            match read.and_then(|message| self.carry_out(message, &mut data, &running)) {
+            match read.and_then(|message| self.carry_out(message, &mut data, running)) {
                 Ok(false) => {}
                 Ok(true) => return self.end(&NamedError::Closed),
                 Err(error) => return self.end(&error.into()),
@@ -260,7 +258,9 @@ impl Shared {
                 Step::Fail(payload, error) => payload.fail(error),
                 Step::Joined(last) => {
                     let join = lock(&self.local).join.take();
-                    join.into_iter().for_each(|promise| promise.fulfil(Ok(last)));
+                    if let Some(promise) = join {
+                        promise.fulfil(Ok(last));
+                    }
                 }
                 Step::End => return Ok(true),
             }
@@ -273,7 +273,9 @@ impl Shared {
         while let Ok(operation) = begun.recv() {
             let mut ended = |names: &[String]| {
                 let mut local = lock(&self.local);
-                names.iter().for_each(|name| local.client.finish(name));
+                for name in names {
+                    local.client.finish(name);
+                }
             };
             let mut result = operation.finish(&mut ended);
             if let (Ok(()), Some(desk)) = (&result, &self.desk) {
@@ -305,8 +307,12 @@ impl Shared {
         let join = local.join.take();
         drop(local);
         self.changed.notify_all();
-        payloads.into_iter().for_each(|payload| payload.fail(error.clone()));
-        join.into_iter().for_each(|promise| promise.fulfil(Err(error.clone())));
+        for payload in payloads {
+            payload.fail(error.clone());
+        }
+        if let Some(promise) = join {
+            promise.fulfil(Err(error.clone()));
+        }
         if let (Some(desk), NamedError::Job(error)) = (&self.desk, error) {
             // The reader waits for nothing else that a failed job would end.
             let _ = desk.inbox.send(Incoming::Failed(error));
