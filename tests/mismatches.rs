@@ -260,7 +260,7 @@ fn uneven_parts() {
 
 /// What one rank means to send is not what another expects: no contract says so, as the ranks' counts differ anyway.
 #[test]
-#[ignore = "ranks blame each other for misbehaving, not all the same one, and no place is named"]
+
 fn parts_of_an_exchange() {
     fn exchange(group: &mut Group, count: usize) -> Called {
         let counts = vec![count; group.size().as_usize()];

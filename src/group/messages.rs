@@ -9,7 +9,7 @@ use super::driver::{Driver, Outcome, Submission};
 use super::memory::Memory;
 use super::{Error, Group, Handle};
 use crate::engine::{Begin, Envelope, Pattern};
-use crate::types::{Contract, DType, Element, Operation, Rank};
+use crate::types::{ANY_TAG, Contract, DType, Element, Operation, Rank};
 
 /// From whom a message is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
