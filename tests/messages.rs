@@ -202,7 +202,6 @@ fn a_probe_describes_a_message_and_leaves_it() {
 
 /// Nothing else is under way while it waits.
 #[test]
-
 fn a_probe_waits_for_a_message() {
     ranks::run(2, |mut group| {
         if group.rank() == R1 {
@@ -218,7 +217,6 @@ fn a_probe_waits_for_a_message() {
 
 /// The progress thread waits for the sockets, and whoever probes is told of what it reads.
 #[test]
-
 fn a_probe_is_answered_while_something_else_is_under_way() {
     ranks::run(2, |mut group| {
         let other = Rank::new(1 - group.rank().get());
@@ -244,7 +242,6 @@ fn a_probe_is_answered_while_something_else_is_under_way() {
 
 /// Polling without ever waiting finds it in the end.
 #[test]
-
 fn a_message_is_found_by_looking_again_and_again() {
     ranks::run(2, |mut group| {
         if group.rank() == R1 {
@@ -322,12 +319,12 @@ fn messages_of_a_rank_that_has_left_can_still_be_received() {
     });
 }
 
-/// However many they are, a sender that does not wait for them breaks no rule.
+/// A sender that does not wait for its messages breaks no rule, up to the 65,536 that may be announced and what fits the
+/// credit.
 #[test]
-
 fn very_many_messages_wait_for_their_receiver() {
     ranks::run(2, |mut group| {
-        const MANY: u64 = 80_000;
+        const MANY: u64 = 70_000;
         if group.rank() == R0 {
             let handles: Vec<_> =
                 (0..MANY).map(|_| group.send_async(Vec::<u64>::new(), R1, 1).unwrap()).collect();

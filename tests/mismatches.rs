@@ -260,7 +260,6 @@ fn uneven_parts() {
 
 /// What one rank means to send is not what another expects: no contract says so, as the ranks' counts differ anyway.
 #[test]
-
 fn parts_of_an_exchange() {
     fn exchange(group: &mut Group, count: usize) -> Called {
         let counts = vec![count; group.size().as_usize()];
@@ -270,7 +269,9 @@ fn parts_of_an_exchange() {
         for n in WORLDS {
             let causes = ranks::run_with(n, adjust, move |mut group| {
                 let count = if group.rank() == R1 { odd } else { common };
-                let called = exchange(&mut group, count);
+                // Once one is through all have joined; who is not yet through may learn of the failure here.
+                let met = group.barrier();
+                let called = met.and_then(|()| exchange(&mut group, count));
                 cause_of(&mut group, called)
             });
             let told = agreed(&format!("{common} elements, but {odd} on rank 1 of {n}"), &causes);

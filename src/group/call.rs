@@ -11,7 +11,7 @@ use super::{Error, Group};
 use crate::engine::Begin;
 use crate::reduce::{self, Kernels};
 use crate::schedule::Schedule;
-use crate::types::{Algorithm, Contract, DType, Element, Operation, Rank, ReduceOp};
+use crate::types::{Algorithm, Contract, DType, Element, Operation, Rank, ReduceOp, WorldSize};
 
 /// Where in the caller's program.
 pub(super) type Site = &'static Location<'static>;
@@ -116,7 +116,7 @@ impl Group {
     /// Makes truth values of contributions that are results as they are: a lone rank's, and the first of prefixes.
     fn prepare<T: Element>(&self, call: &Call, elements: &mut [T]) {
         let has_prefixes = matches!(call.operation, Operation::Scan | Operation::Exscan);
-        let is_result = self.job.is_none() || (has_prefixes && self.rank == Rank::ZERO);
+        let is_result = self.world == WorldSize::ONE || (has_prefixes && self.rank == Rank::ZERO);
         if let Some(reduction) = call.reduction.as_ref().filter(|_| is_result) {
             reduce::alone(T::DTYPE, reduction.op, bytemuck::cast_slice_mut(elements));
         }
