@@ -303,16 +303,15 @@ fn a_failure_in_one_group_ends_the_others() {
     let causes = ranks::run(4, |mut world| {
         let rank = world.rank().get();
         let mut half = world.split(Some(rank / 2), 0).unwrap().unwrap();
-        world.barrier().unwrap();
-        let error = if rank == 0 {
-            half.abort("enough")
-        } else {
-            loop {
-                if let Err(error) = half.barrier().and_then(|()| world.barrier()) {
-                    break error;
-                }
-            }
-        };
+        // Who is not yet through may learn of the failure here.
+        let mut called = world.barrier();
+        if rank == 0 {
+            called = Err(half.abort("enough"));
+        }
+        while called.is_ok() {
+            called = half.barrier().and_then(|()| world.barrier());
+        }
+        let error = called.unwrap_err();
         assert_eq!(world.barrier(), Err(error.clone()));
         error.cause().expect("the job failed").clone()
     });

@@ -120,6 +120,8 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let shared = checked(&roster)?;
     let has_own_processor = roster.local(rank).1 == world && world.get() <= shared.processors;
+    let processors = available_parallelism().map_or(1, |processors| processors.get() as u32);
+    let spins = roster.local(rank).1.get() <= processors;
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
     let transport = TcpTransport::new(lobby, rank, roster.addresses(), sockets);
@@ -130,7 +132,7 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         checks_payloads: shared.checks_payloads,
         hosts: roster.hosts(),
     };
-    let driver = Driver::new(Pump::new(settings, transport), epoch)
+    let driver = Driver::new(Pump::new(settings, transport), epoch, spins)
         .map_err(|source| StartError::System { what: "an event queue", source })?;
     let job = Job { driver, next_group: AtomicU32::new(1), congestion, chunk_bytes };
     let mut group = Group {

@@ -17,6 +17,9 @@ use crate::wire::frame::HEADER_BYTES;
 /// How many times bytes are moved before the pump's driver gets a chance to do something else.
 const MOVES_MAX: usize = 64;
 
+/// Bytes of no interest that are read at a time.
+const WASTE_BYTES: usize = 16 << 10;
+
 /// An engine, its transport, and what is half sent and half received.
 pub struct Pump<T> {
     engine: Engine,
@@ -367,13 +370,15 @@ impl<T: Transport> Pump<T> {
         let Self { engine, transport, lanes, tasks, counters, .. } = self;
         let Some(lane) = lanes.get_mut(&peer).filter(|lane| !lane.is_lost) else { return false };
         let Lane { incoming, header, header_filled, scratch, .. } = lane;
-        let mut waste = [0; 4096];
         // The next header is read along with a payload, which saves a system call for each segment.
         let (target, with_header) = match incoming {
             Incoming::Refused => return false,
             Incoming::Header => (&mut header[*header_filled..], None),
             Incoming::Control { payload, filled, .. } => (&mut payload[*filled..], None),
-            Incoming::Waste { left } => (&mut waste[..(*left).min(4096)], None),
+            Incoming::Waste { left } => {
+                scratch.resize((*left).min(WASTE_BYTES));
+                (scratch.bytes_mut(), None)
+            }
             Incoming::Stored { payload, filled, .. } => (&mut payload.bytes_mut()[*filled..], Some(header)),
             Incoming::Segment { operation, bytes, action, filled, .. } => {
                 let target = if *action == Action::Copy {

@@ -24,6 +24,9 @@ use crate::schedule::Schedule;
 use crate::transport::tcp::TcpTransport;
 use crate::types::Rank;
 
+/// How long a thread that waits stays awake, if its rank has a processor to itself: longer than a short message takes, and
+/// hardly longer than it takes to fall asleep and to wake up.
+const SPIN: Duration = Duration::from_micros(50);
 /// How long a closing group waits for its peers' last words.
 const PART_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long operations whose handles were dropped may take once the last group is closed.
@@ -52,7 +55,11 @@ pub(super) struct Outcome {
 }
 
 impl Driver {
-    pub(super) fn new(mut pump: Pump<TcpTransport>, epoch: Instant) -> io::Result<Self> {
+    pub(super) fn new(
+        mut pump: Pump<TcpTransport>,
+        epoch: Instant,
+        has_own_processor: bool,
+    ) -> io::Result<Self> {
         let poller = pump.transport_mut().take_poller().ok_or(io::ErrorKind::NotConnected)?;
         let shared = Arc::new(Shared {
             waker: poller.waker(),
@@ -62,6 +69,7 @@ impl Driver {
             work: Condvar::new(),
             contenders: AtomicUsize::new(0),
             epoch,
+            spin: if has_own_processor { SPIN } else { Duration::ZERO },
         });
         Ok(Self { shared, progress: Mutex::new(None) })
     }

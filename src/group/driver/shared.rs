@@ -1,5 +1,6 @@
 //! The threads that share a core: who turns the pump, who waits for the sockets, who waits for others.
 
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -11,7 +12,7 @@ use super::Outcome;
 use super::core::{Core, State, Step};
 use crate::engine::{OpId, Timestamp};
 use crate::group::Error;
-use crate::transport::poller::Poller;
+use crate::transport::poller::{Event, Poller};
 
 /// The core and its threads' meeting places.
 pub(super) struct Shared {
@@ -26,6 +27,8 @@ pub(super) struct Shared {
     /// Threads that want the core: whoever turns the pump lets them have it from time to time.
     pub(super) contenders: AtomicUsize,
     pub(super) epoch: Instant,
+    /// How long a thread that waits stays awake.
+    pub(super) spin: Duration,
 }
 
 impl Shared {
@@ -122,9 +125,12 @@ impl Shared {
         timeout: Option<Duration>,
     ) -> MutexGuard<'a, Core> {
         core.is_polled = true;
+        // Whoever waits for an operation is back at work sooner if it does not sleep first; the progress thread would take the
+        // processor from the caller that computes.
+        let spin = if core.unattended.is_empty() { self.spin } else { Duration::ZERO };
         drop(core);
         let mut events = Vec::new();
-        let waited = self.poller.lock().unwrap_or_else(PoisonError::into_inner).wait(timeout, &mut events);
+        let waited = self.wait_for_events(spin, timeout, &mut events);
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         core.is_polled = false;
         core.pump.transport_mut().serve(self.now(), events);
@@ -132,6 +138,25 @@ impl Shared {
             core.pump.abort(&format!("the operating system refused to wait for its sockets: {error}"));
         }
         core
+    }
+
+    /// Waits for the sockets: awake for as long as `spin`, then asleep.
+    fn wait_for_events(
+        &self,
+        spin: Duration,
+        timeout: Option<Duration>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<()> {
+        let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
+        let started = Instant::now();
+        let spin = timeout.map_or(spin, |timeout| spin.min(timeout));
+        while started.elapsed() < spin {
+            poller.wait(Some(Duration::ZERO), events)?;
+            if !events.is_empty() {
+                return Ok(());
+            }
+        }
+        poller.wait(timeout, events)
     }
 
     /// The job has failed: tells the peers, gives up all memory, and returns the error.
