@@ -64,10 +64,15 @@ impl Buckets {
         if self.ready.is_empty() { Ok(()) } else { self.launch(group, gradients) }
     }
 
-    /// Waits for all buckets and leaves the sums where the gradients were.
-    pub(crate) fn land(&mut self, gradients: &mut [f32]) -> Result<(), Error> {
+    /// Waits for all buckets and leaves the sums where the gradients were; `on_landed` is told of each, and can make use of
+    /// it while others are still on their way.
+    pub(crate) fn land(
+        &mut self,
+        gradients: &mut [f32],
+        mut on_landed: impl FnMut(Range<usize>, &mut [f32]),
+    ) -> Result<(), Error> {
         while let Some((range, flight)) = self.flights.pop_front() {
-            let target = &mut gradients[range];
+            let target = &mut gradients[range.clone()];
             match flight {
                 Flight::Whole(handle) => {
                     let sums = handle.wait()?;
@@ -77,6 +82,7 @@ impl Buckets {
                 Flight::Fp16(handle) => f16::decode(&handle.wait()?, target),
                 Flight::Bf16(handle) => bf16::decode(&handle.wait()?, target),
             }
+            on_landed(range, gradients);
         }
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! Optimisers: from a gradient to new parameters. Elementwise and free of chance, so all ranks stay bit for bit the same.
 
+use std::ops::Range;
+
 /// The rule of an update, with `PyTorch`'s definitions and defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Rule {
@@ -63,7 +65,22 @@ impl Optimizer {
 
     /// Takes a step. `gradients` is left with the weight decay added.
     pub fn step(&mut self, parameters: &mut [f32], gradients: &mut [f32]) {
+        self.begin();
+        self.update(0..parameters.len(), parameters, gradients);
+    }
+
+    /// Begins a step, in which every parameter is to be updated once.
+    pub fn begin(&mut self) {
         self.steps += 1;
+    }
+
+    /// Updates the parameters of `range`, whose gradients are known.
+    ///
+    /// # Panics
+    ///
+    /// If the range is not one of the parameters, of their gradients, or of the optimiser's own vectors.
+    pub fn update(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &mut [f32]) {
+        let (parameters, gradients) = (&mut parameters[range.clone()], &mut gradients[range.clone()]);
         if self.weight_decay != 0.0 {
             let decay = self.weight_decay;
             gradients.iter_mut().zip(&*parameters).for_each(|(g, p)| *g += decay * p);
@@ -72,7 +89,7 @@ impl Optimizer {
         match (self.rule, self.state.as_mut_slice()) {
             (Rule::Sgd, _) => parameters.iter_mut().zip(&*gradients).for_each(|(p, g)| *p -= rate * g),
             (Rule::Momentum { momentum }, [velocity]) => {
-                for ((p, g), v) in parameters.iter_mut().zip(&*gradients).zip(velocity) {
+                for ((p, g), v) in parameters.iter_mut().zip(&*gradients).zip(&mut velocity[range]) {
                     *v = momentum * *v + g;
                     *p -= rate * *v;
                 }
@@ -80,7 +97,8 @@ impl Optimizer {
             (Rule::Adam, [first, second]) => {
                 let step_size = (f64::from(rate) / (1.0 - power(BETA_1, self.steps))) as f32;
                 let second_root = (1.0 - power(BETA_2, self.steps)).sqrt() as f32;
-                for (((p, g), m), v) in parameters.iter_mut().zip(&*gradients).zip(first).zip(second) {
+                let state = first[range.clone()].iter_mut().zip(&mut second[range]);
+                for ((p, g), (m, v)) in parameters.iter_mut().zip(&*gradients).zip(state) {
                     *m = BETA_1 * *m + (1.0 - BETA_1) * g;
                     *v = BETA_2 * *v + (1.0 - BETA_2) * g * g;
                     *p -= step_size * *m / (v.sqrt() / second_root + EPSILON);

@@ -195,16 +195,20 @@ impl<'a> Trainer<'a> {
             Some(buckets) => {
                 buckets.flush(group, &self.gradients)?;
                 let figures = group.all_reduce_async(shared.to_vec(), ReduceOp::Sum)?;
-                buckets.land(&mut self.gradients)?;
+                let (optimizer, parameters) = (&mut self.optimizer, &mut self.state.parameters);
+                optimizer.begin();
+                buckets.land(&mut self.gradients, |range, gradients| {
+                    optimizer.update(range, parameters, gradients);
+                })?;
                 shared.copy_from_slice(&figures.wait()?);
             }
             None => {
                 let compression = self.config.compression;
                 group.all_reduce_compressed(&mut self.gradients, ReduceOp::Sum, compression)?;
                 group.all_reduce(&mut shared, ReduceOp::Sum)?;
+                self.optimizer.step(&mut self.state.parameters, &mut self.gradients);
             }
         }
-        self.optimizer.step(&mut self.state.parameters, &mut self.gradients);
         let position = &mut self.state.position;
         position.step += 1;
         position.steps_total += 1;
