@@ -32,6 +32,7 @@ fn headers(c: &mut Criterion) {
         algorithm: Algorithm::Ring,
         root: Rank::ZERO,
         count: COUNT as u64,
+        layout: 0,
     };
     let header = Header {
         kind: Kind::Data,
@@ -39,6 +40,8 @@ fn headers(c: &mut Criterion) {
         sequence: 7,
         contract,
         offset: 1 << 20,
+        message: 0,
+        eager: false,
         payload_bytes: 128 << 10,
         payload_crc: None,
     };

@@ -1,5 +1,5 @@
 //! Model parallelism: a deep network of which every rank holds some layers. Micro-batches flow forward from rank to rank,
-//! gradients flow back, and several micro-batches are on their way at a time (Huang et al., "GPipe", NeurIPS 2019).
+//! gradients flow back, and several micro-batches are on their way at a time (Huang et al., "`GPipe`", `NeurIPS` 2019).
 //!
 //! ```sh
 //! ringrun -n 4 target/release/examples/pipeline

@@ -97,7 +97,8 @@ fn conclusion(report: &train::Report) -> String {
         }
     }
     let (seconds, communication) = (report.seconds, report.communication_seconds);
-    line += &format!(
+    let _ = write!(
+        line,
         "; {:.0} samples/s, {seconds:.2} s of which {communication:.2} s communication",
         report.samples_per_second
     );

@@ -36,7 +36,7 @@ impl Engine {
 
     /// Judges a stored frame again: [`Verdict::Apply`] if its time has come, [`Verdict::Store`] if not.
     pub fn stored_frame(&mut self, peer: Rank, header: &Header) -> Verdict {
-        let key = self.key(header, peer, self.settings.rank);
+        let key = Self::key(header, peer, self.settings.rank);
         match self.by_key.get(&key) {
             Some(&id) if self.failure.is_none() => self.due(id, key, peer, header, true),
             _ => Verdict::Store(key),
@@ -44,7 +44,7 @@ impl Engine {
     }
 
     /// The operation that a frame from one rank to another belongs to.
-    fn key(&self, header: &Header, from: Rank, to: Rank) -> Key {
+    fn key(header: &Header, from: Rank, to: Rank) -> Key {
         let Header { group, sequence, contract, .. } = *header;
         if contract.operation == Operation::Message {
             Key::Message { from, to, sequence }
@@ -54,7 +54,7 @@ impl Engine {
     }
 
     fn ready(&mut self, peer: Rank, header: &Header) -> Verdict {
-        let key = self.key(header, self.settings.rank, peer);
+        let key = Self::key(header, self.settings.rank, peer);
         if let Some((&id, running)) =
             self.by_key.get(&key).and_then(|id| Some((id, self.operations.get_mut(id)?)))
         {
@@ -108,7 +108,7 @@ impl Engine {
     /// The operation that a frame belongs to, once it is sure that it has not ended. A message that nobody has seen before
     /// is matched with a receive, if there is one.
     fn place(&mut self, peer: Rank, header: &Header) -> Result<Key, Verdict> {
-        let key = self.key(header, peer, self.settings.rank);
+        let key = Self::key(header, peer, self.settings.rank);
         if self.by_key.contains_key(&key) {
             return Ok(key);
         }
@@ -135,7 +135,7 @@ impl Engine {
                 };
                 match self.matching.take_posted(&envelope) {
                     Some(posted) => {
-                        self.unite(posted, key, envelope).map_err(|_| Verdict::Discard)?;
+                        self.unite(&posted, key, envelope).map_err(|_| Verdict::Discard)?;
                     }
                     None => self.matching.arrive(key, envelope),
                 }

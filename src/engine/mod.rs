@@ -214,7 +214,7 @@ impl Engine {
         let call = Self::call(now, begin, Key::Collective { group: begin.group, sequence: u64::MAX });
         let posted = Posted { id, pattern, call };
         if let Some((key, envelope)) = self.matching.take_arrived(&pattern) {
-            self.unite(posted, key, envelope)?;
+            self.unite(&posted, key, envelope)?;
             return Ok(id);
         }
         if let Some(source) = pattern.source
@@ -407,8 +407,8 @@ impl Engine {
     }
 
     /// Joins a receive and its message into an operation.
-    fn unite(&mut self, posted: Posted, key: Key, envelope: Envelope) -> Result<(), Failure> {
-        let Posted { id, call, .. } = posted;
+    fn unite(&mut self, posted: &Posted, key: Key, envelope: Envelope) -> Result<(), Failure> {
+        let Posted { id, call, .. } = *posted;
         let asked = call.contract;
         self.deadlines.remove(&(call.deadline, id));
         if envelope.contract.dtype != asked.dtype || envelope.contract.count > asked.count {

@@ -1,4 +1,4 @@
-//! Objects: whatever serde can serialise, as MessagePack, which describes itself.
+//! Objects: whatever serde can serialise, as `MessagePack`, which describes itself.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

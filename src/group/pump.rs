@@ -3,6 +3,7 @@
 //! A turn of the pump does all that can be done without waiting. It reads no clock, so the simulated network turns it too.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::{IoSlice, IoSliceMut};
 
 use super::lane::{Incoming, Lane, Outgoing, Payload, Task, Tasks};
@@ -249,8 +250,8 @@ impl<T: Transport> Pump<T> {
     /// Makes lanes for peers that have opened links of their own accord.
     fn admit(&mut self) {
         while let Some(peer) = self.transport.take_newcomer() {
-            if !self.lanes.contains_key(&peer) {
-                self.lanes.insert(peer, Lane::new());
+            if let Entry::Vacant(place) = self.lanes.entry(peer) {
+                place.insert(Lane::new());
                 self.peers.push(peer);
             }
         }

@@ -1,6 +1,6 @@
 //! Gradients on their way while the backward pass still computes.
 //!
-//! Li et al., "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 13 (2020): gradients are
+//! Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020): gradients are
 //! reduced in buckets, in the order in which the backward pass finishes them.
 
 use std::collections::VecDeque;

@@ -179,35 +179,31 @@ impl<'a> Trainer<'a> {
             &mut self.workspace,
             (&train.targets, mine),
             1.0 / batch.len() as f32,
-            slice,
-            |range, gradients| {
+            (slice, |range, gradients: &mut [f32]| {
                 if let (Some(buckets), Ok(())) = (&mut self.buckets, &launched) {
                     launched = buckets.add(group, range, gradients);
                 }
-            },
+            }),
         );
         if !outcome.loss.is_finite() {
             return Err(self.diverged(group, outcome.loss));
         }
         launched?;
         let mut shared = [outcome.loss, f64::from(u8::from(self.stop.load(Ordering::Relaxed)))];
-        match &mut self.buckets {
-            Some(buckets) => {
-                buckets.flush(group, &self.gradients)?;
-                let figures = group.all_reduce_async(shared.to_vec(), ReduceOp::Sum)?;
-                let (optimizer, parameters) = (&mut self.optimizer, &mut self.state.parameters);
-                optimizer.begin();
-                buckets.land(&mut self.gradients, |range, gradients| {
-                    optimizer.update(range, parameters, gradients);
-                })?;
-                shared.copy_from_slice(&figures.wait()?);
-            }
-            None => {
-                let compression = self.config.compression;
-                group.all_reduce_compressed(&mut self.gradients, ReduceOp::Sum, compression)?;
-                group.all_reduce(&mut shared, ReduceOp::Sum)?;
-                self.optimizer.step(&mut self.state.parameters, &mut self.gradients);
-            }
+        if let Some(buckets) = &mut self.buckets {
+            buckets.flush(group, &self.gradients)?;
+            let figures = group.all_reduce_async(shared.to_vec(), ReduceOp::Sum)?;
+            let (optimizer, parameters) = (&mut self.optimizer, &mut self.state.parameters);
+            optimizer.begin();
+            buckets.land(&mut self.gradients, |range, gradients| {
+                optimizer.update(range, parameters, gradients);
+            })?;
+            shared.copy_from_slice(&figures.wait()?);
+        } else {
+            let compression = self.config.compression;
+            group.all_reduce_compressed(&mut self.gradients, ReduceOp::Sum, compression)?;
+            group.all_reduce(&mut shared, ReduceOp::Sum)?;
+            self.optimizer.step(&mut self.state.parameters, &mut self.gradients);
         }
         let position = &mut self.state.position;
         position.step += 1;

@@ -17,20 +17,20 @@ const BLOCK: usize = 50;
 
 /// One operation of the program, the same on every rank of its group.
 #[derive(Clone, Copy, Debug)]
-pub struct Call {
+pub(crate) struct Call {
     /// Which of the program's groups.
-    pub group: usize,
-    pub operation: Operation,
-    pub op: ReduceOp,
-    pub count: usize,
+    pub(crate) group: usize,
+    pub(crate) operation: Operation,
+    pub(crate) op: ReduceOp,
+    pub(crate) count: usize,
     /// Of a message: the sender, the receiver being the rank after it.
-    pub root: Rank,
+    pub(crate) root: Rank,
 }
 
 /// The ranks of a group, in order.
-pub type Members = Vec<Rank>;
+pub(crate) type Members = Vec<Rank>;
 
-pub const OPERATIONS: [Operation; 12] = [
+pub(crate) const OPERATIONS: [Operation; 12] = [
     Operation::AllReduce,
     Operation::Reduce,
     Operation::ReduceScatter,
@@ -46,16 +46,16 @@ pub const OPERATIONS: [Operation; 12] = [
 ];
 
 impl Call {
-    pub const BARRIER: Self =
+    pub(crate) const BARRIER: Self =
         Self { group: 0, operation: Operation::Barrier, op: ReduceOp::Sum, count: 0, root: Rank::ZERO };
 
-    pub fn random(random: &mut StdRng, groups: &[Members]) -> Self {
+    pub(crate) fn random(random: &mut StdRng, groups: &[Members]) -> Self {
         let operation = OPERATIONS[random.random_range(0..OPERATIONS.len())];
         Self::of(operation, random, groups)
     }
 
     /// A call of this operation.
-    pub fn of(operation: Operation, random: &mut StdRng, groups: &[Members]) -> Self {
+    pub(crate) fn of(operation: Operation, random: &mut StdRng, groups: &[Members]) -> Self {
         let ops = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max];
         let mut op = ops[random.random_range(0..ops.len())];
         if matches!(operation, Operation::Scan | Operation::Exscan) && op == ReduceOp::Average {
@@ -72,7 +72,7 @@ impl Call {
     }
 
     /// What a member of a group of `world` begins.
-    pub fn begin(self, timeout: Duration) -> Begin {
+    pub(crate) fn begin(self, timeout: Duration) -> Begin {
         let reduces = self.reduction().is_some();
         let is_barrier = self.operation == Operation::Barrier;
         let contract = Contract {
@@ -87,7 +87,7 @@ impl Call {
         Begin { group: self.group as u32, contract, timeout, site: Location::caller() }
     }
 
-    pub fn kernels(self) -> Option<reduce::Kernels> {
+    pub(crate) fn kernels(self) -> Option<reduce::Kernels> {
         self.reduction().and_then(|op| reduce::kernels(DType::F64, op))
     }
 
@@ -121,7 +121,7 @@ impl Call {
     }
 
     /// With ranks of the group.
-    pub fn schedule(self, world: WorldSize, rank: Rank) -> Schedule {
+    pub(crate) fn schedule(self, world: WorldSize, rank: Rank) -> Schedule {
         let Self { count, root, .. } = self;
         let even = Partition::even(count, world);
         match self.operation {
@@ -153,7 +153,7 @@ impl Call {
     }
 
     /// What `rank` of the group begins with.
-    pub fn initial(self, world: WorldSize, rank: Rank) -> Vec<f64> {
+    pub(crate) fn initial(self, world: WorldSize, rank: Rank) -> Vec<f64> {
         let own = chunk(self.count, world, rank);
         let all = |count: usize| (0..count).map(|index| Self::value(rank, index)).collect::<Vec<f64>>();
         match self.operation {
@@ -173,7 +173,7 @@ impl Call {
     }
 
     /// Whether `buffer` is what this call should leave on `rank` of the group.
-    pub fn is_right(self, world: WorldSize, rank: Rank, buffer: &[f64]) -> bool {
+    pub(crate) fn is_right(self, world: WorldSize, rank: Rank, buffer: &[f64]) -> bool {
         let Self { count, root, .. } = self;
         let own = chunk(count, world, rank);
         let owner = |index| {

@@ -134,8 +134,7 @@ impl Network {
         workspace: &mut Workspace,
         (targets, rows): (&Targets, impl ExactSizeIterator<Item = usize> + Clone),
         weight: f32,
-        slice: usize,
-        mut on_gradient_ready: impl FnMut(Range<usize>, &mut [f32]),
+        (slice, mut on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) -> Outcome {
         let count = rows.len();
         let outcome = self.evaluate(parameters, workspace, targets, rows.clone());
@@ -208,10 +207,7 @@ mod tests {
             &mut workspace,
             (targets, 0..4),
             0.5,
-            11,
-            |range, _| {
-                ready.push(range);
-            },
+            (11, |range, _: &mut [f32]| ready.push(range)),
         );
         let mut end = parameters.len();
         for range in ready {
@@ -267,8 +263,7 @@ mod tests {
                 &mut workspace,
                 batch,
                 0.25,
-                usize::MAX,
-                |_, _| {},
+                (usize::MAX, |_, _: &mut [f32]| {}),
             );
             gradients
         };
