@@ -317,3 +317,29 @@ fn a_failure_in_one_group_ends_the_others() {
     });
     assert!(causes.iter().all(|cause| *cause == causes[0]), "{causes:#?}");
 }
+
+/// What goes on by itself gives what the blocking call gives, also with uneven parts and functions of one's own.
+#[test]
+fn uneven_and_custom_operations_go_on_by_themselves() {
+    ranks::run(3, |mut group| {
+        let (rank, root) = (group.rank().index(), Rank::new(1));
+        let counts = [2, 0, 3];
+        let own = vec![rank as u32; counts[rank]];
+        // The chain folds from the left, so the digits come in rank order.
+        let follow = |left: &u32, right: &u32| left * 10 + right;
+        let gathered = group.gather_uneven_async(&own, &counts, root).unwrap();
+        let all = [5u32, 6, 7, 8, 9];
+        let scattered = group.scatter_uneven_async(&all, &counts, root).unwrap();
+        let everywhere = group.all_reduce_with_async(vec![rank as u32 + 1; 4], follow).unwrap();
+        let at_root = group.reduce_with_async(vec![rank as u32 + 1; 4], root, follow).unwrap();
+        let at_root = at_root.wait().unwrap();
+        assert_eq!(everywhere.wait().unwrap(), [123; 4]);
+        assert_eq!(scattered.wait().unwrap(), [&all[..2], &[], &all[2..]][rank]);
+        let gathered = gathered.wait().unwrap();
+        if group.rank() == root {
+            assert_eq!((gathered, at_root), (vec![0, 0, 2, 2, 2], vec![123; 4]));
+        } else {
+            assert!(gathered.is_empty());
+        }
+    });
+}

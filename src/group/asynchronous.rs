@@ -38,6 +38,37 @@ impl Group {
         self.start(call, buffer, |buffer| buffer)
     }
 
+    /// [`Group::all_reduce_with`], going on by itself; gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce_with`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn all_reduce_with_async<T: Element>(
+        &mut self,
+        buffer: Vec<T>,
+        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
+    ) -> Result<Handle<Vec<T>>, Error> {
+        let call = self.all_fold_call(buffer.len(), function, Location::caller());
+        self.start(call, buffer, |buffer| buffer)
+    }
+
+    /// [`Group::reduce_with`], going on by itself; gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce_with`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn reduce_with_async<T: Element>(
+        &mut self,
+        buffer: Vec<T>,
+        root: Rank,
+        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
+    ) -> Result<Handle<Vec<T>>, Error> {
+        let call = self.fold_call(buffer.len(), root, function, Location::caller())?;
+        self.start(call, buffer, |buffer| buffer)
+    }
+
     /// [`Group::reduce_scatter`], going on by itself; gives this rank's chunk.
     ///
     /// # Errors

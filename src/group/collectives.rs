@@ -87,9 +87,18 @@ impl Group {
     ) -> Result<(), Error> {
         let site = Location::caller();
         let elements = buffer.elements_mut()?;
-        let schedule = schedule::all_fold(self.world, self.rank, elements.len());
-        let call = Call::new(Operation::AllReduce, Algorithm::Chain, elements.len(), schedule, site);
-        self.run(call.reducing(Reduction::custom(function)), elements)
+        self.run(self.all_fold_call(elements.len(), function, site), elements)
+    }
+
+    pub(super) fn all_fold_call<T: Element>(
+        &self,
+        count: usize,
+        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
+        site: Site,
+    ) -> Call {
+        let schedule = schedule::all_fold(self.world, self.rank, count);
+        let call = Call::new(Operation::AllReduce, Algorithm::Chain, count, schedule, site);
+        call.reducing(Reduction::custom(function))
     }
 
     /// The sum of all ranks' buffers, each multiplied by its rank's own `factor` before (NCCL's `ncclRedOpCreatePreMulSum`).
@@ -208,11 +217,21 @@ impl Group {
         function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
     ) -> Result<(), Error> {
         let site = Location::caller();
-        self.check_root(root)?;
         let elements = buffer.elements_mut()?;
-        let schedule = schedule::fold(self.world, self.rank, root, elements.len());
-        let call = Call::new(Operation::Reduce, Algorithm::Chain, elements.len(), schedule, site);
-        self.run(call.reducing(Reduction::custom(function)).rooted(root), elements)
+        self.run(self.fold_call(elements.len(), root, function, site)?, elements)
+    }
+
+    pub(super) fn fold_call<T: Element>(
+        &self,
+        count: usize,
+        root: Rank,
+        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
+        site: Site,
+    ) -> Result<Call, Error> {
+        self.check_root(root)?;
+        let schedule = schedule::fold(self.world, self.rank, root, count);
+        let call = Call::new(Operation::Reduce, Algorithm::Chain, count, schedule, site);
+        Ok(call.reducing(Reduction::custom(function)).rooted(root))
     }
 
     /// Leaves the reduction of this rank's chunk ([`Group::chunk`]) in its place and returns where that is; the rest of

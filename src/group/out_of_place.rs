@@ -142,8 +142,22 @@ impl Group {
         counts: &[usize],
         root: Rank,
     ) -> Result<Vec<T>, Error> {
-        let site = Location::caller();
-        self.start_gather(input, counts, layout(counts), root, site)?.wait()
+        self.gather_uneven_async(input, counts, root)?.wait()
+    }
+
+    /// [`Group::gather_uneven`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::gather_uneven`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn gather_uneven_async<T: Element>(
+        &mut self,
+        input: &[T],
+        counts: &[usize],
+        root: Rank,
+    ) -> Result<Handle<Vec<T>>, Error> {
+        self.start_gather(input, counts, layout(counts), root, Location::caller())
     }
 
     fn start_gather<T: Element>(
@@ -210,10 +224,25 @@ impl Group {
         counts: &[usize],
         root: Rank,
     ) -> Result<Vec<T>, Error> {
+        self.scatter_uneven_async(input, counts, root)?.wait()
+    }
+
+    /// [`Group::scatter_uneven`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::scatter`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn scatter_uneven_async<T: Element>(
+        &mut self,
+        input: &[T],
+        counts: &[usize],
+        root: Rank,
+    ) -> Result<Handle<Vec<T>>, Error> {
         let site = Location::caller();
         let own = counts.get(self.rank.index()).copied().unwrap_or_default();
         let partition = self.partition(counts, own)?;
-        self.start_scatter(input, &partition, layout(counts), root, site)?.wait()
+        self.start_scatter(input, &partition, layout(counts), root, site)
     }
 
     fn start_scatter<T: Element>(

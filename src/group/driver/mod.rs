@@ -9,7 +9,7 @@ mod core;
 mod shared;
 
 use std::io;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -171,7 +171,13 @@ impl Driver {
                 let _ = self.shared.waker.wake();
             }
         }
-        !core.pending.contains(&id)
+        let has_ended = !core.pending.contains(&id);
+        drop(core);
+        // Whoever asks again and again must not keep others from the core.
+        if !has_ended && self.shared.contenders.load(Ordering::SeqCst) > 0 {
+            thread::yield_now();
+        }
+        has_ended
     }
 
     /// The first message that fits and has no receive yet, waited for until `until`.
