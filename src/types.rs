@@ -327,8 +327,12 @@ wire_enum! {
         Tree = 3 => "tree",
         /// From rank to rank in order, pipelined.
         Chain = 4 => "chain",
-        /// Between the two ranks concerned.
+        /// Between the two ranks concerned: whoever has something sends it straight to whoever is to have it.
         Direct = 5 => "direct",
+        /// Everybody's whole buffer straight to everybody, who each reduce them alone.
+        OneShot = 6 => "one-shot",
+        /// The same in rounds at distances 1, 2, 4, ..., in each of which twice as much is known.
+        Doubling = 7 => "doubling",
     }
 }
 

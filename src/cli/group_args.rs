@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::exit::Exit;
-use crate::group::{Error, Group, JoinOptions, Meeting, SEGMENT_BYTES, START_TIMEOUT};
+use crate::group::{Algorithms, Error, Group, JoinOptions, Meeting, SEGMENT_BYTES, START_TIMEOUT};
 use crate::rendezvous::{PeersFile, SECRET_VARIABLE, StartError, from_environment, secret_from_environment};
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl};
 use crate::types::Rank;
@@ -55,6 +55,11 @@ pub struct GroupArgs {
     /// Bytes of a segment, the unit in which chunks are pipelined; rank 0's counts
     #[arg(long, value_name = "BYTES", default_value_t = SEGMENT_BYTES, value_parser = segment_bytes)]
     pub segment_bytes: usize,
+
+    /// Which algorithms to take: auto, one of one-shot, direct, doubling, ring, tree, or ranges of bytes such as
+    /// direct:0-65536;ring:65537-max; rank 0's word counts
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub algorithm: Algorithms,
 
     /// Give every segment a CRC32C beside TCP's own weak checksum; rank 0's word counts
     #[arg(long)]
@@ -114,6 +119,7 @@ impl GroupArgs {
             congestion: self.tcp_congestion.clone(),
             segment_bytes: self.segment_bytes,
             checks_payloads: self.checksum,
+            algorithms: self.algorithm.clone(),
         };
         Ok(Group::join(&options)?)
     }

@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use super::call::Prepared;
 use super::{Error, Group, Handle};
 use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, ReduceOp};
@@ -18,8 +19,12 @@ impl Group {
         buffer: Vec<T>,
         op: ReduceOp,
     ) -> Result<Handle<Vec<T>>, Error> {
-        let call = self.all_reduce_call::<T>(buffer.len(), op, Location::caller())?;
-        self.start(call, buffer, |buffer| buffer)
+        let site = Location::caller();
+        if let Some(gathered) = self.gathered::<T>(&buffer, op, site)? {
+            return self.start(gathered.into_prepared(buffer));
+        }
+        let call = self.all_reduce_call::<T>(buffer.len(), op, site)?;
+        self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
     /// [`Group::reduce`], going on by itself; gives the buffer back.
@@ -35,7 +40,7 @@ impl Group {
         root: Rank,
     ) -> Result<Handle<Vec<T>>, Error> {
         let call = self.reduce_call::<T>(buffer.len(), op, root, Location::caller())?;
-        self.start(call, buffer, |buffer| buffer)
+        self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
     /// [`Group::all_reduce_with`], going on by itself; gives the buffer back.
@@ -50,7 +55,7 @@ impl Group {
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
     ) -> Result<Handle<Vec<T>>, Error> {
         let call = self.all_fold_call(buffer.len(), function, Location::caller());
-        self.start(call, buffer, |buffer| buffer)
+        self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
     /// [`Group::reduce_with`], going on by itself; gives the buffer back.
@@ -66,7 +71,7 @@ impl Group {
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
     ) -> Result<Handle<Vec<T>>, Error> {
         let call = self.fold_call(buffer.len(), root, function, Location::caller())?;
-        self.start(call, buffer, |buffer| buffer)
+        self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
     /// [`Group::reduce_scatter`], going on by itself; gives this rank's chunk.
@@ -83,10 +88,11 @@ impl Group {
         let partition = Partition::even(buffer.len(), self.world);
         let call = self.reduce_scatter_call::<T>(&partition, 0, op, Location::caller())?;
         let own = partition.range(self.rank);
-        self.start(call, buffer, move |mut buffer| {
+        let finish = move |mut buffer: Vec<T>| {
             buffer.truncate(own.end);
             buffer.split_off(own.start)
-        })
+        };
+        self.start(Prepared::new(call, buffer, finish))
     }
 
     /// [`Group::all_gather`], going on by itself; gives the buffer back.
@@ -97,7 +103,8 @@ impl Group {
     #[track_caller]
     pub fn all_gather_async<T: Element>(&mut self, buffer: Vec<T>) -> Result<Handle<Vec<T>>, Error> {
         let partition = Partition::even(buffer.len(), self.world);
-        self.start(self.all_gather_call::<T>(&partition, 0, Location::caller()), buffer, |buffer| buffer)
+        let call = self.all_gather_call::<T>(&partition, 0, Location::caller());
+        self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
     /// [`Group::broadcast`], going on by itself; gives the buffer back.
@@ -112,7 +119,7 @@ impl Group {
         root: Rank,
     ) -> Result<Handle<Vec<T>>, Error> {
         let call = self.broadcast_call::<T>(buffer.len(), root, Location::caller())?;
-        self.start(call, buffer, |buffer| buffer)
+        self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
     /// [`Group::scan`], going on by itself; gives the buffer back.
@@ -123,7 +130,7 @@ impl Group {
     #[track_caller]
     pub fn scan_async<T: Element>(&mut self, buffer: Vec<T>, op: ReduceOp) -> Result<Handle<Vec<T>>, Error> {
         let call = self.scan_call::<T>(buffer.len(), op, Location::caller())?;
-        self.start(call, buffer, |buffer| buffer)
+        self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
     /// [`Group::barrier`], going on by itself.
@@ -133,6 +140,7 @@ impl Group {
     /// As [`Group::barrier`]; a failure on the way is the handle's.
     #[track_caller]
     pub fn barrier_async(&mut self) -> Result<Handle<()>, Error> {
-        self.start(self.barrier_call(Location::caller()), Vec::<u8>::new(), |_| ())
+        let call = self.barrier_call(Location::caller());
+        self.start(Prepared::new(call, Vec::<u8>::new(), |_| ()))
     }
 }

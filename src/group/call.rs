@@ -33,8 +33,23 @@ pub(super) struct Call {
 
 /// What is done to elements that stand at the same place.
 pub(super) struct Reduction {
-    op: ReduceOp,
-    kernels: Kernels,
+    pub(super) op: ReduceOp,
+    pub(super) kernels: Kernels,
+}
+
+/// A collective on elements of its own, and what makes the result of them.
+pub(super) struct Prepared<'a, T, R> {
+    call: Call,
+    elements: Vec<T>,
+    finish: Finish<'a, T, R>,
+}
+
+type Finish<'a, T, R> = Box<dyn FnOnce(Vec<T>) -> R + Send + 'a>;
+
+impl<'a, T, R> Prepared<'a, T, R> {
+    pub(super) fn new(call: Call, elements: Vec<T>, finish: impl FnOnce(Vec<T>) -> R + Send + 'a) -> Self {
+        Self { call, elements, finish: Box::new(finish) }
+    }
 }
 
 impl Reduction {
@@ -97,13 +112,19 @@ impl Group {
         driver.run(begin, bytes, |memory| self.submission(call, memory)).map(|_| ())
     }
 
-    /// Begins a collective on elements that it owns; `finish` makes its result of them.
+    /// Runs a collective on elements of its own to its end.
+    pub(super) fn run_prepared<T: Element, R>(&self, prepared: Prepared<'_, T, R>) -> Result<R, Error> {
+        let Prepared { call, mut elements, finish } = prepared;
+        self.run(call, &mut elements)?;
+        Ok(finish(elements))
+    }
+
+    /// Begins a collective that goes on by itself.
     pub(super) fn start<T: Element, R: Send + 'static>(
         &self,
-        call: Call,
-        mut elements: Vec<T>,
-        finish: impl FnOnce(Vec<T>) -> R + Send + 'static,
+        prepared: Prepared<'static, T, R>,
     ) -> Result<Handle<R>, Error> {
+        let Prepared { call, mut elements, finish } = prepared;
         self.driver()?;
         self.prepare(&call, &mut elements);
         let Some(job) = &self.job else { return Ok(Handle::ready(Ok(finish(elements)))) };

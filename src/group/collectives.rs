@@ -14,24 +14,11 @@ use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp};
 const COMPRESSED_BLOCK: usize = 1 << 20;
 /// The most blocks that an all-reduce is cut into, so that its schedule stays small however long the buffer is.
 const BLOCKS_MAX: usize = 512;
-/// A buffer of at most so many bytes goes along a tree, a longer one along a chain, which sends each byte once over each
-/// link but has n-1 hops. A tree's inner ranks have to store what comes before its turn.
-const TREE_BYTES_MAX: usize = 64 << 10;
 
 impl Group {
     /// How `operation` on a buffer of so many bytes is routed, whatever the reduction, if that is one of the known ones.
     pub fn algorithm(&self, operation: Operation, bytes: usize) -> Algorithm {
-        match operation {
-            Operation::Broadcast | Operation::Reduce if bytes <= TREE_BYTES_MAX => Algorithm::Tree,
-            Operation::AllReduce | Operation::ReduceScatter | Operation::AllGather | Operation::Broadcast => {
-                Algorithm::Ring
-            }
-            Operation::Reduce | Operation::Scan | Operation::Exscan => Algorithm::Chain,
-            Operation::Gather | Operation::Scatter | Operation::AllToAll | Operation::Message => {
-                Algorithm::Direct
-            }
-            Operation::Barrier => Algorithm::Dissemination,
-        }
+        self.routes().choose(operation, self.world, bytes as u64)
     }
 
     pub(super) fn algorithm_of<T: Element>(&self, operation: Operation, count: usize) -> Algorithm {
@@ -40,8 +27,9 @@ impl Group {
 
     /// Leaves in every rank's buffer the reduction of all ranks' buffers, bit for bit the same everywhere.
     ///
-    /// Ring reduce-scatter and all-gather: 2(n-1) steps, 2(n-1)/n S bytes sent by each rank. `f16` and `bf16` are added
-    /// in `f32` and rounded at each of the n-1 hops.
+    /// By the algorithm that costs least for the length ([`Group::algorithm`], `docs/algorithms.md`): from one step of
+    /// (n-1) S bytes to 2(n-1) steps of 2(n-1)/n S bytes in all. `f16` and `bf16` are added in `f32` and rounded after each
+    /// of the n-1 additions.
     ///
     /// # Errors
     ///
@@ -51,7 +39,19 @@ impl Group {
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
         let site = Location::caller();
         let elements = buffer.elements_mut()?;
-        let call = self.all_reduce_call::<B::Element>(elements.len(), op, site)?;
+        self.all_reduce_elements(elements, op, site)
+    }
+
+    pub(super) fn all_reduce_elements<T: Element>(
+        &self,
+        elements: &mut [T],
+        op: ReduceOp,
+        site: Site,
+    ) -> Result<(), Error> {
+        if let Some(gathered) = self.gathered::<T>(elements, op, site)? {
+            return self.run_prepared(gathered.into_prepared(elements)).map(|_| ());
+        }
+        let call = self.all_reduce_call::<T>(elements.len(), op, site)?;
         self.run(call, elements)
     }
 
@@ -62,11 +62,15 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         let reduction = Reduction::known::<T>(op)?;
-        let chunk_bytes = self.job.as_ref().map_or(1 << 20, |job| job.chunk_bytes);
-        let block = self.world.as_usize() * (chunk_bytes / size_of::<T>());
-        let block = block.max(count.div_ceil(BLOCKS_MAX));
-        let schedule = schedule::all_reduce(self.world, self.rank, count, block);
         let algorithm = self.algorithm_of::<T>(Operation::AllReduce, count);
+        let schedule = if algorithm == Algorithm::Direct {
+            schedule::direct::all_reduce(self.world, self.rank, count)
+        } else {
+            let chunk_bytes = self.job.as_ref().map_or(1 << 20, |job| job.chunk_bytes);
+            let block = self.world.as_usize() * (chunk_bytes / size_of::<T>());
+            let block = block.max(count.div_ceil(BLOCKS_MAX));
+            schedule::all_reduce(self.world, self.rank, count, block)
+        };
         let call = Call::new(Operation::AllReduce, algorithm, count, schedule, site);
         Ok(call.reducing(reduction))
     }
@@ -117,11 +121,11 @@ impl Group {
     {
         let site = Location::caller();
         let elements = buffer.elements_mut()?;
-        let call = self.all_reduce_call::<B::Element>(elements.len(), ReduceOp::PreMulSum, site)?;
+        Reduction::known::<B::Element>(ReduceOp::PreMulSum)?;
         for element in elements.iter_mut() {
             *element = *element * factor;
         }
-        self.run(call, elements)
+        self.all_reduce_elements(elements, ReduceOp::PreMulSum, site)
     }
 
     /// All-reduce of `f32` that travels compressed, in blocks of 2^20 elements. All ranks end with the same bits, rounded
@@ -140,7 +144,7 @@ impl Group {
         let site = Location::caller();
         let elements = buffer.elements_mut()?;
         match compression {
-            Compression::None => self.run(self.all_reduce_call::<f32>(elements.len(), op, site)?, elements),
+            Compression::None => self.all_reduce_elements(elements, op, site),
             Compression::Fp16 => self.all_reduce_as::<half::f16>(elements, op, site),
             Compression::Bf16 => self.all_reduce_as::<half::bf16>(elements, op, site),
         }
@@ -159,7 +163,7 @@ impl Group {
             let block = &mut elements[start..end];
             let narrow = &mut narrow[..block.len()];
             H::encode(block, narrow);
-            self.run(self.all_reduce_call::<H>(narrow.len(), op, site)?, narrow)?;
+            self.all_reduce_elements(narrow, op, site)?;
             H::decode(narrow, block);
         }
         Ok(())
@@ -237,7 +241,7 @@ impl Group {
     /// Leaves the reduction of this rank's chunk ([`Group::chunk`]) in its place and returns where that is; the rest of
     /// the buffer holds partial results.
     ///
-    /// Ring: n-1 steps, (n-1)/n S bytes.
+    /// Short buffers straight to their owners, in one step; long ones along the ring: n-1 steps. (n-1)/n S bytes.
     ///
     /// # Errors
     ///
@@ -263,16 +267,20 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         let reduction = Reduction::known::<T>(op)?;
-        let schedule = schedule::reduce_scatter(self.world, self.rank, partition);
         let count = partition.total();
         let algorithm = self.algorithm_of::<T>(Operation::ReduceScatter, count);
+        let schedule = if algorithm == Algorithm::Direct {
+            schedule::direct::reduce_scatter(self.world, self.rank, partition)
+        } else {
+            schedule::reduce_scatter(self.world, self.rank, partition)
+        };
         let call = Call::new(Operation::ReduceScatter, algorithm, count, schedule, site);
         Ok(call.reducing(reduction).laid_out(layout))
     }
 
     /// Each rank's chunk ([`Group::chunk`]) of its own buffer becomes everybody's.
     ///
-    /// Ring: n-1 steps, (n-1)/n S bytes.
+    /// Short buffers straight to their owners, in one step; long ones along the ring: n-1 steps. (n-1)/n S bytes.
     ///
     /// # Errors
     ///
@@ -286,9 +294,13 @@ impl Group {
     }
 
     pub(super) fn all_gather_call<T: Element>(&self, partition: &Partition, layout: u32, site: Site) -> Call {
-        let schedule = schedule::all_gather(self.world, self.rank, partition);
         let count = partition.total();
         let algorithm = self.algorithm_of::<T>(Operation::AllGather, count);
+        let schedule = if algorithm == Algorithm::Direct {
+            schedule::direct::all_gather(self.world, self.rank, partition)
+        } else {
+            schedule::all_gather(self.world, self.rank, partition)
+        };
         Call::new(Operation::AllGather, algorithm, count, schedule, site).laid_out(layout)
     }
 

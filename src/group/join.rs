@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::driver::Driver;
 use super::pump::Pump;
-use super::{Group, Job};
+use super::routes::{Algorithms, Routes};
+use super::{Error, Group, Job, tune};
 use crate::engine::Settings;
 use crate::rendezvous::{
     Arrival, Launched, Member, PeersFile, Roster, Shared, StartError, arrive, from_environment, host_name,
@@ -72,6 +73,8 @@ pub struct JoinOptions {
     pub segment_bytes: usize,
     /// Whether every segment carries a CRC32C beside TCP's own checksum; rank 0's word counts. Default no.
     pub checks_payloads: bool,
+    /// Which algorithms operations take; rank 0's word counts. Default: whichever costs least.
+    pub algorithms: Algorithms,
 }
 
 impl Default for JoinOptions {
@@ -84,6 +87,7 @@ impl Default for JoinOptions {
             congestion: CongestionControl::default(),
             segment_bytes: SEGMENT_BYTES,
             checks_payloads: false,
+            algorithms: Algorithms::default(),
         }
     }
 }
@@ -134,7 +138,8 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     };
     let driver = Driver::new(Pump::new(settings, transport), epoch, spins)
         .map_err(|source| StartError::System { what: "an event queue", source })?;
-    let job = Job { driver, next_group: AtomicU32::new(1), congestion, chunk_bytes };
+    let routes = Routes::default();
+    let job = Job { driver, next_group: AtomicU32::new(1), congestion, chunk_bytes, routes };
     let mut group = Group {
         job: Some(Arc::new(job)),
         id: 0,
@@ -146,28 +151,39 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         timeout: options.operation_timeout,
         abandoned: None,
     };
-    close_the_ring(&mut group)?;
+    with_patience(&mut group, |group| {
+        close_the_ring(group)?;
+        tune::agree(group, &options.algorithms)
+    })?;
     Ok(group)
 }
 
-/// Opens the links to both neighbours and passes a barrier, so that a rank that cannot be reached is found now.
-fn close_the_ring(group: &mut Group) -> Result<(), StartError> {
-    let (rank, world) = (group.rank, group.world);
-    if let Some(job) = &group.job {
-        job.driver.connect(world.after(rank, 1));
-        job.driver.connect(world.before(rank, 1));
-    }
-    // All ranks are there and listen; each link's own deadline is shorter than this.
+/// What is done before the group is handed out: all ranks are there and listen, so it has a deadline of its own, longer than
+/// each link's.
+fn with_patience(
+    group: &mut Group,
+    begin: impl FnOnce(&mut Group) -> Result<(), Error>,
+) -> Result<(), StartError> {
     let timeout = std::mem::replace(&mut group.timeout, 2 * CONNECT_TIMEOUT);
-    let closed = group.barrier();
+    let begun = begin(group);
     group.timeout = timeout;
-    closed.map_err(|error| match error.cause() {
+    begun.map_err(|error| match error.cause() {
         Some(Cause::PeerLost { rank, host, detail }) => {
             StartError::PeerLost { rank: *rank, host: host.clone(), detail: detail.clone() }
         }
         Some(cause) => StartError::Failed(cause.clone()),
         None => StartError::Refused(error.to_string()),
     })
+}
+
+/// Opens the links to both neighbours and passes a barrier, so that a rank that cannot be reached is found now.
+fn close_the_ring(group: &mut Group) -> Result<(), Error> {
+    let (rank, world) = (group.rank, group.world);
+    if let Some(job) = &group.job {
+        job.driver.connect(world.after(rank, 1));
+        job.driver.connect(world.before(rank, 1));
+    }
+    group.barrier()
 }
 
 fn meet_by_file(

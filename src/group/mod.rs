@@ -17,6 +17,7 @@ mod call;
 mod collectives;
 mod driver;
 mod error;
+mod gathered;
 mod handle;
 mod join;
 mod lane;
@@ -26,7 +27,10 @@ mod messages;
 mod objects;
 mod out_of_place;
 pub mod pump;
+mod routes;
+mod tune;
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -38,8 +42,10 @@ pub use handle::{Handle, wait_all, wait_any};
 pub use join::{JoinOptions, Meeting, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
 pub use messages::{Received, Source, Status};
 pub use objects::OBJECT_BYTES_MAX;
+pub use routes::Algorithms;
 
 use self::driver::Driver;
+use self::routes::Routes;
 use crate::rendezvous::StartError;
 use crate::schedule::partition;
 use crate::types::{Rank, WorldSize};
@@ -68,6 +74,8 @@ struct Job {
     congestion: Option<String>,
     /// Bytes of a chunk of an all-reduce's block, the same on all ranks.
     chunk_bytes: usize,
+    /// Which algorithm operations take, the same on all ranks.
+    routes: Routes,
 }
 
 /// Some ranks of a job, seen from one of them.
@@ -181,6 +189,10 @@ impl Group {
     /// What the job has done so far on this rank, in all groups.
     pub fn statistics(&self) -> Statistics {
         self.job.as_ref().map(|job| job.driver.statistics()).unwrap_or_default()
+    }
+
+    fn routes(&self) -> Cow<'_, Routes> {
+        self.job.as_ref().map_or_else(|| Cow::Owned(Routes::default()), |job| Cow::Borrowed(&job.routes))
     }
 
     /// The elements of a buffer of `count` that belong to `rank` in [`Group::reduce_scatter`] and [`Group::all_gather`]:

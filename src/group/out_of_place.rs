@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use super::call::{Call, Site};
+use super::call::{Call, Prepared, Site};
 use super::{Error, Group, Handle};
 use crate::schedule;
 use crate::schedule::partition::Partition;
@@ -16,7 +16,8 @@ impl Group {
     /// As [`Group::all_reduce`].
     #[track_caller]
     pub fn all_gather_from<T: Element>(&mut self, input: &[T]) -> Result<Vec<T>, Error> {
-        self.all_gather_uneven_async(input, &vec![input.len(); self.world.as_usize()])?.wait()
+        let counts = vec![input.len(); self.world.as_usize()];
+        self.run_prepared(self.prepare_all_gather(input, &counts, Location::caller())?)
     }
 
     /// Every rank's `input`, `counts[r]` elements long on rank r, one after another in rank order.
@@ -28,7 +29,7 @@ impl Group {
     /// As [`Group::all_reduce`], and [`Error::InvalidCounts`].
     #[track_caller]
     pub fn all_gather_uneven<T: Element>(&mut self, input: &[T], counts: &[usize]) -> Result<Vec<T>, Error> {
-        self.all_gather_uneven_async(input, counts)?.wait()
+        self.run_prepared(self.prepare_all_gather(input, counts, Location::caller())?)
     }
 
     /// [`Group::all_gather_uneven`], going on by itself.
@@ -42,11 +43,20 @@ impl Group {
         input: &[T],
         counts: &[usize],
     ) -> Result<Handle<Vec<T>>, Error> {
-        let site = Location::caller();
+        self.start(self.prepare_all_gather(input, counts, Location::caller())?)
+    }
+
+    fn prepare_all_gather<T: Element>(
+        &self,
+        input: &[T],
+        counts: &[usize],
+        site: Site,
+    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
         let partition = self.partition(counts, input.len())?;
-        let mut output = vec![T::zeroed(); partition.total()];
-        output[partition.range(self.rank)].copy_from_slice(input);
-        self.start(self.all_gather_call::<T>(&partition, layout(counts), site), output, |output| output)
+        let mut elements = vec![T::zeroed(); partition.total()];
+        elements[partition.range(self.rank)].copy_from_slice(input);
+        let call = self.all_gather_call::<T>(&partition, layout(counts), site);
+        Ok(Prepared::new(call, elements, |all| all))
     }
 
     /// Like [`Group::all_gather_uneven`] where nobody knows the others' lengths: they are gathered first.
@@ -77,7 +87,7 @@ impl Group {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<Vec<T>, Error> {
-        self.reduce_scatter_uneven_async(input, counts, op)?.wait()
+        self.run_prepared(self.prepare_reduce_scatter(input, counts, op, Location::caller())?)
     }
 
     /// [`Group::reduce_scatter_uneven`], going on by itself.
@@ -92,7 +102,16 @@ impl Group {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<Handle<Vec<T>>, Error> {
-        let site = Location::caller();
+        self.start(self.prepare_reduce_scatter(input, counts, op, Location::caller())?)
+    }
+
+    fn prepare_reduce_scatter<T: Element>(
+        &self,
+        input: &[T],
+        counts: &[usize],
+        op: ReduceOp,
+        site: Site,
+    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
         let own = counts.get(self.rank.index()).copied().unwrap_or_default();
         let partition = self.partition(counts, own)?;
         if partition.total() != input.len() {
@@ -100,10 +119,11 @@ impl Group {
         }
         let call = self.reduce_scatter_call::<T>(&partition, layout(counts), op, site)?;
         let own = partition.range(self.rank);
-        self.start(call, input.to_vec(), move |mut all| {
+        let finish = move |mut all: Vec<T>| {
             all.truncate(own.end);
             all.split_off(own.start)
-        })
+        };
+        Ok(Prepared::new(call, input.to_vec(), finish))
     }
 
     /// Every rank's `input`, which has the same length everywhere, in rank order; empty but on the root.
@@ -113,7 +133,8 @@ impl Group {
     /// As [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn gather<T: Element>(&mut self, input: &[T], root: Rank) -> Result<Vec<T>, Error> {
-        self.gather_async(input, root)?.wait()
+        let counts = vec![input.len(); self.world.as_usize()];
+        self.run_prepared(self.prepare_gather(input, &counts, 0, root, Location::caller())?)
     }
 
     /// [`Group::gather`], going on by itself.
@@ -123,9 +144,8 @@ impl Group {
     /// As [`Group::gather`]; a failure on the way is the handle's.
     #[track_caller]
     pub fn gather_async<T: Element>(&mut self, input: &[T], root: Rank) -> Result<Handle<Vec<T>>, Error> {
-        let site = Location::caller();
         let counts = vec![input.len(); self.world.as_usize()];
-        self.start_gather(input, &counts, 0, root, site)
+        self.start(self.prepare_gather(input, &counts, 0, root, Location::caller())?)
     }
 
     /// Every rank's `input`, `counts[r]` elements long on rank r, in rank order; empty but on the root.
@@ -142,7 +162,8 @@ impl Group {
         counts: &[usize],
         root: Rank,
     ) -> Result<Vec<T>, Error> {
-        self.gather_uneven_async(input, counts, root)?.wait()
+        let site = Location::caller();
+        self.run_prepared(self.prepare_gather(input, counts, layout(counts), root, site)?)
     }
 
     /// [`Group::gather_uneven`], going on by itself.
@@ -157,17 +178,18 @@ impl Group {
         counts: &[usize],
         root: Rank,
     ) -> Result<Handle<Vec<T>>, Error> {
-        self.start_gather(input, counts, layout(counts), root, Location::caller())
+        let site = Location::caller();
+        self.start(self.prepare_gather(input, counts, layout(counts), root, site)?)
     }
 
-    fn start_gather<T: Element>(
-        &mut self,
+    fn prepare_gather<T: Element>(
+        &self,
         input: &[T],
         counts: &[usize],
         layout: u32,
         root: Rank,
         site: Site,
-    ) -> Result<Handle<Vec<T>>, Error> {
+    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
         self.check_root(root)?;
         let partition = self.partition(counts, input.len())?;
         let schedule = schedule::gather(self.world, self.rank, root, &partition);
@@ -175,12 +197,14 @@ impl Group {
         let algorithm = self.algorithm_of::<T>(Operation::Gather, count);
         let call =
             Call::new(Operation::Gather, algorithm, count, schedule, site).rooted(root).laid_out(layout);
-        if self.rank != root {
-            return self.start(call, input.to_vec(), |_| Vec::new());
+        let is_root = self.rank == root;
+        let mut elements = input.to_vec();
+        if is_root {
+            elements = vec![T::zeroed(); partition.total()];
+            elements[partition.range(root)].copy_from_slice(input);
         }
-        let mut all = vec![T::zeroed(); partition.total()];
-        all[partition.range(root)].copy_from_slice(input);
-        self.start(call, all, |all| all)
+        let finish = move |all| if is_root { all } else { Vec::new() };
+        Ok(Prepared::new(call, elements, finish))
     }
 
     /// Rank r gets the r-th of n even parts of the root's `input`, whose length `count` all ranks name; what other ranks
@@ -191,7 +215,8 @@ impl Group {
     /// As [`Group::all_reduce`], [`Error::InvalidRoot`], and [`Error::InvalidCounts`] if the root's input has another length.
     #[track_caller]
     pub fn scatter<T: Element>(&mut self, input: &[T], count: usize, root: Rank) -> Result<Vec<T>, Error> {
-        self.scatter_async(input, count, root)?.wait()
+        let partition = Partition::even(count, self.world);
+        self.run_prepared(self.prepare_scatter(input, &partition, 0, root, Location::caller())?)
     }
 
     /// [`Group::scatter`], going on by itself.
@@ -206,8 +231,8 @@ impl Group {
         count: usize,
         root: Rank,
     ) -> Result<Handle<Vec<T>>, Error> {
-        let site = Location::caller();
-        self.start_scatter(input, &Partition::even(count, self.world), 0, root, site)
+        let partition = Partition::even(count, self.world);
+        self.start(self.prepare_scatter(input, &partition, 0, root, Location::caller())?)
     }
 
     /// Rank r gets `counts[r]` elements of the root's `input`, after those of the ranks before it.
@@ -224,7 +249,9 @@ impl Group {
         counts: &[usize],
         root: Rank,
     ) -> Result<Vec<T>, Error> {
-        self.scatter_uneven_async(input, counts, root)?.wait()
+        let partition = self.partition_of(counts)?;
+        let site = Location::caller();
+        self.run_prepared(self.prepare_scatter(input, &partition, layout(counts), root, site)?)
     }
 
     /// [`Group::scatter_uneven`], going on by itself.
@@ -239,20 +266,19 @@ impl Group {
         counts: &[usize],
         root: Rank,
     ) -> Result<Handle<Vec<T>>, Error> {
+        let partition = self.partition_of(counts)?;
         let site = Location::caller();
-        let own = counts.get(self.rank.index()).copied().unwrap_or_default();
-        let partition = self.partition(counts, own)?;
-        self.start_scatter(input, &partition, layout(counts), root, site)
+        self.start(self.prepare_scatter(input, &partition, layout(counts), root, site)?)
     }
 
-    fn start_scatter<T: Element>(
-        &mut self,
+    fn prepare_scatter<T: Element>(
+        &self,
         input: &[T],
         partition: &Partition,
         layout: u32,
         root: Rank,
         site: Site,
-    ) -> Result<Handle<Vec<T>>, Error> {
+    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
         self.check_root(root)?;
         let own = partition.range(self.rank);
         let schedule = schedule::scatter(self.world, self.rank, root, partition);
@@ -260,13 +286,13 @@ impl Group {
         let algorithm = self.algorithm_of::<T>(Operation::Scatter, count);
         let call =
             Call::new(Operation::Scatter, algorithm, count, schedule, site).rooted(root).laid_out(layout);
-        if self.rank != root {
-            return self.start(call, vec![T::zeroed(); own.len()], |part| part);
-        }
-        if input.len() != partition.total() {
+        let is_root = self.rank == root;
+        if is_root && input.len() != partition.total() {
             return Err(Error::InvalidCounts("their sum is not the length of the root's input"));
         }
-        self.start(call, input.to_vec(), move |all| all[own].to_vec())
+        let elements = if is_root { input.to_vec() } else { vec![T::zeroed(); own.len()] };
+        let finish = move |all: Vec<T>| if is_root { all[own].to_vec() } else { all };
+        Ok(Prepared::new(call, elements, finish))
     }
 
     /// The r-th of n equal parts of `input` goes to rank r; what the ranks have for this one comes back in rank order.
@@ -278,7 +304,7 @@ impl Group {
     /// As [`Group::all_reduce`], and [`Error::InvalidCounts`] if n does not divide the length.
     #[track_caller]
     pub fn all_to_all<T: Element>(&mut self, input: &[T]) -> Result<Vec<T>, Error> {
-        self.all_to_all_async(input)?.wait()
+        self.run_prepared(self.prepare_all_to_all_even(input, Location::caller())?)
     }
 
     /// [`Group::all_to_all`], going on by itself.
@@ -288,13 +314,19 @@ impl Group {
     /// As [`Group::all_to_all`]; a failure on the way is the handle's.
     #[track_caller]
     pub fn all_to_all_async<T: Element>(&mut self, input: &[T]) -> Result<Handle<Vec<T>>, Error> {
-        let site = Location::caller();
-        let n = self.world.as_usize();
-        if !input.len().is_multiple_of(n) {
+        self.start(self.prepare_all_to_all_even(input, Location::caller())?)
+    }
+
+    fn prepare_all_to_all_even<T: Element>(
+        &self,
+        input: &[T],
+        site: Site,
+    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
+        if !input.len().is_multiple_of(self.world.as_usize()) {
             return Err(Error::InvalidCounts("the group's size does not divide the input's length"));
         }
         let partition = Partition::even(input.len(), self.world);
-        self.start_all_to_all(input, (&partition, &partition), input.len(), site)
+        Ok(self.prepare_all_to_all(input, (&partition, &partition), input.len(), site))
     }
 
     /// `send_counts[r]` elements of `input` go to rank r, after those of the ranks before it; `receive_counts[r]` come from
@@ -310,7 +342,8 @@ impl Group {
         send_counts: &[usize],
         receive_counts: &[usize],
     ) -> Result<Vec<T>, Error> {
-        self.all_to_all_uneven_async(input, send_counts, receive_counts)?.wait()
+        let site = Location::caller();
+        self.run_prepared(self.prepare_all_to_all_uneven(input, send_counts, receive_counts, site)?)
     }
 
     /// [`Group::all_to_all_uneven`], going on by itself.
@@ -326,6 +359,16 @@ impl Group {
         receive_counts: &[usize],
     ) -> Result<Handle<Vec<T>>, Error> {
         let site = Location::caller();
+        self.start(self.prepare_all_to_all_uneven(input, send_counts, receive_counts, site)?)
+    }
+
+    fn prepare_all_to_all_uneven<T: Element>(
+        &self,
+        input: &[T],
+        send_counts: &[usize],
+        receive_counts: &[usize],
+        site: Site,
+    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
         let own = |counts: &[usize]| counts.get(self.rank.index()).copied().unwrap_or_default();
         let send = self.partition(send_counts, own(send_counts))?;
         let receive = self.partition(receive_counts, own(send_counts))?;
@@ -333,16 +376,16 @@ impl Group {
             return Err(Error::InvalidCounts("their sum is not the input's length"));
         }
         // The ranks' totals differ, so they are no part of what has to agree.
-        self.start_all_to_all(input, (&send, &receive), 0, site)
+        Ok(self.prepare_all_to_all(input, (&send, &receive), 0, site))
     }
 
-    fn start_all_to_all<T: Element>(
-        &mut self,
+    fn prepare_all_to_all<T: Element>(
+        &self,
         input: &[T],
         (send, receive): (&Partition, &Partition),
         count: usize,
         site: Site,
-    ) -> Result<Handle<Vec<T>>, Error> {
+    ) -> Prepared<'static, T, Vec<T>> {
         let schedule = schedule::all_to_all(self.world, self.rank, send, receive);
         let mut buffer = Vec::with_capacity(send.total() + receive.total());
         buffer.extend_from_slice(input);
@@ -353,7 +396,7 @@ impl Group {
         let start = send.total();
         let algorithm = self.algorithm_of::<T>(Operation::AllToAll, count);
         let call = Call::new(Operation::AllToAll, algorithm, count, schedule, site);
-        self.start(call, buffer, move |mut buffer| buffer.split_off(start))
+        Prepared::new(call, buffer, move |mut buffer: Vec<T>| buffer.split_off(start))
     }
 
     /// The reduction of the inputs of all ranks before this one; `None` on the first.
@@ -365,7 +408,7 @@ impl Group {
     /// As [`Group::all_reduce`]; an average is not defined.
     #[track_caller]
     pub fn exscan<T: Element>(&mut self, input: &[T], op: ReduceOp) -> Result<Option<Vec<T>>, Error> {
-        self.exscan_async(input, op)?.wait()
+        self.run_prepared(self.prepare_exscan(input, op, Location::caller())?)
     }
 
     /// [`Group::exscan`], going on by itself.
@@ -379,12 +422,26 @@ impl Group {
         input: &[T],
         op: ReduceOp,
     ) -> Result<Handle<Option<Vec<T>>>, Error> {
-        let site = Location::caller();
+        self.start(self.prepare_exscan(input, op, Location::caller())?)
+    }
+
+    fn prepare_exscan<T: Element>(
+        &self,
+        input: &[T],
+        op: ReduceOp,
+        site: Site,
+    ) -> Result<Prepared<'static, T, Option<Vec<T>>>, Error> {
         let call = self.exscan_call::<T>(input.len(), op, site)?;
         let (count, is_first) = (input.len(), self.rank == Rank::ZERO);
-        let mut buffer = input.to_vec();
-        buffer.resize(2 * count, T::zeroed());
-        self.start(call, buffer, move |mut buffer| (!is_first).then(|| buffer.split_off(count)))
+        let mut elements = input.to_vec();
+        elements.resize(2 * count, T::zeroed());
+        let finish = move |mut all: Vec<T>| (!is_first).then(|| all.split_off(count));
+        Ok(Prepared::new(call, elements, finish))
+    }
+
+    /// The parts of these lengths.
+    fn partition_of(&self, counts: &[usize]) -> Result<Partition, Error> {
+        self.partition(counts, counts.get(self.rank.index()).copied().unwrap_or_default())
     }
 
     /// The parts of these lengths, of which this rank's is `own`.

@@ -8,11 +8,14 @@
 //! buffer, B the bandwidth of a link, s the bytes of a segment.
 //!
 //! Schedules for long messages apply whatever arrives at once: no receive of theirs depends on another one. Those that
-//! let a receive wait for another (a tree that reduces, the barrier) are for messages short enough to lie in a socket's
-//! buffer meanwhile.
+//! let a receive wait for another (a tree that reduces, the barrier, direct reduction, doubling) are for messages short
+//! enough to be stored meanwhile.
 
 mod chain;
+pub mod cost;
+pub mod direct;
 mod dissemination;
+pub mod doubling;
 mod exchange;
 pub mod partition;
 mod ring;

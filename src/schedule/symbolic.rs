@@ -2,6 +2,7 @@
 //! contributed to it.
 
 mod chain;
+mod direct;
 mod dissemination;
 mod itself;
 mod partitioned;
@@ -410,4 +411,17 @@ fn cut(count: usize, world: WorldSize, which: usize) -> Partition {
         (_, _) => (0..n).map(|index| upto(index + 1) - upto(index)).collect(),
     };
     Partition::from_counts(&counts).expect("the sum is small")
+}
+
+/// A whole buffer in which only the rank's own part is known.
+fn own_part(partition: &Partition, rank: Rank) -> Vec<Value> {
+    let own = partition.range(rank);
+    let value = |element| if own.contains(&element) { Value::own(rank, element) } else { Value::BLANK };
+    (0..partition.total()).map(value).collect()
+}
+
+/// A whole buffer with each rank's part in its place.
+fn every_part(partition: &Partition, world: WorldSize) -> Vec<Value> {
+    let part = |rank| partition.range(rank).map(move |element| Value::own(rank, element));
+    world.ranks().flat_map(part).collect()
 }

@@ -2,7 +2,7 @@
 
 use super::super::partition::Partition;
 use super::super::{all_gather, all_to_all, gather, reduce_scatter, scatter};
-use super::{Proof, Value, cut, own, roots};
+use super::{Proof, Value, cut, every_part, own, own_part, roots};
 use crate::types::{Rank, WorldSize};
 
 #[test]
@@ -20,19 +20,6 @@ fn reduce_scatter_gives_every_rank_its_part() {
             }
         });
     }
-}
-
-/// A whole buffer in which only the rank's own part is known.
-fn own_part(partition: &Partition, rank: Rank) -> Vec<Value> {
-    let own = partition.range(rank);
-    let value = |element| if own.contains(&element) { Value::own(rank, element) } else { Value::BLANK };
-    (0..partition.total()).map(value).collect()
-}
-
-/// A whole buffer with each rank's part in its place.
-fn every_part(partition: &Partition, world: WorldSize) -> Vec<Value> {
-    let part = |rank| partition.range(rank).map(move |element| Value::own(rank, element));
-    world.ranks().flat_map(part).collect()
 }
 
 #[test]

@@ -1,0 +1,143 @@
+//! Which algorithm an operation of a size takes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::schedule::cost::{self, LinkCost};
+use crate::types::{Algorithm, Operation, WorldSize};
+
+/// The most ranges that can be asked for.
+pub(super) const RANGES_MAX: usize = 16;
+
+/// The algorithms that were asked for, by the bytes of the buffer; where none was, the cheapest is taken.
+///
+/// As text: `ring` for every size, or ranges such as `direct:0-65536;ring:65537-max`. What an operation has no such
+/// algorithm for takes the cheapest that it has.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Algorithms(Vec<Range>);
+
+/// One algorithm for some sizes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Range {
+    pub(super) algorithm: Algorithm,
+    pub(super) from: u64,
+    pub(super) to: u64,
+}
+
+impl Algorithms {
+    pub(super) fn new(ranges: Vec<Range>) -> Self {
+        Self(ranges)
+    }
+
+    pub(super) fn ranges(&self) -> &[Range] {
+        &self.0
+    }
+
+    /// Whether nothing was asked for.
+    pub fn is_automatic(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn for_bytes(&self, bytes: u64) -> impl Iterator<Item = Algorithm> {
+        let fits = move |range: &&Range| (range.from..=range.to).contains(&bytes);
+        self.0.iter().filter(fits).map(|range| range.algorithm)
+    }
+}
+
+impl FromStr for Algorithms {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::default());
+        }
+        let ranges: Vec<Range> = text.split(';').map(parse_range).collect::<Result<_, _>>()?;
+        if ranges.len() > RANGES_MAX {
+            return Err(format!("more than {RANGES_MAX} ranges"));
+        }
+        Ok(Self(ranges))
+    }
+}
+
+fn parse_range(text: &str) -> Result<Range, String> {
+    let (name, bytes) = text.split_once(':').unwrap_or((text, "0-max"));
+    let algorithm = cost::CHOICES.iter().copied().find(|algorithm| algorithm.name() == name);
+    let algorithm = algorithm.ok_or_else(|| {
+        let names: Vec<&str> = cost::CHOICES.iter().map(|algorithm| algorithm.name()).collect();
+        format!("`{name}` is none of {}, auto", names.join(", "))
+    })?;
+    let wrong = || format!("`{bytes}` is no range of bytes such as 0-65536 or 65537-max");
+    let (from, to) = bytes.split_once('-').ok_or_else(wrong)?;
+    let from = from.parse().map_err(|_| wrong())?;
+    let to = if to == "max" { u64::MAX } else { to.parse().map_err(|_| wrong())? };
+    if from > to {
+        return Err(wrong());
+    }
+    Ok(Range { algorithm, from, to })
+}
+
+impl fmt::Display for Algorithms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("auto");
+        }
+        for (index, Range { algorithm, from, to }) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ";" };
+            let name = algorithm.name();
+            match *to {
+                u64::MAX => write!(f, "{separator}{name}:{from}-max")?,
+                to => write!(f, "{separator}{name}:{from}-{to}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What decides about routes, the same on all ranks of a job.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Routes {
+    pub(super) algorithms: Algorithms,
+    pub(super) link: LinkCost,
+}
+
+impl Routes {
+    /// How `operation` on a buffer of so many bytes goes among `world` ranks.
+    pub(super) fn choose(&self, operation: Operation, world: WorldSize, bytes: u64) -> Algorithm {
+        let possible = cost::possible(operation);
+        let asked = self.algorithms.for_bytes(bytes).find(|algorithm| possible.contains(algorithm));
+        asked.unwrap_or_else(|| self.link.cheapest(operation, world, bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_is_read_and_written() {
+        for text in ["auto", "ring:0-max", "direct:0-65536;ring:65537-max", "one-shot:0-64;doubling:65-128"] {
+            assert_eq!(text.parse::<Algorithms>().unwrap().to_string(), text);
+        }
+        assert_eq!("ring".parse::<Algorithms>().unwrap().to_string(), "ring:0-max");
+        for wrong in
+            ["", "rings", "ring:", "ring:5", "ring:9-3", "ring:-1-4", "ring:0-max;", "chain", "ring:0-1;;"]
+        {
+            assert!(wrong.parse::<Algorithms>().is_err(), "{wrong}");
+        }
+        let many = vec!["ring:0-1"; RANGES_MAX + 1].join(";");
+        assert!(many.parse::<Algorithms>().unwrap_err().contains("more than 16"));
+    }
+
+    #[test]
+    fn what_was_asked_for_is_taken_where_the_operation_has_it() {
+        let algorithms = "direct:0-100;one-shot:101-200".parse().unwrap();
+        let routes = Routes { algorithms, link: LinkCost::default() };
+        let world = WorldSize::new(4).unwrap();
+        let choose = |operation, bytes| routes.choose(operation, world, bytes);
+        assert_eq!(choose(Operation::AllReduce, 100), Algorithm::Direct);
+        assert_eq!(choose(Operation::AllReduce, 101), Algorithm::OneShot);
+        assert_eq!(choose(Operation::AllReduce, 1 << 30), Algorithm::Ring);
+        assert_eq!(choose(Operation::Broadcast, 100), Algorithm::Tree);
+        assert_eq!(choose(Operation::AllGather, 100), Algorithm::Direct);
+    }
+}

@@ -1,0 +1,83 @@
+//! What the ranks agree about before the group is handed out: the algorithms that rank 0 was asked for, and what links cost.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::routes::{Algorithms, RANGES_MAX, Range, Routes};
+use super::{Error, Group};
+use crate::schedule::cost::LinkCost;
+use crate::types::{Algorithm, Rank, ReduceOp};
+
+/// Words of an algorithm's range.
+const RANGE_WORDS: usize = 3;
+/// Bytes of a part of the shortest buffer that is timed, and of a longer one.
+const SHORT: usize = 8;
+const LONG: usize = 16 << 10;
+/// The largest world in which all links are opened to measure what a message to everybody costs.
+const CROWD_MAX: usize = 16;
+/// Where that is not measured: the part of a latency that each further message costs.
+const OVERHEAD: f64 = 0.25;
+/// Nanoseconds a byte that no link undercuts; what was measured may be noise.
+const BYTE_MIN: f64 = 0.02;
+/// How often each is timed; the median counts.
+const ROUNDS: usize = 5;
+
+/// Takes rank 0's algorithms, measures the links, and agrees about both.
+pub(super) fn agree(group: &mut Group, algorithms: &Algorithms) -> Result<(), Error> {
+    let algorithms = of_rank_0(group, algorithms)?;
+    set(group, Routes { algorithms: algorithms.clone(), link: LinkCost::default() });
+    let link = measure(group)?;
+    set(group, Routes { algorithms, link });
+    log::debug!("links cost {link:?}");
+    Ok(())
+}
+
+fn set(group: &mut Group, routes: Routes) {
+    // Nobody else has the job yet.
+    if let Some(job) = group.job.as_mut().and_then(Arc::get_mut) {
+        job.routes = routes;
+    }
+}
+
+/// The algorithms that rank 0 was asked for.
+fn of_rank_0(group: &mut Group, own: &Algorithms) -> Result<Algorithms, Error> {
+    let mut words = [0u64; RANGES_MAX * RANGE_WORDS];
+    for (place, range) in words.chunks_exact_mut(RANGE_WORDS).zip(own.ranges()) {
+        place.copy_from_slice(&[u64::from(range.algorithm.to_byte()), range.from, range.to]);
+    }
+    group.broadcast(&mut words, Rank::ZERO)?;
+    let range = |words: &[u64]| {
+        let algorithm = u8::try_from(words[0]).ok().and_then(Algorithm::from_byte)?;
+        Some(Range { algorithm, from: words[1], to: words[2] })
+    };
+    Ok(Algorithms::new(words.chunks_exact(RANGE_WORDS).map_while(range).collect()))
+}
+
+/// Times a few messages around the ring and, in a small world, straight to everybody. The slowest rank's figures count.
+fn measure(group: &mut Group) -> Result<LinkCost, Error> {
+    let n = group.size().as_usize();
+    let hops = (n - 1) as f64;
+    let short = time(group, "ring", SHORT)? / hops;
+    let long = time(group, "ring", LONG)? / hops;
+    let crowd = if (3..=CROWD_MAX).contains(&n) { time(group, "direct", SHORT)? } else { 0.0 };
+    let byte = (long - short) / (LONG - SHORT) as f64;
+    let overhead = if crowd > 0.0 { (crowd - short) / (n - 2) as f64 } else { short * OVERHEAD };
+    let mut link = [short, overhead.max(0.0), byte.max(BYTE_MIN)];
+    group.all_reduce(&mut link, ReduceOp::Max)?;
+    Ok(LinkCost { latency: link[0], overhead: link[1], byte: link[2] })
+}
+
+/// The median time, in nanoseconds, of an all-gather of so many bytes from each rank.
+fn time(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f64, Error> {
+    let algorithms = algorithm.parse().unwrap_or_default();
+    set(group, Routes { algorithms, link: LinkCost::default() });
+    let mut buffer = vec![0u8; group.size().as_usize() * bytes];
+    let mut times = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        let started = Instant::now();
+        group.all_gather(&mut buffer)?;
+        times.push(started.elapsed().as_nanos() as f64);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[ROUNDS / 2])
+}

@@ -1,0 +1,74 @@
+//! The schedules without a ring: straight to the owner, and doubling.
+
+use super::super::partition::{Partition, chunk};
+use super::super::{direct, doubling};
+use super::{Proof, Value, cut, every_part, everyone, own, own_part};
+use crate::types::{Rank, WorldSize};
+
+#[test]
+fn direct_all_reduce_gives_every_rank_every_contribution_once() {
+    let proof = Proof { receives_may_wait: true, ..Proof::new() };
+    proof.run(direct::all_reduce, own, |world, rank, count, state| {
+        assert_eq!(state.buffer, everyone(world, count), "rank {rank} of {world}, {count} elements");
+        let own = chunk(count, world, rank);
+        for (element, &finished) in state.finished.iter().enumerate() {
+            let owner = own.contains(&element) && world != WorldSize::ONE;
+            assert_eq!(finished, u32::from(owner), "an element is finished once, by its owner");
+        }
+    });
+}
+
+#[test]
+fn direct_reduce_scatter_gives_every_rank_its_part() {
+    for which in 0..2 {
+        let build = |world, rank, count| direct::reduce_scatter(world, rank, &cut(count, world, which));
+        let proof = Proof { receives_may_wait: true, ..Proof::new() };
+        proof.run(build, own, |world, rank, count, state| {
+            for element in cut(count, world, which).range(rank) {
+                assert_eq!(state.buffer[element], Value::of_first(world.get(), element));
+            }
+        });
+    }
+}
+
+#[test]
+fn direct_all_gather_gives_every_rank_every_part() {
+    for which in 0..2 {
+        Proof::new().run(
+            |world, rank, count| direct::all_gather(world, rank, &cut(count, world, which)),
+            |world, rank, count| own_part(&cut(count, world, which), rank),
+            |world, _, count, state| {
+                assert_eq!(state.buffer, every_part(&cut(count, world, which), world));
+            },
+        );
+    }
+}
+
+#[test]
+fn doubling_gives_every_rank_every_slot() {
+    // A slot for each rank: element e of rank r is called as in a buffer that has all ranks' slots in rank order.
+    let slot = |rank: Rank, count: usize| (0..count).map(move |e| Value::own(rank, rank.index() * count + e));
+    let proof = Proof { receives_may_wait: true, ..Proof::new() };
+    proof.run(
+        doubling::all_gather,
+        |world, rank, count| {
+            let mut buffer: Vec<Value> = slot(rank, count).collect();
+            buffer.resize(world.as_usize() * count, Value::BLANK);
+            buffer
+        },
+        |world, rank, count, state| {
+            let in_order = (0..world.get()).flat_map(|distance| slot(world.after(rank, distance), count));
+            assert_eq!(state.buffer, in_order.collect::<Vec<Value>>());
+        },
+    );
+}
+
+#[test]
+fn one_shot_is_a_direct_all_gather_of_whole_buffers() {
+    let slots = |world: WorldSize, count| Partition::from_counts(&vec![count; world.as_usize()]).unwrap();
+    Proof::new().run(
+        |world, rank, count| direct::all_gather(world, rank, &slots(world, count)),
+        |world, rank, count| own_part(&slots(world, count), rank),
+        |world, _, count, state| assert_eq!(state.buffer, every_part(&slots(world, count), world)),
+    );
+}
