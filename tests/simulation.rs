@@ -20,7 +20,7 @@ use ringtrain::engine::{Failure, OpId, Pattern, Settings, Timestamp};
 use ringtrain::group::memory::Memory;
 use ringtrain::group::pump::{Pump, Turn, Work};
 use ringtrain::transport::sim::{Fault, SimConfig, SimNetwork, SimTransport};
-use ringtrain::types::{Operation, ReduceOp};
+use ringtrain::types::{Algorithm, Operation, ReduceOp};
 use ringtrain::wire::Cause;
 use ringtrain::{Rank, WorldSize};
 
@@ -426,7 +426,14 @@ fn a_stopped_rank_is_named_at_the_deadline() {
     let mut scenario = Scenario::random(1, false);
     scenario.world = WorldSize::new(4).unwrap();
     scenario.program = vec![
-        Call { group: 0, operation: Operation::AllReduce, op: ReduceOp::Sum, count: 100, root: Rank::ZERO },
+        Call {
+            group: 0,
+            operation: Operation::AllReduce,
+            op: ReduceOp::Sum,
+            count: 100,
+            root: Rank::ZERO,
+            algorithm: Algorithm::Ring,
+        },
         Call::BARRIER,
     ];
     scenario.groups = vec![scenario.world.ranks().collect()];

@@ -7,6 +7,7 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use ringtrain::engine::Begin;
 use ringtrain::reduce;
+use ringtrain::schedule::cost::possible;
 use ringtrain::schedule::partition::{Partition, chunk};
 use ringtrain::schedule::{self, Schedule};
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
@@ -25,6 +26,7 @@ pub(crate) struct Call {
     pub(crate) count: usize,
     /// Of a message: the sender, the receiver being the rank after it.
     pub(crate) root: Rank,
+    pub(crate) algorithm: Algorithm,
 }
 
 /// The ranks of a group, in order.
@@ -46,8 +48,14 @@ pub(crate) const OPERATIONS: [Operation; 12] = [
 ];
 
 impl Call {
-    pub(crate) const BARRIER: Self =
-        Self { group: 0, operation: Operation::Barrier, op: ReduceOp::Sum, count: 0, root: Rank::ZERO };
+    pub(crate) const BARRIER: Self = Self {
+        group: 0,
+        operation: Operation::Barrier,
+        op: ReduceOp::Sum,
+        count: 0,
+        root: Rank::ZERO,
+        algorithm: Algorithm::Dissemination,
+    };
 
     pub(crate) fn random(random: &mut StdRng, groups: &[Members]) -> Self {
         let operation = OPERATIONS[random.random_range(0..OPERATIONS.len())];
@@ -62,12 +70,14 @@ impl Call {
             op = ReduceOp::Sum;
         }
         let group = random.random_range(0..groups.len());
+        let possible = possible(operation);
         Self {
             group,
             operation,
             op,
             count: if operation == Operation::Barrier { 0 } else { random.random_range(0..120) },
             root: Rank::new(random.random_range(0..groups[group].len() as u32)),
+            algorithm: possible[random.random_range(0..possible.len())],
         }
     }
 
@@ -79,7 +89,7 @@ impl Call {
             operation: self.operation,
             dtype: if is_barrier { DType::U8 } else { DType::F64 },
             reduction: reduces.then_some(self.op),
-            algorithm: self.algorithm(),
+            algorithm: self.algorithm,
             root: if self.operation.has_root() { self.root } else { Rank::ZERO },
             count: self.count as u64,
             layout: 0,
@@ -103,34 +113,36 @@ impl Call {
         reduces.then_some(self.op)
     }
 
-    fn algorithm(self) -> Algorithm {
-        match self.operation {
-            Operation::Barrier => Algorithm::Dissemination,
-            Operation::Broadcast | Operation::Reduce if self.is_short() => Algorithm::Tree,
-            Operation::Reduce | Operation::Scan | Operation::Exscan => Algorithm::Chain,
-            Operation::Gather | Operation::Scatter | Operation::AllToAll | Operation::Message => {
-                Algorithm::Direct
-            }
-            _ => Algorithm::Ring,
+    /// Whether every rank gets a slot for each rank, which it is left to reduce by itself: the first rank in the slots.
+    fn slots(self, rank: Rank) -> Option<Rank> {
+        match (self.operation, self.algorithm) {
+            (Operation::AllReduce, Algorithm::OneShot) => Some(Rank::ZERO),
+            (Operation::AllReduce, Algorithm::Doubling) => Some(rank),
+            _ => None,
         }
-    }
-
-    /// Whether the tree is taken.
-    fn is_short(self) -> bool {
-        self.count < 60
     }
 
     /// With ranks of the group.
     pub(crate) fn schedule(self, world: WorldSize, rank: Rank) -> Schedule {
         let Self { count, root, .. } = self;
         let even = Partition::even(count, world);
+        let slots = Partition::from_counts(&vec![count; world.as_usize()]).expect("a short buffer");
+        let is_direct = self.algorithm == Algorithm::Direct;
+        let is_tree = self.algorithm == Algorithm::Tree;
         match self.operation {
-            Operation::AllReduce => schedule::all_reduce(world, rank, count, BLOCK),
-            Operation::Reduce if self.is_short() => schedule::reduce_tree(world, rank, root, count),
+            Operation::AllReduce => match self.algorithm {
+                Algorithm::OneShot => schedule::direct::all_gather(world, rank, &slots),
+                Algorithm::Doubling => schedule::doubling::all_gather(world, rank, count),
+                Algorithm::Direct => schedule::direct::all_reduce(world, rank, count),
+                _ => schedule::all_reduce(world, rank, count, BLOCK),
+            },
+            Operation::Reduce if is_tree => schedule::reduce_tree(world, rank, root, count),
             Operation::Reduce => schedule::reduce(world, rank, root, count),
+            Operation::ReduceScatter if is_direct => schedule::direct::reduce_scatter(world, rank, &even),
             Operation::ReduceScatter => schedule::reduce_scatter(world, rank, &even),
+            Operation::AllGather if is_direct => schedule::direct::all_gather(world, rank, &even),
             Operation::AllGather => schedule::all_gather(world, rank, &even),
-            Operation::Broadcast if self.is_short() => schedule::broadcast_tree(world, rank, root, count),
+            Operation::Broadcast if is_tree => schedule::broadcast_tree(world, rank, root, count),
             Operation::Broadcast => schedule::broadcast(world, rank, root, count),
             Operation::Gather => schedule::gather(world, rank, root, &even),
             Operation::Scatter => schedule::scatter(world, rank, root, &even),
@@ -148,6 +160,13 @@ impl Call {
         Partition::from_counts(&vec![own; world.as_usize()]).expect("a short buffer")
     }
 
+    /// Where a rank's slot lies if the slots begin with that of `first`.
+    fn slot(self, world: WorldSize, first: Rank, rank: Rank) -> std::ops::Range<usize> {
+        let n = world.as_usize();
+        let start = (rank.index() + n - first.index()) % n * self.count;
+        start..start + self.count
+    }
+
     fn value(rank: Rank, index: usize) -> f64 {
         f64::from(rank.get() + 1) * 64.0 + (index % 7) as f64
     }
@@ -156,6 +175,12 @@ impl Call {
     pub(crate) fn initial(self, world: WorldSize, rank: Rank) -> Vec<f64> {
         let own = chunk(self.count, world, rank);
         let all = |count: usize| (0..count).map(|index| Self::value(rank, index)).collect::<Vec<f64>>();
+        if let Some(first) = self.slots(rank) {
+            let mut slots = vec![0.0; world.as_usize() * self.count];
+            let own = self.slot(world, first, rank);
+            slots[own].copy_from_slice(&all(self.count));
+            return slots;
+        }
         match self.operation {
             Operation::Gather if rank != self.root => all(self.count).drain(own).collect(),
             Operation::Scatter if rank != self.root => vec![0.0; own.len()],
@@ -180,6 +205,13 @@ impl Call {
             world.ranks().find(|&owner| chunk(count, world, owner).contains(&index)).expect("an owner")
         };
         let among = |ranks: std::ops::Range<u32>, index| self.reduced(ranks.map(Rank::new), world, index);
+        if let Some(first) = self.slots(rank) {
+            let is_its = |from: Rank| {
+                let slot = &buffer[self.slot(world, first, from)];
+                (0..count).all(|index| slot[index] == Self::value(from, index))
+            };
+            return world.ranks().all(is_its);
+        }
         let everyone = 0..world.get();
         let each = |expected: &dyn Fn(usize) -> f64| (0..count).all(|index| buffer[index] == expected(index));
         match self.operation {
