@@ -11,6 +11,7 @@
 //! let a receive wait for another (a tree that reduces, the barrier, direct reduction, doubling) are for messages short
 //! enough to be stored meanwhile.
 
+pub mod board;
 mod chain;
 pub mod cost;
 pub mod direct;

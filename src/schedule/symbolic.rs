@@ -1,6 +1,7 @@
 //! Proves schedules without bytes: each element of each rank's buffer says which element it is and which ranks have
 //! contributed to it.
 
+mod board;
 mod chain;
 mod direct;
 mod dissemination;

@@ -2,6 +2,7 @@
 
 pub mod lobby;
 pub mod poller;
+pub mod shm;
 pub mod sim;
 pub mod tcp;
 

@@ -1,0 +1,270 @@
+//! Collectives of ranks that share memory, as rounds on a board: in each, every rank posts something in its slot, and takes
+//! what it wants from the others' slots once they have posted.
+//!
+//! What is reduced is taken from the slots in rank order, lower ranks being the left operands. So a result depends on the
+//! contributions alone: not on where an element stands, on the size of the slots, or on the algorithm. A function of one's
+//! own need not commute.
+
+use std::ops::Range;
+
+use super::Action;
+use super::partition::Partition;
+use crate::types::{Rank, WorldSize};
+
+/// Elements that a rank posts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Put {
+    /// Where they lie in its buffer.
+    pub range: Range<usize>,
+    /// The element of the slot where they begin.
+    pub at: usize,
+}
+
+/// Elements that a rank takes from a slot, its own perhaps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Take {
+    /// Whose slot.
+    pub from: Rank,
+    /// The element of the slot where they begin.
+    pub at: usize,
+    /// Where they go in the buffer.
+    pub range: Range<usize>,
+    /// What is done with them. What is in the buffer is the left operand.
+    pub action: Action,
+}
+
+/// What a rank does in a round.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Round {
+    /// What it posts; nothing is posted as well, and is a signal.
+    pub puts: Vec<Put>,
+    /// What it takes, in this order. An empty range waits for the rank to have posted.
+    pub takes: Vec<Take>,
+}
+
+/// What one rank does in one operation. All ranks have as many rounds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan {
+    world: WorldSize,
+    rank: Rank,
+    /// Elements of a slot.
+    slot: usize,
+    work: Work,
+}
+
+/// What is to be done, with elements of the whole operation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Work {
+    /// Nothing but to wait for everybody.
+    Barrier,
+    /// Everybody posts its buffer and reduces all of them. The buffer must fit a slot.
+    OneShot {
+        /// Elements of each buffer.
+        count: usize,
+    },
+    /// Everybody posts a block and reduces its own chunk of all of them, then posts that for the root alone, or for all.
+    TwoShot {
+        /// Elements of each buffer.
+        count: usize,
+        /// Who gets the result; nobody else's buffer means anything then.
+        root: Option<Rank>,
+    },
+    /// Everybody ends with the reduction of its own part.
+    ReduceScatter(Partition),
+    /// Everybody's own part goes to everybody.
+    AllGather(Partition),
+    /// The root's buffer goes to everybody.
+    Broadcast {
+        /// Elements of each buffer.
+        count: usize,
+        /// Whose it is.
+        root: Rank,
+    },
+    /// Everybody's part goes to the root, whose buffer is the whole; any other rank's is its part.
+    Gather {
+        /// The parts.
+        partition: Partition,
+        /// Who gets them.
+        root: Rank,
+    },
+    /// [`Work::Gather`] the other way.
+    Scatter {
+        /// The parts.
+        partition: Partition,
+        /// Who has them.
+        root: Rank,
+    },
+    /// A part of this length from each rank to each; the buffer is what is sent, and behind it what is received. The own part
+    /// is left to the caller.
+    AllToAll {
+        /// Elements of each part.
+        part: usize,
+    },
+    /// Everybody ends with the reduction of the buffers of all ranks up to itself.
+    Scan {
+        /// Elements of each buffer.
+        count: usize,
+    },
+    /// The same without the rank's own, behind the buffer's first `count` elements.
+    Exscan {
+        /// Elements of each contribution.
+        count: usize,
+    },
+}
+
+impl Plan {
+    /// What `rank` does, in slots of so many elements: at least one for each rank.
+    pub fn new(world: WorldSize, rank: Rank, slot: usize, work: Work) -> Self {
+        Self { world, rank, slot: slot.max(world.as_usize()), work }
+    }
+
+    /// How many rounds there are, at least one.
+    pub fn rounds(&self) -> usize {
+        let longest = |partition: &Partition| self.world.ranks().map(|rank| partition.range(rank).len()).max();
+        let rounds = match &self.work {
+            Work::Barrier | Work::OneShot { .. } => 1,
+            Work::TwoShot { count, .. } => return 2 * count.div_ceil(self.slot).max(1),
+            Work::ReduceScatter(partition) | Work::Scatter { partition, .. } => {
+                longest(partition).unwrap_or_default().div_ceil(self.share())
+            }
+            Work::AllGather(partition) | Work::Gather { partition, .. } => {
+                longest(partition).unwrap_or_default().div_ceil(self.slot)
+            }
+            Work::AllToAll { part } => part.div_ceil(self.share()),
+            Work::Broadcast { count, .. } | Work::Scan { count } | Work::Exscan { count } => {
+                count.div_ceil(self.slot)
+            }
+        };
+        rounds.max(1)
+    }
+
+    /// Elements of a slot for each rank, where it has something for each.
+    fn share(&self) -> usize {
+        self.slot / self.world.as_usize()
+    }
+
+    /// Replaces what is in `round` by what this rank does in the round of that number, counted from 0.
+    pub fn fill(&self, number: usize, round: &mut Round) {
+        round.puts.clear();
+        round.takes.clear();
+        let share = self.share();
+        let of_slot = |range: Range<usize>| piece(&range, number, self.slot);
+        let of_share = |range: Range<usize>| piece(&range, number, share);
+        match &self.work {
+            Work::Barrier => self.take_from_others(round, |_| (0, 0..0)),
+            Work::OneShot { count } => {
+                round.put(0..*count, 0);
+                self.reduce(round, 0, &(0..*count), self.world.get());
+            }
+            Work::TwoShot { count, root } => self.two_shot(round, number, *count, *root),
+            Work::ReduceScatter(partition) => {
+                for rank in self.world.ranks() {
+                    round.put(of_share(partition.range(rank)), rank.index() * share);
+                }
+                let own = of_share(partition.range(self.rank));
+                self.reduce(round, self.rank.index() * share, &own, self.world.get());
+            }
+            Work::AllGather(partition) => {
+                round.put(of_slot(partition.range(self.rank)), 0);
+                self.take_from_others(round, |rank| (0, of_slot(partition.range(rank))));
+            }
+            Work::Broadcast { count, root } if self.rank == *root => round.put(of_slot(0..*count), 0),
+            Work::Broadcast { count, root } => round.take(*root, 0, of_slot(0..*count), Action::Copy),
+            Work::Gather { partition, root } if self.rank == *root => {
+                self.take_from_others(round, |rank| (0, of_slot(partition.range(rank))));
+            }
+            Work::Gather { partition, .. } => {
+                round.put(of_slot(0..partition.range(self.rank).len()), 0);
+            }
+            Work::Scatter { partition, root } if self.rank == *root => {
+                for rank in self.others() {
+                    round.put(of_share(partition.range(rank)), rank.index() * share);
+                }
+            }
+            Work::Scatter { partition, root } => {
+                let own = of_share(0..partition.range(self.rank).len());
+                round.take(*root, self.rank.index() * share, own, Action::Copy);
+            }
+            Work::AllToAll { part } => {
+                let all = self.world.as_usize() * part;
+                let part_of = |rank: Rank| rank.index() * part..(rank.index() + 1) * part;
+                for rank in self.others() {
+                    round.put(of_share(part_of(rank)), rank.index() * share);
+                }
+                self.take_from_others(round, |rank| {
+                    let own = of_share(part_of(rank));
+                    (self.rank.index() * share, all + own.start..all + own.end)
+                });
+            }
+            Work::Scan { count } => {
+                let own = of_slot(0..*count);
+                round.put(own.clone(), 0);
+                self.reduce(round, 0, &own, self.rank.get() + 1);
+            }
+            Work::Exscan { count } => {
+                let own = of_slot(0..*count);
+                round.put(own.clone(), 0);
+                self.reduce(round, 0, &(count + own.start..count + own.end), self.rank.get());
+            }
+        }
+    }
+
+    fn two_shot(&self, round: &mut Round, number: usize, count: usize, root: Option<Rank>) {
+        let block = piece(&(0..count), number / 2, self.slot);
+        let partition = Partition::even(block.len(), self.world);
+        let chunk = |rank| {
+            let chunk = partition.range(rank);
+            block.start + chunk.start..block.start + chunk.end
+        };
+        let own = chunk(self.rank);
+        if number.is_multiple_of(2) {
+            round.put(block.clone(), 0);
+            self.reduce(round, own.start - block.start, &own, self.world.get());
+            return;
+        }
+        round.put(own, 0);
+        if root.is_none_or(|root| root == self.rank) {
+            self.take_from_others(round, |rank| (0, chunk(rank)));
+        }
+    }
+
+    /// Takes the contributions of the first so many ranks in rank order.
+    fn reduce(&self, round: &mut Round, at: usize, range: &Range<usize>, ranks: u32) {
+        for rank in self.world.ranks().take(ranks as usize) {
+            let action = match rank.get() {
+                0 => Action::Copy,
+                rank if rank + 1 == self.world.get() => Action::ReduceLast,
+                _ => Action::Reduce,
+            };
+            round.take(rank, at, range.clone(), action);
+        }
+    }
+
+    /// Takes from each other rank's slot what begins there, the one after this rank first.
+    fn take_from_others(&self, round: &mut Round, what: impl Fn(Rank) -> (usize, Range<usize>)) {
+        for rank in self.others() {
+            let (at, range) = what(rank);
+            round.take(rank, at, range, Action::Copy);
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = Rank> {
+        (1..self.world.get()).map(|distance| self.world.after(self.rank, distance))
+    }
+}
+
+impl Round {
+    fn put(&mut self, range: Range<usize>, at: usize) {
+        self.puts.push(Put { range, at });
+    }
+
+    fn take(&mut self, from: Rank, at: usize, range: Range<usize>, action: Action) {
+        self.takes.push(Take { from, at, range, action });
+    }
+}
+
+/// The piece of this number, if a range is cut into pieces of so many elements: empty after the last one.
+fn piece(range: &Range<usize>, number: usize, elements: usize) -> Range<usize> {
+    let start = range.end.min(range.start + number * elements);
+    start..range.end.min(start + elements)
+}

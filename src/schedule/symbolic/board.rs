@@ -1,0 +1,192 @@
+//! Rounds on a board. All ranks post a round before any takes: that is what the board sees to. Ranks may be a round apart,
+//! which no result can depend on, because what is taken was posted in the same round.
+
+use super::super::Action;
+use super::super::board::{Plan, Round, Work};
+use super::super::partition::Partition;
+use super::{Value, cut, every_part, everyone, lengths, own, own_part, roots};
+use crate::types::{Rank, WorldSize};
+
+/// Runs a plan on all ranks, for slots that hold everything and slots that do not, and hands the end to `check`.
+fn run(
+    work: impl Fn(WorldSize, usize) -> Work,
+    initial: impl Fn(WorldSize, Rank, usize) -> Vec<Value>,
+    check: impl Fn(WorldSize, Rank, usize, &[Value]),
+) {
+    for ranks in 1..=16 {
+        let world = WorldSize::new(ranks).unwrap();
+        for count in lengths(world) {
+            for slot in [world.as_usize(), 2 * world.as_usize() + 1, 1000] {
+                let plan = |rank| Plan::new(world, rank, slot, work(world, count));
+                let buffers = play(world, slot, &plan, world.ranks().map(|r| initial(world, r, count)).collect());
+                for rank in world.ranks() {
+                    check(world, rank, count, &buffers[rank.index()]);
+                }
+            }
+        }
+    }
+}
+
+fn play(
+    world: WorldSize,
+    slot: usize,
+    plan: &impl Fn(Rank) -> Plan,
+    mut buffers: Vec<Vec<Value>>,
+) -> Vec<Vec<Value>> {
+    let rounds = plan(Rank::ZERO).rounds();
+    let mut round = Round::default();
+    for number in 0..rounds {
+        let mut slots = vec![vec![Value::BLANK; slot]; world.as_usize()];
+        for rank in world.ranks() {
+            assert_eq!(plan(rank).rounds(), rounds, "all ranks have as many rounds");
+            plan(rank).fill(number, &mut round);
+            for put in &round.puts {
+                let values = &buffers[rank.index()][put.range.clone()];
+                let place = &mut slots[rank.index()][put.at..put.at + put.range.len()];
+                assert!(place.iter().all(|&value| value == Value::BLANK), "nothing is posted over");
+                place.copy_from_slice(values);
+            }
+        }
+        for rank in world.ranks() {
+            plan(rank).fill(number, &mut round);
+            for take in &round.takes {
+                let buffer = &mut buffers[rank.index()];
+                let arrived = &slots[take.from.index()][take.at..take.at + take.range.len()];
+                for (mine, &arrived) in buffer[take.range.clone()].iter_mut().zip(arrived) {
+                    if take.action == Action::Copy {
+                        *mine = arrived;
+                        continue;
+                    }
+                    assert_eq!(mine.element, arrived.element, "different elements");
+                    assert!(mine.comes_just_before(arrived), "out of rank order");
+                    mine.ranks |= arrived.ranks;
+                    let is_whole = take.action == Action::ReduceLast;
+                    assert_eq!(is_whole, mine.ranks == u64::MAX >> (64 - world.get()), "finished once");
+                }
+            }
+        }
+    }
+    buffers
+}
+
+#[test]
+fn all_reduce_gives_every_rank_every_contribution_in_order() {
+    let two_shot = |_, count| Work::TwoShot { count, root: None };
+    run(two_shot, own, |world, _, count, buffer| assert_eq!(buffer, everyone(world, count)));
+    for ranks in 1..=16 {
+        let world = WorldSize::new(ranks).unwrap();
+        let plan = |rank| Plan::new(world, rank, 100, Work::OneShot { count: 97 });
+        let buffers = play(world, 100, &plan, world.ranks().map(|rank| own(world, rank, 97)).collect());
+        assert!(buffers.iter().all(|buffer| *buffer == everyone(world, 97)));
+    }
+}
+
+#[test]
+fn reduce_gives_the_root_every_contribution() {
+    for which in 0..4 {
+        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let work = |world, count| Work::TwoShot { count, root: Some(root(world)) };
+        run(work, own, |world, rank, count, buffer| {
+            assert!(rank != root(world) || *buffer == everyone(world, count));
+        });
+    }
+}
+
+#[test]
+fn parts_are_reduced_and_gathered() {
+    for which in 0..2 {
+        let scattered = |world, count| Work::ReduceScatter(cut(count, world, which));
+        run(scattered, own, |world, rank, count, buffer| {
+            for element in cut(count, world, which).range(rank) {
+                assert_eq!(buffer[element], Value::of_first(world.get(), element));
+            }
+        });
+        run(
+            |world, count| Work::AllGather(cut(count, world, which)),
+            |world, rank, count| own_part(&cut(count, world, which), rank),
+            |world, _, count, buffer| assert_eq!(buffer, every_part(&cut(count, world, which), world)),
+        );
+    }
+}
+
+#[test]
+fn roots_give_and_get() {
+    for which in 0..4 {
+        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        let parts = |world, count| cut(count, world, which);
+        run(
+            |world, count| Work::Broadcast { count, root: root(world) },
+            own,
+            |world, _, count, buffer| assert_eq!(buffer, own(world, root(world), count)),
+        );
+        run(
+            |world, count| Work::Gather { partition: parts(world, count), root: root(world) },
+            |world, rank, count| {
+                let whole = own_part(&parts(world, count), rank);
+                if rank == root(world) { whole } else { whole[parts(world, count).range(rank)].to_vec() }
+            },
+            |world, rank, count, buffer| {
+                assert!(rank != root(world) || *buffer == every_part(&parts(world, count), world));
+            },
+        );
+        run(
+            |world, count| Work::Scatter { partition: parts(world, count), root: root(world) },
+            |world, rank, count| {
+                let length = parts(world, count).range(rank).len();
+                if rank == root(world) { own(world, rank, count) } else { vec![Value::BLANK; length] }
+            },
+            |world, rank, count, buffer| {
+                let whole = own(world, root(world), count);
+                let part = whole[parts(world, count).range(rank)].to_vec();
+                assert_eq!(buffer, if rank == root(world) { whole } else { part });
+            },
+        );
+    }
+}
+
+#[test]
+fn prefixes_are_those_of_the_ranks_before() {
+    run(|_, count| Work::Scan { count }, own, |_, rank, count, buffer| {
+        let expected = (0..count).map(|element| Value::of_first(rank.get() + 1, element));
+        assert_eq!(buffer, expected.collect::<Vec<Value>>());
+    });
+    let with_room = |world, rank, count| [own(world, rank, count), vec![Value::BLANK; count]].concat();
+    run(|_, count| Work::Exscan { count }, with_room, |_, rank, count, buffer| {
+        let expected = |element| {
+            if rank == Rank::ZERO { Value::BLANK } else { Value::of_first(rank.get(), element) }
+        };
+        assert_eq!(buffer[count..], (0..count).map(expected).collect::<Vec<Value>>());
+    });
+}
+
+#[test]
+fn everybody_gets_what_everybody_has_for_it() {
+    let name = |from: Rank, to: Rank, index: usize| Value::own(from, to.index() << 32 | index);
+    run(
+        |_, part| Work::AllToAll { part },
+        |world, rank, part| {
+            let sent = world.ranks().flat_map(|to| (0..part).map(move |index| name(rank, to, index)));
+            let mut buffer: Vec<Value> = sent.collect();
+            buffer.resize(2 * buffer.len(), Value::BLANK);
+            buffer
+        },
+        |world, rank, part, buffer| {
+            for (from, received) in world.ranks().zip(buffer[world.as_usize() * part..].chunks(part.max(1))) {
+                let expected = |index| if from == rank { Value::BLANK } else { name(from, rank, index) };
+                assert_eq!(received, (0..part).map(expected).collect::<Vec<Value>>());
+            }
+        },
+    );
+}
+
+#[test]
+fn a_barrier_waits_for_everybody() {
+    let mut round = Round::default();
+    let world = WorldSize::new(5).unwrap();
+    Plan::new(world, Rank::new(3), 0, Work::Barrier).fill(0, &mut round);
+    let mut awaited: Vec<u32> = round.takes.iter().map(|take| take.from.get()).collect();
+    awaited.sort_unstable();
+    assert_eq!(awaited, [0, 1, 2, 4]);
+    let partition = Partition::even(0, world);
+    assert_eq!(Plan::new(world, Rank::ZERO, 9, Work::AllGather(partition)).rounds(), 1, "empty buffers meet too");
+}

@@ -1,0 +1,283 @@
+//! What each rank of a host posts, round by round, for the others to read.
+//!
+//! Every rank has two slots, for even and for odd rounds. It writes its slot, then its round's number, which others wait
+//! for. A slot is written again two rounds later. That is safe once every other rank has posted the round between: by then
+//! it has read all that it wanted of the round before. [`Board::may_write`] says so, and [`Board::write`] insists.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::segment::{Segment, TOKEN_BYTES};
+
+/// Bytes that two processors do not share by accident: a cache line and the one that is fetched along with it.
+const LINE: usize = 128;
+/// Words of a slot's header.
+pub const HEADER_WORDS: usize = 7;
+
+/// What a rank says of what it has posted.
+pub type Header = [u64; HEADER_WORDS];
+
+/// How large a board is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BoardSize {
+    /// How many ranks share it.
+    pub ranks: usize,
+    /// Bytes of a slot.
+    pub slot_bytes: usize,
+}
+
+impl BoardSize {
+    /// Bytes of the memory.
+    ///
+    /// # Panics
+    ///
+    /// If that is more than a `usize` can count.
+    pub const fn bytes(self) -> usize {
+        LINE + self.ranks * self.rank_bytes()
+    }
+
+    /// A rank's flag, then its slots.
+    const fn rank_bytes(self) -> usize {
+        LINE + 2 * self.slot_stride()
+    }
+
+    /// The round's number and the header, then the payload: a short one comes with them.
+    const fn slot_stride(self) -> usize {
+        (size_of::<SlotHead>() + self.slot_bytes).next_multiple_of(LINE)
+    }
+}
+
+/// One rank's view of the board.
+pub struct Board {
+    segment: Segment,
+    size: BoardSize,
+    rank: usize,
+}
+
+/// What a rank has posted.
+pub struct Posted<'a> {
+    /// What it says of it.
+    pub header: Header,
+    /// The whole slot; how much of it means something is a matter of what has been agreed.
+    pub payload: &'a [u8],
+}
+
+/// The first bytes of a slot.
+#[repr(C)]
+struct SlotHead {
+    round: AtomicU64,
+    header: [AtomicU64; HEADER_WORDS],
+}
+
+const _: () = assert!(size_of::<SlotHead>() == 64 && size_of::<SlotHead>() <= LINE && TOKEN_BYTES <= LINE);
+
+impl Board {
+    /// The view of the rank of this number, of those that share the board.
+    ///
+    /// # Panics
+    ///
+    /// If the memory is too small for the board, or there is no such rank.
+    pub fn new(segment: Segment, size: BoardSize, rank: usize) -> Self {
+        assert!(segment.length() >= size.bytes(), "the memory is as large as the board");
+        assert!(rank < size.ranks, "the rank is on the board");
+        Self { segment, size, rank }
+    }
+
+    /// How large it is.
+    pub fn size(&self) -> BoardSize {
+        self.size
+    }
+
+    /// This rank's number on the board.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The memory, to be told of to others.
+    pub fn segment_mut(&mut self) -> &mut Segment {
+        &mut self.segment
+    }
+
+    /// Whether this rank may write its slot for `round`: all others have posted the round before.
+    pub fn may_write(&self, round: u64) -> bool {
+        round <= 1 || (0..self.size.ranks).all(|rank| rank == self.rank || self.has_posted(rank, round - 1))
+    }
+
+    /// Whether `rank` has posted this round.
+    pub fn has_posted(&self, rank: usize, round: u64) -> bool {
+        self.head(rank, round).round.load(Ordering::Acquire) >= round
+    }
+
+    /// This rank's slot for `round`, to be filled before [`Board::post`].
+    ///
+    /// # Panics
+    ///
+    /// If others may still read it ([`Board::may_write`]), or if it has been posted.
+    pub fn write(&mut self, round: u64) -> &mut [u8] {
+        assert!(self.may_write(round) && !self.has_posted(self.rank, round), "nobody reads what is written");
+        let payload = self.payload(self.rank, round);
+        // SAFETY: the slot is inside of the mapping. Other ranks read it only after its round has been posted and before they
+        // post the next one, and neither is the case now; `&mut self` keeps this process's other threads away.
+        unsafe { std::slice::from_raw_parts_mut(payload, self.size.slot_bytes) }
+    }
+
+    /// Posts the round, whose slot has been filled.
+    pub fn post(&mut self, round: u64, header: &Header) {
+        let head = self.head(self.rank, round);
+        for (word, value) in head.header.iter().zip(header) {
+            word.store(*value, Ordering::Relaxed);
+        }
+        head.round.store(round, Ordering::Release);
+    }
+
+    /// What `rank` has posted in `round`, if it has and this rank has not posted a later one.
+    pub fn posted(&self, rank: usize, round: u64) -> Option<Posted<'_>> {
+        let head = self.head(rank, round);
+        // Later rounds than this one's successor may have overwritten it.
+        if head.round.load(Ordering::Acquire) != round || self.has_posted(self.rank, round + 1) {
+            return None;
+        }
+        let header = std::array::from_fn(|index| head.header[index].load(Ordering::Relaxed));
+        let payload = self.payload(rank, round);
+        // SAFETY: the slot is inside of the mapping. Its owner writes it again only after this rank has posted the next round,
+        // for which `&mut self` is needed; so nobody writes it while this borrow lives.
+        let payload = unsafe { std::slice::from_raw_parts(payload, self.size.slot_bytes) };
+        Some(Posted { header, payload })
+    }
+
+    /// Says that this rank is about to sleep until it is told of a post. It has to look once more afterwards.
+    pub fn fall_asleep(&self) {
+        self.flag(self.rank).store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Says that this rank is awake.
+    pub fn wake_up(&self) {
+        self.flag(self.rank).store(0, Ordering::Relaxed);
+    }
+
+    /// The ranks that sleep and have to be told of what has been posted; each is named once.
+    pub fn take_sleepers(&self, mut tell: impl FnMut(usize)) {
+        // What was posted is seen by whoever falls asleep after this, or its flag is seen here.
+        fence(Ordering::SeqCst);
+        for rank in (0..self.size.ranks).filter(|&rank| rank != self.rank) {
+            let flag = self.flag(rank);
+            if flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::SeqCst) != 0 {
+                tell(rank);
+            }
+        }
+    }
+
+    fn offset_of(&self, rank: usize) -> usize {
+        debug_assert!(rank < self.size.ranks, "the rank is on the board");
+        LINE + rank * self.size.rank_bytes()
+    }
+
+    fn slot_offset(&self, rank: usize, round: u64) -> usize {
+        self.offset_of(rank) + LINE + (round % 2) as usize * self.size.slot_stride()
+    }
+
+    fn flag(&self, rank: usize) -> &AtomicU32 {
+        assert!(rank < self.size.ranks, "the rank is on the board");
+        // SAFETY: the flag is inside of the mapping and aligned, and all processes use it as an atomic alone.
+        unsafe { self.segment.base().add(self.offset_of(rank)).cast::<AtomicU32>().as_ref() }
+    }
+
+    fn head(&self, rank: usize, round: u64) -> &SlotHead {
+        assert!(rank < self.size.ranks, "the rank is on the board");
+        // SAFETY: the head is inside of the mapping and aligned, and all processes use its words as atomics alone.
+        unsafe { self.segment.base().add(self.slot_offset(rank, round)).cast::<SlotHead>().as_ref() }
+    }
+
+    fn payload(&self, rank: usize, round: u64) -> *mut u8 {
+        assert!(rank < self.size.ranks, "the rank is on the board");
+        // SAFETY: the payload begins inside of the mapping.
+        unsafe { self.segment.base().add(self.slot_offset(rank, round) + size_of::<SlotHead>()).as_ptr() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// The views of all ranks.
+    fn boards(size: BoardSize) -> Vec<Board> {
+        let token = [1; TOKEN_BYTES];
+        let first = Segment::create(size.bytes(), &token).unwrap();
+        let place = first.place().unwrap();
+        let others = (1..size.ranks).map(|_| Segment::open(place, size.bytes(), &token).unwrap());
+        let segments: Vec<Segment> = others.collect();
+        let segments = std::iter::once(first).chain(segments);
+        segments.enumerate().map(|(rank, segment)| Board::new(segment, size, rank)).collect()
+    }
+
+    #[test]
+    fn what_is_posted_is_read_once_it_is_whole() {
+        let mut boards = boards(BoardSize { ranks: 2, slot_bytes: 256 });
+        assert!(boards[0].posted(1, 1).is_none());
+        boards[1].write(1)[..3].copy_from_slice(b"one");
+        assert!(boards[0].posted(1, 1).is_none(), "it has been written, not posted");
+        boards[1].post(1, &[9; HEADER_WORDS]);
+        let posted = boards[0].posted(1, 1).unwrap();
+        assert_eq!((&posted.payload[..3], posted.header), (&b"one"[..], [9; HEADER_WORDS]));
+        assert!(!boards[1].may_write(2), "rank 0 may not have read what was in the slot before");
+        boards[0].post(1, &[0; HEADER_WORDS]);
+        assert!(boards[1].may_write(2));
+        boards[1].post(2, &[0; HEADER_WORDS]);
+        assert!(boards[0].posted(1, 1).is_some(), "the other slot is for round 2");
+        boards[0].post(2, &[0; HEADER_WORDS]);
+        assert!(boards[0].posted(1, 1).is_none(), "whoever has posted the next round has no business with it");
+    }
+
+    #[test]
+    #[should_panic(expected = "nobody reads what is written")]
+    fn a_slot_that_may_be_read_is_not_written() {
+        let mut boards = boards(BoardSize { ranks: 2, slot_bytes: 128 });
+        boards[0].post(1, &[0; HEADER_WORDS]);
+        boards[0].write(2);
+    }
+
+    #[test]
+    fn who_sleeps_is_told_once() {
+        let boards = boards(BoardSize { ranks: 3, slot_bytes: 128 });
+        boards[2].fall_asleep();
+        let mut told = Vec::new();
+        for _ in 0..2 {
+            boards[0].take_sleepers(|rank| told.push(rank));
+        }
+        assert_eq!(told, [2]);
+        boards[1].fall_asleep();
+        boards[1].wake_up();
+        boards[0].take_sleepers(|_| panic!("nobody sleeps"));
+    }
+
+    #[test]
+    fn threads_that_post_and_read_see_whole_rounds() {
+        let size = BoardSize { ranks: 3, slot_bytes: 4096 };
+        let rounds = if cfg!(miri) { 20 } else { 2000 };
+        let play = move |mut board: Board| {
+            for round in 1..=rounds {
+                while !board.may_write(round) {
+                    thread::yield_now();
+                }
+                let fill = (round as usize * 3 + board.rank()) as u8;
+                board.write(round).fill(fill);
+                board.post(round, &[round; HEADER_WORDS]);
+                for rank in 0..size.ranks {
+                    let posted = loop {
+                        match board.posted(rank, round) {
+                            Some(posted) => break posted,
+                            None => thread::yield_now(),
+                        }
+                    };
+                    assert_eq!(posted.header, [round; HEADER_WORDS]);
+                    assert!(posted.payload.iter().all(|&byte| byte == (round as usize * 3 + rank) as u8));
+                }
+            }
+        };
+        let threads: Vec<_> =
+            boards(size).into_iter().map(|board| thread::spawn(move || play(board))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
