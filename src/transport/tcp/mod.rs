@@ -143,7 +143,8 @@ impl TcpTransport {
                 self.newcomers.push_back(peer);
             }
             Some(State::Meeting(_)) => self.settle(peer, "", |crossing| crossing.knock(admitted)),
-            Some(State::Open(_) | State::Lost(_)) => log::warn!("rank {peer} dialled a second time; closed"),
+            // The usual end of a crossing: it had not given its connection up when it made its proof.
+            Some(State::Open(_) | State::Lost(_)) => log::debug!("rank {peer} dialled too; closed"),
         }
     }
 
