@@ -8,7 +8,7 @@ mod util;
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::Duration;
 
-use ringtrain::group::Source;
+use ringtrain::group::{Source, wait_all};
 use ringtrain::transport::tcp::CONNECT_TIMEOUT;
 use ringtrain::{JoinOptions, Rank, ReduceOp};
 use util::ranks;
@@ -83,7 +83,7 @@ fn all_pairs_send_first_at_the_same_moment() {
                 let sent: Vec<_> = (1..n)
                     .map(|step| group.send_async(vec![round, own.get().into()], to_rank(step), TAG).unwrap())
                     .collect();
-                sent.into_iter().for_each(|sent| drop(sent.wait().unwrap()));
+                wait_all(sent).unwrap();
             } else {
                 for step in 1..n {
                     group.send(&[round, own.get().into()], to_rank(step), TAG).unwrap();

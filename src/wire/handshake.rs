@@ -5,9 +5,6 @@
 //! verdict. Nothing else is read from a connection before that. Both sides are state machines without IO: they ask for a
 //! number of bytes ([`Handshake::wanted`]) and are fed them.
 
-#[cfg(test)]
-mod tests;
-
 use super::VERSION;
 use super::reader::{Excerpt, Reader};
 use super::secret::Secret;

@@ -1,6 +1,13 @@
 //! Both sides of the handshake against each other, and each against strangers.
 
-use super::*;
+use super::Secret;
+use super::handshake::{
+    Acceptor, Dialer, Handshake as _, HandshakeError, Introduction, Job, Purpose, Refusal,
+};
+use crate::types::Rank;
+
+/// Bytes of the acceptor's hello, as docs/wire-format.md draws it.
+const ACCEPTOR_HELLO_BYTES: usize = 80;
 
 fn job() -> Job {
     Job { id: [7; 16], world: 4, peers_digest: [9; 32] }
