@@ -95,6 +95,10 @@ impl Walker {
     }
 
     fn walk(&mut self, now: Timestamp, random: &mut StdRng, compute_max: Duration) {
+        if now < self.busy_until && self.running.is_empty() {
+            // It is away: it neither reads nor answers whoever wants a link.
+            return;
+        }
         loop {
             while now >= self.busy_until && self.running.len() < self.window && self.at < self.program.len() {
                 // The closing barrier closes everything before it.
@@ -295,8 +299,11 @@ impl Scenario {
             hosts: self.world.ranks().map(|rank| format!("host{rank}")).collect(),
         };
         let mut pump = Pump::new(settings, SimTransport::new(Rc::clone(network), rank));
-        pump.connect(Duration::ZERO, self.world.after(rank, 1));
-        pump.connect(Duration::ZERO, self.world.before(rank, 1));
+        // A program begins when the ring is closed.
+        for neighbour in [self.world.after(rank, 1), self.world.before(rank, 1)] {
+            network.borrow_mut().open(rank, neighbour);
+            pump.connect(Duration::ZERO, neighbour);
+        }
         Walker {
             rank,
             pump,

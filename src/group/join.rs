@@ -1,7 +1,7 @@
 //! From options to a closed ring: listen, meet, link, and one barrier to know that all is well.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::thread::available_parallelism;
@@ -271,13 +271,10 @@ fn listen(
     rank: Rank,
     identity: Identity,
 ) -> Result<Lobby, StartError> {
-    let listener = TcpListener::bind(address).map_err(|source| match source.kind() {
+    let listener = sockets.listen(address).map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => StartError::PortInUse { address, rank },
         _ => StartError::CannotListen { address, rank, source },
     })?;
-    sockets
-        .prepare_listener(&listener)
-        .map_err(|source| StartError::System { what: "the options of its socket", source })?;
     Lobby::new(listener, identity).map_err(|source| StartError::System { what: "an event queue", source })
 }
 

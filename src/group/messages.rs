@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::Site;
-use super::driver::{Driver, Outcome, Submission};
+use super::driver::{Outcome, Submission};
 use super::memory::Memory;
 use super::{Error, Group, Handle};
 use crate::engine::{Begin, Envelope, Pattern};
@@ -103,7 +103,6 @@ impl Group {
         let Some(driver) = self.driver()? else {
             return Err(Error::InvalidPeer { peer: self.rank, world: self.world });
         };
-        self.reach(driver, pattern);
         let bytes = bytemuck::cast_slice_mut(buffer);
         let envelope = driver.run(begin, bytes, |memory| Submission::Receive(pattern, memory))?;
         envelope.map(|envelope| self.status(&envelope)).ok_or(Error::Taken)
@@ -127,7 +126,6 @@ impl Group {
         let Some(job) = &self.job else {
             return Err(Error::InvalidPeer { peer: self.rank, world: self.world });
         };
-        self.reach(&job.driver, pattern);
         let id = job.driver.submit(begin, Submission::Receive(pattern, Memory::later::<T>()))?;
         let members = Arc::clone(&self.members);
         Ok(Handle::pending(Arc::clone(job), id, move |outcome: Outcome| {
@@ -180,7 +178,6 @@ impl Group {
     ) -> Result<Option<Status>, Error> {
         let pattern = self.pattern(source.into(), tag.into())?;
         let Some(driver) = self.driver()? else { return Ok(None) };
-        self.reach(driver, pattern);
         let until = driver.now() + timeout;
         Ok(driver.probe(pattern, until)?.map(|envelope| self.status(&envelope)))
     }
@@ -212,14 +209,6 @@ impl Group {
             Source::Rank(rank) => Some(self.peer(rank)?),
         };
         Ok(Pattern { group: self.id, source, tag })
-    }
-
-    /// Makes sure that whoever may send can: of two ranks the lower one dials.
-    fn reach(&self, driver: &Driver, pattern: Pattern) {
-        if pattern.source.is_none() {
-            let own = self.members[self.rank.index()];
-            self.members.iter().filter(|&&member| member != own).for_each(|&member| driver.connect(member));
-        }
     }
 
     fn status(&self, envelope: &Envelope) -> Status {

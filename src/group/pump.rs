@@ -287,6 +287,7 @@ impl<T: Transport> Pump<T> {
     /// Parts from the peers: tells them why the job failed or says goodbye, closes every link and reads it to its end, so
     /// that no reset destroys the last words. Returns whether all is said and read; until then it wants further turns.
     pub fn part(&mut self) -> bool {
+        self.admit();
         self.engine.close();
         let mut all_parted = true;
         for peer in self.peers.clone() {

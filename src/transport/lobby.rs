@@ -1,10 +1,11 @@
 //! The listening socket and the connections that have not proved themselves yet.
 //!
 //! Whoever connects gets a bounded time and a bounded place to complete the [handshake](crate::wire::handshake); what
-//! fails is logged and closed, and the job goes on. Admitted connections wait here until their owner fetches them.
+//! fails is logged and closed, and the job goes on. Admitted connections wait here until their owner fetches them; a link's
+//! verdict is left to its owner, who may know of a better connection to the same peer.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
+use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::time::Duration;
 
@@ -15,12 +16,17 @@ pub use super::poller::Event;
 use super::poller::{FIRST_TOKEN, Poller};
 use crate::types::Rank;
 use crate::wire::Secret;
-use crate::wire::handshake::{Acceptor, Dialer, HandshakeError, Introduction, Job, NONCE_BYTES, Purpose};
+use crate::wire::handshake::{
+    Acceptor, Dialer, Handshake, HandshakeError, Introduction, Job, NONCE_BYTES, Purpose,
+};
 
-/// How long a connection may take to prove itself.
+/// How long a connection may take to prove itself, counted only while somebody attends to it.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How many connections may be proving themselves at once; further ones are closed at once.
+/// How many connections may be proving themselves at once; further ones wait to be accepted, in the kernel's bounded backlog.
 pub const PENDING_MAX: usize = 256;
+/// While connections prove themselves the lobby is served at least this often. Whoever comes back after a longer time was
+/// away, computing perhaps, and the others must not pay for that: no more than this counts.
+const ATTENDED_MAX: Duration = Duration::from_secs(1);
 const LISTENER: Token = Token(0);
 
 /// A connection whose other end has proved that it belongs to the job.
@@ -31,14 +37,33 @@ pub struct Admitted {
     pub token: Token,
     /// Who is there and what for.
     pub introduction: Introduction,
+    /// What its other end waits for, unless it has been sent.
+    verdict: Vec<u8>,
+}
+
+impl Admitted {
+    /// Tells the other end that it is welcome: from then on the connection is both ends' link.
+    ///
+    /// # Errors
+    ///
+    /// When the connection is gone.
+    pub fn welcome(mut self) -> io::Result<TcpStream> {
+        // A few bytes on a connection that has carried hardly any: they always fit its buffer.
+        self.stream.write_all(&self.verdict)?;
+        Ok(self.stream)
+    }
 }
 
 /// What an outgoing handshake has come to.
 pub enum Dialled {
-    /// It goes on.
+    /// Nobody has taken the connection yet.
+    Connecting,
+    /// There is a connection, and its handshake goes on.
     Pending,
     /// The link may be used.
     Ready,
+    /// The other end closed the connection before it could know who we are.
+    Closed(io::Error),
     /// It failed.
     Failed(DialError),
 }
@@ -69,7 +94,8 @@ struct Pending {
     stream: TcpStream,
     address: SocketAddr,
     handshake: Acceptor,
-    deadline: Duration,
+    /// For how long somebody has attended to it.
+    attended: Duration,
 }
 
 /// The listening socket, its handshakes under way, and the event queue that it shares with its owner's sockets.
@@ -81,6 +107,9 @@ pub struct Lobby {
     identity: Identity,
     pending: BTreeMap<Token, Pending>,
     admitted: VecDeque<Admitted>,
+    /// There may be connections to accept: an event is told only once.
+    has_callers: bool,
+    served_at: Duration,
     next_token: usize,
 }
 
@@ -103,6 +132,8 @@ impl Lobby {
             identity,
             pending: BTreeMap::new(),
             admitted: VecDeque::new(),
+            has_callers: false,
+            served_at: Duration::ZERO,
             next_token: FIRST_TOKEN,
         })
     }
@@ -163,16 +194,17 @@ impl Lobby {
         Ok(())
     }
 
-    /// When the next handshake's time is up.
+    /// When it wants to be served again, whatever happens.
     pub fn next_deadline(&self) -> Option<Duration> {
-        self.pending.values().map(|pending| pending.deadline).min()
+        let longest = self.pending.values().map(|pending| pending.attended).max()?;
+        Some(self.served_at + HANDSHAKE_TIMEOUT.saturating_sub(longest).min(ATTENDED_MAX))
     }
 
     /// Serves the lobby's own events and appends the others to `others`.
     pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>, others: &mut Vec<Event>) {
         for event in events {
             if event.token == LISTENER {
-                self.accept(now);
+                self.has_callers = true;
             } else if self.pending.contains_key(&event.token) {
                 self.pursue(event.token);
             } else {
@@ -180,28 +212,25 @@ impl Lobby {
             }
         }
         self.expire(now);
+        self.accept();
     }
 
-    fn accept(&mut self, now: Duration) {
-        loop {
+    fn accept(&mut self) {
+        while self.has_callers && self.pending.len() < PENDING_MAX {
             match self.listener.accept() {
-                Ok((stream, address)) => self.greet(now, stream, address),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Ok((stream, address)) => self.greet(stream, address),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.has_callers = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     // Out of file descriptors, say: those who wait in the backlog are served at the next event.
                     log::warn!("a connection could not be accepted: {error}");
-                    return;
+                    self.has_callers = false;
                 }
             }
         }
     }
 
-    fn greet(&mut self, now: Duration, mut stream: TcpStream, address: SocketAddr) {
-        if self.pending.len() >= PENDING_MAX {
-            log::warn!("{address} turned away: {PENDING_MAX} connections are proving themselves already");
-            return;
-        }
+    fn greet(&mut self, mut stream: TcpStream, address: SocketAddr) {
         let token = self.token();
         let interest = Interest::READABLE | Interest::WRITABLE;
         if let Err(error) = self.registry.register(&mut stream, token, interest) {
@@ -210,8 +239,7 @@ impl Lobby {
         }
         let Identity { secret, job, rank } = self.identity.clone();
         let handshake = Acceptor::new(secret, job, rank, nonce());
-        let deadline = now + HANDSHAKE_TIMEOUT;
-        self.pending.insert(token, Pending { stream, address, handshake, deadline });
+        self.pending.insert(token, Pending { stream, address, handshake, attended: Duration::ZERO });
         self.pursue(token);
     }
 
@@ -219,21 +247,38 @@ impl Lobby {
     fn pursue(&mut self, token: Token) {
         let Some(mut pending) = self.pending.remove(&token) else { return };
         match advance(&mut pending.stream, &mut pending.handshake) {
-            Ok(true) => {
-                if let Some(introduction) = pending.handshake.introduction() {
-                    self.admitted.push_back(Admitted { stream: pending.stream, token, introduction });
-                }
-            }
+            Ok(true) => self.admit(pending, token),
             Ok(false) => {
                 self.pending.insert(token, pending);
+            }
+            // It has found another connection to us meanwhile.
+            Err(DialError::Io(error)) if pending.handshake.claims_link() => {
+                log::debug!("{} gave its connection up: {error}", pending.address);
             }
             Err(error) => log::warn!("{} turned away: {error}", pending.address),
         }
     }
 
+    fn admit(&mut self, pending: Pending, token: Token) {
+        let Pending { mut stream, address, mut handshake, .. } = pending;
+        let Some(introduction) = handshake.introduction() else { return };
+        let mut verdict = handshake.take_output();
+        if introduction.purpose == Purpose::Rendezvous
+            && let Err(error) = stream.write_all(&std::mem::take(&mut verdict))
+        {
+            log::warn!("{address} turned away: {error}");
+            return;
+        }
+        self.admitted.push_back(Admitted { stream, token, introduction, verdict });
+    }
+
+    /// Counts the time that connections have had somebody to talk to, and closes those that have had enough of it.
     fn expire(&mut self, now: Duration) {
+        let attended = now.saturating_sub(self.served_at).min(ATTENDED_MAX);
+        self.served_at = now;
         self.pending.retain(|_, pending| {
-            let keep = now < pending.deadline;
+            pending.attended += attended;
+            let keep = pending.attended < HANDSHAKE_TIMEOUT;
             if !keep {
                 let seconds = HANDSHAKE_TIMEOUT.as_secs();
                 log::warn!("{} turned away: it did not introduce itself within {seconds} s", pending.address);
@@ -261,46 +306,52 @@ impl Dialling {
         }
         match stream.peer_addr() {
             Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => return Dialled::Pending,
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => return Dialled::Connecting,
             Err(error) => return Dialled::Failed(error.into()),
         }
         match advance(stream, &mut self.handshake) {
             Ok(true) => Dialled::Ready,
             Ok(false) => Dialled::Pending,
+            Err(DialError::Io(error)) if !self.handshake.has_proved() && is_end(&error) => {
+                Dialled::Closed(error)
+            }
             Err(error) => Dialled::Failed(error),
         }
     }
 }
 
+/// Whether the other end has closed the connection.
+fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}
+
 /// Moves a handshake's bytes until it is over (true) or would have to wait (false). Its messages are smaller than any
 /// socket's buffer and follow each other strictly, so a write that would block is a failure, not something to wait for.
+/// Words that end it well, an acceptor's verdict, are left to the caller.
 pub(crate) fn advance<S: io::Read + io::Write>(
     stream: &mut S,
-    handshake: &mut dyn crate::wire::handshake::Handshake,
+    handshake: &mut dyn Handshake,
 ) -> Result<bool, DialError> {
     loop {
-        let output = handshake.take_output();
-        if !output.is_empty() {
-            stream.write_all(&output)?;
-        }
         let wanted = handshake.wanted();
         if wanted == 0 {
             return Ok(true);
+        }
+        let output = handshake.take_output();
+        if !output.is_empty() {
+            stream.write_all(&output)?;
         }
         let mut bytes = [0; 256];
         let wanted = wanted.min(bytes.len());
         match stream.read(&mut bytes[..wanted]) {
             Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Ok(count) => {
-                let result = handshake.feed(&bytes[..count]);
-                let last_words = handshake.take_output();
-                if !last_words.is_empty() {
-                    let sent = stream.write_all(&last_words);
-                    if result.is_ok() {
-                        sent?;
-                    }
+                if let Err(error) = handshake.feed(&bytes[..count]) {
+                    // Who is refused may be told why; whether that arrives changes nothing.
+                    let _ = stream.write_all(&handshake.take_output());
+                    return Err(error.into());
                 }
-                result?;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

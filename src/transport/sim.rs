@@ -2,7 +2,8 @@
 //!
 //! It runs in one thread: each rank's [`SimTransport`] shares the [`SimNetwork`], whose clock moves only when its owner
 //! says so ([`SimNetwork::advance`]). Links are ordered streams, as TCP's are, but what is sent on different links arrives
-//! in any order. A run is repeated exactly by its seed.
+//! in any order. A link is there when one end has asked for it, that has taken its time, and the other has looked.
+//! A run is repeated exactly by its seed.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -90,9 +91,19 @@ pub struct SimNetwork {
     random: StdRng,
     /// What travels from the first rank to the second.
     pipes: BTreeMap<(Rank, Rank), Pipe>,
+    /// Links that somebody has asked for, by their ends, the lower one first.
+    links: BTreeMap<(Rank, Rank), SimLink>,
     bytes_moved: u64,
     killed: BTreeSet<Rank>,
     stalled: BTreeSet<Rank>,
+}
+
+struct SimLink {
+    asked_by: Rank,
+    /// When the other end can know.
+    arrives: Duration,
+    /// From when on the one that asked and the other one can use it; nobody can before the other has looked.
+    opens: Option<(Duration, Duration)>,
 }
 
 #[derive(Default)]
@@ -120,6 +131,7 @@ impl SimNetwork {
             random: StdRng::seed_from_u64(config.seed),
             config,
             pipes: BTreeMap::new(),
+            links: BTreeMap::new(),
             bytes_moved: 0,
             killed: BTreeSet::new(),
             stalled: BTreeSet::new(),
@@ -153,9 +165,49 @@ impl SimNetwork {
             !self.stalled.contains(from) && !self.stalled.contains(to) && !self.killed.contains(to)
         });
         let arrivals = arrivals.flat_map(|(_, pipe)| pipe.in_flight.iter().map(|piece| piece.0));
+        let links = self.links.values().map(|link| link.opens.map_or(link.arrives, |opens| opens.0));
         let frees = self.pipes.values().map(|pipe| pipe.free_at);
         let faults = self.config.faults.iter().map(Fault::at);
-        arrivals.chain(frees).chain(faults).filter(|&at| at > self.now).min()
+        arrivals.chain(links).chain(frees).chain(faults).filter(|&at| at > self.now).min()
+    }
+
+    /// A link that is there already: what happened before the beginning.
+    pub fn open(&mut self, a: Rank, b: Rank) {
+        let opens = Some((self.now, self.now));
+        self.links.insert((a.min(b), a.max(b)), SimLink { asked_by: a, arrives: self.now, opens });
+    }
+
+    /// `from` asks for a link to `to`.
+    fn connect(&mut self, from: Rank, to: Rank) {
+        let ends = (from.min(to), from.max(to));
+        if self.links.contains_key(&ends) {
+            return;
+        }
+        // One way to connect, and one way each for the hello, its answer and the proof.
+        let arrives = self.now + self.config.latency * 4 + self.jitter();
+        self.links.insert(ends, SimLink { asked_by: from, arrives, opens: None });
+    }
+
+    /// `rank` answers whoever has asked it for a link.
+    fn look(&mut self, rank: Rank) {
+        let back = self.now + self.config.latency + self.jitter();
+        let asked = |link: &&mut SimLink| link.asked_by != rank && link.opens.is_none();
+        let own = self.links.iter_mut().filter(|((a, b), _)| *a == rank || *b == rank);
+        for link in own.map(|(_, link)| link).filter(asked).filter(|link| link.arrives <= self.now) {
+            link.opens = Some((back, self.now));
+        }
+    }
+
+    fn is_open(&self, own: Rank, peer: Rank) -> bool {
+        let link = self.links.get(&(own.min(peer), own.max(peer)));
+        let opens = link.and_then(|link| {
+            link.opens.map(|(asking, asked)| if link.asked_by == own { asking } else { asked })
+        });
+        opens.is_some_and(|at| at <= self.now)
+    }
+
+    fn jitter(&mut self) -> Duration {
+        self.config.jitter.mul_f64(self.random.random_range(0.0..1.0))
     }
 
     /// Moves the clock to `now` and lets happen what was to happen until then.
@@ -191,10 +243,14 @@ impl SimNetwork {
         if self.killed.contains(&to) || self.killed.contains(&from) {
             return Moved::Lost("the simulated process was killed".into());
         }
+        let is_open = self.is_open(from, to);
         let (now, config, random) = (self.now, &self.config, &mut self.random);
         let pipe = self.pipes.entry((from, to)).or_default();
         if pipe.is_cut {
             return Moved::Lost("the simulated link was cut".into());
+        }
+        if !is_open {
+            return Moved::Blocked;
         }
         let offered: usize = parts.iter().map(|part| part.len()).sum();
         let room = config.window_bytes.saturating_sub(pipe.bytes).min(offered);
@@ -265,11 +321,13 @@ impl SimTransport {
 impl Transport for SimTransport {
     fn connect(&mut self, _: Duration, peer: Rank) {
         self.peers.insert(peer);
+        self.network.borrow_mut().connect(self.rank, peer);
     }
 
     fn is_open(&self, peer: Rank) -> bool {
         let network = self.network.borrow();
-        self.peers.contains(&peer) && !network.pipes.get(&(self.rank, peer)).is_some_and(|pipe| pipe.is_cut)
+        let is_cut = network.pipes.get(&(self.rank, peer)).is_some_and(|pipe| pipe.is_cut);
+        network.is_open(self.rank, peer) && !is_cut
     }
 
     fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> Moved {
@@ -281,14 +339,23 @@ impl Transport for SimTransport {
     }
 
     fn finish(&mut self, peer: Rank) {
-        self.network.borrow_mut().pipes.entry((self.rank, peer)).or_default().is_finished = true;
+        let mut network = self.network.borrow_mut();
+        if network.is_open(self.rank, peer) {
+            network.pipes.entry((self.rank, peer)).or_default().is_finished = true;
+        }
     }
 
     fn take_newcomer(&mut self) -> Option<Rank> {
-        let network = self.network.borrow();
-        let to_us = network.pipes.keys().filter(|(_, to)| *to == self.rank).map(|(from, _)| *from);
-        let newcomer = to_us.into_iter().find(|from| !self.peers.contains(from))?;
-        drop(network);
+        let mut network = self.network.borrow_mut();
+        network.look(self.rank);
+        let ends = network.links.keys().filter_map(|&(a, b)| match self.rank {
+            rank if rank == a => Some(b),
+            rank if rank == b => Some(a),
+            _ => None,
+        });
+        let mut newcomers =
+            ends.filter(|&peer| network.is_open(self.rank, peer) && !self.peers.contains(&peer));
+        let newcomer = newcomers.next()?;
         self.peers.insert(newcomer);
         Some(newcomer)
     }

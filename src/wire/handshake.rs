@@ -184,6 +184,11 @@ impl Dialer {
         Self { secret, state: DialerState::Hello, output: hello.clone(), hello, input: Vec::new() }
     }
 
+    /// Whether it has made its proof. From then on the acceptor may take the connection for its own at any moment.
+    pub fn has_proved(&self) -> bool {
+        self.state != DialerState::Hello
+    }
+
     fn read_hello(&mut self) -> Result<(), HandshakeError> {
         let input = std::mem::take(&mut self.input);
         let mut reader = Reader(&input);
@@ -283,6 +288,11 @@ impl Acceptor {
             AcceptorState::Done(introduction) => Some(introduction),
             _ => None,
         }
+    }
+
+    /// Whether the dialer has said, without proof, that it wants a link.
+    pub fn claims_link(&self) -> bool {
+        matches!(self.state, AcceptorState::Proof { introduction, .. } if introduction.purpose == Purpose::Link)
     }
 
     fn read_hello(&mut self) -> Result<(), HandshakeError> {
@@ -414,124 +424,4 @@ fn digest_prefix(job: &Job) -> [u8; 16] {
     let mut prefix = [0; 16];
     prefix.copy_from_slice(&job.peers_digest[..16]);
     prefix
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn job() -> Job {
-        Job { id: [7; 16], world: 4, peers_digest: [9; 32] }
-    }
-
-    fn secret(text: &[u8]) -> Secret {
-        Secret::new(text).unwrap()
-    }
-
-    fn dialer(job: &Job, from: u32, to: u32) -> Dialer {
-        let introduction = Introduction { purpose: Purpose::Link, from: Rank::new(from), to: Rank::new(to) };
-        Dialer::new(secret(b"sixteen bytes or more"), job, introduction, [1; 32])
-    }
-
-    fn acceptor(job: &Job, text: &[u8]) -> Acceptor {
-        Acceptor::new(secret(text), job.clone(), Some(Rank::new(2)), [2; 32])
-    }
-
-    /// Passes messages, `piece` bytes at a time, until both are done or have failed.
-    fn shake(
-        dialer: &mut Dialer,
-        acceptor: &mut Acceptor,
-        piece: usize,
-    ) -> (Result<(), HandshakeError>, Result<(), HandshakeError>) {
-        let (mut dialed, mut accepted) = (Ok(()), Ok(()));
-        loop {
-            let to_acceptor = dialer.take_output();
-            for bytes in to_acceptor.chunks(piece) {
-                accepted = accepted.and_then(|()| acceptor.feed(bytes));
-            }
-            let to_dialer = acceptor.take_output();
-            for bytes in to_dialer.chunks(piece) {
-                dialed = dialed.and_then(|()| dialer.feed(bytes));
-            }
-            if to_acceptor.is_empty() && to_dialer.is_empty() {
-                return (dialed, accepted);
-            }
-        }
-    }
-
-    #[test]
-    fn both_sides_agree_in_pieces_of_any_size() {
-        for piece in [1, 7, 80, 104, 1000] {
-            let (mut dialer, mut acceptor) =
-                (dialer(&job(), 1, 2), acceptor(&job(), b"sixteen bytes or more"));
-            assert_eq!(shake(&mut dialer, &mut acceptor, piece), (Ok(()), Ok(())));
-            assert_eq!((dialer.wanted(), acceptor.wanted()), (0, 0));
-            assert_eq!(acceptor.introduction().unwrap().from, Rank::new(1));
-        }
-    }
-
-    #[test]
-    fn another_secret_is_told_to_both() {
-        let (mut dialer, mut acceptor) =
-            (dialer(&job(), 1, 2), acceptor(&job(), b"another secret altogether"));
-        let (dialed, _) = shake(&mut dialer, &mut acceptor, 50);
-        assert_eq!(dialed, Err(HandshakeError::Secret));
-        assert_eq!(acceptor.introduction(), None);
-
-        // A dialer that goes on all the same is found out by its proof.
-        let mut acceptor = self::acceptor(&job(), b"sixteen bytes or more");
-        acceptor.feed(&self::dialer(&job(), 1, 2).take_output()).unwrap();
-        assert_eq!(acceptor.feed(&[0; 32]), Err(HandshakeError::Secret));
-        assert_eq!(acceptor.introduction(), None);
-    }
-
-    #[test]
-    fn what_does_not_fit_is_named_after_the_proof() {
-        let base = job();
-        let cases = [
-            (Job { id: [8; 16], ..base.clone() }, 1, 2, Refusal::Job),
-            (Job { world: 5, ..base.clone() }, 1, 2, Refusal::World),
-            (Job { peers_digest: [1; 32], ..base.clone() }, 1, 2, Refusal::PeersFile),
-            (base.clone(), 4, 2, Refusal::Rank),
-            (base.clone(), 1, 3, Refusal::Rank),
-        ];
-        for (theirs, from, to, refusal) in cases {
-            let (mut dialer, mut acceptor) =
-                (dialer(&theirs, from, to), acceptor(&base, b"sixteen bytes or more"));
-            let (dialed, accepted) = shake(&mut dialer, &mut acceptor, 1000);
-            assert_eq!(dialed, Err(HandshakeError::Refused(refusal)));
-            assert_eq!(accepted, Err(HandshakeError::Unwelcome(refusal)));
-        }
-    }
-
-    #[test]
-    fn another_version_is_told_to_both() {
-        let mut acceptor = acceptor(&job(), b"sixteen bytes or more");
-        let mut hello = dialer(&job(), 1, 2).take_output();
-        hello[8] = 9;
-        assert_eq!(acceptor.feed(&hello), Err(HandshakeError::Version { theirs: 9 }));
-        let mut answer = acceptor.take_output();
-        assert_eq!(answer.len(), ACCEPTOR_HELLO_BYTES);
-        answer[8] = 7;
-        assert_eq!(dialer(&job(), 1, 2).feed(&answer), Err(HandshakeError::Version { theirs: 7 }));
-    }
-
-    #[test]
-    fn strangers_are_turned_away_at_their_first_byte() {
-        for stranger in [&b"GET / HTTP/1.1\r\n"[..], b"\x16\x03\x01", b"\0", b"SSH-2.0-OpenSSH"] {
-            let result = acceptor(&job(), b"sixteen bytes or more").feed(stranger);
-            assert!(matches!(result, Err(HandshakeError::NotRingtrain { .. })), "{result:?}");
-        }
-        let shown = acceptor(&job(), b"sixteen bytes or more").feed(b"GET / HTTP/1.1\r\n").unwrap_err();
-        assert!(shown.to_string().contains("\"GET / HTTP/1.1"), "{shown}");
-    }
-
-    /// A proof that the acceptor made must not open a door for whoever sends it back.
-    #[test]
-    fn a_reflected_proof_is_worthless() {
-        let mut acceptor = acceptor(&job(), b"sixteen bytes or more");
-        acceptor.feed(&dialer(&job(), 1, 2).take_output()).unwrap();
-        let answer = acceptor.take_output();
-        assert_eq!(acceptor.feed(&answer[48..]), Err(HandshakeError::Secret));
-    }
 }

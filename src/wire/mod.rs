@@ -6,6 +6,8 @@
 pub mod cause;
 pub mod frame;
 pub mod handshake;
+#[cfg(test)]
+mod handshake_tests;
 mod reader;
 mod secret;
 

@@ -184,9 +184,6 @@ impl Driver {
     pub(super) fn probe(&self, pattern: Pattern, until: Timestamp) -> Result<Option<Envelope>, Error> {
         let mut core = self.shared.lock();
         let now = self.shared.now();
-        if let Some(source) = pattern.source {
-            core.pump.connect(now, source);
-        }
         core.pump.begin_probe();
         // Even who does not wait wants to know what has come: once to hear of it, once to read it.
         for _ in 0..2 {

@@ -1,9 +1,11 @@
 //! TCP links: one connection for each pair of ranks that talk, opened when first needed.
 //!
-//! Of two ranks the lower one dials and the higher one accepts, so that both may need the link at once and one
-//! connection comes of it.
+//! Whoever needs a link dials. If both do, [`crossing`] says which connection becomes the link.
 
+mod crossing;
 mod options;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
@@ -13,15 +15,16 @@ use std::time::Duration;
 use mio::net::TcpStream;
 use mio::{Interest, Token};
 
-pub use options::{CongestionControl, SocketOptions, available_congestion_controls};
-
-use super::lobby::{Admitted, Dialled, Dialling, Event, Lobby};
+use self::crossing::{Crossing, Next};
+pub use self::options::{CongestionControl, SocketOptions, available_congestion_controls};
+use super::lobby::{Admitted, Dialled, Dialling, Event, HANDSHAKE_TIMEOUT, Lobby};
 use super::poller::Poller;
 use super::{Moved, Transport};
 use crate::types::Rank;
 use crate::wire::handshake::{Introduction, Purpose};
 
-/// How long a peer may take to accept a connection and its handshake.
+/// How long a peer's machine may take to take a connection. The peer itself answers when it is next inside a call, which may
+/// be long after: for that the operation that needs the link has its own deadline.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Links over TCP.
@@ -44,17 +47,21 @@ struct Link {
 }
 
 enum State {
-    /// The peer is to dial us.
-    Awaited,
-    /// We dial the peer.
-    Dialling {
-        stream: TcpStream,
-        handshake: Dialling,
-        deadline: Duration,
-    },
+    /// We dial the peer, and perhaps it dials us.
+    Meeting(Box<Crossing<Dial, Admitted>>),
     /// Both ends have proved themselves.
     Open(TcpStream),
     Lost(String),
+}
+
+/// A connection that we have opened.
+struct Dial {
+    stream: TcpStream,
+    token: Token,
+    handshake: Dialling,
+    began: Duration,
+    /// Until when the peer's machine must have taken it, if it has not.
+    deadline: Option<Duration>,
 }
 
 impl TcpTransport {
@@ -78,15 +85,15 @@ impl TcpTransport {
             let Some(link) = self.links.get_mut(&peer) else { continue };
             link.is_readable |= event.is_readable;
             link.is_writable |= event.is_writable;
-            self.pursue(peer);
+            self.pursue(now, peer);
         }
         while let Some(admitted) = self.lobby.take_admitted(Purpose::Link) {
-            self.welcome(admitted);
+            self.meet(admitted);
         }
         self.expire(now);
     }
 
-    fn dial(&mut self, now: Duration, peer: Rank) -> io::Result<State> {
+    fn dial(&mut self, now: Duration, peer: Rank) -> io::Result<Dial> {
         let address = self.addresses.get(peer.index()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let mut stream = self.options.connect(*address)?;
         let token = self.lobby.token();
@@ -94,64 +101,108 @@ impl TcpTransport {
         self.ranks.insert(token, peer);
         let introduction = Introduction { purpose: Purpose::Link, from: self.rank, to: peer };
         let handshake = Dialling::new(self.lobby.identity(), introduction);
-        Ok(State::Dialling { stream, handshake, deadline: now + CONNECT_TIMEOUT })
+        Ok(Dial { stream, token, handshake, began: now, deadline: Some(now + CONNECT_TIMEOUT) })
     }
 
-    fn welcome(&mut self, admitted: Admitted) {
-        let peer = admitted.introduction.from;
-        if peer >= self.rank {
-            log::warn!("rank {peer} dialled, though it is the one to be dialled; closed");
-            return;
-        }
-        if let Some(Link { state: State::Open(_) | State::Lost(_), .. }) = self.links.get(&peer) {
-            log::warn!("rank {peer} dialled a second time; closed");
-            return;
-        }
-        let state = match self.options.apply(&admitted.stream) {
-            Ok(()) => State::Open(admitted.stream),
-            Err(error) => State::Lost(format!("its socket could not be set up: {error}")),
-        };
-        self.ranks.insert(admitted.token, peer);
-        let link = Link { state, is_readable: true, is_writable: true };
-        if self.links.insert(peer, link).is_none() {
-            self.newcomers.push_back(peer);
-        }
-    }
-
-    fn pursue(&mut self, peer: Rank) {
-        let Some(link) = self.links.get_mut(&peer) else { return };
-        let State::Dialling { stream, handshake, .. } = &mut link.state else { return };
-        let dialled = handshake.pursue(stream);
-        let Dialled::Failed(error) = dialled else {
-            if matches!(dialled, Dialled::Ready) {
-                let state = std::mem::replace(&mut link.state, State::Awaited);
-                if let State::Dialling { stream, .. } = state {
-                    link.state = State::Open(stream);
-                    link.is_readable = true;
-                    link.is_writable = true;
-                }
+    /// Lets a dial go as far as it can.
+    fn pursue(&mut self, now: Duration, peer: Rank) {
+        let Some(Link { state: State::Meeting(crossing), .. }) = self.links.get_mut(&peer) else { return };
+        let dial = &mut crossing.ours;
+        match dial.handshake.pursue(&mut dial.stream) {
+            Dialled::Connecting => {}
+            Dialled::Pending => dial.deadline = None,
+            Dialled::Ready => self.settle(peer, "", Crossing::answer),
+            // We were away in the middle of the handshake, and the peer could not know who kept it waiting.
+            Dialled::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT && !crossing.has_theirs() => {
+                self.dial_again(now, peer);
             }
-            return;
+            Dialled::Closed(error) => self.settle(peer, &format!("no connection: {error}"), Crossing::fail),
+            Dialled::Failed(error) => self.settle(peer, &format!("no connection: {error}"), Crossing::fail),
+        }
+    }
+
+    fn dial_again(&mut self, now: Duration, peer: Rank) {
+        let dialled = self.dial(now, peer);
+        let Some(Link { state: State::Meeting(crossing), .. }) = self.links.get_mut(&peer) else { return };
+        match dialled {
+            Ok(dial) => {
+                self.ranks.remove(&crossing.ours.token);
+                crossing.ours = dial;
+            }
+            Err(error) => self.settle(peer, &format!("no connection: {error}"), Crossing::fail),
+        }
+    }
+
+    /// A peer has opened a connection and proved itself.
+    fn meet(&mut self, admitted: Admitted) {
+        let peer = admitted.introduction.from;
+        match self.links.get(&peer).map(|link| &link.state) {
+            None => {
+                let state = self.welcome(peer, admitted);
+                self.links.insert(peer, Link { state, is_readable: true, is_writable: true });
+                self.newcomers.push_back(peer);
+            }
+            Some(State::Meeting(_)) => self.settle(peer, "", |crossing| crossing.knock(admitted)),
+            // The usual end of a crossing: it had not given its connection up when it made its proof.
+            Some(State::Open(_) | State::Lost(_)) => log::debug!("rank {peer} dialled too; closed"),
+        }
+    }
+
+    fn welcome(&mut self, peer: Rank, admitted: Admitted) -> State {
+        self.ranks.insert(admitted.token, peer);
+        let set_up = self.options.apply(&admitted.stream).map_err(|error| ("could not be set up", error));
+        match set_up.and_then(|()| admitted.welcome().map_err(|error| ("could not be welcomed", error))) {
+            Ok(stream) => State::Open(stream),
+            Err((what, error)) => State::Lost(format!("its connection {what}: {error}")),
+        }
+    }
+
+    /// Something has happened to a link that is not settled on; `why` is what is said if it is lost by that.
+    fn settle(
+        &mut self,
+        peer: Rank,
+        why: &str,
+        event: impl FnOnce(Crossing<Dial, Admitted>) -> Next<Dial, Admitted>,
+    ) {
+        let Some(Link { state: State::Meeting(crossing), .. }) = self.links.remove(&peer) else { return };
+        let own = crossing.ours.token;
+        let state = match event(*crossing) {
+            Next::Waiting(crossing) => State::Meeting(Box::new(crossing)),
+            Next::Ours(dial) => State::Open(dial.stream),
+            Next::Theirs(admitted) => {
+                self.ranks.remove(&own);
+                self.welcome(peer, admitted)
+            }
+            Next::Lost => State::Lost(why.to_owned()),
         };
-        link.state = State::Lost(format!("no connection: {error}"));
+        self.links.insert(peer, Link { state, is_readable: true, is_writable: true });
     }
 
     fn expire(&mut self, now: Duration) {
-        for link in self.links.values_mut() {
-            if matches!(link.state, State::Dialling { deadline, .. } if now >= deadline) {
-                let seconds = CONNECT_TIMEOUT.as_secs();
-                link.state = State::Lost(format!("no connection within {seconds} s"));
+        let is_late = |link: &Link| deadline(link).is_some_and(|deadline| now >= deadline);
+        let late: Vec<Rank> =
+            self.links.iter().filter(|(_, link)| is_late(link)).map(|(&peer, _)| peer).collect();
+        for peer in late {
+            // Perhaps it is we who were away, and there is a connection by now.
+            self.pursue(now, peer);
+            if self.links.get(&peer).is_some_and(is_late) {
+                let why = format!("no connection within {} s", CONNECT_TIMEOUT.as_secs());
+                self.settle(peer, &why, Crossing::fail);
             }
         }
     }
 
-    /// The moment at which a dial or a handshake gives up.
+    /// The moment at which a dial gives up or a handshake wants to be looked after.
     pub fn next_deadline(&self) -> Option<Duration> {
-        let deadline = |link: &Link| match link.state {
-            State::Dialling { deadline, .. } => Some(deadline),
-            _ => None,
-        };
         self.links.values().filter_map(deadline).chain(self.lobby.next_deadline()).min()
+    }
+}
+
+/// When a dial gives up.
+fn deadline(link: &Link) -> Option<Duration> {
+    match &link.state {
+        State::Meeting(crossing) => crossing.ours.deadline,
+        _ => None,
     }
 }
 
@@ -160,10 +211,9 @@ impl Transport for TcpTransport {
         if self.links.contains_key(&peer) {
             return;
         }
-        let state = if self.rank < peer {
-            self.dial(now, peer).unwrap_or_else(|error| State::Lost(format!("no connection: {error}")))
-        } else {
-            State::Awaited
+        let state = match self.dial(now, peer) {
+            Ok(dial) => State::Meeting(Box::new(Crossing::new(self.rank, peer, dial))),
+            Err(error) => State::Lost(format!("no connection: {error}")),
         };
         self.links.insert(peer, Link { state, is_readable: false, is_writable: false });
     }

@@ -19,6 +19,9 @@ const IN_PROGRESS: i32 = Errno::INPROGRESS.raw_os_error();
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
+/// How many connections the kernel keeps for a rank that is not inside a call, for as long as it takes (`somaxconn` may lower
+/// this). Beyond that it does not answer, and who dials gives up.
+const BACKLOG: i32 = 4096;
 /// How much longer than an operation sent data may stay unread before the kernel calls the connection broken. The kernel
 /// counts a full receive buffer too, so this must exceed the time that a peer may legitimately compute.
 const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
@@ -113,13 +116,19 @@ impl SocketOptions {
         }
     }
 
-    /// Sets everything on a listening socket, before its first connection: accepted ones inherit the congestion control.
+    /// Listens on `address`, everything set before the first connection: accepted ones inherit the congestion control.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses an option.
-    pub fn prepare_listener(&self, listener: &TcpListener) -> io::Result<()> {
-        self.apply(listener)
+    /// When the operating system refuses the address or an option.
+    pub fn listen(&self, address: SocketAddr) -> io::Result<TcpListener> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        // What is left of a job that ended a moment ago does not keep the port.
+        socket.set_reuse_address(true)?;
+        self.apply(&socket)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        Ok(socket.into())
     }
 
     /// Sets everything on a socket. Buffers are left to the kernel's autotuning, which a fixed size would switch off.

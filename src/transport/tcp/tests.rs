@@ -1,0 +1,266 @@
+//! Links between transports in one thread, over real sockets and in virtual time: late ranks, crossings, strangers.
+
+use std::net::TcpStream as StdStream;
+
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::*;
+use crate::transport::lobby::{Identity, PENDING_MAX};
+use crate::wire::Secret;
+use crate::wire::handshake::Job;
+
+/// How long the kernel may take to pass something over loopback; waited for, not slept.
+const PATIENCE: Duration = Duration::from_secs(10);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// One rank's transport, and the queue that its driver would hold.
+struct End {
+    transport: TcpTransport,
+    poller: Poller,
+}
+
+impl End {
+    /// Takes note of what has happened, as a rank inside a call does.
+    fn look(&mut self, now: Duration) {
+        self.look_for(now, Duration::ZERO);
+    }
+
+    fn look_for(&mut self, now: Duration, timeout: Duration) {
+        let mut events = Vec::new();
+        self.poller.wait(Some(timeout), &mut events).unwrap();
+        self.transport.serve(now, events);
+    }
+
+    fn why_lost(&self, peer: u32) -> Option<&str> {
+        match &self.transport.links.get(&Rank::new(peer))?.state {
+            State::Lost(why) => Some(why),
+            _ => None,
+        }
+    }
+
+    fn is_open(&self, peer: u32) -> bool {
+        assert_eq!(self.why_lost(peer), None);
+        self.transport.is_open(Rank::new(peer))
+    }
+
+    fn connect(&mut self, now: Duration, peer: u32) {
+        self.transport.connect(now, Rank::new(peer));
+    }
+
+    /// The connection's two ends, the lower port first.
+    fn connection(&self, peer: u32) -> [SocketAddr; 2] {
+        let State::Open(stream) = &self.transport.links[&Rank::new(peer)].state else { panic!("not open") };
+        let mut ends = [stream.local_addr().unwrap(), stream.peer_addr().unwrap()];
+        ends.sort();
+        ends
+    }
+}
+
+fn options() -> SocketOptions {
+    SocketOptions::new(&CongestionControl::Host, Duration::from_mins(1)).unwrap()
+}
+
+fn ends(n: u32) -> Vec<End> {
+    let listeners: Vec<_> =
+        (0..n).map(|_| options().listen("127.0.0.1:0".parse().unwrap()).unwrap()).collect();
+    let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+    let secret = Secret::new(b"a secret for these tests").unwrap();
+    let with_rank = listeners.into_iter().zip((0..n).map(Rank::new));
+    with_rank
+        .map(|(listener, rank)| {
+            let job = Job { id: [1; 16], world: n, peers_digest: [0; 32] };
+            let identity = Identity { secret: secret.clone(), job, rank: Some(rank) };
+            let lobby = Lobby::new(listener, identity).unwrap();
+            let mut transport = TcpTransport::new(lobby, rank, addresses.clone(), options());
+            let poller = transport.take_poller().unwrap();
+            End { transport, poller }
+        })
+        .collect()
+}
+
+/// Looks at the ends that `who` names, at the moment `now`, until `is_done`; waits for the kernel in between.
+fn look_until(ends: &mut [End], who: &[usize], now: Duration, is_done: impl Fn(&[End]) -> bool) {
+    let started = std::time::Instant::now();
+    while !is_done(ends) {
+        assert!(started.elapsed() < PATIENCE, "waited in vain");
+        for &index in who {
+            ends[index].look_for(now, Duration::from_millis(1));
+        }
+    }
+}
+
+/// Sends a byte each way, through the one connection that both ends hold.
+fn assert_linked(ends: &mut [End], now: Duration) {
+    assert_eq!(ends[0].connection(1), ends[1].connection(0));
+    for (from, to) in [(0, 1), (1, 0)] {
+        let to_rank = Rank::new(to as u32);
+        let sent = ends[from].transport.send(to_rank, &[IoSlice::new(&[42])]);
+        assert_eq!(sent, Moved::Bytes(1));
+        let (mut byte, started) = ([0], std::time::Instant::now());
+        loop {
+            match ends[to].transport.receive(Rank::new(from as u32), &mut [IoSliceMut::new(&mut byte)]) {
+                Moved::Bytes(1) => break,
+                Moved::Blocked => ends[to].look_for(now, Duration::from_millis(1)),
+                other => panic!("{other:?}"),
+            }
+            assert!(started.elapsed() < PATIENCE, "waited in vain");
+        }
+        assert_eq!(byte, [42]);
+    }
+}
+
+/// A rank that computed for longer than a connection may take was reported as lost, and the job was over.
+#[test]
+fn a_rank_that_is_away_when_it_is_dialled_is_not_lost() {
+    for (dialler, acceptor) in [(0, 1), (1, 0)] {
+        let mut ends = ends(2);
+        ends[dialler].connect(Duration::ZERO, acceptor as u32);
+        let is_connected = |ends: &[End]| ends[dialler].transport.next_deadline().is_none();
+        look_until(&mut ends, &[dialler], SECOND, is_connected);
+        let late = 1000 * SECOND;
+        ends[dialler].look(late);
+        assert!(!ends[dialler].is_open(acceptor as u32));
+        look_until(&mut ends, &[0, 1], late, |ends| ends[0].is_open(1) && ends[1].is_open(0));
+        assert_linked(&mut ends, late);
+        assert_eq!(ends[acceptor].transport.take_newcomer(), Some(Rank::new(dialler as u32)));
+        assert_eq!(ends[dialler].transport.take_newcomer(), None);
+    }
+}
+
+/// A rank that began to dial and then computed for long finds its connection made, and is not to blame it for the time.
+#[test]
+fn a_rank_that_dials_and_goes_away_is_not_lost_to_itself() {
+    let mut ends = ends(2);
+    ends[0].connect(Duration::ZERO, 1);
+    let late = 1000 * SECOND;
+    look_until(&mut ends, &[0, 1], late, |ends| ends[0].is_open(1) && ends[1].is_open(0));
+    assert_linked(&mut ends, late);
+}
+
+/// The accepting rank counted the time in which it was away itself against the connection.
+#[test]
+fn a_rank_that_accepts_and_goes_away_does_not_close_the_connection_when_it_is_back() {
+    let mut ends = ends(2);
+    ends[0].connect(Duration::ZERO, 1);
+    // The connection is accepted before the dialler has said anything.
+    look_until(&mut ends, &[1], Duration::ZERO, |ends| ends[1].transport.next_deadline().is_some());
+    look_until(&mut ends, &[0], Duration::ZERO, |ends| ends[0].transport.next_deadline().is_none());
+    let late = 1000 * SECOND;
+    look_until(&mut ends, &[1, 0], late, |ends| ends[0].is_open(1) && ends[1].is_open(0));
+    assert_linked(&mut ends, late);
+}
+
+/// A dialler that goes away in the middle of the handshake is closed like a stranger, and dials again when it is back.
+#[test]
+fn a_dialler_that_kept_the_acceptor_waiting_dials_again() {
+    let mut ends = ends(2);
+    ends[0].connect(Duration::ZERO, 1);
+    look_until(&mut ends, &[1], Duration::ZERO, |ends| ends[1].transport.next_deadline().is_some());
+    for second in 1..=5 {
+        ends[1].look(second * SECOND);
+    }
+    assert_eq!(ends[1].transport.next_deadline(), None, "the connection has been closed");
+    let late = 20 * SECOND;
+    look_until(&mut ends, &[0, 1], late, |ends| ends[0].is_open(1) && ends[1].is_open(0));
+    assert_linked(&mut ends, late);
+}
+
+/// A connection that is closed at once is no rank of ours, and is not dialled again and again.
+#[test]
+fn a_connection_that_is_closed_at_once_is_lost() {
+    let mut ends = ends(2);
+    let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    ends[0].transport.addresses[1] = stranger.local_addr().unwrap();
+    ends[0].connect(Duration::ZERO, 1);
+    drop(stranger.accept().unwrap());
+    look_until(&mut ends, &[0], SECOND, |ends| ends[0].why_lost(1).is_some());
+    assert!(ends[0].why_lost(1).unwrap().starts_with("no connection: "), "{:?}", ends[0].why_lost(1));
+}
+
+/// A machine that does not take the connection is lost after the time for that, and not before.
+#[test]
+fn a_machine_that_does_not_answer_is_lost() {
+    let mut ends = ends(2);
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+    socket.listen(0).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    // The kernel answers nobody once its backlog is full.
+    let full = Duration::from_millis(100);
+    let taken: Vec<_> = std::iter::from_fn(|| StdStream::connect_timeout(&address, full).ok()).collect();
+    assert!(taken.len() < 100);
+    ends[0].transport.addresses[1] = address;
+    ends[0].connect(SECOND, 1);
+    assert_eq!(ends[0].transport.next_deadline(), Some(SECOND + CONNECT_TIMEOUT));
+    ends[0].look(CONNECT_TIMEOUT);
+    assert_eq!(ends[0].why_lost(1), None);
+    ends[0].look(SECOND + CONNECT_TIMEOUT);
+    assert_eq!(ends[0].why_lost(1), Some("no connection within 5 s"));
+}
+
+/// Both dial at the same moment, again and again, and look in any order: one connection comes of it, the same for both.
+#[test]
+fn both_dial_and_one_connection_comes_of_it() {
+    for seed in 0..300 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut ends = ends(2);
+        let mut to_dial = vec![0, 1];
+        let started = std::time::Instant::now();
+        while !to_dial.is_empty() || !ends[0].is_open(1) || !ends[1].is_open(0) {
+            assert!(started.elapsed() < PATIENCE, "seed {seed}: waited in vain");
+            let which = random.random_range(0..2);
+            if random.random_bool(0.3) {
+                if let Some(at) = to_dial.iter().position(|&dialler| dialler == which) {
+                    to_dial.remove(at);
+                    ends[which].connect(Duration::ZERO, 1 - which as u32);
+                }
+            } else {
+                ends[which].look(Duration::ZERO);
+            }
+        }
+        assert_linked(&mut ends, Duration::ZERO);
+        // What lost is closed, and nobody takes that for the loss of a peer.
+        look_until(&mut ends, &[0, 1], Duration::ZERO, |ends| {
+            ends.iter().all(|end| end.transport.ranks.len() == 1 && end.transport.next_deadline().is_none())
+        });
+        assert_linked(&mut ends, Duration::ZERO);
+    }
+}
+
+/// The lower rank's own dial fails while the higher one's connection waits behind it: that one is taken.
+#[test]
+fn a_dial_that_fails_leaves_the_other_ones_connection() {
+    let mut ends = ends(2);
+    let elsewhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    ends[0].transport.addresses[1] = elsewhere.local_addr().unwrap();
+    ends[0].connect(Duration::ZERO, 1);
+    ends[1].connect(Duration::ZERO, 0);
+    let waits = |ends: &[End]| {
+        let State::Meeting(crossing) = &ends[0].transport.links[&Rank::new(1)].state else { return false };
+        crossing.has_theirs()
+    };
+    look_until(&mut ends, &[0, 1], Duration::ZERO, waits);
+    drop(elsewhere.accept().unwrap());
+    look_until(&mut ends, &[0, 1], Duration::ZERO, |ends| ends[0].is_open(1) && ends[1].is_open(0));
+    assert_linked(&mut ends, Duration::ZERO);
+}
+
+/// Who knocked while 256 strangers had all places was closed, and took the job with it.
+#[test]
+fn strangers_have_bounded_places_and_time_and_a_rank_waits_for_them() {
+    let mut ends = ends(2);
+    let address = ends[1].transport.addresses[1];
+    let strangers: Vec<_> = (0..PENDING_MAX + 20).map(|_| StdStream::connect(address).unwrap()).collect();
+    ends[0].connect(Duration::ZERO, 1);
+    let is_connected = |ends: &[End]| ends[0].transport.next_deadline().is_none();
+    look_until(&mut ends, &[0], Duration::ZERO, is_connected);
+    for second in 0..5 {
+        ends[1].look(second * SECOND);
+        ends[0].look(second * SECOND);
+        assert!(!ends[0].is_open(1), "all places are taken");
+    }
+    look_until(&mut ends, &[1, 0], 5 * SECOND, |ends| ends[0].is_open(1) && ends[1].is_open(0));
+    assert_linked(&mut ends, 5 * SECOND);
+    drop(strangers);
+}
