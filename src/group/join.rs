@@ -35,6 +35,9 @@ pub const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one operation may take, unless told otherwise.
 pub const OPERATION_TIMEOUT: Duration = Duration::from_mins(1);
 
+/// The group in which the ranks agree before they have theirs, whose operations are counted from 0.
+const SETUP_GROUP: u32 = u32::MAX;
+
 const _: () = assert!(SEGMENT_BYTES <= SEGMENT_BYTES_MAX);
 const _: () = assert!(CONNECT_TIMEOUT.as_millis() < OPERATION_TIMEOUT.as_millis());
 
@@ -165,7 +168,9 @@ fn with_patience(
     begin: impl FnOnce(&mut Group) -> Result<(), Error>,
 ) -> Result<(), StartError> {
     let timeout = std::mem::replace(&mut group.timeout, 2 * CONNECT_TIMEOUT);
+    let id = std::mem::replace(&mut group.id, SETUP_GROUP);
     let begun = begin(group);
+    group.id = id;
     group.timeout = timeout;
     begun.map_err(|error| match error.cause() {
         Some(Cause::PeerLost { rank, host, detail }) => {

@@ -120,7 +120,8 @@ impl Plan {
 
     /// How many rounds there are, at least one.
     pub fn rounds(&self) -> usize {
-        let longest = |partition: &Partition| self.world.ranks().map(|rank| partition.range(rank).len()).max();
+        let longest =
+            |partition: &Partition| self.world.ranks().map(|rank| partition.range(rank).len()).max();
         let rounds = match &self.work {
             Work::Barrier | Work::OneShot { .. } => 1,
             Work::TwoShot { count, .. } => return 2 * count.div_ceil(self.slot).max(1),

@@ -1,7 +1,8 @@
 //! What a schedule costs, and which of several is the cheapest.
 //!
 //! The model is Hockney's ("The communication challenge for MPP", Parallel Computing 20, 1994), a latency and a time for
-//! each byte, with the overhead of `LogP` (Culler et al., 4th Symposium on Principles and Practice of Parallel Programming, 1993) for further messages of the same step.
+//! each byte, with the overhead of `LogP` (Culler et al., 4th ACM Symposium on Principles and Practice of Parallel
+//! Programming, 1993) for further messages of the same step.
 
 use crate::types::{Algorithm, Operation, WorldSize};
 

@@ -18,7 +18,8 @@ fn run(
         for count in lengths(world) {
             for slot in [world.as_usize(), 2 * world.as_usize() + 1, 1000] {
                 let plan = |rank| Plan::new(world, rank, slot, work(world, count));
-                let buffers = play(world, slot, &plan, world.ranks().map(|r| initial(world, r, count)).collect());
+                let buffers =
+                    play(world, slot, &plan, world.ranks().map(|r| initial(world, r, count)).collect());
                 for rank in world.ranks() {
                     check(world, rank, count, &buffers[rank.index()]);
                 }
@@ -146,17 +147,25 @@ fn roots_give_and_get() {
 
 #[test]
 fn prefixes_are_those_of_the_ranks_before() {
-    run(|_, count| Work::Scan { count }, own, |_, rank, count, buffer| {
-        let expected = (0..count).map(|element| Value::of_first(rank.get() + 1, element));
-        assert_eq!(buffer, expected.collect::<Vec<Value>>());
-    });
+    run(
+        |_, count| Work::Scan { count },
+        own,
+        |_, rank, count, buffer| {
+            let expected = (0..count).map(|element| Value::of_first(rank.get() + 1, element));
+            assert_eq!(buffer, expected.collect::<Vec<Value>>());
+        },
+    );
     let with_room = |world, rank, count| [own(world, rank, count), vec![Value::BLANK; count]].concat();
-    run(|_, count| Work::Exscan { count }, with_room, |_, rank, count, buffer| {
-        let expected = |element| {
-            if rank == Rank::ZERO { Value::BLANK } else { Value::of_first(rank.get(), element) }
-        };
-        assert_eq!(buffer[count..], (0..count).map(expected).collect::<Vec<Value>>());
-    });
+    run(
+        |_, count| Work::Exscan { count },
+        with_room,
+        |_, rank, count, buffer| {
+            let expected = |element| {
+                if rank == Rank::ZERO { Value::BLANK } else { Value::of_first(rank.get(), element) }
+            };
+            assert_eq!(buffer[count..], (0..count).map(expected).collect::<Vec<Value>>());
+        },
+    );
 }
 
 #[test]
@@ -188,5 +197,9 @@ fn a_barrier_waits_for_everybody() {
     awaited.sort_unstable();
     assert_eq!(awaited, [0, 1, 2, 4]);
     let partition = Partition::even(0, world);
-    assert_eq!(Plan::new(world, Rank::ZERO, 9, Work::AllGather(partition)).rounds(), 1, "empty buffers meet too");
+    assert_eq!(
+        Plan::new(world, Rank::ZERO, 9, Work::AllGather(partition)).rounds(),
+        1,
+        "empty buffers meet too"
+    );
 }

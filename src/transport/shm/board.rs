@@ -227,7 +227,10 @@ mod tests {
         boards[1].post(2, &[0; HEADER_WORDS]);
         assert!(boards[0].posted(1, 1).is_some(), "the other slot is for round 2");
         boards[0].post(2, &[0; HEADER_WORDS]);
-        assert!(boards[0].posted(1, 1).is_none(), "whoever has posted the next round has no business with it");
+        assert!(
+            boards[0].posted(1, 1).is_none(),
+            "whoever has posted the next round has no business with it"
+        );
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::process;
 use std::ptr::{self, NonNull};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate,
+};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// Bytes at the beginning by which who opens the memory knows it.
