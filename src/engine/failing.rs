@@ -5,8 +5,9 @@ use std::panic::Location;
 use bytes::Bytes;
 
 use super::operation::{Call, Key, Running};
+use super::past::Asked;
 use super::{Engine, OpId, Timestamp, Transmit, Verdict};
-use crate::types::{Contract, Rank};
+use crate::types::{Contract, Operation, Rank};
 use crate::wire::cause::{AWAITED_MAX, Waiting};
 use crate::wire::{Cause, Header, Kind};
 
@@ -29,6 +30,7 @@ impl Engine {
         if now < deadline {
             return;
         }
+        self.overdue = Some(id);
         let timeout = self.call_of(id).map_or(0, |call| call.timeout.as_millis() as u64);
         let waiting = self.waiting().into_iter().collect();
         self.fail(Cause::Timeout { timeout_ms: timeout, waiting });
@@ -140,7 +142,7 @@ impl Engine {
     pub(super) fn mismatch(
         &self,
         (group, sequence): (u32, u64),
-        (asked, site): (Contract, &'static Location<'static>),
+        (asked, site): Asked,
         (peer, peer_asked): (Rank, Contract),
     ) -> Cause {
         let one = (self.settings.rank, asked, place(site));
@@ -195,9 +197,16 @@ impl Engine {
                     Cause::Timeout { timeout_ms: *timeout_ms, waiting: self.waiting().into_iter().collect() };
                 cause.join(own)
             }
-            Cause::Mismatch { group, sequence, .. } => {
-                if let Some((_, site)) = self.past(*group, *sequence) {
-                    cause.add_site(self.settings.rank, &place(site));
+            Cause::Mismatch { group, sequence, first, first_asked, second, .. } => {
+                let own = self.settings.rank;
+                let peer = if *first == own { *second } else { *first };
+                let site = match first_asked.operation {
+                    // Its receiver is who found out and has said so, so this rank sent it.
+                    Operation::Message => self.sent_at(peer, *sequence),
+                    _ => self.past(*group, *sequence).map(|(_, site)| site),
+                };
+                if let Some(site) = site {
+                    cause.add_site(own, &place(site));
                 }
                 cause
             }
@@ -205,22 +214,22 @@ impl Engine {
         }
     }
 
-    /// What this rank waits in: its oldest operation, if it has waited for long. Whoever comes only when the others' patience
-    /// has ended is the one they waited for.
+    /// What this rank waits in: the operation whose deadline has passed, or else the oldest that has had half of its time.
+    /// Whoever comes only when the others' patience has ended is the one they waited for.
     fn waiting(&self) -> Option<Waiting> {
-        let running = self.operations.first_key_value();
-        let posted = self.matching.posted().next();
-        let (call, awaited): (&Call, Vec<Rank>) = match (running, posted) {
-            (Some((&id, running)), posted) if posted.is_none_or(|posted| id < posted.id) => {
-                (&running.call, running.awaited().take(AWAITED_MAX).collect())
-            }
-            (_, Some(posted)) => (&posted.call, posted.pattern.source.into_iter().collect()),
-            _ => return None,
+        let has_waited = |call: &Call| {
+            let began = call.deadline.saturating_sub(call.timeout);
+            self.now.saturating_sub(began) >= call.timeout / 2
         };
-        let began = call.deadline.saturating_sub(call.timeout);
-        if self.now.saturating_sub(began) < call.timeout / 2 {
-            return None;
-        }
+        let running = self.operations.iter().find(|(_, running)| has_waited(&running.call));
+        let posted = self.matching.posted().find(|posted| has_waited(&posted.call));
+        let oldest = running.map(|(&id, _)| id).into_iter().chain(posted.map(|posted| posted.id)).min();
+        let id = self.overdue.or(oldest)?;
+        let call = self.call_of(id)?;
+        let awaited: Vec<Rank> = match self.operations.get(&id) {
+            Some(running) => running.awaited().take(AWAITED_MAX).collect(),
+            None => self.matching.find_posted(id)?.pattern.source.into_iter().collect(),
+        };
         let sequence = if call.sequence() == u64::MAX { 0 } else { call.sequence() };
         Some(Waiting {
             rank: self.settings.rank,
@@ -233,19 +242,26 @@ impl Engine {
     }
 
     fn call_of(&self, id: OpId) -> Option<&Call> {
-        let posted = || self.matching.posted().find(|posted| posted.id == id).map(|posted| &posted.call);
+        let posted = || self.matching.find_posted(id).map(|posted| &posted.call);
         self.operations.get(&id).map(|running| &running.call).or_else(posted)
     }
 
     /// What this rank asked for in an operation of a group, and where, if it remembers.
-    fn past(&self, group: u32, sequence: u64) -> Option<(Contract, &'static Location<'static>)> {
-        if let Some(id) = self.by_key.get(&Key::Collective { group, sequence })
-            && let Some(running) = self.operations.get(id)
-        {
-            return Some((running.call.contract, running.call.site));
-        }
-        let history = &self.groups.get(&group)?.history;
-        history.iter().find(|past| past.0 == sequence).map(|&(_, contract, site)| (contract, site))
+    fn past(&self, group: u32, sequence: u64) -> Option<Asked> {
+        let running = self.running(Key::Collective { group, sequence });
+        let asked = running.map(|running| (running.call.contract, running.call.site));
+        asked.or_else(|| self.past.find(group, sequence))
+    }
+
+    /// Where this rank sent a message, if it remembers: one that is still on its way, or one of the last.
+    fn sent_at(&self, to: Rank, sequence: u64) -> Option<&'static Location<'static>> {
+        let running = self.running(Key::Message { from: self.settings.rank, to, sequence });
+        let site = running.map(|running| running.call.site);
+        site.or_else(|| self.links.get(&to)?.site_of(sequence))
+    }
+
+    fn running(&self, key: Key) -> Option<&Running> {
+        self.operations.get(self.by_key.get(&key)?)
     }
 
     fn misbehaved(&self, rank: Rank, detail: String) -> Cause {

@@ -1,6 +1,5 @@
 //! What the engine makes of a frame that arrives.
 
-use super::link::ANNOUNCED_MAX;
 use super::matching::Envelope;
 use super::operation::Due;
 use super::{Engine, Key, OpId, Verdict, of_message};
@@ -55,20 +54,22 @@ impl Engine {
 
     fn ready(&mut self, peer: Rank, header: &Header) -> Verdict {
         let key = Self::key(header, self.settings.rank, peer);
-        if let Some((&id, running)) =
-            self.by_key.get(&key).and_then(|id| Some((id, self.operations.get_mut(id)?)))
-        {
+        let id = self.by_key.get(&key).copied();
+        let link = self.links.entry(peer).or_default();
+        // Every announcement is answered so, even if what was announced has left on credit in the meantime: until then the
+        // peer remembers it.
+        link.turns.unpark(key, id);
+        if let Some(running) = id.and_then(|id| self.operations.get_mut(&id)) {
             running.cleared(peer, header.offset);
-            self.links.entry(peer).or_default().unpark(id);
             return Verdict::Taken;
         }
         // What has ended here needs no word any more: the last segment and this frame crossed.
         let Key::Collective { group, sequence } = key else { return Verdict::Taken };
-        if sequence >= self.groups.get(&group).map_or(0, |past| past.next) {
-            let link = self.links.entry(peer).or_default();
+        if sequence >= self.past.next(group) {
             link.cleared.insert(key, header.offset);
-            if link.cleared.len() > ANNOUNCED_MAX {
-                return self.refuse(peer, format!("it is ready for more than {ANNOUNCED_MAX} operations"));
+            if link.cleared.len() > self.announced_max {
+                let limit = self.announced_max;
+                return self.refuse(peer, format!("it is ready for more than {limit} operations"));
             }
         }
         Verdict::Taken
@@ -80,16 +81,23 @@ impl Engine {
             Err(verdict) => return verdict,
         };
         if let Some(&id) = self.by_key.get(&key) {
-            if let Some(running) = self.operations.get_mut(&id) {
-                running.tell_when_ready(peer);
+            let Some(running) = self.operations.get_mut(&id) else { return Verdict::Taken };
+            let call = running.call;
+            if header.contract != call.contract {
+                let place = (call.group, call.sequence());
+                let cause = self.mismatch(place, (call.contract, call.site), (peer, header.contract));
+                self.fail(cause);
+                return Verdict::Taken;
             }
+            running.tell_when_ready(peer);
             self.tell_ready(id);
             return Verdict::Taken;
         }
         let link = self.links.entry(peer).or_default();
-        link.announced.insert(key);
-        if link.announced.len() > ANNOUNCED_MAX {
-            return self.refuse(peer, format!("it announced more than {ANNOUNCED_MAX} operations"));
+        link.announced.insert(key, header.contract);
+        if link.announced.len() > self.announced_max {
+            let limit = self.announced_max;
+            return self.refuse(peer, format!("it announced more than {limit} operations"));
         }
         Verdict::Taken
     }
@@ -114,7 +122,7 @@ impl Engine {
         }
         match key {
             Key::Collective { group, sequence } => {
-                let next = self.groups.get(&group).map_or(0, |past| past.next);
+                let next = self.past.next(group);
                 if sequence < next { Err(self.belated(peer, header)) } else { Ok(key) }
             }
             Key::Message { sequence, .. } => {

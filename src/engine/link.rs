@@ -1,15 +1,19 @@
 //! What an engine knows of one peer beside the operations: what it may be sent, what it has been told, what is stored for it.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::Location;
 
-use super::OpId;
 use super::operation::{Key, charge};
+use super::turns::Turns;
+use crate::types::Contract;
 use crate::wire::{Cause, Header};
 
 /// What a rank may send to another before that one is ready for it, over all operations. The receiver has to store it.
 pub const CREDIT_BYTES: u64 = 1 << 20;
-/// Announced operations that have not begun here.
-pub(super) const ANNOUNCED_MAX: usize = 65_536;
+/// Announced operations that have not begun at their receiver. Who has announced so many waits with further ones.
+pub(super) const ANNOUNCED_MAX: usize = 1 << 20;
+/// How many of the last messages to a peer are remembered, to say where they were sent if it cannot take one.
+const SITES_MAX: usize = 1024;
 
 const _: () = assert!(charge(super::operation::EAGER_BYTES) as u64 <= CREDIT_BYTES / 2);
 
@@ -26,23 +30,19 @@ pub(super) struct Link {
     pub(super) told: Option<Cause>,
     /// The root cause as the peer told it last.
     pub(super) heard: Option<Cause>,
-    /// Operations that still send to it, and may be able to.
-    pub(super) sending: BTreeSet<OpId>,
-    /// Those that can do nothing before the peer is ready or gives credit.
-    pub(super) parked: BTreeSet<OpId>,
-    /// Those that have been announced and for which the peer is not ready.
-    pub(super) announcing: BTreeSet<OpId>,
-    /// The one whose segment has been given out.
-    pub(super) in_flight: Option<OpId>,
+    /// The operations that send to it.
+    pub(super) turns: Turns,
     /// Headers that wait to be sent before any segment.
     pub(super) control: VecDeque<Header>,
-    /// What it has announced and we have not begun.
-    pub(super) announced: BTreeSet<Key>,
+    /// What it has announced and we have not begun, and what it asks for.
+    pub(super) announced: BTreeMap<Key, Contract>,
     /// For how many messages of operations that we have not begun it is ready.
     pub(super) cleared: BTreeMap<Key, u64>,
     /// Messages sent to it, and messages that came from it.
-    pub(super) messages_sent: u64,
+    messages_sent: u64,
     pub(super) messages_seen: u64,
+    /// Where in the caller's program the last messages to it were sent, the last one last.
+    sites: VecDeque<&'static Location<'static>>,
     /// What we have sent it on credit since the start, and how much of it has been made use of.
     charged: u64,
     returned: u64,
@@ -65,19 +65,20 @@ impl Link {
         self.charged += charge(bytes) as u64;
     }
 
-    /// The operation has nothing more to send.
-    pub(super) fn has_sent(&mut self, id: OpId) {
-        self.sending.remove(&id);
-        self.parked.remove(&id);
-        self.announcing.remove(&id);
+    /// The number of the next message to it, which is sent at `site`.
+    pub(super) fn number_message(&mut self, site: &'static Location<'static>) -> u64 {
+        if self.sites.len() == SITES_MAX {
+            self.sites.pop_front();
+        }
+        self.sites.push_back(site);
+        self.messages_sent += 1;
+        self.messages_sent - 1
     }
 
-    /// The peer is ready for more of the operation.
-    pub(super) fn unpark(&mut self, id: OpId) {
-        self.announcing.remove(&id);
-        if self.parked.remove(&id) {
-            self.sending.insert(id);
-        }
+    /// Where message `sequence` was sent, if that is remembered.
+    pub(super) fn site_of(&self, sequence: u64) -> Option<&'static Location<'static>> {
+        let age = usize::try_from(self.messages_sent.checked_sub(sequence)?).ok()?;
+        self.sites.get(self.sites.len().checked_sub(age)?).copied()
     }
 
     /// Takes the peer's word for how much it has made use of; whether that is possible.
@@ -85,7 +86,8 @@ impl Link {
         let is_possible = used <= self.charged && used >= self.returned;
         if is_possible {
             self.returned = used;
-            self.sending.append(&mut self.parked);
+            let credit = self.credit();
+            self.turns.feed(credit);
         }
         is_possible
     }

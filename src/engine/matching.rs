@@ -4,7 +4,7 @@
 //! it came; a message takes the first receive that fits in the order in which they were begun. Messages of the same source
 //! and tag keep their order (MPI-4.1, 3.5).
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::OpId;
 use super::operation::{Call, Key};
@@ -51,11 +51,17 @@ pub(super) struct Posted {
 }
 
 /// The receives without a message and the messages without a receive.
+///
+/// Both may be very many, so each has an index by what is looked for. A receive that leaves source or tag open looks through
+/// the messages in their order.
 #[derive(Default)]
 pub(super) struct Matching {
-    posted: VecDeque<Posted>,
-    arrived: VecDeque<(Key, Envelope)>,
-    /// The keys of those that have arrived: there may be very many.
+    /// Oldest first.
+    posted: BTreeMap<OpId, Posted>,
+    posted_by: BTreeSet<(u32, Option<Rank>, Option<u32>, OpId)>,
+    /// By the order in which they came.
+    arrived: BTreeMap<u64, (Key, Envelope)>,
+    arrived_by: BTreeSet<(u32, Rank, u32, u64)>,
     keys: BTreeSet<Key>,
     arrivals: u64,
 }
@@ -63,29 +69,59 @@ pub(super) struct Matching {
 impl Matching {
     /// The first receive that the message fits, taken off the list.
     pub(super) fn take_posted(&mut self, envelope: &Envelope) -> Option<Posted> {
-        let index = self.posted.iter().position(|posted| posted.pattern.fits(envelope))?;
-        self.posted.remove(index)
+        if self.posted.is_empty() {
+            return None;
+        }
+        let &Envelope { group, source, tag, .. } = envelope;
+        let places = [(Some(source), Some(tag)), (Some(source), None), (None, Some(tag)), (None, None)];
+        let first = |(source, tag): (Option<Rank>, Option<u32>)| {
+            let place = |id| (group, source, tag, id);
+            self.posted_by.range(place(OpId(0))..=place(OpId(u64::MAX))).next().map(|found| found.3)
+        };
+        let id = places.into_iter().filter_map(first).min()?;
+        self.withdraw(id)
     }
 
     /// The first message that fits, taken off the list.
     pub(super) fn take_arrived(&mut self, pattern: &Pattern) -> Option<(Key, Envelope)> {
-        let index = self.arrived.iter().position(|(_, envelope)| pattern.fits(envelope))?;
-        let (key, envelope) = self.arrived.remove(index)?;
+        let number = self.find_arrived(pattern)?;
+        let (key, envelope) = self.arrived.remove(&number)?;
+        self.arrived_by.remove(&(envelope.group, envelope.source, envelope.tag, number));
         self.keys.remove(&key);
         Some((key, envelope))
     }
 
     /// The first message that fits.
     pub(super) fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
-        self.arrived.iter().find(|(_, envelope)| pattern.fits(envelope)).map(|(_, envelope)| *envelope)
+        self.find_arrived(pattern).and_then(|number| self.arrived.get(&number)).map(|(_, envelope)| *envelope)
+    }
+
+    fn find_arrived(&self, pattern: &Pattern) -> Option<u64> {
+        if let (Some(source), Some(tag)) = (pattern.source, pattern.tag) {
+            let place = |number| (pattern.group, source, tag, number);
+            return self.arrived_by.range(place(0)..=place(u64::MAX)).next().map(|found| found.3);
+        }
+        let mut arrived = self.arrived.iter();
+        arrived.find(|(_, (_, envelope))| pattern.fits(envelope)).map(|(&number, _)| number)
     }
 
     pub(super) fn post(&mut self, posted: Posted) {
-        self.posted.push_back(posted);
+        let Pattern { group, source, tag } = posted.pattern;
+        self.posted_by.insert((group, source, tag, posted.id));
+        self.posted.insert(posted.id, posted);
+    }
+
+    /// Takes a receive off the list, if it is on it.
+    pub(super) fn withdraw(&mut self, id: OpId) -> Option<Posted> {
+        let posted = self.posted.remove(&id)?;
+        let Pattern { group, source, tag } = posted.pattern;
+        self.posted_by.remove(&(group, source, tag, id));
+        Some(posted)
     }
 
     pub(super) fn arrive(&mut self, key: Key, envelope: Envelope) {
-        self.arrived.push_back((key, envelope));
+        self.arrived.insert(self.arrivals, (key, envelope));
+        self.arrived_by.insert((envelope.group, envelope.source, envelope.tag, self.arrivals));
         self.keys.insert(key);
         self.arrivals += 1;
     }
@@ -100,8 +136,18 @@ impl Matching {
         self.arrivals
     }
 
+    /// Whether there is a receive without a message.
+    pub(super) fn has_posted(&self) -> bool {
+        !self.posted.is_empty()
+    }
+
+    /// A receive without a message.
+    pub(super) fn find_posted(&self, id: OpId) -> Option<&Posted> {
+        self.posted.get(&id)
+    }
+
     /// The receives without a message, oldest first.
     pub(super) fn posted(&self) -> impl Iterator<Item = &Posted> {
-        self.posted.iter()
+        self.posted.values()
     }
 }

@@ -10,11 +10,16 @@
 //! been applied ([`Engine::applied`]); ask what to send ([`Engine::poll_transmit`]) after every input, and send it whole;
 //! report lost links and the passing of [`Engine::poll_timeout`].
 
+mod begin;
 mod failing;
 mod judge;
 mod link;
 mod matching;
 mod operation;
+mod past;
+#[cfg(test)]
+mod tests;
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -26,16 +31,14 @@ use bytes::Bytes;
 pub use self::failing::Failure;
 pub use self::link::CREDIT_BYTES;
 use self::link::{ANNOUNCED_MAX, Link};
+use self::matching::Matching;
 pub use self::matching::{Envelope, Pattern};
-use self::matching::{Matching, Posted};
-use self::operation::{Call, Next, Running};
+use self::operation::{Call, Next, Outgoing, Running};
 pub use self::operation::{EAGER_BYTES, Key};
-use crate::schedule::{Action, Inbound, Outbound, Schedule, Step};
+use self::past::Past;
+use crate::schedule::Action;
 use crate::types::{Contract, Operation, Rank, WorldSize};
 use crate::wire::{Header, Kind};
-
-/// How many past operations of a group an engine remembers, to tell a rank that it asked for something else.
-const HISTORY_MAX: usize = 64;
 
 /// A moment, as the time since an epoch of the driver's choice.
 pub type Timestamp = Duration;
@@ -117,15 +120,6 @@ pub enum Verdict {
     Refuse,
 }
 
-/// What a group has done.
-#[derive(Default)]
-struct Past {
-    /// The number of the next operation.
-    next: u64,
-    /// What was asked for in the last operations and where, oldest first.
-    history: VecDeque<(u64, Contract, &'static Location<'static>)>,
-}
-
 /// One rank's state machine.
 pub struct Engine {
     settings: Settings,
@@ -135,7 +129,11 @@ pub struct Engine {
     /// The messages that receives were matched with.
     envelopes: BTreeMap<OpId, Envelope>,
     deadlines: BTreeSet<(Timestamp, OpId)>,
-    groups: BTreeMap<u32, Past>,
+    /// The operation whose deadline has passed.
+    overdue: Option<OpId>,
+    past: Past,
+    /// How many operations may be announced to a peer at a time; the same on all ranks.
+    announced_max: usize,
     links: BTreeMap<Rank, Link>,
     completed: VecDeque<OpId>,
     next_id: u64,
@@ -154,7 +152,9 @@ impl Engine {
             matching: Matching::default(),
             envelopes: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            groups: BTreeMap::new(),
+            overdue: None,
+            past: Past::default(),
+            announced_max: ANNOUNCED_MAX,
             links: BTreeMap::new(),
             completed: VecDeque::new(),
             next_id: 0,
@@ -162,69 +162,6 @@ impl Engine {
             failure: None,
             closing: false,
         }
-    }
-
-    /// Begins the next operation of a group; every rank of the group has to begin the same one. The schedule's ranks are
-    /// those of the world.
-    ///
-    /// # Errors
-    ///
-    /// The failure, if the job has failed before or a peer that is needed has already left.
-    pub fn begin(&mut self, now: Timestamp, begin: Begin, schedule: Schedule) -> Result<OpId, Failure> {
-        self.check()?;
-        let Begin { group, contract, .. } = begin;
-        let past = self.groups.entry(group).or_default();
-        let sequence = past.next;
-        past.next += 1;
-        past.history.push_back((sequence, contract, begin.site));
-        if past.history.len() > HISTORY_MAX {
-            past.history.pop_front();
-        }
-        let id = self.next_id();
-        let call = Self::call(now, begin, Key::Collective { group, sequence });
-        self.start(id, call, schedule)
-    }
-
-    /// Begins to send a message of elements `0..count` of a buffer, the contract's `layout` being its tag.
-    ///
-    /// # Errors
-    ///
-    /// As [`Engine::begin`].
-    pub fn send(&mut self, now: Timestamp, begin: Begin, to: Rank) -> Result<OpId, Failure> {
-        self.check()?;
-        let link = self.links.entry(to).or_default();
-        let key = Key::Message { from: self.settings.rank, to, sequence: link.messages_sent };
-        link.messages_sent += 1;
-        let range = 0..begin.contract.count as usize;
-        let step = Step { send: Some(Outbound { peer: to, range, after: None }), receive: None };
-        let id = self.next_id();
-        self.start(id, Self::call(now, begin, key), Schedule { steps: vec![step] })
-    }
-
-    /// Begins to receive a message of at most the contract's `count` elements into `0..` of a buffer. Which message it is,
-    /// and how long, [`Engine::envelope`] says once it has been found.
-    ///
-    /// # Errors
-    ///
-    /// As [`Engine::begin`], and when the message that fits is longer or of another element type.
-    pub fn receive(&mut self, now: Timestamp, begin: Begin, pattern: Pattern) -> Result<OpId, Failure> {
-        self.check()?;
-        let id = self.next_id();
-        // It has no key before it has a message.
-        let call = Self::call(now, begin, Key::Collective { group: begin.group, sequence: u64::MAX });
-        let posted = Posted { id, pattern, call };
-        if let Some((key, envelope)) = self.matching.take_arrived(&pattern) {
-            self.unite(&posted, key, envelope)?;
-            return Ok(id);
-        }
-        if let Some(source) = pattern.source
-            && self.links.get(&source).is_some_and(|link| link.left || link.lost)
-        {
-            return Err(self.fail_left(source));
-        }
-        self.deadlines.insert((call.deadline, id));
-        self.matching.post(posted);
-        Ok(id)
     }
 
     /// The first message that fits and has no receive yet.
@@ -250,7 +187,7 @@ impl Engine {
 
     /// Whether no operation is under way.
     pub fn is_idle(&self) -> bool {
-        self.operations.is_empty() && self.matching.posted().next().is_none()
+        self.operations.is_empty() && !self.matching.has_posted()
     }
 
     /// How many messages have come that had no receive yet.
@@ -290,37 +227,28 @@ impl Engine {
         if let Some(header) = link.control.pop_front() {
             return Some(Transmit::Control { header, payload: Bytes::new() });
         }
-        let mut next = None;
-        while let Some(&id) = link.sending.range(next.unwrap_or(OpId(0))..).next() {
-            next = Some(OpId(id.0 + 1));
+        for _ in 0..link.turns.len() {
+            let Some(id) = link.turns.take() else { break };
             let Some(running) = self.operations.get_mut(&id) else { continue };
             match running.next(peer, link.credit()) {
-                Next::Nothing => {}
-                Next::Announce if link.announcing.len() < ANNOUNCED_MAX => {
-                    running.announced(peer);
-                    link.announcing.insert(id);
-                    let header = header(Kind::Announce, &running.call, 0);
-                    return Some(Transmit::Control { header, payload: Bytes::new() });
-                }
-                Next::Starved | Next::Announce => {
-                    link.sending.remove(&id);
-                    link.parked.insert(id);
+                Next::Nothing => link.turns.pass(id),
+                Next::Held { charge, announce } => {
+                    link.turns.park(id, charge);
+                    if announce && link.turns.announce(id, running.call.key, self.announced_max) {
+                        running.announced(peer);
+                        link.turns.leaves(id, 0, self.settings.segment_bytes);
+                        let header = header(Kind::Announce, &running.call, 0);
+                        return Some(Transmit::Control { header, payload: Bytes::new() });
+                    }
                 }
                 Next::Segment(outgoing) => {
-                    let payload_bytes = outgoing.range.len() * running.call.contract.dtype.size_bytes();
+                    let header = segment_header(&running.call, &outgoing, self.settings.checks_payloads);
+                    let payload_bytes = header.payload_bytes as usize;
                     if outgoing.eager {
                         link.spend(payload_bytes);
                     }
-                    link.in_flight = Some(id);
-                    let contract = of_message(running.call.contract, outgoing.total);
-                    let header = Header {
-                        contract,
-                        message: outgoing.message,
-                        eager: outgoing.eager,
-                        payload_bytes: payload_bytes as u32,
-                        payload_crc: self.settings.checks_payloads.then_some(0),
-                        ..header(Kind::Data, &running.call, outgoing.offset as u64)
-                    };
+                    link.turns.leaves(id, payload_bytes, self.settings.segment_bytes);
+                    link.turns.fly(id);
                     return Some(Transmit::Segment { operation: id, header, range: outgoing.range });
                 }
             }
@@ -331,11 +259,11 @@ impl Engine {
     /// The segment that [`Engine::poll_transmit`] gave for `peer` has been sent whole.
     pub fn transmitted(&mut self, peer: Rank) {
         let Some(link) = self.links.get_mut(&peer) else { return };
-        let Some(id) = link.in_flight.take() else { return };
+        let Some(id) = link.turns.land() else { return };
         let Some(running) = self.operations.get_mut(&id) else { return };
         running.transmitted(peer);
-        if !running.sends_to(peer) {
-            link.has_sent(id);
+        if running.sends_to(peer) {
+            link.turns.pass(id);
         }
         self.settle(id);
     }
@@ -363,73 +291,6 @@ impl Engine {
     /// This rank has no more to do: peers are told goodbye.
     pub fn close(&mut self) {
         self.closing = true;
-    }
-
-    fn next_id(&mut self) -> OpId {
-        self.next_id += 1;
-        OpId(self.next_id)
-    }
-
-    fn call(now: Timestamp, begin: Begin, key: Key) -> Call {
-        let Begin { group, contract, timeout, site } = begin;
-        Call { key, group, contract, site, deadline: now.saturating_add(timeout), timeout }
-    }
-
-    fn start(&mut self, id: OpId, call: Call, schedule: Schedule) -> Result<OpId, Failure> {
-        let segment_elements = (self.settings.segment_bytes / call.contract.dtype.size_bytes()).max(1);
-        let mut running = Running::new(call, schedule, segment_elements);
-        let mut gone = None;
-        for peer in running.peers().collect::<Vec<_>>() {
-            let link = self.links.entry(peer).or_default();
-            let is_gone = link.left || link.lost;
-            if is_gone && running.needs(peer, link.stored_segments(call.key)) {
-                gone.get_or_insert(peer);
-            }
-            if link.announced.remove(&call.key) {
-                running.tell_when_ready(peer);
-            }
-            if let Some(messages) = link.cleared.remove(&call.key) {
-                running.cleared(peer, messages);
-            }
-        }
-        for peer in running.receivers() {
-            self.links.entry(peer).or_default().sending.insert(id);
-        }
-        self.deadlines.insert((call.deadline, id));
-        self.by_key.insert(call.key, id);
-        self.operations.insert(id, running);
-        if let Some(peer) = gone {
-            return Err(self.fail_left(peer));
-        }
-        self.tell_ready(id);
-        self.settle(id);
-        Ok(id)
-    }
-
-    /// Joins a receive and its message into an operation.
-    fn unite(&mut self, posted: &Posted, key: Key, envelope: Envelope) -> Result<(), Failure> {
-        let Posted { id, call, .. } = *posted;
-        let asked = call.contract;
-        self.deadlines.remove(&(call.deadline, id));
-        if envelope.contract.dtype != asked.dtype || envelope.contract.count > asked.count {
-            let Key::Message { sequence, .. } = key else { return Ok(()) };
-            let cause = self.mismatch(
-                (call.group, sequence),
-                (asked, call.site),
-                (envelope.source, envelope.contract),
-            );
-            return Err(self.fail(cause));
-        }
-        let receive = Inbound {
-            peer: envelope.source,
-            range: 0..envelope.contract.count as usize,
-            action: Action::Copy,
-            after: None,
-        };
-        self.envelopes.insert(id, envelope);
-        let call = Call { key, contract: envelope.contract, ..call };
-        let schedule = Schedule { steps: vec![Step { send: None, receive: Some(receive) }] };
-        self.start(id, call, schedule).map(|_| ())
     }
 
     /// Tells peers for what we have become ready.
@@ -463,4 +324,17 @@ fn of_message(contract: Contract, elements: usize) -> Contract {
 fn header(kind: Kind, call: &Call, offset: u64) -> Header {
     let contract = call.contract;
     Header { kind, group: call.group, sequence: call.sequence(), contract, offset, ..Header::EMPTY }
+}
+
+/// The frame of a segment. Its checksum is the driver's to fill in.
+fn segment_header(call: &Call, outgoing: &Outgoing, checks_payloads: bool) -> Header {
+    let payload_bytes = outgoing.range.len() * call.contract.dtype.size_bytes();
+    Header {
+        contract: of_message(call.contract, outgoing.total),
+        message: outgoing.message,
+        eager: outgoing.eager,
+        payload_bytes: payload_bytes as u32,
+        payload_crc: checks_payloads.then_some(0),
+        ..header(Kind::Data, call, outgoing.offset as u64)
+    }
 }

@@ -65,6 +65,8 @@ pub(super) struct Running {
     lanes: Vec<Lane>,
     /// Sends and receives that are not over.
     open: usize,
+    /// Peers that are to be told of more that we are ready for.
+    untold: usize,
 }
 
 /// What passes between this rank and one peer, in its order.
@@ -82,6 +84,8 @@ struct Lane {
     eager_bytes: usize,
     /// Bytes that all sends come to.
     outbound_bytes: usize,
+    /// And all receives.
+    inbound_bytes: usize,
     /// The peer has been told that something waits for it.
     announced: bool,
     /// The steps that receive from the peer; how far they are stands in `applied`.
@@ -102,10 +106,13 @@ struct Progress {
 pub(super) enum Next {
     /// Nothing, until something else has happened.
     Nothing,
-    /// Nothing before the peer is ready or there is more credit.
-    Starved,
-    /// The same, and the peer does not know that it is to say when it is ready, and should be told.
-    Announce,
+    /// Nothing before the peer is ready.
+    Held {
+        /// The credit that would do as well; `None` if none does.
+        charge: Option<usize>,
+        /// The peer does not know that it is to say when it is ready, and should be told.
+        announce: bool,
+    },
     /// A segment.
     Segment(Outgoing),
 }
@@ -143,28 +150,30 @@ pub(super) enum Due {
 
 impl Running {
     pub(super) fn new(call: Call, schedule: Schedule, segment_elements: usize) -> Self {
+        // In the order of their peers, so that a lane is found without looking at all of them.
         let mut lanes: Vec<Lane> = schedule.peers().into_iter().map(Lane::new).collect();
         let element_bytes = call.contract.dtype.size_bytes();
         let mut open = 0;
-        let mut inbound_bytes = vec![0; lanes.len()];
         for (index, step) in schedule.steps.iter().enumerate() {
-            for (lane, inbound) in lanes.iter_mut().zip(&mut inbound_bytes) {
-                if let Some(send) = step.send.as_ref().filter(|send| send.peer == lane.peer) {
-                    lane.sends.push(index);
-                    lane.outbound_bytes += send.range.len() * element_bytes;
-                    open += 1;
-                }
-                if let Some(receive) = step.receive.as_ref().filter(|receive| receive.peer == lane.peer) {
-                    lane.receives.push(index);
-                    *inbound += receive.range.len() * element_bytes;
-                    open += 1;
-                }
+            if let Some(send) = &step.send
+                && let Some(lane) = find(&mut lanes, send.peer)
+            {
+                lane.sends.push(index);
+                lane.outbound_bytes += send.range.len() * element_bytes;
+                open += 1;
+            }
+            if let Some(receive) = &step.receive
+                && let Some(lane) = find(&mut lanes, receive.peer)
+            {
+                lane.receives.push(index);
+                lane.inbound_bytes += receive.range.len() * element_bytes;
+                open += 1;
             }
         }
-        for (lane, inbound) in lanes.iter_mut().zip(inbound_bytes) {
-            if inbound > EAGER_BYTES {
-                lane.told_ready = Some(0);
-            }
+        let mut untold = 0;
+        for lane in lanes.iter_mut().filter(|lane| lane.inbound_bytes > EAGER_BYTES) {
+            lane.told_ready = Some(0);
+            untold += 1;
         }
         Self {
             call,
@@ -173,6 +182,7 @@ impl Running {
             segment_elements,
             lanes,
             open,
+            untold,
         }
     }
 
@@ -180,13 +190,14 @@ impl Running {
         self.open == 0
     }
 
-    pub(super) fn peers(&self) -> impl Iterator<Item = Rank> {
-        self.lanes.iter().map(|lane| lane.peer)
+    /// The number of peers.
+    pub(super) fn peers(&self) -> usize {
+        self.lanes.len()
     }
 
-    /// The peers that are sent something.
-    pub(super) fn receivers(&self) -> impl Iterator<Item = Rank> {
-        self.lanes.iter().filter(|lane| !lane.sends.is_empty()).map(|lane| lane.peer)
+    /// A peer by its place among them, and whether it is sent something.
+    pub(super) fn peer(&self, index: usize) -> (Rank, bool) {
+        (self.lanes[index].peer, !self.lanes[index].sends.is_empty())
     }
 
     /// The peers from which something is due; if there are none, those that still have to be sent something.
@@ -221,11 +232,12 @@ impl Running {
     }
 
     fn lane(&self, peer: Rank) -> Option<&Lane> {
-        self.lanes.iter().find(|lane| lane.peer == peer)
+        let index = self.lanes.binary_search_by_key(&peer, |lane| lane.peer).ok()?;
+        Some(&self.lanes[index])
     }
 
     fn lane_mut(&mut self, peer: Rank) -> Option<&mut Lane> {
-        self.lanes.iter_mut().find(|lane| lane.peer == peer)
+        find(&mut self.lanes, peer)
     }
 
     /// What may be sent to `peer` next, if at most `credit` bytes (see [`charge`]) may be sent before it is ready. A
@@ -245,12 +257,15 @@ impl Running {
         let eager = lane.next_send >= lane.cleared;
         if eager {
             let is_message = matches!(self.call.key, Key::Message { .. });
-            // The receiver of a longer lane says when it is ready without being asked. That of a message learns how long it
-            // is from its first segment.
-            let is_known = lane.announced
-                || if is_message { lane.eager_bytes > 0 } else { lane.outbound_bytes > EAGER_BYTES };
-            if lane.eager_bytes + bytes > EAGER_BYTES || charge(bytes) > credit {
-                return if is_known { Next::Starved } else { Next::Announce };
+            // The receiver of a longer lane says when it is ready without being asked, if it asks for the same; that it does
+            // not, it learns from a first segment or an announcement. That of a message learns how long it is from either.
+            let is_begun = lane.next_send > 0 || lane.eager_bytes > 0;
+            let is_long = is_message || lane.outbound_bytes > EAGER_BYTES;
+            let is_known = lane.announced || (is_begun && is_long);
+            let has_budget = lane.eager_bytes + bytes <= EAGER_BYTES;
+            if !has_budget || charge(bytes) > credit {
+                let charge = has_budget.then(|| charge(bytes));
+                return Next::Held { charge, announce: !is_known };
             }
         }
         let outgoing = Outgoing {
@@ -282,8 +297,7 @@ impl Running {
     }
 
     pub(super) fn transmitted(&mut self, peer: Rank) {
-        let Some(index) = self.lanes.iter().position(|lane| lane.peer == peer) else { return };
-        let lane = &mut self.lanes[index];
+        let Some(lane) = find(&mut self.lanes, peer) else { return };
         let Some(range) = lane.in_flight.take() else { return };
         lane.sent += range.len();
         let step = lane.sends.get(lane.next_send).and_then(|&step| self.steps[step].send.as_ref());
@@ -307,7 +321,7 @@ impl Running {
     }
 
     pub(super) fn applied(&mut self, peer: Rank) {
-        let Some(lane) = self.lanes.iter_mut().find(|lane| lane.peer == peer) else { return };
+        let Some(lane) = find(&mut self.lanes, peer) else { return };
         let Some(&step) = lane.receives.get(lane.next_receive) else { return };
         let Some(receive) = &self.steps[step].receive else { return };
         let progress = &mut self.applied[step];
@@ -321,14 +335,21 @@ impl Running {
 
     /// From now on `peer` is to be told when we are ready: it asked, or has more for us than it may send before.
     pub(super) fn tell_when_ready(&mut self, peer: Rank) {
-        if let Some(lane) = self.lane_mut(peer) {
-            lane.told_ready.get_or_insert(0);
+        if let Some(lane) = find(&mut self.lanes, peer)
+            && lane.told_ready.is_none()
+            && !lane.receives.is_empty()
+        {
+            lane.told_ready = Some(0);
+            self.untold += 1;
         }
     }
 
     /// The peers that do not know yet for how many messages we are ready, and that number.
     pub(super) fn take_ready(&mut self) -> Vec<(Rank, usize)> {
         let mut ready = Vec::new();
+        if self.untold == 0 {
+            return ready;
+        }
         for index in 0..self.lanes.len() {
             let lane = &self.lanes[index];
             let Some(told) = lane.told_ready.filter(|&told| told < lane.receives.len()) else { continue };
@@ -339,6 +360,7 @@ impl Running {
             let now = told + lane.receives[told..].iter().take_while(is_ready).count();
             if now > told {
                 ready.push((lane.peer, now));
+                self.untold -= usize::from(now == lane.receives.len());
                 self.lanes[index].told_ready = Some(now);
             }
         }
@@ -359,6 +381,12 @@ pub(super) const fn charge(bytes: usize) -> usize {
     bytes + 128
 }
 
+/// The lane of a peer, of lanes in the order of their peers.
+fn find(lanes: &mut [Lane], peer: Rank) -> Option<&mut Lane> {
+    let index = lanes.binary_search_by_key(&peer, |lane| lane.peer).ok()?;
+    Some(&mut lanes[index])
+}
+
 impl Lane {
     fn new(peer: Rank) -> Self {
         Self {
@@ -370,6 +398,7 @@ impl Lane {
             cleared: 0,
             eager_bytes: 0,
             outbound_bytes: 0,
+            inbound_bytes: 0,
             announced: false,
             receives: Vec::new(),
             next_receive: 0,

@@ -9,7 +9,8 @@ use crate::engine::OpId;
 
 /// An operation under way: it owns its buffer and goes on by itself, whatever its caller does meanwhile.
 ///
-/// Dropping the handle lets the operation go on and forgets its result. The other ranks do not notice.
+/// Dropping the handle lets the operation go on and forgets its result; the other ranks do not notice. A receive that has
+/// found no message yet is withdrawn, as by [`Handle::cancel`].
 #[must_use = "an operation's result is had by waiting for it"]
 pub struct Handle<R>(State<R>);
 
@@ -45,6 +46,18 @@ impl<R> Handle<R> {
             State::Pending(Pending { job, id, .. }) => job.driver.test(*id),
             State::Ready(_) | State::Taken => true,
         }
+    }
+
+    /// Withdraws a receive that has found no message yet, and says whether it did: it takes none any more, and waiting for
+    /// it gives [`Error::Taken`]. One that has found its message goes on, as every other operation does, for other ranks
+    /// count on it (`MPI_Cancel`).
+    pub fn cancel(&mut self) -> bool {
+        let State::Pending(Pending { job, id, .. }) = &self.0 else { return false };
+        let is_cancelled = job.driver.cancel(*id);
+        if is_cancelled {
+            self.0 = State::Taken;
+        }
+        is_cancelled
     }
 
     /// Waits for its end.

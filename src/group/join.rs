@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::driver::Driver;
 use super::pump::Pump;
 use super::routes::{Algorithms, Routes};
-use super::{Error, Group, Job, tune};
+use super::{Error, Group, Job, Membership, tune};
 use crate::engine::Settings;
 use crate::rendezvous::{
     Arrival, Launched, Member, PeersFile, Roster, Shared, StartError, arrive, from_environment, host_name,
@@ -153,6 +153,8 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         machines: roster.machines(),
         timeout: options.operation_timeout,
         abandoned: None,
+        // Nobody else may have the job before the ranks have agreed on their ways, and there is one such group alone.
+        _membership: Membership(None),
     };
     with_patience(&mut group, |group| {
         close_the_ring(group)?;

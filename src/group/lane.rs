@@ -1,5 +1,6 @@
 //! What is under way on one link: a frame half sent, a frame half received.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,6 +14,16 @@ use crate::schedule::Action;
 use crate::types::Rank;
 use crate::wire::Header;
 use crate::wire::frame::HEADER_BYTES;
+
+thread_local! {
+    /// Whether this thread reduces, perhaps by a function of the program's own.
+    static REDUCING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread reduces, perhaps by a function of the program's own.
+pub(super) fn is_reducing() -> bool {
+    REDUCING.get()
+}
 
 /// How an operation treats bytes.
 pub(super) struct Task {
@@ -130,11 +141,13 @@ impl Tasks {
         let (Some(arrived), Some(own)) = (arrived, task.memory.bytes_mut(bytes.clone())) else { return };
         let (kernels, divisor) = (&task.kernels, task.divisor);
         // A function of the program's own may panic, in whatever thread happens to turn the pump.
+        REDUCING.set(true);
         let applied = catch_unwind(AssertUnwindSafe(|| match (action, kernels) {
             (Action::Reduce, Some(kernels)) => kernels.reduce.apply(own, arrived, divisor),
             (Action::ReduceLast, Some(kernels)) => kernels.reduce_last.apply(own, arrived, divisor),
             _ => own.copy_from_slice(arrived),
         }));
+        REDUCING.set(false);
         if applied.is_err() {
             engine.abort("the program's own reduction panicked there");
         }

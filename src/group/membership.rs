@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Error, Group};
+use super::{Error, Group, Membership};
 use crate::types::{Rank, WorldSize};
 
 impl Group {
@@ -81,6 +81,7 @@ impl Group {
             machines: Arc::clone(&self.machines),
             timeout: self.timeout,
             abandoned: None,
+            _membership: Membership(self.job.clone().map(|job| (job, id))),
         }
     }
 }

@@ -105,6 +105,19 @@ pub struct Group {
     timeout: Duration,
     /// Why a world of one has been given up.
     abandoned: Option<Error>,
+    /// Tells the engine when the group is gone.
+    _membership: Membership,
+}
+
+/// A group's number, for as long as the group is used.
+struct Membership(Option<(Arc<Job>, u32)>);
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if let Some((job, id)) = &self.0 {
+            job.driver.retire(*id);
+        }
+    }
 }
 
 impl Group {
@@ -120,6 +133,7 @@ impl Group {
             machines: Arc::from([0]),
             timeout: OPERATION_TIMEOUT,
             abandoned: None,
+            _membership: Membership(None),
         }
     }
 

@@ -63,6 +63,8 @@ pub struct Finished {
     pub memory: Memory,
     /// What was received, if it was a receive.
     pub envelope: Option<Envelope>,
+    /// How its elements were reduced, if they were.
+    pub kernels: Option<Kernels>,
 }
 
 /// What an operation does to bytes.
@@ -260,18 +262,37 @@ impl<T: Transport> Pump<T> {
     /// An operation that has ended well since the last call, with its memory.
     pub fn take_finished(&mut self) -> Option<Finished> {
         let (operation, envelope) = self.engine.take_completed()?;
-        let memory = self.tasks.tasks.remove(&operation).map_or_else(Memory::none, |task| task.memory);
-        Some(Finished { operation, memory, envelope })
+        let task = self.tasks.tasks.remove(&operation);
+        let (memory, kernels) =
+            task.map_or_else(|| (Memory::none(), None), |task| (task.memory, task.kernels));
+        Some(Finished { operation, memory, envelope, kernels })
     }
 
-    /// Gives up all memory: the job has failed, and its peers have been told. What was half sent stays so.
-    pub fn release(&mut self) {
-        self.tasks = Tasks::default();
+    /// Withdraws a receive that has found no message yet; whether it was one.
+    pub fn cancel(&mut self, receive: OpId) -> bool {
+        let is_cancelled = self.engine.cancel(receive);
+        if is_cancelled {
+            self.tasks.tasks.remove(&receive);
+        }
+        is_cancelled
+    }
+
+    /// The group begins nothing more.
+    pub fn retire(&mut self, group: u32) {
+        self.engine.retire(group);
+    }
+
+    /// Gives up all memory: the job has failed, and its peers have been told. What was half sent stays so. Returns how
+    /// elements were reduced, which may be a program's own.
+    pub fn release(&mut self) -> Vec<Kernels> {
+        let tasks = std::mem::take(&mut self.tasks);
+        let kernels = tasks.tasks.into_values().filter_map(|task| task.kernels).collect();
         for lane in self.lanes.values_mut() {
             if let Incoming::Segment { bytes, filled, .. } = &lane.incoming {
                 lane.incoming = Incoming::Waste { left: bytes.len() - filled };
             }
         }
+        kernels
     }
 
     /// When something is due even if nothing comes from outside.

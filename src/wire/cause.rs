@@ -199,7 +199,7 @@ impl Cause {
             }
             (mut a, mut b) => {
                 a.share_sites(&mut b);
-                if b.precedence() < a.precedence() { b } else { a }
+                if (b.precedence(), b.asked()) < (a.precedence(), a.asked()) { b } else { a }
             }
         }
     }
@@ -222,8 +222,7 @@ impl Cause {
 
     /// Two words about the same disagreement tell each other what only one of them knows.
     fn share_sites(&mut self, other: &mut Self) {
-        let same = |a: &Self, b: &Self| a.precedence() == b.precedence();
-        if !same(self, other) {
+        if self.precedence() != other.precedence() || self.asked() != other.asked() {
             return;
         }
         if let (
@@ -251,6 +250,16 @@ impl Cause {
             Self::Mismatch { group, sequence, first, second, .. } => (4, *group, *sequence, *first, *second),
             Self::Timeout { .. } => (5, 0, 0, Rank::ZERO, Rank::ZERO),
         }
+    }
+
+    /// What the two ranks of a mismatch asked for. Two of one number may be about messages in either direction.
+    fn asked(&self) -> Vec<u8> {
+        let mut asked = Vec::new();
+        if let Self::Mismatch { first_asked, second_asked, .. } = self {
+            put_contract(&mut asked, first_asked);
+            put_contract(&mut asked, second_asked);
+        }
+        asked
     }
 
     /// The cause as an abort frame's payload.

@@ -7,6 +7,7 @@ use super::Outcome;
 use crate::engine::{Failure, OpId, Timestamp};
 use crate::group::pump::{Finished, Pump, Turn};
 use crate::group::{Error, Statistics};
+use crate::reduce::Kernels;
 use crate::transport::tcp::TcpTransport;
 
 /// How long a failed operation may take to tell the peers why, and to hear what they know.
@@ -22,8 +23,12 @@ pub(super) struct Core {
     /// Operations whose outcome nobody wants any more.
     pub(super) forgotten: BTreeSet<OpId>,
     pub(super) is_polled: bool,
-    /// Threads that wait for `changed`.
+    /// Threads that wait for something to change and have not been told that it has.
     pub(super) waiters: usize,
+    /// How often they have been told.
+    pub(super) changes: u64,
+    /// What operations leave behind that may be a program's own: dropped by whoever gives up the lock next.
+    pub(super) left_over: Vec<Kernels>,
     /// Those of the pending ones that the progress thread is to drive.
     pub(super) unattended: BTreeSet<OpId>,
     pub(super) is_closing: bool,
@@ -56,6 +61,8 @@ impl Core {
             forgotten: BTreeSet::new(),
             is_polled: false,
             waiters: 0,
+            changes: 0,
+            left_over: Vec::new(),
             unattended: BTreeSet::new(),
             is_closing: false,
             busy_since: None,
@@ -71,7 +78,7 @@ impl Core {
                 if !self.pump.notify() && !is_over {
                     return Step::Blocked;
                 }
-                self.pump.release();
+                self.left_over.extend(self.pump.release());
                 let error = match self.pump.failure() {
                     Some(Failure { cause, reported_by }) => {
                         Error::Failed { cause: cause.clone(), reported_by: *reported_by }
@@ -88,8 +95,9 @@ impl Core {
         let turn = self.pump.turn(now);
         // A message is what a probe waits for.
         let mut is_progress = self.pump.arrivals() != arrivals;
-        while let Some(Finished { operation, memory, envelope }) = self.pump.take_finished() {
+        while let Some(Finished { operation, memory, envelope, kernels }) = self.pump.take_finished() {
             self.statistics.operations += 1;
+            self.left_over.extend(kernels);
             self.settle(operation, now, Ok(Outcome { memory, envelope }));
             is_progress = true;
         }
@@ -115,12 +123,35 @@ impl Core {
         !pending.is_empty()
     }
 
+    /// Nobody wants the outcome any more. A receive without a message ends at once.
+    pub(super) fn forget(&mut self, id: OpId, now: Timestamp) {
+        if self.outcomes.remove(&id).is_none() && self.pending.contains(&id) && !self.cancel(id, now) {
+            self.forgotten.insert(id);
+        }
+    }
+
+    /// Ends a receive that has found no message yet; whether it was one.
+    pub(super) fn cancel(&mut self, id: OpId, now: Timestamp) -> bool {
+        let is_cancelled = self.pump.cancel(id);
+        if is_cancelled {
+            self.pending.remove(&id);
+            self.unattended.remove(&id);
+            self.rest(now);
+        }
+        is_cancelled
+    }
+
     fn settle(&mut self, id: OpId, now: Timestamp, outcome: Result<Outcome, Error>) {
         self.pending.remove(&id);
         self.unattended.remove(&id);
         if !self.forgotten.remove(&id) {
             self.outcomes.insert(id, outcome);
         }
+        self.rest(now);
+    }
+
+    /// Takes note if nothing is under way any more.
+    fn rest(&mut self, now: Timestamp) {
         if self.pending.is_empty()
             && let Some(since) = self.busy_since.take()
         {

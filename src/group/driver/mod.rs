@@ -6,15 +6,16 @@
 //! is started with the first of them and sleeps while there are none.
 
 mod core;
+mod guard;
 mod shared;
 
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use self::core::{Core, State, Step};
+use self::guard::Lock;
 use self::shared::Shared;
 use super::memory::{self, Memory};
 use super::pump::{Pump, Work};
@@ -63,11 +64,10 @@ impl Driver {
         let poller = pump.transport_mut().take_poller().ok_or(io::ErrorKind::NotConnected)?;
         let shared = Arc::new(Shared {
             waker: poller.waker(),
-            core: Mutex::new(Core::new(pump)),
+            core: Lock::new(Core::new(pump)),
             poller: Mutex::new(poller),
             changed: Condvar::new(),
             work: Condvar::new(),
-            contenders: AtomicUsize::new(0),
             epoch,
             spin: if has_own_processor { SPIN } else { Duration::ZERO },
         });
@@ -117,6 +117,11 @@ impl Driver {
     }
 
     fn begin(&self, begin: Begin, submission: Submission, is_attended: bool) -> Result<OpId, Error> {
+        // Whatever becomes of the operation, a function of the program's own outlives the lock, which its drop may take.
+        let _kernels = match &submission {
+            Submission::Collective(_, work) => work.kernels.clone(),
+            Submission::Send(..) | Submission::Receive(..) => None,
+        };
         let mut core = self.shared.lock();
         if let State::Failed(error) = &core.state {
             return Err(error.clone());
@@ -166,7 +171,7 @@ impl Driver {
         let mut core = self.shared.lock();
         if core.pending.contains(&id) && matches!(core.turn(self.shared.now()), Step::Progress) {
             // It may be what others wait for.
-            self.shared.changed.notify_all();
+            self.shared.tell_others(&mut core);
             if core.is_polled {
                 let _ = self.shared.waker.wake();
             }
@@ -174,7 +179,7 @@ impl Driver {
         let has_ended = !core.pending.contains(&id);
         drop(core);
         // Whoever asks again and again must not keep others from the core.
-        if !has_ended && self.shared.contenders.load(Ordering::SeqCst) > 0 {
+        if !has_ended && self.shared.core.is_contended() {
             thread::yield_now();
         }
         has_ended
@@ -187,7 +192,7 @@ impl Driver {
         core.pump.begin_probe();
         // Even who does not wait wants to know what has come: once to hear of it, once to read it.
         for _ in 0..2 {
-            core = self.shared.drive(core, Some(now));
+            core = self.shared.step(core, Some(now));
         }
         drop(core);
         let found = self.shared.wait_until(Some(until), |core| match &core.state {
@@ -200,10 +205,17 @@ impl Driver {
 
     /// Nobody wants the outcome any more.
     pub(super) fn forget(&self, id: OpId) {
-        let mut core = self.shared.lock();
-        if core.outcomes.remove(&id).is_none() && core.pending.contains(&id) {
-            core.forgotten.insert(id);
-        }
+        self.shared.lock().forget(id, self.shared.now());
+    }
+
+    /// Ends a receive that has found no message yet; whether it was one.
+    pub(super) fn cancel(&self, id: OpId) -> bool {
+        self.shared.lock().cancel(id, self.shared.now())
+    }
+
+    /// The group begins nothing more.
+    pub(super) fn retire(&self, group: u32) {
+        self.shared.lock().pump.retire(group);
     }
 
     pub(super) fn abort(&self, message: &str) -> Error {
@@ -241,9 +253,11 @@ impl Drop for Driver {
         let shared = &self.shared;
         let until = shared.now() + FLUSH_TIMEOUT;
         shared.wait_until(Some(until), |core| core.pending.is_empty().then_some(()));
-        shared.lock().is_closing = true;
+        let mut core = shared.lock();
+        core.is_closing = true;
         shared.work.notify_all();
-        shared.changed.notify_all();
+        shared.tell_others(&mut core);
+        drop(core);
         let _ = shared.waker.wake();
         if let Some(thread) = self.progress.lock().unwrap_or_else(PoisonError::into_inner).take() {
             // It does not panic; if it did, there is nobody left to tell.

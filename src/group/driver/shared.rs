@@ -1,22 +1,21 @@
 //! The threads that share a core: who turns the pump, who waits for the sockets, who waits for others.
 
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mio::Waker;
 
 use super::Outcome;
 use super::core::{Core, State, Step};
+use super::guard::{Guard, Lock};
 use crate::engine::{OpId, Timestamp};
 use crate::group::Error;
 use crate::transport::poller::{Event, Poller};
 
 /// The core and its threads' meeting places.
 pub(super) struct Shared {
-    pub(super) core: Mutex<Core>,
+    pub(super) core: Lock,
     /// Whoever holds it waits for the sockets.
     pub(super) poller: Mutex<Poller>,
     pub(super) waker: Arc<Waker>,
@@ -24,8 +23,6 @@ pub(super) struct Shared {
     pub(super) changed: Condvar,
     /// There is something to do for the progress thread.
     pub(super) work: Condvar,
-    /// Threads that want the core: whoever turns the pump lets them have it from time to time.
-    pub(super) contenders: AtomicUsize,
     pub(super) epoch: Instant,
     /// How long a thread that waits stays awake.
     pub(super) spin: Duration,
@@ -37,11 +34,13 @@ impl Shared {
         self.epoch.elapsed()
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
-        self.contenders.fetch_add(1, Ordering::SeqCst);
-        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-        self.contenders.fetch_sub(1, Ordering::SeqCst);
-        core
+    pub(super) fn lock(&self) -> Guard<'_> {
+        self.core.lock()
+    }
+
+    /// Something that others may wait for has happened.
+    pub(super) fn tell_others(&self, core: &mut Core) {
+        self.core.wake(core, &self.changed);
     }
 
     pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<Outcome, Error>> {
@@ -58,9 +57,9 @@ impl Shared {
         loop {
             let found = look(&mut core);
             if found.is_some() || until.is_some_and(|until| self.now() >= until) {
-                if core.waiters > 0 && !core.is_polled {
+                if !core.is_polled {
                     // Somebody else has to wait for the sockets now.
-                    self.changed.notify_all();
+                    self.tell_others(&mut core);
                 }
                 if !core.unattended.is_empty() && !core.is_polled {
                     self.work.notify_one();
@@ -71,59 +70,33 @@ impl Shared {
         }
     }
 
-    /// Does what can be done, or else waits until something may have changed, or until `until`.
-    pub(super) fn drive<'a>(
-        &'a self,
-        mut core: MutexGuard<'a, Core>,
-        until: Option<Timestamp>,
-    ) -> MutexGuard<'a, Core> {
+    /// Does what can be done, or else waits until something may have changed, or until `until`. Others that want the core
+    /// have it first, so that nobody whose operation has ended waits for one that has not.
+    pub(super) fn drive<'a>(&'a self, core: Guard<'a>, until: Option<Timestamp>) -> Guard<'a> {
+        // What the caller waits for may have happened meanwhile.
+        if self.core.is_contended() { core.make_way() } else { self.step(core, until) }
+    }
+
+    /// [`Shared::drive`], whoever else wants the core.
+    pub(super) fn step<'a>(&'a self, mut core: Guard<'a>, until: Option<Timestamp>) -> Guard<'a> {
         let now = self.now();
         match core.turn(now) {
             Step::Progress => {
-                if core.waiters > 0 {
-                    self.changed.notify_all();
-                }
+                self.tell_others(&mut core);
                 core
             }
-            Step::Busy => {
-                if self.contenders.load(Ordering::SeqCst) == 0 {
-                    return core;
-                }
-                drop(core);
-                while self.contenders.load(Ordering::SeqCst) > 0 {
-                    thread::yield_now();
-                }
-                self.core.lock().unwrap_or_else(PoisonError::into_inner)
-            }
+            Step::Busy => core,
+            // It is dropped without the lock, which may change what there is to do.
+            Step::Blocked if !core.left_over.is_empty() => core.make_way(),
             Step::Blocked => {
                 let until = until.into_iter().chain(core.next_deadline()).min();
                 let timeout = until.map(|until| until.saturating_sub(now));
-                if core.is_polled { self.wait_for_others(core, timeout) } else { self.poll(core, timeout) }
+                if core.is_polled { core.wait(&self.changed, timeout) } else { self.poll(core, timeout) }
             }
         }
     }
 
-    fn wait_for_others<'a>(
-        &self,
-        mut core: MutexGuard<'a, Core>,
-        timeout: Option<Duration>,
-    ) -> MutexGuard<'a, Core> {
-        core.waiters += 1;
-        let mut core = match timeout {
-            Some(timeout) => {
-                self.changed.wait_timeout(core, timeout).unwrap_or_else(PoisonError::into_inner).0
-            }
-            None => self.changed.wait(core).unwrap_or_else(PoisonError::into_inner),
-        };
-        core.waiters -= 1;
-        core
-    }
-
-    pub(super) fn poll<'a>(
-        &'a self,
-        mut core: MutexGuard<'a, Core>,
-        timeout: Option<Duration>,
-    ) -> MutexGuard<'a, Core> {
+    pub(super) fn poll<'a>(&'a self, mut core: Guard<'a>, timeout: Option<Duration>) -> Guard<'a> {
         core.is_polled = true;
         // Whoever waits for an operation is back at work sooner if it does not sleep first; the progress thread would take the
         // processor from the caller that computes.
@@ -131,7 +104,7 @@ impl Shared {
         drop(core);
         let mut events = Vec::new();
         let waited = self.wait_for_events(spin, timeout, &mut events);
-        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut core = self.lock();
         core.is_polled = false;
         core.pump.transport_mut().serve(self.now(), events);
         if let Err(error) = waited {
@@ -160,7 +133,7 @@ impl Shared {
     }
 
     /// The job has failed: tells the peers, gives up all memory, and returns the error.
-    pub(super) fn fail<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> Error {
+    pub(super) fn fail<'a>(&'a self, mut core: Guard<'a>) -> Error {
         loop {
             if let State::Failed(error) = &core.state {
                 return error.clone();
@@ -176,11 +149,15 @@ impl Shared {
             if core.is_closing {
                 return;
             }
-            core = if core.unattended.is_empty() {
-                self.work.wait(core).unwrap_or_else(PoisonError::into_inner)
+            if core.unattended.is_empty() && core.left_over.is_empty() {
+                if !core.is_polled {
+                    // Somebody else has to wait for the sockets now.
+                    self.tell_others(&mut core);
+                }
+                core.wait_on(&self.work, None);
             } else {
-                self.drive(core, None)
-            };
+                core = self.drive(core, None);
+            }
         }
     }
 }
