@@ -11,6 +11,7 @@
 //! report lost links and the passing of [`Engine::poll_timeout`].
 
 mod failing;
+mod itself;
 mod judge;
 mod link;
 mod matching;
@@ -138,6 +139,8 @@ pub struct Engine {
     groups: BTreeMap<u32, Past>,
     links: BTreeMap<Rank, Link>,
     completed: VecDeque<OpId>,
+    /// Messages of this rank to itself and the receives that have found them.
+    handed_over: VecDeque<(OpId, OpId)>,
     next_id: u64,
     now: Timestamp,
     failure: Option<Failure>,
@@ -157,6 +160,7 @@ impl Engine {
             groups: BTreeMap::new(),
             links: BTreeMap::new(),
             completed: VecDeque::new(),
+            handed_over: VecDeque::new(),
             next_id: 0,
             now: Duration::ZERO,
             failure: None,
@@ -185,13 +189,17 @@ impl Engine {
         self.start(id, call, schedule)
     }
 
-    /// Begins to send a message of elements `0..count` of a buffer, the contract's `layout` being its tag.
+    /// Begins to send a message of elements `0..count` of a buffer, the contract's `layout` being its tag. One to this
+    /// rank itself has ended at once, and its bytes are to be kept ([`Engine::take_handed_over`]).
     ///
     /// # Errors
     ///
     /// As [`Engine::begin`].
     pub fn send(&mut self, now: Timestamp, begin: Begin, to: Rank) -> Result<OpId, Failure> {
         self.check()?;
+        if to == self.settings.rank {
+            return self.send_to_itself(begin);
+        }
         let link = self.links.entry(to).or_default();
         let key = Key::Message { from: self.settings.rank, to, sequence: link.messages_sent };
         link.messages_sent += 1;
@@ -427,6 +435,10 @@ impl Engine {
             after: None,
         };
         self.envelopes.insert(id, envelope);
+        if envelope.source == self.settings.rank {
+            self.hand_over(id, key);
+            return Ok(());
+        }
         let call = Call { key, contract: envelope.contract, ..call };
         let schedule = Schedule { steps: vec![Step { send: None, receive: Some(receive) }] };
         self.start(id, call, schedule).map(|_| ())

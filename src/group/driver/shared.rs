@@ -177,6 +177,10 @@ impl Shared {
                 return;
             }
             core = if core.unattended.is_empty() {
+                if core.waiters > 0 {
+                    // What it drove has ended in another thread's hands, and somebody else has to wait for the sockets now.
+                    self.changed.notify_all();
+                }
                 self.work.wait(core).unwrap_or_else(PoisonError::into_inner)
             } else {
                 self.drive(core, None)
