@@ -189,7 +189,8 @@ impl Group {
         self.start(self.prepare_gather(input, counts, root, Location::caller())?)
     }
 
-    /// [`Group::gather`] into the root's `output`, which has the result's length; what the others pass as output is not looked at.
+    /// [`Group::gather`] into the root's `output`, which has the result's length; what the others pass as
+    /// output is not looked at.
     ///
     /// # Errors
     ///
@@ -242,7 +243,8 @@ impl Group {
         self.start(self.prepare_gather(input, counts, root, Location::caller())?)
     }
 
-    /// [`Group::gather_uneven`] into the root's `output`, which has the result's length; what the others pass as output is not looked at.
+    /// [`Group::gather_uneven`] into the root's `output`, which has the result's length; what the others pass as
+    /// output is not looked at.
     ///
     /// # Errors
     ///
