@@ -1,6 +1,10 @@
 //! Every collective, blocking and going on by itself, x element type x reduction x group size x length over real TCP,
 //! against a naive reference. All values are small, so that every result is exact whatever the order of the operands.
 
+#[path = "conformance/forms.rs"]
+mod forms;
+#[path = "conformance/functions.rs"]
+mod functions;
 mod util;
 
 use std::ops::Range;
@@ -209,7 +213,7 @@ fn rooted<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize
     let of_root = |range: Range<usize>| range.map(|index| value(root.get(), index));
 
     let told = group.broadcast_async(own.clone(), root).unwrap();
-    let scattered = group.scatter_async(if is_root { &own } else { &[] }, count, root).unwrap();
+    let scattered = group.scatter_async(if is_root { &own[..] } else { &[] }, count, root).unwrap();
     let each = count / size.as_usize();
     let gathered = group.gather_async(&own[..each], root).unwrap();
 
@@ -217,10 +221,10 @@ fn rooted<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize
     group.broadcast(&mut buffer, root).unwrap();
     assert_elements(&buffer, of_root(0..count), "broadcast", group);
     let chunk = group.chunk(count, rank);
-    let found = group.scatter(if is_root { &own } else { &[] }, count, root).unwrap();
+    let found = group.scatter(if is_root { &own[..] } else { &[] }, count, root).unwrap();
     assert_elements(&found, of_root(chunk.clone()), "scatter", group);
     let own_part = part(&counts, rank);
-    let found = group.scatter_uneven(if is_root { &own } else { &[] }, &counts, root).unwrap();
+    let found = group.scatter_uneven(if is_root { &own[..] } else { &[] }, &counts, root).unwrap();
     assert_elements(&found, of_root(own_part.clone()), "scatter_uneven", group);
 
     let of = |owner: Rank, range: Range<usize>| range.map(move |index| value(owner.get(), index));
@@ -370,62 +374,29 @@ fn long_buffers() {
     }
 }
 
-/// x -> a x + b modulo 2^32, in one element; one after the other is associative, and does not commute.
-fn affine(rank: u32, index: usize) -> u64 {
-    let mixed = (index as u64 + 1) * 0x9e37_79b9 + u64::from(rank) * 0x85eb_ca6b;
-    (mixed | 1) << 32 | (mixed >> 7 & 0xffff_ffff)
-}
-
-fn after(first: u64, second: u64) -> u64 {
-    let split = |one: u64| ((one >> 32) as u32, one as u32);
-    let ((a, b), (c, d)) = (split(first), split(second));
-    u64::from(a.wrapping_mul(c)) << 32 | u64::from(b.wrapping_mul(c).wrapping_add(d))
-}
-
+/// Input and result in other places than usual.
 #[test]
-fn functions_that_do_not_commute() {
-    for n in WORLDS {
-        ranks::run(n, |mut group| {
-            let (n, rank) = (group.size().get(), group.rank());
-            for count in lengths(n).into_iter().chain([LONG]) {
-                let own: Vec<u64> = (0..count).map(|index| affine(rank.get(), index)).collect();
-                let whole = |index| (0..n).map(|rank| affine(rank, index)).reduce(after).expect("a rank");
-                let expected: Vec<u64> = (0..count).map(whole).collect();
-                let mut buffer = own.clone();
-                group.all_reduce_with(&mut buffer, |&first, &second| after(first, second)).unwrap();
-                assert_elements(&buffer, expected.iter().copied(), "all_reduce_with", &group);
-                let roots = if count == LONG { 1..2.min(n) } else { 0..n };
-                for root in roots.map(Rank::new) {
-                    buffer.clone_from(&own);
-                    group.reduce_with(&mut buffer, root, |&first, &second| after(first, second)).unwrap();
-                    if rank == root {
-                        assert_elements(&buffer, expected.iter().copied(), "reduce_with", &group);
-                    }
-                }
+fn every_form_of_every_collective() {
+    fn check<T: Number>(group: &mut Group, op: ReduceOp, counts: &[usize]) {
+        for &count in counts {
+            let value = |rank, index| value::<T>(op, rank, index);
+            let case = Case { op, value: &value, expected: &|ranks, index| expected::<T>(op, ranks, index) };
+            forms::reduce(group, count, &case);
+            if op != ReduceOp::Average {
+                forms::prefixes(group, count, &case);
             }
-        });
+            forms::moves(group, count, &value);
+        }
     }
-}
-
-#[test]
-fn sums_of_what_was_multiplied_before() {
     for n in WORLDS {
         ranks::run(n, |mut group| {
-            let (n, rank) = (group.size().get(), group.rank().get());
-            for count in lengths(n) {
-                let scaled =
-                    |rank: u32, index| value::<f64>(ReduceOp::Sum, rank, index) * f64::from(rank + 1);
-                let expected = |index| (0..n).map(|rank| scaled(rank, index)).sum();
-                let mut floats: Vec<f64> =
-                    (0..count).map(|index| value(ReduceOp::Sum, rank, index)).collect();
-                group.all_reduce_scaled(&mut floats, f64::from(rank + 1)).unwrap();
-                assert_elements(&floats, (0..count).map(expected), "all_reduce_scaled", &group);
-                let mut integers: Vec<i32> =
-                    (0..count).map(|index| value(ReduceOp::Sum, rank, index)).collect();
-                group.all_reduce_scaled(&mut integers, rank as i32 + 1).unwrap();
-                let expected = (0..count).map(|index| expected(index) as i32);
-                assert_elements(&integers, expected, "all_reduce_scaled", &group);
-            }
+            let lengths = lengths(group.size().get());
+            check::<f32>(&mut group, ReduceOp::Average, &lengths);
+            check::<bf16>(&mut group, ReduceOp::Max, &lengths);
+            check::<i8>(&mut group, ReduceOp::LogicalOr, &lengths);
+            check::<u64>(&mut group, ReduceOp::Sum, &lengths);
+            check::<f64>(&mut group, ReduceOp::Min, &[LONG / 4]);
+            forms::refusals(&mut group);
         });
     }
 }

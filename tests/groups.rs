@@ -128,7 +128,10 @@ fn a_group_of_one_does_what_a_world_of_one_does() {
             assert_eq!(group.scatter(&[1, 2], 2, Rank::ZERO), Ok(vec![1, 2]), "{what}");
             assert_eq!(group.gather(&[1, 2], Rank::ZERO), Ok(vec![1, 2]), "{what}");
             assert_eq!(group.all_gather_object(&"x".to_owned()), Ok(vec!["x".to_owned()]), "{what}");
-            assert!(matches!(group.send(&[1], Rank::ZERO, 0), Err(Error::InvalidPeer { .. })), "{what}");
+            group.send(&[1], Rank::ZERO, 0).unwrap();
+            let mut own = [0];
+            group.receive(&mut own, Rank::ZERO, 0).unwrap();
+            assert_eq!(own, [1], "{what}");
             let mut again = group.duplicate().unwrap();
             again.barrier().unwrap();
         }
@@ -342,4 +345,19 @@ fn uneven_and_custom_operations_go_on_by_themselves() {
             assert!(gathered.is_empty());
         }
     });
+}
+
+/// Whoever has another list is found, and both are told where.
+#[test]
+fn ranks_that_list_other_members_do_not_agree() {
+    let told = ranks::run(3, |mut world| {
+        let odd = world.rank().get() == 1;
+        let list: &[u32] = if odd { &[1, 0] } else { &[0, 1] };
+        let list: Vec<Rank> = list.iter().copied().map(Rank::new).collect();
+        let made = world.subgroup(&list).map(|_| ());
+        made.and_then(|()| world.barrier()).unwrap_err().to_string()
+    });
+    for text in &told {
+        assert!(text.contains("rank 1 called") && text.contains("tests/groups.rs:"), "{text}");
+    }
 }

@@ -362,8 +362,7 @@ fn whichever_message_comes_first_is_taken_first() {
         let mut handles: Vec<_> =
             [R1, Rank::new(2)].map(|source| group.receive_async::<u64>(50_000, source, 5).unwrap()).into();
         let mut sources = Vec::new();
-        while !handles.is_empty() {
-            let Received { elements, status } = wait_any(&mut handles).unwrap();
+        while let Some((_, Received { elements, status })) = wait_any(&mut handles).unwrap() {
             assert_eq!(elements, content(status.source.get().into(), 50_000));
             sources.push(status.source.get());
         }
@@ -426,20 +425,21 @@ fn a_message_of_another_type_fails_both_ranks() {
 }
 
 #[test]
-fn a_rank_that_is_no_other_is_refused_before_anything_is_sent() {
+fn ranks_and_tags_that_are_none_are_refused_before_anything_is_sent() {
     ranks::run(2, |mut group| {
         let own = group.rank();
-        for peer in [own, Rank::new(2)] {
-            assert!(
-                matches!(group.send(&[1u8], peer, 0), Err(Error::InvalidPeer { peer: found, .. }) if found == peer)
-            );
-            assert!(matches!(group.receive(&mut [1u8], peer, 0), Err(Error::InvalidPeer { .. })));
-            assert!(matches!(group.probe_now(peer, 0), Err(Error::InvalidPeer { .. })));
-        }
+        let peer = Rank::new(2);
+        assert!(
+            matches!(group.send(&[1u8], peer, 0), Err(Error::InvalidPeer { peer: found, .. }) if found == peer)
+        );
+        assert!(matches!(group.receive(&mut [1u8], peer, 0), Err(Error::InvalidPeer { .. })));
+        assert!(matches!(group.probe_now(peer, 0), Err(Error::InvalidPeer { .. })));
+        // The tag that stands for any is no tag.
+        let other = Rank::new(1 - own.get());
+        assert_eq!(group.send(&[1u8], other, u32::MAX), Err(Error::InvalidTag));
+        assert_eq!(group.receive(&mut [1u8], other, u32::MAX), Err(Error::InvalidTag));
+        assert_eq!(group.receive_async::<u8>(1, other, u32::MAX).map(|_| ()), Err(Error::InvalidTag));
+        assert_eq!(group.probe_now(other, u32::MAX), Err(Error::InvalidTag));
         group.barrier().unwrap();
     });
-    let mut alone = Group::solo();
-    assert!(matches!(alone.send(&[1u8], R0, 0), Err(Error::InvalidPeer { .. })));
-    assert!(matches!(alone.receive(&mut [1u8], Source::Any, 0), Err(Error::InvalidPeer { .. })));
-    assert_eq!(alone.probe_now(Source::Any, None), Ok(None));
 }

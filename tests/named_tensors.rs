@@ -7,6 +7,7 @@ use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use ringtrain::named;
 use ringtrain::wire::Cause;
 use ringtrain::{
     Group, NamedError, NamedHandle, NamedOptions, NamedStatistics, NamedTensors, Rank, ReduceOp,
@@ -16,7 +17,7 @@ use util::wait_until;
 
 const WORLDS: [u32; 4] = [1, 2, 3, 4];
 
-fn named(group: &mut Group, adjust: impl FnOnce(&mut NamedOptions)) -> NamedTensors {
+fn named_of(group: &mut Group, adjust: impl FnOnce(&mut NamedOptions)) -> NamedTensors {
     let mut options = NamedOptions::default();
     adjust(&mut options);
     NamedTensors::new(group, options).expect("the group is sound")
@@ -51,7 +52,7 @@ const THREADS: usize = 3;
 /// Each thread of a rank submits its third of the tensors in an order of its own, then waits for them in another.
 fn in_any_order(n: u32) -> Vec<NamedStatistics> {
     ranks::run(n, move |mut group| {
-        let tensors = named(&mut group, |_| {});
+        let tensors = named_of(&mut group, |_| {});
         let rank = group.rank().get();
         thread::scope(|scope| {
             for part in 0..THREADS {
@@ -105,7 +106,7 @@ fn what_becomes_ready_at_once_is_fused_up_to_the_threshold() {
     const COUNT: u64 = 40;
     for (fusion_bytes, operations_max) in [(1 << 20, COUNT - 1), (0, COUNT)] {
         let all = ranks::run(2, move |mut group| {
-            let tensors = named(&mut group, |options| options.fusion_bytes = fusion_bytes);
+            let tensors = named_of(&mut group, |options| options.fusion_bytes = fusion_bytes);
             let submit = |rank: Rank| {
                 (0..COUNT)
                     .map(|index| tensors.all_reduce(&index.to_string(), vec![rank.get()], ReduceOp::Sum))
@@ -132,7 +133,7 @@ fn what_becomes_ready_at_once_is_fused_up_to_the_threshold() {
 #[test]
 fn broadcasts_gathers_and_all_types_go_by_name() {
     ranks::run(3, |mut group| {
-        let tensors = named(&mut group, |_| {});
+        let tensors = named_of(&mut group, |_| {});
         let rank = group.rank().get();
         let gathered = tensors.all_gather("g", vec![u64::from(rank); 2]).unwrap();
         let told = tensors.broadcast("b", vec![rank as u8; 3], Rank::new(2)).unwrap();
@@ -152,7 +153,7 @@ fn broadcasts_gathers_and_all_types_go_by_name() {
 #[test]
 fn a_disagreement_is_an_error_on_every_rank_and_for_that_tensor_alone() {
     let all = ranks::run(3, |mut group| {
-        let tensors = named(&mut group, |_| {});
+        let tensors = named_of(&mut group, |_| {});
         let length = if group.rank().get() == 1 { 20 } else { 10 };
         let bad = tensors.all_reduce("x", vec![0f32; length], ReduceOp::Sum).unwrap();
         let good = tensors.all_reduce("y", vec![1f32; 5], ReduceOp::Sum).unwrap();
@@ -171,7 +172,7 @@ fn a_disagreement_is_an_error_on_every_rank_and_for_that_tensor_alone() {
 #[test]
 fn a_name_in_flight_is_refused_at_once() {
     ranks::run(2, |mut group| {
-        let tensors = named(&mut group, |_| {});
+        let tensors = named_of(&mut group, |_| {});
         let first = (group.rank() == Rank::ZERO).then(|| {
             let first = tensors.all_reduce("x", vec![1u8], ReduceOp::Sum).unwrap();
             let second = tensors.all_reduce("x", vec![1u8], ReduceOp::Sum);
@@ -188,7 +189,7 @@ fn a_name_in_flight_is_refused_at_once() {
 #[test]
 fn a_cache_that_is_too_small_does_no_harm() {
     ranks::run(3, |mut group| {
-        let tensors = named(&mut group, |options| options.cache_capacity = 5);
+        let tensors = named_of(&mut group, |options| options.cache_capacity = 5);
         for step in 0..30usize {
             let order = shuffled(12, step as u64 * 10 + u64::from(group.rank().get()));
             let submit = |index: &usize| {
@@ -207,7 +208,7 @@ fn a_cache_that_is_too_small_does_no_harm() {
 fn a_rank_that_runs_out_of_data_joins_and_counts_as_zeros() {
     for n in WORLDS {
         let all = ranks::run(n, move |mut group| {
-            let tensors = named(&mut group, |_| {});
+            let tensors = named_of(&mut group, |_| {});
             let rank = group.rank().get();
             for epoch in 0..2 {
                 // Rank r has r + 1 batches: in batch b the ranks from b on take part.
@@ -228,7 +229,7 @@ fn a_rank_that_runs_out_of_data_joins_and_counts_as_zeros() {
 #[test]
 fn other_reductions_do_not_go_without_those_that_joined() {
     let all = ranks::run(3, |mut group| {
-        let tensors = named(&mut group, |_| {});
+        let tensors = named_of(&mut group, |_| {});
         if group.rank().get() == 2 {
             tensors.join().unwrap();
             return String::new();
@@ -245,7 +246,7 @@ fn other_reductions_do_not_go_without_those_that_joined() {
 #[test]
 fn what_stalls_is_told_on_rank_0_and_forgotten_when_it_goes_on() {
     ranks::run(3, |mut group| {
-        let tensors = named(&mut group, |options| {
+        let tensors = named_of(&mut group, |options| {
             options.stall_warning = Duration::from_millis(20);
             options.stall_abort = None;
         });
@@ -282,7 +283,7 @@ fn causes(errors: &[NamedError]) -> Vec<&Cause> {
 #[test]
 fn what_stalls_for_too_long_ends_the_job_with_the_same_words_everywhere() {
     let errors = ranks::run(3, |mut group| {
-        let tensors = named(&mut group, |options| {
+        let tensors = named_of(&mut group, |options| {
             options.stall_warning = Duration::from_millis(20);
             options.stall_abort = Some(Duration::from_millis(300));
         });
@@ -309,7 +310,7 @@ fn what_stalls_for_too_long_ends_the_job_with_the_same_words_everywhere() {
 #[test]
 fn a_rank_that_waits_alone_for_the_end_ends_the_job_too() {
     let errors = ranks::run(2, |mut group| {
-        let tensors = named(&mut group, |options| {
+        let tensors = named_of(&mut group, |options| {
             options.stall_warning = Duration::from_millis(20);
             options.stall_abort = Some(Duration::from_millis(200));
         });
@@ -329,7 +330,7 @@ fn a_rank_that_waits_alone_for_the_end_ends_the_job_too() {
 #[test]
 fn what_a_closed_rank_has_not_submitted_is_an_error_and_the_rest_runs() {
     ranks::run(3, |mut group| {
-        let tensors = named(&mut group, |_| {});
+        let tensors = named_of(&mut group, |_| {});
         let both = tensors.all_reduce("both", vec![1u8], ReduceOp::Sum).unwrap();
         if group.rank().get() == 1 {
             // Dropping the handle and closing leaves the tensor under way.
@@ -348,7 +349,7 @@ fn what_a_closed_rank_has_not_submitted_is_an_error_and_the_rest_runs() {
 fn the_group_goes_on_after_named_tensors_have_been_closed_and_opened_again() {
     ranks::run(2, |mut group| {
         for round in 0..3u32 {
-            let tensors = named(&mut group, |_| {});
+            let tensors = named_of(&mut group, |_| {});
             let sum = tensors.all_reduce("x", vec![round], ReduceOp::Sum).unwrap();
             assert_eq!(sum.wait(), Ok(vec![2 * round]));
             tensors.close().unwrap();
@@ -362,7 +363,7 @@ fn the_group_goes_on_after_named_tensors_have_been_closed_and_opened_again() {
 #[test]
 fn when_the_job_fails_every_pending_tensor_gets_its_error() {
     let errors = ranks::run(4, |mut group| {
-        let tensors = named(&mut group, |_| {});
+        let tensors = named_of(&mut group, |_| {});
         let submit = |index: usize| tensors.all_reduce(&format!("{index}"), vec![0f32; 1000], ReduceOp::Sum);
         if group.rank().get() == 3 {
             let some: Vec<_> = (0..20).map(|index| submit(index).unwrap()).collect();
@@ -386,7 +387,7 @@ fn a_rank_that_leaves_the_job_leaves_nobody_waiting() {
     let meet = Arc::new(Barrier::new(3));
     ranks::run(3, move |mut group| {
         let (told, waited) = mpsc::channel();
-        let tensors = named(&mut group, |_| {});
+        let tensors = named_of(&mut group, |_| {});
         let first = tensors.all_reduce("first", vec![1u8], ReduceOp::Sum).unwrap();
         assert_eq!(first.wait(), Ok(vec![3]));
         if group.rank().get() == 2 {
@@ -420,4 +421,39 @@ fn the_example_agrees_under_ringrun() {
     assert_eq!(done.code(), Some(0), "{}\n{}", done.stdout(), done.stderr());
     let agreed = done.stdout().lines().filter(|line| line.contains("of 4: all results agree")).count();
     assert_eq!(agreed, 4, "{}", done.stdout());
+}
+
+#[test]
+fn tensors_of_all_kinds_and_lengths() {
+    for n in WORLDS {
+        ranks::run(n, |mut group| {
+            let (size, rank) = (group.size(), group.rank());
+            let tensors = named_of(&mut group, |_| {});
+            for step in 0..3 {
+                // Another length on every rank and in every step.
+                let own = vec![rank.get(); (rank.index() + step) % 3];
+                let gathered = tensors.all_gather("uneven", own).unwrap();
+                let part = tensors.reduce_scatter("part", vec![1i64; 10], ReduceOp::Sum).unwrap();
+                let factor = f64::from(rank.get() + 1);
+                let scaled = tensors.all_reduce_scaled("scaled", vec![1.0; 3], ReduceOp::Sum, (factor, 0.5));
+                let expected: Vec<u32> =
+                    size.ranks().flat_map(|rank| vec![rank.get(); (rank.index() + step) % 3]).collect();
+                assert_eq!(gathered.wait().unwrap(), expected);
+                let chunk = group.chunk(10, rank).len();
+                assert_eq!(part.wait().unwrap(), vec![i64::from(size.get()); chunk]);
+                let sum: f64 = (1..=size.get()).map(f64::from).sum();
+                assert_eq!(scaled.unwrap().wait().unwrap(), [sum * 0.5; 3]);
+            }
+            let handles = (0..5).map(|i| tensors.all_reduce(&i.to_string(), vec![i], ReduceOp::Max).unwrap());
+            assert_eq!(named::wait_all(handles).unwrap(), [[0], [1], [2], [3], [4]]);
+            let mut handles: Vec<_> =
+                (0..5).map(|i| tensors.all_reduce(&i.to_string(), vec![i], ReduceOp::Max).unwrap()).collect();
+            let mut left: Vec<i32> = (0..5).collect();
+            while let Some((place, result)) = named::wait_any(&mut handles) {
+                assert_eq!(result.unwrap(), [left.remove(place)]);
+            }
+            assert!(left.is_empty());
+            tensors.close().unwrap();
+        });
+    }
 }

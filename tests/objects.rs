@@ -155,3 +155,56 @@ fn an_object_that_cannot_be_decoded_is_the_receivers_error() {
         group.barrier().unwrap();
     });
 }
+
+#[test]
+fn objects_travel_by_themselves() {
+    for n in [1, 2, 3, 5] {
+        ranks::run(n, |mut group| {
+            let (size, rank) = (group.size(), group.rank());
+            let own = checkpoint(rank.get());
+            let all: Vec<Checkpoint> = size.ranks().map(|rank| checkpoint(rank.get())).collect();
+            let root = Rank::new(size.get() - 1);
+            let others = if rank == root { &all[..] } else { &[] };
+            let told = group.broadcast_object_async(&own, root).unwrap();
+            let everybodys = group.all_gather_object_async(&own).unwrap();
+            // No receive of the program's takes what belongs to one of them.
+            let next = group.receive_object_async::<Checkpoint>(Source::Any, None).unwrap();
+            let gathered = group.gather_object_async(&own, root).unwrap();
+            let dealt = group.scatter_object_async(others, root).unwrap();
+            let pairs: Vec<(u32, u32)> = size.ranks().map(|to| (rank.get(), to.get())).collect();
+            let exchanged = group.all_to_all_object_async(&pairs).unwrap();
+            let sent = group.send_object_async(&own, size.after(rank, 1), 3).unwrap();
+            let expected: Vec<(u32, u32)> = size.ranks().map(|from| (from.get(), rank.get())).collect();
+            assert_eq!(group.all_to_all_object(&pairs).unwrap(), expected);
+            assert_eq!(exchanged.wait().unwrap(), expected);
+            assert_eq!(dealt.wait().unwrap(), own);
+            assert_eq!(gathered.wait().unwrap(), others);
+            assert_eq!(everybodys.wait().unwrap(), all);
+            assert_eq!(told.wait().unwrap(), all[root.index()]);
+            sent.wait().unwrap();
+            let (object, status) = next.wait().unwrap();
+            assert_eq!(
+                (object, status.source),
+                (all[size.before(rank, 1).index()].clone(), size.before(rank, 1))
+            );
+            group.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_object_that_cannot_be_encoded_is_nobodys_to_wait_for() {
+    for n in [1, 2, 4] {
+        ranks::run(n, move |mut group| {
+            let (rank, root) = (group.rank().get(), Rank::new(n - 1));
+            let broken = || Broken { on: n - 1, rank };
+            let everybody = group.all_gather_object_async(&broken()).unwrap();
+            let told = group.broadcast_object_async(&broken(), root).unwrap();
+            assert!(matches!(told.wait(), Err(Error::Object(_))));
+            assert!(matches!(everybody.wait(), Err(Error::Object(_))));
+            let too_few = vec![0u8; n as usize - 1];
+            assert!(group.all_to_all_object(&too_few).is_err());
+            group.barrier().unwrap();
+        });
+    }
+}

@@ -26,13 +26,17 @@ impl Engine {
         self.past.retire(group);
     }
 
-    /// Begins to send a message of elements `0..count` of a buffer, the contract's `layout` being its tag.
+    /// Begins to send a message of elements `0..count` of a buffer, the contract's `layout` being its tag. One to this
+    /// rank itself has ended at once, and its bytes are to be kept ([`Engine::take_handed_over`]).
     ///
     /// # Errors
     ///
     /// As [`Engine::begin`].
     pub fn send(&mut self, now: Timestamp, begin: Begin, to: Rank) -> Result<OpId, Failure> {
         self.check()?;
+        if to == self.settings.rank {
+            return self.send_to_itself(begin);
+        }
         let sequence = self.links.entry(to).or_default().number_message(begin.site);
         let key = Key::Message { from: self.settings.rank, to, sequence };
         let range = 0..begin.contract.count as usize;
@@ -75,7 +79,7 @@ impl Engine {
         true
     }
 
-    fn next_id(&mut self) -> OpId {
+    pub(super) fn next_id(&mut self) -> OpId {
         self.next_id += 1;
         OpId(self.next_id)
     }
@@ -143,6 +147,10 @@ impl Engine {
             after: None,
         };
         self.envelopes.insert(id, envelope);
+        if envelope.source == self.settings.rank {
+            self.hand_over(id, key);
+            return Ok(());
+        }
         let call = Call { key, contract: envelope.contract, ..call };
         let schedule = Schedule { steps: vec![Step { send: None, receive: Some(receive) }] };
         self.start(id, call, schedule).map(|_| ())

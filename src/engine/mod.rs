@@ -12,6 +12,7 @@
 
 mod begin;
 mod failing;
+mod itself;
 mod judge;
 mod link;
 mod matching;
@@ -136,6 +137,8 @@ pub struct Engine {
     announced_max: usize,
     links: BTreeMap<Rank, Link>,
     completed: VecDeque<OpId>,
+    /// Messages of this rank to itself and the receives that have found them.
+    handed_over: VecDeque<(OpId, OpId)>,
     next_id: u64,
     now: Timestamp,
     failure: Option<Failure>,
@@ -157,6 +160,7 @@ impl Engine {
             announced_max: ANNOUNCED_MAX,
             links: BTreeMap::new(),
             completed: VecDeque::new(),
+            handed_over: VecDeque::new(),
             next_id: 0,
             now: Duration::ZERO,
             failure: None,

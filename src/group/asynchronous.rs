@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use super::call::Prepared;
+use super::call::{Prepared, Reduction};
 use super::{Error, Group, Handle};
 use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, ReduceOp};
@@ -43,37 +43,6 @@ impl Group {
         self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
-    /// [`Group::all_reduce_with`], going on by itself; gives the buffer back.
-    ///
-    /// # Errors
-    ///
-    /// As [`Group::all_reduce_with`]; a failure on the way is the handle's.
-    #[track_caller]
-    pub fn all_reduce_with_async<T: Element>(
-        &mut self,
-        buffer: Vec<T>,
-        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
-    ) -> Result<Handle<Vec<T>>, Error> {
-        let call = self.all_fold_call(buffer.len(), function, Location::caller());
-        self.start(Prepared::new(call, buffer, |buffer| buffer))
-    }
-
-    /// [`Group::reduce_with`], going on by itself; gives the buffer back.
-    ///
-    /// # Errors
-    ///
-    /// As [`Group::reduce_with`]; a failure on the way is the handle's.
-    #[track_caller]
-    pub fn reduce_with_async<T: Element>(
-        &mut self,
-        buffer: Vec<T>,
-        root: Rank,
-        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
-    ) -> Result<Handle<Vec<T>>, Error> {
-        let call = self.fold_call(buffer.len(), root, function, Location::caller())?;
-        self.start(Prepared::new(call, buffer, |buffer| buffer))
-    }
-
     /// [`Group::reduce_scatter`], going on by itself; gives this rank's chunk.
     ///
     /// # Errors
@@ -86,13 +55,9 @@ impl Group {
         op: ReduceOp,
     ) -> Result<Handle<Vec<T>>, Error> {
         let partition = Partition::even(buffer.len(), self.world);
-        let call = self.reduce_scatter_call::<T>(&partition, 0, op, Location::caller())?;
-        let own = partition.range(self.rank);
-        let finish = move |mut buffer: Vec<T>| {
-            buffer.truncate(own.end);
-            buffer.split_off(own.start)
-        };
-        self.start(Prepared::new(call, buffer, finish))
+        let reduction = Reduction::known::<T>(op)?;
+        let call = self.reduce_scatter_call::<T>(&partition, 0, reduction, Location::caller());
+        self.start(self.prepare_part(call, buffer, &partition))
     }
 
     /// [`Group::all_gather`], going on by itself; gives the buffer back.
@@ -129,7 +94,8 @@ impl Group {
     /// As [`Group::scan`]; a failure on the way is the handle's.
     #[track_caller]
     pub fn scan_async<T: Element>(&mut self, buffer: Vec<T>, op: ReduceOp) -> Result<Handle<Vec<T>>, Error> {
-        let call = self.scan_call::<T>(buffer.len(), op, Location::caller())?;
+        let reduction = Reduction::of_prefixes::<T>(op)?;
+        let call = self.scan_call::<T>(buffer.len(), reduction, Location::caller());
         self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 

@@ -1,6 +1,6 @@
-//! What collectives accept: slices, vectors and contiguous arrays.
+//! What collectives and messages accept: slices, vectors and contiguous arrays.
 
-use ndarray::{ArrayBase, DataMut, Dimension};
+use ndarray::{ArrayBase, Data, DataMut, Dimension};
 
 use super::Error;
 use crate::types::Element;
@@ -17,6 +17,19 @@ pub trait Buffer {
     /// [`Error::NotContiguous`] for an array that is not in standard (row-major, contiguous) layout: ranks with
     /// different layouts would otherwise reduce different elements with each other.
     fn elements_mut(&mut self) -> Result<&mut [Self::Element], Error>;
+}
+
+/// Memory that a collective or a message only reads.
+pub trait Input {
+    /// The element type.
+    type Element: Element;
+
+    /// The elements, one after another.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotContiguous`], as [`Buffer::elements_mut`].
+    fn elements(&self) -> Result<&[Self::Element], Error>;
 }
 
 impl<T: Element> Buffer for [T] {
@@ -53,5 +66,42 @@ where
 
     fn elements_mut(&mut self) -> Result<&mut [S::Elem], Error> {
         self.as_slice_mut().ok_or(Error::NotContiguous)
+    }
+}
+
+impl<T: Element> Input for [T] {
+    type Element = T;
+
+    fn elements(&self) -> Result<&[T], Error> {
+        Ok(self)
+    }
+}
+
+impl<T: Element, const N: usize> Input for [T; N] {
+    type Element = T;
+
+    fn elements(&self) -> Result<&[T], Error> {
+        Ok(self)
+    }
+}
+
+impl<T: Element> Input for Vec<T> {
+    type Element = T;
+
+    fn elements(&self) -> Result<&[T], Error> {
+        Ok(self)
+    }
+}
+
+impl<S, D> Input for ArrayBase<S, D>
+where
+    S: Data,
+    S::Elem: Element,
+    D: Dimension,
+{
+    type Element = S::Elem;
+
+    fn elements(&self) -> Result<&[S::Elem], Error> {
+        self.as_slice().ok_or(Error::NotContiguous)
     }
 }

@@ -1,5 +1,6 @@
 //! From a call of a collective to an operation under way.
 
+use std::borrow::Cow;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -38,17 +39,34 @@ pub(super) struct Reduction {
 }
 
 /// A collective on elements of its own, and what makes the result of them.
-pub(super) struct Prepared<'a, T, R> {
+pub(super) struct Prepared<'a, T: Clone, R> {
     call: Call,
-    elements: Vec<T>,
+    elements: Elements<'a, T>,
     finish: Finish<'a, T, R>,
 }
 
+/// What a collective works on.
+pub(super) enum Elements<'a, T: Clone> {
+    /// Elements that are written, and of which the result is made.
+    Worked(Vec<T>),
+    /// Elements that are only sent: whoever waits lends its own.
+    Sent(Cow<'a, [T]>),
+}
+
+/// Makes the result of what has been worked on; of nothing, where elements were only sent.
 type Finish<'a, T, R> = Box<dyn FnOnce(Vec<T>) -> R + Send + 'a>;
 
-impl<'a, T, R> Prepared<'a, T, R> {
+impl<'a, T: Element, R> Prepared<'a, T, R> {
     pub(super) fn new(call: Call, elements: Vec<T>, finish: impl FnOnce(Vec<T>) -> R + Send + 'a) -> Self {
-        Self { call, elements, finish: Box::new(finish) }
+        Self { call, elements: Elements::Worked(elements), finish: Box::new(finish) }
+    }
+
+    /// A rank's part in which it receives nothing.
+    pub(super) fn sending(call: Call, elements: Cow<'a, [T]>, result: R) -> Self
+    where
+        R: Send + 'a,
+    {
+        Self { call, elements: Elements::Sent(elements), finish: Box::new(|_| result) }
     }
 }
 
@@ -108,15 +126,31 @@ impl Group {
         self.prepare(&call, elements);
         let Some(driver) = driver else { return Ok(()) };
         let begin = self.begin_of::<T>(&call);
-        let bytes = bytemuck::cast_slice_mut(elements);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(elements);
+        driver.run(begin, bytes, |memory| self.submission(call, memory)).map(|_| ())
+    }
+
+    /// Runs a collective to its end in which this rank only sends.
+    pub(super) fn run_sending<T: Element>(&self, call: Call, elements: &[T]) -> Result<(), Error> {
+        let Some(driver) = self.driver()? else { return Ok(()) };
+        let begin = self.begin_of::<T>(&call);
+        let bytes: &[u8] = bytemuck::cast_slice(elements);
         driver.run(begin, bytes, |memory| self.submission(call, memory)).map(|_| ())
     }
 
     /// Runs a collective on elements of its own to its end.
     pub(super) fn run_prepared<T: Element, R>(&self, prepared: Prepared<'_, T, R>) -> Result<R, Error> {
-        let Prepared { call, mut elements, finish } = prepared;
-        self.run(call, &mut elements)?;
-        Ok(finish(elements))
+        let Prepared { call, elements, finish } = prepared;
+        match elements {
+            Elements::Worked(mut elements) => {
+                self.run(call, &mut elements)?;
+                Ok(finish(elements))
+            }
+            Elements::Sent(elements) => {
+                self.run_sending(call, &elements)?;
+                Ok(finish(Vec::new()))
+            }
+        }
     }
 
     /// Begins a collective that goes on by itself.
@@ -124,7 +158,12 @@ impl Group {
         &self,
         prepared: Prepared<'static, T, R>,
     ) -> Result<Handle<R>, Error> {
-        let Prepared { call, mut elements, finish } = prepared;
+        let Prepared { call, elements, finish } = prepared;
+        let (mut elements, is_result) = match elements {
+            Elements::Worked(elements) => (elements, true),
+            Elements::Sent(elements) => (elements.into_owned(), false),
+        };
+        let finish = move |elements| finish(if is_result { elements } else { Vec::new() });
         self.driver()?;
         self.prepare(&call, &mut elements);
         let Some(job) = &self.job else { return Ok(Handle::ready(Ok(finish(elements)))) };

@@ -5,13 +5,10 @@ use std::panic::Location;
 
 use super::call::{Call, Reduction, Site};
 use super::{Buffer, Error, Group};
-use crate::codec::{self, Compression};
 use crate::schedule::partition::Partition;
 use crate::schedule::{self, Schedule};
 use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp};
 
-/// Elements that a compressed all-reduce converts at a time: 2 MiB on the wire, and as much extra memory.
-const COMPRESSED_BLOCK: usize = 1 << 20;
 /// The most blocks that an all-reduce is cut into, so that its schedule stays small however long the buffer is.
 const BLOCKS_MAX: usize = 512;
 
@@ -29,7 +26,8 @@ impl Group {
     ///
     /// By the algorithm that costs least for the length ([`Group::algorithm`], `docs/algorithms.md`): from one step of
     /// (n-1) S bytes to 2(n-1) steps of 2(n-1)/n S bytes in all. `f16` and `bf16` are added in `f32` and rounded after each
-    /// of the n-1 additions.
+    /// of the n-1 additions. [`ReduceOp::PreMulSum`] adds what has been multiplied before ([`Group::all_reduce_scaled`] does
+    /// both); nothing is multiplied here.
     ///
     /// # Errors
     ///
@@ -75,100 +73,6 @@ impl Group {
         Ok(call.reducing(reduction))
     }
 
-    /// [`Group::all_reduce`] with a function of the program's own, which has to be associative but not commutative: it is
-    /// applied in rank order, `f(lower ranks, higher ranks)`.
-    ///
-    /// A chain through all ranks and back: 2(n-1) hops, pipelined, up to 2S bytes sent by each rank.
-    ///
-    /// # Errors
-    ///
-    /// As [`Group::all_reduce`].
-    #[track_caller]
-    pub fn all_reduce_with<B: Buffer + ?Sized>(
-        &mut self,
-        buffer: &mut B,
-        function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
-    ) -> Result<(), Error> {
-        let site = Location::caller();
-        let elements = buffer.elements_mut()?;
-        self.run(self.all_fold_call(elements.len(), function, site), elements)
-    }
-
-    pub(super) fn all_fold_call<T: Element>(
-        &self,
-        count: usize,
-        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
-        site: Site,
-    ) -> Call {
-        let schedule = schedule::all_fold(self.world, self.rank, count);
-        let call = Call::new(Operation::AllReduce, Algorithm::Chain, count, schedule, site);
-        call.reducing(Reduction::custom(function))
-    }
-
-    /// The sum of all ranks' buffers, each multiplied by its rank's own `factor` before (NCCL's `ncclRedOpCreatePreMulSum`).
-    ///
-    /// # Errors
-    ///
-    /// As [`Group::all_reduce`].
-    #[track_caller]
-    pub fn all_reduce_scaled<B: Buffer + ?Sized>(
-        &mut self,
-        buffer: &mut B,
-        factor: B::Element,
-    ) -> Result<(), Error>
-    where
-        B::Element: std::ops::Mul<Output = B::Element>,
-    {
-        let site = Location::caller();
-        let elements = buffer.elements_mut()?;
-        Reduction::known::<B::Element>(ReduceOp::PreMulSum)?;
-        for element in elements.iter_mut() {
-            *element = *element * factor;
-        }
-        self.all_reduce_elements(elements, ReduceOp::PreMulSum, site)
-    }
-
-    /// All-reduce of `f32` that travels compressed, in blocks of 2^20 elements. All ranks end with the same bits, rounded
-    /// to what the compression keeps; each hop rounds as well.
-    ///
-    /// # Errors
-    ///
-    /// As [`Group::all_reduce`].
-    #[track_caller]
-    pub fn all_reduce_compressed<B: Buffer<Element = f32> + ?Sized>(
-        &mut self,
-        buffer: &mut B,
-        op: ReduceOp,
-        compression: Compression,
-    ) -> Result<(), Error> {
-        let site = Location::caller();
-        let elements = buffer.elements_mut()?;
-        match compression {
-            Compression::None => self.all_reduce_elements(elements, op, site),
-            Compression::Fp16 => self.all_reduce_as::<half::f16>(elements, op, site),
-            Compression::Bf16 => self.all_reduce_as::<half::bf16>(elements, op, site),
-        }
-    }
-
-    fn all_reduce_as<H: codec::Narrow>(
-        &mut self,
-        elements: &mut [f32],
-        op: ReduceOp,
-        site: Site,
-    ) -> Result<(), Error> {
-        let mut narrow = vec![H::ZERO; elements.len().min(COMPRESSED_BLOCK)];
-        // An empty buffer still takes part: its peers have to learn that it is empty.
-        for start in (0..elements.len().max(1)).step_by(COMPRESSED_BLOCK) {
-            let end = elements.len().min(start + COMPRESSED_BLOCK);
-            let block = &mut elements[start..end];
-            let narrow = &mut narrow[..block.len()];
-            H::encode(block, narrow);
-            self.all_reduce_elements(narrow, op, site)?;
-            H::decode(narrow, block);
-        }
-        Ok(())
-    }
-
     /// Leaves the reduction of all ranks' buffers in the root's; the others hold partial results.
     ///
     /// Short buffers along a binomial tree: ceil(log2 n) steps. Long ones along a chain, pipelined: n-1 hops, S bytes sent
@@ -207,37 +111,6 @@ impl Group {
         Ok(Call::new(Operation::Reduce, algorithm, count, schedule, site).reducing(reduction).rooted(root))
     }
 
-    /// [`Group::reduce`] with a function of the program's own, which has to be associative but not commutative: it is
-    /// applied in rank order, `f(lower ranks, higher ranks)`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Group::reduce`].
-    #[track_caller]
-    pub fn reduce_with<B: Buffer + ?Sized>(
-        &mut self,
-        buffer: &mut B,
-        root: Rank,
-        function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
-    ) -> Result<(), Error> {
-        let site = Location::caller();
-        let elements = buffer.elements_mut()?;
-        self.run(self.fold_call(elements.len(), root, function, site)?, elements)
-    }
-
-    pub(super) fn fold_call<T: Element>(
-        &self,
-        count: usize,
-        root: Rank,
-        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
-        site: Site,
-    ) -> Result<Call, Error> {
-        self.check_root(root)?;
-        let schedule = schedule::fold(self.world, self.rank, root, count);
-        let call = Call::new(Operation::Reduce, Algorithm::Chain, count, schedule, site);
-        Ok(call.reducing(Reduction::custom(function)).rooted(root))
-    }
-
     /// Leaves the reduction of this rank's chunk ([`Group::chunk`]) in its place and returns where that is; the rest of
     /// the buffer holds partial results.
     ///
@@ -255,7 +128,8 @@ impl Group {
         let site = Location::caller();
         let elements = buffer.elements_mut()?;
         let partition = Partition::even(elements.len(), self.world);
-        self.run(self.reduce_scatter_call::<B::Element>(&partition, 0, op, site)?, elements)?;
+        let reduction = Reduction::known::<B::Element>(op)?;
+        self.run(self.reduce_scatter_call::<B::Element>(&partition, 0, reduction, site), elements)?;
         Ok(partition.range(self.rank))
     }
 
@@ -263,10 +137,9 @@ impl Group {
         &self,
         partition: &Partition,
         layout: u32,
-        op: ReduceOp,
+        reduction: Reduction,
         site: Site,
-    ) -> Result<Call, Error> {
-        let reduction = Reduction::known::<T>(op)?;
+    ) -> Call {
         let count = partition.total();
         let algorithm = self.algorithm_of::<T>(Operation::ReduceScatter, count);
         let schedule = if algorithm == Algorithm::Direct {
@@ -275,7 +148,7 @@ impl Group {
             schedule::reduce_scatter(self.world, self.rank, partition)
         };
         let call = Call::new(Operation::ReduceScatter, algorithm, count, schedule, site);
-        Ok(call.reducing(reduction).laid_out(layout))
+        call.reducing(reduction).laid_out(layout)
     }
 
     /// Each rank's chunk ([`Group::chunk`]) of its own buffer becomes everybody's.
@@ -346,31 +219,20 @@ impl Group {
     pub fn scan<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
         let site = Location::caller();
         let elements = buffer.elements_mut()?;
-        self.run(self.scan_call::<B::Element>(elements.len(), op, site)?, elements)
+        let reduction = Reduction::of_prefixes::<B::Element>(op)?;
+        self.run(self.scan_call::<B::Element>(elements.len(), reduction, site), elements)
     }
 
-    pub(super) fn scan_call<T: Element>(
-        &self,
-        count: usize,
-        op: ReduceOp,
-        site: Site,
-    ) -> Result<Call, Error> {
-        let reduction = Reduction::of_prefixes::<T>(op)?;
+    pub(super) fn scan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
         let schedule = schedule::scan(self.world, self.rank, count);
         let algorithm = self.algorithm_of::<T>(Operation::Scan, count);
-        Ok(Call::new(Operation::Scan, algorithm, count, schedule, site).reducing(reduction))
+        Call::new(Operation::Scan, algorithm, count, schedule, site).reducing(reduction)
     }
 
-    pub(super) fn exscan_call<T: Element>(
-        &self,
-        count: usize,
-        op: ReduceOp,
-        site: Site,
-    ) -> Result<Call, Error> {
-        let reduction = Reduction::of_prefixes::<T>(op)?;
+    pub(super) fn exscan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
         let schedule = schedule::exscan(self.world, self.rank, count);
         let algorithm = self.algorithm_of::<T>(Operation::Exscan, count);
-        Ok(Call::new(Operation::Exscan, algorithm, count, schedule, site).reducing(reduction))
+        Call::new(Operation::Exscan, algorithm, count, schedule, site).reducing(reduction)
     }
 
     /// Returns when every rank has entered: ceil(log2 n) rounds of an empty message.

@@ -30,13 +30,18 @@ pub enum Error {
     #[error("the counts of the ranks' parts cannot be: {0}")]
     InvalidCounts(&'static str),
     /// A message cannot go to, or come from, this rank. Nothing has been sent, and the group is as it was.
-    #[error("rank {peer} is not another rank of this group of {world}; a rank does not send to itself")]
+    #[error("rank {peer} is not a rank of this group of {world}")]
     InvalidPeer {
         /// The rank asked for.
         peer: Rank,
         /// The group's size.
         world: WorldSize,
     },
+    /// No other rank can send what is to be received, and this one has not: it would wait for itself. The group is as it was.
+    #[error(
+        "this rank waits for a message of its own and has sent none that fits; send first, or receive asynchronously"
+    )]
+    NothingSent,
     /// The tag is the one that stands for any. Nothing has been sent, and the group is as it was.
     #[error("tag {} stands for any tag, and no message can have it", crate::types::ANY_TAG)]
     InvalidTag,

@@ -4,6 +4,7 @@
 //! on which of the two algorithms brought them.
 
 use super::call::{Call, Prepared, Reduction, Site};
+use super::out_of_place::zeroed;
 use super::{Error, Group};
 use crate::reduce::Kernels;
 use crate::schedule::partition::Partition;
@@ -35,10 +36,11 @@ impl Group {
         };
         let slots = Slots { world: self.world, first, count: own.len() };
         let counts = vec![own.len(); self.world.as_usize()];
-        let partition = Partition::from_counts(&counts).ok_or(Error::InvalidCounts("their sum overflows"))?;
+        let overflows = Error::InvalidCounts("they come to more than memory can hold");
+        let partition = Partition::from_counts(&counts).ok_or(overflows)?;
         let reduction = Reduction::known::<T>(op)?;
         let kernels = reduction.kernels.clone();
-        let mut all = vec![T::zeroed(); partition.total()];
+        let mut all = zeroed(partition.total())?;
         all[slots.of(self.rank)].copy_from_slice(own);
         let schedule = if algorithm == Algorithm::OneShot {
             direct::all_gather(self.world, self.rank, &partition)

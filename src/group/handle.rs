@@ -1,11 +1,14 @@
 //! Operations that go on by themselves.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::driver::Outcome;
 use super::{Error, Job};
 use crate::engine::OpId;
+
+/// How long the operations of one job are waited for before those of another are looked at.
+const SLICE: Duration = Duration::from_millis(1);
 
 /// An operation under way: it owns its buffer and goes on by itself, whatever its caller does meanwhile.
 ///
@@ -20,11 +23,15 @@ enum State<R> {
     Taken,
 }
 
+/// Operations of one job that together have one result.
 struct Pending<R> {
     job: Arc<Job>,
-    id: OpId,
-    finish: Box<dyn FnOnce(Outcome) -> Result<R, Error> + Send>,
+    ids: Vec<OpId>,
+    finish: Finish<R>,
 }
+
+/// Makes the result of what the operations, in their order, have come to.
+type Finish<R> = Box<dyn FnOnce(&mut dyn Iterator<Item = Outcome>) -> Result<R, Error> + Send>;
 
 impl<R> Handle<R> {
     pub(super) fn ready(result: Result<R, Error>) -> Self {
@@ -36,14 +43,62 @@ impl<R> Handle<R> {
         id: OpId,
         finish: impl FnOnce(Outcome) -> Result<R, Error> + Send + 'static,
     ) -> Self {
-        Self(State::Pending(Pending { job, id, finish: Box::new(finish) }))
+        let finish: Finish<R> = Box::new(|outcomes| finish(outcomes.next().ok_or(Error::Taken)?));
+        Self(State::Pending(Pending { job, ids: vec![id], finish }))
+    }
+
+    /// The operations of several handles of one job as one, which has ended when all have.
+    pub(super) fn joined<S: Send + 'static>(
+        handles: Vec<Handle<S>>,
+        finish: impl FnOnce(Vec<S>) -> Result<R, Error> + Send + 'static,
+    ) -> Self {
+        let mut parts: Vec<Box<dyn FnOnce(&mut dyn Iterator<Item = Outcome>) -> Result<S, Error> + Send>> =
+            Vec::with_capacity(handles.len());
+        let (mut job, mut ids) = (None, Vec::with_capacity(handles.len()));
+        for mut handle in handles {
+            match std::mem::replace(&mut handle.0, State::Taken) {
+                State::Pending(pending) => {
+                    ids.extend(pending.ids);
+                    parts.push(pending.finish);
+                    job = Some(pending.job);
+                }
+                State::Ready(result) => parts.push(Box::new(|_| result)),
+                State::Taken => parts.push(Box::new(|_| Err(Error::Taken))),
+            }
+        }
+        let finish = |outcomes: &mut dyn Iterator<Item = Outcome>| {
+            let results: Result<Vec<S>, Error> = parts.into_iter().map(|part| part(outcomes)).collect();
+            finish(results?)
+        };
+        match job {
+            Some(job) => Self(State::Pending(Pending { job, ids, finish: Box::new(finish) })),
+            None => Self::ready(finish(&mut std::iter::empty())),
+        }
+    }
+
+    /// The same operation with something made of its result, by whoever waits for it.
+    pub(super) fn and_then<S>(
+        mut self,
+        then: impl FnOnce(R) -> Result<S, Error> + Send + 'static,
+    ) -> Handle<S>
+    where
+        R: 'static,
+    {
+        Handle(match std::mem::replace(&mut self.0, State::Taken) {
+            State::Ready(result) => State::Ready(result.and_then(then)),
+            State::Pending(Pending { job, ids, finish }) => {
+                let finish: Finish<S> = Box::new(|outcomes| finish(outcomes).and_then(then));
+                State::Pending(Pending { job, ids, finish })
+            }
+            State::Taken => State::Taken,
+        })
     }
 
     /// Whether it has ended, well or not; [`Handle::wait`] then returns at once. Does what can be done for it without
     /// waiting.
     pub fn test(&self) -> bool {
         match &self.0 {
-            State::Pending(Pending { job, id, .. }) => job.driver.test(*id),
+            State::Pending(Pending { job, ids, .. }) => ids.iter().all(|&id| job.driver.test(id)),
             State::Ready(_) | State::Taken => true,
         }
     }
@@ -52,8 +107,10 @@ impl<R> Handle<R> {
     /// it gives [`Error::Taken`]. One that has found its message goes on, as every other operation does, for other ranks
     /// count on it (`MPI_Cancel`).
     pub fn cancel(&mut self) -> bool {
-        let State::Pending(Pending { job, id, .. }) = &self.0 else { return false };
-        let is_cancelled = job.driver.cancel(*id);
+        let State::Pending(Pending { job, ids, .. }) = &self.0 else { return false };
+        // What consists of several operations has begun as soon as one of them has.
+        let &[id] = &ids[..] else { return false };
+        let is_cancelled = job.driver.cancel(id);
         if is_cancelled {
             self.0 = State::Taken;
         }
@@ -68,10 +125,13 @@ impl<R> Handle<R> {
     pub fn wait(mut self) -> Result<R, Error> {
         match std::mem::replace(&mut self.0, State::Taken) {
             State::Ready(result) => result,
-            State::Pending(Pending { job, id, finish }) => match job.driver.wait(id, None) {
-                Some(outcome) => outcome.and_then(finish),
-                None => Err(Error::Taken),
-            },
+            State::Pending(Pending { job, ids, finish }) => {
+                let outcomes = ids.iter().map(|&id| job.driver.wait(id, None).unwrap_or(Err(Error::Taken)));
+                // All of them are taken, whatever became of the first.
+                let outcomes: Vec<Result<Outcome, Error>> = outcomes.collect();
+                let outcomes: Vec<Outcome> = outcomes.into_iter().collect::<Result<_, _>>()?;
+                finish(&mut outcomes.into_iter())
+            }
             State::Taken => Err(Error::Taken),
         }
     }
@@ -81,27 +141,26 @@ impl<R> Handle<R> {
     /// # Errors
     ///
     /// The handle; the operation goes on.
-    pub fn wait_timeout(mut self, timeout: Duration) -> Result<Result<R, Error>, Self> {
-        if let State::Pending(Pending { job, id, .. }) = &self.0 {
-            let until = job.driver.now() + timeout;
-            match job.driver.wait(*id, Some(until)) {
-                None => return Err(self),
-                Some(outcome) => {
-                    let State::Pending(pending) = std::mem::replace(&mut self.0, State::Taken) else {
-                        return Ok(Err(Error::Taken));
-                    };
-                    return Ok(outcome.and_then(pending.finish));
-                }
+    pub fn wait_timeout(self, timeout: Duration) -> Result<Result<R, Error>, Self> {
+        if self.has_ended(timeout) { Ok(self.wait()) } else { Err(self) }
+    }
+
+    /// Waits for its end for as long as `timeout`, and leaves the result where it is.
+    fn has_ended(&self, timeout: Duration) -> bool {
+        match &self.0 {
+            State::Pending(Pending { job, ids, .. }) => {
+                let until = job.driver.now().saturating_add(timeout);
+                job.driver.wait_any(&[ids], Some(until)).is_some()
             }
+            State::Ready(_) | State::Taken => true,
         }
-        Ok(self.wait())
     }
 }
 
 impl<R> Drop for Handle<R> {
     fn drop(&mut self) {
-        if let State::Pending(Pending { job, id, .. }) = &self.0 {
-            job.driver.forget(*id);
+        if let State::Pending(Pending { job, ids, .. }) = &self.0 {
+            ids.iter().for_each(|&id| job.driver.forget(id));
         }
     }
 }
@@ -115,28 +174,95 @@ pub fn wait_all<R>(handles: impl IntoIterator<Item = Handle<R>>) -> Result<Vec<R
     handles.into_iter().map(Handle::wait).collect()
 }
 
-/// Waits until one of them has ended, and takes it from the list.
+/// [`wait_all`] for as long as `timeout`; gives all handles back if that was too short.
+///
+/// # Errors
+///
+/// The handles, in their order, those included that have ended; the operations go on.
+pub fn wait_all_timeout<R>(
+    handles: Vec<Handle<R>>,
+    timeout: Duration,
+) -> Result<Result<Vec<R>, Error>, Vec<Handle<R>>> {
+    let started = Instant::now();
+    let have_ended = |handle: &Handle<R>| handle.has_ended(timeout.saturating_sub(started.elapsed()));
+    if handles.iter().all(have_ended) { Ok(wait_all(handles)) } else { Err(handles) }
+}
+
+/// Waits until one of them has ended, takes it from the list, and gives its result and where in the list it stood; `None`
+/// if the list is empty. The others keep their order: those behind it move up by one place.
+///
+/// The handles may be of different jobs.
 ///
 /// # Errors
 ///
 /// What that one failed with.
+pub fn wait_any<R>(handles: &mut Vec<Handle<R>>) -> Result<Option<(usize, R)>, Error> {
+    take(handles, None)
+}
+
+/// [`wait_any`] for as long as `timeout`; `None` if that was too short as well, and the list is as it was.
 ///
-/// # Panics
+/// # Errors
 ///
-/// If the list is empty.
-pub fn wait_any<R>(handles: &mut Vec<Handle<R>>) -> Result<R, Error> {
-    assert!(!handles.is_empty(), "there is something to wait for");
-    let mut job = None;
-    let mut ids = Vec::with_capacity(handles.len());
+/// As [`wait_any`].
+pub fn wait_any_timeout<R>(
+    handles: &mut Vec<Handle<R>>,
+    timeout: Duration,
+) -> Result<Option<(usize, R)>, Error> {
+    take(handles, Some(timeout))
+}
+
+/// [`wait_any`] without waiting: `None` if none has ended, and the list is as it was.
+///
+/// # Errors
+///
+/// As [`wait_any`].
+pub fn test_any<R>(handles: &mut Vec<Handle<R>>) -> Result<Option<(usize, R)>, Error> {
+    match handles.iter().position(Handle::test) {
+        Some(index) => handles.remove(index).wait().map(|result| Some((index, result))),
+        None => Ok(None),
+    }
+}
+
+/// Whether all of them have ended, well or not; [`wait_all`] then returns at once.
+pub fn test_all<R>(handles: &[Handle<R>]) -> bool {
+    handles.iter().all(Handle::test)
+}
+
+fn take<R>(handles: &mut Vec<Handle<R>>, timeout: Option<Duration>) -> Result<Option<(usize, R)>, Error> {
+    match first_ended(handles, timeout) {
+        Some(index) => handles.remove(index).wait().map(|result| Some((index, result))),
+        None => Ok(None),
+    }
+}
+
+/// The first that has ended, waited for as long as `timeout`.
+fn first_ended<R>(handles: &[Handle<R>], timeout: Option<Duration>) -> Option<usize> {
+    let mut jobs: Vec<(&Arc<Job>, Vec<usize>, Vec<&[OpId]>)> = Vec::new();
     for (index, handle) in handles.iter().enumerate() {
-        match &handle.0 {
-            State::Pending(pending) => {
-                job.get_or_insert_with(|| Arc::clone(&pending.job));
-                ids.push(pending.id);
+        let State::Pending(Pending { job, ids, .. }) = &handle.0 else { return Some(index) };
+        match jobs.iter_mut().find(|(known, ..)| Arc::ptr_eq(known, job)) {
+            Some((_, indices, lists)) => {
+                indices.push(index);
+                lists.push(ids);
             }
-            State::Ready(_) | State::Taken => return handles.remove(index).wait(),
+            None => jobs.push((job, vec![index], vec![ids])),
         }
     }
-    let index = job.and_then(|job| job.driver.wait_any(&ids, None)).unwrap_or(0);
-    handles.remove(index).wait()
+    let started = Instant::now();
+    loop {
+        let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
+        for (job, indices, lists) in &jobs {
+            // Of several jobs none may keep the others waiting.
+            let patience =
+                if jobs.len() == 1 { left } else { Some(left.map_or(SLICE, |left| left.min(SLICE))) };
+            let until = patience.map(|patience| job.driver.now().saturating_add(patience));
+            if let Some(place) = job.driver.wait_any(lists, until) {
+                return indices.get(place).copied();
+            }
+        }
+        if jobs.is_empty() || left == Some(Duration::ZERO) {
+            return None;
+        }
+    }
 }

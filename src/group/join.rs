@@ -1,9 +1,9 @@
 //! From options to a closed ring: listen, meet, link, and one barrier to know that all is well.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
@@ -152,6 +152,8 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         local: roster.local(rank),
         machines: roster.machines(),
         timeout: options.operation_timeout,
+        objects: 0,
+        own: OnceLock::new(),
         abandoned: None,
         // Nobody else may have the job before the ranks have agreed on their ways, and there is one such group alone.
         _membership: Membership(None),
@@ -161,6 +163,30 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         tune::agree(group, &options.algorithms)
     })?;
     Ok(group)
+}
+
+/// A job of this process alone, for its messages to itself. Nobody knows where it listens.
+pub(super) fn alone() -> Result<Job, Error> {
+    let refused = |what, detail: String| Error::System { what, detail };
+    let sockets = SocketOptions::new(&CongestionControl::Host, OPERATION_TIMEOUT)
+        .map_err(|detail| refused("socket options", detail))?;
+    let nobody = handshake::Job { id: rand::random(), world: 1, peers_digest: [0; 32] };
+    let identity = Identity { secret: Secret::none(), job: nobody, rank: Some(Rank::ZERO) };
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let lobby = listen(&sockets, at, Rank::ZERO, identity)
+        .map_err(|error| refused("an event queue", error.to_string()))?;
+    let transport = TcpTransport::new(lobby, Rank::ZERO, vec![at], sockets);
+    let settings = Settings {
+        rank: Rank::ZERO,
+        world: WorldSize::ONE,
+        segment_bytes: SEGMENT_BYTES,
+        checks_payloads: false,
+        hosts: vec![host_name()],
+    };
+    let driver = Driver::new(Pump::new(settings, transport), Instant::now(), false)
+        .map_err(|error| refused("an event queue", error.to_string()))?;
+    let (chunk_bytes, routes) = (CHUNK_BYTES, Routes::default());
+    Ok(Job { driver, next_group: AtomicU32::new(1), congestion: None, chunk_bytes, routes })
 }
 
 /// What is done before the group is handed out: all ranks are there and listen, so it has a deadline of its own, longer than

@@ -38,6 +38,8 @@ pub(super) struct Task {
 pub(super) struct Tasks {
     pub(super) tasks: BTreeMap<OpId, Task>,
     pub(super) stored: BTreeMap<(Key, Rank), VecDeque<Stored>>,
+    /// Messages of this rank to itself that no receive has taken.
+    own: BTreeMap<OpId, Vec<u8>>,
 }
 
 /// Bytes in words, so that every element type is aligned.
@@ -169,19 +171,43 @@ impl Tasks {
             if frames.is_empty() {
                 self.stored.remove(&place);
             }
-            let bytes = self.prepare(engine, operation, &range);
+            let Some(bytes) = self.prepare(engine, operation, &range) else { return };
             self.apply(operation, &bytes, action, Some(payload.bytes()), engine);
             engine.applied(operation, place.1, &header, true);
         }
     }
 
-    /// The bytes of elements, in memory that now exists.
-    fn prepare(&mut self, engine: &Engine, operation: OpId, range: &Range<usize>) -> Range<usize> {
-        let Some(task) = self.tasks.get_mut(&operation) else { return 0..0 };
-        if let Some(envelope) = engine.envelope(operation) {
-            task.memory.prepare(envelope.contract.count as usize);
+    /// The bytes of elements, in memory that now exists; `None`, and the job fails, if there is not so much.
+    fn prepare(
+        &mut self,
+        engine: &mut Engine,
+        operation: OpId,
+        range: &Range<usize>,
+    ) -> Option<Range<usize>> {
+        let Some(task) = self.tasks.get_mut(&operation) else { return Some(0..0) };
+        let count = engine.envelope(operation).map(|envelope| envelope.contract.count as usize);
+        if let Some(count) = count.filter(|&count| !task.memory.prepare(count)) {
+            engine.abort(&format!("there is no memory for a message of {count} elements"));
+            return None;
         }
-        range.start * task.element_bytes..range.end * task.element_bytes
+        Some(range.start * task.element_bytes..range.end * task.element_bytes)
+    }
+
+    /// Keeps what an operation of this rank sends to itself.
+    pub(super) fn keep(&mut self, operation: OpId, count: usize) {
+        let Some(task) = self.tasks.get(&operation) else { return };
+        let bytes = task.memory.bytes(0..count * task.element_bytes).unwrap_or_default();
+        self.own.insert(operation, bytes.to_vec());
+    }
+
+    /// Puts this rank's messages to itself into the buffers of the receives that have found them.
+    pub(super) fn hand_over(&mut self, engine: &mut Engine) {
+        while let Some((message, receive)) = engine.take_handed_over() {
+            let Some(bytes) = self.own.remove(&message) else { continue };
+            let count = engine.envelope(receive).map_or(0, |envelope| envelope.contract.count as usize);
+            let Some(range) = self.prepare(engine, receive, &(0..count)) else { return };
+            self.apply(receive, &range, Action::Copy, Some(&bytes), engine);
+        }
     }
 }
 
@@ -267,7 +293,9 @@ impl Lane {
             Verdict::Control => Incoming::Control { header, payload: vec![0; length], filled: 0 },
             Verdict::Store(key) => Incoming::Stored { header, key, payload: Words::new(length), filled: 0 },
             Verdict::Apply { operation, range, action } => {
-                let bytes = tasks.prepare(engine, operation, &range);
+                let Some(bytes) = tasks.prepare(engine, operation, &range) else {
+                    return Incoming::Waste { left: length };
+                };
                 if action != Action::Copy {
                     self.scratch.resize(bytes.len());
                 }

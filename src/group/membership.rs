@@ -1,8 +1,12 @@
 //! Groups of some of the ranks.
 
-use std::sync::Arc;
+use std::panic::Location;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
+use super::call::Site;
+use super::objects::OBJECTS;
+use super::out_of_place::layout;
 use super::{Error, Group, Membership};
 use crate::types::{Rank, WorldSize};
 
@@ -15,6 +19,17 @@ impl Group {
     /// As [`Group::all_reduce`].
     #[track_caller]
     pub fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<Self>, Error> {
+        self.split_agreed(colour, key, 0, Location::caller())
+    }
+
+    /// Splits the group if all ranks come with the same digest.
+    fn split_agreed(
+        &self,
+        colour: Option<u32>,
+        key: i64,
+        digest: u32,
+        site: Site,
+    ) -> Result<Option<Self>, Error> {
         let Some(job) = self.job.clone() else {
             self.driver()?;
             return Ok(colour.map(|_| Self { timeout: self.timeout, ..Self::solo() }));
@@ -23,7 +38,8 @@ impl Group {
         // threads split at the same time.
         let next = job.next_group.fetch_add(1, Ordering::SeqCst);
         let own = [colour.map_or(-1, i64::from), key, i64::from(next)];
-        let all = self.all_gather_from(&own)?;
+        let gathering = self.prepare_all_gather_as(&own, &self.all_alike(own.len()), digest, site)?;
+        let all = self.run_prepared(gathering)?;
         let entries: Vec<(i64, i64, i64)> = all.chunks_exact(3).map(|e| (e[0], e[1], e[2])).collect();
         if colour.is_none() {
             return Ok(None);
@@ -32,16 +48,18 @@ impl Group {
         ranks.sort_by_key(|&rank| (entries[rank].1, rank));
         let members: Arc<[Rank]> = ranks.iter().map(|&rank| self.members[rank]).collect();
         let id = entries[ranks[0]].2 * self.machines.len() as i64 + i64::from(members[0].get());
-        let id = u32::try_from(id).map_err(|_| Error::InvalidCounts("there are too many groups"))?;
+        let id = u32::try_from(id).ok().filter(|&id| id < OBJECTS);
+        let id = id.ok_or(Error::InvalidCounts("there are too many groups"))?;
         Ok(Some(self.with_members(id, members)))
     }
 
     /// The group of these ranks, in this order. All ranks of this group have to call it with the same list; those that are
-    /// not on it get nothing.
+    /// not on it get nothing (MPI's `MPI_Comm_create`, torch.distributed's `new_group`).
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`], and [`Error::InvalidPeer`] for a rank that is not here or is named twice.
+    /// As [`Group::all_reduce`], of which a list that differs is one: the error names two ranks and where each of them called.
+    /// And [`Error::InvalidPeer`] for a rank that is not here or is named twice.
     #[track_caller]
     pub fn subgroup(&mut self, ranks: &[Rank]) -> Result<Option<Self>, Error> {
         for (index, &rank) in ranks.iter().enumerate() {
@@ -50,7 +68,8 @@ impl Group {
             }
         }
         let place = ranks.iter().position(|&rank| rank == self.rank);
-        self.split(place.map(|_| 0), place.unwrap_or_default() as i64)
+        let digest = layout(ranks.iter().map(|rank| rank.index()));
+        self.split_agreed(place.map(|_| 0), place.unwrap_or_default() as i64, digest, Location::caller())
     }
 
     /// A group of the same ranks, whose operations do not get in the way of this one's.
@@ -80,6 +99,8 @@ impl Group {
             members,
             machines: Arc::clone(&self.machines),
             timeout: self.timeout,
+            objects: 0,
+            own: OnceLock::new(),
             abandoned: None,
             _membership: Membership(self.job.clone().map(|job| (job, id))),
         }

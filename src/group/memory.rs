@@ -36,8 +36,8 @@ pub struct Memory(Kind);
 enum Kind {
     Owned(Box<dyn Owned>),
     Lent(Loan),
-    /// Allocated when the message's length is known.
-    Later(fn(usize) -> Box<dyn Owned>),
+    /// Allocated when the message's length is known; `None` if there is not so much memory.
+    Later(fn(usize) -> Option<Box<dyn Owned>>),
 }
 
 impl Memory {
@@ -53,14 +53,16 @@ impl Memory {
 
     /// As many elements as the message that is received turns out to have.
     pub fn later<T: Element>() -> Self {
-        Self(Kind::Later(|count| Box::new(vec![T::zeroed(); count])))
+        Self(Kind::Later(|count| zeroed::<T>(count).map(|elements| Box::new(elements) as Box<dyn Owned>)))
     }
 
-    /// Allocates what could not be allocated before the number of elements was known.
-    pub(super) fn prepare(&mut self, count: usize) {
+    /// Allocates what could not be allocated before the number of elements was known; whether there is so much memory.
+    pub(super) fn prepare(&mut self, count: usize) -> bool {
         if let Kind::Later(allocate) = self.0 {
-            self.0 = Kind::Owned(allocate(count));
+            let Some(owned) = allocate(count) else { return false };
+            self.0 = Kind::Owned(owned);
         }
+        true
     }
 
     pub(super) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
@@ -74,7 +76,7 @@ impl Memory {
     pub(super) fn bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         match &mut self.0 {
             Kind::Owned(owned) => owned.bytes_mut().get_mut(range),
-            Kind::Lent(loan) => loan.bytes_mut().get_mut(range),
+            Kind::Lent(loan) => loan.bytes_mut()?.get_mut(range),
             Kind::Later(_) => None,
         }
     }
@@ -90,11 +92,40 @@ impl Memory {
     }
 }
 
+/// So many zeros; `None` if that is more memory than there can be, or than there is. The number may be a peer's claim.
+pub(super) fn zeroed<T: Element>(count: usize) -> Option<Vec<T>> {
+    bytemuck::allocation::try_zeroed_slice_box(count).ok().map(Vec::from)
+}
+
+/// A caller's buffer, by which it also says what an operation may do with it.
+pub(super) enum Lender<'a> {
+    /// Read it.
+    Read(&'a [u8]),
+    /// Read and write it.
+    Write(&'a mut [u8]),
+}
+
+impl<'a> From<&'a [u8]> for Lender<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self::Read(bytes)
+    }
+}
+
+impl<'a> From<&'a mut [u8]> for Lender<'a> {
+    fn from(bytes: &'a mut [u8]) -> Self {
+        Self::Write(bytes)
+    }
+}
+
 /// Lends `bytes` to whatever `work` does, as memory of an operation. It has to be dropped before `work` returns; a process in
 /// which it is not ends at once, for the caller would go on to use its buffer, or free it, while another thread writes there.
-pub(super) fn lend<R>(bytes: &mut [u8], work: impl FnOnce(Memory) -> R) -> R {
+pub(super) fn lend<'a, R>(bytes: impl Into<Lender<'a>>, work: impl FnOnce(Memory) -> R) -> R {
     let token = Arc::new(());
-    let loan = Loan { start: bytes.as_mut_ptr(), length: bytes.len(), _token: Arc::clone(&token) };
+    let (start, length, is_writable) = match bytes.into() {
+        Lender::Read(bytes) => (bytes.as_ptr().cast_mut(), bytes.len(), false),
+        Lender::Write(bytes) => (bytes.as_mut_ptr(), bytes.len(), true),
+    };
+    let loan = Loan { start, length, is_writable, _token: Arc::clone(&token) };
     // It looks even if `work` panics.
     let _check = Returned(token);
     work(Memory(Kind::Lent(loan)))
@@ -104,6 +135,8 @@ pub(super) fn lend<R>(bytes: &mut [u8], work: impl FnOnce(Memory) -> R) -> R {
 struct Loan {
     start: *mut u8,
     length: usize,
+    /// Whether the lender had it to write to.
+    is_writable: bool,
     /// Tells the lender that the loan lives.
     _token: Arc<()>,
 }
@@ -117,9 +150,12 @@ impl Loan {
         unsafe { std::slice::from_raw_parts(self.start, self.length) }
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the loan itself is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.start, self.length) }
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        if !self.is_writable {
+            return None;
+        }
+        // SAFETY: as above, `lend` had the slice mutably, and the loan itself is borrowed mutably.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.start, self.length) })
     }
 }
 
@@ -150,7 +186,7 @@ mod tests {
         assert_eq!(owned.into_elements::<u32>(), [1, 7, 3]);
 
         let mut lender = [1u8, 2, 3];
-        lend(&mut lender, |mut lent| {
+        lend(&mut lender[..], |mut lent| {
             // As the progress thread does.
             std::thread::spawn(move || {
                 lent.bytes_mut(0..2).unwrap().fill(9);
@@ -163,9 +199,18 @@ mod tests {
 
         let mut later = Memory::later::<f64>();
         assert!(later.bytes(0..0).is_none());
-        later.prepare(2);
-        later.prepare(5);
+        assert!(later.prepare(2));
+        assert!(later.prepare(5));
         assert_eq!(later.into_elements::<f64>(), [0.0, 0.0]);
         assert!(Memory::owned(vec![1u8]).into_elements::<f32>().is_empty());
+        assert!(!Memory::later::<f64>().prepare(usize::MAX));
+    }
+
+    #[test]
+    fn what_is_lent_to_be_read_is_not_written() {
+        lend(&[1u8, 2, 3][..], |mut lent| {
+            assert_eq!(lent.bytes(1..3), Some(&[2u8, 3][..]));
+            assert!(lent.bytes_mut(0..1).is_none());
+        });
     }
 }

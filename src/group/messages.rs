@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::call::Site;
 use super::driver::{Outcome, Submission};
-use super::memory::Memory;
-use super::{Error, Group, Handle};
+use super::memory::{self, Memory};
+use super::{Buffer, Error, Group, Handle, Input, Job, join};
 use crate::engine::{Begin, Envelope, Pattern};
-use crate::types::{ANY_TAG, Contract, DType, Element, Operation, Rank};
+use crate::types::{ANY_TAG, Contract, DType, Element, Operation, Rank, WorldSize};
 
 /// From whom a message is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,18 +49,24 @@ pub struct Received<T> {
 }
 
 impl Group {
-    /// Sends `elements` to `to`, and returns when they have left, which may be before anybody has asked for them: short
-    /// messages are stored by their receiver, long ones wait for it here.
+    /// Sends elements to `to`, and returns when they have left, which may be before anybody has asked for them: short
+    /// messages are stored by their receiver, long ones wait for it here. What a rank sends to itself is copied, and kept
+    /// until it is received: that returns at once.
     ///
     /// Messages with the same receiver and tag are received in the order in which they were sent. A message is received by
     /// a call that takes at least as many elements of the same type, or both ranks fail.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidPeer`], [`Error::InvalidTag`], or as [`Group::all_reduce`].
+    /// [`Error::InvalidPeer`], [`Error::InvalidTag`], [`Error::NotContiguous`], or as [`Group::all_reduce`].
     #[track_caller]
-    pub fn send<T: Element>(&mut self, elements: &[T], to: Rank, tag: u32) -> Result<(), Error> {
-        self.send_async(elements.to_vec(), to, tag)?.wait().map(|_| ())
+    pub fn send<B: Input + ?Sized>(&mut self, elements: &B, to: Rank, tag: u32) -> Result<(), Error> {
+        let site = Location::caller();
+        let elements = elements.elements()?;
+        let begin = self.sending::<B::Element>(elements.len(), tag, site)?;
+        let to = self.peer(to)?;
+        let bytes: &[u8] = bytemuck::cast_slice(elements);
+        self.messenger()?.driver.run(begin, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
     }
 
     /// [`Group::send`], going on by itself; gives the buffer back.
@@ -75,12 +81,18 @@ impl Group {
         to: Rank,
         tag: u32,
     ) -> Result<Handle<Vec<T>>, Error> {
-        let begin = self.message::<T>(elements.len(), tag, Location::caller());
-        if tag == ANY_TAG {
-            return Err(Error::InvalidTag);
-        }
+        let begin = self.sending::<T>(elements.len(), tag, Location::caller())?;
+        self.submit_send(begin, elements, to)
+    }
+
+    pub(super) fn submit_send<T: Element>(
+        &self,
+        begin: Begin,
+        elements: Vec<T>,
+        to: Rank,
+    ) -> Result<Handle<Vec<T>>, Error> {
         let to = self.peer(to)?;
-        let Some(job) = &self.job else { return Err(Error::InvalidPeer { peer: to, world: self.world }) };
+        let job = self.messenger()?;
         let id = job.driver.submit(begin, Submission::Send(to, Memory::owned(elements)))?;
         Ok(Handle::pending(Arc::clone(job), id, |outcome: Outcome| Ok(outcome.memory.into_elements())))
     }
@@ -89,26 +101,37 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::send`].
+    /// As [`Group::send`], and [`Error::NothingSent`] if no other rank could send it and this one has not.
     #[track_caller]
-    pub fn receive<T: Element>(
+    pub fn receive<B: Buffer + ?Sized>(
         &mut self,
-        buffer: &mut [T],
+        buffer: &mut B,
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Status, Error> {
-        let tag = tag.into();
-        let begin = self.message::<T>(buffer.len(), tag.unwrap_or(ANY_TAG), Location::caller());
-        let pattern = self.pattern(source.into(), tag)?;
-        let Some(driver) = self.driver()? else {
-            return Err(Error::InvalidPeer { peer: self.rank, world: self.world });
-        };
-        let bytes = bytemuck::cast_slice_mut(buffer);
+        let site = Location::caller();
+        let elements = buffer.elements_mut()?;
+        let (begin, pattern) =
+            self.receiving::<B::Element>(elements.len(), source.into(), tag.into(), site)?;
+        self.receive_into(begin, pattern, elements)
+    }
+
+    fn receive_into<T: Element>(
+        &self,
+        begin: Begin,
+        pattern: Pattern,
+        elements: &mut [T],
+    ) -> Result<Status, Error> {
+        let driver = &self.messenger()?.driver;
+        if self.is_for_itself(pattern) && driver.probe(pattern, driver.now())?.is_none() {
+            return Err(Error::NothingSent);
+        }
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(elements);
         let envelope = driver.run(begin, bytes, |memory| Submission::Receive(pattern, memory))?;
         envelope.map(|envelope| self.status(&envelope)).ok_or(Error::Taken)
     }
 
-    /// Receives a message of at most `count_max` elements, going on by itself.
+    /// Receives a message of at most `count_max` elements, going on by itself. What is allocated is what the message needs.
     ///
     /// # Errors
     ///
@@ -120,12 +143,17 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<Received<T>>, Error> {
-        let tag = tag.into();
-        let begin = self.message::<T>(count_max, tag.unwrap_or(ANY_TAG), Location::caller());
-        let pattern = self.pattern(source.into(), tag)?;
-        let Some(job) = &self.job else {
-            return Err(Error::InvalidPeer { peer: self.rank, world: self.world });
-        };
+        let site = Location::caller();
+        let (begin, pattern) = self.receiving::<T>(count_max, source.into(), tag.into(), site)?;
+        self.submit_receive(begin, pattern)
+    }
+
+    pub(super) fn submit_receive<T: Element>(
+        &self,
+        begin: Begin,
+        pattern: Pattern,
+    ) -> Result<Handle<Received<T>>, Error> {
+        let job = self.messenger()?;
         let id = job.driver.submit(begin, Submission::Receive(pattern, Memory::later::<T>()))?;
         let members = Arc::clone(&self.members);
         Ok(Handle::pending(Arc::clone(job), id, move |outcome: Outcome| {
@@ -139,17 +167,31 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::send`].
+    /// As [`Group::send`] and [`Group::receive`].
     #[track_caller]
-    pub fn send_receive<T: Element>(
+    pub fn send_receive<I, B>(
         &mut self,
-        (elements, to, send_tag): (&[T], Rank, u32),
-        (buffer, source, receive_tag): (&mut [T], Source, Option<u32>),
-    ) -> Result<Status, Error> {
-        let sent = self.send_async(elements.to_vec(), to, send_tag)?;
-        let status = self.receive(buffer, source, receive_tag)?;
-        sent.wait()?;
-        Ok(status)
+        (elements, to, send_tag): (&I, Rank, u32),
+        (buffer, source, receive_tag): (&mut B, Source, Option<u32>),
+    ) -> Result<Status, Error>
+    where
+        I: Input + ?Sized,
+        B: Buffer<Element = I::Element> + ?Sized,
+    {
+        let site = Location::caller();
+        let (elements, buffer) = (elements.elements()?, buffer.elements_mut()?);
+        let send = self.sending::<I::Element>(elements.len(), send_tag, site)?;
+        let to = self.peer(to)?;
+        let (begin, pattern) = self.receiving::<B::Element>(buffer.len(), source, receive_tag, site)?;
+        let driver = &self.messenger()?.driver;
+        let bytes: &[u8] = bytemuck::cast_slice(elements);
+        memory::lend(bytes, |memory| {
+            let sent = driver.begin(send, Submission::Send(to, memory), true)?;
+            let received = self.receive_into(begin, pattern, buffer);
+            // What is lent comes back, whatever became of the other half.
+            driver.wait(sent, None).unwrap_or(Err(Error::Taken))?;
+            received
+        })
     }
 
     /// Looks for a message that has come and that nobody has asked for yet, and leaves it where it is.
@@ -165,7 +207,8 @@ impl Group {
         self.probe_for(source, tag, Duration::ZERO)
     }
 
-    /// Waits for a message to come that nobody has asked for yet, and leaves it where it is; `None` after `timeout`.
+    /// Waits for a message to come that nobody has asked for yet, and leaves it where it is; `None` after `timeout`, and at
+    /// once if no other rank could send it and this one has not.
     ///
     /// # Errors
     ///
@@ -177,9 +220,29 @@ impl Group {
         timeout: Duration,
     ) -> Result<Option<Status>, Error> {
         let pattern = self.pattern(source.into(), tag.into())?;
-        let Some(driver) = self.driver()? else { return Ok(None) };
-        let until = driver.now() + timeout;
+        let driver = &self.messenger()?.driver;
+        let timeout = if self.is_for_itself(pattern) { Duration::ZERO } else { timeout };
+        let until = driver.now().saturating_add(timeout);
         Ok(driver.probe(pattern, until)?.map(|envelope| self.status(&envelope)))
+    }
+
+    /// What is asked for by who sends.
+    pub(super) fn sending<T: Element>(&self, count: usize, tag: u32, site: Site) -> Result<Begin, Error> {
+        if tag == ANY_TAG { Err(Error::InvalidTag) } else { Ok(self.message::<T>(count, tag, site)) }
+    }
+
+    /// What is asked for by who receives, and from whom.
+    pub(super) fn receiving<T: Element>(
+        &self,
+        count_max: usize,
+        source: Source,
+        tag: Option<u32>,
+        site: Site,
+    ) -> Result<(Begin, Pattern), Error> {
+        let pattern = self.pattern(source, tag)?;
+        // No message is longer than memory can be.
+        let count_max = count_max.min(isize::MAX as usize / size_of::<T>());
+        Ok((self.message::<T>(count_max, tag.unwrap_or(ANY_TAG), site), pattern))
     }
 
     fn message<T: Element>(&self, count: usize, tag: u32, site: Site) -> Begin {
@@ -195,12 +258,10 @@ impl Group {
         Begin { group: self.id, contract, timeout: self.timeout, site }
     }
 
-    /// The rank in the job of another member.
+    /// The rank in the job of a member.
     fn peer(&self, peer: Rank) -> Result<Rank, Error> {
-        if peer == self.rank || !self.world.contains(peer) {
-            return Err(Error::InvalidPeer { peer, world: self.world });
-        }
-        Ok(self.members[peer.index()])
+        let member = self.members.get(peer.index()).copied();
+        member.ok_or(Error::InvalidPeer { peer, world: self.world })
     }
 
     fn pattern(&self, source: Source, tag: Option<u32>) -> Result<Pattern, Error> {
@@ -208,7 +269,26 @@ impl Group {
             Source::Any => None,
             Source::Rank(rank) => Some(self.peer(rank)?),
         };
+        if tag == Some(ANY_TAG) {
+            return Err(Error::InvalidTag);
+        }
         Ok(Pattern { group: self.id, source, tag })
+    }
+
+    /// Whether no other rank can send what fits.
+    fn is_for_itself(&self, pattern: Pattern) -> bool {
+        let own = self.members[self.rank.index()];
+        self.world == WorldSize::ONE || pattern.source == Some(own)
+    }
+
+    /// What carries messages: the job, or, in a world of one, an engine for those to itself, made when it is first needed.
+    fn messenger(&self) -> Result<&Arc<Job>, Error> {
+        self.driver()?;
+        if let Some(job) = self.job.as_ref().or_else(|| self.own.get()) {
+            return Ok(job);
+        }
+        let job = join::alone()?;
+        Ok(self.own.get_or_init(|| Arc::new(job)))
     }
 
     fn status(&self, envelope: &Envelope) -> Status {

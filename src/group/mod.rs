@@ -15,8 +15,10 @@ mod asynchronous;
 mod buffer;
 mod call;
 mod collectives;
+mod converted;
 mod driver;
 mod error;
+mod functions;
 mod gathered;
 mod handle;
 mod join;
@@ -25,6 +27,7 @@ mod membership;
 pub mod memory;
 mod messages;
 mod objects;
+mod objects_async;
 mod out_of_place;
 pub mod pump;
 mod routes;
@@ -32,13 +35,13 @@ mod tune;
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-pub use buffer::Buffer;
+pub use buffer::{Buffer, Input};
 pub use error::Error;
-pub use handle::{Handle, wait_all, wait_any};
+pub use handle::{Handle, test_all, test_any, wait_all, wait_all_timeout, wait_any, wait_any_timeout};
 pub use join::{JoinOptions, Meeting, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
 pub use messages::{Received, Source, Status};
 pub use objects::OBJECT_BYTES_MAX;
@@ -103,6 +106,10 @@ pub struct Group {
     machines: Arc<[u32]>,
     /// How long one operation may take.
     timeout: Duration,
+    /// How many collectives of objects have been begun that go on by themselves.
+    objects: u32,
+    /// What carries a world of one's messages to itself, once it has sent or awaited one.
+    own: OnceLock<Arc<Job>>,
     /// Why a world of one has been given up.
     abandoned: Option<Error>,
     /// Tells the engine when the group is gone.
@@ -121,7 +128,7 @@ impl Drop for Membership {
 }
 
 impl Group {
-    /// A group of this process alone: every collective returns at once.
+    /// A group of this process alone: every collective returns at once, and messages go to itself.
     pub fn solo() -> Self {
         Self {
             job: None,
@@ -132,6 +139,8 @@ impl Group {
             local: (Rank::ZERO, WorldSize::ONE),
             machines: Arc::from([0]),
             timeout: OPERATION_TIMEOUT,
+            objects: 0,
+            own: OnceLock::new(),
             abandoned: None,
             _membership: Membership(None),
         }
@@ -219,6 +228,9 @@ impl Group {
     pub fn abort(&mut self, message: &str) -> Error {
         if let Some(job) = &self.job {
             return job.driver.abort(message);
+        }
+        if let Some(own) = self.own.get() {
+            own.driver.abort(message);
         }
         let cause = Cause::Aborted { rank: self.rank, host: "this host".into(), message: message.to_owned() };
         self.abandoned.get_or_insert(Error::Failed { cause, reported_by: None }).clone()

@@ -10,6 +10,9 @@ use crate::types::Rank;
 /// The longest object, encoded, in bytes. A rank allocates what another says that it needs, up to this.
 pub const OBJECT_BYTES_MAX: usize = 1 << 30;
 
+/// What sets the numbers of groups apart under which objects travel by themselves. Groups have lower ones.
+pub(super) const OBJECTS: u32 = 1 << 31;
+
 impl Group {
     /// The root's object becomes everybody's. Only the root's `object` is looked at.
     ///
@@ -114,7 +117,7 @@ impl Group {
     /// As [`Group::send`], and [`Error::Object`].
     #[track_caller]
     pub fn send_object<O: Serialize>(&mut self, object: &O, to: Rank, tag: u32) -> Result<(), Error> {
-        self.send_async(encode(object)?, to, tag)?.wait().map(|_| ())
+        self.send(&encode(object)?, to, tag)
     }
 
     /// Receives an object, and says from whom it is.
@@ -123,13 +126,12 @@ impl Group {
     ///
     /// As [`Group::receive`], and [`Error::Object`].
     #[track_caller]
-    pub fn receive_object<O: DeserializeOwned>(
+    pub fn receive_object<O: DeserializeOwned + 'static>(
         &mut self,
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<(O, Status), Error> {
-        let received = self.receive_async::<u8>(OBJECT_BYTES_MAX, source, tag)?.wait()?;
-        Ok((decode(&received.elements)?, received.status))
+        self.receive_object_async(source, tag)?.wait()
     }
 
     /// All ranks' lengths; an error on all ranks if one of them has nothing to send.
@@ -147,7 +149,7 @@ fn checked(lengths: &[u64]) -> Result<Vec<usize>, Error> {
     }
 }
 
-fn encode<O: Serialize>(object: &O) -> Result<Vec<u8>, Error> {
+pub(super) fn encode<O: Serialize>(object: &O) -> Result<Vec<u8>, Error> {
     let bytes = rmp_serde::to_vec_named(object)
         .map_err(|error| Error::Object(format!("cannot be encoded: {error}")))?;
     if bytes.len() > OBJECT_BYTES_MAX {
@@ -159,7 +161,7 @@ fn encode<O: Serialize>(object: &O) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-fn decode<O: DeserializeOwned>(bytes: &[u8]) -> Result<O, Error> {
+pub(super) fn decode<O: DeserializeOwned>(bytes: &[u8]) -> Result<O, Error> {
     rmp_serde::from_slice(bytes).map_err(|error| Error::Object(format!("cannot be decoded: {error}")))
 }
 

@@ -124,7 +124,8 @@ impl<T: Transport> Pump<T> {
 
     /// Opens a link before the first operation needs it.
     pub fn connect(&mut self, now: Timestamp, peer: Rank) {
-        if !self.lanes.contains_key(&peer) {
+        // What a rank has for itself takes no link.
+        if peer != self.settings.rank && !self.lanes.contains_key(&peer) {
             self.transport.connect(now, peer);
             self.lanes.insert(peer, Lane::new());
             self.peers.push(peer);
@@ -166,6 +167,10 @@ impl<T: Transport> Pump<T> {
         self.connect(now, to);
         let id = self.engine.send(now, begin, to)?;
         self.take_up(id, begin, Work { memory, kernels: None, divisor: 1 });
+        if to == self.settings.rank {
+            self.tasks.keep(id, begin.contract.count as usize);
+            self.tasks.hand_over(&mut self.engine);
+        }
         Ok(id)
     }
 
@@ -186,6 +191,7 @@ impl<T: Transport> Pump<T> {
         }
         let id = self.engine.receive(now, begin, pattern)?;
         self.take_up(id, begin, Work { memory, kernels: None, divisor: 1 });
+        self.tasks.hand_over(&mut self.engine);
         Ok(id)
     }
 

@@ -174,7 +174,11 @@ impl Coordinator {
         }
         let Some(entry) = self.take(name) else { return };
         let Some(&signature) = entry.asked.values().next() else { return };
-        let keeps_zeros = matches!(signature.kind, Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average));
+        let keeps_zeros = matches!(
+            signature.kind,
+            Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average)
+                | Kind::ReduceScatter(ReduceOp::Sum | ReduceOp::Average)
+        );
         let (refusal, reason) = if !closed.is_empty() {
             (Refusal::Left, format!("{} closed without submitting it", self.text_of(&closed)))
         } else if entry.asked.values().any(|other| *other != signature) {
@@ -260,9 +264,9 @@ impl Coordinator {
             let fits = fused.first().is_none_or(|first: &Request| {
                 let alike = (first.signature.kind, first.signature.dtype)
                     == (request.signature.kind, request.signature.dtype);
-                // The parts of a gathered buffer belong to ranks; several tensors would have to be interleaved.
+                // The parts of a gathered or scattered buffer belong to ranks; several tensors would have to be interleaved.
                 alike
-                    && request.signature.kind != Kind::AllGather
+                    && !matches!(request.signature.kind, Kind::AllGather | Kind::ReduceScatter(_))
                     && bytes.saturating_add(request.signature.bytes()) <= self.rules.fusion_bytes
             });
             if fits && fused.len() < room {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use half::{bf16, f16};
 
 use super::error::NamedError;
-use super::message::{Kind, Request};
+use super::message::{Kind, Request, TENSOR_BYTES_MAX};
 use crate::group::{Error, Group, Handle};
 use crate::types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc};
 
@@ -21,6 +21,28 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Place<R> {
     result: Mutex<Option<Result<R, NamedError>>>,
     changed: Condvar,
+    /// Rung when there is a result, for who waits for several.
+    bell: Mutex<Option<Arc<Bell>>>,
+}
+
+/// By which one waits for the first of several results.
+#[derive(Default)]
+pub(super) struct Bell {
+    has_rung: Mutex<bool>,
+    rings: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *lock(&self.has_rung) = true;
+        self.rings.notify_all();
+    }
+
+    /// Waits until it has rung, and silences it.
+    pub(super) fn wait(&self) {
+        let waited = self.rings.wait_while(lock(&self.has_rung), |has_rung| !*has_rung);
+        *waited.unwrap_or_else(PoisonError::into_inner) = false;
+    }
 }
 
 /// The side that puts the result. Dropped without one it says that everything has been closed, so that nobody waits for
@@ -31,7 +53,7 @@ pub(super) struct Promise<R>(Arc<Place<R>>);
 pub(super) struct Wanted<R>(Arc<Place<R>>);
 
 pub(super) fn promise<R>() -> (Promise<R>, Wanted<R>) {
-    let place = Arc::new(Place { result: Mutex::new(None), changed: Condvar::new() });
+    let place = Arc::new(Place { result: Mutex::new(None), changed: Condvar::new(), bell: Mutex::new(None) });
     (Promise(Arc::clone(&place)), Wanted(place))
 }
 
@@ -46,10 +68,18 @@ impl<R> Drop for Promise<R> {
     fn drop(&mut self) {
         lock(&self.0.result).get_or_insert(Err(NamedError::Closed));
         self.0.changed.notify_all();
+        if let Some(bell) = &*lock(&self.0.bell) {
+            bell.ring();
+        }
     }
 }
 
 impl<R> Wanted<R> {
+    /// Has the bell rung as soon as there is a result, from now on.
+    pub(super) fn hang(&self, bell: &Arc<Bell>) {
+        *lock(&self.0.bell) = Some(Arc::clone(bell));
+    }
+
     pub(super) fn is_there(&self) -> bool {
         lock(&self.0.result).is_some()
     }
@@ -81,8 +111,13 @@ pub(super) trait Payload: Send {
 /// A submitted tensor.
 pub(super) struct Submitted<T> {
     pub(super) elements: Vec<T>,
+    /// What is done to the result.
+    pub(super) after: After<T>,
     pub(super) promise: Promise<Vec<T>>,
 }
+
+/// What this rank does to a result of its own.
+pub(super) type After<T> = Option<Box<dyn FnOnce(&mut [T]) + Send>>;
 
 impl<T: Element> Payload for Submitted<T> {
     fn fail(self: Box<Self>, error: NamedError) {
@@ -105,7 +140,7 @@ pub(super) trait Running: Send {
 }
 
 /// Where a tensor lies in the operation's buffer, and who wants it.
-type Part<T> = (Range<usize>, Option<Promise<Vec<T>>>);
+type Part<T> = (Range<usize>, Option<(Promise<Vec<T>>, After<T>)>);
 
 struct Operation<T> {
     handle: Result<Handle<Vec<T>>, Error>,
@@ -151,7 +186,7 @@ fn begin_of<T: Element>(group: &mut Group, items: Vec<Item>) -> Box<dyn Running>
         let (elements, promise) = match submitted {
             Some(submitted) => {
                 names.push(request.name);
-                (submitted.elements, Some(submitted.promise))
+                (submitted.elements, Some((submitted.promise, submitted.after)))
             }
             None => (vec![T::zeroed(); count], None),
         };
@@ -166,14 +201,21 @@ fn begin_of<T: Element>(group: &mut Group, items: Vec<Item>) -> Box<dyn Running>
     let handle = match kind {
         Kind::AllReduce(op) => group.all_reduce_async(buffer, op),
         Kind::Broadcast(root) => group.broadcast_async(buffer, root),
-        Kind::AllGather => {
-            let mut gathered = vec![T::zeroed(); total * group.size().as_usize()];
-            let own = group.chunk(gathered.len(), group.rank());
-            gathered[own].copy_from_slice(&buffer);
-            group.all_gather_async(gathered)
-        }
+        Kind::AllGather => gather(group, &buffer),
+        Kind::ReduceScatter(op) => group.reduce_scatter_async(buffer, op),
     };
     Box::new(Operation { handle, names, parts })
+}
+
+/// Gathers what may have another length on each rank: first the lengths, which all ranks judge alike.
+fn gather<T: Element>(group: &mut Group, own: &[T]) -> Result<Handle<Vec<T>>, Error> {
+    let counts = group.all_gather_from(&[own.len() as u64])?;
+    let total = counts.iter().fold(0u64, |total, &count| total.saturating_add(count));
+    if total.saturating_mul(T::DTYPE.size_bytes() as u64) > TENSOR_BYTES_MAX {
+        return Err(Error::InvalidCounts("what is gathered is longer than a named tensor may be"));
+    }
+    let counts: Vec<usize> = counts.into_iter().map(|count| count as usize).collect();
+    group.all_gather_uneven_async(own, &counts)
 }
 
 impl<T: Element> Running for Operation<T> {
@@ -186,14 +228,18 @@ impl<T: Element> Running for Operation<T> {
             Ok(elements) => elements,
             Err(error) => {
                 let promises = parts.into_iter().filter_map(|(_, promise)| promise);
-                promises.for_each(|promise| promise.fulfil(Err(error.clone().into())));
-                return Err(error);
+                promises.for_each(|(promise, _)| promise.fulfil(Err(error.clone().into())));
+                // Counts that cannot be are this tensor's matter, on all ranks alike.
+                return if matches!(error, Error::InvalidCounts(_)) { Ok(()) } else { Err(error) };
             }
         };
         let is_single = parts.len() == 1;
         for (range, promise) in parts {
-            let Some(promise) = promise else { continue };
-            let own = if is_single { std::mem::take(&mut whole) } else { whole[range].to_vec() };
+            let Some((promise, after)) = promise else { continue };
+            let mut own = if is_single { std::mem::take(&mut whole) } else { whole[range].to_vec() };
+            if let Some(after) = after {
+                after(&mut own);
+            }
             promise.fulfil(Ok(own));
         }
         Ok(())

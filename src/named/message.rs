@@ -39,7 +39,9 @@ const _: () = assert!(
 pub(super) enum Kind {
     AllReduce(ReduceOp),
     Broadcast(Rank),
+    /// The ranks' counts differ, so 0 stands for them.
     AllGather,
+    ReduceScatter(ReduceOp),
 }
 
 /// What all ranks have to agree on.
@@ -58,7 +60,9 @@ impl Signature {
     /// What is wrong with it in a group of `world`.
     pub(super) fn check(&self, world: WorldSize) -> Result<(), Violation> {
         match self.kind {
-            Kind::AllReduce(op) if op == ReduceOp::Custom || !op.applies_to(self.dtype) => {
+            Kind::AllReduce(op) | Kind::ReduceScatter(op)
+                if op == ReduceOp::Custom || !op.applies_to(self.dtype) =>
+            {
                 return Err(Violation(format!("{op} on {} is not defined", self.dtype)));
             }
             Kind::Broadcast(root) if !world.contains(root) => {
@@ -82,7 +86,8 @@ impl fmt::Display for Signature {
         match kind {
             Kind::AllReduce(op) => write!(f, "all_reduce({op}, {count} x {dtype})"),
             Kind::Broadcast(root) => write!(f, "broadcast(root {root}, {count} x {dtype})"),
-            Kind::AllGather => write!(f, "all_gather({count} x {dtype})"),
+            Kind::AllGather => write!(f, "all_gather({dtype})"),
+            Kind::ReduceScatter(op) => write!(f, "reduce_scatter({op}, {count} x {dtype})"),
         }
     }
 }
@@ -258,6 +263,7 @@ fn put_request(out: &mut Vec<u8>, Request { name, signature }: &Request) {
         Kind::AllReduce(op) => (1, u32::from(op.to_byte())),
         Kind::Broadcast(root) => (2, root.get()),
         Kind::AllGather => (3, 0),
+        Kind::ReduceScatter(op) => (4, u32::from(op.to_byte())),
     };
     out.push(kind);
     out.extend(argument.to_le_bytes());
@@ -338,6 +344,7 @@ impl<'a> Reader<'a> {
             1 => op().map(Kind::AllReduce),
             2 => Some(Kind::Broadcast(Rank::new(argument))),
             3 => Some(Kind::AllGather),
+            4 => op().map(Kind::ReduceScatter),
             _ => None,
         };
         let kind = kind.ok_or_else(|| Violation(format!("an unknown operation on `{name}`")))?;

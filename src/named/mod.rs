@@ -33,6 +33,7 @@ mod negotiation_tests;
 mod runtime;
 mod stalls;
 
+use std::ops::Mul;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -43,7 +44,7 @@ pub use message::{NAME_BYTES_MAX, TENSOR_BYTES_MAX};
 pub use stalls::Stall;
 
 use self::coordinator::{Coordinator, Rules};
-use self::execute::{Submitted, Wanted, lock, promise};
+use self::execute::{After, Bell, Submitted, Wanted, lock, promise};
 use self::message::{Kind, SLOTS_MAX, Signature};
 use self::runtime::Shared;
 use self::stalls::Watch;
@@ -67,7 +68,8 @@ pub struct NamedOptions {
     pub cache_capacity: usize,
     /// How long a tensor may wait for some of the ranks before rank 0 logs a warning.
     pub stall_warning: Duration,
-    /// How long until that ends the job; `None` for never. Other ranks' deaths end it in any case.
+    /// How long until that ends the job; `None` for never, as in Horovod, where a rank may take its time to compile, or to
+    /// save a checkpoint. Other ranks' deaths end it in any case.
     pub stall_abort: Option<Duration>,
 }
 
@@ -77,7 +79,7 @@ impl Default for NamedOptions {
             fusion_bytes: 16 << 20,
             cache_capacity: 1024,
             stall_warning: Duration::from_mins(1),
-            stall_abort: Some(Duration::from_mins(5)),
+            stall_abort: None,
         }
     }
 }
@@ -99,7 +101,7 @@ pub struct NamedStatistics {
 ///
 /// A name is free again when its result can be had. All ranks that submit a name have to mean the same operation, element
 /// type and count, or each of them gets an error for that tensor, and the others go on. What is not submitted by some rank
-/// for [`NamedOptions::stall_abort`] ends the job with an error that names tensor and rank.
+/// for [`NamedOptions::stall_abort`], if there is such a limit, ends the job with an error that names tensor and rank.
 pub struct NamedTensors {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -141,10 +143,46 @@ impl NamedTensors {
         elements: Vec<T>,
         op: ReduceOp,
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
-        if op == ReduceOp::Custom || !op.applies_to(T::DTYPE) {
-            return Err(Error::Unsupported { op, dtype: T::DTYPE }.into());
-        }
-        self.submit(name, elements, Kind::AllReduce(op))
+        check_op::<T>(op)?;
+        self.submit(name, elements, Kind::AllReduce(op), None)
+    }
+
+    /// [`NamedTensors::all_reduce`] of what is multiplied by `before`, whose result is multiplied by `after` (Horovod's
+    /// `prescale_factor` and `postscale_factor`). Each rank has factors of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`NamedTensors::all_reduce`].
+    pub fn all_reduce_scaled<T: Element + Mul<Output = T>>(
+        &self,
+        name: &str,
+        mut elements: Vec<T>,
+        op: ReduceOp,
+        (before, after): (T, T),
+    ) -> Result<NamedHandle<Vec<T>>, NamedError> {
+        check_op::<T>(op)?;
+        let multiply = |elements: &mut [T], factor: T| {
+            elements.iter_mut().for_each(|element| *element = *element * factor);
+        };
+        multiply(&mut elements, before);
+        let after: After<T> = Some(Box::new(move |result| multiply(result, after)));
+        self.submit(name, elements, Kind::AllReduce(op), after)
+    }
+
+    /// This rank's chunk ([`Group::chunk`]) of the reduction of all ranks' tensors of this name. A rank that has joined counts
+    /// as zeros. It is not fused.
+    ///
+    /// # Errors
+    ///
+    /// As [`NamedTensors::all_reduce`].
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        name: &str,
+        elements: Vec<T>,
+        op: ReduceOp,
+    ) -> Result<NamedHandle<Vec<T>>, NamedError> {
+        check_op::<T>(op)?;
+        self.submit(name, elements, Kind::ReduceScatter(op), None)
     }
 
     /// The root's tensor of this name, as [`Group::broadcast`]; all ranks submit one of the same length.
@@ -162,20 +200,21 @@ impl NamedTensors {
         if !world.contains(root) {
             return Err(Error::InvalidRoot { root, world }.into());
         }
-        self.submit(name, elements, Kind::Broadcast(root))
+        self.submit(name, elements, Kind::Broadcast(root), None)
     }
 
-    /// All ranks' tensors of this name, one after another; they have the same length.
+    /// All ranks' tensors of this name, one after another; each rank's may have a length of its own. It is not fused.
     ///
     /// # Errors
     ///
-    /// As [`NamedTensors::all_reduce`].
+    /// As [`NamedTensors::all_reduce`]; all handles get [`Error::InvalidCounts`] if the result has more than
+    /// [`TENSOR_BYTES_MAX`] bytes.
     pub fn all_gather<T: Element>(
         &self,
         name: &str,
         elements: Vec<T>,
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
-        self.submit(name, elements, Kind::AllGather)
+        self.submit(name, elements, Kind::AllGather, None)
     }
 
     fn submit<T: Element>(
@@ -183,14 +222,16 @@ impl NamedTensors {
         name: &str,
         elements: Vec<T>,
         kind: Kind,
+        after: After<T>,
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
-        let signature = Signature { kind, dtype: T::DTYPE, count: elements.len() as u64 };
+        let count = if kind == Kind::AllGather { 0 } else { elements.len() as u64 };
+        let signature = Signature { kind, dtype: T::DTYPE, count };
         let (promise, wanted) = promise();
         let mut local = lock(&self.shared.local);
         if let Some(error) = &local.ended {
             return Err(error.clone());
         }
-        local.client.submit(name, signature, || Box::new(Submitted { elements, promise }))?;
+        local.client.submit(name, signature, || Box::new(Submitted { elements, after, promise }))?;
         drop(local);
         self.shared.changed.notify_all();
         Ok(NamedHandle(wanted))
@@ -283,4 +324,35 @@ impl<R> NamedHandle<R> {
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<R, NamedError>, Self> {
         self.0.wait_timeout(timeout).map_err(Self)
     }
+}
+
+/// Waits for all of them; the results come in the same order.
+///
+/// # Errors
+///
+/// The first failure, in their order; the others are waited for all the same.
+pub fn wait_all<R>(handles: impl IntoIterator<Item = NamedHandle<R>>) -> Result<Vec<R>, NamedError> {
+    let results: Vec<Result<R, NamedError>> = handles.into_iter().map(NamedHandle::wait).collect();
+    results.into_iter().collect()
+}
+
+/// Waits until one of them has ended, takes it from the list, and gives where it stood and its result; `None` if the list is
+/// empty. Those behind it move up by one place.
+pub fn wait_any<R>(handles: &mut Vec<NamedHandle<R>>) -> Option<(usize, Result<R, NamedError>)> {
+    let bell = Arc::new(Bell::default());
+    handles.iter().for_each(|handle| handle.0.hang(&bell));
+    while !handles.is_empty() {
+        if let Some(index) = handles.iter().position(NamedHandle::test) {
+            return Some((index, handles.remove(index).wait()));
+        }
+        bell.wait();
+    }
+    None
+}
+
+fn check_op<T: Element>(op: ReduceOp) -> Result<(), Error> {
+    if op == ReduceOp::Custom || !op.applies_to(T::DTYPE) {
+        return Err(Error::Unsupported { op, dtype: T::DTYPE });
+    }
+    Ok(())
 }

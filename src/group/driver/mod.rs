@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use self::core::{Core, State, Step};
 use self::guard::Lock;
 use self::shared::Shared;
-use super::memory::{self, Memory};
+use super::memory::{self, Lender, Memory};
 use super::pump::{Pump, Work};
 use super::{Error, Statistics};
 use crate::engine::{Begin, Envelope, OpId, Pattern, Timestamp};
@@ -94,10 +94,10 @@ impl Driver {
     }
 
     /// Runs an operation on a caller's buffer to its end.
-    pub(super) fn run(
+    pub(super) fn run<'a>(
         &self,
         begin: Begin,
-        bytes: &mut [u8],
+        bytes: impl Into<Lender<'a>>,
         submission: impl FnOnce(Memory) -> Submission,
     ) -> Result<Option<Envelope>, Error> {
         let started = self.shared.now();
@@ -116,7 +116,13 @@ impl Driver {
         self.begin(begin, submission, false)
     }
 
-    fn begin(&self, begin: Begin, submission: Submission, is_attended: bool) -> Result<OpId, Error> {
+    /// Begins an operation; whoever attends to it waits for it at once.
+    pub(super) fn begin(
+        &self,
+        begin: Begin,
+        submission: Submission,
+        is_attended: bool,
+    ) -> Result<OpId, Error> {
         // Whatever becomes of the operation, a function of the program's own outlives the lock, which its drop may take.
         let _kernels = match &submission {
             Submission::Collective(_, work) => work.kernels.clone(),
@@ -157,10 +163,11 @@ impl Driver {
         outcome
     }
 
-    /// Waits until one of the operations has ended, until `until` at most.
-    pub(super) fn wait_any(&self, ids: &[OpId], until: Option<Timestamp>) -> Option<usize> {
+    /// Waits until all operations of one of the lists have ended, until `until` at most.
+    pub(super) fn wait_any(&self, lists: &[&[OpId]], until: Option<Timestamp>) -> Option<usize> {
         let started = self.shared.now();
-        let ended = |core: &mut Core| ids.iter().position(|id| !core.pending.contains(id));
+        let ended =
+            |core: &mut Core| lists.iter().position(|ids| ids.iter().all(|id| !core.pending.contains(id)));
         let index = self.shared.wait_until(until, ended);
         self.expose(started);
         index

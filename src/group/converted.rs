@@ -1,0 +1,139 @@
+//! All-reduces of something else than what is in the buffer: multiplied before, or rounded for the journey.
+
+use std::ops::Mul;
+use std::panic::Location;
+
+use super::call::{Reduction, Site};
+use super::{Buffer, Error, Group, Handle};
+use crate::codec::{Compression, Narrow};
+use crate::types::{Element, ReduceOp};
+
+/// Elements that a compressed all-reduce converts at a time: 2 MiB on the wire, and as much extra memory.
+const COMPRESSED_BLOCK: usize = 1 << 20;
+
+impl Group {
+    /// The sum of all ranks' buffers, each multiplied by its rank's own `factor` before (NCCL's `ncclRedOpCreatePreMulSum`).
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`].
+    #[track_caller]
+    pub fn all_reduce_scaled<B: Buffer + ?Sized>(
+        &mut self,
+        buffer: &mut B,
+        factor: B::Element,
+    ) -> Result<(), Error>
+    where
+        B::Element: Mul<Output = B::Element>,
+    {
+        let site = Location::caller();
+        let elements = buffer.elements_mut()?;
+        multiply(elements, factor)?;
+        self.all_reduce_elements(elements, ReduceOp::PreMulSum, site)
+    }
+
+    /// [`Group::all_reduce_scaled`], going on by itself; gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce_scaled`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn all_reduce_scaled_async<T: Element + Mul<Output = T>>(
+        &mut self,
+        mut buffer: Vec<T>,
+        factor: T,
+    ) -> Result<Handle<Vec<T>>, Error> {
+        multiply(&mut buffer, factor)?;
+        self.all_reduce_async(buffer, ReduceOp::PreMulSum)
+    }
+
+    /// All-reduce of `f32` that travels compressed, in blocks of 2^20 elements. All ranks end with the same bits, rounded
+    /// to what the compression keeps; each hop rounds as well.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`].
+    #[track_caller]
+    pub fn all_reduce_compressed<B: Buffer<Element = f32> + ?Sized>(
+        &mut self,
+        buffer: &mut B,
+        op: ReduceOp,
+        compression: Compression,
+    ) -> Result<(), Error> {
+        let site = Location::caller();
+        let elements = buffer.elements_mut()?;
+        match compression {
+            Compression::None => self.all_reduce_elements(elements, op, site),
+            Compression::Fp16 => self.all_reduce_as::<half::f16>(elements, op, site),
+            Compression::Bf16 => self.all_reduce_as::<half::bf16>(elements, op, site),
+        }
+    }
+
+    /// [`Group::all_reduce_compressed`], going on by itself; gives the buffer back. All blocks are under way at once, and
+    /// take half as much memory as the buffer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce_compressed`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn all_reduce_compressed_async(
+        &mut self,
+        buffer: Vec<f32>,
+        op: ReduceOp,
+        compression: Compression,
+    ) -> Result<Handle<Vec<f32>>, Error> {
+        match compression {
+            Compression::None => self.all_reduce_async(buffer, op),
+            Compression::Fp16 => self.all_reduce_async_as::<half::f16>(buffer, op),
+            Compression::Bf16 => self.all_reduce_async_as::<half::bf16>(buffer, op),
+        }
+    }
+
+    fn all_reduce_as<H: Narrow>(
+        &mut self,
+        elements: &mut [f32],
+        op: ReduceOp,
+        site: Site,
+    ) -> Result<(), Error> {
+        let mut narrow = vec![H::ZERO; elements.len().min(COMPRESSED_BLOCK)];
+        // An empty buffer still takes part: its peers have to learn that it is empty.
+        for start in (0..elements.len().max(1)).step_by(COMPRESSED_BLOCK) {
+            let end = elements.len().min(start + COMPRESSED_BLOCK);
+            let block = &mut elements[start..end];
+            let narrow = &mut narrow[..block.len()];
+            H::encode(block, narrow);
+            self.all_reduce_elements(narrow, op, site)?;
+            H::decode(narrow, block);
+        }
+        Ok(())
+    }
+
+    #[track_caller]
+    fn all_reduce_async_as<H: Narrow>(
+        &mut self,
+        mut buffer: Vec<f32>,
+        op: ReduceOp,
+    ) -> Result<Handle<Vec<f32>>, Error> {
+        let mut blocks = Vec::new();
+        for start in (0..buffer.len().max(1)).step_by(COMPRESSED_BLOCK) {
+            let end = buffer.len().min(start + COMPRESSED_BLOCK);
+            let mut narrow = vec![H::ZERO; end - start];
+            H::encode(&buffer[start..end], &mut narrow);
+            blocks.push(self.all_reduce_async(narrow, op)?);
+        }
+        Ok(Handle::joined(blocks, move |blocks: Vec<Vec<H>>| {
+            for (place, block) in buffer.chunks_mut(COMPRESSED_BLOCK).zip(&blocks) {
+                H::decode(block, place);
+            }
+            Ok(buffer)
+        }))
+    }
+}
+
+fn multiply<T: Element + Mul<Output = T>>(elements: &mut [T], factor: T) -> Result<(), Error> {
+    Reduction::known::<T>(ReduceOp::PreMulSum)?;
+    for element in elements {
+        *element = *element * factor;
+    }
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! Reductions with a function of the program's own, associative in each of them, and commutative in one.
+
+use std::ops::Range;
+use std::panic::Location;
+
+use super::call::{Call, Prepared, Reduction, Site};
+use super::{Buffer, Error, Group, Handle, Input};
+use crate::schedule;
+use crate::schedule::partition::Partition;
+use crate::types::{Algorithm, Element, Operation, Rank};
+
+impl Group {
+    /// [`Group::all_reduce`] with a function of the program's own, which has to be associative but not commutative: it is
+    /// applied in rank order, `f(lower ranks, higher ranks)`.
+    ///
+    /// A chain through all ranks and back: 2(n-1) hops, pipelined, up to 2S bytes sent by each rank.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`].
+    #[track_caller]
+    pub fn all_reduce_with<B: Buffer + ?Sized>(
+        &mut self,
+        buffer: &mut B,
+        function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
+    ) -> Result<(), Error> {
+        let site = Location::caller();
+        let elements = buffer.elements_mut()?;
+        self.run(self.all_fold_call(elements.len(), function, site), elements)
+    }
+
+    /// [`Group::all_reduce_with`], going on by itself; gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce_with`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn all_reduce_with_async<T: Element>(
+        &mut self,
+        buffer: Vec<T>,
+        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
+    ) -> Result<Handle<Vec<T>>, Error> {
+        let call = self.all_fold_call(buffer.len(), function, Location::caller());
+        self.start(Prepared::new(call, buffer, |buffer| buffer))
+    }
+
+    fn all_fold_call<T: Element>(
+        &self,
+        count: usize,
+        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
+        site: Site,
+    ) -> Call {
+        let schedule = schedule::all_fold(self.world, self.rank, count);
+        let call = Call::new(Operation::AllReduce, Algorithm::Chain, count, schedule, site);
+        call.reducing(Reduction::custom(function))
+    }
+
+    /// [`Group::reduce`] with a function of the program's own, which has to be associative but not commutative: it is
+    /// applied in rank order, `f(lower ranks, higher ranks)`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce`].
+    #[track_caller]
+    pub fn reduce_with<B: Buffer + ?Sized>(
+        &mut self,
+        buffer: &mut B,
+        root: Rank,
+        function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
+    ) -> Result<(), Error> {
+        let site = Location::caller();
+        let elements = buffer.elements_mut()?;
+        self.run(self.fold_call(elements.len(), root, function, site)?, elements)
+    }
+
+    /// [`Group::reduce_with`], going on by itself; gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce_with`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn reduce_with_async<T: Element>(
+        &mut self,
+        buffer: Vec<T>,
+        root: Rank,
+        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
+    ) -> Result<Handle<Vec<T>>, Error> {
+        let call = self.fold_call(buffer.len(), root, function, Location::caller())?;
+        self.start(Prepared::new(call, buffer, |buffer| buffer))
+    }
+
+    fn fold_call<T: Element>(
+        &self,
+        count: usize,
+        root: Rank,
+        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
+        site: Site,
+    ) -> Result<Call, Error> {
+        self.check_root(root)?;
+        let schedule = schedule::fold(self.world, self.rank, root, count);
+        let call = Call::new(Operation::Reduce, Algorithm::Chain, count, schedule, site);
+        Ok(call.reducing(Reduction::custom(function)).rooted(root))
+    }
+
+    /// [`Group::reduce_scatter`] with a function of the program's own, which has to be associative and commutative: where it
+    /// begins depends on the part. For one that does not commute there is [`Group::all_reduce_with`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce_scatter`].
+    #[track_caller]
+    pub fn reduce_scatter_with<B: Buffer + ?Sized>(
+        &mut self,
+        buffer: &mut B,
+        function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
+    ) -> Result<Range<usize>, Error> {
+        let site = Location::caller();
+        let elements = buffer.elements_mut()?;
+        let partition = Partition::even(elements.len(), self.world);
+        let reduction = Reduction::custom(function);
+        self.run(self.reduce_scatter_call::<B::Element>(&partition, 0, reduction, site), elements)?;
+        Ok(partition.range(self.rank))
+    }
+
+    /// [`Group::reduce_scatter_with`], going on by itself; gives this rank's chunk.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce_scatter_with`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn reduce_scatter_with_async<T: Element>(
+        &mut self,
+        buffer: Vec<T>,
+        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
+    ) -> Result<Handle<Vec<T>>, Error> {
+        let partition = Partition::even(buffer.len(), self.world);
+        let reduction = Reduction::custom(function);
+        let call = self.reduce_scatter_call::<T>(&partition, 0, reduction, Location::caller());
+        self.start(self.prepare_part(call, buffer, &partition))
+    }
+
+    /// [`Group::scan`] with a function of the program's own, which has to be associative but not commutative: it is
+    /// applied in rank order, `f(lower ranks, higher ranks)`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::scan`].
+    #[track_caller]
+    pub fn scan_with<B: Buffer + ?Sized>(
+        &mut self,
+        buffer: &mut B,
+        function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
+    ) -> Result<(), Error> {
+        let site = Location::caller();
+        let elements = buffer.elements_mut()?;
+        let call = self.scan_call::<B::Element>(elements.len(), Reduction::custom(function), site);
+        self.run(call, elements)
+    }
+
+    /// [`Group::scan_with`], going on by itself; gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::scan_with`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn scan_with_async<T: Element>(
+        &mut self,
+        buffer: Vec<T>,
+        function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
+    ) -> Result<Handle<Vec<T>>, Error> {
+        let call = self.scan_call::<T>(buffer.len(), Reduction::custom(function), Location::caller());
+        self.start(Prepared::new(call, buffer, |buffer| buffer))
+    }
+
+    /// [`Group::exscan`] with a function of the program's own, which has to be associative but not commutative: it is
+    /// applied in rank order, `f(lower ranks, higher ranks)`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::exscan`].
+    #[track_caller]
+    pub fn exscan_with<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        function: impl Fn(&I::Element, &I::Element) -> I::Element + Send + Sync + 'static,
+    ) -> Result<Option<Vec<I::Element>>, Error> {
+        let (site, input) = (Location::caller(), input.elements()?);
+        let call = self.exscan_call::<I::Element>(input.len(), Reduction::custom(function), site);
+        self.run_prepared(self.prepare_exscan_call(call, input))
+    }
+
+    /// [`Group::exscan_with`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::exscan_with`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn exscan_with_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        function: impl Fn(&I::Element, &I::Element) -> I::Element + Send + Sync + 'static,
+    ) -> Result<Handle<Option<Vec<I::Element>>>, Error> {
+        let (site, input) = (Location::caller(), input.elements()?);
+        let call = self.exscan_call::<I::Element>(input.len(), Reduction::custom(function), site);
+        self.start(self.prepare_exscan_call(call, input))
+    }
+}

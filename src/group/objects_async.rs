@@ -1,0 +1,198 @@
+//! Objects that travel by themselves, in messages: each says how long it is, so that one operation is enough.
+//!
+//! The messages have a space of their own beside the group's, so that no receive of the program's takes one of them; and all
+//! ranks begin such operations in the same order, by which they are numbered.
+
+use std::panic::Location;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::call::Site;
+use super::messages::{Received, Source, Status};
+use super::objects::{OBJECT_BYTES_MAX, OBJECTS, decode, encode};
+use super::{Error, Group, Handle};
+use crate::engine::{Begin, Pattern};
+use crate::types::{ANY_TAG, Rank};
+
+impl Group {
+    /// [`Group::broadcast_object`], going on by itself. The root sends it to each of the others.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::broadcast_object`]; a failure on the way is the handle's, and so is an object that cannot be encoded.
+    /// This and [`Group::broadcast_object`] are two operations: all ranks call the same.
+    #[track_caller]
+    pub fn broadcast_object_async<O: Serialize + DeserializeOwned + 'static>(
+        &mut self,
+        object: &O,
+        root: Rank,
+    ) -> Result<Handle<O>, Error> {
+        self.check_root(root)?;
+        let own = if self.rank == root { self.for_all(&encode(object)) } else { Vec::new() };
+        let one = self.exchange_objects(own, vec![root], Location::caller())?;
+        Ok(one.and_then(|mut objects| objects.pop().ok_or(Error::Taken)))
+    }
+
+    /// [`Group::all_gather_object`], going on by itself. Each rank sends its object to each of the others.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::broadcast_object_async`].
+    #[track_caller]
+    pub fn all_gather_object_async<O: Serialize + DeserializeOwned + 'static>(
+        &mut self,
+        object: &O,
+    ) -> Result<Handle<Vec<O>>, Error> {
+        let own = self.for_all(&encode(object));
+        self.exchange_objects(own, self.world.ranks().collect(), Location::caller())
+    }
+
+    /// [`Group::gather_object`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::broadcast_object_async`].
+    #[track_caller]
+    pub fn gather_object_async<O: Serialize + DeserializeOwned + 'static>(
+        &mut self,
+        object: &O,
+        root: Rank,
+    ) -> Result<Handle<Vec<O>>, Error> {
+        self.check_root(root)?;
+        let from = if self.rank == root { self.world.ranks().collect() } else { Vec::new() };
+        self.exchange_objects(vec![(root, encode(object))], from, Location::caller())
+    }
+
+    /// [`Group::scatter_object`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::broadcast_object_async`].
+    #[track_caller]
+    pub fn scatter_object_async<O: Serialize + DeserializeOwned + 'static>(
+        &mut self,
+        objects: &[O],
+        root: Rank,
+    ) -> Result<Handle<O>, Error> {
+        self.check_root(root)?;
+        let own = if self.rank == root { self.for_each(objects) } else { Vec::new() };
+        let one = self.exchange_objects(own, vec![root], Location::caller())?;
+        Ok(one.and_then(|mut objects| objects.pop().ok_or(Error::Taken)))
+    }
+
+    /// The r-th of this rank's objects, of which there is one for each rank, goes to rank r; what the ranks have for this one
+    /// comes back in rank order.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Object`] if one cannot be encoded, on this rank and the one that it is for, [`Error::InvalidCounts`] if there
+    /// is not one for each, or as [`Group::all_to_all`].
+    #[track_caller]
+    pub fn all_to_all_object<O: Serialize + DeserializeOwned + 'static>(
+        &mut self,
+        objects: &[O],
+    ) -> Result<Vec<O>, Error> {
+        self.all_to_all_object_async(objects)?.wait()
+    }
+
+    /// [`Group::all_to_all_object`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_to_all_object`]; a failure on the way is the handle's, and so is an object that cannot be encoded.
+    #[track_caller]
+    pub fn all_to_all_object_async<O: Serialize + DeserializeOwned + 'static>(
+        &mut self,
+        objects: &[O],
+    ) -> Result<Handle<Vec<O>>, Error> {
+        let own = self.for_each(objects);
+        self.exchange_objects(own, self.world.ranks().collect(), Location::caller())
+    }
+
+    /// [`Group::send_object`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::send_object`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn send_object_async<O: Serialize>(
+        &mut self,
+        object: &O,
+        to: Rank,
+        tag: u32,
+    ) -> Result<Handle<()>, Error> {
+        Ok(self.send_async(encode(object)?, to, tag)?.and_then(|_| Ok(())))
+    }
+
+    /// [`Group::receive_object`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::receive_object`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn receive_object_async<O: DeserializeOwned + 'static>(
+        &mut self,
+        source: impl Into<Source>,
+        tag: impl Into<Option<u32>>,
+    ) -> Result<Handle<(O, Status)>, Error> {
+        let received = self.receive_async::<u8>(OBJECT_BYTES_MAX, source, tag)?;
+        Ok(received.and_then(|Received { elements, status }| Ok((decode(&elements)?, status))))
+    }
+
+    fn for_all(&self, encoded: &Result<Vec<u8>, Error>) -> Vec<Encoded> {
+        self.world.ranks().map(|rank| (rank, encoded.clone())).collect()
+    }
+
+    fn for_each<O: Serialize>(&self, objects: &[O]) -> Vec<Encoded> {
+        let is_one_each = objects.len() == self.world.as_usize();
+        let object = |rank: Rank| match objects.get(rank.index()).filter(|_| is_one_each) {
+            Some(object) => encode(object),
+            None => Err(Error::InvalidCounts("there is not one object for each rank")),
+        };
+        self.world.ranks().map(|rank| (rank, object(rank))).collect()
+    }
+
+    /// Sends each of these ranks an object, and receives one from each of those. What could not be encoded is sent as
+    /// nothing, which no object is, so that nobody waits for it.
+    fn exchange_objects<O: DeserializeOwned + 'static>(
+        &mut self,
+        to: Vec<Encoded>,
+        from: Vec<Rank>,
+        site: Site,
+    ) -> Result<Handle<Vec<O>>, Error> {
+        let (tag, group) = (self.objects, self.id | OBJECTS);
+        self.objects = (self.objects + 1) % ANY_TAG;
+        let mut failure = Ok(());
+        let mut parts = Vec::with_capacity(to.len() + from.len());
+        for (to, encoded) in to {
+            let bytes = encoded.unwrap_or_else(|error| {
+                failure = Err(error);
+                Vec::new()
+            });
+            let begin = Begin { group, ..self.sending::<u8>(bytes.len(), tag, site)? };
+            parts.push(self.submit_send(begin, bytes, to)?.and_then(|_| Ok(None)));
+        }
+        for &from in &from {
+            let source = Source::Rank(from);
+            let (begin, pattern) = self.receiving::<u8>(OBJECT_BYTES_MAX, source, Some(tag), site)?;
+            let (begin, pattern) = (Begin { group, ..begin }, Pattern { group, ..pattern });
+            let received = self.submit_receive::<u8>(begin, pattern)?;
+            parts.push(received.and_then(|received| Ok(Some(received.elements))));
+        }
+        Ok(Handle::joined(parts, move |parts: Vec<Option<Vec<u8>>>| {
+            failure?;
+            from.iter().zip(parts.iter().flatten()).map(|(&from, bytes)| decode_from(from, bytes)).collect()
+        }))
+    }
+}
+
+/// An object for a rank, if it could be encoded.
+type Encoded = (Rank, Result<Vec<u8>, Error>);
+
+fn decode_from<O: DeserializeOwned>(from: Rank, bytes: &[u8]) -> Result<O, Error> {
+    if bytes.is_empty() {
+        return Err(Error::Object(format!("of rank {from} could not be encoded there")));
+    }
+    decode(bytes)
+}

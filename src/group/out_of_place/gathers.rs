@@ -1,0 +1,337 @@
+//! What every rank has, in one buffer: everybody's, or the root's.
+
+use std::borrow::Cow;
+use std::panic::Location;
+
+use super::{layout, output as place, zeroed};
+use crate::group::call::{Call, Prepared, Site};
+use crate::group::{Buffer, Error, Group, Handle, Input};
+use crate::schedule;
+use crate::schedule::partition::Partition;
+use crate::types::{Element, Operation, Rank};
+
+impl Group {
+    /// Every rank's `input`, which has the same length everywhere, one after another in rank order.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`].
+    #[track_caller]
+    pub fn all_gather_from<I: Input + ?Sized>(&mut self, input: &I) -> Result<Vec<I::Element>, Error> {
+        let input = input.elements()?;
+        let counts = self.all_alike(input.len());
+        self.run_prepared(self.prepare_all_gather(input, &counts, Location::caller())?)
+    }
+
+    /// [`Group::all_gather_from`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_gather_from`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn all_gather_from_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+    ) -> Result<Handle<Vec<I::Element>>, Error> {
+        let input = input.elements()?;
+        let counts = self.all_alike(input.len());
+        self.start(self.prepare_all_gather(input, &counts, Location::caller())?)
+    }
+
+    /// [`Group::all_gather_from`] into `output`, which is n times as long as the input.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`], and [`Error::InvalidCounts`].
+    #[track_caller]
+    pub fn all_gather_into<I, B>(&mut self, input: &I, output: &mut B) -> Result<(), Error>
+    where
+        I: Input + ?Sized,
+        B: Buffer<Element = I::Element> + ?Sized,
+    {
+        let counts = self.all_alike(input.elements()?.len());
+        self.all_gather_uneven_into(input, output, &counts)
+    }
+
+    /// Every rank's `input`, `counts[r]` elements long on rank r, one after another in rank order.
+    ///
+    /// Ring: n-1 steps, S bytes less the own part sent by each rank.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`], and [`Error::InvalidCounts`].
+    #[track_caller]
+    pub fn all_gather_uneven<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        counts: &[usize],
+    ) -> Result<Vec<I::Element>, Error> {
+        let input = input.elements()?;
+        self.run_prepared(self.prepare_all_gather(input, counts, Location::caller())?)
+    }
+
+    /// [`Group::all_gather_uneven`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_gather_uneven`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn all_gather_uneven_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        counts: &[usize],
+    ) -> Result<Handle<Vec<I::Element>>, Error> {
+        let input = input.elements()?;
+        self.start(self.prepare_all_gather(input, counts, Location::caller())?)
+    }
+
+    /// [`Group::all_gather_uneven`] into `output`, which is as long as all counts come to.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_gather_uneven`].
+    #[track_caller]
+    pub fn all_gather_uneven_into<I, B>(
+        &mut self,
+        input: &I,
+        output: &mut B,
+        counts: &[usize],
+    ) -> Result<(), Error>
+    where
+        I: Input + ?Sized,
+        B: Buffer<Element = I::Element> + ?Sized,
+    {
+        let input = input.elements()?;
+        let partition = self.partition::<I::Element>(counts, input.len())?;
+        let output = place(output, partition.total())?;
+        output[partition.range(self.rank)].copy_from_slice(input);
+        let layout = layout(counts.iter().copied());
+        self.run(self.all_gather_call::<I::Element>(&partition, layout, Location::caller()), output)
+    }
+
+    fn prepare_all_gather<T: Element>(
+        &self,
+        input: &[T],
+        counts: &[usize],
+        site: Site,
+    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
+        self.prepare_all_gather_as(input, counts, layout(counts.iter().copied()), site)
+    }
+
+    /// The same with a digest of something else that the ranks have to agree on.
+    pub(in crate::group) fn prepare_all_gather_as<T: Element>(
+        &self,
+        input: &[T],
+        counts: &[usize],
+        layout: u32,
+        site: Site,
+    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
+        let partition = self.partition::<T>(counts, input.len())?;
+        let mut elements = zeroed(partition.total())?;
+        elements[partition.range(self.rank)].copy_from_slice(input);
+        let call = self.all_gather_call::<T>(&partition, layout, site);
+        Ok(Prepared::new(call, elements, |all| all))
+    }
+
+    /// The same length for every rank.
+    pub(in crate::group) fn all_alike(&self, count: usize) -> Vec<usize> {
+        vec![count; self.world.as_usize()]
+    }
+
+    /// Like [`Group::all_gather_uneven`] where nobody knows the others' lengths: they are gathered first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`]; [`Error::InvalidCounts`] on all ranks if the lengths come to more than memory can hold,
+    /// [`Error::System`] on a rank that does not have so much.
+    #[track_caller]
+    pub fn all_gather_any<I: Input + ?Sized>(&mut self, input: &I) -> Result<Vec<Vec<I::Element>>, Error> {
+        let own = input.elements()?.len() as u64;
+        let counts = self.all_gather_from(&[own])?;
+        let counts: Vec<usize> =
+            counts.into_iter().map(|count| usize::try_from(count).unwrap_or(usize::MAX)).collect();
+        let mut all = self.all_gather_uneven(input, &counts)?;
+        // From the last to the first, so that what is left shrinks.
+        let mut parts: Vec<Vec<I::Element>> = Vec::with_capacity(counts.len());
+        for count in counts.into_iter().rev() {
+            parts.push(all.split_off(all.len() - count));
+        }
+        parts.reverse();
+        Ok(parts)
+    }
+
+    /// Every rank's `input`, which has the same length everywhere, in rank order; empty but on the root.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`], and [`Error::InvalidRoot`].
+    #[track_caller]
+    pub fn gather<I: Input + ?Sized>(&mut self, input: &I, root: Rank) -> Result<Vec<I::Element>, Error> {
+        let input = input.elements()?;
+        let counts = (&self.all_alike(input.len())[..], 0);
+        self.run_prepared(self.prepare_gather(Cow::Borrowed(input), counts, root, Location::caller())?)
+    }
+
+    /// [`Group::gather`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::gather`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn gather_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        root: Rank,
+    ) -> Result<Handle<Vec<I::Element>>, Error> {
+        let input = input.elements()?;
+        let counts = (&self.all_alike(input.len())[..], 0);
+        let input = Cow::Owned(input.to_vec());
+        self.start(self.prepare_gather(input, counts, root, Location::caller())?)
+    }
+
+    /// [`Group::gather`] into the root's `output`, which has the result's length; what the others pass as
+    /// output is not looked at.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::gather`], and [`Error::InvalidCounts`] if the root's output has another length.
+    #[track_caller]
+    pub fn gather_into<I, B>(&mut self, input: &I, output: &mut B, root: Rank) -> Result<(), Error>
+    where
+        I: Input + ?Sized,
+        B: Buffer<Element = I::Element> + ?Sized,
+    {
+        let input = input.elements()?;
+        let counts = (&self.all_alike(input.len())[..], 0);
+        self.gather_elements(input, output, counts, root, Location::caller())
+    }
+
+    /// Every rank's `input`, `counts[r]` elements long on rank r, in rank order; empty but on the root.
+    ///
+    /// Each rank sends its part to the root.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::gather`], and [`Error::InvalidCounts`].
+    #[track_caller]
+    pub fn gather_uneven<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        counts: &[usize],
+        root: Rank,
+    ) -> Result<Vec<I::Element>, Error> {
+        let input = input.elements()?;
+        let counts = (counts, layout(counts.iter().copied()));
+        self.run_prepared(self.prepare_gather(Cow::Borrowed(input), counts, root, Location::caller())?)
+    }
+
+    /// [`Group::gather_uneven`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::gather_uneven`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn gather_uneven_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        counts: &[usize],
+        root: Rank,
+    ) -> Result<Handle<Vec<I::Element>>, Error> {
+        let input = input.elements()?;
+        let counts = (counts, layout(counts.iter().copied()));
+        let input = Cow::Owned(input.to_vec());
+        self.start(self.prepare_gather(input, counts, root, Location::caller())?)
+    }
+
+    /// [`Group::gather_uneven`] into the root's `output`, which has the result's length; what the others pass as
+    /// output is not looked at.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::gather_uneven`], and [`Error::InvalidCounts`] if the root's output has another length.
+    #[track_caller]
+    pub fn gather_uneven_into<I, B>(
+        &mut self,
+        input: &I,
+        output: &mut B,
+        counts: &[usize],
+        root: Rank,
+    ) -> Result<(), Error>
+    where
+        I: Input + ?Sized,
+        B: Buffer<Element = I::Element> + ?Sized,
+    {
+        let input = input.elements()?;
+        let counts = (counts, layout(counts.iter().copied()));
+        self.gather_elements(input, output, counts, root, Location::caller())
+    }
+
+    /// [`Group::gather`] of each rank's chunk ([`Group::chunk`]) of its own buffer into the root's, whose own chunk is in its
+    /// place already. All buffers have the same length.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::gather`].
+    #[track_caller]
+    pub fn gather_in_place<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
+        let site = Location::caller();
+        let elements = buffer.elements_mut()?;
+        let partition = Partition::even(elements.len(), self.world);
+        let call = self.gather_call::<B::Element>(&partition, 0, root, site)?;
+        if self.rank == root {
+            self.run(call, elements)
+        } else {
+            self.run_sending(call, &elements[partition.range(self.rank)])
+        }
+    }
+
+    fn gather_elements<T: Element, B: Buffer<Element = T> + ?Sized>(
+        &self,
+        input: &[T],
+        output: &mut B,
+        (counts, layout): (&[usize], u32),
+        root: Rank,
+        site: Site,
+    ) -> Result<(), Error> {
+        let partition = self.partition::<T>(counts, input.len())?;
+        let call = self.gather_call::<T>(&partition, layout, root, site)?;
+        if self.rank != root {
+            return self.run_sending(call, input);
+        }
+        let output = place(output, partition.total())?;
+        output[partition.range(root)].copy_from_slice(input);
+        self.run(call, output)
+    }
+
+    fn gather_call<T: Element>(
+        &self,
+        partition: &Partition,
+        layout: u32,
+        root: Rank,
+        site: Site,
+    ) -> Result<Call, Error> {
+        self.check_root(root)?;
+        let schedule = schedule::gather(self.world, self.rank, root, partition);
+        let count = partition.total();
+        let algorithm = self.algorithm_of::<T>(Operation::Gather, count);
+        let call = Call::new(Operation::Gather, algorithm, count, schedule, site);
+        Ok(call.rooted(root).laid_out(layout))
+    }
+
+    fn prepare_gather<'a, T: Element>(
+        &self,
+        input: Cow<'a, [T]>,
+        (counts, layout): (&[usize], u32),
+        root: Rank,
+        site: Site,
+    ) -> Result<Prepared<'a, T, Vec<T>>, Error> {
+        let partition = self.partition::<T>(counts, input.len())?;
+        let call = self.gather_call::<T>(&partition, layout, root, site)?;
+        if self.rank != root {
+            return Ok(Prepared::sending(call, input, Vec::new()));
+        }
+        let mut elements = zeroed(partition.total())?;
+        elements[partition.range(root)].copy_from_slice(&input);
+        Ok(Prepared::new(call, elements, |all| all))
+    }
+}

@@ -1,0 +1,394 @@
+//! Reductions that leave their input alone.
+
+use std::panic::Location;
+
+use super::{copied, layout, output as place};
+use crate::group::call::{Call, Prepared, Reduction, Site};
+use crate::group::{Buffer, Error, Group, Handle, Input};
+use crate::schedule::partition::Partition;
+use crate::types::{Element, Rank, ReduceOp};
+
+impl Group {
+    /// [`Group::all_reduce`] that leaves its input alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`].
+    #[track_caller]
+    pub fn all_reduce_from<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        op: ReduceOp,
+    ) -> Result<Vec<I::Element>, Error> {
+        let mut result = input.elements()?.to_vec();
+        self.all_reduce(&mut result, op)?;
+        Ok(result)
+    }
+
+    /// [`Group::all_reduce_from`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce_from`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn all_reduce_from_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        op: ReduceOp,
+    ) -> Result<Handle<Vec<I::Element>>, Error> {
+        let own = input.elements()?.to_vec();
+        self.all_reduce_async(own, op)
+    }
+
+    /// [`Group::all_reduce`] that leaves its input alone and puts the result into `output`, which is as long.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`], and [`Error::InvalidCounts`].
+    #[track_caller]
+    pub fn all_reduce_into<I, B>(&mut self, input: &I, output: &mut B, op: ReduceOp) -> Result<(), Error>
+    where
+        I: Input + ?Sized,
+        B: Buffer<Element = I::Element> + ?Sized,
+    {
+        self.all_reduce(copied(input, output)?, op)
+    }
+
+    /// [`Group::reduce`] that leaves its input alone; empty but on the root.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce`].
+    #[track_caller]
+    pub fn reduce_from<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<Vec<I::Element>, Error> {
+        let mut result = input.elements()?.to_vec();
+        self.reduce(&mut result, op, root)?;
+        Ok(if self.rank == root { result } else { Vec::new() })
+    }
+
+    /// [`Group::reduce_from`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce_from`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn reduce_from_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<Handle<Vec<I::Element>>, Error> {
+        let own = input.elements()?.to_vec();
+        let is_root = self.rank == root;
+        let reduced = self.reduce_async(own, op, root)?;
+        Ok(reduced.and_then(move |result| Ok(if is_root { result } else { Vec::new() })))
+    }
+
+    /// [`Group::reduce`] that leaves its input alone and puts the result into the root's `output`, which is as long; what the
+    /// others pass as output is not looked at.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce`], and [`Error::InvalidCounts`] if the root's output has another length.
+    #[track_caller]
+    pub fn reduce_into<I, B>(
+        &mut self,
+        input: &I,
+        output: &mut B,
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<(), Error>
+    where
+        I: Input + ?Sized,
+        B: Buffer<Element = I::Element> + ?Sized,
+    {
+        if self.rank == root {
+            return self.reduce(copied(input, output)?, op, root);
+        }
+        self.reduce(&mut input.elements()?.to_vec(), op, root)
+    }
+
+    /// This rank's chunk ([`Group::chunk`]) of the reduction of all ranks' inputs, which are left alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce_scatter`].
+    #[track_caller]
+    pub fn reduce_scatter_from<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        op: ReduceOp,
+    ) -> Result<Vec<I::Element>, Error> {
+        let input = input.elements()?;
+        let partition = Partition::even(input.len(), self.world);
+        self.run_prepared(self.prepare_reduce_scatter(input, &partition, 0, op, Location::caller())?)
+    }
+
+    /// [`Group::reduce_scatter_from`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce_scatter_from`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn reduce_scatter_from_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        op: ReduceOp,
+    ) -> Result<Handle<Vec<I::Element>>, Error> {
+        let input = input.elements()?;
+        let partition = Partition::even(input.len(), self.world);
+        self.start(self.prepare_reduce_scatter(input, &partition, 0, op, Location::caller())?)
+    }
+
+    /// [`Group::reduce_scatter_from`] that puts this rank's chunk into `output`, which has its length.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce_scatter`], and [`Error::InvalidCounts`].
+    #[track_caller]
+    pub fn reduce_scatter_into<I, B>(&mut self, input: &I, output: &mut B, op: ReduceOp) -> Result<(), Error>
+    where
+        I: Input + ?Sized,
+        B: Buffer<Element = I::Element> + ?Sized,
+    {
+        let count = input.elements()?.len();
+        let output = place(output, self.chunk(count, self.rank).len())?;
+        output.copy_from_slice(&self.reduce_scatter_from(input, op)?);
+        Ok(())
+    }
+
+    /// The reduction of all ranks' inputs, of which rank r gets `counts[r]` elements after those of the ranks before it.
+    ///
+    /// Ring: n-1 steps, S bytes less the own part sent by each rank.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`], and [`Error::InvalidCounts`].
+    #[track_caller]
+    pub fn reduce_scatter_uneven<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<Vec<I::Element>, Error> {
+        let (input, partition) = self.uneven_parts(input, counts)?;
+        let layout = layout(counts.iter().copied());
+        self.run_prepared(self.prepare_reduce_scatter(input, &partition, layout, op, Location::caller())?)
+    }
+
+    /// [`Group::reduce_scatter_uneven`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce_scatter_uneven`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn reduce_scatter_uneven_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<Handle<Vec<I::Element>>, Error> {
+        let (input, partition) = self.uneven_parts(input, counts)?;
+        let layout = layout(counts.iter().copied());
+        self.start(self.prepare_reduce_scatter(input, &partition, layout, op, Location::caller())?)
+    }
+
+    /// [`Group::reduce_scatter_uneven`] that puts this rank's part into `output`, which has its length.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::reduce_scatter_uneven`].
+    #[track_caller]
+    pub fn reduce_scatter_uneven_into<I, B>(
+        &mut self,
+        input: &I,
+        output: &mut B,
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<(), Error>
+    where
+        I: Input + ?Sized,
+        B: Buffer<Element = I::Element> + ?Sized,
+    {
+        let own = counts.get(self.rank.index()).copied().unwrap_or_default();
+        let output = place(output, own)?;
+        output.copy_from_slice(&self.reduce_scatter_uneven(input, counts, op)?);
+        Ok(())
+    }
+
+    fn uneven_parts<'a, I: Input + ?Sized>(
+        &self,
+        input: &'a I,
+        counts: &[usize],
+    ) -> Result<(&'a [I::Element], Partition), Error> {
+        let input = input.elements()?;
+        let partition = self.partition_of::<I::Element>(counts)?;
+        if partition.total() != input.len() {
+            return Err(Error::InvalidCounts("their sum is not the input's length"));
+        }
+        Ok((input, partition))
+    }
+
+    fn prepare_reduce_scatter<T: Element>(
+        &self,
+        input: &[T],
+        partition: &Partition,
+        layout: u32,
+        op: ReduceOp,
+        site: Site,
+    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
+        let reduction = Reduction::known::<T>(op)?;
+        let call = self.reduce_scatter_call::<T>(partition, layout, reduction, site);
+        Ok(self.prepare_part(call, input.to_vec(), partition))
+    }
+
+    /// A collective after which this rank's part counts, and the rest does not.
+    pub(in crate::group) fn prepare_part<T: Element>(
+        &self,
+        call: Call,
+        elements: Vec<T>,
+        partition: &Partition,
+    ) -> Prepared<'static, T, Vec<T>> {
+        let own = partition.range(self.rank);
+        Prepared::new(call, elements, move |mut all: Vec<T>| {
+            all.truncate(own.end);
+            all.drain(..own.start);
+            all
+        })
+    }
+
+    /// [`Group::scan`] that leaves its input alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::scan`].
+    #[track_caller]
+    pub fn scan_from<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        op: ReduceOp,
+    ) -> Result<Vec<I::Element>, Error> {
+        let mut result = input.elements()?.to_vec();
+        self.scan(&mut result, op)?;
+        Ok(result)
+    }
+
+    /// [`Group::scan_from`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::scan_from`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn scan_from_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        op: ReduceOp,
+    ) -> Result<Handle<Vec<I::Element>>, Error> {
+        let own = input.elements()?.to_vec();
+        self.scan_async(own, op)
+    }
+
+    /// [`Group::scan`] that leaves its input alone and puts the result into `output`, which is as long.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::scan`], and [`Error::InvalidCounts`].
+    #[track_caller]
+    pub fn scan_into<I, B>(&mut self, input: &I, output: &mut B, op: ReduceOp) -> Result<(), Error>
+    where
+        I: Input + ?Sized,
+        B: Buffer<Element = I::Element> + ?Sized,
+    {
+        self.scan(copied(input, output)?, op)
+    }
+
+    /// The reduction of the inputs of all ranks before this one; `None` on the first.
+    ///
+    /// A chain in rank order, pipelined: n-1 hops, 2S bytes sent by each rank but the last.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`]; an average is not defined.
+    #[track_caller]
+    pub fn exscan<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        op: ReduceOp,
+    ) -> Result<Option<Vec<I::Element>>, Error> {
+        let input = input.elements()?;
+        self.run_prepared(self.prepare_exscan(input, op, Location::caller())?)
+    }
+
+    /// [`Group::exscan`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::exscan`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn exscan_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        op: ReduceOp,
+    ) -> Result<Handle<Option<Vec<I::Element>>>, Error> {
+        let input = input.elements()?;
+        self.start(self.prepare_exscan(input, op, Location::caller())?)
+    }
+
+    /// [`Group::exscan`] that puts the result into `output`, which is as long as the input; the first rank's is left as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::exscan`], and [`Error::InvalidCounts`].
+    #[track_caller]
+    pub fn exscan_into<I, B>(&mut self, input: &I, output: &mut B, op: ReduceOp) -> Result<(), Error>
+    where
+        I: Input + ?Sized,
+        B: Buffer<Element = I::Element> + ?Sized,
+    {
+        let output = place(output, input.elements()?.len())?;
+        if let Some(result) = self.exscan(input, op)? {
+            output.copy_from_slice(&result);
+        }
+        Ok(())
+    }
+
+    /// [`Group::exscan`] that puts the result where the input was; the first rank's buffer is left as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::exscan`].
+    #[track_caller]
+    pub fn exscan_in_place<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
+        let elements = buffer.elements_mut()?;
+        if let Some(result) = self.run_prepared(self.prepare_exscan(elements, op, Location::caller())?)? {
+            elements.copy_from_slice(&result);
+        }
+        Ok(())
+    }
+
+    fn prepare_exscan<T: Element>(
+        &self,
+        input: &[T],
+        op: ReduceOp,
+        site: Site,
+    ) -> Result<Prepared<'static, T, Option<Vec<T>>>, Error> {
+        let call = self.exscan_call::<T>(input.len(), Reduction::of_prefixes::<T>(op)?, site);
+        Ok(self.prepare_exscan_call(call, input))
+    }
+
+    pub(in crate::group) fn prepare_exscan_call<T: Element>(
+        &self,
+        call: Call,
+        input: &[T],
+    ) -> Prepared<'static, T, Option<Vec<T>>> {
+        let (count, is_first) = (input.len(), self.rank == Rank::ZERO);
+        let mut elements = input.to_vec();
+        elements.resize(2 * count, T::zeroed());
+        Prepared::new(call, elements, move |mut all: Vec<T>| (!is_first).then(|| all.split_off(count)))
+    }
+}

@@ -1,0 +1,265 @@
+//! What the root has, for everybody: all of it, or a part each.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::panic::Location;
+
+use super::{layout, output as place, zeroed};
+use crate::group::call::{Call, Prepared, Site};
+use crate::group::{Buffer, Error, Group, Handle, Input};
+use crate::schedule;
+use crate::schedule::partition::Partition;
+use crate::types::{Element, Operation, Rank};
+
+impl Group {
+    /// The root's `input`, whose length `count` all ranks name; what other ranks pass as input is not looked at.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::broadcast`], and [`Error::InvalidCounts`] if the root's input has another length.
+    #[track_caller]
+    pub fn broadcast_from<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        count: usize,
+        root: Rank,
+    ) -> Result<Vec<I::Element>, Error> {
+        let mut buffer = self.broadcast_buffer(input, count, root)?;
+        self.broadcast(&mut buffer, root)?;
+        Ok(buffer)
+    }
+
+    /// [`Group::broadcast_from`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::broadcast_from`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn broadcast_from_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        count: usize,
+        root: Rank,
+    ) -> Result<Handle<Vec<I::Element>>, Error> {
+        let buffer = self.broadcast_buffer(input, count, root)?;
+        self.broadcast_async(buffer, root)
+    }
+
+    fn broadcast_buffer<I: Input + ?Sized>(
+        &self,
+        input: &I,
+        count: usize,
+        root: Rank,
+    ) -> Result<Vec<I::Element>, Error> {
+        if self.rank != root {
+            return zeroed(count);
+        }
+        let input = input.elements()?;
+        if input.len() == count { Ok(input.to_vec()) } else { Err(NOT_THE_ROOTS) }
+    }
+
+    /// Rank r gets the r-th of n even parts of the root's `input`, whose length `count` all ranks name; what other ranks
+    /// pass as input is not looked at.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::all_reduce`], [`Error::InvalidRoot`], and [`Error::InvalidCounts`] if the root's input has another length.
+    #[track_caller]
+    pub fn scatter<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        count: usize,
+        root: Rank,
+    ) -> Result<Vec<I::Element>, Error> {
+        let parts = (&Partition::even(count, self.world), 0);
+        let input = Cow::Borrowed(self.of_root(input, root)?);
+        self.run_prepared(self.prepare_scatter(input, parts, root, Location::caller())?)
+    }
+
+    /// [`Group::scatter`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::scatter`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn scatter_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        count: usize,
+        root: Rank,
+    ) -> Result<Handle<Vec<I::Element>>, Error> {
+        let parts = (&Partition::even(count, self.world), 0);
+        let input = Cow::Owned(self.of_root(input, root)?.to_vec());
+        self.start(self.prepare_scatter(input, parts, root, Location::caller())?)
+    }
+
+    /// [`Group::scatter`] into `output`, which has the length of this rank's part.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::scatter`].
+    #[track_caller]
+    pub fn scatter_into<I, B>(
+        &mut self,
+        input: &I,
+        output: &mut B,
+        count: usize,
+        root: Rank,
+    ) -> Result<(), Error>
+    where
+        I: Input + ?Sized,
+        B: Buffer<Element = I::Element> + ?Sized,
+    {
+        let parts = (&Partition::even(count, self.world), 0);
+        let input = self.of_root(input, root)?;
+        self.scatter_elements(input, output, parts, root, Location::caller())
+    }
+
+    /// Rank r gets `counts[r]` elements of the root's `input`, after those of the ranks before it.
+    ///
+    /// The root sends each rank its part.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::scatter`].
+    #[track_caller]
+    pub fn scatter_uneven<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        counts: &[usize],
+        root: Rank,
+    ) -> Result<Vec<I::Element>, Error> {
+        let partition = self.partition_of::<I::Element>(counts)?;
+        let parts = (&partition, layout(counts.iter().copied()));
+        let input = Cow::Borrowed(self.of_root(input, root)?);
+        self.run_prepared(self.prepare_scatter(input, parts, root, Location::caller())?)
+    }
+
+    /// [`Group::scatter_uneven`], going on by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::scatter_uneven`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn scatter_uneven_async<I: Input + ?Sized>(
+        &mut self,
+        input: &I,
+        counts: &[usize],
+        root: Rank,
+    ) -> Result<Handle<Vec<I::Element>>, Error> {
+        let partition = self.partition_of::<I::Element>(counts)?;
+        let parts = (&partition, layout(counts.iter().copied()));
+        let input = Cow::Owned(self.of_root(input, root)?.to_vec());
+        self.start(self.prepare_scatter(input, parts, root, Location::caller())?)
+    }
+
+    /// [`Group::scatter_uneven`] into `output`, which has the length of this rank's part.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::scatter_uneven`].
+    #[track_caller]
+    pub fn scatter_uneven_into<I, B>(
+        &mut self,
+        input: &I,
+        output: &mut B,
+        counts: &[usize],
+        root: Rank,
+    ) -> Result<(), Error>
+    where
+        I: Input + ?Sized,
+        B: Buffer<Element = I::Element> + ?Sized,
+    {
+        let partition = self.partition_of::<I::Element>(counts)?;
+        let parts = (&partition, layout(counts.iter().copied()));
+        let input = self.of_root(input, root)?;
+        self.scatter_elements(input, output, parts, root, Location::caller())
+    }
+
+    /// Leaves in each rank's buffer its chunk ([`Group::chunk`]) of the root's and returns where that is; the rest of the
+    /// buffer is left as it was. All buffers have the same length.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::scatter`].
+    #[track_caller]
+    pub fn scatter_in_place<B: Buffer + ?Sized>(
+        &mut self,
+        buffer: &mut B,
+        root: Rank,
+    ) -> Result<Range<usize>, Error> {
+        let site = Location::caller();
+        let elements = buffer.elements_mut()?;
+        let partition = Partition::even(elements.len(), self.world);
+        let call = self.scatter_call::<B::Element>((&partition, 0), root, site)?;
+        let own = partition.range(self.rank);
+        if self.rank == root {
+            self.run_sending(call, elements)?;
+        } else {
+            self.run(call, &mut elements[own.clone()])?;
+        }
+        Ok(own)
+    }
+
+    /// The root's input, and nothing of the others'.
+    fn of_root<'a, I: Input + ?Sized>(&self, input: &'a I, root: Rank) -> Result<&'a [I::Element], Error> {
+        if self.rank == root { input.elements() } else { Ok(&[]) }
+    }
+
+    fn scatter_elements<T: Element, B: Buffer<Element = T> + ?Sized>(
+        &self,
+        input: &[T],
+        output: &mut B,
+        parts: (&Partition, u32),
+        root: Rank,
+        site: Site,
+    ) -> Result<(), Error> {
+        let call = self.scatter_call::<T>(parts, root, site)?;
+        let own = parts.0.range(self.rank);
+        let output = place(output, own.len())?;
+        if self.rank != root {
+            return self.run(call, output);
+        }
+        if input.len() != parts.0.total() {
+            return Err(NOT_THE_ROOTS);
+        }
+        self.run_sending(call, input)?;
+        output.copy_from_slice(&input[own]);
+        Ok(())
+    }
+
+    fn scatter_call<T: Element>(
+        &self,
+        (partition, layout): (&Partition, u32),
+        root: Rank,
+        site: Site,
+    ) -> Result<Call, Error> {
+        self.check_root(root)?;
+        let schedule = schedule::scatter(self.world, self.rank, root, partition);
+        let count = partition.total();
+        let algorithm = self.algorithm_of::<T>(Operation::Scatter, count);
+        let call = Call::new(Operation::Scatter, algorithm, count, schedule, site);
+        Ok(call.rooted(root).laid_out(layout))
+    }
+
+    fn prepare_scatter<'a, T: Element>(
+        &self,
+        input: Cow<'a, [T]>,
+        parts: (&Partition, u32),
+        root: Rank,
+        site: Site,
+    ) -> Result<Prepared<'a, T, Vec<T>>, Error> {
+        let call = self.scatter_call::<T>(parts, root, site)?;
+        let own = parts.0.range(self.rank);
+        if self.rank != root {
+            return Ok(Prepared::new(call, zeroed(own.len())?, |part| part));
+        }
+        if input.len() != parts.0.total() {
+            return Err(NOT_THE_ROOTS);
+        }
+        let part = input[own].to_vec();
+        Ok(Prepared::sending(call, input, part))
+    }
+}
+
+const NOT_THE_ROOTS: Error = Error::InvalidCounts("they do not come to the length of the root's input");

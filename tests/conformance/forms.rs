@@ -1,0 +1,198 @@
+//! The same collectives with their input and their result in other places: `.._from`, `.._into`, `.._in_place`.
+
+use std::ops::Range;
+
+use ringtrain::{Element, Group, Rank, ReduceOp};
+
+use super::{Case, assert_elements, part, uneven};
+
+/// Reductions that leave their input alone.
+pub(super) fn reduce<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
+    let Case { op, value, expected } = *case;
+    let (n, rank) = (group.size().get(), group.rank());
+    let root = Rank::new(count as u32 % n);
+    let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
+    let filler = vec![T::zeroed(); count];
+    let all: Vec<T> = (0..count).map(|index| expected(0..n, index)).collect();
+    let (chunk, counts) = (group.chunk(count, rank), uneven(n as usize, count));
+    let unevenly = part(&counts, rank);
+
+    let all_reduced = group.all_reduce_from_async(&own, op).unwrap();
+    let reduced = group.reduce_from_async(&own, op, root).unwrap();
+    let scattered = group.reduce_scatter_from_async(&own, op).unwrap();
+    let check = |group: &Group, found: &[T], range: Range<usize>, what: &str| {
+        assert_elements(found, all[range].iter().copied(), what, group);
+    };
+    let found = group.all_reduce_from(&own, op).unwrap();
+    check(group, &found, 0..count, "all_reduce_from");
+    let mut output = filler.clone();
+    group.all_reduce_into(&own, &mut output, op).unwrap();
+    check(group, &output, 0..count, "all_reduce_into");
+    let of_root = if rank == root { 0..count } else { 0..0 };
+    let found = group.reduce_from(&own, op, root).unwrap();
+    check(group, &found, of_root.clone(), "reduce_from");
+    let mut output = filler[of_root.clone()].to_vec();
+    group.reduce_into(&own, &mut output, op, root).unwrap();
+    check(group, &output, of_root.clone(), "reduce_into");
+    let found = group.reduce_scatter_from(&own, op).unwrap();
+    check(group, &found, chunk.clone(), "reduce_scatter_from");
+    let mut output = filler[chunk.clone()].to_vec();
+    group.reduce_scatter_into(&own, &mut output, op).unwrap();
+    check(group, &output, chunk.clone(), "reduce_scatter_into");
+    let mut output = filler[unevenly.clone()].to_vec();
+    group.reduce_scatter_uneven_into(&own, &mut output, &counts, op).unwrap();
+    check(group, &output, unevenly, "reduce_scatter_uneven_into");
+
+    check(group, &scattered.wait().unwrap(), chunk, "reduce_scatter_from_async");
+    check(group, &reduced.wait().unwrap(), of_root, "reduce_from_async");
+    check(group, &all_reduced.wait().unwrap(), 0..count, "all_reduce_from_async");
+}
+
+pub(super) fn prefixes<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
+    let Case { op, value, expected } = *case;
+    let rank = group.rank().get();
+    let own: Vec<T> = (0..count).map(|index| value(rank, index)).collect();
+    let upto = |end: u32| (0..count).map(move |index| expected(0..end, index));
+    let scanned = group.scan_from_async(&own, op).unwrap();
+    assert_elements(&group.scan_from(&own, op).unwrap(), upto(rank + 1), "scan_from", group);
+    let mut output = vec![T::zeroed(); count];
+    group.scan_into(&own, &mut output, op).unwrap();
+    assert_elements(&output, upto(rank + 1), "scan_into", group);
+    // The first rank has no result, and its output is left alone.
+    let before: Vec<T> = if rank == 0 { own.clone() } else { upto(rank).collect() };
+    output.clone_from(&own);
+    group.exscan_into(&own, &mut output, op).unwrap();
+    assert_elements(&output, before.iter().copied(), "exscan_into", group);
+    output.clone_from(&own);
+    group.exscan_in_place(&mut output, op).unwrap();
+    assert_elements(&output, before.into_iter(), "exscan_in_place", group);
+    assert_elements(&scanned.wait().unwrap(), upto(rank + 1), "scan_from_async", group);
+}
+
+pub(super) fn moves<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+    gathers(group, count, value);
+    scatters(group, count, value);
+    exchanges(group, count, value);
+}
+
+fn gathers<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+    let (size, rank) = (group.size(), group.rank());
+    let root = Rank::new(count as u32 % size.get());
+    let (n, is_root) = (size.as_usize(), rank == root);
+    let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
+    let counts = uneven(n, count);
+    let of = |owner: Rank, range: Range<usize>| range.map(move |index| value(owner.get(), index));
+    let unevenly: Vec<T> = size.ranks().flat_map(|owner| of(owner, part(&counts, owner))).collect();
+    let chunks: Vec<T> = size.ranks().flat_map(|owner| of(owner, group.chunk(count, owner))).collect();
+    let own_part = &own[part(&counts, rank)];
+
+    // As many elements as a whole buffer come from each rank, so it is kept short.
+    let short = &own[..count.min(100)];
+    let alike: Vec<T> = size.ranks().flat_map(|owner| of(owner, 0..short.len())).collect();
+    let gathered = group.all_gather_from_async(short).unwrap();
+    let to_root = group.gather_uneven_async(own_part, &counts, root).unwrap();
+    let mut output = vec![T::zeroed(); alike.len()];
+    group.all_gather_into(short, &mut output).unwrap();
+    assert_elements(&output, alike.iter().copied(), "all_gather_into", group);
+    let mut output = vec![T::zeroed(); count];
+    group.all_gather_uneven_into(own_part, &mut output, &counts).unwrap();
+    assert_elements(&output, unevenly.iter().copied(), "all_gather_uneven_into", group);
+
+    let of_root = |all: &Vec<T>| if is_root { all.clone() } else { Vec::new() };
+    let place = |all: &Vec<T>| vec![T::zeroed(); if is_root { all.len() } else { 0 }];
+    let mut output = place(&alike);
+    group.gather_into(short, &mut output, root).unwrap();
+    assert_elements(&output, of_root(&alike).into_iter(), "gather_into", group);
+    let mut output = place(&unevenly);
+    group.gather_uneven_into(own_part, &mut output, &counts, root).unwrap();
+    assert_elements(&output, of_root(&unevenly).into_iter(), "gather_uneven_into", group);
+    let mut output = own.clone();
+    group.gather_in_place(&mut output, root).unwrap();
+    let expected = if is_root { chunks } else { own };
+    assert_elements(&output, expected.into_iter(), "gather_in_place", group);
+
+    let found = to_root.wait().unwrap();
+    assert_elements(&found, of_root(&unevenly).into_iter(), "gather_uneven_async", group);
+    assert_elements(&gathered.wait().unwrap(), alike.into_iter(), "all_gather_from_async", group);
+}
+
+fn scatters<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+    let (size, rank) = (group.size(), group.rank());
+    let root = Rank::new((count as u32 + 1) % size.get());
+    let counts = uneven(size.as_usize(), count);
+    let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
+    let of_root = |range: Range<usize>| range.map(|index| value(root.get(), index));
+    let input = if rank == root { &own[..] } else { &[] };
+    let (chunk, unevenly) = (group.chunk(count, rank), part(&counts, rank));
+
+    let told = group.broadcast_from_async(input, count, root).unwrap();
+    let scattered = group.scatter_uneven_async(input, &counts, root).unwrap();
+    let found = group.broadcast_from(input, count, root).unwrap();
+    assert_elements(&found, of_root(0..count), "broadcast_from", group);
+    let mut output = vec![T::zeroed(); chunk.len()];
+    group.scatter_into(input, &mut output, count, root).unwrap();
+    assert_elements(&output, of_root(chunk.clone()), "scatter_into", group);
+    let mut output = vec![T::zeroed(); unevenly.len()];
+    group.scatter_uneven_into(input, &mut output, &counts, root).unwrap();
+    assert_elements(&output, of_root(unevenly.clone()), "scatter_uneven_into", group);
+    let mut output = own.clone();
+    assert_eq!(group.scatter_in_place(&mut output, root).unwrap(), chunk);
+    let mut expected = own;
+    expected.splice(chunk.clone(), of_root(chunk));
+    assert_elements(&output, expected.into_iter(), "scatter_in_place", group);
+    assert_elements(&scattered.wait().unwrap(), of_root(unevenly), "scatter_uneven_async", group);
+    assert_elements(&told.wait().unwrap(), of_root(0..count), "broadcast_from_async", group);
+}
+
+fn exchanges<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+    let (size, rank) = (group.size(), group.rank());
+    let of_pair = |from: Rank, to: Rank, count: usize| {
+        (0..count).map(move |index| value(from.get() * 31 + to.get(), index))
+    };
+    let each = count / size.as_usize();
+    let own: Vec<T> = size.ranks().flat_map(|to| of_pair(rank, to, each)).collect();
+    let expected: Vec<T> = size.ranks().flat_map(|from| of_pair(from, rank, each)).collect();
+    let mut output = vec![T::zeroed(); own.len()];
+    group.all_to_all_into(&own, &mut output).unwrap();
+    assert_elements(&output, expected.iter().copied(), "all_to_all_into", group);
+    output.clone_from(&own);
+    group.all_to_all_in_place(&mut output).unwrap();
+    assert_elements(&output, expected.into_iter(), "all_to_all_in_place", group);
+    let length = |from: Rank, to: Rank| (from.index() * 2 + to.index()) % 3 * each;
+    let counts: Vec<usize> = size.ranks().map(|to| length(rank, to)).collect();
+    let from_counts: Vec<usize> = size.ranks().map(|from| length(from, rank)).collect();
+    let uneven: Vec<T> = size.ranks().flat_map(|to| of_pair(rank, to, length(rank, to))).collect();
+    let parts: Vec<T> = size.ranks().flat_map(|from| of_pair(from, rank, length(from, rank))).collect();
+    let mut output = vec![T::zeroed(); parts.len()];
+    group.all_to_all_uneven_into(&uneven, &mut output, &counts, &from_counts).unwrap();
+    assert_elements(&output, parts.into_iter(), "all_to_all_uneven_into", group);
+}
+
+/// An output of another length, counts that come to more than memory: nothing is sent, and the group is as it was.
+pub(super) fn refusals(group: &mut Group) {
+    let n = group.size().as_usize();
+    let mut long = vec![0f64; 2 * n + 1];
+    let own = vec![1f64; n];
+    let invalid = |result: Result<(), ringtrain::Error>| {
+        assert!(matches!(result, Err(ringtrain::Error::InvalidCounts(_))), "{result:?}");
+    };
+    invalid(group.all_reduce_into(&own, &mut long, ReduceOp::Sum));
+    invalid(group.reduce_scatter_into(&own, &mut long, ReduceOp::Sum));
+    invalid(group.scan_into(&own, &mut long, ReduceOp::Sum));
+    invalid(group.exscan_into(&own, &mut long, ReduceOp::Sum));
+    invalid(group.all_gather_into(&own[..1], &mut long));
+    invalid(group.all_to_all_into(&own, &mut long));
+    invalid(group.scatter_into(&own, &mut long, n, Rank::ZERO));
+    for huge in [usize::MAX, isize::MAX as usize / 8 + 1] {
+        let mut counts = vec![0; n];
+        counts[n - 1] = huge;
+        counts[group.rank().index()] = if group.rank().index() == n - 1 { huge } else { 1 };
+        let input = &own[..1];
+        invalid(group.all_gather_uneven(input, &counts).map(|_| ()));
+        invalid(group.gather_uneven(input, &counts, Rank::ZERO).map(|_| ()));
+        invalid(group.scatter_uneven(input, &counts, Rank::ZERO).map(|_| ()));
+        invalid(group.reduce_scatter_uneven(input, &counts, ReduceOp::Sum).map(|_| ()));
+        invalid(group.all_to_all_uneven(input, &counts, &counts).map(|_| ()));
+    }
+    group.barrier().unwrap();
+}
