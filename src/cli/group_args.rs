@@ -8,7 +8,9 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::exit::Exit;
-use crate::group::{Algorithms, Error, Group, JoinOptions, Meeting, SEGMENT_BYTES, START_TIMEOUT};
+use crate::group::{
+    Algorithms, Error, Group, JoinOptions, LocalTransport, Meeting, SEGMENT_BYTES, START_TIMEOUT,
+};
 use crate::rendezvous::{PeersFile, SECRET_VARIABLE, StartError, from_environment, secret_from_environment};
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl};
 use crate::types::Rank;
@@ -60,6 +62,11 @@ pub struct GroupArgs {
     /// direct:0-65536;ring:65537-max; rank 0's word counts
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub algorithm: Algorithms,
+
+    /// How ranks of one host talk to each other: auto (by shared memory where they can), tcp, or shm (or not at
+    /// all); rank 0's word counts
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub transport: LocalTransport,
 
     /// Give every segment a CRC32C beside TCP's own weak checksum; rank 0's word counts
     #[arg(long)]
@@ -120,6 +127,7 @@ impl GroupArgs {
             segment_bytes: self.segment_bytes,
             checks_payloads: self.checksum,
             algorithms: self.algorithm.clone(),
+            transport: self.transport,
         };
         Ok(Group::join(&options)?)
     }

@@ -157,7 +157,7 @@ impl Engine {
     }
 }
 
-fn call(now: Timestamp, begin: Begin, key: Key) -> Call {
+pub(super) fn call(now: Timestamp, begin: Begin, key: Key) -> Call {
     let Begin { group, contract, timeout, site } = begin;
     Call { key, group, contract, site, deadline: now.saturating_add(timeout), timeout }
 }

@@ -111,7 +111,8 @@ impl Engine {
         link.left = true;
         let waits_for_it = self.matching.posted().any(|posted| posted.pattern.source == Some(peer));
         let needs = |running: &Running| running.needs(peer, link.stored_segments(running.call.key));
-        if waits_for_it || self.operations.values().any(needs) {
+        let is_awaited = self.watched.values().any(|watched| watched.awaited.contains(&peer));
+        if waits_for_it || is_awaited || self.operations.values().any(needs) {
             self.fail_left(peer);
         }
     }
@@ -223,12 +224,14 @@ impl Engine {
         };
         let running = self.operations.iter().find(|(_, running)| has_waited(&running.call));
         let posted = self.matching.posted().find(|posted| has_waited(&posted.call));
-        let oldest = running.map(|(&id, _)| id).into_iter().chain(posted.map(|posted| posted.id)).min();
-        let id = self.overdue.or(oldest)?;
+        let watched = self.watched.iter().find(|(_, watched)| has_waited(&watched.call));
+        let all = [running.map(|(&id, _)| id), posted.map(|posted| posted.id), watched.map(|(&id, _)| id)];
+        let id = self.overdue.or(all.into_iter().flatten().min())?;
         let call = self.call_of(id)?;
-        let awaited: Vec<Rank> = match self.operations.get(&id) {
-            Some(running) => running.awaited().take(AWAITED_MAX).collect(),
-            None => self.matching.find_posted(id)?.pattern.source.into_iter().collect(),
+        let awaited: Vec<Rank> = match (self.operations.get(&id), self.watched.get(&id)) {
+            (Some(running), _) => running.awaited().take(AWAITED_MAX).collect(),
+            (None, Some(watched)) => watched.awaited.iter().copied().take(AWAITED_MAX).collect(),
+            (None, None) => self.matching.find_posted(id)?.pattern.source.into_iter().collect(),
         };
         let sequence = if call.sequence() == u64::MAX { 0 } else { call.sequence() };
         Some(Waiting {
@@ -243,13 +246,17 @@ impl Engine {
 
     fn call_of(&self, id: OpId) -> Option<&Call> {
         let posted = || self.matching.find_posted(id).map(|posted| &posted.call);
-        self.operations.get(&id).map(|running| &running.call).or_else(posted)
+        let watched = || self.watched.get(&id).map(|watched| &watched.call);
+        self.operations.get(&id).map(|running| &running.call).or_else(watched).or_else(posted)
     }
 
     /// What this rank asked for in an operation of a group, and where, if it remembers.
     fn past(&self, group: u32, sequence: u64) -> Option<Asked> {
-        let running = self.running(Key::Collective { group, sequence });
-        let asked = running.map(|running| (running.call.contract, running.call.site));
+        let key = Key::Collective { group, sequence };
+        let running = self.running(key).map(|running| &running.call);
+        let mut watched = self.watched.values().map(|watched| &watched.call);
+        let call = running.or_else(|| watched.find(|call| call.key == key));
+        let asked = call.map(|call| (call.contract, call.site));
         asked.or_else(|| self.past.find(group, sequence))
     }
 
@@ -264,7 +271,7 @@ impl Engine {
         self.operations.get(self.by_key.get(&key)?)
     }
 
-    fn misbehaved(&self, rank: Rank, detail: String) -> Cause {
+    pub(super) fn misbehaved(&self, rank: Rank, detail: String) -> Cause {
         Cause::Misbehaved { rank, host: self.host(rank), detail }
     }
 

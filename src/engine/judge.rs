@@ -27,6 +27,10 @@ impl Engine {
                 }
                 self.refuse(peer, "it claims to have used what it was never sent".into())
             }
+            Kind::Wake => {
+                self.wakes += 1;
+                Verdict::Taken
+            }
             Kind::Ready => self.ready(peer, header),
             Kind::Announce => self.announce(peer, header),
             Kind::Data => self.segment(peer, header),

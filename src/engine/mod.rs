@@ -21,6 +21,7 @@ mod past;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod watched;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -37,6 +38,7 @@ pub use self::matching::{Envelope, Pattern};
 use self::operation::{Call, Next, Outgoing, Running};
 pub use self::operation::{EAGER_BYTES, Key};
 use self::past::Past;
+use self::watched::Watched;
 use crate::schedule::Action;
 use crate::types::{Contract, Operation, Rank, WorldSize};
 use crate::wire::{Header, Kind};
@@ -125,6 +127,9 @@ pub enum Verdict {
 pub struct Engine {
     settings: Settings,
     operations: BTreeMap<OpId, Running>,
+    /// Operations whose progress is seen elsewhere.
+    watched: BTreeMap<OpId, Watched>,
+    wakes: u64,
     by_key: BTreeMap<Key, OpId>,
     matching: Matching,
     /// The messages that receives were matched with.
@@ -151,6 +156,8 @@ impl Engine {
         Self {
             settings,
             operations: BTreeMap::new(),
+            watched: BTreeMap::new(),
+            wakes: 0,
             by_key: BTreeMap::new(),
             matching: Matching::default(),
             envelopes: BTreeMap::new(),
@@ -191,7 +198,7 @@ impl Engine {
 
     /// Whether no operation is under way.
     pub fn is_idle(&self) -> bool {
-        self.operations.is_empty() && !self.matching.has_posted()
+        self.operations.is_empty() && self.watched.is_empty() && !self.matching.has_posted()
     }
 
     /// How many messages have come that had no receive yet.

@@ -2,34 +2,37 @@
 
 use std::borrow::Cow;
 use std::panic::Location;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
+use super::desk::Order;
 use super::driver::{Driver, Outcome, Submission};
 use super::handle::Handle;
-use super::memory::Memory;
-use super::pump::Work;
-use super::{Error, Group};
+use super::memory::{Lender, Memory};
+use super::{Error, Group, pump};
 use crate::engine::Begin;
 use crate::reduce::{self, Kernels};
-use crate::schedule::Schedule;
+use crate::schedule::Work;
+use crate::schedule::board::Plan;
 use crate::types::{Algorithm, Contract, DType, Element, Operation, Rank, ReduceOp, WorldSize};
+
+/// The most blocks that an all-reduce on the ring is cut into, so that its schedule stays small however long the buffer is.
+const BLOCKS_MAX: usize = 512;
 
 /// Where in the caller's program.
 pub(super) type Site = &'static Location<'static>;
 
 /// A collective as its caller asks for it, and the way that was chosen for it.
 pub(super) struct Call {
-    pub(super) operation: Operation,
-    pub(super) reduction: Option<Reduction>,
-    pub(super) algorithm: Algorithm,
-    pub(super) root: Rank,
-    /// What all ranks have to agree on; a rank's own buffer may be shorter.
-    pub(super) count: usize,
+    work: Work,
+    reduction: Option<Reduction>,
+    algorithm: Algorithm,
+    /// In shared memory.
+    at_desk: bool,
+    /// The reduction does not commute.
+    in_rank_order: bool,
     /// A digest of uneven parts; 0 for even ones.
-    pub(super) layout: u32,
-    /// With ranks of the group.
-    pub(super) schedule: Schedule,
-    pub(super) site: Site,
+    layout: u32,
+    site: Site,
 }
 
 /// What is done to elements that stand at the same place.
@@ -92,24 +95,16 @@ impl Reduction {
 }
 
 impl Call {
-    /// A call without reduction, root or uneven parts.
-    pub(super) fn new(
-        operation: Operation,
-        algorithm: Algorithm,
-        count: usize,
-        schedule: Schedule,
-        site: Site,
-    ) -> Self {
-        Self { operation, reduction: None, algorithm, root: Rank::ZERO, count, layout: 0, schedule, site }
-    }
-
     pub(super) fn reducing(mut self, reduction: Reduction) -> Self {
         self.reduction = Some(reduction);
         self
     }
 
-    pub(super) fn rooted(mut self, root: Rank) -> Self {
-        self.root = root;
+    pub(super) fn in_rank_order(mut self) -> Self {
+        self.in_rank_order = true;
+        if !self.at_desk {
+            self.algorithm = Algorithm::Chain;
+        }
         self
     }
 
@@ -120,22 +115,39 @@ impl Call {
 }
 
 impl Group {
+    /// A call without reduction or uneven parts, on elements of this type.
+    pub(super) fn call<T: Element>(&self, work: Work, site: Site) -> Call {
+        let at_desk = self.desk.is_some() && work.is_known();
+        let bytes = work.count().saturating_mul(size_of::<T>()) as u64;
+        let algorithm = self.routes().choose(work.operation(), self.world, bytes, at_desk);
+        Call { work, reduction: None, algorithm, at_desk, in_rank_order: false, layout: 0, site }
+    }
+
     /// Runs a collective on a buffer to its end.
     pub(super) fn run<T: Element>(&self, call: Call, elements: &mut [T]) -> Result<(), Error> {
         let driver = self.driver()?;
         self.prepare(&call, elements);
         let Some(driver) = driver else { return Ok(()) };
-        let begin = self.begin_of::<T>(&call);
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(elements);
-        driver.run(begin, bytes, |memory| self.submission(call, memory)).map(|_| ())
+        self.run_on::<T>(driver, call, Lender::Write(bytemuck::cast_slice_mut(elements)))
     }
 
     /// Runs a collective to its end in which this rank only sends.
     pub(super) fn run_sending<T: Element>(&self, call: Call, elements: &[T]) -> Result<(), Error> {
         let Some(driver) = self.driver()? else { return Ok(()) };
+        self.run_on::<T>(driver, call, Lender::Read(bytemuck::cast_slice(elements)))
+    }
+
+    fn run_on<T: Element>(&self, driver: &Driver, call: Call, bytes: Lender<'_>) -> Result<(), Error> {
         let begin = self.begin_of::<T>(&call);
-        let bytes: &[u8] = bytemuck::cast_slice(elements);
-        driver.run(begin, bytes, |memory| self.submission(call, memory)).map(|_| ())
+        if let Some(desk) = self.desk.as_ref().filter(|_| call.at_desk) {
+            let mut desk = desk.lock().unwrap_or_else(PoisonError::into_inner);
+            // What goes on by itself comes first, and does so without this thread.
+            if !desk.is_busy() {
+                let order = self.order::<T>(call, desk.slot_bytes());
+                return driver.run_at_desk(&mut desk, &self.members, begin, order, bytes);
+            }
+        }
+        driver.run(begin, bytes, |memory| self.submission::<T>(call, memory)).map(|_| ())
     }
 
     /// Runs a collective on elements of its own to its end.
@@ -168,14 +180,14 @@ impl Group {
         self.prepare(&call, &mut elements);
         let Some(job) = &self.job else { return Ok(Handle::ready(Ok(finish(elements)))) };
         let begin = self.begin_of::<T>(&call);
-        let id = job.driver.submit(begin, self.submission(call, Memory::owned(elements)))?;
+        let id = job.driver.submit(begin, self.submission::<T>(call, Memory::owned(elements)))?;
         let finish = move |outcome: Outcome| Ok(finish(outcome.memory.into_elements()));
         Ok(Handle::pending(Arc::clone(job), id, finish))
     }
 
     /// Makes truth values of contributions that are results as they are: a lone rank's, and the first of prefixes.
     fn prepare<T: Element>(&self, call: &Call, elements: &mut [T]) {
-        let has_prefixes = matches!(call.operation, Operation::Scan | Operation::Exscan);
+        let has_prefixes = matches!(call.work, Work::Scan { .. } | Work::Exscan { .. });
         let is_result = self.world == WorldSize::ONE || (has_prefixes && self.rank == Rank::ZERO);
         if let Some(reduction) = call.reduction.as_ref().filter(|_| is_result) {
             reduce::alone(T::DTYPE, reduction.op, bytemuck::cast_slice_mut(elements));
@@ -192,20 +204,30 @@ impl Group {
     }
 
     pub(super) fn begin_of<T: Element>(&self, call: &Call) -> Begin {
+        let operation = call.work.operation();
         let contract = Contract {
-            operation: call.operation,
-            dtype: if call.operation == Operation::Barrier { DType::U8 } else { T::DTYPE },
+            operation,
+            dtype: if operation == Operation::Barrier { DType::U8 } else { T::DTYPE },
             reduction: call.reduction.as_ref().map(|reduction| reduction.op),
             algorithm: call.algorithm,
-            root: call.root,
-            count: call.count as u64,
+            root: call.work.root(),
+            count: call.work.count() as u64,
             layout: call.layout,
         };
         Begin { group: self.id, contract, timeout: self.timeout, site: call.site }
     }
 
-    fn submission(&self, call: Call, memory: Memory) -> Submission {
-        let mut schedule = call.schedule;
+    fn submission<T: Element>(&self, call: Call, memory: Memory) -> Submission {
+        if let Some(desk) = self.desk.as_ref().filter(|_| call.at_desk) {
+            let slot_bytes = desk.lock().unwrap_or_else(PoisonError::into_inner).slot_bytes();
+            let place = (Arc::clone(desk), Arc::clone(&self.members));
+            return Submission::AtDesk(place, self.order::<T>(call, slot_bytes), memory);
+        }
+        let chunk_bytes = self.job.as_ref().map_or(1 << 20, |job| job.chunk_bytes);
+        let block = self.world.as_usize() * (chunk_bytes / size_of::<T>());
+        let block = block.max(call.work.count().div_ceil(BLOCKS_MAX));
+        let place = (self.world, self.rank);
+        let mut schedule = call.work.schedule(call.algorithm, place, block, call.in_rank_order);
         for step in &mut schedule.steps {
             if let Some(send) = &mut step.send {
                 send.peer = self.members[send.peer.index()];
@@ -215,6 +237,15 @@ impl Group {
             }
         }
         let kernels = call.reduction.map(|reduction| reduction.kernels);
-        Submission::Collective(schedule, Work { memory, kernels, divisor: self.world.get() })
+        Submission::Collective(schedule, pump::Work { memory, kernels, divisor: self.world.get() })
+    }
+
+    /// What is done at the desk, on elements of this type.
+    fn order<T: Element>(&self, call: Call, slot_bytes: usize) -> Order {
+        let slot = slot_bytes / size_of::<T>();
+        let one_shot = if call.algorithm == Algorithm::OneShot { slot } else { 0 };
+        let kernels = call.reduction.map(|reduction| reduction.kernels);
+        let plan = Plan::new(self.world, self.rank, slot, one_shot, call.work);
+        Order { plan, kernels, divisor: self.world.get() }
     }
 }

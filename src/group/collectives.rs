@@ -5,17 +5,14 @@ use std::panic::Location;
 
 use super::call::{Call, Reduction, Site};
 use super::{Buffer, Error, Group};
+use crate::schedule::Work;
 use crate::schedule::partition::Partition;
-use crate::schedule::{self, Schedule};
 use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp};
-
-/// The most blocks that an all-reduce is cut into, so that its schedule stays small however long the buffer is.
-const BLOCKS_MAX: usize = 512;
 
 impl Group {
     /// How `operation` on a buffer of so many bytes is routed, whatever the reduction, if that is one of the known ones.
     pub fn algorithm(&self, operation: Operation, bytes: usize) -> Algorithm {
-        self.routes().choose(operation, self.world, bytes as u64)
+        self.routes().choose(operation, self.world, bytes as u64, self.desk.is_some())
     }
 
     pub(super) fn algorithm_of<T: Element>(&self, operation: Operation, count: usize) -> Algorithm {
@@ -60,17 +57,7 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         let reduction = Reduction::known::<T>(op)?;
-        let algorithm = self.algorithm_of::<T>(Operation::AllReduce, count);
-        let schedule = if algorithm == Algorithm::Direct {
-            schedule::direct::all_reduce(self.world, self.rank, count)
-        } else {
-            let chunk_bytes = self.job.as_ref().map_or(1 << 20, |job| job.chunk_bytes);
-            let block = self.world.as_usize() * (chunk_bytes / size_of::<T>());
-            let block = block.max(count.div_ceil(BLOCKS_MAX));
-            schedule::all_reduce(self.world, self.rank, count, block)
-        };
-        let call = Call::new(Operation::AllReduce, algorithm, count, schedule, site);
-        Ok(call.reducing(reduction))
+        Ok(self.call::<T>(Work::AllReduce { count }, site).reducing(reduction))
     }
 
     /// Leaves the reduction of all ranks' buffers in the root's; the others hold partial results.
@@ -102,13 +89,7 @@ impl Group {
     ) -> Result<Call, Error> {
         self.check_root(root)?;
         let reduction = Reduction::known::<T>(op)?;
-        let algorithm = self.algorithm_of::<T>(Operation::Reduce, count);
-        let schedule = if algorithm == Algorithm::Tree {
-            schedule::reduce_tree(self.world, self.rank, root, count)
-        } else {
-            schedule::reduce(self.world, self.rank, root, count)
-        };
-        Ok(Call::new(Operation::Reduce, algorithm, count, schedule, site).reducing(reduction).rooted(root))
+        Ok(self.call::<T>(Work::Reduce { count, root }, site).reducing(reduction))
     }
 
     /// Leaves the reduction of this rank's chunk ([`Group::chunk`]) in its place and returns where that is; the rest of
@@ -140,15 +121,8 @@ impl Group {
         reduction: Reduction,
         site: Site,
     ) -> Call {
-        let count = partition.total();
-        let algorithm = self.algorithm_of::<T>(Operation::ReduceScatter, count);
-        let schedule = if algorithm == Algorithm::Direct {
-            schedule::direct::reduce_scatter(self.world, self.rank, partition)
-        } else {
-            schedule::reduce_scatter(self.world, self.rank, partition)
-        };
-        let call = Call::new(Operation::ReduceScatter, algorithm, count, schedule, site);
-        call.reducing(reduction).laid_out(layout)
+        let work = Work::ReduceScatter(partition.clone());
+        self.call::<T>(work, site).reducing(reduction).laid_out(layout)
     }
 
     /// Each rank's chunk ([`Group::chunk`]) of its own buffer becomes everybody's.
@@ -167,14 +141,7 @@ impl Group {
     }
 
     pub(super) fn all_gather_call<T: Element>(&self, partition: &Partition, layout: u32, site: Site) -> Call {
-        let count = partition.total();
-        let algorithm = self.algorithm_of::<T>(Operation::AllGather, count);
-        let schedule = if algorithm == Algorithm::Direct {
-            schedule::direct::all_gather(self.world, self.rank, partition)
-        } else {
-            schedule::all_gather(self.world, self.rank, partition)
-        };
-        Call::new(Operation::AllGather, algorithm, count, schedule, site).laid_out(layout)
+        self.call::<T>(Work::AllGather(partition.clone()), site).laid_out(layout)
     }
 
     /// The root's buffer becomes everybody's.
@@ -199,13 +166,7 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        let algorithm = self.algorithm_of::<T>(Operation::Broadcast, count);
-        let schedule = if algorithm == Algorithm::Tree {
-            schedule::broadcast_tree(self.world, self.rank, root, count)
-        } else {
-            schedule::broadcast(self.world, self.rank, root, count)
-        };
-        Ok(Call::new(Operation::Broadcast, algorithm, count, schedule, site).rooted(root))
+        Ok(self.call::<T>(Work::Broadcast { count, root }, site))
     }
 
     /// Leaves on each rank the reduction of the buffers of all ranks up to and including itself.
@@ -224,15 +185,11 @@ impl Group {
     }
 
     pub(super) fn scan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
-        let schedule = schedule::scan(self.world, self.rank, count);
-        let algorithm = self.algorithm_of::<T>(Operation::Scan, count);
-        Call::new(Operation::Scan, algorithm, count, schedule, site).reducing(reduction)
+        self.call::<T>(Work::Scan { count }, site).reducing(reduction)
     }
 
     pub(super) fn exscan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
-        let schedule = schedule::exscan(self.world, self.rank, count);
-        let algorithm = self.algorithm_of::<T>(Operation::Exscan, count);
-        Call::new(Operation::Exscan, algorithm, count, schedule, site).reducing(reduction)
+        self.call::<T>(Work::Exscan { count }, site).reducing(reduction)
     }
 
     /// Returns when every rank has entered: ceil(log2 n) rounds of an empty message.
@@ -246,8 +203,7 @@ impl Group {
     }
 
     pub(super) fn barrier_call(&self, site: Site) -> Call {
-        let schedule: Schedule = schedule::barrier(self.world, self.rank);
-        Call::new(Operation::Barrier, self.algorithm(Operation::Barrier, 0), 0, schedule, site)
+        self.call::<u8>(Work::Barrier, site)
     }
 
     pub(super) fn check_root(&self, root: Rank) -> Result<(), Error> {

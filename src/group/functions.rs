@@ -5,9 +5,9 @@ use std::panic::Location;
 
 use super::call::{Call, Prepared, Reduction, Site};
 use super::{Buffer, Error, Group, Handle, Input};
-use crate::schedule;
+use crate::schedule::Work;
 use crate::schedule::partition::Partition;
-use crate::types::{Algorithm, Element, Operation, Rank};
+use crate::types::{Element, Rank};
 
 impl Group {
     /// [`Group::all_reduce`] with a function of the program's own, which has to be associative but not commutative: it is
@@ -50,9 +50,7 @@ impl Group {
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
         site: Site,
     ) -> Call {
-        let schedule = schedule::all_fold(self.world, self.rank, count);
-        let call = Call::new(Operation::AllReduce, Algorithm::Chain, count, schedule, site);
-        call.reducing(Reduction::custom(function))
+        self.call::<T>(Work::AllReduce { count }, site).reducing(Reduction::custom(function)).in_rank_order()
     }
 
     /// [`Group::reduce`] with a function of the program's own, which has to be associative but not commutative: it is
@@ -97,9 +95,8 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        let schedule = schedule::fold(self.world, self.rank, root, count);
-        let call = Call::new(Operation::Reduce, Algorithm::Chain, count, schedule, site);
-        Ok(call.reducing(Reduction::custom(function)).rooted(root))
+        let call = self.call::<T>(Work::Reduce { count, root }, site);
+        Ok(call.reducing(Reduction::custom(function)).in_rank_order())
     }
 
     /// [`Group::reduce_scatter`] with a function of the program's own, which has to be associative and commutative: where it

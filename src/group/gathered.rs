@@ -7,8 +7,8 @@ use super::call::{Call, Prepared, Reduction, Site};
 use super::out_of_place::zeroed;
 use super::{Error, Group};
 use crate::reduce::Kernels;
+use crate::schedule::Work;
 use crate::schedule::partition::Partition;
-use crate::schedule::{direct, doubling};
 use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, WorldSize};
 
 /// The gathering of all ranks' buffers, and how they are reduced into one.
@@ -29,7 +29,8 @@ impl Group {
     ) -> Result<Option<Gathered<T>>, Error> {
         let algorithm = self.algorithm_of::<T>(Operation::AllReduce, own.len());
         let first = match algorithm {
-            _ if self.world == WorldSize::ONE => return Ok(None),
+            // In shared memory nobody needs a copy of its own.
+            _ if self.world == WorldSize::ONE || self.desk.is_some() => return Ok(None),
             Algorithm::OneShot => Rank::ZERO,
             Algorithm::Doubling => self.rank,
             _ => return Ok(None),
@@ -42,12 +43,7 @@ impl Group {
         let kernels = reduction.kernels.clone();
         let mut all = zeroed(partition.total())?;
         all[slots.of(self.rank)].copy_from_slice(own);
-        let schedule = if algorithm == Algorithm::OneShot {
-            direct::all_gather(self.world, self.rank, &partition)
-        } else {
-            doubling::all_gather(self.world, self.rank, own.len())
-        };
-        let call = Call::new(Operation::AllReduce, algorithm, own.len(), schedule, site).reducing(reduction);
+        let call = self.call::<T>(Work::AllReduce { count: own.len() }, site).reducing(reduction);
         Ok(Some(Gathered { call, all, slots, kernels }))
     }
 }

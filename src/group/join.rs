@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::driver::Driver;
 use super::pump::Pump;
 use super::routes::{Algorithms, Routes};
+use super::share::LocalTransport;
 use super::{Error, Group, Job, Membership, tune};
 use crate::engine::Settings;
 use crate::rendezvous::{
@@ -78,6 +79,8 @@ pub struct JoinOptions {
     pub checks_payloads: bool,
     /// Which algorithms operations take; rank 0's word counts. Default: whichever costs least.
     pub algorithms: Algorithms,
+    /// How ranks of one host talk to each other; rank 0's word counts. Default: by shared memory where they can.
+    pub transport: LocalTransport,
 }
 
 impl Default for JoinOptions {
@@ -91,6 +94,7 @@ impl Default for JoinOptions {
             segment_bytes: SEGMENT_BYTES,
             checks_payloads: false,
             algorithms: Algorithms::default(),
+            transport: LocalTransport::default(),
         }
     }
 }
@@ -155,12 +159,14 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         objects: 0,
         own: OnceLock::new(),
         abandoned: None,
+        desk: None,
         // Nobody else may have the job before the ranks have agreed on their ways, and there is one such group alone.
         _membership: Membership(None),
     };
     with_patience(&mut group, |group| {
         close_the_ring(group)?;
-        tune::agree(group, &options.algorithms)
+        tune::agree(group, &options.algorithms, options.transport)?;
+        group.share_memory()
     })?;
     Ok(group)
 }

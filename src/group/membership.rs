@@ -50,7 +50,9 @@ impl Group {
         let id = entries[ranks[0]].2 * self.machines.len() as i64 + i64::from(members[0].get());
         let id = u32::try_from(id).ok().filter(|&id| id < OBJECTS);
         let id = id.ok_or(Error::InvalidCounts("there are too many groups"))?;
-        Ok(Some(self.with_members(id, members)))
+        let mut group = self.with_members(id, members);
+        group.share_memory()?;
+        Ok(Some(group))
     }
 
     /// The group of these ranks, in this order. All ranks of this group have to call it with the same list; those that are
@@ -102,6 +104,7 @@ impl Group {
             objects: 0,
             own: OnceLock::new(),
             abandoned: None,
+            desk: None,
             _membership: Membership(self.job.clone().map(|job| (job, id))),
         }
     }

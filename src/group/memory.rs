@@ -73,6 +73,21 @@ impl Memory {
         }
     }
 
+    /// The whole buffer, if it has been allocated, and what may be done with it.
+    pub(super) fn lender(&mut self) -> Lender<'_> {
+        match &mut self.0 {
+            Kind::Owned(owned) => Lender::Write(owned.bytes_mut()),
+            Kind::Lent(loan) => {
+                if loan.is_writable {
+                    Lender::Write(loan.bytes_mut().unwrap_or_default())
+                } else {
+                    Lender::Read(loan.bytes())
+                }
+            }
+            Kind::Later(_) => Lender::Read(&[]),
+        }
+    }
+
     pub(super) fn bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         match &mut self.0 {
             Kind::Owned(owned) => owned.bytes_mut().get_mut(range),
@@ -103,6 +118,24 @@ pub(super) enum Lender<'a> {
     Read(&'a [u8]),
     /// Read and write it.
     Write(&'a mut [u8]),
+}
+
+impl Lender<'_> {
+    /// What it has.
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Read(bytes) => bytes,
+            Self::Write(bytes) => bytes,
+        }
+    }
+
+    /// What may be written; nothing, if it may only be read.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Read(_) => &mut [],
+            Self::Write(bytes) => bytes,
+        }
+    }
 }
 
 impl<'a> From<&'a [u8]> for Lender<'a> {

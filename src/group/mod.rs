@@ -16,6 +16,7 @@ mod buffer;
 mod call;
 mod collectives;
 mod converted;
+mod desk;
 mod driver;
 mod error;
 mod functions;
@@ -31,12 +32,13 @@ mod objects_async;
 mod out_of_place;
 pub mod pump;
 mod routes;
+mod share;
 mod tune;
 
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 pub use buffer::{Buffer, Input};
@@ -46,7 +48,9 @@ pub use join::{JoinOptions, Meeting, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIM
 pub use messages::{Received, Source, Status};
 pub use objects::OBJECT_BYTES_MAX;
 pub use routes::Algorithms;
+pub use share::LocalTransport;
 
+use self::desk::Desk;
 use self::driver::Driver;
 use self::routes::Routes;
 use crate::rendezvous::StartError;
@@ -112,6 +116,8 @@ pub struct Group {
     own: OnceLock<Arc<Job>>,
     /// Why a world of one has been given up.
     abandoned: Option<Error>,
+    /// Where the members do their collectives, if they share memory.
+    desk: Option<Arc<Mutex<Desk>>>,
     /// Tells the engine when the group is gone.
     _membership: Membership,
 }
@@ -142,6 +148,7 @@ impl Group {
             objects: 0,
             own: OnceLock::new(),
             abandoned: None,
+            desk: None,
             _membership: Membership(None),
         }
     }
@@ -196,7 +203,11 @@ impl Group {
 
     /// How bytes travel: `tcp`, or `none` in a world of one.
     pub fn transport(&self) -> &'static str {
-        if self.job.is_some() { "tcp" } else { "none" }
+        match (&self.job, &self.desk) {
+            (None, _) => "none",
+            (Some(_), None) => "tcp",
+            (Some(_), Some(_)) => "shm",
+        }
     }
 
     /// How long one operation may take.

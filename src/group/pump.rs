@@ -200,6 +200,20 @@ impl<T: Transport> Pump<T> {
         self.engine.probe(pattern)
     }
 
+    /// Takes note of an operation whose progress is seen elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pump::begin`].
+    pub fn watch(&mut self, now: Timestamp, begin: Begin, sequence: u64) -> Result<OpId, Failure> {
+        self.engine.watch(now, begin, sequence)
+    }
+
+    /// The engine, for its word about operations whose progress is seen elsewhere.
+    pub fn engine_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
     fn take_up(&mut self, id: OpId, begin: Begin, work: Work) {
         let Work { memory, kernels, divisor } = work;
         let element_bytes = begin.contract.dtype.size_bytes();
@@ -253,6 +267,11 @@ impl<T: Transport> Pump<T> {
     /// How many messages have come that had no receive yet.
     pub fn arrivals(&self) -> u64 {
         self.engine.arrivals()
+    }
+
+    /// How often a peer has said that there is something to see in shared memory.
+    pub fn wakes(&self) -> u64 {
+        self.engine.wakes()
     }
 
     /// Makes lanes for peers that have opened links of their own accord.

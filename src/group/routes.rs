@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::share::LocalTransport;
 use crate::schedule::cost::{self, LinkCost};
 use crate::types::{Algorithm, Operation, WorldSize};
 
@@ -98,14 +99,26 @@ impl fmt::Display for Algorithms {
 pub(super) struct Routes {
     pub(super) algorithms: Algorithms,
     pub(super) link: LinkCost,
+    /// How ranks of one host talk to each other.
+    pub(super) local: LocalTransport,
 }
 
 impl Routes {
-    /// How `operation` on a buffer of so many bytes goes among `world` ranks.
-    pub(super) fn choose(&self, operation: Operation, world: WorldSize, bytes: u64) -> Algorithm {
-        let possible = cost::possible(operation);
+    /// How `operation` on a buffer of so many bytes goes among `world` ranks, over links or in shared memory.
+    pub(super) fn choose(
+        &self,
+        operation: Operation,
+        world: WorldSize,
+        bytes: u64,
+        at_desk: bool,
+    ) -> Algorithm {
+        let possible = if at_desk { cost::possible_in_memory(operation) } else { cost::possible(operation) };
         let asked = self.algorithms.for_bytes(bytes).find(|algorithm| possible.contains(algorithm));
-        asked.unwrap_or_else(|| self.link.cheapest(operation, world, bytes))
+        asked.unwrap_or_else(|| match possible {
+            [only] => *only,
+            _ if at_desk => cost::cheapest_in_memory(bytes),
+            _ => self.link.cheapest(operation, world, bytes),
+        })
     }
 }
 
@@ -131,9 +144,9 @@ mod tests {
     #[test]
     fn what_was_asked_for_is_taken_where_the_operation_has_it() {
         let algorithms = "direct:0-100;one-shot:101-200".parse().unwrap();
-        let routes = Routes { algorithms, link: LinkCost::default() };
+        let routes = Routes { algorithms, ..Routes::default() };
         let world = WorldSize::new(4).unwrap();
-        let choose = |operation, bytes| routes.choose(operation, world, bytes);
+        let choose = |operation, bytes| routes.choose(operation, world, bytes, false);
         assert_eq!(choose(Operation::AllReduce, 100), Algorithm::Direct);
         assert_eq!(choose(Operation::AllReduce, 101), Algorithm::OneShot);
         assert_eq!(choose(Operation::AllReduce, 1 << 30), Algorithm::Ring);

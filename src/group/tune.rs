@@ -1,9 +1,10 @@
-//! What the ranks agree about before the group is handed out: the algorithms that rank 0 was asked for, and what links cost.
+//! What the ranks agree about before the group is handed out: what rank 0 was asked for, and what links cost.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::routes::{Algorithms, RANGES_MAX, Range, Routes};
+use super::share::LocalTransport;
 use super::{Error, Group};
 use crate::schedule::cost::LinkCost;
 use crate::types::{Algorithm, Rank, ReduceOp};
@@ -22,12 +23,15 @@ const BYTE_MIN: f64 = 0.02;
 /// How often each is timed; the median counts.
 const ROUNDS: usize = 5;
 
-/// Takes rank 0's algorithms, measures the links, and agrees about both.
-pub(super) fn agree(group: &mut Group, algorithms: &Algorithms) -> Result<(), Error> {
-    let algorithms = of_rank_0(group, algorithms)?;
-    set(group, Routes { algorithms: algorithms.clone(), link: LinkCost::default() });
+/// Takes rank 0's algorithms and transport, and measures the links.
+pub(super) fn agree(
+    group: &mut Group,
+    algorithms: &Algorithms,
+    transport: LocalTransport,
+) -> Result<(), Error> {
+    let (algorithms, local) = of_rank_0(group, algorithms, transport)?;
     let link = measure(group)?;
-    set(group, Routes { algorithms, link });
+    set(group, Routes { algorithms, link, local });
     log::debug!("links cost {link:?}");
     Ok(())
 }
@@ -39,10 +43,15 @@ fn set(group: &mut Group, routes: Routes) {
     }
 }
 
-/// The algorithms that rank 0 was asked for.
-fn of_rank_0(group: &mut Group, own: &Algorithms) -> Result<Algorithms, Error> {
-    let mut words = [0u64; RANGES_MAX * RANGE_WORDS];
-    for (place, range) in words.chunks_exact_mut(RANGE_WORDS).zip(own.ranges()) {
+/// What rank 0 was asked for.
+fn of_rank_0(
+    group: &mut Group,
+    own: &Algorithms,
+    transport: LocalTransport,
+) -> Result<(Algorithms, LocalTransport), Error> {
+    let mut words = [0u64; 1 + RANGES_MAX * RANGE_WORDS];
+    words[0] = transport as u64;
+    for (place, range) in words[1..].chunks_exact_mut(RANGE_WORDS).zip(own.ranges()) {
         place.copy_from_slice(&[u64::from(range.algorithm.to_byte()), range.from, range.to]);
     }
     group.broadcast(&mut words, Rank::ZERO)?;
@@ -50,7 +59,10 @@ fn of_rank_0(group: &mut Group, own: &Algorithms) -> Result<Algorithms, Error> {
         let algorithm = u8::try_from(words[0]).ok().and_then(Algorithm::from_byte)?;
         Some(Range { algorithm, from: words[1], to: words[2] })
     };
-    Ok(Algorithms::new(words.chunks_exact(RANGE_WORDS).map_while(range).collect()))
+    let algorithms = Algorithms::new(words[1..].chunks_exact(RANGE_WORDS).map_while(range).collect());
+    let all = [LocalTransport::Auto, LocalTransport::Tcp, LocalTransport::Shm];
+    let transport = all.into_iter().find(|&transport| transport as u64 == words[0]);
+    Ok((algorithms, transport.unwrap_or(LocalTransport::Tcp)))
 }
 
 /// Times a few messages around the ring and, in a small world, straight to everybody. The slowest rank's figures count.
@@ -70,7 +82,7 @@ fn measure(group: &mut Group) -> Result<LinkCost, Error> {
 /// The median time, in nanoseconds, of an all-gather of so many bytes from each rank.
 fn time(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f64, Error> {
     let algorithms = algorithm.parse().unwrap_or_default();
-    set(group, Routes { algorithms, link: LinkCost::default() });
+    set(group, Routes { algorithms, ..Routes::default() });
     let mut buffer = vec![0u8; group.size().as_usize() * bytes];
     let mut times = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {

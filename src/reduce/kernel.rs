@@ -6,7 +6,14 @@ use std::sync::Arc;
 use crate::types::Element;
 
 type Loop = fn(accumulator: &mut [u8], input: &[u8], divisor: u32);
-type Function = dyn Fn(&mut [u8], &[u8]) + Send + Sync;
+type Function = dyn Fn(&mut [u8], &[u8], Side) + Send + Sync;
+
+/// Which operand the input is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Left,
+    Right,
+}
 
 /// Reduces one slice of bytes into another.
 #[derive(Clone)]
@@ -33,7 +40,19 @@ impl Kernel {
     pub fn apply(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
         match &self.0 {
             Inner::Plain(run) => run(accumulator, input, divisor),
-            Inner::Custom(function) => function(accumulator, input),
+            Inner::Custom(function) => function(accumulator, input, Side::Left),
+        }
+    }
+
+    /// The same where the input is the right operand, which makes a difference for a function of the program's own alone.
+    ///
+    /// # Panics
+    ///
+    /// As [`Kernel::apply`].
+    pub fn apply_after(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
+        match &self.0 {
+            Inner::Plain(run) => run(accumulator, input, divisor),
+            Inner::Custom(function) => function(accumulator, input, Side::Right),
         }
     }
 }
@@ -67,11 +86,11 @@ impl Kernels {
     ///
     /// Only the kernels do: see [`Kernel::apply`].
     pub fn custom<T: Element>(f: impl Fn(&T, &T) -> T + Send + Sync + 'static) -> Self {
-        let function: Arc<Function> = Arc::new(move |accumulator, input| {
+        let function: Arc<Function> = Arc::new(move |accumulator: &mut [u8], input: &[u8], side| {
             assert_eq!(accumulator.len(), input.len(), "a kernel's slices have the same length");
             let accumulator: &mut [T] = bytemuck::cast_slice_mut(accumulator);
             for (own, arrived) in accumulator.iter_mut().zip(bytemuck::cast_slice(input)) {
-                *own = f(arrived, own);
+                *own = if side == Side::Left { f(arrived, own) } else { f(own, arrived) };
             }
         });
         let kernel = Kernel(Inner::Custom(function));

@@ -92,10 +92,11 @@ pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// What tells this machine from others of the same name.
+/// What tells this machine from others of the same name: its boot, and its network, for containers may be hosts of their own.
 pub fn machine() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    format!("{} {}", host_name(), boot.trim())
+    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    format!("{} {} {}", host_name(), boot.trim(), network.display())
 }
 
 /// Whether a job on this address may do without a secret: nobody but this machine's processes reaches it.

@@ -7,8 +7,8 @@
 
 use std::ops::Range;
 
-use super::Action;
 use super::partition::Partition;
+use super::{Action, Work};
 use crate::types::{Rank, WorldSize};
 
 /// Elements that a rank posts.
@@ -50,72 +50,22 @@ pub struct Plan {
     /// Elements of a slot.
     slot: usize,
     work: Work,
-}
-
-/// What is to be done, with elements of the whole operation.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Work {
-    /// Nothing but to wait for everybody.
-    Barrier,
-    /// Everybody posts its buffer and reduces all of them. The buffer must fit a slot.
-    OneShot {
-        /// Elements of each buffer.
-        count: usize,
-    },
-    /// Everybody posts a block and reduces its own chunk of all of them, then posts that for the root alone, or for all.
-    TwoShot {
-        /// Elements of each buffer.
-        count: usize,
-        /// Who gets the result; nobody else's buffer means anything then.
-        root: Option<Rank>,
-    },
-    /// Everybody ends with the reduction of its own part.
-    ReduceScatter(Partition),
-    /// Everybody's own part goes to everybody.
-    AllGather(Partition),
-    /// The root's buffer goes to everybody.
-    Broadcast {
-        /// Elements of each buffer.
-        count: usize,
-        /// Whose it is.
-        root: Rank,
-    },
-    /// Everybody's part goes to the root, whose buffer is the whole; any other rank's is its part.
-    Gather {
-        /// The parts.
-        partition: Partition,
-        /// Who gets them.
-        root: Rank,
-    },
-    /// [`Work::Gather`] the other way.
-    Scatter {
-        /// The parts.
-        partition: Partition,
-        /// Who has them.
-        root: Rank,
-    },
-    /// A part of this length from each rank to each; the buffer is what is sent, and behind it what is received. The own part
-    /// is left to the caller.
-    AllToAll {
-        /// Elements of each part.
-        part: usize,
-    },
-    /// Everybody ends with the reduction of the buffers of all ranks up to itself.
-    Scan {
-        /// Elements of each buffer.
-        count: usize,
-    },
-    /// The same without the rank's own, behind the buffer's first `count` elements.
-    Exscan {
-        /// Elements of each contribution.
-        count: usize,
-    },
+    /// Everybody reduces everything, in one round.
+    is_one_shot: bool,
 }
 
 impl Plan {
-    /// What `rank` does, in slots of so many elements: at least one for each rank.
-    pub fn new(world: WorldSize, rank: Rank, slot: usize, work: Work) -> Self {
-        Self { world, rank, slot: slot.max(world.as_usize()), work }
+    /// What `rank` does, in slots of so many elements: at least one for each rank. An all-reduce of at most `one_shot`
+    /// elements is done by everybody alone.
+    ///
+    /// # Panics
+    ///
+    /// If not all ranks know the lengths of all parts, and so how many rounds there are.
+    pub fn new(world: WorldSize, rank: Rank, slot: usize, one_shot: usize, work: Work) -> Self {
+        assert!(work.is_known(), "all ranks have as many rounds");
+        let slot = slot.max(world.as_usize());
+        let is_one_shot = matches!(work, Work::AllReduce { count } if count <= slot.min(one_shot));
+        Self { world, rank, slot, work, is_one_shot }
     }
 
     /// How many rounds there are, at least one.
@@ -123,15 +73,18 @@ impl Plan {
         let longest =
             |partition: &Partition| self.world.ranks().map(|rank| partition.range(rank).len()).max();
         let rounds = match &self.work {
-            Work::Barrier | Work::OneShot { .. } => 1,
-            Work::TwoShot { count, .. } => return 2 * count.div_ceil(self.slot).max(1),
+            Work::Barrier => 1,
+            Work::AllReduce { .. } if self.is_one_shot => 1,
+            Work::AllReduce { count } | Work::Reduce { count, .. } => {
+                return 2 * count.div_ceil(self.slot).max(1);
+            }
             Work::ReduceScatter(partition) | Work::Scatter { partition, .. } => {
                 longest(partition).unwrap_or_default().div_ceil(self.share())
             }
             Work::AllGather(partition) | Work::Gather { partition, .. } => {
                 longest(partition).unwrap_or_default().div_ceil(self.slot)
             }
-            Work::AllToAll { part } => part.div_ceil(self.share()),
+            Work::AllToAll { send, .. } => longest(send).unwrap_or_default().div_ceil(self.share()),
             Work::Broadcast { count, .. } | Work::Scan { count } | Work::Exscan { count } => {
                 count.div_ceil(self.slot)
             }
@@ -153,11 +106,12 @@ impl Plan {
         let of_share = |range: Range<usize>| piece(&range, number, share);
         match &self.work {
             Work::Barrier => self.take_from_others(round, |_| (0, 0..0)),
-            Work::OneShot { count } => {
+            Work::AllReduce { count } if self.is_one_shot => {
                 round.put(0..*count, 0);
                 self.reduce(round, 0, &(0..*count), self.world.get());
             }
-            Work::TwoShot { count, root } => self.two_shot(round, number, *count, *root),
+            Work::AllReduce { count } => self.two_shot(round, number, *count, None),
+            Work::Reduce { count, root } => self.two_shot(round, number, *count, Some(*root)),
             Work::ReduceScatter(partition) => {
                 for rank in self.world.ranks() {
                     round.put(of_share(partition.range(rank)), rank.index() * share);
@@ -186,15 +140,13 @@ impl Plan {
                 let own = of_share(0..partition.range(self.rank).len());
                 round.take(*root, self.rank.index() * share, own, Action::Copy);
             }
-            Work::AllToAll { part } => {
-                let all = self.world.as_usize() * part;
-                let part_of = |rank: Rank| rank.index() * part..(rank.index() + 1) * part;
+            Work::AllToAll { send, receive, .. } => {
                 for rank in self.others() {
-                    round.put(of_share(part_of(rank)), rank.index() * share);
+                    round.put(of_share(send.range(rank)), rank.index() * share);
                 }
                 self.take_from_others(round, |rank| {
-                    let own = of_share(part_of(rank));
-                    (self.rank.index() * share, all + own.start..all + own.end)
+                    let part = of_share(receive.range(rank));
+                    (self.rank.index() * share, send.total() + part.start..send.total() + part.end)
                 });
             }
             Work::Scan { count } => {
@@ -210,6 +162,7 @@ impl Plan {
         }
     }
 
+    /// Everybody posts a block and reduces its own chunk of all of them, then posts that, for the root alone or for all.
     fn two_shot(&self, round: &mut Round, number: usize, count: usize, root: Option<Rank>) {
         let block = piece(&(0..count), number / 2, self.slot);
         let partition = Partition::even(block.len(), self.world);

@@ -15,6 +15,8 @@ pub const CHOICES: [Algorithm; 5] =
 const TREE_BYTES_MAX: u64 = 64 << 10;
 /// The longest part that a rank has to store for a peer before it can be reduced.
 const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
+/// In shared memory everybody reduces a buffer of at most so many bytes alone, which saves a round.
+const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
 /// The longest workspace of an all-reduce in which every rank gets every other one's buffer.
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
 /// The largest world in which every rank opens a link to every other one of its own accord.
@@ -53,6 +55,19 @@ pub fn possible(operation: Operation) -> &'static [Algorithm] {
         }
         Operation::Barrier => &[Algorithm::Dissemination],
     }
+}
+
+/// The algorithms that an operation has in shared memory.
+pub fn possible_in_memory(operation: Operation) -> &'static [Algorithm] {
+    match operation {
+        Operation::AllReduce => &[Algorithm::OneShot, Algorithm::Direct],
+        _ => &[Algorithm::Direct],
+    }
+}
+
+/// The cheaper algorithm for an all-reduce of so many bytes in shared memory.
+pub fn cheapest_in_memory(bytes: u64) -> Algorithm {
+    if bytes <= ONE_SHOT_BYTES_MAX { Algorithm::OneShot } else { Algorithm::Direct }
 }
 
 impl LinkCost {

@@ -24,6 +24,7 @@ mod star;
 #[cfg(test)]
 mod symbolic;
 mod tree;
+mod work;
 
 use std::ops::Range;
 
@@ -33,6 +34,7 @@ pub use exchange::all_to_all;
 pub use ring::{all_gather, all_reduce, broadcast, reduce_scatter};
 pub use star::{gather, scatter};
 pub use tree::{broadcast_tree, reduce_tree};
+pub use work::Work;
 
 use crate::types::Rank;
 

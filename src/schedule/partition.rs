@@ -28,6 +28,16 @@ impl Partition {
         Self { bounds }
     }
 
+    /// A part of `count` elements for each rank.
+    ///
+    /// # Panics
+    ///
+    /// If together they are more than a `usize` can count.
+    pub fn alike(count: usize, world: WorldSize) -> Self {
+        let bound = |index: usize| index.checked_mul(count).expect("a buffer's length can be counted");
+        Self { bounds: (0..=world.as_usize()).map(bound).collect() }
+    }
+
     /// Parts of these lengths, one for each rank; `None` if their sum overflows.
     pub fn from_counts(counts: &[usize]) -> Option<Self> {
         let mut bounds = Vec::with_capacity(counts.len() + 1);

@@ -34,13 +34,15 @@ pub enum Kind {
     Credit = 5,
     /// The sender has data for the operation and no credit to send them.
     Announce = 6,
+    /// There is something to see in the memory that the two ranks share.
+    Wake = 7,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Data, Self::Abort, Self::Goodbye, Self::Ready, Self::Credit, Self::Announce]
-            .into_iter()
-            .find(|&kind| kind as u8 == byte)
+        let all =
+            [Self::Data, Self::Abort, Self::Goodbye, Self::Ready, Self::Credit, Self::Announce, Self::Wake];
+        all.into_iter().find(|&kind| kind as u8 == byte)
     }
 
     /// The longest payload that such a frame may have.
@@ -48,7 +50,7 @@ impl Kind {
         match self {
             Self::Data => SEGMENT_BYTES_MAX,
             Self::Abort | Self::Goodbye => CONTROL_BYTES_MAX,
-            Self::Ready | Self::Credit | Self::Announce => 0,
+            Self::Ready | Self::Credit | Self::Announce | Self::Wake => 0,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! and no byte from the network reaches a panic.
 
 pub mod cause;
+mod contract;
 pub mod frame;
 pub mod handshake;
 #[cfg(test)]
@@ -12,6 +13,7 @@ mod reader;
 mod secret;
 
 pub use cause::Cause;
+pub use contract::{CONTRACT_WORDS, contract_of_words, contract_to_words};
 pub use frame::{Header, HeaderError, Kind};
 pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, SecretError};
 

@@ -1,9 +1,12 @@
 //! The pump and what became of its operations: everything that one lock guards.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Outcome;
+use super::local::Task;
 use crate::engine::{Failure, OpId, Timestamp};
 use crate::group::pump::{Finished, Pump, Turn};
 use crate::group::{Error, Statistics};
@@ -34,6 +37,10 @@ pub(super) struct Core {
     pub(super) is_closing: bool,
     pub(super) busy_since: Option<Timestamp>,
     pub(super) statistics: Statistics,
+    /// Operations at desks that go on by themselves.
+    pub(super) desk_tasks: BTreeMap<OpId, Task>,
+    /// The job has failed, and everybody has been told: for those who do not want to take the lock to know.
+    pub(super) has_failed: Arc<AtomicBool>,
 }
 
 pub(super) enum State {
@@ -67,6 +74,8 @@ impl Core {
             is_closing: false,
             busy_since: None,
             statistics: Statistics::default(),
+            desk_tasks: BTreeMap::new(),
+            has_failed: Arc::new(AtomicBool::new(false)),
         }
     }
 
@@ -86,15 +95,17 @@ impl Core {
                     None => return Step::Blocked,
                 };
                 self.state = State::Failed(error);
+                self.has_failed.store(true, Ordering::Release);
                 self.settle_failed(now);
                 return Step::Progress;
             }
             State::Running => {}
         }
-        let arrivals = self.pump.arrivals();
+        let heard = (self.pump.arrivals(), self.pump.wakes());
         let turn = self.pump.turn(now);
-        // A message is what a probe waits for.
-        let mut is_progress = self.pump.arrivals() != arrivals;
+        // A message is what a probe waits for, and a wake who sleeps at a desk.
+        let mut is_progress = (self.pump.arrivals(), self.pump.wakes()) != heard;
+        is_progress |= !self.desk_tasks.is_empty() && self.look_at_desks(now);
         while let Some(Finished { operation, memory, envelope, kernels }) = self.pump.take_finished() {
             self.statistics.operations += 1;
             self.left_over.extend(kernels);
@@ -116,6 +127,8 @@ impl Core {
     fn settle_failed(&mut self, now: Timestamp) -> bool {
         let State::Failed(error) = &self.state else { return false };
         let error = error.clone();
+        let tasks = std::mem::take(&mut self.desk_tasks);
+        self.left_over.extend(tasks.into_values().filter_map(Task::into_kernels));
         let pending: Vec<OpId> = self.pending.iter().copied().collect();
         for &id in &pending {
             self.settle(id, now, Err(error.clone()));
@@ -141,7 +154,7 @@ impl Core {
         is_cancelled
     }
 
-    fn settle(&mut self, id: OpId, now: Timestamp, outcome: Result<Outcome, Error>) {
+    pub(super) fn settle(&mut self, id: OpId, now: Timestamp, outcome: Result<Outcome, Error>) {
         self.pending.remove(&id);
         self.unattended.remove(&id);
         if !self.forgotten.remove(&id) {

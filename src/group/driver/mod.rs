@@ -7,6 +7,7 @@
 
 mod core;
 mod guard;
+mod local;
 mod shared;
 
 use std::io;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use self::core::{Core, State, Step};
 use self::guard::Lock;
 use self::shared::Shared;
+use super::desk::{Desk, Order};
 use super::memory::{self, Lender, Memory};
 use super::pump::{Pump, Work};
 use super::{Error, Statistics};
@@ -43,6 +45,8 @@ pub(super) struct Driver {
 pub(super) enum Submission {
     /// A collective, with ranks of the world.
     Collective(Schedule, Work),
+    /// A collective in shared memory, with the ranks of the world that take part in it.
+    AtDesk((Arc<Mutex<Desk>>, Arc<[Rank]>), Order, Memory),
     /// A message to this rank of the world.
     Send(Rank, Memory),
     /// A message that fits.
@@ -62,14 +66,17 @@ impl Driver {
         has_own_processor: bool,
     ) -> io::Result<Self> {
         let poller = pump.transport_mut().take_poller().ok_or(io::ErrorKind::NotConnected)?;
+        let core = Core::new(pump);
         let shared = Arc::new(Shared {
             waker: poller.waker(),
-            core: Lock::new(Core::new(pump)),
+            has_failed: Arc::clone(&core.has_failed),
+            core: Lock::new(core),
             poller: Mutex::new(poller),
             changed: Condvar::new(),
             work: Condvar::new(),
             epoch,
             spin: if has_own_processor { SPIN } else { Duration::ZERO },
+            has_own_processor,
         });
         Ok(Self { shared, progress: Mutex::new(None) })
     }
@@ -126,6 +133,7 @@ impl Driver {
         // Whatever becomes of the operation, a function of the program's own outlives the lock, which its drop may take.
         let _kernels = match &submission {
             Submission::Collective(_, work) => work.kernels.clone(),
+            Submission::AtDesk(_, order, _) => order.kernels.clone(),
             Submission::Send(..) | Submission::Receive(..) => None,
         };
         let mut core = self.shared.lock();
@@ -136,6 +144,7 @@ impl Driver {
         let pump = &mut core.pump;
         let begun = match submission {
             Submission::Collective(schedule, work) => pump.begin(now, begin, schedule, work),
+            Submission::AtDesk(place, order, memory) => core.begin_at_desk(now, begin, place, order, memory),
             Submission::Send(to, memory) => pump.send_message(now, begin, to, memory),
             Submission::Receive(pattern, memory) => pump.receive_message(now, begin, pattern, memory),
         };

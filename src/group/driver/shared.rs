@@ -1,6 +1,7 @@
 //! The threads that share a core: who turns the pump, who waits for the sockets, who waits for others.
 
 use std::io;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,8 +25,12 @@ pub(super) struct Shared {
     /// There is something to do for the progress thread.
     pub(super) work: Condvar,
     pub(super) epoch: Instant,
-    /// How long a thread that waits stays awake.
+    /// How long a thread that waits for the sockets stays awake.
     pub(super) spin: Duration,
+    /// Whether each rank of this host can have a processor.
+    pub(super) has_own_processor: bool,
+    /// The job has failed, and everybody has been told.
+    pub(super) has_failed: Arc<AtomicBool>,
 }
 
 impl Shared {
@@ -89,6 +94,9 @@ impl Shared {
             // It is dropped without the lock, which may change what there is to do.
             Step::Blocked if !core.left_over.is_empty() => core.make_way(),
             Step::Blocked => {
+                if !core.desk_tasks.is_empty() && core.fall_asleep_at_desks() {
+                    return core;
+                }
                 let until = until.into_iter().chain(core.next_deadline()).min();
                 let timeout = until.map(|until| until.saturating_sub(now));
                 if core.is_polled { core.wait(&self.changed, timeout) } else { self.poll(core, timeout) }

@@ -3,11 +3,11 @@
 use std::panic::Location;
 
 use super::{TOO_MANY, copied, output as place, zeroed};
-use crate::group::call::{Call, Prepared, Site};
+use crate::group::call::{Prepared, Site};
 use crate::group::{Buffer, Error, Group, Handle, Input};
-use crate::schedule;
+use crate::schedule::Work;
 use crate::schedule::partition::Partition;
-use crate::types::{Element, Operation};
+use crate::types::Element;
 
 impl Group {
     /// The r-th of n equal parts of `input` goes to rank r; what the ranks have for this one comes back in rank order.
@@ -129,7 +129,7 @@ impl Group {
             return Err(Error::InvalidCounts("the group's size does not divide the input's length"));
         }
         let partition = Partition::even(input.len(), self.world);
-        self.prepare_all_to_all(input, (&partition, &partition), input.len(), site)
+        self.prepare_all_to_all(input, (&partition, &partition), true, site)
     }
 
     fn prepare_all_to_all_uneven<T: Element>(
@@ -146,24 +146,23 @@ impl Group {
             return Err(Error::InvalidCounts("their sum is not the input's length"));
         }
         // The ranks' totals differ, so they are no part of what has to agree.
-        self.prepare_all_to_all(input, (&send, &receive), 0, site)
+        self.prepare_all_to_all(input, (&send, &receive), false, site)
     }
 
     fn prepare_all_to_all<T: Element>(
         &self,
         input: &[T],
         (send, receive): (&Partition, &Partition),
-        count: usize,
+        is_even: bool,
         site: Site,
     ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
         let mut buffer = zeroed(send.total().checked_add(receive.total()).ok_or(TOO_MANY)?)?;
-        let schedule = schedule::all_to_all(self.world, self.rank, send, receive);
         let (sent, received) = buffer.split_at_mut(send.total());
         sent.copy_from_slice(input);
         received[receive.range(self.rank)].copy_from_slice(&input[send.range(self.rank)]);
         let start = send.total();
-        let algorithm = self.algorithm_of::<T>(Operation::AllToAll, count);
-        let call = Call::new(Operation::AllToAll, algorithm, count, schedule, site);
+        let work = Work::AllToAll { send: send.clone(), receive: receive.clone(), is_even };
+        let call = self.call::<T>(work, site);
         Ok(Prepared::new(call, buffer, move |mut buffer: Vec<T>| buffer.split_off(start)))
     }
 }

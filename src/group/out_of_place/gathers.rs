@@ -6,9 +6,9 @@ use std::panic::Location;
 use super::{layout, output as place, zeroed};
 use crate::group::call::{Call, Prepared, Site};
 use crate::group::{Buffer, Error, Group, Handle, Input};
-use crate::schedule;
+use crate::schedule::Work;
 use crate::schedule::partition::Partition;
-use crate::types::{Element, Operation, Rank};
+use crate::types::{Element, Rank};
 
 impl Group {
     /// Every rank's `input`, which has the same length everywhere, one after another in rank order.
@@ -311,11 +311,8 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        let schedule = schedule::gather(self.world, self.rank, root, partition);
-        let count = partition.total();
-        let algorithm = self.algorithm_of::<T>(Operation::Gather, count);
-        let call = Call::new(Operation::Gather, algorithm, count, schedule, site);
-        Ok(call.rooted(root).laid_out(layout))
+        let work = Work::Gather { partition: partition.clone(), root };
+        Ok(self.call::<T>(work, site).laid_out(layout))
     }
 
     fn prepare_gather<'a, T: Element>(

@@ -7,9 +7,9 @@ use std::panic::Location;
 use super::{layout, output as place, zeroed};
 use crate::group::call::{Call, Prepared, Site};
 use crate::group::{Buffer, Error, Group, Handle, Input};
-use crate::schedule;
+use crate::schedule::Work;
 use crate::schedule::partition::Partition;
-use crate::types::{Element, Operation, Rank};
+use crate::types::{Element, Rank};
 
 impl Group {
     /// The root's `input`, whose length `count` all ranks name; what other ranks pass as input is not looked at.
@@ -235,11 +235,8 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        let schedule = schedule::scatter(self.world, self.rank, root, partition);
-        let count = partition.total();
-        let algorithm = self.algorithm_of::<T>(Operation::Scatter, count);
-        let call = Call::new(Operation::Scatter, algorithm, count, schedule, site);
-        Ok(call.rooted(root).laid_out(layout))
+        let work = Work::Scatter { partition: partition.clone(), root };
+        Ok(self.call::<T>(work, site).laid_out(layout))
     }
 
     fn prepare_scatter<'a, T: Element>(

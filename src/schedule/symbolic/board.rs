@@ -2,7 +2,8 @@
 //! which no result can depend on, because what is taken was posted in the same round.
 
 use super::super::Action;
-use super::super::board::{Plan, Round, Work};
+use super::super::Work;
+use super::super::board::{Plan, Round};
 use super::super::partition::Partition;
 use super::{Value, cut, every_part, everyone, lengths, own, own_part, roots};
 use crate::types::{Rank, WorldSize};
@@ -17,7 +18,7 @@ fn run(
         let world = WorldSize::new(ranks).unwrap();
         for count in lengths(world) {
             for slot in [world.as_usize(), 2 * world.as_usize() + 1, 1000] {
-                let plan = |rank| Plan::new(world, rank, slot, work(world, count));
+                let plan = |rank| Plan::new(world, rank, slot, 0, work(world, count));
                 let buffers =
                     play(world, slot, &plan, world.ranks().map(|r| initial(world, r, count)).collect());
                 for rank in world.ranks() {
@@ -72,11 +73,11 @@ fn play(
 
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_in_order() {
-    let two_shot = |_, count| Work::TwoShot { count, root: None };
+    let two_shot = |_, count| Work::AllReduce { count };
     run(two_shot, own, |world, _, count, buffer| assert_eq!(buffer, everyone(world, count)));
     for ranks in 1..=16 {
         let world = WorldSize::new(ranks).unwrap();
-        let plan = |rank| Plan::new(world, rank, 100, Work::OneShot { count: 97 });
+        let plan = |rank| Plan::new(world, rank, 100, 97, Work::AllReduce { count: 97 });
         let buffers = play(world, 100, &plan, world.ranks().map(|rank| own(world, rank, 97)).collect());
         assert!(buffers.iter().all(|buffer| *buffer == everyone(world, 97)));
     }
@@ -86,7 +87,7 @@ fn all_reduce_gives_every_rank_every_contribution_in_order() {
 fn reduce_gives_the_root_every_contribution() {
     for which in 0..4 {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
-        let work = |world, count| Work::TwoShot { count, root: Some(root(world)) };
+        let work = |world, count| Work::Reduce { count, root: root(world) };
         run(work, own, |world, rank, count, buffer| {
             assert!(rank != root(world) || *buffer == everyone(world, count));
         });
@@ -172,7 +173,10 @@ fn prefixes_are_those_of_the_ranks_before() {
 fn everybody_gets_what_everybody_has_for_it() {
     let name = |from: Rank, to: Rank, index: usize| Value::own(from, to.index() << 32 | index);
     run(
-        |_, part| Work::AllToAll { part },
+        |world, part| {
+            let parts = Partition::alike(part, world);
+            Work::AllToAll { send: parts.clone(), receive: parts, is_even: true }
+        },
         |world, rank, part| {
             let sent = world.ranks().flat_map(|to| (0..part).map(move |index| name(rank, to, index)));
             let mut buffer: Vec<Value> = sent.collect();
@@ -192,13 +196,13 @@ fn everybody_gets_what_everybody_has_for_it() {
 fn a_barrier_waits_for_everybody() {
     let mut round = Round::default();
     let world = WorldSize::new(5).unwrap();
-    Plan::new(world, Rank::new(3), 0, Work::Barrier).fill(0, &mut round);
+    Plan::new(world, Rank::new(3), 0, 0, Work::Barrier).fill(0, &mut round);
     let mut awaited: Vec<u32> = round.takes.iter().map(|take| take.from.get()).collect();
     awaited.sort_unstable();
     assert_eq!(awaited, [0, 1, 2, 4]);
     let partition = Partition::even(0, world);
     assert_eq!(
-        Plan::new(world, Rank::ZERO, 9, Work::AllGather(partition)).rounds(),
+        Plan::new(world, Rank::ZERO, 9, 0, Work::AllGather(partition)).rounds(),
         1,
         "empty buffers meet too"
     );

@@ -1,8 +1,8 @@
 //! Memory that the ranks of one host share: a [`Board`] on which each rank posts what it has and reads what the others have.
 //!
 //! The memory is an anonymous file (`memfd_create`), which has no name that could be left behind: the kernel frees it when
-//! the last rank that has it mapped is gone, however that rank ended. Its size is sealed and its pages are allocated before
-//! anybody maps it, so that no access can fail later.
+//! the last rank that has it mapped is gone, however that rank ended. Its size is sealed, so that no access can fail because
+//! another process has cut it off, and it takes memory only as far as it is used.
 
 mod board;
 mod segment;

@@ -6,9 +6,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::process;
 use std::ptr::{self, NonNull};
 
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate,
-};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// Bytes at the beginning by which who opens the memory knows it.
@@ -46,8 +44,6 @@ impl Segment {
     pub fn create(length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let file = rustix::fs::memfd_create("ringtrain", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, length as u64)?;
-        // Now or never: without pages an access would end in SIGBUS later.
-        fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let segment = Self::map(file, length)?;
         // SAFETY: the mapping is at least as long as the token, which `map` makes sure of, and nobody else knows of it yet.

@@ -1,0 +1,71 @@
+//! Operations whose progress is seen elsewhere: ranks that share memory do them there. The engine keeps their deadlines, knows
+//! whom they wait for, and fails them with the job.
+
+use super::operation::{Call, Key};
+use super::{Begin, Engine, Failure, OpId, Timestamp, begin};
+use crate::types::{Contract, Rank};
+use crate::wire::{Header, Kind};
+
+/// An operation of which only this is known.
+pub(super) struct Watched {
+    pub(super) call: Call,
+    /// The ranks that have to do something before it can go on.
+    pub(super) awaited: Vec<Rank>,
+}
+
+impl Engine {
+    /// Takes note of an operation, the one of this number in its group.
+    ///
+    /// # Errors
+    ///
+    /// The failure, if the job has failed before.
+    pub fn watch(&mut self, now: Timestamp, asked: Begin, sequence: u64) -> Result<OpId, Failure> {
+        self.check()?;
+        let id = self.next_id();
+        let call = begin::call(now, asked, Key::Collective { group: asked.group, sequence });
+        self.deadlines.insert((call.deadline, id));
+        self.watched.insert(id, Watched { call, awaited: Vec::new() });
+        Ok(id)
+    }
+
+    /// An operation that is watched waits for these ranks. One of them that has left ends the job.
+    pub fn await_ranks(&mut self, id: OpId, ranks: Vec<Rank>) {
+        let gone = |rank: &&Rank| self.links.get(rank).is_some_and(|link| link.left || link.lost);
+        let gone = ranks.iter().find(gone).copied();
+        if let Some(watched) = self.watched.get_mut(&id) {
+            watched.awaited = ranks;
+            if let Some(rank) = gone {
+                self.fail_left(rank);
+            }
+        }
+    }
+
+    /// An operation that was watched is over.
+    pub fn unwatch(&mut self, id: OpId) {
+        if let Some(watched) = self.watched.remove(&id) {
+            self.deadlines.remove(&(watched.call.deadline, id));
+        }
+    }
+
+    /// A rank asks for something else in an operation that is watched; `None` if nobody can tell what.
+    pub fn disagree(&mut self, id: OpId, peer: Rank, asked: Option<Contract>) {
+        let Some(Watched { call, .. }) = self.watched.get(&id) else { return };
+        let own = (call.contract, call.site);
+        let place = (call.group, call.sequence());
+        let cause = match asked {
+            Some(asked) if asked != call.contract => self.mismatch(place, own, (peer, asked)),
+            _ => self.misbehaved(peer, format!("it is at another operation than number {}", place.1)),
+        };
+        self.fail(cause);
+    }
+
+    /// Wakes a peer that sleeps and has something to see in the memory that it shares with this rank.
+    pub fn wake(&mut self, peer: Rank) {
+        self.links.entry(peer).or_default().control.push_back(Header { kind: Kind::Wake, ..Header::EMPTY });
+    }
+
+    /// How often this rank has been woken.
+    pub fn wakes(&self) -> u64 {
+        self.wakes
+    }
+}

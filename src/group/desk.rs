@@ -1,0 +1,220 @@
+//! Where the ranks of a group that share memory do their collectives: a board, and one operation after the other on it.
+
+use std::ops::Range;
+
+use super::memory::Lender;
+use crate::reduce::Kernels;
+use crate::schedule::Action;
+use crate::schedule::board::{Plan, Put, Round};
+use crate::transport::shm::{Board, HEADER_WORDS, Header};
+use crate::types::{Contract, Rank};
+use crate::wire::{self, CONTRACT_WORDS};
+
+/// Bytes that are copied or reduced at a time: what several ranks contribute to them stays in a processor's first cache.
+const PIECE_BYTES: usize = 16 << 10;
+
+/// A rank's place at the board.
+pub(super) struct Desk {
+    board: Board,
+    /// The last round of this rank that is over.
+    round: u64,
+    /// The number of the next operation that is taken on, and of the oldest that is not over.
+    sequence: u64,
+    current: u64,
+    /// What is done in a round, kept so that its memory is.
+    scratch: Round,
+}
+
+/// An operation at the desk.
+pub(super) struct Errand {
+    plan: Plan,
+    rounds: usize,
+    header: Header,
+    sequence: u64,
+    kernels: Option<Kernels>,
+    divisor: u32,
+    element_bytes: usize,
+    /// The round it is in, from 0, and whether that has been posted.
+    number: usize,
+    is_posted: bool,
+}
+
+/// What a look at the board has come to.
+pub(super) enum Look {
+    /// The operation is over.
+    Done,
+    /// Others have to do something first.
+    Waits,
+    /// A rank asks for something else.
+    Differs(Rank, Option<Contract>),
+}
+
+/// What an operation is.
+pub(super) struct Order {
+    pub(super) plan: Plan,
+    pub(super) kernels: Option<Kernels>,
+    pub(super) divisor: u32,
+}
+
+impl Desk {
+    pub(super) fn new(board: Board) -> Self {
+        Self { board, round: 0, sequence: 0, current: 0, scratch: Round::default() }
+    }
+
+    /// Bytes of a slot.
+    pub(super) fn slot_bytes(&self) -> usize {
+        self.board.size().slot_bytes
+    }
+
+    /// The board, to fall asleep at and to wake up.
+    pub(super) fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// Takes on the next operation. They have to be done in the order in which they were taken on.
+    pub(super) fn take_on(&mut self, contract: Contract, order: Order) -> Errand {
+        let Order { plan, kernels, divisor } = order;
+        let sequence = self.sequence;
+        self.sequence += 1;
+        let mut header: Header = [0; HEADER_WORDS];
+        header[..CONTRACT_WORDS].copy_from_slice(&wire::contract_to_words(&contract));
+        header[HEADER_WORDS - 1] = sequence;
+        Errand {
+            rounds: plan.rounds(),
+            plan,
+            header,
+            sequence,
+            kernels,
+            divisor,
+            element_bytes: contract.dtype.size_bytes(),
+            number: 0,
+            is_posted: false,
+        }
+    }
+}
+
+impl Desk {
+    /// Does what can be done for an operation, the oldest that is not over. `memory` is its whole buffer; `wake` is told of
+    /// ranks that sleep and have to know of what was posted.
+    ///
+    /// # Panics
+    ///
+    /// If a function of the program's own does.
+    pub(super) fn look(
+        &mut self,
+        errand: &mut Errand,
+        memory: &mut Lender<'_>,
+        mut wake: impl FnMut(Rank),
+    ) -> Look {
+        loop {
+            let round = self.round + 1;
+            if !errand.is_posted {
+                if !self.board.may_write(round) {
+                    return Look::Waits;
+                }
+                errand.plan.fill(errand.number, &mut self.scratch);
+                let slot = self.board.write(round);
+                for Put { range, at } in &self.scratch.puts {
+                    let start = at * errand.element_bytes;
+                    let bytes = &memory.bytes()[errand.bytes(range)];
+                    slot[start..start + bytes.len()].copy_from_slice(bytes);
+                }
+                self.board.post(round, &errand.header);
+                errand.is_posted = true;
+                self.board.take_sleepers(|rank| wake(Rank::new(rank as u32)));
+            }
+            for take in &self.scratch.takes {
+                let Some(posted) = self.board.posted(take.from.index(), round) else { return Look::Waits };
+                if posted.header != errand.header {
+                    return Look::Differs(take.from, wire::contract_of_words(&posted.header));
+                }
+            }
+            self.take(round, errand, memory.bytes_mut());
+            self.round = round;
+            errand.number += 1;
+            errand.is_posted = false;
+            if errand.number == errand.rounds {
+                self.current += 1;
+                return Look::Done;
+            }
+        }
+    }
+
+    /// Whether operations that were taken on are not over.
+    pub(super) fn is_busy(&self) -> bool {
+        self.current != self.sequence
+    }
+
+    /// Whether an operation is the oldest that is not over.
+    pub(super) fn is_next(&self, errand: &Errand) -> bool {
+        self.current == errand.sequence
+    }
+
+    /// Whether another look would find something to do.
+    pub(super) fn has_news(&self, errand: &Errand) -> bool {
+        let round = self.round + 1;
+        if errand.is_posted { self.awaited(errand).next().is_none() } else { self.board.may_write(round) }
+    }
+
+    /// The ranks that have to post before an operation, the oldest, can go on.
+    pub(super) fn awaited(&self, errand: &Errand) -> impl Iterator<Item = Rank> {
+        let (round, is_posted) = (self.round + 1, errand.is_posted);
+        let ranks = (0..self.board.size().ranks).map(|rank| Rank::new(rank as u32));
+        ranks.filter(move |rank| {
+            if is_posted {
+                let is_source = self.scratch.takes.iter().any(|take| take.from == *rank);
+                is_source && !self.board.has_posted(rank.index(), round)
+            } else {
+                rank.index() != self.board.rank() && !self.board.has_posted(rank.index(), round - 1)
+            }
+        })
+    }
+
+    /// Takes from the slots what the round asks for, all of which has been posted.
+    fn take(&self, round: u64, errand: &Errand, memory: &mut [u8]) {
+        let mut takes = &self.scratch.takes[..];
+        while let Some(first) = takes.first() {
+            // What is reduced into the same elements is taken piece by piece.
+            let same = takes.iter().take_while(|take| take.range == first.range).count();
+            let (run, rest) = takes.split_at(same);
+            takes = rest;
+            let all = errand.bytes(&first.range);
+            for start in all.clone().step_by(PIECE_BYTES) {
+                let own = &mut memory[start..all.end.min(start + PIECE_BYTES)];
+                for take in run {
+                    let Some(posted) = self.board.posted(take.from.index(), round) else { return };
+                    let at = take.at * errand.element_bytes + start - all.start;
+                    errand.apply(take.action, own, &posted.payload[at..at + own.len()]);
+                }
+            }
+        }
+    }
+}
+
+impl Errand {
+    /// Its number on the board.
+    pub(super) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// What may be the program's own.
+    pub(super) fn into_kernels(self) -> Option<Kernels> {
+        self.kernels
+    }
+
+    /// What lower ranks contributed stands in `own`.
+    fn apply(&self, action: Action, own: &mut [u8], arrived: &[u8]) {
+        match (action, &self.kernels) {
+            (Action::Reduce, Some(kernels)) => kernels.reduce.apply_after(own, arrived, self.divisor),
+            (Action::ReduceLast, Some(kernels)) => {
+                kernels.reduce_last.apply_after(own, arrived, self.divisor)
+            }
+            _ => own.copy_from_slice(arrived),
+        }
+    }
+
+    /// The bytes of elements.
+    fn bytes(&self, range: &Range<usize>) -> Range<usize> {
+        range.start * self.element_bytes..range.end * self.element_bytes
+    }
+}

@@ -1,0 +1,242 @@
+//! Operations of ranks that share memory: the caller looks at the board itself, spins for a while, and sleeps where the
+//! sockets wake it, for a peer that has posted something says so on its link. So there is one place to wait, at which the
+//! end of a peer and the job's failure are heard as well.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::core::{Core, State};
+use super::{Driver, Outcome};
+use crate::engine::{Begin, Failure, OpId, Timestamp};
+use crate::group::Error;
+use crate::group::desk::{Desk, Errand, Look, Order};
+use crate::group::memory::{Lender, Memory};
+use crate::reduce::Kernels;
+use crate::types::Rank;
+
+/// How long a thread looks at its desk before it falls asleep: longer than others usually need for a round.
+const PATIENCE: Duration = Duration::from_micros(200);
+/// How often a thread looks, a few microseconds in all, before it lets others have its processor between looks.
+const LOOKS_ALONE: u32 = 500;
+
+impl Driver {
+    /// Runs an operation at a desk to its end. `members` are the ranks of the job that sit at it.
+    pub(in crate::group) fn run_at_desk(
+        &self,
+        desk: &mut Desk,
+        members: &[Rank],
+        begin: Begin,
+        order: Order,
+        mut memory: Lender<'_>,
+    ) -> Result<(), Error> {
+        if self.shared.has_failed.load(Ordering::Acquire) {
+            return Err(self.shared.fail(self.shared.lock()));
+        }
+        let started = Instant::now();
+        let mut errand = desk.take_on(begin.contract, order);
+        let mut watch = None;
+        let mut sleepers = Vec::new();
+        let result = loop {
+            // A function of the program's own may panic.
+            let look = catch_unwind(AssertUnwindSafe(|| {
+                desk.look(&mut errand, &mut memory, |rank| sleepers.push(members[rank.index()]))
+            }));
+            if !sleepers.is_empty() {
+                let mut core = self.shared.lock();
+                for peer in sleepers.drain(..) {
+                    core.pump.engine_mut().wake(peer);
+                }
+                // Sent at once: nobody else may turn the pump before this thread sleeps itself.
+                core.turn(self.shared.now());
+            }
+            match look {
+                Ok(Look::Done) => break Ok(()),
+                Ok(Look::Waits) => {}
+                Ok(Look::Differs(rank, asked)) => {
+                    let id = self.watch(&mut watch, begin, &errand);
+                    let mut core = self.shared.lock();
+                    if let Ok(id) = id {
+                        core.pump.engine_mut().disagree(id, members[rank.index()], asked);
+                    }
+                    break Err(self.shared.fail(core));
+                }
+                Err(_) => break Err(self.abort("the program's own reduction panicked there")),
+            }
+            if self.shared.spin_until(|| desk.has_news(&errand)) {
+                continue;
+            }
+            let slept = self.watch(&mut watch, begin, &errand);
+            if let Err(error) = slept.and_then(|id| self.sleep_at(desk, &errand, members, id)) {
+                break Err(error);
+            }
+        };
+        self.leave_desk(watch, started, result.is_ok());
+        result
+    }
+
+    /// Lets the engine know of an operation that takes longer: it has a deadline, and peers that it cannot do without.
+    fn watch(&self, watch: &mut Option<OpId>, begin: Begin, errand: &Errand) -> Result<OpId, Error> {
+        if let Some(id) = *watch {
+            return Ok(id);
+        }
+        let mut core = self.shared.lock();
+        let now = self.shared.now();
+        match core.pump.watch(now, begin, errand.sequence()) {
+            Ok(id) => Ok(*watch.insert(id)),
+            Err(_) => Err(self.shared.fail(core)),
+        }
+    }
+
+    /// Sleeps until there is something to be seen at the desk.
+    fn sleep_at(&self, desk: &Desk, errand: &Errand, members: &[Rank], id: OpId) -> Result<(), Error> {
+        let mut core = self.shared.lock();
+        core.pump
+            .engine_mut()
+            .await_ranks(id, desk.awaited(errand).map(|rank| members[rank.index()]).collect());
+        loop {
+            // Whoever wakes this rank takes the word back that it sleeps, and may not be the last one it waits for.
+            desk.board().fall_asleep();
+            if desk.has_news(errand) {
+                break;
+            }
+            if let State::Failed(error) = &core.state {
+                return Err(error.clone());
+            }
+            core = self.shared.drive(core, None);
+        }
+        desk.board().wake_up();
+        Ok(())
+    }
+
+    fn leave_desk(&self, watch: Option<OpId>, started: Instant, is_done: bool) {
+        let waited = started.elapsed();
+        let mut core = self.shared.lock();
+        if let Some(id) = watch {
+            core.pump.engine_mut().unwatch(id);
+        }
+        core.statistics.operations += u64::from(is_done);
+        core.statistics.exposed += waited;
+        if core.busy_since.is_none() {
+            core.statistics.communication += waited;
+        }
+    }
+}
+
+/// An operation at a desk that goes on by itself, or that has to wait for such.
+pub(super) struct Task {
+    desk: Arc<Mutex<Desk>>,
+    members: Arc<[Rank]>,
+    errand: Errand,
+    memory: Memory,
+}
+
+impl Task {
+    /// What may be the program's own.
+    pub(super) fn into_kernels(self) -> Option<Kernels> {
+        self.errand.into_kernels()
+    }
+}
+
+impl Core {
+    /// Takes on an operation at a desk.
+    pub(super) fn begin_at_desk(
+        &mut self,
+        now: Timestamp,
+        begin: Begin,
+        (desk, members): (Arc<Mutex<Desk>>, Arc<[Rank]>),
+        order: Order,
+        memory: Memory,
+    ) -> Result<OpId, Failure> {
+        let errand = lock(&desk).take_on(begin.contract, order);
+        let id = self.pump.watch(now, begin, errand.sequence())?;
+        self.desk_tasks.insert(id, Task { desk, members, errand, memory });
+        Ok(id)
+    }
+
+    /// Looks at the desks where somebody waits; whether an operation has ended.
+    pub(super) fn look_at_desks(&mut self, now: Timestamp) -> bool {
+        let ids: Vec<OpId> = self.desk_tasks.keys().copied().collect();
+        let mut has_ended = false;
+        for id in ids {
+            let Some(Task { desk, members, errand, memory }) = self.desk_tasks.get_mut(&id) else { continue };
+            let mut desk = lock(desk);
+            if !desk.is_next(errand) {
+                continue;
+            }
+            let pump = &mut self.pump;
+            let look = catch_unwind(AssertUnwindSafe(|| {
+                desk.look(errand, &mut memory.lender(), |rank| pump.engine_mut().wake(members[rank.index()]))
+            }));
+            drop(desk);
+            match look {
+                Ok(Look::Waits) => {}
+                Ok(Look::Differs(rank, asked)) => {
+                    let peer = members[rank.index()];
+                    self.pump.engine_mut().disagree(id, peer, asked);
+                }
+                Ok(Look::Done) => {
+                    self.pump.engine_mut().unwatch(id);
+                    if let Some(Task { memory, errand, .. }) = self.desk_tasks.remove(&id) {
+                        self.statistics.operations += 1;
+                        self.left_over.extend(errand.into_kernels());
+                        self.settle(id, now, Ok(Outcome { memory, envelope: None }));
+                        has_ended = true;
+                    }
+                }
+                Err(_) => {
+                    self.pump.abort("the program's own reduction panicked there");
+                }
+            }
+        }
+        has_ended
+    }
+
+    /// Says at every desk where somebody waits that this rank is about to sleep; whether there is a reason not to.
+    pub(super) fn fall_asleep_at_desks(&mut self) -> bool {
+        let mut has_news = false;
+        for (&id, Task { desk, members, errand, .. }) in &self.desk_tasks {
+            let desk = lock(desk);
+            if !desk.is_next(errand) {
+                continue;
+            }
+            self.pump
+                .engine_mut()
+                .await_ranks(id, desk.awaited(errand).map(|rank| members[rank.index()]).collect());
+            desk.board().fall_asleep();
+            has_news |= desk.has_news(errand);
+        }
+        has_news
+    }
+}
+
+/// A panic at a desk is caught where it happens, so what it guards is whole.
+fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
+    desk.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl super::shared::Shared {
+    /// Stays awake for a while, until `is_there`; whether it is. Where ranks outnumber processors, the one that is waited for
+    /// may need this one.
+    fn spin_until(&self, is_there: impl Fn() -> bool) -> bool {
+        let started = Instant::now();
+        let mut looks = 0u32;
+        loop {
+            if is_there() {
+                return true;
+            }
+            // Others may need this processor, whatever was thought at the start.
+            if self.has_own_processor && looks < LOOKS_ALONE {
+                looks += 1;
+                std::hint::spin_loop();
+                continue;
+            }
+            thread::yield_now();
+            if started.elapsed() >= PATIENCE {
+                return false;
+            }
+        }
+    }
+}

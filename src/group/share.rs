@@ -1,0 +1,122 @@
+//! How the ranks of a group come to share memory: the first one makes it and tells the others where it is, over links that
+//! are authenticated.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use super::desk::Desk;
+use super::{Error, Group};
+use crate::transport::shm::{Board, BoardSize, Place, Segment, TOKEN_BYTES};
+use crate::types::{Rank, ReduceOp, WorldSize};
+
+/// Bytes of a slot: a round's block stays in a processor's second cache from the time it is posted until it is read.
+const SLOT_BYTES: usize = 256 << 10;
+/// The most ranks that share a board; every rank looks at every other one's slot.
+const RANKS_MAX: u32 = 64;
+/// Words in which the first rank says where the memory is.
+const WORDS: usize = 3 + TOKEN_BYTES / 8;
+
+/// How ranks of one host talk to each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LocalTransport {
+    /// By shared memory if all ranks of a group are on one host and can have it, by TCP otherwise.
+    #[default]
+    Auto,
+    /// By TCP.
+    Tcp,
+    /// By shared memory, or not at all.
+    Shm,
+}
+
+impl std::str::FromStr for LocalTransport {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "tcp" => Ok(Self::Tcp),
+            "shm" => Ok(Self::Shm),
+            other => Err(format!("`{other}` is none of auto, tcp, shm")),
+        }
+    }
+}
+
+impl Group {
+    /// Gives the group a board, if it is to have one and can; all of its ranks have to call this.
+    ///
+    /// # Errors
+    ///
+    /// If it is to have one and nothing else will do: why it cannot.
+    pub(super) fn share_memory(&mut self) -> Result<(), Error> {
+        let wanted = self.routes().local;
+        if wanted == LocalTransport::Tcp || self.world == WorldSize::ONE {
+            return Ok(());
+        }
+        match self.try_to_share()? {
+            Ok(()) => Ok(()),
+            Err(why) if wanted == LocalTransport::Shm => {
+                Err(Error::System { what: "shared memory", detail: why })
+            }
+            Err(why) => {
+                log::info!("group {} talks by TCP: {why}", self.id);
+                Ok(())
+            }
+        }
+    }
+
+    /// What is in the way, if anything.
+    fn try_to_share(&mut self) -> Result<Result<(), String>, Error> {
+        if self.local_size() != self.world {
+            return Ok(Err("its ranks are on several hosts".into()));
+        }
+        if self.world.get() > RANKS_MAX {
+            return Ok(Err(format!("at most {RANKS_MAX} ranks share memory, and it has {}", self.world)));
+        }
+        let size = BoardSize { ranks: self.world.as_usize(), slot_bytes: SLOT_BYTES };
+        let (mut words, created) = if self.rank == Rank::ZERO { create(size) } else { ([0; WORDS], None) };
+        self.broadcast(&mut words, Rank::ZERO)?;
+        let opened = match created {
+            Some(created) => created,
+            None => open(size, &words),
+        };
+        // Everybody has it or nobody uses it.
+        let mut all = [u64::from(opened.is_ok())];
+        self.all_reduce(&mut all, ReduceOp::Min)?;
+        match opened {
+            Ok(segment) if all == [1] => {
+                let mut board = Board::new(segment, size, self.rank.index());
+                board.segment_mut().close();
+                self.desk = Some(Arc::new(Mutex::new(Desk::new(board))));
+                Ok(Ok(()))
+            }
+            Ok(_) => Ok(Err("another rank could not open it".into())),
+            Err(error) => Ok(Err(error.to_string())),
+        }
+    }
+}
+
+/// New memory, and the words that say where it is.
+fn create(size: BoardSize) -> ([u64; WORDS], Option<io::Result<Segment>>) {
+    let token: [u8; TOKEN_BYTES] = rand::random();
+    let segment = Segment::create(size.bytes(), &token);
+    let mut words = [0; WORDS];
+    if let Some(place) = segment.as_ref().ok().and_then(Segment::place) {
+        words[..3].copy_from_slice(&[1, u64::from(place.process), u64::from(place.file)]);
+        for (word, bytes) in words[3..].iter_mut().zip(token.as_chunks().0) {
+            *word = u64::from_le_bytes(*bytes);
+        }
+    }
+    (words, Some(segment))
+}
+
+fn open(size: BoardSize, words: &[u64; WORDS]) -> io::Result<Segment> {
+    let [1, process, file, token @ ..] = words else {
+        return Err(io::Error::other("rank 0 of the group could not make it"));
+    };
+    let place = Place { process: *process as u32, file: *file as u32 };
+    let mut bytes = [0; TOKEN_BYTES];
+    for (chunk, word) in bytes.as_chunks_mut().0.iter_mut().zip(token) {
+        *chunk = word.to_le_bytes();
+    }
+    Segment::open(place, size.bytes(), &bytes)
+}

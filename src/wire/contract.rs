@@ -1,0 +1,51 @@
+//! A contract as words of shared memory.
+
+use crate::types::{Algorithm, Contract, DType, Operation, Rank, ReduceOp};
+
+/// Words of a contract.
+pub const CONTRACT_WORDS: usize = 4;
+
+/// The contract as words: equal ones are equal contracts.
+pub fn contract_to_words(contract: &Contract) -> [u64; CONTRACT_WORDS] {
+    let Contract { operation, dtype, reduction, algorithm, root, count, layout } = *contract;
+    let reduction = reduction.map_or(0, ReduceOp::to_byte);
+    let codes = [operation.to_byte(), dtype.to_byte(), reduction, algorithm.to_byte(), 0, 0, 0, 0];
+    [u64::from_le_bytes(codes), u64::from(root.get()), count, u64::from(layout)]
+}
+
+/// The contract of words that begin with one; `None` if they do not.
+pub fn contract_of_words(words: &[u64]) -> Option<Contract> {
+    let &[codes, root, count, layout] = words.first_chunk::<CONTRACT_WORDS>()?;
+    let [operation, dtype, reduction, algorithm, 0, 0, 0, 0] = codes.to_le_bytes() else { return None };
+    Some(Contract {
+        operation: Operation::from_byte(operation)?,
+        dtype: DType::from_byte(dtype)?,
+        reduction: if reduction == 0 { None } else { Some(ReduceOp::from_byte(reduction)?) },
+        algorithm: Algorithm::from_byte(algorithm)?,
+        root: Rank::new(u32::try_from(root).ok()?),
+        count,
+        layout: u32::try_from(layout).ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::wire::frame::tests::contracts;
+
+    proptest! {
+        #[test]
+        fn a_contract_comes_back(contract in contracts()) {
+            prop_assert_eq!(contract_of_words(&contract_to_words(&contract)), Some(contract));
+        }
+
+        #[test]
+        fn any_words_are_a_contract_or_none(words in prop::collection::vec(any::<u64>(), 0..8)) {
+            if let Some(contract) = contract_of_words(&words) {
+                prop_assert_eq!(&contract_to_words(&contract)[..], &words[..CONTRACT_WORDS]);
+            }
+        }
+    }
+}
