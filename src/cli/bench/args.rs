@@ -12,8 +12,8 @@ const EXAMPLES: &str = "\
 Examples:
   ringrun -n 4 ringbench all_reduce -b 4 -e 64M -f 4
       bandwidth and latency of all-reduce between four processes of this machine
-  ringrun -H a:1,b:1 ringbench all_reduce -b 64M -e 64M -n 50 --json out.json
-      one size, fifty timed iterations, between two hosts; the figures as JSON
+  ringrun -n 2 ringbench all_reduce -b 64M -e 64M -n 50 --json out.json
+      one size, fifty timed iterations; the figures as JSON
   ringrun -n 3 ringbench reduce_scatter -t all -o all -b 1K -e 1M -f 32
       every element type with every reduction, checked
   ringrun -n 2 ringbench ping_pong -e 4M
