@@ -21,7 +21,8 @@ Examples:
   ringbench broadcast --root 1 --peers hosts.txt --rank 0
       one rank of a job that no launcher started; the same on every host with its own --rank
 
-Exit codes: 0 all results right, 2 wrong arguments, 15 a wrong result; others as for every program of this package.
+Exit codes: 0 all results right, 2 wrong arguments, 7 ranks with different flags, 15 a wrong result; others as for every
+program of this package.
 How size, algbw and busbw are meant, and how to measure honestly, is in docs/benchmarking.md.";
 
 // What stands in `///` here is also what --help prints, where backticks would only disturb.
