@@ -12,9 +12,6 @@ use super::message::{Kind, Message, Report, Signature};
 use super::stalls::Watch;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
-/// Miri takes some hundred times as long.
-const CASES: u32 = if cfg!(miri) { 8 } else { 300 };
-
 /// What a rank still means to do, in its order: submit this tensor in this step, or join.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
@@ -176,7 +173,7 @@ fn plan(rank: usize, tensors: usize, epochs: usize, order: &[usize]) -> Vec<Deed
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_tensor_runs_once_on_all_ranks_in_one_order_whatever_happens_first(
