@@ -1,6 +1,7 @@
 //! Random programs: many operations in flight on several groups, against a reference computed rank by rank.
 //!
-//! `PROGRAM_SEED=17 cargo test --test programs` runs that one program alone.
+//! `PROGRAM_SEED=17 cargo test --test programs` runs that one program alone; `PROGRAM_COUNT=5` runs fewer of them,
+//! for sanitizers that take many times as long.
 
 #[path = "programs/collective.rs"]
 mod collective;
@@ -261,9 +262,10 @@ fn check(seed: u64, adjust: impl Fn(&mut JoinOptions)) {
 }
 
 fn seeds() -> Vec<u64> {
-    match std::env::var("PROGRAM_SEED") {
-        Ok(seed) => vec![seed.parse().expect("a number")],
-        Err(_) => (0..PROGRAMS).collect(),
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    match number("PROGRAM_SEED") {
+        Some(seed) => vec![seed],
+        None => (0..number("PROGRAM_COUNT").unwrap_or(PROGRAMS)).collect(),
     }
 }
 
