@@ -69,7 +69,7 @@ fn a_mismatch_shows_what_both_sides_asked_for() {
             "root",
             |group| group.broadcast(&mut [0f32; 100], Rank::new(1)).and_then(|()| group.barrier()),
             |group| group.broadcast(&mut [0f32; 100], Rank::new(2)).and_then(|()| group.barrier()),
-            "broadcast(root 2, 100 x f32, tree)",
+            "broadcast(root 2, 100 x f32, ",
         ),
     ];
     for (what, common, odd, asked) in cases {
