@@ -21,7 +21,7 @@ pub enum Exit {
     Start = 5,
     /// A rank was lost or left early.
     PeerLost = 6,
-    /// Ranks called different operations.
+    /// Ranks called different operations, or were to measure different ones.
     Mismatch = 7,
     /// An operation passed its deadline.
     Timeout = 8,

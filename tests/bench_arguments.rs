@@ -45,6 +45,10 @@ fn every_wrong_argument_is_told_and_ends_with_2() {
         ("ping_pong", "ping_pong needs 2 ranks or more, and this job has 1"),
         ("sendrecv -e 4", "send_receive needs 2 ranks or more, and this job has 1"),
         ("all_reduce --json /nonexistent/out.json", "its directory does not exist"),
+        ("all_reduce --json /", "--json /: "),
+        ("all_reduce --json /dev", "--json /dev: the report could not be written there: is a directory"),
+        ("all_reduce --json /dev/full", "No space left"),
+        ("all_reduce --json /proc/report", "--json /proc/report"),
         ("all_reduce --rank 0", "--peers"),
     ];
     for (flags, expected) in cases {

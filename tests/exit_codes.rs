@@ -51,7 +51,15 @@ fn a_wrong_start_is_told_with_its_own_code() {
         (&["--no-such-flag"], Exit::Usage, "--no-such-flag"),
         (&["--rank", "1"], Exit::Usage, "--peers"),
         (&["--peers", "two.txt"], Exit::Usage, "--rank"),
-        (&["--timeout", "0"], Exit::Usage, "is not a number of seconds"),
+        (&["--timeout", "0"], Exit::Usage, "is not a number of seconds greater than 0"),
+        (&["--timeout", "0.000001"], Exit::Usage, "from 0.001"),
+        (&["--data", "X.npy,"], Exit::Usage, "lacks the second name"),
+        (&["--peers", "/dev/zero", "--rank", "0"], Exit::Configuration, "too long for a list of hosts"),
+        (
+            &["--peers", "two.txt", "--rank", "0", "--secret-file", "/dev/zero"],
+            Exit::Configuration,
+            "too many for a secret",
+        ),
         (&["--segment-bytes", "100"], Exit::Usage, "is not a multiple of 64"),
         (&["--tcp-congestion", "no/such"], Exit::Usage, "cannot be the name"),
         (
@@ -94,6 +102,15 @@ fn another_launchers_ranks_do_not_train_alone() {
     let done = Command::new(env!("CARGO_BIN_EXE_ringtrain")).env("WORLD_SIZE", "4").output().unwrap();
     assert_eq!(done.status.code(), Some(Exit::Configuration as i32));
     assert!(String::from_utf8_lossy(&done.stderr).contains("started by torchrun"));
+}
+
+/// Half of what ringrun says is not nothing.
+#[test]
+fn a_rank_without_a_rendezvous_does_not_train_alone() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringtrain"));
+    let done = command.env("RING_RANK", "1").env("RING_WORLD_SIZE", "2").output().unwrap();
+    assert_eq!(done.status.code(), Some(Exit::Configuration as i32));
+    assert!(String::from_utf8_lossy(&done.stderr).contains("RING_RANK is set but RING_RENDEZVOUS is not"));
 }
 
 #[test]
@@ -148,19 +165,25 @@ fn another_version_is_told() {
     server.join().unwrap();
 }
 
-/// The two were started with different sizes: each says what both asked for.
+/// The two were started with different flags: each says which.
 #[test]
-fn ranks_that_do_not_agree_say_what_each_asked_for() {
+fn ranks_with_different_flags_name_them() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("hosts.txt"), peers_text(2)).unwrap();
-    let start = |rank: &str, bytes: &str| {
-        let arguments = ["all_reduce", "-b", bytes, "-e", bytes, "--peers", "hosts.txt", "--rank", rank];
+    let start = |rank: &str, flags: &[&str]| {
+        let arguments = [flags, &["-b", "8", "--peers", "hosts.txt", "--rank", rank]].concat();
         spawn("ringbench", folder.path(), &arguments)
     };
-    let (first, second) = (start("0", "4K"), start("1", "8K"));
-    for done in [finish(first), finish(second)] {
-        assert_ends(&done, Exit::Mismatch, "ranks do not agree");
-        let told = done.stderr();
-        assert!(told.contains("rank 0 called") && told.contains("rank 1 called"), "{told}");
+    let cases: [(&[&str], &str); 3] = [
+        (&["all_reduce", "-e", "16"], "another -e (--max-bytes) than rank 0"),
+        (&["broadcast", "-e", "8"], "another OPERATION"),
+        (&["all_reduce", "-e", "8", "-n", "3", "-c", "0"], "another -n (--iters), -c (--check) than rank 0"),
+    ];
+    for (flags, expected) in cases {
+        let (first, second) = (start("0", &["all_reduce", "-e", "8"]), start("1", flags));
+        for done in [finish(first), finish(second)] {
+            assert_ends(&done, Exit::Mismatch, &format!("rank 1 was started with {expected}"));
+            assert!(done.stdout.is_empty(), "nothing is measured: {}", done.stdout());
+        }
     }
 }

@@ -34,6 +34,17 @@ fn start_family(ranks: u32, arguments: &[&str], script: &str, folder: &Path) -> 
     (child, pids)
 }
 
+fn keeper_of(ringrun: u32) -> Vec<u32> {
+    let children = fs::read_to_string(format!("/proc/{ringrun}/task/{ringrun}/children")).unwrap();
+    let is_keeper = |pid: &u32| {
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "ring-keeper")
+    };
+    let keepers: Vec<u32> =
+        children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_keeper).collect();
+    assert_eq!(keepers.len(), 1);
+    keepers
+}
+
 fn assert_nothing_left(folder: &Path, pids: &[u32]) {
     wait_until_gone(pids);
     let entry = format!("DIR={}", folder.display());
@@ -197,16 +208,7 @@ fn a_job_has_a_deadline() {
 fn the_keeper_goes_with_the_job_and_its_loss_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let (child, pids) = start_family(1, &[], FAMILY, folder.path());
-    let children = format!("/proc/{0}/task/{0}/children", child.id());
-    let keeper: Vec<u32> = fs::read_to_string(children)
-        .unwrap()
-        .split_whitespace()
-        .filter_map(|pid| pid.parse().ok())
-        .filter(|pid| {
-            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "ring-keeper")
-        })
-        .collect();
-    assert_eq!(keeper.len(), 1);
+    let keeper = keeper_of(child.id());
     signal("TERM", keeper[0]);
     signal("INT", keeper[0]);
     assert!(util::is_alive(keeper[0]), "it is deaf to what stops jobs");
@@ -217,6 +219,21 @@ fn the_keeper_goes_with_the_job_and_its_loss_is_told() {
     assert_eq!(done.code(), Some(130));
     assert_says(&done, &["keeper process was killed"]);
     assert_nothing_left(folder.path(), &pids);
+}
+
+/// Stopped together with the job, the keeper is woken by ringrun's death.
+#[test]
+fn a_stopped_keeper_does_its_work_all_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let (child, pids) = start_family(2, &[], FAMILY, folder.path());
+    let keeper = keeper_of(child.id());
+    for &pid in pids.iter().chain(&keeper) {
+        signal("STOP", pid);
+    }
+    signal("KILL", child.id());
+    assert_eq!(finish(child).code(), None);
+    assert_nothing_left(folder.path(), &pids);
+    wait_until_gone(&keeper);
 }
 
 #[test]
@@ -248,6 +265,7 @@ fn bad_arguments() {
         (&["-n", "0", "true"][..], 2, "at least 1 rank"),
         (&["-n", "1000000", "true"], 2, "at most 1024"),
         (&["-n", "2"], 2, "COMMAND"),
+        (&["-n", "2", "-n", "3", "true"], 2, "multiple times"),
         (&[], 2, "required"),
         (&["--frobnicate", "-n", "2", "true"], 2, "--frobnicate"),
         (&["-n", "2", "-x", "NO_SUCH_VARIABLE", "true"], 2, "is not set"),

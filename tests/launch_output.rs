@@ -163,6 +163,58 @@ fn a_closed_stdout_stops_the_job() {
     assert!(done.stderr().contains("standard output was closed"), "{}", done.stderr());
 }
 
+/// Ranks that leave in order when they are told to have not done all that they were asked.
+#[test]
+fn a_closed_stdout_is_told_however_orderly_the_ranks_leave() {
+    let script = "trap 'exit 0' TERM; while echo line; do sleep 0.01; done; exit 0";
+    let mut child = ringrun_script(&["-n", "2"], script).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 10]).unwrap();
+    drop(stdout);
+    let done = finish(child);
+    assert_eq!(done.code(), Some(141), "{}", done.stderr());
+    assert!(done.stderr().contains("closed by its reader; the job was stopped"), "{}", done.stderr());
+}
+
+fn full() -> fs::File {
+    fs::OpenOptions::new().write(true).open("/dev/full").unwrap()
+}
+
+#[test]
+fn a_full_stdout_is_not_a_reader_that_left() {
+    let done = run(ringrun_script(&["-n", "2"], "while echo line; do sleep 0.01; done").stdout(full()));
+    assert_eq!(done.code(), Some(1), "{}", done.stderr());
+    let expected = "ringrun: standard output cannot be written: No space left on device";
+    assert!(done.stderr().contains(expected), "{}", done.stderr());
+    // Also of a job that is over before it can be stopped, and of one that is not stopped for it.
+    let folder = tempfile::tempdir().unwrap();
+    for arguments in [&["-n", "1"][..], &["-n", "1", "--output-dir", folder.path().to_str().unwrap()]] {
+        let done = run(ringrun(arguments).args(["echo", "hello"]).stdout(full()));
+        assert_eq!(done.code(), Some(1), "{}", done.stderr());
+        assert!(done.stderr().contains("No space left on device"), "{}", done.stderr());
+    }
+}
+
+#[test]
+fn files_that_are_not_complete_are_told_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let logs = folder.path().join("rank.1");
+    fs::create_dir(&logs).unwrap();
+    std::os::unix::fs::symlink("/dev/full", logs.join("stdout")).unwrap();
+    let arguments = ["-n", "2", "--output-dir", folder.path().to_str().unwrap()];
+    for (code, expected) in [(0, 1), (4, 4)] {
+        let done = run(&mut ringrun_script(&arguments, &format!("echo hello; exit {code}")));
+        assert_eq!(done.code(), Some(expected), "{}", done.stderr());
+        let told = done.stderr();
+        let last = told.lines().last().unwrap();
+        assert!(
+            last.starts_with("ringrun: stdout of rank 1 in ") && last.contains("No space left"),
+            "{told}"
+        );
+        assert_eq!(fs::read_to_string(folder.path().join("rank.0/stdout")).unwrap(), "hello\n");
+    }
+}
+
 #[test]
 fn with_files_the_job_needs_no_reader() {
     let folder = tempfile::tempdir().unwrap();

@@ -76,6 +76,15 @@ fn a_closed_pipe_is_no_panic() {
     assert_eq!(text(&output.stderr), "code 0\n");
 }
 
+#[test]
+fn a_full_output_is_told_at_the_end() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_ringtrain")).args(["--epochs", "1"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(text(&output.stderr).contains("could not be written: No space left"), "{output:?}");
+}
+
 /// SIGTERM: the step is finished, the state saved, the exit code 0, and `--resume` goes on from there.
 #[test]
 fn a_signal_stops_in_order_and_resume_goes_on() {

@@ -1,5 +1,6 @@
 //! `ringbench`: how fast the collectives are, and whether they are right.
 
+mod agree;
 pub mod args;
 pub mod measure;
 pub mod pattern;
@@ -20,10 +21,11 @@ use self::args::BenchArgs;
 use self::measure::{Method, Row, measure};
 use self::plan::{Case, Plan, PlanError};
 use self::report::{Environment, Report};
+use super::complaint::complain;
 use super::exit::Exit;
 use super::group_args::{JoinError, exit_of};
 use crate::group::{Error, Group};
-use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, WorldSize};
+use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
 
 /// The time that a row with an adaptive number of iterations aims at.
 const ROW_US: f64 = 500_000.0;
@@ -56,6 +58,14 @@ pub enum BenchError {
         /// What the file system says.
         source: io::Error,
     },
+    /// Ranks were started with different flags.
+    #[error("rank {rank} was started with another {what} than rank 0; start all ranks with the same flags")]
+    FlagsDiffer {
+        /// The lowest rank that differs from rank 0.
+        rank: Rank,
+        /// The flags that differ.
+        what: String,
+    },
     /// Results were wrong.
     #[error("{0} elements of results are wrong")]
     Wrong(u64),
@@ -68,6 +78,7 @@ impl BenchError {
             Self::Plan(_) => Exit::Usage,
             Self::Join(error) => error.exit(),
             Self::Operation(error) => exit_of(error),
+            Self::FlagsDiffer { .. } => Exit::Mismatch,
             Self::Output(_) | Self::Json { .. } => Exit::Failure,
             Self::Wrong(_) => Exit::WrongResult,
         }
@@ -89,7 +100,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     match run_with(&args) {
         Ok(()) => Exit::Success.into(),
         Err(error) => {
-            eprintln!("ringbench: {error}");
+            complain("ringbench", &error);
             error.exit().into()
         }
     }
@@ -98,6 +109,11 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
 fn run_with(args: &BenchArgs) -> Result<(), BenchError> {
     let plan = Plan::new(args)?;
     plan.check_memory(WorldSize::ONE, available_memory())?;
+    if let Some(path) = &plan.json {
+        // Better to learn now than when all is measured.
+        report::check_place(path)
+            .map_err(|error| PlanError::Report { path: path.clone(), problem: error.to_string() })?;
+    }
     let mut group = args.group.join()?;
     let mut stdout = Quiet(io::stdout().lock());
     let report = bench(&mut group, &plan, args.group.segment_bytes, &mut stdout)?;
@@ -122,6 +138,7 @@ pub fn bench(
     segment_bytes: usize,
     out: &mut dyn Write,
 ) -> Result<Report, BenchError> {
+    agree::agree(group, plan)?;
     let fitting = plan
         .for_world(group.size())
         .and_then(|plan| plan.check_memory(group.local_size(), available_memory()).map(|()| plan));

@@ -1,6 +1,7 @@
 //! The flags by which every program joins its job.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,6 +17,9 @@ use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl};
 use crate::types::Rank;
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::{Cause, SECRET_BYTES_MAX, Secret};
+
+/// The longest secret file, in bytes: a secret and white space around it.
+const FILE_BYTES_MAX: u64 = 2 * SECRET_BYTES_MAX as u64;
 
 // What stands in `///` here is also what --help prints, where backticks would only disturb.
 #[allow(clippy::doc_markdown, reason = "help texts")]
@@ -159,11 +163,13 @@ impl GroupArgs {
 
 fn read_secret(path: &Path) -> Result<Secret, JoinError> {
     let wrong = |problem: String| JoinError::SecretFile { path: path.to_owned(), problem };
-    let metadata = fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
-    if metadata.len() > 2 * SECRET_BYTES_MAX as u64 {
-        return Err(wrong(format!("{} bytes are too many for a secret", metadata.len())));
+    let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
+    // What a file says of its length is not to be trusted: that of a device is 0.
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| wrong(error.to_string()))?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(wrong(format!("more than {FILE_BYTES_MAX} bytes are too many for a secret")));
     }
-    let bytes = fs::read(path).map_err(|error| wrong(error.to_string()))?;
     Secret::new(&bytes).map_err(|error| wrong(error.to_string()))
 }
 
@@ -208,11 +214,13 @@ fn exit_of_cause(cause: &Cause) -> Exit {
     }
 }
 
-/// A time in seconds, fractions allowed, longer than nothing and shorter than a month.
+/// A time in seconds, fractions allowed: a millisecond, in which ranks tell each other of deadlines, to a month.
 fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= 2_592_000.0 => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err(format!("`{text}` is not a number of seconds between 0 and 2592000")),
+        Ok(seconds) if (0.001..=2_592_000.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!(
+            "`{text}` is not a number of seconds greater than 0, from 0.001 (a millisecond) to 2592000 (a month)"
+        )),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The programs: arguments -> checked configuration -> run -> exit code.
 
 pub mod bench;
+mod complaint;
 pub mod group_args;
 pub mod run;
 pub mod train;

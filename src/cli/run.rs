@@ -1,7 +1,6 @@
 //! ringrun's arguments: checked one by one by clap, then lifted to a [`Plan`].
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Command, CommandFactory as _, FromArgMatches as _, Parser};
 
+use super::complaint::complain;
 use crate::exit::Exit;
 use crate::launch::{self, LOCAL_RANKS_MAX, Limits, OWN_PREFIX, Plan, Terminal, Verbosity};
 use crate::types::WorldSize;
@@ -41,6 +41,7 @@ output goes away, the job is stopped, unless there is --output-dir.
 Exit codes:
   0        every rank exited with 0
   1-255    the code of the rank that failed first; 128+N if signal N killed it
+  1        also: standard output or a file of --output-dir could not be written
   2        wrong usage: unknown flag, bad value, impossible combination
   3        --wdir or --output-dir cannot be used, or too few open files allowed
   5        the ranks could not be started
@@ -52,7 +53,7 @@ Exit codes:
 
 /// Runs COMMAND as N ranks of one job on this machine.
 #[derive(Parser, Debug)]
-#[command(name = "ringrun", version, after_help = EXAMPLES, max_term_width = 130, args_override_self = true)]
+#[command(name = "ringrun", version, after_help = EXAMPLES, max_term_width = 130)]
 struct LowArgs {
     /// How many ranks to start (also -np N).
     #[arg(short = 'n', long = "np", visible_alias = "num-proc", value_name = "N", required = true)]
@@ -121,7 +122,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match launch::run(&plan) {
         Ok(code) => code.into(),
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "ringrun: {error}");
+            complain("ringrun", &error);
             error.exit().into()
         }
     }
@@ -230,8 +231,12 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 fn positive_seconds(text: &str) -> Result<Duration, String> {
-    seconds(text)
-        .and_then(|time| if time.is_zero() { Err("must be more than 0".to_owned()) } else { Ok(time) })
+    match seconds(text)? {
+        time if time.is_zero() => Err("must be more than 0".to_owned()),
+        // What the ranks are told is in milliseconds.
+        time if time < Duration::from_millis(1) => Err("must be at least 0.001".to_owned()),
+        time => Ok(time),
+    }
 }
 
 #[cfg(test)]
@@ -252,7 +257,6 @@ mod tests {
             ("--np 3 -- prog -- -n", 3, "prog -- -n"),
             ("--num-proc=3 --wdir / -- -np", 3, "-np"),
             ("-n4 -v prog --help", 4, "prog --help"),
-            ("-n 2 -n 3 prog", 3, "prog"),
         ] {
             let plan = plan(line).unwrap_or_else(|error| panic!("{line}: {error}"));
             let words: Vec<_> = [&plan.program]
@@ -274,6 +278,8 @@ mod tests {
             ("-n -1 prog", "at least 1"),
             ("-n 99999999999999999999 prog", "invalid value"),
             ("-n 5000 prog", "at most 1024"),
+            ("-n 2 -n 3 prog", "multiple times"),
+            ("-np 2 --grace 1 --grace 2 prog", "multiple times"),
             ("-n x prog", "invalid value"),
             ("-n 2 --bogus prog", "--bogus"),
             ("-n 2 -np", "value"),
@@ -282,6 +288,7 @@ mod tests {
             ("-n 2 --grace NaN prog", "between"),
             ("-n 2 --kill-after inf prog", "between"),
             ("-n 2 --job-timeout 0 prog", "more than 0"),
+            ("-n 2 --start-timeout 0.0001 prog", "at least 0.001"),
             ("-n 2 --start-timeout 10 --job-timeout 5 prog", "shorter"),
             ("-n 2 -x =1 prog", "needs a name"),
             ("-n 2 -x RING_SECRET=hush prog", "ringrun's to set"),

@@ -4,7 +4,7 @@ mod args;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,6 +13,7 @@ use clap::Parser;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use self::args::LowArgs;
+use super::complaint::complain;
 use super::group_args;
 use crate::exit::Exit;
 use crate::train::{self, Console, Display, Observer, Phase, Silent, TrainError};
@@ -39,7 +40,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     match train(low) {
         Ok(()) => Exit::Success.into(),
         Err(Failure { exit, message }) => {
-            let _ = writeln!(io::stderr(), "ringtrain: error: {message}");
+            complain("ringtrain", format_args!("error: {message}"));
             exit.into()
         }
     }
@@ -70,7 +71,13 @@ fn train(low: LowArgs) -> Result<(), Failure> {
     }
     // Every rank's own line: that they are equal is the proof that the ranks did not drift apart.
     console.notice(&format!("rank {rank}: parameters_hash {}", summary.report.parameters_hash));
-    Ok(())
+    match console.failure() {
+        None => Ok(()),
+        Some(error) => Err(Failure {
+            exit: Exit::Failure,
+            message: format!("the run is done, but standard output could not be written: {error}"),
+        }),
+    }
 }
 
 /// A flag that SIGTERM and SIGINT set. A second signal of either kind ends the process at once.

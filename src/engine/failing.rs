@@ -1,6 +1,7 @@
 //! How the engine fails: one root cause, which all ranks come to share.
 
 use std::panic::Location;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -10,6 +11,17 @@ use super::{Engine, OpId, Timestamp, Transmit, Verdict};
 use crate::types::{Contract, Operation, Rank};
 use crate::wire::cause::{AWAITED_MAX, Waiting};
 use crate::wire::{Cause, Header, Kind};
+
+/// How long others may take to tell why a peer cannot be reached.
+const UNREACHED_FOR: Duration = Duration::from_secs(1);
+
+/// A peer that could not be reached.
+pub(super) struct Unreached {
+    rank: Rank,
+    detail: String,
+    /// When that is taken for the root cause.
+    pub(super) due: Timestamp,
+}
 
 /// Why and by whom the job failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,6 +36,10 @@ impl Engine {
     /// Ends the job if an operation's deadline has passed.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         if self.failure.is_some() {
+            return;
+        }
+        if let Some(unreached) = self.unreached.take_if(|unreached| now >= unreached.due) {
+            self.fail_unreached(unreached);
             return;
         }
         let Some(&(deadline, id)) = self.deadlines.first() else { return };
@@ -73,6 +89,17 @@ impl Engine {
         self.fail(Cause::PeerLost { rank: peer, host, detail: detail.to_owned() });
     }
 
+    /// No link to `peer` could be opened; `detail` is what the transport says about it. It may be gone because the job has
+    /// failed, of which others have been told: they have a moment to say so.
+    pub fn link_not_opened(&mut self, peer: Rank, detail: &str) {
+        let link = self.links.entry(peer).or_default();
+        let already_lost = std::mem::replace(&mut link.lost, true);
+        if !link.left && !already_lost && !self.closing {
+            let due = self.now.saturating_add(UNREACHED_FOR);
+            self.unreached.get_or_insert(Unreached { rank: peer, detail: detail.to_owned(), due });
+        }
+    }
+
     /// Bytes that came from `peer` are wrong: a corrupt header or payload.
     pub fn corrupt(&mut self, peer: Rank, detail: String) {
         let cause = self.misbehaved(peer, detail);
@@ -101,7 +128,15 @@ impl Engine {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
+    fn fail_unreached(&mut self, Unreached { rank, detail, .. }: Unreached) -> Failure {
+        self.fail(Cause::PeerLost { rank, host: self.host(rank), detail })
+    }
+
+    /// A peer that is needed has left: in order, so that one which cannot be reached is the more likely culprit.
     pub(super) fn fail_left(&mut self, rank: Rank) -> Failure {
+        if let Some(unreached) = self.unreached.take() {
+            return self.fail_unreached(unreached);
+        }
         let cause = Cause::PeerLeft { rank, host: self.host(rank) };
         self.fail(cause)
     }

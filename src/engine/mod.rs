@@ -31,6 +31,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use self::failing::Failure;
+use self::failing::Unreached;
 pub use self::link::CREDIT_BYTES;
 use self::link::{ANNOUNCED_MAX, Link};
 use self::matching::Matching;
@@ -147,6 +148,8 @@ pub struct Engine {
     next_id: u64,
     now: Timestamp,
     failure: Option<Failure>,
+    /// A peer to which no link could be opened.
+    unreached: Option<Unreached>,
     closing: bool,
 }
 
@@ -171,6 +174,7 @@ impl Engine {
             next_id: 0,
             now: Duration::ZERO,
             failure: None,
+            unreached: None,
             closing: false,
         }
     }
@@ -221,7 +225,8 @@ impl Engine {
         if self.failure.is_some() {
             return None;
         }
-        self.deadlines.first().map(|&(deadline, _)| deadline)
+        let deadline = self.deadlines.first().map(|&(deadline, _)| deadline);
+        deadline.into_iter().chain(self.unreached.as_ref().map(|unreached| unreached.due)).min()
     }
 
     /// Time has passed.
@@ -242,7 +247,8 @@ impl Engine {
             let Some(id) = link.turns.take() else { break };
             let Some(running) = self.operations.get_mut(&id) else { continue };
             match running.next(peer, link.credit()) {
-                Next::Nothing => link.turns.pass(id),
+                Next::Nothing if running.sends_to(peer) => link.turns.wait(id),
+                Next::Nothing => {}
                 Next::Held { charge, announce } => {
                     link.turns.park(id, charge);
                     if announce && link.turns.announce(id, running.call.key, self.announced_max) {
@@ -294,6 +300,11 @@ impl Engine {
         }
         if let Some(running) = self.operations.get_mut(&operation) {
             running.applied(peer);
+            for index in 0..running.peers() {
+                if let (peer, true) = running.peer(index) {
+                    self.links.entry(peer).or_default().turns.resume(operation);
+                }
+            }
         }
         self.tell_ready(operation);
         self.settle(operation);

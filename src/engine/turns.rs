@@ -11,12 +11,15 @@ use super::OpId;
 use super::operation::Key;
 use crate::wire::frame::HEADER_BYTES;
 
-/// The operations that have something to send to one peer. Each is in one of `ready`, `starved`, `held` and `in_flight`,
+/// The operations that have something to send to one peer. Each is in one of `ready`, `waiting`, `starved`, `held` and `in_flight`,
 /// or further back in `unopened`.
 #[derive(Default)]
 pub(super) struct Turns {
     /// Those that may be able to send, the next one first.
     ready: VecDeque<OpId>,
+    /// Those that can send nothing before something of theirs has been applied: nobody asks them until then, however many
+    /// there are.
+    waiting: BTreeSet<OpId>,
     /// Messages of which nothing has left, in their order.
     unopened: VecDeque<OpId>,
     /// Bytes of messages that were opened one after another.
@@ -57,9 +60,21 @@ impl Turns {
         self.ready.pop_front()
     }
 
-    /// It has nothing to send just now.
+    /// It has had its turn, and may have more to send.
     pub(super) fn pass(&mut self, id: OpId) {
         self.ready.push_back(id);
+    }
+
+    /// It has nothing to send before something else of it has been applied.
+    pub(super) fn wait(&mut self, id: OpId) {
+        self.waiting.insert(id);
+    }
+
+    /// Something of it has been applied.
+    pub(super) fn resume(&mut self, id: OpId) {
+        if self.waiting.remove(&id) {
+            self.ready.push_back(id);
+        }
     }
 
     /// It can do nothing before the peer is ready, or with `charge` bytes of credit.

@@ -1,10 +1,12 @@
 //! What a collective can fail with.
 
+use std::fmt;
+
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 use crate::wire::Cause;
 
 /// A failed operation. After [`Error::Failed`] the group is done for: every later operation returns the same error.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The job failed; all ranks report the same cause.
@@ -69,6 +71,13 @@ pub enum Error {
     },
 }
 
+/// The sentence, for `main` and `unwrap` print errors by `Debug`, and a person reads them.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl Error {
     /// The root cause, where the job itself failed.
     pub fn cause(&self) -> Option<&Cause> {
@@ -112,6 +121,15 @@ mod tests {
         let mut values = [2u8, 0];
         assert_eq!(group.all_reduce(&mut values, ReduceOp::LogicalAnd), Ok(()));
         assert_eq!(values, [1, 0]);
+    }
+
+    /// What a program shows that returns it from `main`.
+    #[test]
+    fn debug_is_for_people() {
+        let cause = Cause::PeerLeft { rank: Rank::new(1), host: "h".into() };
+        let error = Error::Failed { cause, reported_by: Some(Rank::new(2)) };
+        assert_eq!(format!("{error:?}"), error.to_string());
+        assert!(error.to_string().starts_with("rank 1 on h closed its group"), "{error}");
     }
 
     #[test]

@@ -52,8 +52,7 @@ impl<R> Handle<R> {
         handles: Vec<Handle<S>>,
         finish: impl FnOnce(Vec<S>) -> Result<R, Error> + Send + 'static,
     ) -> Self {
-        let mut parts: Vec<Box<dyn FnOnce(&mut dyn Iterator<Item = Outcome>) -> Result<S, Error> + Send>> =
-            Vec::with_capacity(handles.len());
+        let mut parts: Vec<Finish<S>> = Vec::with_capacity(handles.len());
         let (mut job, mut ids) = (None, Vec::with_capacity(handles.len()));
         for mut handle in handles {
             match std::mem::replace(&mut handle.0, State::Taken) {
@@ -160,7 +159,9 @@ impl<R> Handle<R> {
 impl<R> Drop for Handle<R> {
     fn drop(&mut self) {
         if let State::Pending(Pending { job, ids, .. }) = &self.0 {
-            ids.iter().for_each(|&id| job.driver.forget(id));
+            for &id in ids {
+                job.driver.forget(id);
+            }
         }
     }
 }
@@ -236,23 +237,30 @@ fn take<R>(handles: &mut Vec<Handle<R>>, timeout: Option<Duration>) -> Result<Op
     }
 }
 
+/// What is waited for of one job: where the handles stand, and the operations of each.
+struct OfJob<'a> {
+    job: &'a Arc<Job>,
+    indices: Vec<usize>,
+    lists: Vec<&'a [OpId]>,
+}
+
 /// The first that has ended, waited for as long as `timeout`.
 fn first_ended<R>(handles: &[Handle<R>], timeout: Option<Duration>) -> Option<usize> {
-    let mut jobs: Vec<(&Arc<Job>, Vec<usize>, Vec<&[OpId]>)> = Vec::new();
+    let mut jobs: Vec<OfJob<'_>> = Vec::new();
     for (index, handle) in handles.iter().enumerate() {
         let State::Pending(Pending { job, ids, .. }) = &handle.0 else { return Some(index) };
-        match jobs.iter_mut().find(|(known, ..)| Arc::ptr_eq(known, job)) {
-            Some((_, indices, lists)) => {
-                indices.push(index);
-                lists.push(ids);
+        match jobs.iter_mut().find(|known| Arc::ptr_eq(known.job, job)) {
+            Some(known) => {
+                known.indices.push(index);
+                known.lists.push(ids);
             }
-            None => jobs.push((job, vec![index], vec![ids])),
+            None => jobs.push(OfJob { job, indices: vec![index], lists: vec![ids] }),
         }
     }
     let started = Instant::now();
     loop {
         let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
-        for (job, indices, lists) in &jobs {
+        for OfJob { job, indices, lists } in &jobs {
             // Of several jobs none may keep the others waiting.
             let patience =
                 if jobs.len() == 1 { left } else { Some(left.map_or(SLICE, |left| left.min(SLICE))) };

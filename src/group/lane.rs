@@ -36,7 +36,7 @@ pub(super) struct Task {
 /// The operations under way, and the segments that came before their time, in the order of their links.
 #[derive(Default)]
 pub(super) struct Tasks {
-    pub(super) tasks: BTreeMap<OpId, Task>,
+    pub(super) under_way: BTreeMap<OpId, Task>,
     pub(super) stored: BTreeMap<(Key, Rank), VecDeque<Stored>>,
     /// Messages of this rank to itself that no receive has taken.
     own: BTreeMap<OpId, Vec<u8>>,
@@ -63,6 +63,8 @@ pub(super) struct Lane {
     pub(super) outgoing: Option<Outgoing>,
     /// Where a segment waits to be reduced: at most one segment long.
     pub(super) scratch: Words,
+    /// Something has passed.
+    pub(super) has_opened: bool,
     pub(super) is_lost: bool,
     pub(super) is_finished: bool,
 }
@@ -139,7 +141,7 @@ impl Tasks {
         arrived: Option<&[u8]>,
         engine: &mut Engine,
     ) {
-        let Some(task) = self.tasks.get_mut(&operation) else { return };
+        let Some(task) = self.under_way.get_mut(&operation) else { return };
         let (Some(arrived), Some(own)) = (arrived, task.memory.bytes_mut(bytes.clone())) else { return };
         let (kernels, divisor) = (&task.kernels, task.divisor);
         // A function of the program's own may panic, in whatever thread happens to turn the pump.
@@ -184,7 +186,7 @@ impl Tasks {
         operation: OpId,
         range: &Range<usize>,
     ) -> Option<Range<usize>> {
-        let Some(task) = self.tasks.get_mut(&operation) else { return Some(0..0) };
+        let Some(task) = self.under_way.get_mut(&operation) else { return Some(0..0) };
         let count = engine.envelope(operation).map(|envelope| envelope.contract.count as usize);
         if let Some(count) = count.filter(|&count| !task.memory.prepare(count)) {
             engine.abort(&format!("there is no memory for a message of {count} elements"));
@@ -195,7 +197,7 @@ impl Tasks {
 
     /// Keeps what an operation of this rank sends to itself.
     pub(super) fn keep(&mut self, operation: OpId, count: usize) {
-        let Some(task) = self.tasks.get(&operation) else { return };
+        let Some(task) = self.under_way.get(&operation) else { return };
         let bytes = task.memory.bytes(0..count * task.element_bytes).unwrap_or_default();
         self.own.insert(operation, bytes.to_vec());
     }
@@ -219,8 +221,19 @@ impl Lane {
             header_filled: 0,
             outgoing: None,
             scratch: Words::default(),
+            has_opened: false,
             is_lost: false,
             is_finished: false,
+        }
+    }
+
+    /// The link is gone, or has never been there.
+    pub(super) fn lose(&mut self, peer: Rank, detail: &str, engine: &mut Engine) {
+        self.is_lost = true;
+        if self.has_opened {
+            engine.link_lost(peer, detail);
+        } else {
+            engine.link_not_opened(peer, detail);
         }
     }
 
@@ -310,7 +323,7 @@ impl Lane {
         let Incoming::Segment { header, operation, bytes, action, .. } = incoming else { return };
         let in_place = action == Action::Copy;
         if header.payload_crc.is_some() {
-            let memory = tasks.tasks.get(&operation).map(|task| &task.memory);
+            let memory = tasks.under_way.get(&operation).map(|task| &task.memory);
             let copied = memory.and_then(|memory| memory.bytes(bytes.clone()));
             let arrived = if in_place { copied.unwrap_or_default() } else { self.scratch.bytes() };
             if !is_sound(peer, &header, arrived, engine) {
@@ -361,7 +374,7 @@ impl Outgoing {
                 Self { header: header.encode(), payload: Payload::Control(payload), sent: 0 }
             }
             Transmit::Segment { operation, mut header, range } => {
-                let task = tasks.tasks.get(&operation);
+                let task = tasks.under_way.get(&operation);
                 let size = task.map_or(0, |task| task.element_bytes);
                 let bytes = range.start * size..range.end * size;
                 if header.payload_crc.is_some() {

@@ -217,7 +217,7 @@ impl<T: Transport> Pump<T> {
     fn take_up(&mut self, id: OpId, begin: Begin, work: Work) {
         let Work { memory, kernels, divisor } = work;
         let element_bytes = begin.contract.dtype.size_bytes();
-        self.tasks.tasks.insert(id, Task { memory, element_bytes, kernels, divisor });
+        self.tasks.under_way.insert(id, Task { memory, element_bytes, kernels, divisor });
         if let Some(key) = self.engine.key_of(id) {
             self.tasks.replay(key, &mut self.engine);
         }
@@ -287,7 +287,7 @@ impl<T: Transport> Pump<T> {
     /// An operation that has ended well since the last call, with its memory.
     pub fn take_finished(&mut self) -> Option<Finished> {
         let (operation, envelope) = self.engine.take_completed()?;
-        let task = self.tasks.tasks.remove(&operation);
+        let task = self.tasks.under_way.remove(&operation);
         let (memory, kernels) =
             task.map_or_else(|| (Memory::none(), None), |task| (task.memory, task.kernels));
         Some(Finished { operation, memory, envelope, kernels })
@@ -297,7 +297,7 @@ impl<T: Transport> Pump<T> {
     pub fn cancel(&mut self, receive: OpId) -> bool {
         let is_cancelled = self.engine.cancel(receive);
         if is_cancelled {
-            self.tasks.tasks.remove(&receive);
+            self.tasks.under_way.remove(&receive);
         }
         is_cancelled
     }
@@ -311,7 +311,7 @@ impl<T: Transport> Pump<T> {
     /// elements were reduced, which may be a program's own.
     pub fn release(&mut self) -> Vec<Kernels> {
         let tasks = std::mem::take(&mut self.tasks);
-        let kernels = tasks.tasks.into_values().filter_map(|task| task.kernels).collect();
+        let kernels = tasks.under_way.into_values().filter_map(|task| task.kernels).collect();
         for lane in self.lanes.values_mut() {
             if let Incoming::Segment { bytes, filled, .. } = &lane.incoming {
                 lane.incoming = Incoming::Waste { left: bytes.len() - filled };
@@ -370,7 +370,7 @@ impl<T: Transport> Pump<T> {
         let Some(outgoing) = &mut lane.outgoing else { return false };
         let payload = match &outgoing.payload {
             Payload::Segment(operation, range) => {
-                tasks.tasks.get(operation).and_then(|task| task.memory.bytes(range.clone()))
+                tasks.under_way.get(operation).and_then(|task| task.memory.bytes(range.clone()))
             }
             Payload::Control(bytes) => Some(&bytes[..]),
         };
@@ -390,6 +390,7 @@ impl<T: Transport> Pump<T> {
         match moved {
             Moved::Bytes(count) => {
                 counters.bytes_sent += count as u64;
+                lane.has_opened = true;
                 outgoing.sent += count;
                 if outgoing.sent == HEADER_BYTES + payload.len() {
                     if matches!(outgoing.payload, Payload::Segment(..)) {
@@ -405,8 +406,7 @@ impl<T: Transport> Pump<T> {
                 lane.outgoing = None;
                 lane.is_finished = true;
                 if !lane.may_still_be_read() {
-                    engine.link_lost(peer, &detail);
-                    lane.is_lost = true;
+                    lane.lose(peer, &detail, engine);
                 }
                 true
             }
@@ -430,7 +430,7 @@ impl<T: Transport> Pump<T> {
             Incoming::Stored { payload, filled, .. } => (&mut payload.bytes_mut()[*filled..], Some(header)),
             Incoming::Segment { operation, bytes, action, filled, .. } => {
                 let target = if *action == Action::Copy {
-                    let task = tasks.tasks.get_mut(operation);
+                    let task = tasks.under_way.get_mut(operation);
                     task.and_then(|task| task.memory.bytes_mut(bytes.clone())).unwrap_or_default()
                 } else {
                     scratch.bytes_mut()
@@ -445,14 +445,14 @@ impl<T: Transport> Pump<T> {
         match moved {
             Moved::Bytes(count) => {
                 counters.bytes_received += count as u64;
+                lane.has_opened = true;
                 lane.advance(count);
                 lane.settle(peer, engine, tasks);
                 true
             }
             Moved::Blocked => false,
             Moved::Lost(detail) => {
-                lane.is_lost = true;
-                engine.link_lost(peer, &detail);
+                lane.lose(peer, &detail, engine);
                 true
             }
         }

@@ -17,15 +17,17 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use socket2::{Domain, Socket, Type};
 
+use super::blame::trace;
 use super::command::Program;
 use super::environment::{Common, environment};
 use super::keeper::Keeper;
-use super::outcome::{Member, Verdict, exit_code, report, seconds};
-use super::output::{Event, Files, Output};
+use super::outcome::{EPIPE, Member, Verdict, exit_code, report, seconds};
+use super::output::{Event, Files, Output, Remains, stdout_is_incomplete};
 use super::ranks::Ranks;
 use super::signals::Signals;
 use super::supervisor::{Action, Supervisor};
 use super::{LaunchError, Plan, Verbosity, shim};
+use crate::exit::Exit;
 use crate::rendezvous::Server;
 use crate::wire::Secret;
 
@@ -77,11 +79,15 @@ pub(super) fn run(plan: &Plan) -> Result<u8, LaunchError> {
     }
     let (verdict, members) = job.watch(Supervisor::new(plan.limits, &job.ranks.pids()))?;
     job.sweep()?;
-    let code = exit_code(verdict, &members);
-    let Some(tails) = job.drain()? else { return Ok(code) };
+    let Some(Remains { tails, incomplete }) = job.drain()? else { return Ok(exit_code(verdict, &members)) };
+    let verdict = trace(verdict, &members, &tails);
+    let mut text = report(verdict, &members, &tails);
+    // Told when it happened, but that may be pages ago.
+    text.extend(incomplete.iter().map(|sentence| format!("ringrun: {sentence}\n")));
     // Nobody may read it.
-    let _ = io::stderr().write_all(report(verdict, &members, &tails).as_bytes());
-    Ok(code)
+    let _ = io::stderr().write_all(text.as_bytes());
+    let code = exit_code(verdict, &members);
+    Ok(if code == 0 && !incomplete.is_empty() { Exit::Failure as u8 } else { code })
 }
 
 /// Serves the rendezvous of the job to which this secret and this id, in hexadecimal, belong.
@@ -153,8 +159,8 @@ impl<'a> Job<'a> {
                     self.output.note(&format!("rank {rank} {ended} after {}", seconds(now)));
                 }
             }
-            if matches!(self.output.event(), Ok(Event::Closed)) {
-                supervisor.output_closed(now);
+            if let Ok(Event::Closed(errno)) = self.output.event() {
+                supervisor.output_closed(errno, now);
             }
             supervisor.tick(now);
             self.act(&mut supervisor);
@@ -191,15 +197,24 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// The ranks' last lines, once everything is written; `None` if a signal said not to wait for that. Whoever reads us may
+    /// What remains once everything is written; `None` if a signal said not to wait for that. Whoever reads us may
     /// take all the time in the world (a pager does), so this is the one wait whose deadline is the person's.
-    fn drain(&mut self) -> Result<Option<Vec<Vec<String>>>, LaunchError> {
+    fn drain(&mut self) -> Result<Option<Remains>, LaunchError> {
         self.output.finish();
+        let mut lost = None;
         loop {
             match self.output.event() {
-                Ok(Event::Drained(tails)) => return Ok(Some(tails)),
-                Ok(Event::Closed) => continue,
-                Err(TryRecvError::Disconnected) => return Ok(Some(Vec::new())),
+                Ok(Event::Drained(mut remains)) => {
+                    remains.incomplete.extend(lost.map(stdout_is_incomplete));
+                    return Ok(Some(remains));
+                }
+                // A reader that leaves once the ranks have ended has seen what it wanted.
+                Ok(Event::Closed(EPIPE)) => continue,
+                Ok(Event::Closed(errno)) => {
+                    lost = Some(errno);
+                    continue;
+                }
+                Err(TryRecvError::Disconnected) => return Ok(Some(Remains::default())),
                 Err(TryRecvError::Empty) => {}
             }
             let signals = self.wait(None)?;

@@ -18,7 +18,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 
 use super::environment::JOB_ID;
@@ -138,6 +138,8 @@ pub(super) fn main() -> ExitCode {
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
     let _ = rustix::process::setsid();
+    // Somebody may have stopped us together with the job. When ringrun dies the kernel then wakes us, and we do our work.
+    let _ = set_parent_process_death_signal(Some(Signal::CONT));
     super::name_process(KEEPER);
     if env::args_os().len() > 1 || io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).is_err() {
         return ExitCode::FAILURE;

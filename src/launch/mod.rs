@@ -11,6 +11,7 @@
 //! When to stop a job and how hard is decided by `supervisor`, which does no IO. Nothing here reads arguments; besides
 //! `rendezvous`, nothing but this reads the environment. There are no temporary files.
 
+mod blame;
 mod command;
 mod environment;
 mod job;

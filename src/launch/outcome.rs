@@ -3,8 +3,16 @@
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
+use signal_hook::consts::{SIGPIPE, SIGTERM};
+
 use crate::exit::Exit;
 use crate::types::Rank;
+
+/// What a write to a pipe without a reader fails with.
+pub(super) const EPIPE: i32 = rustix::io::Errno::PIPE.raw_os_error();
+
+/// What our programs exit with when another rank may have been the first.
+const VICTIMS: [Exit; 4] = [Exit::PeerLost, Exit::Mismatch, Exit::Timeout, Exit::Protocol];
 
 /// How one rank's process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,12 +43,14 @@ impl Ended {
         }
     }
 
-    /// How likely it is that this rank is where the trouble began; the larger, the likelier. A rank that reports a lost peer
-    /// ([`Exit::PeerLost`]) follows another's failure, and a rank that was killed follows nobody's.
+    /// How likely it is that this rank is where the trouble began; the larger, the likelier. A rank that only reports what it
+    /// has seen of others ([`VICTIMS`]), or writes to one that has gone, follows another's failure, and a rank that was killed
+    /// follows nobody's.
     pub(super) fn blame(self) -> u8 {
         match self {
             Self::Exited(0) => 0,
-            Self::Exited(code) if code == Exit::PeerLost as u8 => 1,
+            Self::Exited(code) if VICTIMS.iter().any(|&exit| code == exit as u8) => 1,
+            Self::Killed(SIGPIPE) => 1,
             Self::Exited(_) => 2,
             Self::Killed(_) | Self::NotRun(_) => 3,
         }
@@ -83,8 +93,11 @@ pub enum Verdict {
     Terminated,
     /// The job passed `--job-timeout`.
     TimedOut,
-    /// Nobody reads our standard output any more.
-    OutputClosed,
+    /// Our standard output cannot be written any more; `EPIPE` if its reader has gone.
+    OutputClosed {
+        /// What the operating system said.
+        errno: i32,
+    },
 }
 
 /// One rank's part of the report.
@@ -124,9 +137,11 @@ pub(super) fn exit_code(verdict: Verdict, members: &[Member]) -> u8 {
         Verdict::Interrupted(signal) => signal_code(signal),
         Verdict::TimedOut => Exit::JobTimeout as u8,
         // Ranks that saved their work and left in order make the job a success.
-        Verdict::Terminated | Verdict::OutputClosed if all_well => 0,
-        Verdict::Terminated => signal_code(signal_hook::consts::SIGTERM),
-        Verdict::OutputClosed => signal_code(signal_hook::consts::SIGPIPE),
+        Verdict::Terminated if all_well => 0,
+        Verdict::Terminated => signal_code(SIGTERM),
+        // The job was cut short, however orderly its ranks left: whoever asks must not take it for finished.
+        Verdict::OutputClosed { errno: EPIPE } => signal_code(SIGPIPE),
+        Verdict::OutputClosed { .. } => Exit::Failure as u8,
     }
 }
 
@@ -137,7 +152,7 @@ pub(super) fn report(verdict: Verdict, members: &[Member], tails: &[Vec<String>]
     let all_well = members.iter().all(Member::is_success);
     let headline = match verdict {
         Verdict::Success => return text,
-        Verdict::Terminated | Verdict::OutputClosed if all_well => return text,
+        Verdict::Terminated if all_well => return text,
         Verdict::Failed(rank) => {
             let others = if members.len() > 1 { "; the other ranks were stopped" } else { "" };
             let alone = members.iter().all(|member| member.rank == rank || member.is_success());
@@ -146,7 +161,13 @@ pub(super) fn report(verdict: Verdict, members: &[Member], tails: &[Vec<String>]
         Verdict::Interrupted(signal) => format!("stopped by signal {signal} ({})", signal_name(signal)),
         Verdict::Terminated => "stopped by signal 15 (SIGTERM)".to_owned(),
         Verdict::TimedOut => "the job passed its --job-timeout and was stopped".to_owned(),
-        Verdict::OutputClosed => "standard output was closed by its reader; the job was stopped".to_owned(),
+        Verdict::OutputClosed { errno: EPIPE } => {
+            "standard output was closed by its reader; the job was stopped".to_owned()
+        }
+        Verdict::OutputClosed { errno } => {
+            let error = std::io::Error::from_raw_os_error(errno);
+            format!("standard output cannot be written: {error}; the job was stopped")
+        }
     };
     let _ = writeln!(text, "ringrun: {headline}");
     if let Verdict::Failed(rank) = verdict {
@@ -244,8 +265,9 @@ mod tests {
             (Verdict::Terminated, [ok, ok], 0),
             (Verdict::Terminated, [ok, Some(Ended::Killed(15))], 143),
             (Verdict::TimedOut, [ok, ok], 124),
-            (Verdict::OutputClosed, [ok, ok], 0),
-            (Verdict::OutputClosed, [ok, Some(Ended::Killed(15))], 141),
+            (Verdict::OutputClosed { errno: EPIPE }, [ok, ok], 141),
+            (Verdict::OutputClosed { errno: EPIPE }, [ok, Some(Ended::Killed(15))], 141),
+            (Verdict::OutputClosed { errno: 28 }, [ok, ok], 1),
         ] {
             assert_eq!(exit_code(verdict, &members(&ends)), expected, "{verdict:?} {ends:?}");
         }

@@ -14,9 +14,11 @@ use std::time::{Duration, Instant};
 
 use mio::unix::pipe;
 use mio::{Events, Interest, Poll, Token, Waker};
+use rustix::io::Errno;
 
 use super::Terminal;
 use super::lines::{End, Splitter, Tail};
+use super::outcome::EPIPE;
 use super::ranks::Streams;
 use crate::types::{Rank, WorldSize};
 
@@ -60,10 +62,19 @@ enum Order {
 /// What the output tells the job, which it wakes for it.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// Nobody reads our standard output any more.
-    Closed,
-    /// All is written. The last lines of each rank.
-    Drained(Vec<Vec<String>>),
+    /// Our standard output cannot be written any more, for this `errno`.
+    Closed(i32),
+    /// All is written.
+    Drained(Remains),
+}
+
+/// What is left of the output once all is written.
+#[derive(Default, Debug)]
+pub(super) struct Remains {
+    /// The last lines of each rank.
+    pub(super) tails: Vec<Vec<String>>,
+    /// What was to be written to `--output-dir` and could not be, a sentence for each file.
+    pub(super) incomplete: Vec<String>,
 }
 
 /// The output thread, from the job's side.
@@ -94,7 +105,8 @@ impl Output {
             job,
             sources: Vec::new(),
             files,
-            sink: Sink { terminal, stdout_open: true, stderr_open: true },
+            sink: Sink::new(terminal),
+            incomplete: Vec::new(),
             tails: (0..world.get()).map(|_| Tail::default()).collect(),
             finishing: false,
         };
@@ -194,6 +206,7 @@ struct Pump {
     sources: Vec<Source>,
     files: Files,
     sink: Sink,
+    incomplete: Vec<String>,
     tails: Vec<Tail>,
     finishing: bool,
 }
@@ -246,7 +259,8 @@ impl Pump {
             self.end(index);
         }
         let tails = self.tails.drain(..).map(Tail::into_text).collect();
-        self.tell(Event::Drained(tails));
+        let incomplete = std::mem::take(&mut self.incomplete);
+        self.tell(Event::Drained(Remains { tails, incomplete }));
     }
 
     /// An error means that the job has gone.
@@ -306,10 +320,9 @@ impl Pump {
                     source.file = None;
                     let (rank, stream) = (source.rank, source.stream.name());
                     let place = self.files.directory.as_deref().unwrap_or(Path::new("")).display();
-                    let text = format!(
-                        "ringrun: cannot write {stream} of rank {rank} to {place} any more: {error}\n"
-                    );
-                    sink.write(Stream::Stderr, text.as_bytes());
+                    let sentence = format!("{stream} of rank {rank} in {place} is not complete: {error}");
+                    sink.write(Stream::Stderr, format!("ringrun: {sentence}\n").as_bytes());
+                    self.incomplete.push(sentence);
                 }
                 let mut text = Vec::with_capacity(count + count / 4 + 32);
                 let tail = &mut self.tails[source.rank.index()];
@@ -349,11 +362,17 @@ impl Pump {
     }
 
     fn write(&mut self, stream: Stream, text: &[u8]) {
-        let was_open = self.sink.stdout_open;
+        let was_open = self.sink.stdout.is_ok();
         self.sink.write(stream, text);
         // With files, the terminal is only a copy: the job goes on without it.
-        if was_open && !self.sink.stdout_open && self.files.directory.is_none() {
-            self.tell(Event::Closed);
+        if let Err(errno) = self.sink.stdout
+            && was_open
+        {
+            if self.files.directory.is_none() {
+                self.tell(Event::Closed(errno));
+            } else if errno != EPIPE {
+                self.incomplete.push(stdout_is_incomplete(errno));
+            }
         }
     }
 
@@ -366,11 +385,16 @@ impl Pump {
 /// Our own standard output and error.
 struct Sink {
     terminal: Terminal,
-    stdout_open: bool,
-    stderr_open: bool,
+    /// Whether it can be written; if not, why, as an `errno`.
+    stdout: Result<(), i32>,
+    stderr: Result<(), i32>,
 }
 
 impl Sink {
+    fn new(terminal: Terminal) -> Self {
+        Self { terminal, stdout: Ok(()), stderr: Ok(()) }
+    }
+
     /// Adds a line as the terminal is to show it.
     fn format(&self, text: &mut Vec<u8>, rank: Rank, stream: Stream, line: &[u8], end: End) {
         if self.terminal == Terminal::Tagged {
@@ -385,27 +409,33 @@ impl Sink {
 
     fn write(&mut self, stream: Stream, text: &[u8]) {
         match stream {
-            Stream::Stdout if self.stdout_open => {
-                self.stdout_open = write_all(&mut io::stdout().lock(), text);
+            Stream::Stdout if self.stdout.is_ok() => {
+                self.stdout = write_all(&mut io::stdout().lock(), text);
             }
-            Stream::Stderr if self.stderr_open => {
-                self.stderr_open = write_all(&mut io::stderr().lock(), text);
+            Stream::Stderr if self.stderr.is_ok() => {
+                self.stderr = write_all(&mut io::stderr().lock(), text);
             }
             _ => {}
         }
     }
 }
 
-/// Whether somebody still reads it. A terminal or pipe that another program has made non-blocking is waited for.
-fn write_all(out: &mut impl Write, mut text: &[u8]) -> bool {
+/// What is told at the end of a job that has not been stopped for it.
+pub(super) fn stdout_is_incomplete(errno: i32) -> String {
+    format!("standard output is not complete: {}", io::Error::from_raw_os_error(errno))
+}
+
+/// Writes all of it, or says as an `errno` why not. A terminal or pipe that another program has made non-blocking is waited for.
+fn write_all(out: &mut impl Write, mut text: &[u8]) -> Result<(), i32> {
     loop {
         let result = if text.is_empty() { out.flush().map(|()| 0) } else { out.write(text) };
         match result {
-            Ok(0) => return text.is_empty(),
+            Ok(0) if text.is_empty() => return Ok(()),
+            Ok(0) => return Err(Errno::IO.raw_os_error()),
             Ok(count) => text = &text[count..],
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(FULL_PAUSE),
-            Err(_) => return false,
+            Err(error) => return Err(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())),
         }
     }
 }
@@ -432,7 +462,7 @@ mod tests {
             (Terminal::Raw, End::Open, "hello"),
         ] {
             let mut text = Vec::new();
-            let sink = Sink { terminal, stdout_open: true, stderr_open: true };
+            let sink = Sink::new(terminal);
             sink.format(&mut text, Rank::new(3), Stream::Stderr, b"hello", end);
             assert_eq!(text, expected.as_bytes());
         }

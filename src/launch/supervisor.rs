@@ -85,11 +85,9 @@ impl Supervisor {
         }
         match (self.stage, self.verdict) {
             (Stage::Running, _) => self.fail(rank, now),
-            // A rank that only reports its lost peer may be seen before the peer itself: the kernel closes the sockets of a
-            // dying process before it tells its parent.
-            (Stage::Leaving { .. }, Verdict::Failed(first))
-                if ended.blame() > 1 && self.blame(first) == 1 =>
-            {
+            // A rank that only reports what another did may be seen before that one: the kernel closes the sockets of a dying
+            // process before it tells its parent.
+            (Stage::Leaving { .. }, Verdict::Failed(first)) if ended.blame() > self.blame(first) => {
                 self.verdict = Verdict::Failed(rank);
                 self.note(self.members[rank.index()].sentence());
             }
@@ -129,10 +127,10 @@ impl Supervisor {
         }
     }
 
-    /// The reader of our standard output has gone.
-    pub(super) fn output_closed(&mut self, now: Duration) {
+    /// Our standard output cannot be written any more, for this `errno`; `EPIPE` if its reader has gone.
+    pub(super) fn output_closed(&mut self, errno: i32, now: Duration) {
         if self.stage == Stage::Running {
-            self.verdict = Verdict::OutputClosed;
+            self.verdict = Verdict::OutputClosed { errno };
             self.stop(SIGTERM, self.limits.kill_after, now);
         }
     }
@@ -288,6 +286,13 @@ mod tests {
             ("killed before lost", vec![vec![(0, lost), (2, Ended::Killed(9))]], 2),
             ("code before lost", vec![vec![(0, lost), (1, Ended::Exited(4)), (2, lost)]], 1),
             ("lost seen first", vec![vec![(0, lost)], vec![(2, Ended::Killed(9))]], 2),
+            ("code after a deadline", vec![vec![(0, Ended::Exited(8))], vec![(1, Ended::Exited(101))]], 1),
+            ("killed seen late", vec![vec![(0, Ended::Exited(1))], vec![(1, Ended::Killed(11))]], 1),
+            (
+                "a closed pipe is nobody's fault",
+                vec![vec![(0, Ended::Exited(1))], vec![(1, Ended::Killed(13))]],
+                0,
+            ),
             ("lost alone", vec![vec![(1, lost)], vec![(0, lost)]], 1),
             ("lowest of equals", vec![vec![(1, Ended::Exited(4)), (2, Ended::Exited(5))]], 1),
             ("success does not matter", vec![vec![(0, Ended::Exited(0)), (2, Ended::Exited(4))]], 2),

@@ -162,7 +162,9 @@ impl NamedTensors {
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
         check_op::<T>(op)?;
         let multiply = |elements: &mut [T], factor: T| {
-            elements.iter_mut().for_each(|element| *element = *element * factor);
+            for element in elements {
+                *element = *element * factor;
+            }
         };
         multiply(&mut elements, before);
         let after: After<T> = Some(Box::new(move |result| multiply(result, after)));
@@ -340,7 +342,9 @@ pub fn wait_all<R>(handles: impl IntoIterator<Item = NamedHandle<R>>) -> Result<
 /// empty. Those behind it move up by one place.
 pub fn wait_any<R>(handles: &mut Vec<NamedHandle<R>>) -> Option<(usize, Result<R, NamedError>)> {
     let bell = Arc::new(Bell::default());
-    handles.iter().for_each(|handle| handle.0.hang(&bell));
+    for handle in handles.iter() {
+        handle.0.hang(&bell);
+    }
     while !handles.is_empty() {
         if let Some(index) = handles.iter().position(NamedHandle::test) {
             return Some((index, handles.remove(index).wait()));

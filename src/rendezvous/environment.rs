@@ -1,6 +1,7 @@
 //! What a launcher tells its ranks through the environment.
 
 use std::env;
+use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ pub struct Launched {
 }
 
 /// Why the environment makes no sense.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvironmentError {
     /// A variable is missing while others of the same launcher are set.
@@ -75,6 +76,13 @@ pub enum EnvironmentError {
     },
 }
 
+/// The sentence, for `main` and `unwrap` print errors by `Debug`, and a person reads them.
+impl fmt::Debug for EnvironmentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// What the environment says: `None` for a process that nobody launched as one of many.
 ///
 /// # Errors
@@ -96,6 +104,9 @@ pub fn secret_from_environment() -> Result<Option<Secret>, SecretError> {
 
 fn interpret(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>, EnvironmentError> {
     let Some(rendezvous) = get(RENDEZVOUS) else {
+        if let Some(present) = [RANK, WORLD_SIZE].into_iter().find(|name| get(name).is_some()) {
+            return Err(EnvironmentError::Incomplete { present, missing: RENDEZVOUS });
+        }
         let other = OTHERS.iter().find_map(|&(variable, launcher)| {
             let ranks = get(variable)?.parse::<u32>().ok().filter(|&ranks| ranks > 1)?;
             Some(EnvironmentError::OtherLauncher { variable, launcher, ranks })
@@ -171,7 +182,8 @@ mod tests {
 
     #[test]
     fn half_an_environment_and_nonsense_are_errors() {
-        let cases: [(Changes<'_>, &str); 7] = [
+        let cases: [(Changes<'_>, &str); 8] = [
+            (&[("RING_RENDEZVOUS", None)], "RING_RANK is set but RING_RENDEZVOUS is not"),
             (&[("RING_RANK", None)], "RING_RANK is not"),
             (&[("RING_RANK", Some("4"))], "a rank below"),
             (&[("RING_RANK", Some("x"))], "`x`"),
@@ -189,9 +201,12 @@ mod tests {
     /// Four processes that each believe to be alone would train four models and call it one.
     #[test]
     fn ranks_of_another_launcher_do_not_run_alone() {
-        let error = with(&[("RING_RENDEZVOUS", None), ("WORLD_SIZE", Some("4"))]).unwrap_err();
+        let others = |size: Option<&'static str>| {
+            interpret(|name| size.filter(|_| name == "WORLD_SIZE").map(str::to_owned))
+        };
+        let error = others(Some("4")).unwrap_err();
         assert!(error.to_string().contains("torchrun"), "{error}");
-        assert_eq!(with(&[("RING_RENDEZVOUS", None), ("WORLD_SIZE", Some("1"))]), Ok(None));
-        assert_eq!(with(&[("RING_RENDEZVOUS", None)]), Ok(None));
+        assert_eq!(others(Some("1")), Ok(None));
+        assert_eq!(others(None), Ok(None));
     }
 }

@@ -1,5 +1,6 @@
 //! Why a rank could not join its job.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use crate::wire::handshake::{HandshakeError, Refusal};
 use crate::wire::{Cause, SecretError};
 
 /// Why the job did not start, as seen from this rank.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// The peers file is wrong.
@@ -127,6 +128,13 @@ pub enum StartError {
         /// Its words.
         source: io::Error,
     },
+}
+
+/// The sentence, for `main` and `unwrap` print errors by `Debug`, and a person reads them.
+impl fmt::Debug for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl StartError {

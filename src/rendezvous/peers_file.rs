@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::types::{Rank, WORLD_SIZE_MAX, WorldSize};
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
 /// Why a peers file cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PeersFileError {
     /// It cannot be read.
@@ -27,12 +27,10 @@ pub enum PeersFileError {
         source: io::Error,
     },
     /// It is no peers file.
-    #[error("the peers file {path} is {bytes} bytes long, too long for a list of hosts")]
+    #[error("the peers file {path} is longer than {FILE_BYTES_MAX} bytes, too long for a list of hosts")]
     TooLong {
         /// The file.
         path: PathBuf,
-        /// Its length.
-        bytes: u64,
     },
     /// It names nobody.
     #[error("the peers file {path} names no rank; write one host:port a line, in rank order")]
@@ -56,6 +54,13 @@ pub enum PeersFileError {
         /// What is wrong with it.
         problem: String,
     },
+}
+
+/// The sentence, for `main` and `unwrap` print errors by `Debug`, and a person reads them.
+impl fmt::Debug for PeersFileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A checked peers file.
@@ -90,11 +95,16 @@ impl PeersFile {
     /// [`PeersFileError`] naming the line that is wrong.
     pub fn read(path: &Path) -> Result<Self, PeersFileError> {
         let unreadable = |source| PeersFileError::Unreadable { path: path.to_owned(), source };
-        let bytes = fs::metadata(path).map_err(unreadable)?.len();
-        if bytes > FILE_BYTES_MAX {
-            return Err(PeersFileError::TooLong { path: path.to_owned(), bytes });
+        let file = File::open(path).map_err(unreadable)?;
+        // What a file says of its length is not to be trusted: that of a device is 0.
+        let mut bytes = Vec::new();
+        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(PeersFileError::TooLong { path: path.to_owned() });
         }
-        Self::parse(path, &fs::read_to_string(path).map_err(unreadable)?)
+        let text = String::from_utf8(bytes)
+            .map_err(|_| unreadable(io::Error::new(io::ErrorKind::InvalidData, "it is no text in UTF-8")))?;
+        Self::parse(path, &text)
     }
 
     /// Checks a peers file's text; `path` is named in errors.
@@ -105,6 +115,8 @@ impl PeersFile {
     pub fn parse(path: &Path, text: &str) -> Result<Self, PeersFileError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut seen: HashMap<String, (usize, usize)> = HashMap::new();
+        // The byte order mark with which some editors begin a file.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (index, line) in text.lines().enumerate() {
             let content = line.split('#').next().unwrap_or_default().trim();
             if content.is_empty() {
@@ -197,6 +209,13 @@ impl PeersFile {
 }
 
 fn host_and_port(text: &str) -> Result<(String, u16), String> {
+    if text.contains("://") {
+        return Err(format!("`{text}` is a URL; write host:port alone"));
+    }
+    let words = text.split(|c: char| c.is_whitespace() || matches!(c, ',' | ';'));
+    if words.filter(|word| word.contains(':')).count() > 1 {
+        return Err(format!("`{text}` is more than one address; write one host:port a line"));
+    }
     let bracketed = text.strip_prefix('[').map(|rest| {
         rest.split_once("]:").ok_or_else(|| format!("`{text}`: an IPv6 address is written [address]:port"))
     });
@@ -209,7 +228,12 @@ fn host_and_port(text: &str) -> Result<(String, u16), String> {
         let (host, port) =
             text.rsplit_once(':').ok_or_else(|| format!("`{text}` has no port; write host:port"))?;
         if host.contains(':') {
-            return Err(format!("`{text}`: an IPv6 address is written in brackets, [address]:port"));
+            let is_address = [text, host].iter().any(|text| text.parse::<std::net::Ipv6Addr>().is_ok());
+            return Err(if is_address {
+                format!("`{text}`: an IPv6 address is written in brackets, [address]:port")
+            } else {
+                format!("`{text}` has more than one port; write host:port")
+            });
         }
         (host.to_owned(), port)
     };
@@ -261,6 +285,11 @@ mod tests {
             (":80\n", "`` is not a host name"),
             ("a b:80\n", "`a b` is not a host name"),
             ("::1:80\n", "in brackets"),
+            ("2001:db8::1\n", "in brackets"),
+            ("http://127.0.0.1:45000\n", "line 1: `http://127.0.0.1:45000` is a URL"),
+            ("127.0.0.1:1:3\n", "`127.0.0.1:1:3` has more than one port"),
+            ("a:1 b:2\n", "`a:1 b:2` is more than one address"),
+            ("a:1,b:2\n", "is more than one address"),
             ("[::1]80\n", "[address]:port"),
             ("[zz]:80\n", "`zz` is not an IPv6 address"),
             ("a:1\nb:2\na:1\n", "line 3: a:1 is rank 0 already, on line 1"),
@@ -269,6 +298,18 @@ mod tests {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(expected), "{text:?}: {error}");
         }
+    }
+
+    /// As some editors save text.
+    #[test]
+    fn a_byte_order_mark_does_not_count() {
+        assert_eq!(parse("\u{feff}a:1\r\nb:2\r\n").unwrap(), parse("a:1\nb:2\n").unwrap());
+    }
+
+    #[test]
+    fn a_file_without_end_is_not_read_to_its_end() {
+        let error = PeersFile::read(Path::new("/dev/zero")).unwrap_err();
+        assert!(matches!(error, PeersFileError::TooLong { .. }), "{error}");
     }
 
     #[test]

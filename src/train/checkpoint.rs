@@ -2,8 +2,9 @@
 //! stands, so that it goes on bit for bit as if it had never stopped, on any number of ranks.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
-use std::io;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::TensorView;
@@ -21,7 +22,7 @@ const FORMAT: &str = "ringtrain-1";
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// A checkpoint or report that cannot be used or written.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The operating system refused.
@@ -67,6 +68,13 @@ pub enum CheckpointError {
         /// The file.
         path: PathBuf,
     },
+}
+
+/// The sentence, for `main` and `unwrap` print errors by `Debug`, and a person reads them.
+impl fmt::Debug for CheckpointError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl CheckpointError {
@@ -224,10 +232,15 @@ pub(crate) fn load(
     let vectors = 1 + identity.optimizer_names.len();
     let standardizer_values = identity.standardizer.as_ref().map_or(0, |standard| 2 * standard.mean.len());
     let tensor_bytes = 4 * (vectors * network.parameter_count() + standardizer_values) as u64;
-    if file_bytes > tensor_bytes + HEADER_BYTES_MAX {
-        return Err(unfit("size in bytes", file_bytes.to_string(), format!("about {tensor_bytes}")));
+    let too_long = |bytes: u64| unfit("size in bytes", bytes.to_string(), format!("about {tensor_bytes}"));
+    let bytes_max = tensor_bytes + HEADER_BYTES_MAX;
+    if file_bytes > bytes_max {
+        return Err(too_long(file_bytes));
     }
-    let bytes = fs::read(&path).map_err(read_error)?;
+    let bytes = read_at_most(&path, bytes_max + 1).map_err(read_error)?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(too_long(bytes.len() as u64));
+    }
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| corrupt(error.to_string()))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| corrupt(error.to_string()))?;
     let metadata = header.metadata().as_ref().ok_or_else(|| corrupt("it has no metadata".into()))?;
@@ -265,6 +278,13 @@ pub(crate) fn load(
         return Err(corrupt("its content does not match its own hash".into()));
     }
     Ok(Some(state))
+}
+
+/// The file's first bytes, so many at most: not every file is as long as it says.
+fn read_at_most(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(bytes_max).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! What a training run can fail with.
 
+use std::fmt;
+
 use super::checkpoint::CheckpointError;
 use super::data::DataError;
 use crate::group;
@@ -16,7 +18,7 @@ pub enum Phase {
 }
 
 /// A run that did not end well. All ranks return an error when one does.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
     /// This rank's data is wrong.
@@ -62,4 +64,11 @@ pub enum TrainError {
     /// A collective failed.
     #[error(transparent)]
     Group(#[from] group::Error),
+}
+
+/// The sentence, for `main` and `unwrap` print errors by `Debug`, and a person reads them.
+impl fmt::Debug for TrainError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -5,7 +5,7 @@
 //! on any number of ranks, up to the order in which floating-point numbers are added.
 
 mod agree;
-mod atomic_file;
+pub(crate) mod atomic_file;
 mod batches;
 mod buckets;
 mod checkpoint;

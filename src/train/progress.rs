@@ -1,7 +1,7 @@
 //! What a person sees while a run goes on.
 
 use std::fmt::Write as _;
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -42,15 +42,21 @@ pub enum Display {
 /// Lines to a writer, and a bar where there is a terminal.
 pub struct Console<W> {
     display: Display,
-    /// `None` once the reader has gone, which is no reason to stop training.
+    /// `None` once it cannot be written, which is no reason to stop training.
     out: Option<W>,
+    failure: Option<io::Error>,
     bar: Option<ProgressBar>,
 }
 
 impl<W: Write> Console<W> {
     /// An observer that writes lines to `out`.
     pub fn new(display: Display, out: W) -> Self {
-        Self { display, out: Some(out), bar: None }
+        Self { display, out: Some(out), failure: None, bar: None }
+    }
+
+    /// Why not all lines could be written. A reader that has gone is no failure.
+    pub fn failure(&self) -> Option<&io::Error> {
+        self.failure.as_ref()
     }
 }
 
@@ -58,8 +64,9 @@ impl<W: Write> Observer for Console<W> {
     fn notice(&mut self, line: &str) {
         let Some(out) = &mut self.out else { return };
         let written = writeln!(out, "{line}").and_then(|()| out.flush());
-        if written.is_err() {
+        if let Err(error) = written {
             self.out = None;
+            self.failure = Some(error).filter(|error| error.kind() != ErrorKind::BrokenPipe);
         }
     }
 
@@ -104,26 +111,36 @@ impl<W: Write> Observer for Console<W> {
 mod tests {
     use super::*;
 
-    struct Gone(usize);
+    struct Gone(usize, ErrorKind);
 
     impl Write for Gone {
-        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
             self.0 += 1;
-            Err(std::io::ErrorKind::BrokenPipe.into())
+            Err(self.1.into())
         }
 
-        fn flush(&mut self) -> std::io::Result<()> {
+        fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
     }
 
     #[test]
     fn a_reader_that_goes_away_is_no_error() {
-        let mut gone = Gone(0);
+        let mut gone = Gone(0, ErrorKind::BrokenPipe);
         let mut console = Console::new(Display::Lines, &mut gone);
         console.notice("one");
         console.notice("two");
+        assert!(console.failure().is_none());
         assert_eq!(gone.0, 1);
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error() {
+        let mut full = Gone(0, ErrorKind::StorageFull);
+        let mut console = Console::new(Display::Lines, &mut full);
+        console.notice("one");
+        console.notice("two");
+        assert_eq!(console.failure().map(io::Error::kind), Some(ErrorKind::StorageFull));
     }
 
     #[test]

@@ -78,7 +78,7 @@ pub struct Report {
     pub bucket_bytes: Option<usize>,
     /// Seconds in which rank 0 had a collective under way, waiting for slower ranks included.
     pub communication_seconds: f64,
-    /// Those of them that rank 0 spent waiting: what was not hidden behind the backward pass.
+    /// Those of them that rank 0 spent waiting, never more: what was not hidden behind the backward pass.
     pub exposed_communication_seconds: f64,
     /// Bytes that rank 0 sent.
     pub bytes_sent: u64,

@@ -55,6 +55,7 @@ pub fn run(
         observer.notice(&format!("stopped by a signal after step {steps}, {saved}"));
     }
     let after = group.statistics();
+    let communication = after.communication.saturating_sub(before.communication);
     let figure = |metrics: Option<Metrics>, get: fn(Metrics) -> Option<f64>| metrics.and_then(get);
     let report = Report {
         world_size: group.size().get(),
@@ -81,8 +82,13 @@ pub fn run(
         train_r2: figure(train, |metrics| metrics.r2),
         samples_per_second: trainer.step_samples as f64 / trainer.step_seconds.max(1e-9),
         seconds: clock.elapsed().as_secs_f64(),
-        communication_seconds: after.communication.saturating_sub(before.communication).as_secs_f64(),
-        exposed_communication_seconds: after.exposed.saturating_sub(before.exposed).as_secs_f64(),
+        communication_seconds: communication.as_secs_f64(),
+        // Callers' waits are measured around the operations, with what it takes to begin and to leave them.
+        exposed_communication_seconds: after
+            .exposed
+            .saturating_sub(before.exposed)
+            .min(communication)
+            .as_secs_f64(),
         bytes_sent: after.bytes_sent - before.bytes_sent,
         parameters_hash: parameters_hash(&trainer.state.parameters),
         history: trainer.state.history.clone(),

@@ -1,55 +1,116 @@
-"""One rank of an all-reduce benchmark with PyTorch's Gloo backend; tools/compare/run starts it.
+"""One rank of a benchmark of collectives with PyTorch's Gloo backend; peers.py starts it.
 
-Takes its place in the job from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Rank 0 prints one JSON object a line.
+Takes its place in the job from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Rank 0 prints one JSON object a line: the
+version, and then a row as soon as a size is done.
 """
 
 import argparse
 import datetime
 import json
+import resource
 import time
 
 import torch
 import torch.distributed as dist
 
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 
-def measure(count, iterations, warm_up):
-    """Each iteration's time on the slowest rank, in microseconds, and how many elements came out wrong."""
-    buffer = torch.zeros(count, dtype=torch.float32)
+
+class Operation:
+    """A collective on a buffer of its own. `bytes` are those of the whole buffer, as ringbench counts them."""
+
+    def __init__(self, name, dtype, size):
+        self.name, self.dtype = name, DTYPES[dtype]
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        count = size // self.dtype.itemsize
+        if name in ("all_gather", "reduce_scatter"):
+            count -= count % self.ranks
+        self.buffer = torch.zeros(count, dtype=self.dtype)
+        part = count // self.ranks
+        self.own = slice(self.rank * part, (self.rank + 1) * part)
+        self.part = torch.zeros(part, dtype=self.dtype) if name == "reduce_scatter" else None
+        # Sums have to be exact, and the short types have few digits.
+        self.values = 64 if dtype in ("f32", "f64") else 16
+
+    def perform(self):
+        if self.name == "all_reduce":
+            dist.all_reduce(self.buffer)
+        elif self.name == "broadcast":
+            dist.broadcast(self.buffer, 0)
+        elif self.name == "all_gather":
+            dist.all_gather_into_tensor(self.buffer, self.buffer[self.own])
+        else:
+            dist.reduce_scatter_tensor(self.part, self.buffer)
+
+    def sample(self, rank):
+        index = torch.arange(len(self.buffer), dtype=torch.int64)
+        return ((index + rank) % 8191 % self.values).to(self.dtype)
+
+    def wrong(self):
+        """Elements that are wrong on all ranks after one more operation."""
+        mine = self.sample(self.rank)
+        self.buffer.fill_(-1)
+        if self.name in ("all_reduce", "reduce_scatter"):
+            self.buffer.copy_(mine)
+            expected = sum(self.sample(rank) for rank in range(self.ranks))
+        elif self.name == "broadcast":
+            expected = self.sample(0)
+            if self.rank == 0:
+                self.buffer.copy_(expected)
+        else:
+            self.buffer[self.own] = mine[self.own]
+            length = max(1, self.own.stop - self.own.start)
+            expected = torch.cat([self.sample(rank)[rank * length : (rank + 1) * length] for rank in range(self.ranks)])
+        self.perform()
+        found = self.buffer
+        if self.name == "reduce_scatter":
+            found, expected = self.part, expected[self.own]
+        wrong = torch.tensor([int((found != expected).sum())], dtype=torch.int64)
+        dist.all_reduce(wrong)
+        return int(wrong)
+
+
+def used_s():
+    """The processors' time of this process, with all its threads."""
+    use = resource.getrusage(resource.RUSAGE_SELF)
+    return use.ru_utime + use.ru_stime
+
+
+def measure(operation, iterations, warm_up):
+    """The median over the iterations of the slowest rank's time, and the processors' time of all ranks."""
     for _ in range(warm_up):
-        dist.all_reduce(buffer)
+        operation.perform()
     times = torch.zeros(iterations, dtype=torch.float64)
     dist.barrier()
-    last = time.perf_counter()
+    used, last = used_s(), time.perf_counter()
     for index in range(iterations):
-        dist.all_reduce(buffer)
+        operation.perform()
         now = time.perf_counter()
         times[index] = (now - last) * 1e6
         last = now
+    used = torch.tensor([used_s() - used], dtype=torch.float64)
+    dist.all_reduce(used)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    ranks = dist.get_world_size()
-    index = torch.arange(count, dtype=torch.int64)
-    buffer.copy_((index + dist.get_rank()) % 8191 % 64)
-    dist.all_reduce(buffer)
-    expected = sum(((index + rank) % 8191 % 64).to(torch.float32) for rank in range(ranks))
-    wrong = torch.tensor([int((buffer != expected).sum())], dtype=torch.int64)
-    dist.all_reduce(wrong)
-    return times, int(wrong)
+    return {"iterations": iterations, "time_us": float(times.quantile(0.5)), "cpu_s": float(used)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--operation", default="all_reduce")
+    parser.add_argument("--dtype", choices=DTYPES, default="f32")
     parser.add_argument("--size", action="append", nargs=2, type=int, metavar=("BYTES", "ITERATIONS"), required=True)
     parser.add_argument("--warm-up", type=int, default=5)
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
-    for size, iterations in args.size:
-        times, wrong = measure(size // 4, iterations, args.warm_up)
-        if dist.get_rank() == 0:
-            print(json.dumps({"bytes": size, "time_us": float(times.quantile(0.5)), "wrong": wrong}), flush=True)
-    # The version after the sizes, on a line of its own.
-    if dist.get_rank() == 0:
+    speaks = dist.get_rank() == 0
+    if speaks:
         print(json.dumps({"version": f"Gloo of PyTorch {torch.__version__}"}), flush=True)
+    for size, iterations in args.size:
+        operation = Operation(args.operation, args.dtype, size)
+        row = {"bytes": size, **measure(operation, iterations, args.warm_up), "wrong": operation.wrong()}
+        if speaks:
+            print(json.dumps(row), flush=True)
     dist.destroy_process_group()
 
 

@@ -1,77 +1,135 @@
-/* One rank of an all-reduce benchmark with MPI; tools/compare/run compiles and starts it.
+/* One rank of a benchmark of collectives with MPI; peers.py compiles and starts it.
  *
- * Arguments: WARM_UP BYTES ITERATIONS [BYTES ITERATIONS ...]. Rank 0 prints one JSON object a line. */
+ * Arguments: OPERATION DTYPE WARM_UP [BYTES ITERATIONS ...], with all_reduce, broadcast, all_gather or reduce_scatter,
+ * and f32 or f64. BYTES are those of the whole buffer, as ringbench counts them. Rank 0 prints one JSON object a line:
+ * the library's version, and then a row as soon as a size is done. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+
+enum operation { ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, OPERATIONS };
+static const char *const NAMES[OPERATIONS] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter"};
+
+static enum operation operation;
+static MPI_Datatype type;
+static int wide, rank, ranks;
+
+static size_t width(void) { return wide ? sizeof(double) : sizeof(float); }
+static double get(const void *buffer, int i) { return wide ? ((const double *)buffer)[i] : ((const float *)buffer)[i]; }
+static void put(void *buffer, int i, double value) {
+    if (wide) ((double *)buffer)[i] = value;
+    else ((float *)buffer)[i] = (float)value;
+}
 
 static int ascending(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-static float sample(size_t index, int rank) { return (float)((index + (size_t)rank) % 8191 % 64); }
-
-static void reduce(float *buffer, int count) {
-    MPI_Allreduce(MPI_IN_PLACE, buffer, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+/* The processors' time of this process, with all its threads. */
+static double used_s(void) {
+    struct rusage use;
+    getrusage(RUSAGE_SELF, &use);
+    return (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) + 1e-6 * (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
 }
 
-/* Elements that are wrong on all ranks after one more all-reduce. */
-static unsigned long long check(float *buffer, int count, int rank, int ranks) {
-    unsigned long long wrong = 0;
-    for (int i = 0; i < count; i++) buffer[i] = sample((size_t)i, rank);
-    reduce(buffer, count);
-    for (int i = 0; i < count; i++) {
-        float expected = 0;
-        for (int r = 0; r < ranks; r++) expected += sample((size_t)i, r);
-        wrong += buffer[i] != expected;
+static void perform(void *buffer, int count) {
+    int part = count / ranks;
+    switch (operation) {
+    case ALL_REDUCE: MPI_Allreduce(MPI_IN_PLACE, buffer, count, type, MPI_SUM, MPI_COMM_WORLD); break;
+    case BROADCAST: MPI_Bcast(buffer, count, type, 0, MPI_COMM_WORLD); break;
+    case ALL_GATHER: MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, buffer, part, type, MPI_COMM_WORLD); break;
+    /* In place, a rank's own part of the result comes to lie at the front. */
+    default: MPI_Reduce_scatter_block(MPI_IN_PLACE, buffer, part, type, MPI_SUM, MPI_COMM_WORLD);
     }
+}
+
+static double sample(int index, int from) { return (double)(((size_t)index + (size_t)from) % 8191 % 64); }
+
+static double total(int index) {
+    double sum = 0;
+    for (int from = 0; from < ranks; from++) sum += sample(index, from);
+    return sum;
+}
+
+/* What has to be in the buffer at index after the operation. */
+static double expected(int index, int part) {
+    switch (operation) {
+    case ALL_REDUCE: return total(index);
+    case BROADCAST: return sample(index, 0);
+    case ALL_GATHER: return sample(index, index / part);
+    default: return total(rank * part + index);
+    }
+}
+
+/* Elements that are wrong on all ranks after one more operation. */
+static unsigned long long check(void *buffer, int count) {
+    unsigned long long wrong = 0;
+    int part = count / ranks;
+    for (int i = 0; i < count; i++) {
+        /* What the operation has to fill is wrong before. */
+        int given = operation == BROADCAST ? rank == 0 : operation != ALL_GATHER || i / part == rank;
+        put(buffer, i, given ? sample(i, rank) : -1);
+    }
+    perform(buffer, count);
+    int results = operation == REDUCE_SCATTER ? part : count;
+    for (int i = 0; i < results; i++) wrong += get(buffer, i) != expected(i, part);
     MPI_Allreduce(MPI_IN_PLACE, &wrong, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
     return wrong;
 }
 
-static void measure(size_t bytes, int iterations, int warm_up, int rank, int ranks) {
-    int count = (int)(bytes / sizeof(float));
-    float *buffer = calloc((size_t)count, sizeof(float));
+static void measure(size_t bytes, int iterations, int warm_up) {
+    int count = (int)(bytes / width());
+    if (operation == ALL_GATHER || operation == REDUCE_SCATTER) count -= count % ranks;
+    void *buffer = calloc((size_t)count, width());
     double *times = calloc((size_t)iterations, sizeof(double));
     if (!buffer || !times) MPI_Abort(MPI_COMM_WORLD, 1);
-    memset(buffer, 0, bytes);
-    for (int i = 0; i < warm_up; i++) reduce(buffer, count);
+    memset(buffer, 0, (size_t)count * width());
+    for (int i = 0; i < warm_up; i++) perform(buffer, count);
     MPI_Barrier(MPI_COMM_WORLD);
-    double last = MPI_Wtime();
+    double used = used_s(), last = MPI_Wtime();
     for (int i = 0; i < iterations; i++) {
-        reduce(buffer, count);
+        perform(buffer, count);
         double now = MPI_Wtime();
         times[i] = (now - last) * 1e6;
         last = now;
     }
+    used = used_s() - used;
+    MPI_Allreduce(MPI_IN_PLACE, &used, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     /* The slowest rank's time counts. */
     MPI_Allreduce(MPI_IN_PLACE, times, iterations, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    unsigned long long wrong = check(buffer, count, rank, ranks);
+    unsigned long long wrong = check(buffer, count);
     qsort(times, (size_t)iterations, sizeof(double), ascending);
     double median = (times[(iterations - 1) / 2] + times[iterations / 2]) / 2;
-    if (rank == 0) printf("{\"bytes\": %zu, \"time_us\": %.3f, \"wrong\": %llu}\n", bytes, median, wrong);
+    if (rank == 0)
+        printf("{\"bytes\": %zu, \"iterations\": %d, \"time_us\": %.3f, \"wrong\": %llu, \"cpu_s\": %.6f}\n", bytes,
+               iterations, median, wrong, used);
     fflush(stdout);
     free(buffer);
     free(times);
 }
 
 int main(int argc, char **argv) {
-    int rank, ranks, length;
+    int length, known = 0;
     char version[MPI_MAX_LIBRARY_VERSION_STRING];
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    if (argc < 4 || argc % 2) {
-        fprintf(stderr, "usage: mpi_bench WARM_UP BYTES ITERATIONS [BYTES ITERATIONS ...]\n");
+    while (argc >= 4 && known < OPERATIONS && strcmp(argv[1], NAMES[known])) known++;
+    if (argc < 4 || argc % 2 || known == OPERATIONS || (strcmp(argv[2], "f32") && strcmp(argv[2], "f64"))) {
+        fprintf(stderr, "usage: mpi_bench OPERATION f32|f64 WARM_UP [BYTES ITERATIONS ...]\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
-    for (int i = 2; i < argc; i += 2)
-        measure((size_t)atoll(argv[i]), atoi(argv[i + 1]), atoi(argv[1]), rank, ranks);
+    operation = (enum operation)known;
+    wide = !strcmp(argv[2], "f64");
+    type = wide ? MPI_DOUBLE : MPI_FLOAT;
     MPI_Get_library_version(version, &length);
-    version[strcspn(version, ",\n")] = 0;
+    version[strcspn(version, ",\n\"\\")] = 0;
     if (rank == 0) printf("{\"version\": \"%s\"}\n", version);
+    fflush(stdout);
+    for (int i = 4; i < argc; i += 2) measure((size_t)atoll(argv[i]), atoi(argv[i + 1]), atoi(argv[3]));
     MPI_Finalize();
     return 0;
 }

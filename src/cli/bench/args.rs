@@ -12,8 +12,8 @@ const EXAMPLES: &str = "\
 Examples:
   ringrun -n 4 ringbench all_reduce -b 4 -e 64M -f 4
       bandwidth and latency of all-reduce between four processes of this machine
-  ringrun -H a:1,b:1 ringbench all_reduce -b 64M -e 64M -n 50 --json out.json
-      one size, fifty timed iterations, between two hosts; the figures as JSON
+  ringrun -n 2 ringbench all_reduce -b 64M -e 64M -n 50 --json out.json
+      one size, fifty timed iterations; the figures as JSON
   ringrun -n 3 ringbench reduce_scatter -t all -o all -b 1K -e 1M -f 32
       every element type with every reduction, checked
   ringrun -n 2 ringbench ping_pong -e 4M
@@ -21,7 +21,8 @@ Examples:
   ringbench broadcast --root 1 --peers hosts.txt --rank 0
       one rank of a job that no launcher started; the same on every host with its own --rank
 
-Exit codes: 0 all results right, 2 wrong arguments, 15 a wrong result; others as for every program of this package.
+Exit codes: 0 all results right, 2 wrong arguments, 7 ranks with different flags, 15 a wrong result; others as for every
+program of this package.
 How size, algbw and busbw are meant, and how to measure honestly, is in docs/benchmarking.md.";
 
 // What stands in `///` here is also what --help prints, where backticks would only disturb.

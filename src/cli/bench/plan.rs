@@ -97,6 +97,14 @@ pub enum PlanError {
         /// `--json`.
         path: PathBuf,
     },
+    /// The report could not be written.
+    #[error("--json {}: the report could not be written there: {problem}", path.display())]
+    Report {
+        /// `--json`.
+        path: PathBuf,
+        /// What the operating system says.
+        problem: String,
+    },
 }
 
 /// How many iterations are timed.
@@ -226,6 +234,30 @@ impl Plan {
             root,
             json: args.json.clone(),
         })
+    }
+
+    /// What must be the same on all ranks: flag and value.
+    pub(super) fn shared(&self) -> Vec<(&'static str, String)> {
+        let mut dtypes: Vec<&str> = self.cases.iter().map(|case| case.dtype.name()).collect();
+        dtypes.dedup();
+        let mut reductions: Vec<Option<ReduceOp>> = Vec::new();
+        for case in &self.cases {
+            if !reductions.contains(&case.reduction) {
+                reductions.push(case.reduction);
+            }
+        }
+        vec![
+            ("OPERATION", self.operation.to_string()),
+            ("-b (--min-bytes)", self.bytes_min.to_string()),
+            ("-e (--max-bytes)", self.bytes_max.to_string()),
+            ("-f (--step-factor) or -i (--step-bytes)", self.step.clone()),
+            ("-n (--iters)", format!("{:?}", self.iterations)),
+            ("-w (--warmup-iters)", self.warm_up.to_string()),
+            ("-t (--dtype)", dtypes.join(",")),
+            ("-o (--op)", format!("{reductions:?}")),
+            ("-c (--check)", self.checks.to_string()),
+            ("--root", self.root.to_string()),
+        ]
     }
 
     /// The plan as `world` ranks can follow it.
@@ -407,6 +439,30 @@ mod tests {
         assert_eq!(rows("barrier -t all -o all"), 1);
         assert_eq!(plan("broadcast -d f16,bf16 -b 8 -e 8 --root 3").unwrap().root, Rank::new(3));
         assert_eq!(plan("gather --root 3").unwrap().root, Rank::new(3));
+    }
+
+    #[test]
+    fn every_flag_that_ranks_must_share_is_compared() {
+        let base = "all_reduce -b 8 -e 64";
+        let shared = |flags: &str| plan(flags).unwrap().shared();
+        for (flags, name) in [
+            ("reduce -b 8 -e 64", "OPERATION"),
+            ("all_reduce -b 16 -e 64", "-b"),
+            ("all_reduce -b 8 -e 32", "-e"),
+            ("all_reduce -b 8 -e 64 -f 2", "-f"),
+            ("all_reduce -b 8 -e 64 -i 8", "-f"),
+            ("all_reduce -b 8 -e 64 -n 5", "-n"),
+            ("all_reduce -b 8 -e 64 -w 1", "-w"),
+            ("all_reduce -b 8 -e 64 -t f64", "-t"),
+            ("all_reduce -b 8 -e 64 -o max", "-o"),
+            ("all_reduce -b 8 -e 64 -c 0", "-c"),
+        ] {
+            let different: Vec<_> =
+                shared(base).into_iter().zip(shared(flags)).filter(|(one, other)| one != other).collect();
+            assert_eq!(different.len(), 1, "{flags}: {different:?}");
+            assert!(different[0].0.0.starts_with(name), "{flags}: {different:?}");
+        }
+        assert_ne!(shared("broadcast --root 1"), shared("broadcast"));
     }
 
     #[test]

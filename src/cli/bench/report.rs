@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use serde::Serialize;
@@ -9,8 +10,11 @@ use serde::Serialize;
 use super::measure::Row;
 use super::plan::{Iterations, Plan};
 use crate::group::Group;
+use crate::train::atomic_file;
 use crate::types::WorldSize;
 
+/// What a report takes at most, unless it has very many rows.
+const TRIAL_BYTES: usize = 64 << 10;
 /// The most ranks that the header lists.
 const RANKS_LISTED: usize = 64;
 /// Where the kernel names the congestion control that a socket gets by default.
@@ -207,7 +211,8 @@ impl Report {
         out.flush()
     }
 
-    /// Writes the report as JSON: beside the file first, then in its place, so that nobody reads half of it.
+    /// Writes the report as JSON: beside the file first, then in its place, so that nobody reads half of it. What is no regular
+    /// file is written to as it is.
     ///
     /// # Errors
     ///
@@ -215,15 +220,36 @@ impl Report {
     pub fn save(&self, path: &Path) -> io::Result<()> {
         let mut text = serde_json::to_vec_pretty(self).map_err(io::Error::from)?;
         text.push(b'\n');
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}.partial", std::process::id()));
-        let partial = path.with_file_name(name);
-        let saved = fs::write(&partial, &text).and_then(|()| fs::rename(&partial, path));
-        if saved.is_err() {
-            // The first error is the one to tell; there may be nothing to remove.
-            let _ = fs::remove_file(&partial);
+        atomic_file::write(path, &text)
+    }
+}
+
+/// Whether a report can be written to `path`, as far as that can be known beforehand: what is there stays as it is.
+///
+/// # Errors
+///
+/// What the file system says.
+pub(super) fn check_place(path: &Path) -> io::Result<()> {
+    // Through a symbolic link, as the report itself goes.
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    match fs::metadata(&target).map(|metadata| metadata.file_type()) {
+        Ok(kind) if kind.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        // White space before the report, which JSON allows, tells whether the device takes anything.
+        Ok(kind) if kind.is_char_device() => {
+            fs::OpenOptions::new().write(true).open(&target)?.write_all(b"\n")
         }
-        saved
+        // To open a pipe would be to wait for its reader.
+        Ok(kind) if !kind.is_file() => Ok(()),
+        // A report is written beside the file first: this tries both the directory and the room in it.
+        _ => {
+            let mut name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
+            name.push(format!(".{}.trial", std::process::id()));
+            let trial = target.with_file_name(name);
+            let written = fs::write(&trial, vec![b' '; TRIAL_BYTES]);
+            // The first error is the one to tell; there may be nothing to remove.
+            let _ = fs::remove_file(&trial);
+            written
+        }
     }
 }
 

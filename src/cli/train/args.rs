@@ -32,7 +32,9 @@ Exit codes:
   0  done, or stopped by a signal in order   7  ranks called different operations
   1  any other failure                       8  an operation passed its deadline
   2  unknown flag or bad combination         9  the loss became NaN or infinite, or a rank gave up
-  3  configuration differs between ranks    10  a checkpoint or report cannot be read or written
+  3  peers file, secret file, environment   10  a checkpoint or report cannot be read or written
+     or arguments wrong, or not the same
+     on all ranks
   4  data missing, truncated or wrong       11  the listening port is in use
   5  not all ranks came in time             12  a peer has another secret
   6  a rank was lost                        13, 14  another protocol version, broken protocol";

@@ -265,7 +265,12 @@ impl Driver {
 impl Drop for Driver {
     /// Lets what is under way end, says goodbye, or why the job failed, and reads what the peers still say, so that no last
     /// word is lost to a reset.
+    ///
+    /// A panic is no goodbye: the peers, who may wait for this rank, are told so instead.
     fn drop(&mut self) {
+        if thread::panicking() {
+            self.abort("its program panicked; look at that rank's own output for where");
+        }
         let shared = &self.shared;
         let until = shared.now() + FLUSH_TIMEOUT;
         shared.wait_until(Some(until), |core| core.pending.is_empty().then_some(()));

@@ -1,13 +1,13 @@
 //! The barrier.
 
 use super::super::{Schedule, barrier};
-use super::{Order, Proof, World};
+use super::{EXTENT, Order, Proof, World};
 use crate::types::WorldSize;
 
 /// A barrier that let a rank out before another had entered would not be one: the last rank to enter holds up all.
 #[test]
 fn no_rank_leaves_a_barrier_before_all_have_entered() {
-    for ranks in 2..=64u32 {
+    for ranks in 2..=EXTENT.worlds_max {
         let world = WorldSize::new(ranks).unwrap();
         let schedules: Vec<Schedule> = world.ranks().map(|rank| barrier(world, rank)).collect();
         Proof { receives_may_wait: true, ..Proof::new() }.check_schedules(&schedules);

@@ -1,10 +1,11 @@
 //! What can be wrong with data.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// Data that cannot be trained on. The message names the file and the place in it.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
     /// The operating system refused to read a file.
@@ -26,6 +27,13 @@ pub enum DataError {
     /// The data does not fit what is asked of it.
     #[error("{0}")]
     Unsuitable(String),
+}
+
+/// The sentence, for `main` and `unwrap` print errors by `Debug`, and a person reads them.
+impl fmt::Debug for DataError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl DataError {

@@ -41,6 +41,9 @@ impl FromStr for Source {
             return parse_synthetic(shape);
         }
         if let Some((features, targets)) = text.split_once(".npy,") {
+            if targets.is_empty() {
+                return Err("lacks the second name: it needs a pair, FEATURES.npy,TARGETS.npy".into());
+            }
             return Ok(Self::Npy(format!("{features}.npy").into(), targets.into()));
         }
         if text.is_empty() {
@@ -137,6 +140,7 @@ mod tests {
             ("x.npy,y.npy", Ok(Source::Npy("x.npy".into(), "y.npy".into()))),
             ("synthetic:10x3", Ok(Source::Synthetic { rows: 10, columns: 3 })),
             ("x.npy", Err("pair")),
+            ("x.npy,", Err("second name")),
             ("synthetic:10", Err("shape")),
             ("synthetic:0x3", Err("at least")),
             ("synthetic:99999999x99999999", Err("at most")),

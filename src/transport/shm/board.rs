@@ -281,6 +281,8 @@ mod tests {
         };
         let threads: Vec<_> =
             boards(size).into_iter().map(|board| thread::spawn(move || play(board))).collect();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
     }
 }

@@ -1,0 +1,34 @@
+//! Whether all ranks were given the same flags, found out before anything is measured.
+
+use sha2::{Digest as _, Sha256};
+
+use super::BenchError;
+use super::plan::Plan;
+use crate::group::Group;
+
+/// Compares every rank's flags with rank 0's.
+///
+/// # Errors
+///
+/// [`BenchError::FlagsDiffer`], the same on all ranks, with the lowest rank that differs and all flags in which it does.
+pub(super) fn agree(group: &mut Group, plan: &Plan) -> Result<(), BenchError> {
+    let flags = plan.shared();
+    let own: Vec<u64> = flags.iter().map(|(_, value)| digest(value)).collect();
+    let table = group.all_gather_from(&own)?;
+    let Some((reference, others)) = table.split_at_checked(own.len()) else { return Ok(()) };
+    let differs = |row: &&[u64]| *row != reference;
+    let Some((rank, row)) =
+        group.size().ranks().skip(1).zip(others.chunks_exact(own.len())).find(|(_, row)| differs(row))
+    else {
+        return Ok(());
+    };
+    let different = flags.iter().zip(row.iter().zip(reference)).filter(|(_, (a, b))| a != b);
+    let names: Vec<&str> = different.map(|((name, _), _)| *name).collect();
+    Err(BenchError::FlagsDiffer { rank, what: names.join(", ") })
+}
+
+/// The first 8 bytes of the SHA-256 of `text`.
+fn digest(text: &str) -> u64 {
+    let digest: [u8; 32] = Sha256::digest(text).into();
+    u64::from_le_bytes(*digest.first_chunk().expect("32 bytes have a first 8"))
+}

@@ -1,0 +1,167 @@
+"""The figures as an SVG: time against size on two logarithmic axes, and bus bandwidth against size.
+
+Written by hand: the peers' environments have no plotting library in common, and a plot needs little.
+"""
+
+import math
+from xml.sax.saxutils import escape
+
+import report
+
+# A library has a colour, which people who see few colours can tell apart; over TCP alone its line is dashed.
+COLOURS = {"ringbench": "#0b62a4", "gloo": "#d55e00", "openmpi4": "#009e73", "openmpi5": "#b5489a", "mpich5": "#8a6d00"}
+OTHERS = ("#555555", "#56b4e9", "#111111")
+INK, FAINT, GRID = "#1f2328", "#59636e", "#e4e7eb"
+FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
+WIDTH, MARGIN = 1160, 24
+PANEL_WIDTH, PANEL_HEIGHT, LEFT, GAP = 470, 300, 74, 98
+LEGEND_LINE, ROW_HEAD, ROW_FOOT = 22, 62, 56
+CHARACTER = 6.4
+
+
+def svg(told):
+    """One row of two panels for each group of results."""
+    groups = report.groups(told["results"])
+    keys = [key for key in told["programs"] if any(row["program"] == key for row in told["results"])]
+    styles = {key: style(key, keys) for key in keys}
+    body = [text(MARGIN, 34, "Collectives side by side", size=18, weight=600)]
+    line = report.heading(told["machine"], told["versions"], told["rounds"])
+    y = 56
+    for part in wrapped(line, int((WIDTH - 2 * MARGIN) / CHARACTER)):
+        body.append(text(MARGIN, y, part, colour=FAINT))
+        y += 17
+    y = legend(body, y + 8, told["programs"], styles)
+    for (operation, dtype, control, world), rows in groups.items():
+        title = f"{operation} of {dtype}, {world} ranks, host's default congestion control {control}"
+        body.append(text(MARGIN, y + 26, title, size=14, weight=600))
+        panel(body, MARGIN + LEFT, y + ROW_HEAD, rows, styles, "time_us")
+        panel(body, MARGIN + LEFT + PANEL_WIDTH + GAP, y + ROW_HEAD, rows, styles, "busbw_gb_per_s")
+        y += ROW_HEAD + PANEL_HEIGHT + ROW_FOOT
+    height = y + 34
+    body.append(text(MARGIN, height - 16, "Points are medians of the rounds, bars their range. Both axes of the left panels are "
+                     "logarithmic, of the right ones only the size.", colour=FAINT))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    return "\n".join([f'{head} font-family="{FONT}" role="img">', f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+                      *body, "</svg>", ""])
+
+
+def style(key, keys):
+    library = key.removesuffix("-tcp")
+    unknown = [other for other in dict.fromkeys(key.removesuffix("-tcp") for key in keys) if other not in COLOURS]
+    colour = COLOURS.get(library) or OTHERS[unknown.index(library) % len(OTHERS)]
+    dash = ' stroke-dasharray="6 4"' if key.endswith("-tcp") or key == "gloo" else ""
+    return colour, dash, 2.6 if library == "ringbench" else 1.6
+
+
+def legend(body, y, names, styles):
+    x = MARGIN
+    for key, (colour, dash, width) in styles.items():
+        label = names[key]
+        needed = 44 + CHARACTER * len(label) + 22
+        if x + needed > WIDTH - MARGIN:
+            x, y = MARGIN, y + LEGEND_LINE
+        body.append(f'<path d="M{x} {y}h34" stroke="{colour}" stroke-width="{width}"{dash}/>')
+        body.append(f'<circle cx="{x + 17}" cy="{y}" r="3" fill="{colour}"/>')
+        body.append(text(x + 42, y + 4, label))
+        x += needed
+    return y + LEGEND_LINE - 6
+
+
+def panel(body, x, y, rows, styles, value):
+    """A panel whose upper left corner is at (x, y)."""
+    timed = value == "time_us"
+    sizes = sorted({row["bytes"] for row in rows})
+    across = log_scale(sizes[0], sizes[-1], x + 10, x + PANEL_WIDTH - 10)
+    if timed:
+        low, high = min(row["time_us_min"] for row in rows), max(row["time_us_max"] for row in rows)
+        ticks = decades(low, high)
+        up = log_scale(ticks[0], ticks[-1], y + PANEL_HEIGHT, y)
+        labels = [tick_text(tick) for tick in ticks]
+        title = "time of one operation"
+    else:
+        ticks = steps(max(bandwidth(row, row["time_us_min"]) for row in rows))
+        up = linear_scale(ticks[-1], y + PANEL_HEIGHT, y)
+        labels = [f"{tick:g}" for tick in ticks]
+        title = "bus bandwidth (GB/s)"
+    body.append(text(x, y - 12, title, colour=FAINT, weight=600))
+    for tick, label in zip(ticks, labels):
+        body.append(f'<path d="M{x} {up(tick):.1f}h{PANEL_WIDTH}" stroke="{GRID}"/>')
+        body.append(text(x - 8, up(tick) + 4, label, colour=FAINT, anchor="end"))
+    for size in thinned(sizes):
+        body.append(f'<path d="M{across(size):.1f} {y + PANEL_HEIGHT}v5" stroke="{FAINT}"/>')
+        body.append(text(across(size), y + PANEL_HEIGHT + 19, report.size_text(size), colour=FAINT, anchor="middle"))
+    body.append(f'<path d="M{x} {y + PANEL_HEIGHT}h{PANEL_WIDTH}" stroke="{FAINT}"/>')
+    body.append(text(x + PANEL_WIDTH / 2, y + PANEL_HEIGHT + 38, "bytes", colour=FAINT, anchor="middle"))
+    # Ours last, and so on top.
+    for key in sorted(styles, key=lambda key: key.startswith("ringbench")):
+        own = sorted((row for row in rows if row["program"] == key), key=lambda row: row["bytes"])
+        series(body, own, styles[key], across, up, (lambda row, time: time) if timed else bandwidth)
+
+
+def series(body, rows, look, across, up, read):
+    colour, dash, width = look
+    points = []
+    for row in rows:
+        x = across(row["bytes"])
+        ends = sorted(up(read(row, row[name])) for name in ("time_us_min", "time_us_max"))
+        body.append(f'<path d="M{x:.1f} {ends[0]:.1f}V{ends[1]:.1f}" stroke="{colour}" stroke-opacity="0.45"/>')
+        points.append((x, up(read(row, row["time_us"]))))
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    body.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="{width}"{dash}/>')
+    body += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{1.4 + width / 2:.1f}" fill="{colour}"/>' for x, y in points]
+
+
+def bandwidth(row, time_us):
+    """The bus bandwidth at another time than the median."""
+    return row["busbw_gb_per_s"] * row["time_us"] / time_us
+
+
+def log_scale(low, high, start, end):
+    span = math.log(high / low) or 1
+    return lambda value: start + (end - start) * math.log(value / low) / span
+
+
+def linear_scale(high, start, end):
+    return lambda value: start + (end - start) * value / high
+
+
+def decades(low, high):
+    first = math.floor(math.log10(low))
+    last = max(first + 1, math.ceil(math.log10(high)))
+    return [10.0**power for power in range(first, last + 1)]
+
+
+def tick_text(time_us):
+    """A power of ten, without the digits that say nothing."""
+    value, unit = report.time_text(time_us).split()
+    return f"{float(value):g} {unit}"
+
+
+def steps(high):
+    """Four to eight round values from 0 to at least `high`."""
+    unit = 10.0 ** math.floor(math.log10(high / 4))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if high / (unit * factor) <= 7)
+    return [round(step * index, 12) for index in range(math.ceil(high / step) + 1)]
+
+
+def thinned(sizes):
+    """As many sizes as have room for their labels."""
+    every = math.ceil(len(sizes) / 12)
+    return sizes[::every]
+
+
+def wrapped(line, width):
+    lines, current = [], ""
+    for word in line.split():
+        if current and len(current) + 1 + len(word) > width:
+            lines.append(current)
+            current = word
+        else:
+            current = f"{current} {word}".strip()
+    return [*lines, current]
+
+
+def text(x, y, content, size=12, weight=400, colour=INK, anchor="start"):
+    bold = f' font-weight="{weight}"' if weight != 400 else ""
+    end = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}"{bold}{end}>{escape(content)}</text>'
