@@ -34,7 +34,7 @@ fn every_wrong_argument_is_told_and_ends_with_2() {
         ("all_reduce -t f8", "`f8` is not one of f16"),
         ("all_reduce -o mean", "`mean` is not one of sum"),
         ("all_reduce -c yes", "invalid digit"),
-        ("all_reduce --transport pigeon", "[possible values: tcp]"),
+        ("all_reduce --transport pigeon", "[possible values: auto, tcp, shm]"),
         ("all_reduce -b 1G -e 1000000G", "available; choose a smaller -e"),
         ("broadcast --root 1 -e 4", "root 1 is not a rank of this job of 1"),
         ("reduce --root 1 -e 4", "root 1 is not a rank of this job of 1"),

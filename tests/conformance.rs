@@ -10,7 +10,8 @@ mod util;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use ringtrain::{Element, F32Loc, F64Loc, Group, I32Loc, I64Loc, Rank, ReduceOp};
+use ringtrain::group::LocalTransport;
+use ringtrain::{Element, F32Loc, F64Loc, Group, I32Loc, I64Loc, JoinOptions, Rank, ReduceOp};
 use util::ranks;
 
 const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
@@ -327,10 +328,36 @@ fn check_located<T: Element>(group: &mut Group, make: fn(i64, u64) -> T) {
     }
 }
 
+/// Runs `work` on `n` ranks over sockets, then in shared memory.
+fn on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 'static) {
+    for transport in [LocalTransport::Tcp, LocalTransport::Shm] {
+        ranks::run_with(n, |options| options.transport = transport, work);
+    }
+}
+
+/// Each algorithm takes all sizes, also those that it is not for.
+#[test]
+fn every_algorithm_in_turn() {
+    for n in [2, 3, 5, 8] {
+        for transport in [LocalTransport::Tcp, LocalTransport::Shm] {
+            for algorithm in ["one-shot", "doubling", "direct", "ring", "tree", "direct:0-64;ring:65-max"] {
+                let adjust = |options: &mut JoinOptions| {
+                    options.transport = transport;
+                    options.algorithms = algorithm.parse().unwrap();
+                };
+                ranks::run_with(n, adjust, |mut group| {
+                    check_numbers::<f32>(&mut group);
+                    check_numbers::<bf16>(&mut group);
+                });
+            }
+        }
+    }
+}
+
 #[test]
 fn every_collective_of_every_number_and_reduction() {
     for n in WORLDS {
-        ranks::run(n, |mut group| {
+        on_every_transport(n, |mut group| {
             check_numbers::<f16>(&mut group);
             check_numbers::<bf16>(&mut group);
             check_numbers::<f32>(&mut group);
@@ -348,7 +375,7 @@ fn every_collective_of_every_number_and_reduction() {
 #[test]
 fn every_collective_of_every_located_type() {
     for n in WORLDS {
-        ranks::run(n, |mut group| {
+        on_every_transport(n, |mut group| {
             check_located(&mut group, |value, index| F32Loc::new(value as f32, index as u32));
             check_located(&mut group, |value, index| F64Loc::new(value as f64, index));
             check_located(&mut group, |value, index| I32Loc::new(value as i32, index as u32));
@@ -367,7 +394,7 @@ fn long_buffers() {
         check_moves(group, LONG, &value);
     }
     for n in WORLDS {
-        ranks::run(n, |mut group| {
+        on_every_transport(n, |mut group| {
             check::<f32>(&mut group, ReduceOp::Sum);
             check::<u8>(&mut group, ReduceOp::Max);
         });
@@ -389,7 +416,7 @@ fn every_form_of_every_collective() {
         }
     }
     for n in WORLDS {
-        ranks::run(n, |mut group| {
+        on_every_transport(n, |mut group| {
             let lengths = lengths(group.size().get());
             check::<f32>(&mut group, ReduceOp::Average, &lengths);
             check::<bf16>(&mut group, ReduceOp::Max, &lengths);
@@ -405,6 +432,7 @@ fn every_form_of_every_collective() {
 #[test]
 fn rounded_sums_have_the_same_bits_on_every_rank() {
     for n in WORLDS {
+        // Sockets by themselves: in shared memory the order is that of the ranks.
         let results = ranks::run(n, |mut group| {
             let rank = group.rank().get() as f32;
             let own: Vec<f32> = (0..70_001).map(|i| ((i as f32) * 0.37 + rank * 1.7).sin() * 1e3).collect();

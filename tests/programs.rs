@@ -17,6 +17,7 @@ use program::{Program, Step, TWIN};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
+use ringtrain::group::LocalTransport;
 use ringtrain::group::{Handle, Received, Source, Status};
 use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 use util::ranks;
@@ -274,6 +275,14 @@ fn seeds() -> Vec<u64> {
 fn random_programs() {
     for seed in seeds() {
         check(seed, |_| {});
+    }
+}
+
+/// Collectives in shared memory, messages over sockets.
+#[test]
+fn random_programs_in_shared_memory() {
+    for seed in seeds() {
+        check(seed, |options| options.transport = LocalTransport::Shm);
     }
 }
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::exit::Exit;
 use crate::group::{
@@ -67,14 +67,34 @@ pub struct GroupArgs {
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub algorithm: Algorithms,
 
-    /// How ranks of one host talk to each other: auto (by shared memory where they can), tcp, or shm (or not at
-    /// all); rank 0's word counts
-    #[arg(long, value_name = "NAME", default_value = "auto")]
-    pub transport: LocalTransport,
+    /// How ranks of one host do their collectives; rank 0's word counts
+    #[arg(long, value_name = "NAME", value_enum, default_value = "auto")]
+    pub transport: TransportName,
 
     /// Give every segment a CRC32C beside TCP's own weak checksum; rank 0's word counts
     #[arg(long)]
     pub checksum: bool,
+}
+
+/// How ranks of one host do their collectives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum TransportName {
+    /// In shared memory if all ranks are on one host and can have it, by TCP otherwise.
+    Auto,
+    /// By TCP.
+    Tcp,
+    /// In shared memory, or not at all.
+    Shm,
+}
+
+impl From<TransportName> for LocalTransport {
+    fn from(name: TransportName) -> Self {
+        match name {
+            TransportName::Auto => Self::Auto,
+            TransportName::Tcp => Self::Tcp,
+            TransportName::Shm => Self::Shm,
+        }
+    }
 }
 
 /// Why a program could not join, with the exit code for it.
@@ -131,7 +151,7 @@ impl GroupArgs {
             segment_bytes: self.segment_bytes,
             checks_payloads: self.checksum,
             algorithms: self.algorithm.clone(),
-            transport: self.transport,
+            transport: self.transport.into(),
         };
         Ok(Group::join(&options)?)
     }

@@ -28,19 +28,6 @@ pub enum LocalTransport {
     Shm,
 }
 
-impl std::str::FromStr for LocalTransport {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "tcp" => Ok(Self::Tcp),
-            "shm" => Ok(Self::Shm),
-            other => Err(format!("`{other}` is none of auto, tcp, shm")),
-        }
-    }
-}
-
 impl Group {
     /// Gives the group a board, if it is to have one and can; all of its ranks have to call this.
     ///

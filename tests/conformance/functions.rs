@@ -20,7 +20,7 @@ fn after(first: u64, second: u64) -> u64 {
 #[test]
 fn functions_that_do_not_commute() {
     for n in WORLDS {
-        ranks::run(n, |mut group| {
+        super::on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank());
             for count in lengths(n).into_iter().chain([LONG]) {
                 let own: Vec<u64> = (0..count).map(|index| affine(rank.get(), index)).collect();
@@ -48,7 +48,7 @@ fn functions_that_do_not_commute() {
 #[test]
 fn sums_of_what_was_multiplied_before() {
     for n in WORLDS {
-        ranks::run(n, |mut group| {
+        super::on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank().get());
             for count in lengths(n) {
                 let scaled =
@@ -72,7 +72,7 @@ fn sums_of_what_was_multiplied_before() {
 #[test]
 fn prefixes_of_functions_that_do_not_commute() {
     for n in WORLDS {
-        ranks::run(n, |mut group| {
+        super::on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank().get());
             for count in lengths(n).into_iter().chain([LONG]) {
                 let own: Vec<u64> = (0..count).map(|index| affine(rank, index)).collect();
@@ -101,7 +101,7 @@ fn prefixes_of_functions_that_do_not_commute() {
 #[test]
 fn parts_of_reductions_with_functions() {
     for n in WORLDS {
-        ranks::run(n, |mut group| {
+        super::on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank());
             for count in lengths(n).into_iter().chain([LONG]) {
                 // The greatest common divisor.

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use ringtrain::group::LocalTransport;
 use ringtrain::rendezvous::{Launched, PeersFile, Server};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinOptions, Meeting, Rank, WorldSize};
 
-/// Runs `work` on every rank of a job of `n` and returns what each gave, in rank order. `adjust` may change the options.
+/// Runs `work` on every rank of a job of `n` and returns what each gave, in rank order. `adjust` may change the options, by
+/// which ranks talk over sockets though all are on this host.
 pub fn run_with<R: Send + 'static>(
     n: u32,
     adjust: impl Fn(&mut JoinOptions),
@@ -35,6 +37,7 @@ pub fn run_with<R: Send + 'static>(
                 }),
                 secret: secret.clone(),
                 start_timeout,
+                transport: LocalTransport::Tcp,
                 ..JoinOptions::default()
             };
             adjust(&mut options);

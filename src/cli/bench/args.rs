@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 
 use super::subject::Subject;
 use crate::cli::group_args::GroupArgs;
@@ -93,10 +93,6 @@ pub struct BenchArgs {
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub root: u32,
 
-    /// How bytes travel between ranks
-    #[arg(long, value_name = "NAME", value_enum, default_value = "tcp")]
-    pub transport: TransportName,
-
     /// Write environment and results to this file, once all is measured
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -104,13 +100,6 @@ pub struct BenchArgs {
     /// How this process finds its peers
     #[command(flatten)]
     pub group: GroupArgs,
-}
-
-/// The transports that can be asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum TransportName {
-    /// TCP between all ranks, those of one host as well.
-    Tcp,
 }
 
 /// One element of a list that may also say `all`.
