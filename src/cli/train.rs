@@ -16,6 +16,7 @@ use self::args::LowArgs;
 use super::complaint::complain;
 use super::group_args;
 use crate::exit::Exit;
+use crate::group::Algorithms;
 use crate::train::{self, Console, Display, Observer, Phase, Silent, TrainError};
 use crate::types::{Rank, WorldSize};
 
@@ -47,7 +48,11 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 fn train(low: LowArgs) -> Result<(), Failure> {
-    let joining = low.group.clone();
+    let mut joining = low.group.clone();
+    if joining.algorithm.is_automatic() {
+        // The same run gives the same parameters, to the last bit.
+        joining.algorithm = Algorithms::reproducible();
+    }
     let config =
         low.lift().map_err(|message| Failure { exit: Exit::Usage, message: message + " (see --help)" })?;
     let mut group =

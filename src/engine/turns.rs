@@ -11,8 +11,8 @@ use super::OpId;
 use super::operation::Key;
 use crate::wire::frame::HEADER_BYTES;
 
-/// The operations that have something to send to one peer. Each is in one of `ready`, `waiting`, `starved`, `held` and `in_flight`,
-/// or further back in `unopened`.
+/// The operations that have something to send to one peer. Each is in one of `ready`, `waiting`, `starved`, `held` and
+/// `in_flight`, or further back in `unopened`.
 #[derive(Default)]
 pub(super) struct Turns {
     /// Those that may be able to send, the next one first.

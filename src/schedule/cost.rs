@@ -19,6 +19,8 @@ const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
 const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
 /// The longest workspace of an all-reduce in which every rank gets every other one's buffer.
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
+/// Nanoseconds that a byte of that workspace costs: it is made, filled and reduced.
+const WORKSPACE_BYTE: f64 = 0.1;
 /// The largest world in which every rank opens a link to every other one of its own accord.
 const DIRECT_WORLD_MAX: u32 = 32;
 
@@ -91,15 +93,14 @@ impl LinkCost {
         let whole = bytes as f64 * self.byte;
         let parts = (n - 1.0) / n * whole;
         let workspace = bytes.saturating_mul(u64::from(world.get()));
+        let gathered = (n - 1.0) * whole + workspace as f64 * WORKSPACE_BYTE;
         let is_small_world = world.get() <= DIRECT_WORLD_MAX;
         let is_storable = bytes.div_ceil(u64::from(world.get())) <= DIRECT_PART_BYTES_MAX;
         let (is_sensible, time) = match (operation, algorithm) {
             (_, Algorithm::OneShot) => {
-                (is_small_world && workspace <= WORKSPACE_BYTES_MAX, direct_step + (n - 1.0) * whole)
+                (is_small_world && workspace <= WORKSPACE_BYTES_MAX, direct_step + gathered)
             }
-            (_, Algorithm::Doubling) => {
-                (workspace <= WORKSPACE_BYTES_MAX, rounds * self.latency + (n - 1.0) * whole)
-            }
+            (_, Algorithm::Doubling) => (workspace <= WORKSPACE_BYTES_MAX, rounds * self.latency + gathered),
             (Operation::AllReduce, Algorithm::Direct) => {
                 (is_small_world && is_storable, 2.0 * (direct_step + parts))
             }
