@@ -108,6 +108,12 @@ impl Call {
         self
     }
 
+    /// From everybody straight to everybody, whatever another way costs.
+    pub(super) fn directly(mut self) -> Self {
+        self.algorithm = Algorithm::Direct;
+        self
+    }
+
     pub(super) fn laid_out(mut self, layout: u32) -> Self {
         self.layout = layout;
         self

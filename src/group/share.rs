@@ -2,12 +2,15 @@
 //! are authenticated.
 
 use std::io;
+use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
 use super::desk::Desk;
 use super::{Error, Group};
+use crate::schedule::Work;
+use crate::schedule::partition::Partition;
 use crate::transport::shm::{Board, BoardSize, Place, Segment, TOKEN_BYTES};
-use crate::types::{Rank, ReduceOp, WorldSize};
+use crate::types::{Rank, WorldSize};
 
 /// Bytes of a slot: a round's block stays in a processor's second cache from the time it is posted until it is read.
 const SLOT_BYTES: usize = 256 << 10;
@@ -66,11 +69,14 @@ impl Group {
             Some(created) => created,
             None => open(size, &words),
         };
-        // Everybody has it or nobody uses it.
-        let mut all = [u64::from(opened.is_ok())];
-        self.all_reduce(&mut all, ReduceOp::Min)?;
+        // Everybody has it or nobody uses it. All links are open afterwards, by which ranks wake each other.
+        let mut all = vec![0u64; size.ranks];
+        all[self.rank.index()] = u64::from(opened.is_ok());
+        let gathering =
+            self.call::<u64>(Work::AllGather(Partition::alike(1, self.world)), Location::caller());
+        self.run(gathering.directly(), &mut all)?;
         match opened {
-            Ok(segment) if all == [1] => {
+            Ok(segment) if all.iter().all(|&has_it| has_it == 1) => {
                 let mut board = Board::new(segment, size, self.rank.index());
                 board.segment_mut().close();
                 self.desk = Some(Arc::new(Mutex::new(Desk::new(board))));

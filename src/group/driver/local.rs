@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::core::{Core, State};
+use super::core::{Core, State, Step};
 use super::{Driver, Outcome};
 use crate::engine::{Begin, Failure, OpId, Timestamp};
 use crate::group::Error;
@@ -45,12 +45,7 @@ impl Driver {
                 desk.look(&mut errand, &mut memory, |rank| sleepers.push(members[rank.index()]))
             }));
             if !sleepers.is_empty() {
-                let mut core = self.shared.lock();
-                for peer in sleepers.drain(..) {
-                    core.pump.engine_mut().wake(peer);
-                }
-                // Sent at once: nobody else may turn the pump before this thread sleeps itself.
-                core.turn(self.shared.now());
+                self.wake(sleepers.drain(..));
             }
             match look {
                 Ok(Look::Done) => break Ok(()),
@@ -75,6 +70,20 @@ impl Driver {
         };
         self.leave_desk(watch, started, result.is_ok());
         result
+    }
+
+    /// Wakes peers that sleep. They are told at once: this thread may not turn the pump again for a while.
+    fn wake(&self, peers: impl Iterator<Item = Rank>) {
+        let mut core = self.shared.lock();
+        for peer in peers {
+            core.pump.engine_mut().wake(peer);
+        }
+        if matches!(core.turn(self.shared.now()), Step::Progress) {
+            self.shared.tell_others(&mut core);
+        }
+        if core.is_polled {
+            let _ = self.shared.waker.wake();
+        }
     }
 
     /// Lets the engine know of an operation that takes longer: it has a deadline, and peers that it cannot do without.
