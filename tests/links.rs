@@ -110,8 +110,11 @@ fn after(own: Rank, step: u32, n: u32) -> Rank {
 fn a_rank_that_is_away_for_longer_than_a_connection_may_take_is_not_lost() {
     let (back, away) = mpsc::channel();
     let away = Mutex::new(Some(away));
+    let joined = Barrier::new(18);
     ranks::run(18, move |mut group| {
         let late = Rank::new(3);
+        // A rank that still joins is inside a call.
+        joined.wait();
         match group.rank().get() {
             3 => {
                 let away = away.lock().unwrap().take().unwrap();

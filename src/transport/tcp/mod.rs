@@ -1,6 +1,6 @@
 //! TCP links: one connection for each pair of ranks that talk, opened when first needed.
 //!
-//! Whoever needs a link dials. If both do, [`crossing`] says which connection becomes the link.
+//! Whoever needs a link dials. If both do, `crossing` says which connection becomes the link.
 
 mod crossing;
 mod options;
