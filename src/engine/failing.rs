@@ -146,8 +146,7 @@ impl Engine {
         link.left = true;
         let waits_for_it = self.matching.posted().any(|posted| posted.pattern.source == Some(peer));
         let needs = |running: &Running| running.needs(peer, link.stored_segments(running.call.key));
-        let is_awaited = self.watched.values().any(|watched| watched.awaited.contains(&peer));
-        if waits_for_it || is_awaited || self.operations.values().any(needs) {
+        if waits_for_it || self.operations.values().any(needs) {
             self.fail_left(peer);
         }
     }

@@ -237,15 +237,20 @@ impl<T: Transport> Pump<T> {
             }
             moves += 1;
         }
-        for index in 0..self.peers.len() {
-            let peer = self.peers[index];
-            while self.engine.has_control(peer) && self.send(peer) {}
-        }
+        self.tell();
         self.engine.handle_timeout(now);
         match self.engine.failure() {
             Some(failure) => Turn::Failed(failure.clone()),
             None if moved && self.is_wanted() => Turn::Busy,
             None => Turn::Blocked,
+        }
+    }
+
+    /// Sends the words about operations that wait to be sent.
+    pub fn tell(&mut self) {
+        for index in 0..self.peers.len() {
+            let peer = self.peers[index];
+            while self.engine.has_control(peer) && self.send(peer) {}
         }
     }
 

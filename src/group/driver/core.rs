@@ -105,7 +105,11 @@ impl Core {
         let turn = self.pump.turn(now);
         // A message is what a probe waits for, and a wake who sleeps at a desk.
         let mut is_progress = (self.pump.arrivals(), self.pump.wakes()) != heard;
-        is_progress |= !self.desk_tasks.is_empty() && self.look_at_desks(now);
+        if !self.desk_tasks.is_empty() {
+            is_progress |= self.look_at_desks(now);
+            // Peers that sleep and have to see what was posted are told before this rank sleeps itself.
+            self.pump.tell();
+        }
         while let Some(Finished { operation, memory, envelope, kernels }) = self.pump.take_finished() {
             self.statistics.operations += 1;
             self.left_over.extend(kernels);

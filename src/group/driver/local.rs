@@ -111,6 +111,9 @@ impl Driver {
             if desk.has_news(errand) {
                 break;
             }
+            // Whoever has left by now, and has not posted, never will.
+            let awaited = desk.awaited(errand).map(|rank| members[rank.index()]).collect();
+            core.pump.engine_mut().await_ranks(id, awaited);
             if let State::Failed(error) = &core.state {
                 return Err(error.clone());
             }
