@@ -134,6 +134,9 @@ fn message(count: u64, tag: u32) -> Begin {
     begin(asks(Operation::Message, Algorithm::Direct, count, tag))
 }
 
+/// Messages in a test of very many. Miri takes a thousand times as long for each.
+const MANY: u32 = if cfg!(miri) { 1_200 } else { 200_000 };
+
 fn barrier(rank: Rank) -> Schedule {
     crate::schedule::barrier(WorldSize::new(2).unwrap(), rank)
 }
@@ -141,7 +144,6 @@ fn barrier(rank: Rank) -> Schedule {
 /// The sender forgot what it had announced when credit came, the receiver did not, and so took its limit for passed.
 #[test]
 fn very_many_messages_come_in_whatever_order_they_are_received() {
-    const MANY: u32 = 200_000;
     let (in_order, reversed): (Vec<u32>, Vec<u32>) = ((0..MANY).collect(), (0..MANY).rev().collect());
     let last_first = (0..MANY).map(|index| (index + MANY - 1) % MANY).collect();
     for order in [in_order, reversed, last_first] {
@@ -150,7 +152,7 @@ fn very_many_messages_come_in_whatever_order_they_are_received() {
         pair.settle();
         for (index, &tag) in order.iter().enumerate() {
             pair.receive(tag, 8);
-            if index % 1000 == 0 || index > 199_990 {
+            if index % 1000 == 0 || index + 10 > MANY as usize {
                 pair.settle();
             }
         }
@@ -166,17 +168,17 @@ fn messages_beyond_the_limit_wait_and_keep_their_order() {
     for count in [8, 1000, 300_000] {
         let mut pair = Pair::new(256 << 10, 10);
         // They use up the credit and the limit, and short ones, even empty ones, stand behind a long one.
-        for tag in 0..3000 {
+        for tag in 0..MANY / 60 {
             let count = if tag % 50 == 49 { 0 } else { count };
             pair.sides[0].engine.send(Duration::ZERO, message(count, tag), R1).unwrap();
         }
         pair.settle();
-        for tag in 0..3000 {
+        for tag in 0..MANY / 60 {
             assert_eq!(pair.causes(), [None, None], "{count} bytes, message {tag}");
             pair.receive(tag, count);
             pair.settle();
         }
-        assert_eq!([pair.completed(0), pair.completed(1)], [3000; 2], "{count} bytes");
+        assert_eq!([pair.completed(0), pair.completed(1)], [MANY as usize / 60; 2], "{count} bytes");
     }
 }
 
@@ -184,13 +186,13 @@ fn messages_beyond_the_limit_wait_and_keep_their_order() {
 #[test]
 fn very_many_receives_wait_for_their_messages() {
     let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
-    for tag in (0..100_000).rev() {
+    for tag in (0..MANY / 2).rev() {
         pair.receive(tag, 8);
     }
-    pair.flood(100_000, 8);
+    pair.flood(MANY / 2, 8);
     pair.settle();
     assert_eq!(pair.causes(), [None, None]);
-    assert_eq!([pair.completed(0), pair.completed(1)], [100_000; 2]);
+    assert_eq!([pair.completed(0), pair.completed(1)], [MANY as usize / 2; 2]);
 }
 
 /// The oldest operation had the link until its end.
@@ -202,7 +204,7 @@ fn a_barrier_does_not_wait_for_a_long_message_nor_for_many_short_ones() {
     pair.sides[0].engine.send(Duration::ZERO, message(long, 0), R1).unwrap();
     while pair.pass(1) {}
     (0..20).for_each(|_| assert!(pair.pass(0) | pair.pass(1)));
-    for tag in 1..10_000 {
+    for tag in 1..MANY / 20 {
         pair.sides[0].engine.send(Duration::ZERO, message(100, tag), R1).unwrap();
     }
     let asked = begin(asks(Operation::Barrier, Algorithm::Dissemination, 0, 0));

@@ -32,7 +32,7 @@ struct Extent {
 }
 
 const EXTENT: Extent = if cfg!(miri) {
-    Extent { worlds_max: 5, longest: 17, lots: 1 }
+    Extent { worlds_max: 3, longest: 7, lots: 1 }
 } else {
     Extent { worlds_max: 64, longest: 97, lots: 8 }
 };
