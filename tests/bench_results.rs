@@ -104,12 +104,12 @@ fn rank_0_alone_prints_and_all_know_the_figures() {
     let results = run(2, "all_reduce -b 64 -e 64 -n 4");
     let row = |rank: usize| &results[rank].0.results[0];
     assert_eq!(row(0).time_us, row(1).time_us, "the slowest rank's time is everybody's");
-    assert_eq!((row(0).transport, row(0).algorithm), ("shm", "one-shot"));
+    assert_eq!((row(0).transport, row(0).algorithm), ("tcp", "one-shot"));
     assert!(row(0).time_us_min <= row(0).time_us && row(0).time_us <= row(0).time_us_p99);
     assert_eq!(row(0).busbw_gb_per_s, row(0).algbw_gb_per_s, "2(n-1)/n is 1 for n = 2");
     assert!(results[1].1.is_empty());
     let header = &results[0].1;
-    for line in ["2 rank(s)", "transport shm  congestion control", "#  Rank  1 Pid", "iters: 4 validation: 1"]
+    for line in ["2 rank(s)", "transport tcp  congestion control", "#  Rank  1 Pid", "iters: 4 validation: 1"]
     {
         assert!(header.contains(line), "{line} in\n{header}");
     }

@@ -382,7 +382,7 @@ fn a_rank_that_never_calls() {
     let asks: [(&str, Ask); 4] = [
         ("all_reduce(sum, 10 x f32, ", |group| sum(group, 10)),
         ("all_reduce(sum, 1000000 x f32, ", |group| sum(group, 1_000_000)),
-        ("barrier(dissemination)", |group| group.barrier()),
+        ("barrier(", |group| group.barrier()),
         ("all_to_all(", |group| group.all_to_all(&vec![0u8; group.size().as_usize()]).map(|_| ())),
     ];
     for (asked, ask) in asks {

@@ -38,6 +38,17 @@ impl Past {
         sequence
     }
 
+    /// Notes an operation that was numbered elsewhere.
+    pub(super) fn note(&mut self, group: u32, sequence: u64, asked: Asked) {
+        let history = self.histories.entry(group).or_default();
+        if history.iter().all(|past| past.0 != sequence) {
+            if history.len() == HISTORY_MAX {
+                history.pop_front();
+            }
+            history.push_back((sequence, asked));
+        }
+    }
+
     /// The number of a group's next operation.
     pub(super) fn next(&self, group: u32) -> u64 {
         self.next.get(&group).copied().unwrap_or_default()

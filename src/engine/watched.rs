@@ -1,6 +1,8 @@
 //! Operations whose progress is seen elsewhere: ranks that share memory do them there. The engine keeps their deadlines, knows
 //! whom they wait for, and fails them with the job.
 
+use std::panic::Location;
+
 use super::operation::{Call, Key};
 use super::{Begin, Engine, Failure, OpId, Timestamp, begin};
 use crate::types::{Contract, Rank};
@@ -26,6 +28,11 @@ impl Engine {
         self.deadlines.insert((call.deadline, id));
         self.watched.insert(id, Watched { call, awaited: Vec::new() });
         Ok(id)
+    }
+
+    /// Takes note of an operation that is over, for a rank that comes to it later and asks for something else.
+    pub fn remember(&mut self, group: u32, sequence: u64, asked: (Contract, &'static Location<'static>)) {
+        self.past.note(group, sequence, asked);
     }
 
     /// An operation that is watched waits for these ranks. One of them that has left ends the job.

@@ -1,7 +1,9 @@
 //! Where the ranks of a group that share memory do their collectives: a board, and one operation after the other on it.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
+use super::call::Site;
 use super::memory::Lender;
 use crate::reduce::Kernels;
 use crate::schedule::Action;
@@ -13,6 +15,9 @@ use crate::wire::{self, CONTRACT_WORDS};
 /// Bytes that are copied or reduced at a time: what several ranks contribute to them stays in a processor's first cache.
 const PIECE_BYTES: usize = 16 << 10;
 
+/// How many past operations are remembered: others are at most a few behind.
+const HISTORY_MAX: usize = 8;
+
 /// A rank's place at the board.
 pub(super) struct Desk {
     board: Board,
@@ -23,6 +28,8 @@ pub(super) struct Desk {
     current: u64,
     /// What is done in a round, kept so that its memory is.
     scratch: Round,
+    /// The last operations: their numbers, what was asked for and where.
+    history: VecDeque<(u64, Contract, Site)>,
 }
 
 /// An operation at the desk.
@@ -58,7 +65,7 @@ pub(super) struct Order {
 
 impl Desk {
     pub(super) fn new(board: Board) -> Self {
-        Self { board, round: 0, sequence: 0, current: 0, scratch: Round::default() }
+        Self { board, round: 0, sequence: 0, current: 0, scratch: Round::default(), history: VecDeque::new() }
     }
 
     /// Bytes of a slot.
@@ -72,8 +79,12 @@ impl Desk {
     }
 
     /// Takes on the next operation. They have to be done in the order in which they were taken on.
-    pub(super) fn take_on(&mut self, contract: Contract, order: Order) -> Errand {
+    pub(super) fn take_on(&mut self, (contract, site): (Contract, Site), order: Order) -> Errand {
         let Order { plan, kernels, divisor } = order;
+        if self.history.len() == HISTORY_MAX {
+            self.history.pop_front();
+        }
+        self.history.push_back((self.sequence, contract, site));
         let sequence = self.sequence;
         self.sequence += 1;
         let mut header: Header = [0; HEADER_WORDS];
@@ -138,6 +149,11 @@ impl Desk {
                 return Look::Done;
             }
         }
+    }
+
+    /// The last operations: their numbers, what was asked for and where.
+    pub(super) fn history(&self) -> impl Iterator<Item = (u64, Contract, Site)> {
+        self.history.iter().copied()
     }
 
     /// Whether operations that were taken on are not over.
@@ -207,7 +223,7 @@ impl Errand {
         match (action, &self.kernels) {
             (Action::Reduce, Some(kernels)) => kernels.reduce.apply_after(own, arrived, self.divisor),
             (Action::ReduceLast, Some(kernels)) => {
-                kernels.reduce_last.apply_after(own, arrived, self.divisor)
+                kernels.reduce_last.apply_after(own, arrived, self.divisor);
             }
             _ => own.copy_from_slice(arrived),
         }

@@ -104,7 +104,6 @@ impl Work {
     /// the parts are uneven; it is 0 then.
     pub fn count(&self) -> usize {
         match self {
-            Self::Barrier => 0,
             Self::AllReduce { count }
             | Self::Reduce { count, .. }
             | Self::Broadcast { count, .. }
@@ -115,7 +114,7 @@ impl Work {
             | Self::Gather { partition, .. }
             | Self::Scatter { partition, .. } => partition.total(),
             Self::AllToAll { send, is_even: true, .. } => send.total(),
-            Self::AllToAll { .. } => 0,
+            Self::Barrier | Self::AllToAll { .. } => 0,
         }
     }
 

@@ -36,7 +36,7 @@ impl Driver {
             return Err(self.shared.fail(self.shared.lock()));
         }
         let started = Instant::now();
-        let mut errand = desk.take_on(begin.contract, order);
+        let mut errand = desk.take_on((begin.contract, begin.site), order);
         let mut watch = None;
         let mut sleepers = Vec::new();
         let result = loop {
@@ -51,7 +51,7 @@ impl Driver {
                 Ok(Look::Done) => break Ok(()),
                 Ok(Look::Waits) => {}
                 Ok(Look::Differs(rank, asked)) => {
-                    let id = self.watch(&mut watch, begin, &errand);
+                    let id = self.watch(&mut watch, begin, desk, &errand);
                     let mut core = self.shared.lock();
                     if let Ok(id) = id {
                         core.pump.engine_mut().disagree(id, members[rank.index()], asked);
@@ -63,7 +63,7 @@ impl Driver {
             if self.shared.spin_until(|| desk.has_news(&errand)) {
                 continue;
             }
-            let slept = self.watch(&mut watch, begin, &errand);
+            let slept = self.watch(&mut watch, begin, desk, &errand);
             if let Err(error) = slept.and_then(|id| self.sleep_at(desk, &errand, members, id)) {
                 break Err(error);
             }
@@ -87,12 +87,21 @@ impl Driver {
     }
 
     /// Lets the engine know of an operation that takes longer: it has a deadline, and peers that it cannot do without.
-    fn watch(&self, watch: &mut Option<OpId>, begin: Begin, errand: &Errand) -> Result<OpId, Error> {
+    fn watch(
+        &self,
+        watch: &mut Option<OpId>,
+        begin: Begin,
+        desk: &Desk,
+        errand: &Errand,
+    ) -> Result<OpId, Error> {
         if let Some(id) = *watch {
             return Ok(id);
         }
         let mut core = self.shared.lock();
         let now = self.shared.now();
+        for (sequence, contract, site) in desk.history() {
+            core.pump.engine_mut().remember(begin.group, sequence, (contract, site));
+        }
         match core.pump.watch(now, begin, errand.sequence()) {
             Ok(id) => Ok(*watch.insert(id)),
             Err(_) => Err(self.shared.fail(core)),
@@ -102,9 +111,6 @@ impl Driver {
     /// Sleeps until there is something to be seen at the desk.
     fn sleep_at(&self, desk: &Desk, errand: &Errand, members: &[Rank], id: OpId) -> Result<(), Error> {
         let mut core = self.shared.lock();
-        core.pump
-            .engine_mut()
-            .await_ranks(id, desk.awaited(errand).map(|rank| members[rank.index()]).collect());
         loop {
             // Whoever wakes this rank takes the word back that it sleeps, and may not be the last one it waits for.
             desk.board().fall_asleep();
@@ -162,7 +168,12 @@ impl Core {
         order: Order,
         memory: Memory,
     ) -> Result<OpId, Failure> {
-        let errand = lock(&desk).take_on(begin.contract, order);
+        let mut place = lock(&desk);
+        let errand = place.take_on((begin.contract, begin.site), order);
+        for (sequence, contract, site) in place.history() {
+            self.pump.engine_mut().remember(begin.group, sequence, (contract, site));
+        }
+        drop(place);
         let id = self.pump.watch(now, begin, errand.sequence())?;
         self.desk_tasks.insert(id, Task { desk, members, errand, memory });
         Ok(id)
