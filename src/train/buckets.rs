@@ -64,8 +64,8 @@ impl Buckets {
         if self.ready.is_empty() { Ok(()) } else { self.launch(group, gradients) }
     }
 
-    /// Waits for all buckets and leaves the sums where the gradients were; `on_landed` is told of each, and can make use of
-    /// it while others are still on their way.
+    /// Waits for all buckets; `on_landed` is given the range and the sums of each, and can make use of them while others are
+    /// still on their way. What is left in the sums and in the gradients is of no meaning.
     pub(crate) fn land(
         &mut self,
         gradients: &mut [f32],
@@ -75,14 +75,19 @@ impl Buckets {
             let target = &mut gradients[range.clone()];
             match flight {
                 Flight::Whole(handle) => {
-                    let sums = handle.wait()?;
-                    target.copy_from_slice(&sums);
+                    let mut sums = handle.wait()?;
+                    on_landed(range, &mut sums);
                     self.spare.push(sums);
                 }
-                Flight::Fp16(handle) => f16::decode(&handle.wait()?, target),
-                Flight::Bf16(handle) => bf16::decode(&handle.wait()?, target),
+                Flight::Fp16(handle) => {
+                    f16::decode(&handle.wait()?, target);
+                    on_landed(range, target);
+                }
+                Flight::Bf16(handle) => {
+                    bf16::decode(&handle.wait()?, target);
+                    on_landed(range, target);
+                }
             }
-            on_landed(range, gradients);
         }
         Ok(())
     }

@@ -74,13 +74,14 @@ impl Optimizer {
         self.steps += 1;
     }
 
-    /// Updates the parameters of `range`, whose gradients are known.
+    /// Updates the parameters of `range`, whose gradients these are; they are left with the weight decay added.
     ///
     /// # Panics
     ///
-    /// If the range is not one of the parameters, of their gradients, or of the optimiser's own vectors.
+    /// If the range is not one of the parameters or of the optimiser's own vectors, or there are not as many gradients.
     pub fn update(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &mut [f32]) {
-        let (parameters, gradients) = (&mut parameters[range.clone()], &mut gradients[range.clone()]);
+        assert_eq!(gradients.len(), range.len(), "a gradient for each parameter");
+        let parameters = &mut parameters[range.clone()];
         if self.weight_decay != 0.0 {
             let decay = self.weight_decay;
             gradients.iter_mut().zip(&*parameters).for_each(|(g, p)| *g += decay * p);

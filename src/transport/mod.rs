@@ -2,6 +2,7 @@
 
 pub mod lobby;
 pub mod poller;
+pub(crate) mod prompt;
 pub mod shm;
 pub mod sim;
 pub mod tcp;

@@ -24,6 +24,7 @@ use super::pump::{Pump, Work};
 use super::{Error, Statistics};
 use crate::engine::{Begin, Envelope, OpId, Pattern, Timestamp};
 use crate::schedule::Schedule;
+use crate::transport::prompt::take_short_turns;
 use crate::transport::tcp::TcpTransport;
 use crate::types::Rank;
 
@@ -254,7 +255,12 @@ impl Driver {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         if progress.is_none() {
             let shared = Arc::clone(&self.shared);
-            let thread = thread::Builder::new().name("progress".into()).spawn(move || shared.progress());
+            let thread = thread::Builder::new().name("progress".into()).spawn(move || {
+                if let Err(error) = take_short_turns() {
+                    log::debug!("the progress thread keeps the turns of other threads: {error}");
+                }
+                shared.progress();
+            });
             let refused = |error: io::Error| Error::System { what: "a thread", detail: error.to_string() };
             *progress = Some(thread.map_err(refused)?);
         }
