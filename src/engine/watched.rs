@@ -54,13 +54,15 @@ impl Engine {
         }
     }
 
-    /// A rank asks for something else in an operation that is watched; `None` if nobody can tell what.
-    pub fn disagree(&mut self, id: OpId, peer: Rank, asked: Option<Contract>) {
-        let Some(Watched { call, .. }) = self.watched.get(&id) else { return };
-        let own = (call.contract, call.site);
-        let place = (call.group, call.sequence());
+    /// In an operation, whose group and number these are, a rank asks for something else; `None` if nobody can tell what.
+    pub fn disagree(
+        &mut self,
+        place: (u32, u64),
+        own: (Contract, &'static Location<'static>),
+        (peer, asked): (Rank, Option<Contract>),
+    ) {
         let cause = match asked {
-            Some(asked) if asked != call.contract => self.mismatch(place, own, (peer, asked)),
+            Some(asked) if asked != own.0 => self.mismatch(place, own, (peer, asked)),
             _ => self.misbehaved(peer, format!("it is at another operation than number {}", place.1)),
         };
         self.fail(cause);

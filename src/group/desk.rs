@@ -28,16 +28,24 @@ pub(super) struct Desk {
     current: u64,
     /// What is done in a round, kept so that its memory is.
     scratch: Round,
-    /// The last operations: their numbers, what was asked for and where.
-    history: VecDeque<(u64, Contract, Site)>,
+    /// The last operations that were taken on, and the one whose round was posted last.
+    history: VecDeque<Asked>,
+    posted: Option<Asked>,
+}
+
+/// What this rank asked for in an operation, and where.
+#[derive(Clone, Copy)]
+pub(super) struct Asked {
+    pub(super) sequence: u64,
+    pub(super) contract: Contract,
+    pub(super) site: Site,
 }
 
 /// An operation at the desk.
 pub(super) struct Errand {
     plan: Plan,
     rounds: usize,
-    header: Header,
-    sequence: u64,
+    asked: Asked,
     kernels: Option<Kernels>,
     divisor: u32,
     element_bytes: usize,
@@ -52,8 +60,8 @@ pub(super) enum Look {
     Done,
     /// Others have to do something first.
     Waits,
-    /// A rank asks for something else.
-    Differs(Rank, Option<Contract>),
+    /// This rank asked for one thing, another for something else; `None` if nobody can tell what.
+    Differs(Asked, Rank, Option<Contract>),
 }
 
 /// What an operation is.
@@ -65,7 +73,15 @@ pub(super) struct Order {
 
 impl Desk {
     pub(super) fn new(board: Board) -> Self {
-        Self { board, round: 0, sequence: 0, current: 0, scratch: Round::default(), history: VecDeque::new() }
+        Self {
+            board,
+            round: 0,
+            sequence: 0,
+            current: 0,
+            scratch: Round::default(),
+            history: VecDeque::new(),
+            posted: None,
+        }
     }
 
     /// Bytes of a slot.
@@ -84,17 +100,13 @@ impl Desk {
         if self.history.len() == HISTORY_MAX {
             self.history.pop_front();
         }
-        self.history.push_back((self.sequence, contract, site));
-        let sequence = self.sequence;
+        let asked = Asked { sequence: self.sequence, contract, site };
+        self.history.push_back(asked);
         self.sequence += 1;
-        let mut header: Header = [0; HEADER_WORDS];
-        header[..CONTRACT_WORDS].copy_from_slice(&wire::contract_to_words(&contract));
-        header[HEADER_WORDS - 1] = sequence;
         Errand {
             rounds: plan.rounds(),
             plan,
-            header,
-            sequence,
+            asked,
             kernels,
             divisor,
             element_bytes: contract.dtype.size_bytes(),
@@ -123,6 +135,9 @@ impl Desk {
                 if !self.board.may_write(round) {
                     return Look::Waits;
                 }
+                if let Some(differs) = self.look_back() {
+                    return differs;
+                }
                 errand.plan.fill(errand.number, &mut self.scratch);
                 let slot = self.board.write(round);
                 for Put { range, at } in &self.scratch.puts {
@@ -130,14 +145,15 @@ impl Desk {
                     let bytes = &memory.bytes()[errand.bytes(range)];
                     slot[start..start + bytes.len()].copy_from_slice(bytes);
                 }
-                self.board.post(round, &errand.header);
+                self.board.post(round, &errand.asked.header());
+                self.posted = Some(errand.asked);
                 errand.is_posted = true;
                 self.board.take_sleepers(|rank| wake(Rank::new(rank as u32)));
             }
             for take in &self.scratch.takes {
                 let Some(posted) = self.board.posted(take.from.index(), round) else { return Look::Waits };
-                if posted.header != errand.header {
-                    return Look::Differs(take.from, wire::contract_of_words(&posted.header));
+                if let Some(differs) = errand.asked.differs(take.from, &posted.header) {
+                    return differs;
                 }
             }
             self.take(round, errand, memory.bytes_mut());
@@ -151,8 +167,17 @@ impl Desk {
         }
     }
 
-    /// The last operations: their numbers, what was asked for and where.
-    pub(super) fn history(&self) -> impl Iterator<Item = (u64, Contract, Site)> {
+    /// Whether all meant the same in the round before. By now they have posted it; this rank has looked only at those from
+    /// which it took something.
+    fn look_back(&self) -> Option<Look> {
+        let posted = self.posted?;
+        let ranks = (0..self.board.size().ranks).filter(|&rank| rank != self.board.rank());
+        let headers = ranks.filter_map(|rank| Some((rank, self.board.posted(rank, self.round)?.header)));
+        headers.into_iter().find_map(|(rank, header)| posted.differs(Rank::new(rank as u32), &header))
+    }
+
+    /// The last operations that were taken on.
+    pub(super) fn history(&self) -> impl Iterator<Item = Asked> {
         self.history.iter().copied()
     }
 
@@ -163,7 +188,7 @@ impl Desk {
 
     /// Whether an operation is the oldest that is not over.
     pub(super) fn is_next(&self, errand: &Errand) -> bool {
-        self.current == errand.sequence
+        self.current == errand.asked.sequence
     }
 
     /// Whether another look would find something to do.
@@ -207,10 +232,25 @@ impl Desk {
     }
 }
 
+impl Asked {
+    fn header(&self) -> Header {
+        let mut header: Header = [0; HEADER_WORDS];
+        header[..CONTRACT_WORDS].copy_from_slice(&wire::contract_to_words(&self.contract));
+        header[HEADER_WORDS - 1] = self.sequence;
+        header
+    }
+
+    /// Whether a rank that has posted this header asks for something else.
+    fn differs(self, rank: Rank, header: &Header) -> Option<Look> {
+        let is_same = *header == self.header();
+        (!is_same).then(|| Look::Differs(self, rank, wire::contract_of_words(header)))
+    }
+}
+
 impl Errand {
     /// Its number on the board.
     pub(super) fn sequence(&self) -> u64 {
-        self.sequence
+        self.asked.sequence
     }
 
     /// What may be the program's own.

@@ -117,13 +117,14 @@ impl Core {
             is_progress = true;
         }
         match turn {
-            Turn::Failed(_) => {
+            // Of a failure that was found at a desk the pump did not know.
+            _ if self.pump.failure().is_some() => {
                 self.state = State::Failing(now + NOTIFY_TIMEOUT);
                 Step::Busy
             }
             _ if is_progress => Step::Progress,
             Turn::Busy => Step::Busy,
-            Turn::Blocked => Step::Blocked,
+            Turn::Blocked | Turn::Failed(_) => Step::Blocked,
         }
     }
 

@@ -12,10 +12,10 @@ use super::core::{Core, State, Step};
 use super::{Driver, Outcome};
 use crate::engine::{Begin, Failure, OpId, Timestamp};
 use crate::group::Error;
-use crate::group::desk::{Desk, Errand, Look, Order};
+use crate::group::desk::{Asked, Desk, Errand, Look, Order};
 use crate::group::memory::{Lender, Memory};
 use crate::reduce::Kernels;
-use crate::types::Rank;
+use crate::types::{Contract, Rank};
 
 /// How long a thread looks at its desk before it falls asleep: longer than others usually need for a round.
 const PATIENCE: Duration = Duration::from_micros(200);
@@ -50,12 +50,10 @@ impl Driver {
             match look {
                 Ok(Look::Done) => break Ok(()),
                 Ok(Look::Waits) => {}
-                Ok(Look::Differs(rank, asked)) => {
-                    let id = self.watch(&mut watch, begin, desk, &errand);
+                Ok(Look::Differs(own, rank, asked)) => {
                     let mut core = self.shared.lock();
-                    if let Ok(id) = id {
-                        core.pump.engine_mut().disagree(id, members[rank.index()], asked);
-                    }
+                    core.remember(begin.group, desk);
+                    core.differ(begin.group, own, (members[rank.index()], asked));
                     break Err(self.shared.fail(core));
                 }
                 Err(_) => break Err(self.abort("the program's own reduction panicked there")),
@@ -99,9 +97,7 @@ impl Driver {
         }
         let mut core = self.shared.lock();
         let now = self.shared.now();
-        for (sequence, contract, site) in desk.history() {
-            core.pump.engine_mut().remember(begin.group, sequence, (contract, site));
-        }
+        core.remember(begin.group, desk);
         match core.pump.watch(now, begin, errand.sequence()) {
             Ok(id) => Ok(*watch.insert(id)),
             Err(_) => Err(self.shared.fail(core)),
@@ -145,6 +141,7 @@ impl Driver {
 
 /// An operation at a desk that goes on by itself, or that has to wait for such.
 pub(super) struct Task {
+    group: u32,
     desk: Arc<Mutex<Desk>>,
     members: Arc<[Rank]>,
     errand: Errand,
@@ -170,13 +167,23 @@ impl Core {
     ) -> Result<OpId, Failure> {
         let mut place = lock(&desk);
         let errand = place.take_on((begin.contract, begin.site), order);
-        for (sequence, contract, site) in place.history() {
-            self.pump.engine_mut().remember(begin.group, sequence, (contract, site));
-        }
+        self.remember(begin.group, &place);
         drop(place);
         let id = self.pump.watch(now, begin, errand.sequence())?;
-        self.desk_tasks.insert(id, Task { desk, members, errand, memory });
+        self.desk_tasks.insert(id, Task { group: begin.group, desk, members, errand, memory });
         Ok(id)
+    }
+
+    /// For a rank that comes to an operation later and asks for something else.
+    fn remember(&mut self, group: u32, desk: &Desk) {
+        for Asked { sequence, contract, site } in desk.history() {
+            self.pump.engine_mut().remember(group, sequence, (contract, site));
+        }
+    }
+
+    fn differ(&mut self, group: u32, own: Asked, theirs: (Rank, Option<Contract>)) {
+        let place = (group, own.sequence);
+        self.pump.engine_mut().disagree(place, (own.contract, own.site), theirs);
     }
 
     /// Looks at the desks where somebody waits; whether an operation has ended.
@@ -184,7 +191,9 @@ impl Core {
         let ids: Vec<OpId> = self.desk_tasks.keys().copied().collect();
         let mut has_ended = false;
         for id in ids {
-            let Some(Task { desk, members, errand, memory }) = self.desk_tasks.get_mut(&id) else { continue };
+            let Some(Task { group, desk, members, errand, memory }) = self.desk_tasks.get_mut(&id) else {
+                continue;
+            };
             let mut desk = lock(desk);
             if !desk.is_next(errand) {
                 continue;
@@ -196,9 +205,9 @@ impl Core {
             drop(desk);
             match look {
                 Ok(Look::Waits) => {}
-                Ok(Look::Differs(rank, asked)) => {
-                    let peer = members[rank.index()];
-                    self.pump.engine_mut().disagree(id, peer, asked);
+                Ok(Look::Differs(own, rank, asked)) => {
+                    let (group, peer) = (*group, members[rank.index()]);
+                    self.differ(group, own, (peer, asked));
                 }
                 Ok(Look::Done) => {
                     self.pump.engine_mut().unwatch(id);
@@ -219,6 +228,10 @@ impl Core {
 
     /// Says at every desk where somebody waits that this rank is about to sleep; whether there is a reason not to.
     pub(super) fn fall_asleep_at_desks(&mut self) -> bool {
+        // Once the job has failed, what it hears of that is all that counts.
+        if !matches!(self.state, State::Running) {
+            return false;
+        }
         let mut has_news = false;
         for (&id, Task { desk, members, errand, .. }) in &self.desk_tasks {
             let desk = lock(desk);

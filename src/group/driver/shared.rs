@@ -94,7 +94,7 @@ impl Shared {
             // It is dropped without the lock, which may change what there is to do.
             Step::Blocked if !core.left_over.is_empty() => core.make_way(),
             Step::Blocked => {
-                if !core.desk_tasks.is_empty() && core.fall_asleep_at_desks() {
+                if core.fall_asleep_at_desks() {
                     return core;
                 }
                 let until = until.into_iter().chain(core.next_deadline()).min();
