@@ -14,14 +14,18 @@ use util::{finish, is_alive, processes_with, ringrun, signal, wait_for, wait_unt
 /// Arguments of a training that goes on for longer than any test waits.
 const ENDLESS: [&str; 6] = ["--epochs", "1000000", "--report", "report.json", "--start-timeout", "2"];
 
-/// Four ranks that meet by a peers file, as from four terminals, in a folder of their own.
-fn start_by_file(folder: &Path, n: usize) -> Vec<Child> {
+/// How ranks talk to each other.
+const TRANSPORTS: [&str; 2] = ["shm", "tcp"];
+
+/// Ranks that meet by a peers file, as from so many terminals, in a folder of their own.
+fn start_by_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
     fs::write(folder.join("hosts.txt"), util::ranks::peers_text(n)).unwrap();
     (0..n)
         .map(|rank| {
             Command::new(env!("CARGO_BIN_EXE_ringtrain"))
                 .args(["--peers", "hosts.txt", "--rank", &rank.to_string()])
                 .args(ENDLESS)
+                .args(["--transport", transport])
                 .current_dir(folder)
                 .stdin(Stdio::null())
                 .stdout(fs::File::create(folder.join(format!("{rank}.out"))).unwrap())
@@ -64,24 +68,26 @@ fn kill_and_check(mut ranks: Vec<Child>, victim: usize, folder: &Path) -> Durati
 
 #[test]
 fn any_rank_that_is_killed_while_training_is_named_by_all_others() {
-    for victim in 0..4 {
+    for (victim, transport) in (0..4).flat_map(|victim| TRANSPORTS.map(|transport| (victim, transport))) {
         let folder = tempfile::tempdir().unwrap();
-        let ranks = start_by_file(folder.path(), 4);
+        let ranks = start_by_file(folder.path(), 4, transport);
         wait_until("training is under way", || {
             fs::read_to_string(folder.path().join("0.out")).unwrap().contains("epoch 2/")
         });
         let took = kill_and_check(ranks, victim, folder.path());
-        println!("rank {victim} killed: the last survivor ended after {took:?}");
+        println!("{transport}, rank {victim} killed: the last survivor ended after {took:?}");
     }
 }
 
 /// Moments from the rendezvous to well into training, which nothing that the victim prints tells apart.
 #[test]
 fn any_rank_that_is_killed_while_starting_is_named_by_all_others() {
-    for (victim, delay_ms) in [(1, 0), (2, 3), (3, 8), (1, 15), (2, 25), (3, 40), (0, 30), (1, 80), (0, 120)]
+    let moments = [(1, 0), (2, 3), (3, 8), (1, 15), (2, 25), (3, 40), (0, 30), (1, 80), (0, 120)];
+    for ((victim, delay_ms), transport) in
+        moments.into_iter().flat_map(|moment| TRANSPORTS.map(|transport| (moment, transport)))
     {
         let folder = tempfile::tempdir().unwrap();
-        let ranks = start_by_file(folder.path(), 4);
+        let ranks = start_by_file(folder.path(), 4, transport);
         // Rank 0 has to be there at least: those who never meet it can only say that it did not answer.
         let rank0: SocketAddr = fs::read_to_string(folder.path().join("hosts.txt"))
             .unwrap()
@@ -106,7 +112,9 @@ fn any_rank_that_is_killed_while_starting_is_named_by_all_others() {
             std::hint::spin_loop();
         }
         let took = kill_and_check(ranks, victim, folder.path());
-        println!("rank {victim} killed after {delay_ms} ms: the last survivor ended after {took:?}");
+        println!(
+            "{transport}, rank {victim} killed after {delay_ms} ms: the last survivor ended after {took:?}"
+        );
     }
 }
 
@@ -149,29 +157,26 @@ fn ringrun_reports_the_rank_that_was_killed_and_leaves_nothing() {
 /// A stopped rank is no dead one: its sockets are open. The operation's deadline finds it.
 #[test]
 fn a_stopped_rank_is_found_by_the_deadline() {
-    let mark = format!("DEATH_TEST={}", rand::random::<u64>());
-    let folder = tempfile::tempdir().unwrap();
-    let output = folder.path().join("logs");
-    let job = ringrun(&["-n", "3", "-x", &mark, "--grace", "1", "--kill-after", "1"])
-        .args([
-            "--output-dir",
-            output.to_str().unwrap(),
-            "ringtrain",
-            "--epochs",
-            "1000000",
-            "--timeout",
-            "0.5",
-        ])
-        .spawn()
-        .unwrap();
-    wait_until("training is under way", || {
-        fs::read_to_string(output.join("rank.0/stdout")).unwrap_or_default().contains("epoch 2/")
-    });
-    let (marked, of_rank) = (processes_with(&mark), processes_with("RING_RANK=1"));
-    let pid = marked.into_iter().find(|pid| of_rank.contains(pid)).unwrap();
-    signal("STOP", pid);
-    let done = finish(job);
-    assert_eq!(done.code(), Some(Exit::Timeout as i32), "{}", done.stderr());
-    assert!(done.stderr().contains("did not end within 500 ms"), "{}", done.stderr());
-    wait_until_gone(&processes_with(&mark));
+    for transport in TRANSPORTS {
+        let mark = format!("DEATH_TEST={}", rand::random::<u64>());
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("logs");
+        let job = ringrun(&["-n", "3", "-x", &mark, "--grace", "1", "--kill-after", "1"])
+            .args(["--output-dir", output.to_str().unwrap(), "ringtrain", "--transport", transport])
+            .args(["--epochs", "1000000", "--timeout", "0.5"])
+            .spawn()
+            .unwrap();
+        wait_until("training is under way", || {
+            fs::read_to_string(output.join("rank.0/stdout")).unwrap_or_default().contains("epoch 2/")
+        });
+        let (marked, of_rank) = (processes_with(&mark), processes_with("RING_RANK=1"));
+        let pid = marked.into_iter().find(|pid| of_rank.contains(pid)).unwrap();
+        signal("STOP", pid);
+        let done = finish(job);
+        let told = done.stderr();
+        assert_eq!(done.code(), Some(Exit::Timeout as i32), "{transport}: {told}");
+        assert!(told.contains("did not end within 500 ms"), "{transport}: {told}");
+        assert!(told.contains("everybody waits for rank 1 "), "{transport}: {told}");
+        wait_until_gone(&processes_with(&mark));
+    }
 }

@@ -68,7 +68,7 @@ pub struct GroupArgs {
     pub algorithm: Algorithms,
 
     /// How ranks of one host do their collectives; rank 0's word counts
-    #[arg(long, value_name = "NAME", value_enum, default_value = "tcp")]
+    #[arg(long, value_name = "NAME", value_enum, default_value = "auto")]
     pub transport: TransportName,
 
     /// Give every segment a CRC32C beside TCP's own weak checksum; rank 0's word counts

@@ -144,6 +144,7 @@ impl Engine {
     pub(super) fn peer_left(&mut self, peer: Rank) {
         let link = self.links.entry(peer).or_default();
         link.left = true;
+        self.alerts += 1;
         let waits_for_it = self.matching.posted().any(|posted| posted.pattern.source == Some(peer));
         let needs = |running: &Running| running.needs(peer, link.stored_segments(running.call.key));
         if waits_for_it || self.operations.values().any(needs) {

@@ -28,7 +28,7 @@ impl Engine {
                 self.refuse(peer, "it claims to have used what it was never sent".into())
             }
             Kind::Wake => {
-                self.wakes += 1;
+                self.alerts += 1;
                 Verdict::Taken
             }
             Kind::Ready => self.ready(peer, header),

@@ -130,7 +130,8 @@ pub struct Engine {
     operations: BTreeMap<OpId, Running>,
     /// Operations whose progress is seen elsewhere.
     watched: BTreeMap<OpId, Watched>,
-    wakes: u64,
+    /// How often something has come that whoever sleeps at a board has to know of.
+    alerts: u64,
     by_key: BTreeMap<Key, OpId>,
     matching: Matching,
     /// The messages that receives were matched with.
@@ -160,7 +161,7 @@ impl Engine {
             settings,
             operations: BTreeMap::new(),
             watched: BTreeMap::new(),
-            wakes: 0,
+            alerts: 0,
             by_key: BTreeMap::new(),
             matching: Matching::default(),
             envelopes: BTreeMap::new(),

@@ -73,8 +73,8 @@ impl Engine {
         self.links.entry(peer).or_default().control.push_back(Header { kind: Kind::Wake, ..Header::EMPTY });
     }
 
-    /// How often this rank has been woken.
-    pub fn wakes(&self) -> u64 {
-        self.wakes
+    /// How often something has come that whoever sleeps at a board has to know of: it was woken, or a peer has left.
+    pub fn alerts(&self) -> u64 {
+        self.alerts
     }
 }

@@ -79,7 +79,7 @@ pub struct JoinOptions {
     pub checks_payloads: bool,
     /// Which algorithms operations take; rank 0's word counts. Default: whichever costs least.
     pub algorithms: Algorithms,
-    /// How ranks of one host talk to each other; rank 0's word counts. Default: by TCP.
+    /// How ranks of one host talk to each other; rank 0's word counts. Default: in shared memory where they can.
     pub transport: LocalTransport,
 }
 

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
 
 use bytes::Bytes;
 
@@ -23,6 +24,14 @@ thread_local! {
 /// Whether this thread reduces, perhaps by a function of the program's own.
 pub(super) fn is_reducing() -> bool {
     REDUCING.get()
+}
+
+/// Reduces. A function of the program's own may panic, in whatever thread happens to do it.
+pub(super) fn reducing<R>(reduce: impl FnOnce() -> R) -> thread::Result<R> {
+    REDUCING.set(true);
+    let result = catch_unwind(AssertUnwindSafe(reduce));
+    REDUCING.set(false);
+    result
 }
 
 /// How an operation treats bytes.
@@ -144,14 +153,11 @@ impl Tasks {
         let Some(task) = self.under_way.get_mut(&operation) else { return };
         let (Some(arrived), Some(own)) = (arrived, task.memory.bytes_mut(bytes.clone())) else { return };
         let (kernels, divisor) = (&task.kernels, task.divisor);
-        // A function of the program's own may panic, in whatever thread happens to turn the pump.
-        REDUCING.set(true);
-        let applied = catch_unwind(AssertUnwindSafe(|| match (action, kernels) {
+        let applied = reducing(|| match (action, kernels) {
             (Action::Reduce, Some(kernels)) => kernels.reduce.apply(own, arrived, divisor),
             (Action::ReduceLast, Some(kernels)) => kernels.reduce_last.apply(own, arrived, divisor),
             _ => own.copy_from_slice(arrived),
-        }));
-        REDUCING.set(false);
+        });
         if applied.is_err() {
             engine.abort("the program's own reduction panicked there");
         }

@@ -274,9 +274,9 @@ impl<T: Transport> Pump<T> {
         self.engine.arrivals()
     }
 
-    /// How often a peer has said that there is something to see in shared memory.
-    pub fn wakes(&self) -> u64 {
-        self.engine.wakes()
+    /// How often something has come that whoever sleeps at a board has to know of.
+    pub fn alerts(&self) -> u64 {
+        self.engine.alerts()
     }
 
     /// Makes lanes for peers that have opened links of their own accord.

@@ -23,9 +23,9 @@ const WORDS: usize = 3 + TOKEN_BYTES / 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LocalTransport {
     /// By shared memory if all ranks of a group are on one host and can have it, by TCP otherwise.
+    #[default]
     Auto,
     /// By TCP.
-    #[default]
     Tcp,
     /// By shared memory, or not at all.
     Shm,

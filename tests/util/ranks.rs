@@ -11,8 +11,16 @@ use ringtrain::rendezvous::{Launched, PeersFile, Server};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinOptions, Meeting, Rank, WorldSize};
 
-/// Runs `work` on every rank of a job of `n` and returns what each gave, in rank order. `adjust` may change the options, by
-/// which ranks talk over sockets though all are on this host.
+/// How ranks in threads talk unless a test says otherwise: over sockets though all are on this host, or as TEST_TRANSPORT says.
+fn transport() -> LocalTransport {
+    match std::env::var("TEST_TRANSPORT").as_deref() {
+        Err(_) | Ok("tcp") => LocalTransport::Tcp,
+        Ok("shm") => LocalTransport::Shm,
+        Ok(other) => panic!("TEST_TRANSPORT is {other}, not tcp or shm"),
+    }
+}
+
+/// Runs `work` on every rank of a job of `n` and returns what each gave, in rank order. `adjust` may change the options.
 pub fn run_with<R: Send + 'static>(
     n: u32,
     adjust: impl Fn(&mut JoinOptions),
@@ -37,7 +45,7 @@ pub fn run_with<R: Send + 'static>(
                 }),
                 secret: secret.clone(),
                 start_timeout,
-                transport: LocalTransport::Tcp,
+                transport: transport(),
                 ..JoinOptions::default()
             };
             adjust(&mut options);

@@ -101,10 +101,10 @@ impl Core {
             }
             State::Running => {}
         }
-        let heard = (self.pump.arrivals(), self.pump.wakes());
+        let heard = (self.pump.arrivals(), self.pump.alerts());
         let turn = self.pump.turn(now);
-        // A message is what a probe waits for, and a wake who sleeps at a desk.
-        let mut is_progress = (self.pump.arrivals(), self.pump.wakes()) != heard;
+        // A message is what a probe waits for, and an alert who sleeps at a desk.
+        let mut is_progress = (self.pump.arrivals(), self.pump.alerts()) != heard;
         if !self.desk_tasks.is_empty() {
             is_progress |= self.look_at_desks(now);
             // Peers that sleep and have to see what was posted are told before this rank sleeps itself.

@@ -2,7 +2,6 @@
 //! sockets wake it, for a peer that has posted something says so on its link. So there is one place to wait, at which the
 //! end of a peer and the job's failure are heard as well.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -13,6 +12,7 @@ use super::{Driver, Outcome};
 use crate::engine::{Begin, Failure, OpId, Timestamp};
 use crate::group::Error;
 use crate::group::desk::{Asked, Desk, Errand, Look, Order};
+use crate::group::lane::reducing;
 use crate::group::memory::{Lender, Memory};
 use crate::reduce::Kernels;
 use crate::types::{Contract, Rank};
@@ -40,10 +40,8 @@ impl Driver {
         let mut watch = None;
         let mut sleepers = Vec::new();
         let result = loop {
-            // A function of the program's own may panic.
-            let look = catch_unwind(AssertUnwindSafe(|| {
-                desk.look(&mut errand, &mut memory, |rank| sleepers.push(members[rank.index()]))
-            }));
+            let look =
+                reducing(|| desk.look(&mut errand, &mut memory, |rank| sleepers.push(members[rank.index()])));
             if !sleepers.is_empty() {
                 self.wake(sleepers.drain(..));
             }
@@ -199,9 +197,9 @@ impl Core {
                 continue;
             }
             let pump = &mut self.pump;
-            let look = catch_unwind(AssertUnwindSafe(|| {
+            let look = reducing(|| {
                 desk.look(errand, &mut memory.lender(), |rank| pump.engine_mut().wake(members[rank.index()]))
-            }));
+            });
             drop(desk);
             match look {
                 Ok(Look::Waits) => {}
@@ -244,7 +242,8 @@ impl Core {
             desk.board().fall_asleep();
             has_news |= desk.has_news(errand);
         }
-        has_news
+        // Whom they wait for may have left.
+        has_news || self.pump.failure().is_some()
     }
 }
 
