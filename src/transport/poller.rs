@@ -23,6 +23,8 @@ pub struct Event {
     pub is_readable: bool,
     /// It may take something to write.
     pub is_writable: bool,
+    /// Nothing more comes than what is there.
+    pub is_ended: bool,
 }
 
 /// The event queue.
@@ -75,6 +77,7 @@ impl Poller {
             token: event.token(),
             is_readable: event.is_readable() || event.is_read_closed() || event.is_error(),
             is_writable: event.is_writable() || event.is_write_closed() || event.is_error(),
+            is_ended: event.is_read_closed() || event.is_error(),
         }));
         Ok(())
     }

@@ -11,7 +11,7 @@ use ringtrain::rendezvous::{Launched, PeersFile, Server};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinOptions, Meeting, Rank, WorldSize};
 
-/// How ranks in threads talk unless a test says otherwise: over sockets though all are on this host, or as TEST_TRANSPORT says.
+/// How ranks in threads talk unless a test says otherwise: over sockets though all are on this host, or as `TEST_TRANSPORT` says.
 fn transport() -> LocalTransport {
     match std::env::var("TEST_TRANSPORT").as_deref() {
         Err(_) | Ok("tcp") => LocalTransport::Tcp,

@@ -28,9 +28,9 @@ use crate::transport::prompt::take_short_turns;
 use crate::transport::tcp::TcpTransport;
 use crate::types::Rank;
 
-/// How long a thread that waits stays awake, if its rank has a processor to itself: longer than a short message takes, and
-/// hardly longer than it takes to fall asleep and to wake up.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long a thread that waits for the sockets stays awake: longer than short messages take, and than it takes to fall
+/// asleep and to wake up. Where ranks outnumber processors it gives its own away between looks.
+const SPIN: Duration = Duration::from_micros(200);
 /// How long a closing group waits for its peers' last words.
 const PART_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long operations whose handles were dropped may take once the last group is closed.
@@ -76,7 +76,7 @@ impl Driver {
             changed: Condvar::new(),
             work: Condvar::new(),
             epoch,
-            spin: if has_own_processor { SPIN } else { Duration::ZERO },
+            spin: SPIN,
             has_own_processor,
         });
         Ok(Self { shared, progress: Mutex::new(None) })

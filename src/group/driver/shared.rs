@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use mio::Waker;
@@ -135,6 +136,10 @@ impl Shared {
             poller.wait(Some(Duration::ZERO), events)?;
             if !events.is_empty() {
                 return Ok(());
+            }
+            if !self.has_own_processor {
+                // The rank that is waited for may need this one.
+                thread::yield_now();
             }
         }
         poller.wait(timeout, events)

@@ -4,11 +4,12 @@
 
 mod crossing;
 mod options;
+mod surplus;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::io::{self, IoSlice, IoSliceMut, Write as _};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use mio::{Interest, Token};
 
 use self::crossing::{Crossing, Next};
 pub use self::options::{CongestionControl, SocketOptions, available_congestion_controls};
+use self::surplus::{Read, Surplus};
 use super::lobby::{Admitted, Dialled, Dialling, Event, HANDSHAKE_TIMEOUT, Lobby};
 use super::poller::Poller;
 use super::{Moved, Transport};
@@ -44,6 +46,9 @@ struct Link {
     state: State,
     is_readable: bool,
     is_writable: bool,
+    /// The peer has ended its side.
+    is_ended: bool,
+    surplus: Surplus,
 }
 
 enum State {
@@ -62,6 +67,18 @@ struct Dial {
     began: Duration,
     /// Until when the peer's machine must have taken it, if it has not.
     deadline: Option<Duration>,
+}
+
+impl Link {
+    fn new(state: State, is_ready: bool) -> Self {
+        Self {
+            state,
+            is_readable: is_ready,
+            is_writable: is_ready,
+            is_ended: false,
+            surplus: Surplus::default(),
+        }
+    }
 }
 
 impl TcpTransport {
@@ -85,6 +102,7 @@ impl TcpTransport {
             let Some(link) = self.links.get_mut(&peer) else { continue };
             link.is_readable |= event.is_readable;
             link.is_writable |= event.is_writable;
+            link.is_ended |= event.is_ended;
             self.pursue(now, peer);
         }
         while let Some(admitted) = self.lobby.take_admitted(Purpose::Link) {
@@ -139,7 +157,7 @@ impl TcpTransport {
         match self.links.get(&peer).map(|link| &link.state) {
             None => {
                 let state = self.welcome(peer, admitted);
-                self.links.insert(peer, Link { state, is_readable: true, is_writable: true });
+                self.links.insert(peer, Link::new(state, true));
                 self.newcomers.push_back(peer);
             }
             Some(State::Meeting(_)) => self.settle(peer, "", |crossing| crossing.knock(admitted)),
@@ -175,7 +193,7 @@ impl TcpTransport {
             }
             Next::Lost => State::Lost(why.to_owned()),
         };
-        self.links.insert(peer, Link { state, is_readable: true, is_writable: true });
+        self.links.insert(peer, Link::new(state, true));
     }
 
     fn expire(&mut self, now: Duration) {
@@ -215,7 +233,7 @@ impl Transport for TcpTransport {
             Ok(dial) => State::Meeting(Box::new(Crossing::new(self.rank, peer, dial))),
             Err(error) => State::Lost(format!("no connection: {error}")),
         };
-        self.links.insert(peer, Link { state, is_readable: false, is_writable: false });
+        self.links.insert(peer, Link::new(state, false));
     }
 
     fn is_open(&self, peer: Rank) -> bool {
@@ -237,14 +255,21 @@ impl Transport for TcpTransport {
 
     fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> Moved {
         let Some(link) = self.links.get_mut(&peer) else { return Moved::Blocked };
+        let left_over = link.surplus.take(parts);
+        if left_over > 0 {
+            return Moved::Bytes(left_over);
+        }
         let stream = match &mut link.state {
             State::Open(stream) if link.is_readable => stream,
             State::Lost(why) => return Moved::Lost(why.clone()),
             _ => return Moved::Blocked,
         };
-        match stream.read_vectored(parts) {
-            Ok(0) => Moved::Lost("it closed the connection without a word".into()),
-            Ok(count) => Moved::Bytes(count),
+        match link.surplus.read(stream, parts) {
+            Ok(Read { wanted: 0, .. }) => Moved::Lost("it closed the connection without a word".into()),
+            Ok(Read { wanted, was_emptied }) => {
+                link.is_readable = !was_emptied || link.is_ended;
+                Moved::Bytes(wanted)
+            }
             Err(error) => blocked_or_lost(&error, &mut link.is_readable),
         }
     }

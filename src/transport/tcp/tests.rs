@@ -264,3 +264,53 @@ fn strangers_have_bounded_places_and_time_and_a_rank_waits_for_them() {
     assert_linked(&mut ends, 5 * SECOND);
     drop(strangers);
 }
+
+/// Receives into parts of these lengths until the link has given so many bytes or is lost; what it gave, and why it was lost.
+fn receive_all(ends: &mut [End], lengths: &[usize], count: usize) -> (Vec<u8>, Option<String>) {
+    let (mut got, started) = (Vec::new(), std::time::Instant::now());
+    while got.len() < count {
+        assert!(started.elapsed() < PATIENCE, "waited in vain after {} bytes", got.len());
+        let mut buffers: Vec<Vec<u8>> = lengths.iter().map(|&length| vec![0; length]).collect();
+        let mut parts: Vec<IoSliceMut<'_>> =
+            buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
+        match ends[1].transport.receive(Rank::ZERO, &mut parts) {
+            Moved::Bytes(moved) => got.extend(buffers.concat().into_iter().take(moved)),
+            Moved::Blocked => ends[1].look_for(SECOND, Duration::from_millis(1)),
+            Moved::Lost(why) => return (got, Some(why)),
+        }
+    }
+    (got, None)
+}
+
+/// Whatever lengths are asked for, what is read ahead comes first and in order, and the end is seen behind the last byte.
+#[test]
+fn what_is_read_ahead_is_neither_lost_nor_late() {
+    let mut stream = StdRng::seed_from_u64(7);
+    for round in 0..60 {
+        let mut ends = ends(2);
+        ends[0].connect(Duration::ZERO, 1);
+        look_until(&mut ends, &[0, 1], Duration::ZERO, |ends| ends[0].is_open(1) && ends[1].is_open(0));
+        let mut sent = Vec::new();
+        for _ in 0..stream.random_range(1..6) {
+            let length = stream.random_range(1..9000);
+            let bytes: Vec<u8> = (0..length).map(|_| stream.random()).collect();
+            let moved = ends[0].transport.send(Rank::new(1), &[IoSlice::new(&bytes)]);
+            assert_eq!(moved, Moved::Bytes(length));
+            sent.extend(bytes);
+            if stream.random_bool(0.5) {
+                let lengths: Vec<usize> = (0..stream.random_range(1..3))
+                    .map(|_| stream.random_range(1..if round % 2 == 0 { 100 } else { 6000 }))
+                    .collect();
+                let (got, lost) = receive_all(&mut ends, &lengths, stream.random_range(1..=sent.len()));
+                assert_eq!((&got[..], lost), (&sent[..got.len()], None));
+                sent.drain(..got.len());
+            }
+        }
+        ends[0].transport.finish(Rank::new(1));
+        let (got, lost) = receive_all(&mut ends, &[64], usize::MAX);
+        assert!(
+            got == sent && lost.is_some_and(|why| why.contains("closed the connection")),
+            "round {round}"
+        );
+    }
+}
