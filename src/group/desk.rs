@@ -7,7 +7,7 @@ use super::call::Site;
 use super::memory::Lender;
 use crate::reduce::Kernels;
 use crate::schedule::Action;
-use crate::schedule::board::{Plan, Put, Round};
+use crate::schedule::board::{Fold, Plan, Put, Round};
 use crate::transport::shm::{Board, HEADER_WORDS, Header};
 use crate::types::{Contract, Rank};
 use crate::wire::{self, CONTRACT_WORDS};
@@ -28,6 +28,8 @@ pub(super) struct Desk {
     current: u64,
     /// What is done in a round, kept so that its memory is.
     scratch: Round,
+    /// A piece of what lower ranks contributed.
+    lower: Vec<u64>,
     /// The last operations that were taken on, and the one whose round was posted last.
     history: VecDeque<Asked>,
     posted: Option<Asked>,
@@ -79,6 +81,7 @@ impl Desk {
             sequence: 0,
             current: 0,
             scratch: Round::default(),
+            lower: vec![0; PIECE_BYTES / size_of::<u64>()],
             history: VecDeque::new(),
             posted: None,
         }
@@ -150,11 +153,14 @@ impl Desk {
                 errand.is_posted = true;
                 self.board.take_sleepers(|rank| wake(Rank::new(rank as u32)));
             }
-            for take in &self.scratch.takes {
-                let Some(posted) = self.board.posted(take.from.index(), round) else { return Look::Waits };
-                if let Some(differs) = errand.asked.differs(take.from, &posted.header) {
+            for from in self.sources() {
+                let Some(posted) = self.board.posted(from, round) else { return Look::Waits };
+                if let Some(differs) = errand.asked.differs(Rank::new(from as u32), &posted.header) {
                     return differs;
                 }
+            }
+            if let Some(fold) = self.scratch.fold.take() {
+                self.fold(round, errand, &fold, memory.bytes_mut());
             }
             self.take(round, errand, memory.bytes_mut());
             self.round = round;
@@ -165,6 +171,13 @@ impl Desk {
                 return Look::Done;
             }
         }
+    }
+
+    /// The ranks from whose slots something is taken in this round, some perhaps more than once.
+    fn sources(&self) -> impl Iterator<Item = usize> {
+        let folds = self.scratch.fold.is_some();
+        let all = (0..self.board.size().ranks).filter(move |&rank| folds && rank != self.board.rank());
+        all.chain(self.scratch.takes.iter().map(|take| take.from.index()))
     }
 
     /// Whether all meant the same in the round before. By now they have posted it; this rank has looked only at those from
@@ -203,12 +216,44 @@ impl Desk {
         let ranks = (0..self.board.size().ranks).map(|rank| Rank::new(rank as u32));
         ranks.filter(move |rank| {
             if is_posted {
-                let is_source = self.scratch.takes.iter().any(|take| take.from == *rank);
+                let is_source = self.sources().any(|from| from == rank.index());
                 is_source && !self.board.has_posted(rank.index(), round)
             } else {
                 rank.index() != self.board.rank() && !self.board.has_posted(rank.index(), round - 1)
             }
         })
+    }
+
+    /// Reduces what the round asks for, all of which has been posted, piece by piece.
+    fn fold(&mut self, round: u64, errand: &Errand, fold: &Fold, memory: &mut [u8]) {
+        let (rank, ranks) = (self.board.rank(), self.board.size().ranks);
+        let (all, at) = (errand.bytes(&fold.range), fold.at * errand.element_bytes);
+        for start in all.clone().step_by(PIECE_BYTES) {
+            let own = &mut memory[start..all.end.min(start + PIECE_BYTES)];
+            let place = at + start - all.start..at + start - all.start + own.len();
+            let of = |from: usize| Some(&self.board.posted(from, round)?.payload[place.clone()]);
+            let action = |from| if from + 1 == ranks { Action::ReduceLast } else { Action::Reduce };
+            if rank > 0
+                && let Some(first) = of(0)
+            {
+                let lower = &mut bytemuck::cast_slice_mut(&mut self.lower)[..own.len()];
+                if rank > 1 {
+                    lower.copy_from_slice(first);
+                }
+                for arrived in (1..rank).filter_map(of) {
+                    errand.apply(Action::Reduce, lower, arrived);
+                }
+                errand.apply_before(action(rank), own, if rank > 1 { lower } else { first });
+            }
+            for from in rank + 1..ranks {
+                let Some(arrived) = of(from) else { return };
+                errand.apply(action(from), own, arrived);
+            }
+            if fold.is_posted_next {
+                let start = start - all.start;
+                self.board.write(round + 1)[start..start + own.len()].copy_from_slice(own);
+            }
+        }
     }
 
     /// Takes from the slots what the round asks for, all of which has been posted.
@@ -256,6 +301,13 @@ impl Errand {
     /// What may be the program's own.
     pub(super) fn into_kernels(self) -> Option<Kernels> {
         self.kernels
+    }
+
+    /// What lower ranks contributed is `lower`, this rank's contribution stands in `own`.
+    fn apply_before(&self, action: Action, own: &mut [u8], lower: &[u8]) {
+        let Some(kernels) = &self.kernels else { return };
+        let kernel = if action == Action::ReduceLast { &kernels.reduce_last } else { &kernels.reduce };
+        kernel.apply(own, lower, self.divisor);
     }
 
     /// What lower ranks contributed stands in `own`.

@@ -33,11 +33,25 @@ pub struct Take {
     pub action: Action,
 }
 
+/// Elements of a rank's buffer that it reduces: its own contribution lies there, the others' in their slots.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fold {
+    /// Where they lie in its buffer, and where the result goes.
+    pub range: Range<usize>,
+    /// The element of the others' slots where they begin.
+    pub at: usize,
+    /// The result is also what the rank posts in the next round, at the beginning of its slot: it is put there while it is
+    /// still in the processor's first cache.
+    pub is_posted_next: bool,
+}
+
 /// What a rank does in a round.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Round {
     /// What it posts; nothing is posted as well, and is a signal.
     pub puts: Vec<Put>,
+    /// What it reduces, of all ranks in rank order.
+    pub fold: Option<Fold>,
     /// What it takes, in this order. An empty range waits for the rank to have posted.
     pub takes: Vec<Take>,
 }
@@ -100,6 +114,7 @@ impl Plan {
     /// Replaces what is in `round` by what this rank does in the round of that number, counted from 0.
     pub fn fill(&self, number: usize, round: &mut Round) {
         round.puts.clear();
+        round.fold = None;
         round.takes.clear();
         let share = self.share();
         let of_slot = |range: Range<usize>| piece(&range, number, self.slot);
@@ -113,11 +128,11 @@ impl Plan {
             Work::AllReduce { count } => self.two_shot(round, number, *count, None),
             Work::Reduce { count, root } => self.two_shot(round, number, *count, Some(*root)),
             Work::ReduceScatter(partition) => {
-                for rank in self.world.ranks() {
+                for rank in self.others() {
                     round.put(of_share(partition.range(rank)), rank.index() * share);
                 }
-                let own = of_share(partition.range(self.rank));
-                self.reduce(round, self.rank.index() * share, &own, self.world.get());
+                let range = of_share(partition.range(self.rank));
+                round.fold = Some(Fold { range, at: self.rank.index() * share, is_posted_next: false });
             }
             Work::AllGather(partition) => {
                 round.put(of_slot(partition.range(self.rank)), 0);
@@ -162,7 +177,7 @@ impl Plan {
         }
     }
 
-    /// Everybody posts a block and reduces its own chunk of all of them, then posts that, for the root alone or for all.
+    /// Everybody posts a block and reduces its own chunk of all of them, and posts that next, for the root alone or for all.
     fn two_shot(&self, round: &mut Round, number: usize, count: usize, root: Option<Rank>) {
         let block = piece(&(0..count), number / 2, self.slot);
         let partition = Partition::even(block.len(), self.world);
@@ -172,11 +187,12 @@ impl Plan {
         };
         let own = chunk(self.rank);
         if number.is_multiple_of(2) {
-            round.put(block.clone(), 0);
-            self.reduce(round, own.start - block.start, &own, self.world.get());
+            // Nobody else wants its own chunk.
+            round.put(block.start..own.start, 0);
+            round.put(own.end..block.end, own.end - block.start);
+            round.fold = Some(Fold { at: own.start - block.start, range: own, is_posted_next: true });
             return;
         }
-        round.put(own, 0);
         if root.is_none_or(|root| root == self.rank) {
             self.take_from_others(round, |rank| (0, chunk(rank)));
         }

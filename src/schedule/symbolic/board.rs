@@ -3,7 +3,7 @@
 
 use super::super::Action;
 use super::super::Work;
-use super::super::board::{Plan, Round};
+use super::super::board::{Fold, Plan, Round};
 use super::super::partition::Partition;
 use super::{Value, cut, every_part, everyone, lengths, own, own_part, roots};
 use crate::types::{Rank, WorldSize};
@@ -40,8 +40,10 @@ fn play(
 ) -> Vec<Vec<Value>> {
     let rounds = plan(Rank::ZERO).rounds();
     let mut round = Round::default();
+    let blank = || vec![vec![Value::BLANK; slot]; world.as_usize()];
+    let mut next_slots = blank();
     for number in 0..rounds {
-        let mut slots = vec![vec![Value::BLANK; slot]; world.as_usize()];
+        let mut slots = std::mem::replace(&mut next_slots, blank());
         for rank in world.ranks() {
             assert_eq!(plan(rank).rounds(), rounds, "all ranks have as many rounds");
             plan(rank).fill(number, &mut round);
@@ -54,6 +56,15 @@ fn play(
         }
         for rank in world.ranks() {
             plan(rank).fill(number, &mut round);
+            if let Some(fold) = &round.fold {
+                assert!(round.takes.is_empty(), "one or the other");
+                let next = &mut next_slots[rank.index()];
+                let result = reduced(world, rank, fold, &buffers[rank.index()], &slots);
+                if fold.is_posted_next {
+                    next[..result.len()].copy_from_slice(&result);
+                }
+                buffers[rank.index()][fold.range.clone()].copy_from_slice(&result);
+            }
             for take in &round.takes {
                 let buffer = &mut buffers[rank.index()];
                 let arrived = &slots[take.from.index()][take.at..take.at + take.range.len()];
@@ -72,6 +83,25 @@ fn play(
         }
     }
     buffers
+}
+
+/// The contributions in rank order: the rank's own in its buffer, all others in slots.
+fn reduced(world: WorldSize, rank: Rank, fold: &Fold, buffer: &[Value], slots: &[Vec<Value>]) -> Vec<Value> {
+    let mut result: Vec<Value> = Vec::new();
+    for from in world.ranks() {
+        let place = fold.at..fold.at + fold.range.len();
+        let arrived = if from == rank { &buffer[fold.range.clone()] } else { &slots[from.index()][place] };
+        if from == Rank::ZERO {
+            result = arrived.to_vec();
+            continue;
+        }
+        for (sum, &arrived) in result.iter_mut().zip(arrived) {
+            assert_eq!(sum.element, arrived.element, "different elements");
+            assert!(sum.comes_just_before(arrived), "out of rank order");
+            sum.ranks |= arrived.ranks;
+        }
+    }
+    result
 }
 
 #[test]
