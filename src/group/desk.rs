@@ -30,9 +30,10 @@ pub(super) struct Desk {
     scratch: Round,
     /// A piece of what lower ranks contributed.
     lower: Vec<u64>,
-    /// The last operations that were taken on, and the one whose round was posted last.
+    /// The last operations that were taken on.
     history: VecDeque<Asked>,
-    posted: Option<Asked>,
+    /// The operation whose round was posted last, unless all others have been found to agree on it.
+    unseen: Option<Asked>,
 }
 
 /// What this rank asked for in an operation, and where.
@@ -41,6 +42,7 @@ pub(super) struct Asked {
     pub(super) sequence: u64,
     pub(super) contract: Contract,
     pub(super) site: Site,
+    header: Header,
 }
 
 /// An operation at the desk.
@@ -83,7 +85,7 @@ impl Desk {
             scratch: Round::default(),
             lower: vec![0; PIECE_BYTES / size_of::<u64>()],
             history: VecDeque::new(),
-            posted: None,
+            unseen: None,
         }
     }
 
@@ -103,7 +105,7 @@ impl Desk {
         if self.history.len() == HISTORY_MAX {
             self.history.pop_front();
         }
-        let asked = Asked { sequence: self.sequence, contract, site };
+        let asked = Asked::new(self.sequence, contract, site);
         self.history.push_back(asked);
         self.sequence += 1;
         Errand {
@@ -142,14 +144,15 @@ impl Desk {
                     return differs;
                 }
                 errand.plan.fill(errand.number, &mut self.scratch);
-                let slot = self.board.write(round);
+                let end = self.scratch.puts.iter().map(|put| put.at + put.range.len()).max();
+                let bytes = end.unwrap_or_default() * errand.element_bytes;
+                let slot = if bytes == 0 { &mut [] } else { self.board.write(round, bytes) };
                 for Put { range, at } in &self.scratch.puts {
                     let start = at * errand.element_bytes;
                     let bytes = &memory.bytes()[errand.bytes(range)];
                     slot[start..start + bytes.len()].copy_from_slice(bytes);
                 }
-                self.board.post(round, &errand.asked.header());
-                self.posted = Some(errand.asked);
+                self.board.post(round, &errand.asked.header);
                 errand.is_posted = true;
                 self.board.take_sleepers(|rank| wake(Rank::new(rank as u32)));
             }
@@ -159,6 +162,8 @@ impl Desk {
                     return differs;
                 }
             }
+            let has_seen_all = self.sources().count() + 1 >= self.board.size().ranks;
+            self.unseen = (!has_seen_all).then_some(errand.asked);
             if let Some(fold) = self.scratch.fold.take() {
                 self.fold(round, errand, &fold, memory.bytes_mut());
             }
@@ -173,17 +178,17 @@ impl Desk {
         }
     }
 
-    /// The ranks from whose slots something is taken in this round, some perhaps more than once.
+    /// The other ranks from whose slots something is taken in this round, each once.
     fn sources(&self) -> impl Iterator<Item = usize> {
-        let folds = self.scratch.fold.is_some();
-        let all = (0..self.board.size().ranks).filter(move |&rank| folds && rank != self.board.rank());
-        all.chain(self.scratch.takes.iter().map(|take| take.from.index()))
+        let folding = if self.scratch.fold.is_some() { self.board.size().ranks } else { 0 };
+        let all = (0..folding).chain(self.scratch.takes.iter().map(|take| take.from.index()));
+        all.filter(|&rank| rank != self.board.rank())
     }
 
-    /// Whether all meant the same in the round before. By now they have posted it; this rank has looked only at those from
-    /// which it took something.
-    fn look_back(&self) -> Option<Look> {
-        let posted = self.posted?;
+    /// Whether all meant the same in the round before. By now they have posted it; this rank may have looked only at those
+    /// from which it took something.
+    fn look_back(&mut self) -> Option<Look> {
+        let posted = self.unseen.take()?;
         let ranks = (0..self.board.size().ranks).filter(|&rank| rank != self.board.rank());
         let headers = ranks.filter_map(|rank| Some((rank, self.board.posted(rank, self.round)?.header)));
         headers.into_iter().find_map(|(rank, header)| posted.differs(Rank::new(rank as u32), &header))
@@ -207,7 +212,11 @@ impl Desk {
     /// Whether another look would find something to do.
     pub(super) fn has_news(&self, errand: &Errand) -> bool {
         let round = self.round + 1;
-        if errand.is_posted { self.awaited(errand).next().is_none() } else { self.board.may_write(round) }
+        if errand.is_posted {
+            self.sources().all(|from| self.board.has_posted(from, round))
+        } else {
+            self.board.may_write(round)
+        }
     }
 
     /// The ranks that have to post before an operation, the oldest, can go on.
@@ -231,7 +240,7 @@ impl Desk {
         for start in all.clone().step_by(PIECE_BYTES) {
             let own = &mut memory[start..all.end.min(start + PIECE_BYTES)];
             let place = at + start - all.start..at + start - all.start + own.len();
-            let of = |from: usize| Some(&self.board.posted(from, round)?.payload[place.clone()]);
+            let of = |from: usize| Some(self.board.posted(from, round)?.bytes(place.clone()));
             let action = |from| if from + 1 == ranks { Action::ReduceLast } else { Action::Reduce };
             if rank > 0
                 && let Some(first) = of(0)
@@ -251,7 +260,7 @@ impl Desk {
             }
             if fold.is_posted_next {
                 let start = start - all.start;
-                self.board.write(round + 1)[start..start + own.len()].copy_from_slice(own);
+                self.board.write(round + 1, all.len())[start..start + own.len()].copy_from_slice(own);
             }
         }
     }
@@ -270,7 +279,7 @@ impl Desk {
                 for take in run {
                     let Some(posted) = self.board.posted(take.from.index(), round) else { return };
                     let at = take.at * errand.element_bytes + start - all.start;
-                    errand.apply(take.action, own, &posted.payload[at..at + own.len()]);
+                    errand.apply(take.action, own, posted.bytes(at..at + own.len()));
                 }
             }
         }
@@ -278,16 +287,16 @@ impl Desk {
 }
 
 impl Asked {
-    fn header(&self) -> Header {
+    fn new(sequence: u64, contract: Contract, site: Site) -> Self {
         let mut header: Header = [0; HEADER_WORDS];
-        header[..CONTRACT_WORDS].copy_from_slice(&wire::contract_to_words(&self.contract));
-        header[HEADER_WORDS - 1] = self.sequence;
-        header
+        header[..CONTRACT_WORDS].copy_from_slice(&wire::contract_to_words(&contract));
+        header[HEADER_WORDS - 1] = sequence;
+        Self { sequence, contract, site, header }
     }
 
     /// Whether a rank that has posted this header asks for something else.
     fn differs(self, rank: Rank, header: &Header) -> Option<Look> {
-        let is_same = *header == self.header();
+        let is_same = *header == self.header;
         (!is_same).then(|| Look::Differs(self, rank, wire::contract_of_words(header)))
     }
 }

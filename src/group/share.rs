@@ -12,8 +12,9 @@ use crate::schedule::partition::Partition;
 use crate::transport::shm::{Board, BoardSize, Place, Segment, TOKEN_BYTES};
 use crate::types::{Rank, WorldSize};
 
-/// Bytes of a slot: a round's block stays in a processor's second cache from the time it is posted until it is read.
-const SLOT_BYTES: usize = 256 << 10;
+/// Bytes of a slot, and so of a round's block: with shorter ones ranks wait for each other more often, with longer ones the
+/// arenas of four ranks are more than a processor's third cache.
+const SLOT_BYTES: usize = 512 << 10;
 /// The most ranks that share a board; every rank looks at every other one's slot.
 const RANKS_MAX: u32 = 64;
 /// Words in which the first rank says where the memory is.

@@ -174,7 +174,7 @@ impl Core {
 
     /// For a rank that comes to an operation later and asks for something else.
     fn remember(&mut self, group: u32, desk: &Desk) {
-        for Asked { sequence, contract, site } in desk.history() {
+        for Asked { sequence, contract, site, .. } in desk.history() {
             self.pump.engine_mut().remember(group, sequence, (contract, site));
         }
     }
@@ -256,17 +256,19 @@ impl super::shared::Shared {
     /// Stays awake for a while, until `is_there`; whether it is. Where ranks outnumber processors, the one that is waited for
     /// may need this one.
     fn spin_until(&self, is_there: impl Fn() -> bool) -> bool {
+        if self.has_own_processor {
+            for _ in 0..LOOKS_ALONE {
+                if is_there() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        // Others may need this processor, whatever was thought at the start.
         let started = Instant::now();
-        let mut looks = 0u32;
         loop {
             if is_there() {
                 return true;
-            }
-            // Others may need this processor, whatever was thought at the start.
-            if self.has_own_processor && looks < LOOKS_ALONE {
-                looks += 1;
-                std::hint::spin_loop();
-                continue;
             }
             thread::yield_now();
             if started.elapsed() >= PATIENCE {

@@ -65,6 +65,10 @@ fn play(
                 }
                 buffers[rank.index()][fold.range.clone()].copy_from_slice(&result);
             }
+            let mut sources: Vec<Rank> = round.takes.iter().map(|take| take.from).collect();
+            sources.sort_unstable();
+            sources.dedup();
+            assert_eq!(sources.len(), round.takes.len(), "each slot is looked into once");
             for take in &round.takes {
                 let buffer = &mut buffers[rank.index()];
                 let arrived = &slots[take.from.index()][take.at..take.at + take.range.len()];

@@ -1,16 +1,29 @@
 //! What each rank of a host posts, round by round, for the others to read.
 //!
-//! Every rank has two slots, for even and for odd rounds. It writes its slot, then its round's number, which others wait
-//! for. A slot is written again two rounds later. That is safe once every other rank has posted the round between: by then
+//! Every rank has two heads, for even and for odd rounds, each with room for a short payload behind it, and an arena for
+//! longer ones, in which one follows the other. It writes a payload, then its round's number, which others wait for. Memory is
+//! written again two rounds later at the earliest. That is safe once every other rank has posted the round between: by then
 //! it has read all that it wanted of the round before. [`Board::may_write`] says so, and [`Board::write`] insists.
+//!
+//! The arena is larger than a processor's second cache, because memory that another processor has just read, and still has in
+//! its cache, takes longer to write than memory that both have forgotten.
 
+use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::segment::{Segment, TOKEN_BYTES};
 
 /// Bytes that two processors do not share by accident: a cache line and the one that is fetched along with it.
 const LINE: usize = 128;
-/// Words of a slot's header.
+/// The longest payload that has its place behind the head, in bytes: it comes along with it.
+const SHORT_BYTES: usize = 4 << 10;
+/// How many of the longest payloads an arena has room for. Three would do: one that is read, one that is written, and what is
+/// left over at the end.
+const SLOTS: usize = 4;
+/// The bits of a stamp that say where the payload lies.
+const PLACE_BITS: u32 = 16;
+/// Words of a head beside its stamp.
 pub const HEADER_WORDS: usize = 7;
 
 /// What a rank says of what it has posted.
@@ -21,7 +34,7 @@ pub type Header = [u64; HEADER_WORDS];
 pub struct BoardSize {
     /// How many ranks share it.
     pub ranks: usize,
-    /// Bytes of a slot.
+    /// Bytes of the longest payload.
     pub slot_bytes: usize,
 }
 
@@ -35,14 +48,13 @@ impl BoardSize {
         LINE + self.ranks * self.rank_bytes()
     }
 
-    /// A rank's flag, then its slots.
+    /// A rank's flag, its heads and its arena.
     const fn rank_bytes(self) -> usize {
-        LINE + 2 * self.slot_stride()
+        LINE + 2 * HEAD_STRIDE + self.arena_bytes()
     }
 
-    /// The round's number and the header, then the payload: a short one comes with them.
-    const fn slot_stride(self) -> usize {
-        (size_of::<SlotHead>() + self.slot_bytes).next_multiple_of(LINE)
+    const fn arena_bytes(self) -> usize {
+        SLOTS * self.slot_bytes.next_multiple_of(LINE)
     }
 }
 
@@ -51,35 +63,68 @@ pub struct Board {
     segment: Segment,
     size: BoardSize,
     rank: usize,
+    next: Next,
+}
+
+/// What this rank posts next.
+#[derive(Default)]
+struct Next {
+    /// The round that it is for; 0 before there is any.
+    round: u64,
+    /// Where its payload lies: 0 behind the head, otherwise the line of the arena, counted from 1.
+    place: usize,
+    length: usize,
+    /// Where the arena goes on.
+    cursor: usize,
 }
 
 /// What a rank has posted.
 pub struct Posted<'a> {
     /// What it says of it.
     pub header: Header,
-    /// The whole slot; how much of it means something is a matter of what has been agreed.
-    pub payload: &'a [u8],
+    start: *const u8,
+    /// Bytes from there to the end of what can be a payload.
+    limit: usize,
+    board: PhantomData<&'a Board>,
 }
 
-/// The first bytes of a slot.
+/// What comes before a short payload.
 #[repr(C)]
-struct SlotHead {
-    round: AtomicU64,
+struct Head {
+    /// The round, and in the lowest bits where the payload lies.
+    stamp: AtomicU64,
     header: [AtomicU64; HEADER_WORDS],
 }
 
-const _: () = assert!(size_of::<SlotHead>() == 64 && size_of::<SlotHead>() <= LINE && TOKEN_BYTES <= LINE);
+const HEAD_STRIDE: usize = (size_of::<Head>() + SHORT_BYTES).next_multiple_of(LINE);
+
+const _: () = assert!(size_of::<Head>() == 64 && size_of::<Head>() <= LINE && TOKEN_BYTES <= LINE);
+
+impl<'a> Posted<'a> {
+    /// Some bytes of the payload.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be so long.
+    pub fn bytes(&self, range: Range<usize>) -> &'a [u8] {
+        assert!(range.start <= range.end && range.end <= self.limit, "the payload is not so long");
+        // SAFETY: they are inside of the mapping. Their owner writes them again only after this rank has posted the next round,
+        // for which the board has to be borrowed anew; so nobody writes them while this borrow lives.
+        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
+    }
+}
 
 impl Board {
     /// The view of the rank of this number, of those that share the board.
     ///
     /// # Panics
     ///
-    /// If the memory is too small for the board, or there is no such rank.
+    /// If the memory is too small for the board, there is no such rank, or an arena has more lines than a stamp can count.
     pub fn new(segment: Segment, size: BoardSize, rank: usize) -> Self {
         assert!(segment.length() >= size.bytes(), "the memory is as large as the board");
         assert!(rank < size.ranks, "the rank is on the board");
-        Self { segment, size, rank }
+        assert!(size.arena_bytes() / LINE < 1 << PLACE_BITS, "every line has a number");
+        Self { segment, size, rank, next: Next::default() }
     }
 
     /// How large it is.
@@ -104,44 +149,66 @@ impl Board {
 
     /// Whether `rank` has posted this round.
     pub fn has_posted(&self, rank: usize, round: u64) -> bool {
-        self.head(rank, round).round.load(Ordering::Acquire) >= round
+        self.head(rank, round).stamp.load(Ordering::Acquire) >> PLACE_BITS >= round
     }
 
-    /// This rank's slot for `round`, to be filled before [`Board::post`].
+    /// This rank's payload of so many bytes for `round`, to be filled before [`Board::post`]. Asked for again it is the same.
     ///
     /// # Panics
     ///
-    /// If others may still read it ([`Board::may_write`]), or if it has been posted.
-    pub fn write(&mut self, round: u64) -> &mut [u8] {
+    /// If others may still read what was there ([`Board::may_write`]), if the round has been posted, or if it is longer than
+    /// payloads may be.
+    pub fn write(&mut self, round: u64, bytes: usize) -> &mut [u8] {
         assert!(self.may_write(round) && !self.has_posted(self.rank, round), "nobody reads what is written");
-        let payload = self.payload(self.rank, round);
-        // SAFETY: the slot is inside of the mapping. Other ranks read it only after its round has been posted and before they
-        // post the next one, and neither is the case now; `&mut self` keeps this process's other threads away.
-        unsafe { std::slice::from_raw_parts_mut(payload, self.size.slot_bytes) }
+        if self.next.round != round {
+            self.find_place(round, bytes);
+        }
+        let Next { place, length, .. } = self.next;
+        let start = self.payload(self.rank, round, place);
+        // SAFETY: it is inside of the mapping. Other ranks read it only after its round has been posted and before they post the
+        // next one, and neither is the case now: in the arena it overlaps nothing but what is two rounds older. `&mut self`
+        // keeps this process's other threads away.
+        unsafe { std::slice::from_raw_parts_mut(start, length) }
     }
 
-    /// Posts the round, whose slot has been filled.
+    fn find_place(&mut self, round: u64, bytes: usize) {
+        assert!(bytes <= self.size.slot_bytes.max(SHORT_BYTES), "a payload is no longer than a slot");
+        let mut place = 0;
+        if bytes > SHORT_BYTES {
+            let start = if self.next.cursor + bytes > self.size.arena_bytes() { 0 } else { self.next.cursor };
+            place = start / LINE + 1;
+            self.next.cursor = (start + bytes).next_multiple_of(LINE);
+        }
+        (self.next.round, self.next.place, self.next.length) = (round, place, bytes);
+    }
+
+    /// Posts the round, whose payload has been filled; one that was not asked for is empty.
     pub fn post(&mut self, round: u64, header: &Header) {
+        if self.next.round != round {
+            self.find_place(round, 0);
+        }
         let head = self.head(self.rank, round);
         for (word, value) in head.header.iter().zip(header) {
             word.store(*value, Ordering::Relaxed);
         }
-        head.round.store(round, Ordering::Release);
+        head.stamp.store(round << PLACE_BITS | self.next.place as u64, Ordering::Release);
     }
 
     /// What `rank` has posted in `round`, if it has and this rank has not posted a later one.
     pub fn posted(&self, rank: usize, round: u64) -> Option<Posted<'_>> {
         let head = self.head(rank, round);
+        let stamp = head.stamp.load(Ordering::Acquire);
         // Later rounds than this one's successor may have overwritten it.
-        if head.round.load(Ordering::Acquire) != round || self.has_posted(self.rank, round + 1) {
+        if stamp >> PLACE_BITS != round || self.has_posted(self.rank, round + 1) {
             return None;
         }
         let header = std::array::from_fn(|index| head.header[index].load(Ordering::Relaxed));
-        let payload = self.payload(rank, round);
-        // SAFETY: the slot is inside of the mapping. Its owner writes it again only after this rank has posted the next round,
-        // for which `&mut self` is needed; so nobody writes it while this borrow lives.
-        let payload = unsafe { std::slice::from_raw_parts(payload, self.size.slot_bytes) };
-        Some(Posted { header, payload })
+        let place = (stamp & ((1 << PLACE_BITS) - 1)) as usize;
+        let limit = match place {
+            0 => SHORT_BYTES,
+            _ => self.size.arena_bytes().checked_sub((place - 1) * LINE)?,
+        };
+        Some(Posted { header, start: self.payload(rank, round, place), limit, board: PhantomData })
     }
 
     /// Says that this rank is about to sleep until it is told of a post. It has to look once more afterwards.
@@ -172,8 +239,8 @@ impl Board {
         LINE + rank * self.size.rank_bytes()
     }
 
-    fn slot_offset(&self, rank: usize, round: u64) -> usize {
-        self.offset_of(rank) + LINE + (round % 2) as usize * self.size.slot_stride()
+    fn head_offset(&self, rank: usize, round: u64) -> usize {
+        self.offset_of(rank) + LINE + (round % 2) as usize * HEAD_STRIDE
     }
 
     fn flag(&self, rank: usize) -> &AtomicU32 {
@@ -182,16 +249,21 @@ impl Board {
         unsafe { self.segment.base().add(self.offset_of(rank)).cast::<AtomicU32>().as_ref() }
     }
 
-    fn head(&self, rank: usize, round: u64) -> &SlotHead {
+    fn head(&self, rank: usize, round: u64) -> &Head {
         assert!(rank < self.size.ranks, "the rank is on the board");
         // SAFETY: the head is inside of the mapping and aligned, and all processes use its words as atomics alone.
-        unsafe { self.segment.base().add(self.slot_offset(rank, round)).cast::<SlotHead>().as_ref() }
+        unsafe { self.segment.base().add(self.head_offset(rank, round)).cast::<Head>().as_ref() }
     }
 
-    fn payload(&self, rank: usize, round: u64) -> *mut u8 {
+    fn payload(&self, rank: usize, round: u64, place: usize) -> *mut u8 {
         assert!(rank < self.size.ranks, "the rank is on the board");
+        assert!(place <= self.size.arena_bytes() / LINE, "the place is in the arena");
+        let offset = match place {
+            0 => self.head_offset(rank, round) + size_of::<Head>(),
+            _ => self.offset_of(rank) + LINE + 2 * HEAD_STRIDE + (place - 1) * LINE,
+        };
         // SAFETY: the payload begins inside of the mapping.
-        unsafe { self.segment.base().add(self.slot_offset(rank, round) + size_of::<SlotHead>()).as_ptr() }
+        unsafe { self.segment.base().add(offset).as_ptr() }
     }
 }
 
@@ -216,11 +288,11 @@ mod tests {
     fn what_is_posted_is_read_once_it_is_whole() {
         let mut boards = boards(BoardSize { ranks: 2, slot_bytes: 256 });
         assert!(boards[0].posted(1, 1).is_none());
-        boards[1].write(1)[..3].copy_from_slice(b"one");
+        boards[1].write(1, 3).copy_from_slice(b"one");
         assert!(boards[0].posted(1, 1).is_none(), "it has been written, not posted");
         boards[1].post(1, &[9; HEADER_WORDS]);
         let posted = boards[0].posted(1, 1).unwrap();
-        assert_eq!((&posted.payload[..3], posted.header), (&b"one"[..], [9; HEADER_WORDS]));
+        assert_eq!((posted.bytes(0..3), posted.header), (&b"one"[..], [9; HEADER_WORDS]));
         assert!(!boards[1].may_write(2), "rank 0 may not have read what was in the slot before");
         boards[0].post(1, &[0; HEADER_WORDS]);
         assert!(boards[1].may_write(2));
@@ -238,7 +310,7 @@ mod tests {
     fn a_slot_that_may_be_read_is_not_written() {
         let mut boards = boards(BoardSize { ranks: 2, slot_bytes: 128 });
         boards[0].post(1, &[0; HEADER_WORDS]);
-        boards[0].write(2);
+        boards[0].write(2, 1);
     }
 
     #[test]
@@ -257,7 +329,9 @@ mod tests {
 
     #[test]
     fn threads_that_post_and_read_see_whole_rounds() {
-        let size = BoardSize { ranks: 3, slot_bytes: 4096 };
+        let size = BoardSize { ranks: 3, slot_bytes: 9000 };
+        // Short ones, long ones, and such as leave something over at the end of the arena.
+        let length = |round: u64, rank: usize| [5, 9000, 4097, 8191, 4096, 0][(round as usize + rank) % 6];
         let rounds = if cfg!(miri) { 20 } else { 2000 };
         let play = move |mut board: Board| {
             for round in 1..=rounds {
@@ -265,7 +339,7 @@ mod tests {
                     thread::yield_now();
                 }
                 let fill = (round as usize * 3 + board.rank()) as u8;
-                board.write(round).fill(fill);
+                board.write(round, length(round, board.rank())).fill(fill);
                 board.post(round, &[round; HEADER_WORDS]);
                 for rank in 0..size.ranks {
                     let posted = loop {
@@ -275,7 +349,8 @@ mod tests {
                         }
                     };
                     assert_eq!(posted.header, [round; HEADER_WORDS]);
-                    assert!(posted.payload.iter().all(|&byte| byte == (round as usize * 3 + rank) as u8));
+                    let payload = posted.bytes(0..length(round, rank));
+                    assert!(payload.iter().all(|&byte| byte == (round as usize * 3 + rank) as u8));
                 }
             }
         };
