@@ -333,6 +333,8 @@ wire_enum! {
         OneShot = 6 => "one-shot",
         /// The same in rounds at distances 1, 2, 4, ..., in each of which twice as much is known.
         Doubling = 7 => "doubling",
+        /// Whole buffers with a partner at distances 1, 2, 4, ..., reduced each time.
+        Butterfly = 8 => "butterfly",
     }
 }
 

@@ -338,9 +338,11 @@ fn on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 'stati
 /// Each algorithm takes all sizes, also those that it is not for.
 #[test]
 fn every_algorithm_in_turn() {
-    for n in [2, 3, 5, 8] {
+    for n in [2, 3, 4, 5, 8] {
         for transport in [LocalTransport::Tcp, LocalTransport::Shm] {
-            for algorithm in ["one-shot", "doubling", "direct", "ring", "tree", "direct:0-64;ring:65-max"] {
+            for algorithm in
+                ["one-shot", "doubling", "butterfly", "direct", "ring", "tree", "direct:0-64;ring:65-max"]
+            {
                 let adjust = |options: &mut JoinOptions| {
                     options.transport = transport;
                     options.algorithms = algorithm.parse().unwrap();

@@ -140,7 +140,7 @@ fn the_bytes_of_every_name() {
     );
     assert_eq!(
         named(Algorithm::ALL.iter().map(|a| (a.name(), a.to_byte())).collect()),
-        bytes(&["ring", "dissemination", "tree", "chain", "direct", "one-shot", "doubling"])
+        bytes(&["ring", "dissemination", "tree", "chain", "direct", "one-shot", "doubling", "butterfly"])
     );
 }
 

@@ -315,7 +315,8 @@ impl Running {
         let Some(receive) = &self.steps[step].receive else { return Due::Nothing };
         let offset = self.applied[step].elements;
         let range = segment(&receive.range, offset, self.segment_elements);
-        let is_ready = self.satisfied(receive.after, &receive.range, &range);
+        let is_ready = self.satisfied(receive.after, &receive.range, &range)
+            && self.is_vacated(step, offset + range.len());
         let (message, total) = (lane.next_receive as u32, receive.range.len());
         Due::Segment { range, action: receive.action, message, offset, total, is_ready }
     }
@@ -365,6 +366,18 @@ impl Running {
             }
         }
         ready
+    }
+
+    /// Whether the first so many elements that a step receives do not go where something lies that it has not sent yet.
+    fn is_vacated(&self, step: usize, elements: usize) -> bool {
+        let Some(send) = self.steps[step].send.as_ref().filter(|_| self.steps[step].leaves_first(step))
+        else {
+            return true;
+        };
+        self.lane(send.peer).is_none_or(|lane| {
+            let next = lane.sends.get(lane.next_send);
+            next.is_none_or(|&next| next > step || (next == step && lane.sent >= elements))
+        })
     }
 
     /// Whether what `segment` of `range` depends on has been applied.

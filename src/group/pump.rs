@@ -398,8 +398,13 @@ impl<T: Transport> Pump<T> {
                 lane.has_opened = true;
                 outgoing.sent += count;
                 if outgoing.sent == HEADER_BYTES + payload.len() {
-                    if matches!(outgoing.payload, Payload::Segment(..)) {
+                    if let Payload::Segment(operation, _) = outgoing.payload {
+                        let key = engine.key_of(operation);
                         engine.transmitted(peer);
+                        // What has come may have waited for this to leave.
+                        if let Some(key) = key {
+                            tasks.replay(key, engine);
+                        }
                     }
                     lane.outgoing = None;
                 }

@@ -123,7 +123,10 @@ impl Routes {
         at_desk: bool,
     ) -> Algorithm {
         let possible = if at_desk { cost::possible_in_memory(operation) } else { cost::possible(operation) };
-        let asked = self.algorithms.for_bytes(bytes).find(|algorithm| possible.contains(algorithm));
+        let asked = self
+            .algorithms
+            .for_bytes(bytes)
+            .find(|&algorithm| possible.contains(&algorithm) && cost::is_able(algorithm, world, bytes));
         asked.unwrap_or_else(|| match possible {
             [only] => *only,
             _ if at_desk => cost::cheapest_in_memory(bytes),

@@ -7,8 +7,14 @@
 use crate::types::{Algorithm, Operation, WorldSize};
 
 /// The algorithms that can be asked for.
-pub const CHOICES: [Algorithm; 5] =
-    [Algorithm::OneShot, Algorithm::Direct, Algorithm::Doubling, Algorithm::Ring, Algorithm::Tree];
+pub const CHOICES: [Algorithm; 6] = [
+    Algorithm::OneShot,
+    Algorithm::Butterfly,
+    Algorithm::Direct,
+    Algorithm::Doubling,
+    Algorithm::Ring,
+    Algorithm::Tree,
+];
 
 /// A buffer of at most so many bytes goes to or from a root along a tree, a longer one along a chain, which sends each
 /// byte once over each link but has n-1 hops. A tree's inner ranks have to store what comes before its turn.
@@ -21,6 +27,8 @@ const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
 /// Nanoseconds that a byte of that workspace costs: it is made, filled and reduced.
 const WORKSPACE_BYTE: f64 = 0.1;
+/// The longest buffer that partners exchange whole: it may have to be stored.
+const BUTTERFLY_BYTES_MAX: u64 = 256 << 10;
 /// The largest world in which every rank opens a link to every other one of its own accord.
 const DIRECT_WORLD_MAX: u32 = 32;
 
@@ -45,9 +53,13 @@ impl Default for LinkCost {
 /// The algorithms that an operation has, the one for the longest buffers last.
 pub fn possible(operation: Operation) -> &'static [Algorithm] {
     match operation {
-        Operation::AllReduce => {
-            &[Algorithm::OneShot, Algorithm::Doubling, Algorithm::Direct, Algorithm::Ring]
-        }
+        Operation::AllReduce => &[
+            Algorithm::OneShot,
+            Algorithm::Doubling,
+            Algorithm::Butterfly,
+            Algorithm::Direct,
+            Algorithm::Ring,
+        ],
         Operation::ReduceScatter | Operation::AllGather => &[Algorithm::Direct, Algorithm::Ring],
         Operation::Broadcast => &[Algorithm::Tree, Algorithm::Ring],
         Operation::Reduce => &[Algorithm::Tree, Algorithm::Chain],
@@ -57,6 +69,11 @@ pub fn possible(operation: Operation) -> &'static [Algorithm] {
         }
         Operation::Barrier => &[Algorithm::Dissemination],
     }
+}
+
+/// Whether an algorithm can be taken in such a world for so many bytes, asked for or not.
+pub fn is_able(algorithm: Algorithm, world: WorldSize, bytes: u64) -> bool {
+    algorithm != Algorithm::Butterfly || (world.get().is_power_of_two() && bytes <= BUTTERFLY_BYTES_MAX)
 }
 
 /// The algorithms that an operation has in shared memory.
@@ -101,6 +118,8 @@ impl LinkCost {
                 (is_small_world && workspace <= WORKSPACE_BYTES_MAX, direct_step + gathered)
             }
             (_, Algorithm::Doubling) => (workspace <= WORKSPACE_BYTES_MAX, rounds * self.latency + gathered),
+            // Two ranks exchange whole buffers in one shot, too, and reduce them in rank order.
+            (_, Algorithm::Butterfly) => (world.get() > 2, rounds * (self.latency + whole)),
             (Operation::AllReduce, Algorithm::Direct) => {
                 (is_small_world && is_storable, 2.0 * (direct_step + parts))
             }
@@ -113,7 +132,7 @@ impl LinkCost {
             // The other way has a hop for each rank; which is better is a matter of the limit above.
             (_, _) => (true, f64::MAX),
         };
-        if is_sensible { time } else { f64::INFINITY }
+        if is_sensible && is_able(algorithm, world, bytes) { time } else { f64::INFINITY }
     }
 }
 
@@ -129,6 +148,8 @@ mod tests {
             (2, 64 << 20, Algorithm::Ring),
             (4, 64, Algorithm::OneShot),
             (4, 100_000, Algorithm::Direct),
+            (8, 10_000, Algorithm::Butterfly),
+            (7, 10_000, Algorithm::Direct),
             (4, 64 << 20, Algorithm::Ring),
             (200, 64, Algorithm::Doubling),
             (200, 64 << 20, Algorithm::Ring),

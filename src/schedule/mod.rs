@@ -8,10 +8,11 @@
 //! buffer, B the bandwidth of a link, s the bytes of a segment.
 //!
 //! Schedules for long messages apply whatever arrives at once: no receive of theirs depends on another one. Those that
-//! let a receive wait for another (a tree that reduces, the barrier, direct reduction, doubling) are for messages short
+//! let a receive wait for another (a tree that reduces, the barrier, direct reduction, doubling, butterflies) are for messages short
 //! enough to be stored meanwhile.
 
 pub mod board;
+pub mod butterfly;
 mod chain;
 pub mod cost;
 pub mod direct;
@@ -96,6 +97,16 @@ pub enum Action {
     Reduce,
     /// The same with the last contribution, and the result is finished (an average divided).
     ReduceLast,
+}
+
+impl Step {
+    /// Whether what arrives, in this step of that number, goes where what leaves still lies: it must not be applied before
+    /// that has left. It does not where what leaves is what has arrived.
+    pub fn leaves_first(&self, number: usize) -> bool {
+        let (Some(send), Some(receive)) = (&self.send, &self.receive) else { return false };
+        let overlaps = send.range.start.max(receive.range.start) < send.range.end.min(receive.range.end);
+        overlaps && send.after.is_none_or(|After(step)| step < number)
+    }
 }
 
 impl Schedule {

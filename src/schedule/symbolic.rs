@@ -230,7 +230,10 @@ impl World {
             {
                 senders_seen |= 1 << receive.peer.index();
                 let next = segment(&receive.range, state.applied[step].elements, self.segment);
-                if !self.links[receive.peer.index()][rank].is_empty()
+                let is_vacated =
+                    !s.leaves_first(step) || state.sent[step].elements >= next.end - receive.range.start;
+                if is_vacated
+                    && !self.links[receive.peer.index()][rank].is_empty()
                     && self.satisfied(rank, receive.after, &receive.range, next.end - receive.range.start)
                 {
                     moves.push(Move::Receive { rank, step });

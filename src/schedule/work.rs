@@ -2,7 +2,8 @@
 
 use super::partition::Partition;
 use super::{
-    Schedule, all_fold, all_gather, all_reduce, all_to_all, barrier, broadcast, broadcast_tree, direct,
+    Schedule, all_fold, all_gather, all_reduce, all_to_all, barrier, broadcast, broadcast_tree, butterfly,
+    direct,
 };
 use super::{doubling, exscan, fold, gather, reduce, reduce_scatter, reduce_tree, scan, scatter};
 use crate::types::{Algorithm, Operation, Rank, WorldSize};
@@ -146,6 +147,7 @@ impl Work {
                 Algorithm::OneShot => direct::all_gather(world, rank, &Partition::alike(*count, world)),
                 Algorithm::Doubling => doubling::all_gather(world, rank, *count),
                 Algorithm::Direct => direct::all_reduce(world, rank, *count),
+                Algorithm::Butterfly => butterfly::all_reduce(world, rank, *count),
                 _ => all_reduce(world, rank, *count, block),
             },
             Self::Reduce { count, root } if in_rank_order => fold(world, rank, *root, *count),

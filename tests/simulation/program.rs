@@ -7,7 +7,7 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use ringtrain::engine::Begin;
 use ringtrain::reduce;
-use ringtrain::schedule::cost::possible;
+use ringtrain::schedule::cost::{is_able, possible};
 use ringtrain::schedule::partition::{Partition, chunk};
 use ringtrain::schedule::{self, Schedule};
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
@@ -70,7 +70,9 @@ impl Call {
             op = ReduceOp::Sum;
         }
         let group = random.random_range(0..groups.len());
-        let possible = possible(operation);
+        let world = WorldSize::new(groups[group].len() as u32).expect("a group has members");
+        let possible: Vec<Algorithm> =
+            possible(operation).iter().copied().filter(|&algorithm| is_able(algorithm, world, 0)).collect();
         Self {
             group,
             operation,
@@ -133,6 +135,7 @@ impl Call {
             Operation::AllReduce => match self.algorithm {
                 Algorithm::OneShot => schedule::direct::all_gather(world, rank, &slots),
                 Algorithm::Doubling => schedule::doubling::all_gather(world, rank, count),
+                Algorithm::Butterfly => schedule::butterfly::all_reduce(world, rank, count),
                 Algorithm::Direct => schedule::direct::all_reduce(world, rank, count),
                 _ => schedule::all_reduce(world, rank, count, BLOCK),
             },

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::super::partition::{Partition, chunk};
-use super::super::{direct, doubling};
+use super::super::{Schedule, butterfly, direct, doubling};
 use super::{Proof, Value, cut, every_part, everyone, own, own_part};
 use crate::types::{Rank, WorldSize};
 
@@ -78,4 +78,24 @@ fn one_shot_is_a_direct_all_gather_of_whole_buffers() {
         |world, rank, count| own_part(&slots(world, count), rank),
         |world, _, count, state| assert_eq!(state.buffer, every_part(&slots(world, count), world)),
     );
+}
+
+#[test]
+fn a_butterfly_gives_every_rank_every_contribution_once() {
+    let build = |world: WorldSize, rank, count| {
+        // Other worlds have no butterfly.
+        if world.get().is_power_of_two() {
+            butterfly::all_reduce(world, rank, count)
+        } else {
+            Schedule::default()
+        }
+    };
+    let proof = Proof { receives_may_wait: true, ..Proof::new() };
+    proof.run(build, own, |world, _, count, state| {
+        if world.get().is_power_of_two() {
+            assert_eq!(state.buffer, everyone(world, count));
+            let finished = u32::from(world != WorldSize::ONE);
+            assert!(state.finished.iter().all(|&times| times == finished), "finished once");
+        }
+    });
 }

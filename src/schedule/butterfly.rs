@@ -1,0 +1,34 @@
+//! Schedules in which ranks exchange whole buffers with one partner after the other.
+
+use super::{Action, After, Inbound, Outbound, Schedule, Step};
+use crate::types::{Rank, WorldSize};
+
+/// All-reduce in log2 n steps, for worlds whose size is a power of two; S log2 n bytes sent by each rank.
+///
+/// In the step of distance d each rank exchanges all that it has with the rank whose number differs in that bit, and both
+/// end with the reduction of 2d neighbours' contributions: recursive doubling, as in Thakur, Rabenseifner and Gropp,
+/// "Optimization of collective communication operations in MPICH", Int. J. High Performance Computing Applications 19
+/// (2005). Partners add the same two values, so all ranks end with the same bits, but for those by which one NaN differs
+/// from another.
+///
+/// What arrives goes where what leaves still lies, so it waits until that has left, and all that came before has been
+/// applied: this is for messages that can be stored meanwhile.
+///
+/// # Panics
+///
+/// If the world's size is no power of two.
+pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
+    assert!(world.get().is_power_of_two(), "every rank has a partner in every step");
+    let mut schedule = Schedule::default();
+    let mut distance = 1;
+    while distance < world.get() {
+        let peer = Rank::new(rank.get() ^ distance);
+        let after = schedule.steps.len().checked_sub(1).map(After);
+        distance *= 2;
+        let action = if distance == world.get() { Action::ReduceLast } else { Action::Reduce };
+        let send = Outbound { peer, range: 0..count, after };
+        let receive = Inbound { peer, range: 0..count, action, after };
+        schedule.steps.push(Step { send: Some(send), receive: Some(receive) });
+    }
+    schedule
+}
