@@ -8,8 +8,8 @@
 //! buffer, B the bandwidth of a link, s the bytes of a segment.
 //!
 //! Schedules for long messages apply whatever arrives at once: no receive of theirs depends on another one. Those that
-//! let a receive wait for another (a tree that reduces, the barrier, direct reduction, doubling, butterflies) are for messages short
-//! enough to be stored meanwhile.
+//! let a receive wait for another (a tree that reduces, the barrier, direct reduction, doubling, butterflies) are for
+//! messages short enough to be stored meanwhile.
 
 pub mod board;
 pub mod butterfly;

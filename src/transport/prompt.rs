@@ -42,9 +42,9 @@ fn of_this_thread() -> io::Result<libc::sched_attr> {
         sched_deadline: 0,
         sched_period: 0,
     };
+    let place = &raw mut attributes;
     // SAFETY: the kernel writes at most `size` bytes to the attributes.
-    let got =
-        unsafe { libc::syscall(libc::SYS_sched_getattr, THIS_THREAD, &raw mut attributes, size, NO_FLAGS) };
+    let got = unsafe { libc::syscall(libc::SYS_sched_getattr, THIS_THREAD, place, size, NO_FLAGS) };
     if got == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
 }
 
