@@ -20,8 +20,9 @@ const CROWD_MAX: usize = 16;
 const OVERHEAD: f64 = 0.25;
 /// Nanoseconds a byte that no link undercuts; what was measured may be noise.
 const BYTE_MIN: f64 = 0.02;
-/// How often each is timed; the median counts.
-const ROUNDS: usize = 5;
+/// How often each is timed, and how often in a larger world; the median counts.
+const ROUNDS: usize = 15;
+const ROUNDS_LARGE: usize = 5;
 
 /// Takes rank 0's algorithms and transport, and measures the links.
 pub(super) fn agree(
@@ -68,28 +69,39 @@ fn of_rank_0(
 /// Times a few messages around the ring and, in a small world, straight to everybody. The slowest rank's figures count.
 fn measure(group: &mut Group) -> Result<LinkCost, Error> {
     let n = group.size().as_usize();
+    let is_small = n <= CROWD_MAX;
+    let kinds: &[(&str, usize)] = match n {
+        3..=CROWD_MAX => &[("ring", SHORT), ("ring", LONG), ("direct", SHORT)],
+        _ => &[("ring", SHORT), ("ring", LONG)],
+    };
+    let mut times = vec![Vec::new(); kinds.len()];
+    // In turns, so that what disturbs one disturbs the others too.
+    for _ in 0..if is_small { ROUNDS } else { ROUNDS_LARGE } {
+        for (&(algorithm, bytes), times) in kinds.iter().zip(&mut times) {
+            times.push(time(group, algorithm, bytes)?);
+        }
+    }
+    let medians: Vec<f64> = times.into_iter().map(median).collect();
     let hops = (n - 1) as f64;
-    let short = time(group, "ring", SHORT)? / hops;
-    let long = time(group, "ring", LONG)? / hops;
-    let crowd = if (3..=CROWD_MAX).contains(&n) { time(group, "direct", SHORT)? } else { 0.0 };
+    let (short, long) = (medians[0] / hops, medians[1] / hops);
     let byte = (long - short) / (LONG - SHORT) as f64;
-    let overhead = if crowd > 0.0 { (crowd - short) / (n - 2) as f64 } else { short * OVERHEAD };
+    let overhead = medians.get(2).map_or(short * OVERHEAD, |crowd| (crowd - short) / (n - 2) as f64);
     let mut link = [short, overhead.max(0.0), byte.max(BYTE_MIN)];
     group.all_reduce(&mut link, ReduceOp::Max)?;
     Ok(LinkCost { latency: link[0], overhead: link[1], byte: link[2] })
 }
 
-/// The median time, in nanoseconds, of an all-gather of so many bytes from each rank.
+/// The time, in nanoseconds, of an all-gather of so many bytes from each rank.
 fn time(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f64, Error> {
     let algorithms = algorithm.parse().unwrap_or_default();
     set(group, Routes { algorithms, ..Routes::default() });
     let mut buffer = vec![0u8; group.size().as_usize() * bytes];
-    let mut times = Vec::with_capacity(ROUNDS);
-    for _ in 0..ROUNDS {
-        let started = Instant::now();
-        group.all_gather(&mut buffer)?;
-        times.push(started.elapsed().as_nanos() as f64);
-    }
+    let started = Instant::now();
+    group.all_gather(&mut buffer)?;
+    Ok(started.elapsed().as_nanos() as f64)
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
-    Ok(times[ROUNDS / 2])
+    times[times.len() / 2]
 }
