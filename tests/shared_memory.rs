@@ -60,7 +60,9 @@ fn killed_ranks_leave_no_memory_behind() {
     });
     // Stopped first, so that none ends by itself because another is gone.
     for name in ["STOP", "KILL"] {
-        ranks.iter().for_each(|&pid| signal(name, pid));
+        for &pid in &ranks {
+            signal(name, pid);
+        }
     }
     let done = util::finish(job);
     assert_eq!(done.code(), Some(128 + 9), "{}", done.stderr());
