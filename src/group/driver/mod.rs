@@ -29,7 +29,7 @@ use crate::transport::tcp::TcpTransport;
 use crate::types::Rank;
 
 /// How long a thread that waits for the sockets stays awake: longer than short messages take, and than it takes to fall
-/// asleep and to wake up. Where ranks outnumber processors it gives its own away between looks.
+/// asleep and to wake up. Between looks it gives its processor away.
 const SPIN: Duration = Duration::from_micros(200);
 /// How long a closing group waits for its peers' last words.
 const PART_TIMEOUT: Duration = Duration::from_secs(1);

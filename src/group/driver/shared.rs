@@ -15,6 +15,9 @@ use crate::engine::{OpId, Timestamp};
 use crate::group::Error;
 use crate::transport::poller::{Event, Poller};
 
+/// How often a thread looks for events, some 10 us in all, before it lets others have its processor between looks.
+const LOOKS_ALONE: u32 = 20;
+
 /// The core and its threads' meeting places.
 pub(super) struct Shared {
     pub(super) core: Lock,
@@ -132,15 +135,17 @@ impl Shared {
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
         let started = Instant::now();
         let spin = timeout.map_or(spin, |timeout| spin.min(timeout));
+        let mut looks = 0;
         while started.elapsed() < spin {
             poller.wait(Some(Duration::ZERO), events)?;
             if !events.is_empty() {
                 return Ok(());
             }
-            if !self.has_own_processor {
-                // The rank that is waited for may need this one.
+            // The rank that is waited for may need this processor, whatever was thought at the start.
+            if !self.has_own_processor || looks >= LOOKS_ALONE {
                 thread::yield_now();
             }
+            looks += 1;
         }
         poller.wait(timeout, events)
     }
