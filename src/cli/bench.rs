@@ -5,6 +5,7 @@ pub mod args;
 pub mod measure;
 pub mod pattern;
 pub mod plan;
+pub mod profile;
 pub mod report;
 pub mod sample;
 pub mod subject;
@@ -155,14 +156,17 @@ pub fn bench(
         iterations: plan.iterations,
         warm_up: plan.warm_up,
         checks: plan.checks,
+        profiles: plan.profiles,
         budget_us: ROW_US.min(RUN_US / plan.cases.len().max(1) as f64),
     };
+    group.set_profiling(plan.profiles);
     let mut results = Vec::with_capacity(plan.cases.len());
     for &case in &plan.cases {
         let row = measure_any(group, case, method)?;
         row.write(out).map_err(BenchError::Output)?;
         results.push(row);
     }
+    group.set_profiling(false);
     let report = Report { environment, results };
     report.write_footer(out).map_err(BenchError::Output)?;
     Ok(report)

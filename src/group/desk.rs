@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::call::Site;
 use super::memory::Lender;
+use super::profile::{Meter, Part};
 use crate::reduce::Kernels;
 use crate::schedule::Action;
 use crate::schedule::board::{Fold, Plan, Put, Round};
@@ -34,6 +35,7 @@ pub(super) struct Desk {
     history: VecDeque<Asked>,
     /// The operation whose round was posted last, unless all others have been found to agree on it.
     unseen: Option<Asked>,
+    meter: Meter,
 }
 
 /// What this rank asked for in an operation, and where.
@@ -76,7 +78,7 @@ pub(super) struct Order {
 }
 
 impl Desk {
-    pub(super) fn new(board: Board) -> Self {
+    pub(super) fn new(board: Board, meter: Meter) -> Self {
         Self {
             board,
             round: 0,
@@ -86,6 +88,7 @@ impl Desk {
             lower: vec![0; PIECE_BYTES / size_of::<u64>()],
             history: VecDeque::new(),
             unseen: None,
+            meter,
         }
     }
 
@@ -144,6 +147,7 @@ impl Desk {
                     return differs;
                 }
                 errand.plan.fill(errand.number, &mut self.scratch);
+                let mut started = self.meter.start();
                 let end = self.scratch.puts.iter().map(|put| put.at + put.range.len()).max();
                 let bytes = end.unwrap_or_default() * errand.element_bytes;
                 let slot = if bytes == 0 { &mut [] } else { self.board.write(round, bytes) };
@@ -153,6 +157,7 @@ impl Desk {
                     slot[start..start + bytes.len()].copy_from_slice(bytes);
                 }
                 self.board.post(round, &errand.asked.header);
+                self.meter.end(Part::Send, &mut started);
                 errand.is_posted = true;
                 self.board.take_sleepers(|rank| wake(Rank::new(rank as u32)));
             }
@@ -237,6 +242,7 @@ impl Desk {
     fn fold(&mut self, round: u64, errand: &Errand, fold: &Fold, memory: &mut [u8]) {
         let (rank, ranks) = (self.board.rank(), self.board.size().ranks);
         let (all, at) = (errand.bytes(&fold.range), fold.at * errand.element_bytes);
+        let mut started = self.meter.start();
         for start in all.clone().step_by(PIECE_BYTES) {
             let own = &mut memory[start..all.end.min(start + PIECE_BYTES)];
             let place = at + start - all.start..at + start - all.start + own.len();
@@ -248,6 +254,7 @@ impl Desk {
                 let lower = &mut bytemuck::cast_slice_mut(&mut self.lower)[..own.len()];
                 if rank > 1 {
                     lower.copy_from_slice(first);
+                    self.meter.end(Part::Receive, &mut started);
                 }
                 for arrived in (1..rank).filter_map(of) {
                     errand.apply(Action::Reduce, lower, arrived);
@@ -258,9 +265,11 @@ impl Desk {
                 let Some(arrived) = of(from) else { return };
                 errand.apply(action(from), own, arrived);
             }
+            self.meter.end(Part::Reduce, &mut started);
             if fold.is_posted_next {
                 let start = start - all.start;
                 self.board.write(round + 1, all.len())[start..start + own.len()].copy_from_slice(own);
+                self.meter.end(Part::Send, &mut started);
             }
         }
     }
@@ -268,6 +277,7 @@ impl Desk {
     /// Takes from the slots what the round asks for, all of which has been posted.
     fn take(&self, round: u64, errand: &Errand, memory: &mut [u8]) {
         let mut takes = &self.scratch.takes[..];
+        let mut started = self.meter.start();
         while let Some(first) = takes.first() {
             // What is reduced into the same elements is taken piece by piece.
             let same = takes.iter().take_while(|take| take.range == first.range).count();
@@ -280,6 +290,7 @@ impl Desk {
                     let Some(posted) = self.board.posted(take.from.index(), round) else { return };
                     let at = take.at * errand.element_bytes + start - all.start;
                     errand.apply(take.action, own, posted.bytes(at..at + own.len()));
+                    self.meter.end(Part::of(take.action), &mut started);
                 }
             }
         }

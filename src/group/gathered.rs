@@ -5,6 +5,7 @@
 
 use super::call::{Call, Prepared, Reduction, Site};
 use super::out_of_place::zeroed;
+use super::profile::{Meter, Part};
 use super::{Error, Group};
 use crate::reduce::Kernels;
 use crate::schedule::Work;
@@ -17,6 +18,7 @@ pub(super) struct Gathered<T> {
     all: Vec<T>,
     slots: Slots,
     kernels: Kernels,
+    meter: Meter,
 }
 
 impl Group {
@@ -44,16 +46,16 @@ impl Group {
         let mut all = zeroed(partition.total())?;
         all[slots.of(self.rank)].copy_from_slice(own);
         let call = self.call::<T>(Work::AllReduce { count: own.len() }, site).reducing(reduction);
-        Ok(Some(Gathered { call, all, slots, kernels }))
+        Ok(Some(Gathered { call, all, slots, kernels, meter: self.meter() }))
     }
 }
 
 impl<T: Element> Gathered<T> {
     /// The same as a collective that ends with the reduction in `result`, which it gives back.
     pub(super) fn into_prepared<'a, B: AsMut<[T]> + Send + 'a>(self, mut result: B) -> Prepared<'a, T, B> {
-        let Self { call, all, slots, kernels } = self;
+        let Self { call, all, slots, kernels, meter } = self;
         Prepared::new(call, all, move |all| {
-            slots.reduce(&kernels, &all, result.as_mut());
+            meter.time(Part::Reduce, || slots.reduce(&kernels, &all, result.as_mut()));
             result
         })
     }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
+use std::io::IoSlice;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -9,6 +10,7 @@ use std::thread;
 use bytes::Bytes;
 
 use super::memory::Memory;
+use super::profile::{Meter, Part};
 use crate::engine::{Engine, Key, OpId, Transmit, Verdict};
 use crate::reduce::Kernels;
 use crate::schedule::Action;
@@ -49,6 +51,7 @@ pub(super) struct Tasks {
     pub(super) stored: BTreeMap<(Key, Rank), VecDeque<Stored>>,
     /// Messages of this rank to itself that no receive has taken.
     own: BTreeMap<OpId, Vec<u8>>,
+    pub(super) meter: Meter,
 }
 
 /// Bytes in words, so that every element type is aligned.
@@ -141,6 +144,14 @@ impl Words {
 }
 
 impl Tasks {
+    /// Gives up all memory. Returns how elements were reduced.
+    pub(super) fn release(&mut self) -> Vec<Kernels> {
+        self.stored.clear();
+        self.own.clear();
+        let under_way = std::mem::take(&mut self.under_way);
+        under_way.into_values().filter_map(|task| task.kernels).collect()
+    }
+
     /// Applies a segment to its operation's memory. `arrived` is `None` if it has been received in place.
     fn apply(
         &mut self,
@@ -153,11 +164,13 @@ impl Tasks {
         let Some(task) = self.under_way.get_mut(&operation) else { return };
         let (Some(arrived), Some(own)) = (arrived, task.memory.bytes_mut(bytes.clone())) else { return };
         let (kernels, divisor) = (&task.kernels, task.divisor);
+        let mut started = self.meter.start();
         let applied = reducing(|| match (action, kernels) {
             (Action::Reduce, Some(kernels)) => kernels.reduce.apply(own, arrived, divisor),
             (Action::ReduceLast, Some(kernels)) => kernels.reduce_last.apply(own, arrived, divisor),
             _ => own.copy_from_slice(arrived),
         });
+        self.meter.end(Part::of(action), &mut started);
         if applied.is_err() {
             engine.abort("the program's own reduction panicked there");
         }
@@ -374,6 +387,12 @@ fn is_sound(peer: Rank, header: &Header, payload: &[u8], engine: &mut Engine) ->
 }
 
 impl Outgoing {
+    /// What has not been sent: of the header, which may be nothing, and of the payload.
+    pub(super) fn rest<'a>(&'a self, payload: &'a [u8]) -> [IoSlice<'a>; 2] {
+        let of_header = self.sent.min(HEADER_BYTES);
+        [IoSlice::new(&self.header[of_header..]), IoSlice::new(&payload[self.sent - of_header..])]
+    }
+
     pub(super) fn new(transmit: Transmit, tasks: &Tasks) -> Self {
         match transmit {
             Transmit::Control { header, payload } => {

@@ -30,6 +30,7 @@ mod messages;
 mod objects;
 mod objects_async;
 mod out_of_place;
+mod profile;
 pub mod pump;
 mod routes;
 mod share;
@@ -47,11 +48,13 @@ pub use handle::{Handle, test_all, test_any, wait_all, wait_all_timeout, wait_an
 pub use join::{JoinOptions, Meeting, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
 pub use messages::{Received, Source, Status};
 pub use objects::OBJECT_BYTES_MAX;
+pub use profile::{Profile, Spent};
 pub use routes::Algorithms;
 pub use share::LocalTransport;
 
 use self::desk::Desk;
 use self::driver::Driver;
+use self::profile::Meter;
 use self::routes::Routes;
 use crate::rendezvous::StartError;
 use crate::schedule::partition;
@@ -223,6 +226,23 @@ impl Group {
     /// What the job has done so far on this rank, in all groups.
     pub fn statistics(&self) -> Statistics {
         self.job.as_ref().map(|job| job.driver.statistics()).unwrap_or_default()
+    }
+
+    /// Has the job's operations on this rank, those of all groups, measure where their time goes, or no longer. It costs two
+    /// looks at the clock for each attempt to send, to receive or to wait and for each segment that is reduced, and a look at
+    /// a flag while it is off, as it is at first. A world of one has nothing to measure.
+    pub fn set_profiling(&self, is_on: bool) {
+        self.meter().switch(is_on);
+    }
+
+    /// Where the time of the job's operations on this rank went while that was measured, in all groups.
+    pub fn profile(&self) -> Profile {
+        self.meter().profile()
+    }
+
+    /// What measures where time goes; in a world of one, nothing.
+    fn meter(&self) -> Meter {
+        self.job.as_ref().map(|job| job.driver.meter().clone()).unwrap_or_default()
     }
 
     fn routes(&self) -> Cow<'_, Routes> {

@@ -1,13 +1,15 @@
 //! Joins the engine to a transport: turns ranges into slices, moves their bytes, and reduces what arrives.
 //!
-//! A turn of the pump does all that can be done without waiting. It reads no clock, so the simulated network turns it too.
+//! A turn of the pump does all that can be done without waiting. It reads no clock (but for a profile, if one is wanted), so
+//! the simulated network turns it too.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 
 use super::lane::{Incoming, Lane, Outgoing, Payload, Task, Tasks};
 use super::memory::Memory;
+use super::profile::{Meter, Part};
 use crate::engine::{Begin, Engine, Envelope, Failure, OpId, Pattern, Settings, Timestamp};
 use crate::reduce::Kernels;
 use crate::schedule::{Action, Schedule};
@@ -105,6 +107,11 @@ impl<T: Transport> Pump<T> {
     /// The transport, to be told of events.
     pub fn transport_mut(&mut self) -> &mut T {
         &mut self.transport
+    }
+
+    /// What measures where time goes.
+    pub(super) fn meter(&self) -> &Meter {
+        &self.tasks.meter
     }
 
     /// What has been moved so far.
@@ -315,8 +322,7 @@ impl<T: Transport> Pump<T> {
     /// Gives up all memory: the job has failed, and its peers have been told. What was half sent stays so. Returns how
     /// elements were reduced, which may be a program's own.
     pub fn release(&mut self) -> Vec<Kernels> {
-        let tasks = std::mem::take(&mut self.tasks);
-        let kernels = tasks.under_way.into_values().filter_map(|task| task.kernels).collect();
+        let kernels = self.tasks.release();
         for lane in self.lanes.values_mut() {
             if let Incoming::Segment { bytes, filled, .. } = &lane.incoming {
                 lane.incoming = Incoming::Waste { left: bytes.len() - filled };
@@ -386,12 +392,9 @@ impl<T: Transport> Pump<T> {
             transport.finish(peer);
             return false;
         };
-        let moved = if outgoing.sent < HEADER_BYTES {
-            let parts = [IoSlice::new(&outgoing.header[outgoing.sent..]), IoSlice::new(payload)];
-            transport.send(peer, &parts)
-        } else {
-            transport.send(peer, &[IoSlice::new(&payload[outgoing.sent - HEADER_BYTES..])])
-        };
+        let mut started = tasks.meter.start();
+        let moved = transport.send(peer, &outgoing.rest(payload));
+        tasks.meter.end(Part::Send, &mut started);
         match moved {
             Moved::Bytes(count) => {
                 counters.bytes_sent += count as u64;
@@ -428,6 +431,7 @@ impl<T: Transport> Pump<T> {
         let Self { engine, transport, lanes, tasks, counters, .. } = self;
         let Some(lane) = lanes.get_mut(&peer).filter(|lane| !lane.is_lost) else { return false };
         let Lane { incoming, header, header_filled, scratch, .. } = lane;
+        let mut started = tasks.meter.start();
         // The next header is read along with a payload, which saves a system call for each segment.
         let (target, with_header) = match incoming {
             Incoming::Refused => return false,
@@ -452,6 +456,7 @@ impl<T: Transport> Pump<T> {
             Some(header) => transport.receive(peer, &mut [IoSliceMut::new(target), IoSliceMut::new(header)]),
             None => transport.receive(peer, &mut [IoSliceMut::new(target)]),
         };
+        tasks.meter.end(Part::Receive, &mut started);
         match moved {
             Moved::Bytes(count) => {
                 counters.bytes_received += count as u64;

@@ -80,7 +80,7 @@ impl Group {
             Ok(segment) if all.iter().all(|&has_it| has_it == 1) => {
                 let mut board = Board::new(segment, size, self.rank.index());
                 board.segment_mut().close();
-                self.desk = Some(Arc::new(Mutex::new(Desk::new(board))));
+                self.desk = Some(Arc::new(Mutex::new(Desk::new(board, self.meter()))));
                 Ok(Ok(()))
             }
             Ok(_) => Ok(Err("another rank could not open it".into())),

@@ -97,6 +97,12 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 
+    /// Say below each row where the time of its timed iterations went on the ranks: in system calls that send and receive
+    /// (in shared memory in copies into slots and out of them), in reductions, in waiting, and in all else. The JSON
+    /// report has it for each rank. Measuring it takes time: quote figures of a run without it
+    #[arg(long)]
+    pub profile: bool,
+
     /// How this process finds its peers
     #[command(flatten)]
     pub group: GroupArgs,

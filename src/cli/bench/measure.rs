@@ -8,9 +8,10 @@ use serde::Serialize;
 
 use super::pattern::Pattern;
 use super::plan::{Case, Iterations};
+use super::profile::RankProfile;
 use super::sample::Sample;
 use super::subject::Subject;
-use crate::group::{Error, Group};
+use crate::group::{Error, Group, Spent};
 use crate::types::{Rank, ReduceOp, WorldSize};
 
 /// The fewest iterations that are timed where their number is not given.
@@ -30,6 +31,8 @@ pub(super) struct Method {
     pub(super) iterations: Iterations,
     pub(super) warm_up: u32,
     pub(super) checks: u32,
+    /// Whether a row says where its time went.
+    pub(super) profiles: bool,
     /// The time that an adaptive row aims at, in microseconds.
     pub(super) budget_us: f64,
 }
@@ -69,6 +72,19 @@ pub struct Row {
     pub busbw_gb_per_s: f64,
     /// Wrong elements on all ranks; `None` if none were looked at.
     pub wrong: Option<u64>,
+    /// Where the time went, on each rank that has a part in it; `None` if nobody asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Vec<RankProfile>>,
+}
+
+/// What one rank has measured.
+struct Timed {
+    /// Each iteration's time.
+    times_us: Vec<f64>,
+    /// All of them together, by the same clock.
+    wall: Duration,
+    /// Where that went.
+    spent: Spent,
 }
 
 /// One rank's memory for one case.
@@ -121,7 +137,7 @@ fn measure_patiently<T: Sample>(group: &mut Group, case: Case, method: Method) -
         Iterations::Fixed(count) => count,
         Iterations::Adaptive => adapt(group, case, method.budget_us, &warm_up_us, &mut buffers)?,
     };
-    let mut times_us = time(group, case, iterations, &mut buffers)?;
+    let Timed { mut times_us, wall, spent } = time(group, case, iterations, &mut buffers)?;
     if case.operation == Subject::PingPong {
         // The rank that begins has both ways on one clock, and half of them is what one takes.
         let part = if group.rank() == Rank::ZERO { 0.5 } else { 0.0 };
@@ -130,12 +146,19 @@ fn measure_patiently<T: Sample>(group: &mut Group, case: Case, method: Method) -
         }
     }
     group.all_reduce(&mut times_us, ReduceOp::Max)?;
+    let profile = if method.profiles {
+        let ranks = RankProfile::gather(group, (wall, spent), iterations)?;
+        let is_involved = |of: &RankProfile| case.operation.involves(Rank::new(of.rank));
+        Some(ranks.into_iter().filter(is_involved).collect())
+    } else {
+        None
+    };
     let wrong = match (method.checks, case.operation) {
         (0, _) => None,
         (checks, Subject::Barrier) => check_barrier(group, checks)?,
         (checks, _) => Some(check(group, case, checks, &mut buffers)?),
     };
-    Ok(row(group, case, times_us, wrong))
+    Ok(Row { profile, ..row(group, case, times_us, wrong) })
 }
 
 /// As many iterations as fit the budget; all ranks agree on the slowest's answer.
@@ -149,7 +172,7 @@ fn adapt<T: Sample>(
     // The second half of the warm-up is warm. Without a warm-up one iteration tells.
     let mut warm = warm_up_us[warm_up_us.len() / 2..].to_vec();
     if warm.is_empty() {
-        warm = time(group, case, 1, buffers)?;
+        warm = time(group, case, 1, buffers)?.times_us;
     }
     let mut mean_us = [warm.iter().sum::<f64>() / warm.len() as f64];
     group.all_reduce(&mut mean_us, ReduceOp::Max)?;
@@ -164,17 +187,19 @@ fn time<T: Sample>(
     case: Case,
     iterations: u32,
     buffers: &mut Buffers<T>,
-) -> Result<Vec<f64>, Error> {
+) -> Result<Timed, Error> {
     let mut times_us = Vec::with_capacity(iterations as usize);
     group.barrier()?;
-    let mut last = Instant::now();
+    let before = group.profile().calls;
+    let started = Instant::now();
+    let mut last = started;
     for _ in 0..iterations {
         perform(group, case, buffers)?;
         let now = Instant::now();
         times_us.push((now - last).as_secs_f64() * 1e6);
         last = now;
     }
-    Ok(times_us)
+    Ok(Timed { times_us, wall: last - started, spent: group.profile().calls.since(before) })
 }
 
 /// Wrong elements of all ranks in `checks` iterations, each with contents of its own.
@@ -295,6 +320,7 @@ fn row(group: &Group, case: Case, mut times_us: Vec<f64>, wrong: Option<u64>) ->
         algbw_gb_per_s: algbw,
         busbw_gb_per_s: algbw * case.operation.bus_factor(group.size()),
         wrong,
+        profile: None,
     }
 }
 

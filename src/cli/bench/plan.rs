@@ -193,6 +193,8 @@ pub struct Plan {
     pub checks: u32,
     /// The root; rank 0 where there is none.
     pub root: Rank,
+    /// Whether each row says where its time went.
+    pub profiles: bool,
     /// Where the report goes.
     pub json: Option<PathBuf>,
 }
@@ -232,6 +234,7 @@ impl Plan {
             warm_up: args.warm_up,
             checks: args.checks,
             root,
+            profiles: args.profile,
             json: args.json.clone(),
         })
     }
@@ -257,6 +260,7 @@ impl Plan {
             ("-o (--op)", format!("{reductions:?}")),
             ("-c (--check)", self.checks.to_string()),
             ("--root", self.root.to_string()),
+            ("--profile", self.profiles.to_string()),
         ]
     }
 
@@ -456,6 +460,7 @@ mod tests {
             ("all_reduce -b 8 -e 64 -t f64", "-t"),
             ("all_reduce -b 8 -e 64 -o max", "-o"),
             ("all_reduce -b 8 -e 64 -c 0", "-c"),
+            ("all_reduce -b 8 -e 64 --profile", "--profile"),
         ] {
             let different: Vec<_> =
                 shared(base).into_iter().zip(shared(flags)).filter(|(one, other)| one != other).collect();

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::measure::Row;
 use super::plan::{Iterations, Plan};
+use super::profile;
 use crate::group::Group;
 use crate::train::atomic_file;
 use crate::types::WorldSize;
@@ -131,6 +132,9 @@ impl Environment {
         if ranks.len() > RANKS_LISTED {
             writeln!(out, "#  ... and {} more", ranks.len() - RANKS_LISTED)?;
         }
+        if plan.profiles {
+            profile::write_legend(out)?;
+        }
         writeln!(out, "#")?;
         write_titles(out)
     }
@@ -184,6 +188,9 @@ impl Row {
             self.iterations,
             self.algorithm
         )?;
+        if let Some(ranks) = &self.profile {
+            profile::write(out, ranks)?;
+        }
         out.flush()
     }
 }

@@ -14,6 +14,7 @@ use crate::group::Error;
 use crate::group::desk::{Asked, Desk, Errand, Look, Order};
 use crate::group::lane::reducing;
 use crate::group::memory::{Lender, Memory};
+use crate::group::profile::Part;
 use crate::reduce::Kernels;
 use crate::types::{Contract, Rank};
 
@@ -56,7 +57,7 @@ impl Driver {
                 }
                 Err(_) => break Err(self.abort("the program's own reduction panicked there")),
             }
-            if self.shared.spin_until(|| desk.has_news(&errand)) {
+            if self.shared.meter.time(Part::Wait, || self.shared.spin_until(|| desk.has_news(&errand))) {
                 continue;
             }
             let slept = self.watch(&mut watch, begin, desk, &errand);

@@ -20,6 +20,7 @@ use self::guard::Lock;
 use self::shared::Shared;
 use super::desk::{Desk, Order};
 use super::memory::{self, Lender, Memory};
+use super::profile::{Meter, work_in_background};
 use super::pump::{Pump, Work};
 use super::{Error, Statistics};
 use crate::engine::{Begin, Envelope, OpId, Pattern, Timestamp};
@@ -70,6 +71,7 @@ impl Driver {
         let core = Core::new(pump);
         let shared = Arc::new(Shared {
             waker: poller.waker(),
+            meter: core.pump.meter().clone(),
             has_failed: Arc::clone(&core.has_failed),
             core: Lock::new(core),
             poller: Mutex::new(poller),
@@ -93,6 +95,11 @@ impl Driver {
             communication: core.statistics.communication + under_way,
             ..core.statistics
         }
+    }
+
+    /// What measures where time goes.
+    pub(super) fn meter(&self) -> &Meter {
+        &self.shared.meter
     }
 
     /// Opens a link before the first operation needs it.
@@ -259,6 +266,7 @@ impl Driver {
                 if let Err(error) = take_short_turns() {
                     log::debug!("the progress thread keeps the turns of other threads: {error}");
                 }
+                work_in_background();
                 shared.progress();
             });
             let refused = |error: io::Error| Error::System { what: "a thread", detail: error.to_string() };

@@ -13,6 +13,7 @@ use super::core::{Core, State, Step};
 use super::guard::{Guard, Lock};
 use crate::engine::{OpId, Timestamp};
 use crate::group::Error;
+use crate::group::profile::{Meter, Part};
 use crate::transport::poller::{Event, Poller};
 
 /// How often a thread looks for events, some 10 us in all, before it lets others have its processor between looks.
@@ -35,6 +36,7 @@ pub(super) struct Shared {
     pub(super) has_own_processor: bool,
     /// The job has failed, and everybody has been told.
     pub(super) has_failed: Arc<AtomicBool>,
+    pub(super) meter: Meter,
 }
 
 impl Shared {
@@ -83,7 +85,7 @@ impl Shared {
     /// have it first, so that nobody whose operation has ended waits for one that has not.
     pub(super) fn drive<'a>(&'a self, core: Guard<'a>, until: Option<Timestamp>) -> Guard<'a> {
         // What the caller waits for may have happened meanwhile.
-        if self.core.is_contended() { core.make_way() } else { self.step(core, until) }
+        if self.core.is_contended() { self.make_way(core) } else { self.step(core, until) }
     }
 
     /// [`Shared::drive`], whoever else wants the core.
@@ -96,16 +98,24 @@ impl Shared {
             }
             Step::Busy => core,
             // It is dropped without the lock, which may change what there is to do.
-            Step::Blocked if !core.left_over.is_empty() => core.make_way(),
+            Step::Blocked if !core.left_over.is_empty() => self.make_way(core),
             Step::Blocked => {
                 if core.fall_asleep_at_desks() {
                     return core;
                 }
                 let until = until.into_iter().chain(core.next_deadline()).min();
                 let timeout = until.map(|until| until.saturating_sub(now));
-                if core.is_polled { core.wait(&self.changed, timeout) } else { self.poll(core, timeout) }
+                if core.is_polled {
+                    self.meter.time(Part::Wait, || core.wait(&self.changed, timeout))
+                } else {
+                    self.poll(core, timeout)
+                }
             }
         }
+    }
+
+    fn make_way<'a>(&self, core: Guard<'a>) -> Guard<'a> {
+        self.meter.time(Part::Wait, || core.make_way())
     }
 
     pub(super) fn poll<'a>(&'a self, mut core: Guard<'a>, timeout: Option<Duration>) -> Guard<'a> {
@@ -115,7 +125,7 @@ impl Shared {
         let spin = if core.unattended.is_empty() { self.spin } else { Duration::ZERO };
         drop(core);
         let mut events = Vec::new();
-        let waited = self.wait_for_events(spin, timeout, &mut events);
+        let waited = self.meter.time(Part::Wait, || self.wait_for_events(spin, timeout, &mut events));
         let mut core = self.lock();
         core.is_polled = false;
         core.pump.transport_mut().serve(self.now(), events);
