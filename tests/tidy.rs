@@ -85,7 +85,8 @@ const LONG_FILES: &[(&str, usize)] = &[];
 const COLUMNS_MAX: usize = 130;
 
 /// Where tests may sleep: in the one loop that waits for a condition, and where a moment in time is itself the test.
-const MAY_SLEEP: &[(&str, usize)] = &[("tests/util/mod.rs", 2), ("tests/launch_end.rs", 1)];
+const MAY_SLEEP: &[(&str, usize)] =
+    &[("tests/util/mod.rs", 2), ("tests/launch_end.rs", 1), ("tests/idle.rs", 1)];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
