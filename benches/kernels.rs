@@ -5,7 +5,7 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
 use ringtrain::codec::Narrow;
-use ringtrain::reduce::kernels;
+use ringtrain::reduce::{Kernels, kernels};
 use ringtrain::{DType, ReduceOp};
 
 /// A segment: both slices stay in the L2 cache, as they do between socket and sum.
@@ -17,18 +17,28 @@ fn reduce(c: &mut Criterion) {
     // Words, so that they are aligned for every element type.
     let mut accumulator = vec![0u64; SEGMENT_BYTES / 8];
     let input = vec![0u64; SEGMENT_BYTES / 8];
-    for &dtype in DType::NUMBERS {
-        for op in [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max] {
-            let kernels = kernels(dtype, op).expect("defined on every number");
-            group.bench_function(BenchmarkId::new(op.name(), dtype), |b| {
-                b.iter(|| {
-                    let accumulator = bytemuck::cast_slice_mut(&mut accumulator);
-                    let kernel = &kernels.reduce_last;
-                    kernel.apply(black_box(accumulator), bytemuck::cast_slice(&input), 4);
-                });
+    let mut measure = |name: &str, dtype: DType, kernels: &Kernels| {
+        group.bench_function(BenchmarkId::new(name, dtype), |b| {
+            b.iter(|| {
+                let accumulator = bytemuck::cast_slice_mut(&mut accumulator);
+                let kernel = &kernels.reduce_last;
+                kernel.apply(black_box(accumulator), bytemuck::cast_slice(&input), 4);
             });
-        }
+        });
+    };
+    let of_numbers = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max];
+    let numbers = DType::NUMBERS.iter().flat_map(|&dtype| of_numbers.map(|op| (dtype, op)));
+    // One of each further kind: bits, truth values, values with their location.
+    let others = [
+        (DType::U64, ReduceOp::BitXor),
+        (DType::F32, ReduceOp::LogicalAnd),
+        (DType::F32Loc, ReduceOp::MinLoc),
+        (DType::I64Loc, ReduceOp::MaxLoc),
+    ];
+    for (dtype, op) in numbers.chain(others) {
+        measure(op.name(), dtype, &kernels(dtype, op).expect("defined on it"));
     }
+    measure("custom", DType::F32, &Kernels::custom(|a: &f32, b: &f32| a + b));
     group.finish();
 }
 
