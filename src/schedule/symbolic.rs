@@ -350,7 +350,7 @@ impl Proof {
         self,
         build: impl Fn(WorldSize, Rank, usize) -> Schedule,
         initial: impl Fn(WorldSize, Rank, usize) -> Vec<Value>,
-        check: impl Fn(WorldSize, Rank, usize, &RankState),
+        mut check: impl FnMut(WorldSize, Rank, usize, &RankState),
     ) {
         for ranks in self.worlds.clone() {
             let world = WorldSize::new(ranks).unwrap();
@@ -390,6 +390,23 @@ impl Proof {
             }
             let waits = schedule.steps.iter().any(|s| s.receive.as_ref().is_some_and(|r| r.after.is_some()));
             assert!(self.receives_may_wait || !waits, "{this}: a receive waits for another");
+            assert_sums_are_in_order(schedule);
+        }
+    }
+}
+
+/// Of two receives that add to the same elements the later step waits for the earlier one, or for one that does. Otherwise
+/// the order of a sum would be that of arrival.
+fn assert_sums_are_in_order(schedule: &Schedule) {
+    let receive = |step: usize| schedule.steps[step].receive.as_ref();
+    let adding = |step: &usize| receive(*step).filter(|receive| receive.action != Action::Copy);
+    for (later, second) in (0..schedule.steps.len()).filter_map(|step| Some((step, adding(&step)?))) {
+        for (earlier, first) in (0..later).filter_map(|step| Some((step, adding(&step)?))) {
+            let overlaps = first.range.start.max(second.range.start) < first.range.end.min(second.range.end);
+            let awaited =
+                |&step: &usize| receive(step).and_then(|receive| receive.after).map(|After(step)| step);
+            let mut before = std::iter::successors(Some(later), awaited);
+            assert!(!overlaps || before.any(|step| step == earlier), "two sums in the order of arrival");
         }
     }
 }

@@ -75,3 +75,21 @@ fn a_tree_is_not_for_long_messages() {
     let build = |world, rank, count| reduce_tree(world, rank, Rank::ZERO, count);
     Proof { worlds: 3..=3, ..Proof::new() }.run(build, own, |_, _, _, _| ());
 }
+
+/// Rank 0 adds what the other two have as it comes.
+#[test]
+#[should_panic(expected = "two sums in the order of arrival")]
+fn a_sum_in_the_order_of_arrival_is_found() {
+    let build = |world: WorldSize, rank: Rank, count| {
+        let up = |peer| Outbound { peer, range: 0..count, after: None };
+        let add = |peer| Inbound { peer, range: 0..count, action: Action::Reduce, after: None };
+        let steps = match rank {
+            Rank::ZERO => {
+                world.ranks().skip(1).map(|peer| Step { send: None, receive: Some(add(peer)) }).collect()
+            }
+            _ => vec![Step { send: Some(up(Rank::ZERO)), receive: None }],
+        };
+        Schedule { steps }
+    };
+    Proof { worlds: 3..=3, ..Proof::new() }.run(build, own, |_, _, _, _| ());
+}
