@@ -9,7 +9,8 @@
 //!
 //! Schedules for long messages apply whatever arrives at once: no receive of theirs depends on another one. Those that
 //! let a receive wait for another (a tree that reduces, the barrier, direct reduction, doubling, butterflies) are for
-//! messages short enough to be stored meanwhile.
+//! messages short enough to be stored meanwhile. Between them stands the double tree, in which a receive may wait for one
+//! that waits for none, block by block.
 
 pub mod board;
 pub mod butterfly;
@@ -17,6 +18,7 @@ mod chain;
 pub mod cost;
 pub mod direct;
 mod dissemination;
+pub mod double_tree;
 pub mod doubling;
 mod exchange;
 pub mod partition;

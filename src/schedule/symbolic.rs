@@ -5,6 +5,7 @@ mod board;
 mod chain;
 mod direct;
 mod dissemination;
+mod double_tree;
 mod itself;
 mod partitioned;
 mod ring;

@@ -1,0 +1,166 @@
+//! The double tree, in blocks so short that there are several of each half.
+
+use super::super::double_tree::{all_reduce, block_bytes, broadcast, reduce};
+use super::super::{After, Schedule};
+use super::{EXTENT, Proof, everyone, own, roots};
+use crate::types::{Rank, WorldSize};
+
+/// In one block, and in several, the last of which is shorter.
+const BLOCKS: [usize; 2] = [usize::MAX >> 1, 7];
+
+fn worlds() -> impl Iterator<Item = WorldSize> {
+    (1..=EXTENT.worlds_max).map(|ranks| WorldSize::new(ranks).unwrap())
+}
+
+/// Whom a rank adds to what it has in each half, and whom it then sends that to.
+fn neighbours(schedule: &Schedule, count: usize) -> [(Vec<Rank>, Option<Rank>); 2] {
+    [0..count / 2, count / 2..count].map(|half| {
+        let received = schedule.steps.iter().filter_map(|step| step.receive.as_ref());
+        let children = received.filter(|receive| receive.range == half).map(|receive| receive.peer).collect();
+        let sent = schedule.steps.iter().filter_map(|step| step.send.as_ref());
+        (children, sent.filter(|send| send.range == half).map(|send| send.peer).next())
+    })
+}
+
+/// Every rank's children and parent, in each of the trees.
+fn trees(world: WorldSize) -> Vec<[(Vec<Rank>, Option<Rank>); 2]> {
+    // Below a root that is not one of them, the only steps are those up the trees.
+    let with_root = WorldSize::new(world.get() + 1).unwrap();
+    let root = Rank::new(world.get());
+    let schedule = |rank| reduce(with_root, rank, root, 2, 1);
+    world.ranks().map(|rank| neighbours(&schedule(rank), 2)).collect()
+}
+
+#[test]
+fn all_reduce_gives_every_rank_every_contribution_once() {
+    for block in BLOCKS {
+        let build = |world, rank, count| all_reduce(world, rank, count, block);
+        let proof = Proof { receives_may_wait: true, ..Proof::new() };
+        let mut finished = Vec::new();
+        proof.run(build, own, |world, rank, count, state| {
+            assert_eq!(state.buffer, everyone(world, count), "rank {rank} of {world}, {count} elements");
+            if rank == Rank::ZERO {
+                finished = vec![0; count];
+            }
+            for (sum, finished) in finished.iter_mut().zip(&state.finished) {
+                *sum += finished;
+            }
+            let times = u32::from(world != WorldSize::ONE);
+            let is_last = rank.get() + 1 == world.get();
+            assert!(!is_last || finished == vec![times; count], "an element is finished once, on one rank");
+        });
+    }
+}
+
+#[test]
+fn reduce_gives_the_root_every_contribution_once() {
+    for (which, block) in [(0, 7), (1, 7), (2, BLOCKS[0]), (3, 7)] {
+        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        Proof { receives_may_wait: true, ..Proof::new() }.run(
+            |world, rank, count| reduce(world, rank, root(world), count, block),
+            own,
+            |world, rank, count, state| {
+                let finishes = rank == root(world) && world != WorldSize::ONE;
+                assert_eq!(state.finished, vec![u32::from(finishes); count]);
+                assert!(rank != root(world) || state.buffer == everyone(world, count));
+            },
+        );
+    }
+}
+
+#[test]
+fn broadcast_gives_every_rank_the_roots_buffer() {
+    for (which, block) in [(0, 7), (1, 7), (2, BLOCKS[0]), (3, 7)] {
+        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        Proof::new().run(
+            |world, rank, count| broadcast(world, rank, root(world), count, block),
+            own,
+            |world, _, count, state| assert_eq!(state.buffer, own(world, root(world), count)),
+        );
+    }
+}
+
+/// What a receive waits for is applied when it comes, so no wait is longer than one for a sibling: it makes the order of a
+/// sum and nothing else.
+#[test]
+fn a_receive_waits_only_for_one_of_the_same_elements_that_waits_for_none() {
+    for world in worlds() {
+        for rank in world.ranks() {
+            for schedule in [
+                all_reduce(world, rank, 97, 7),
+                reduce(world, rank, Rank::ZERO, 97, 7),
+                broadcast(world, rank, Rank::ZERO, 97, 7),
+            ] {
+                for receive in schedule.steps.iter().filter_map(|step| step.receive.as_ref()) {
+                    let Some(After(awaited)) = receive.after else { continue };
+                    let awaited = schedule.steps[awaited].receive.as_ref().unwrap();
+                    assert_eq!((&awaited.range, awaited.after), (&receive.range, None));
+                    assert_ne!(awaited.peer, receive.peer);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn no_rank_has_children_in_both_trees_and_one_at_most_in_none() {
+    for world in worlds() {
+        let trees = trees(world);
+        let is_inner = |tree: usize| trees.iter().map(move |links| !links[tree].0.is_empty());
+        assert!(is_inner(0).zip(is_inner(1)).all(|(first, second)| !(first && second)), "{world} ranks");
+        let leaves = is_inner(0).zip(is_inner(1)).filter(|&(first, second)| !first && !second).count();
+        assert_eq!(leaves, world.as_usize() % 2, "{world} ranks");
+        assert!(trees.iter().flatten().all(|(children, _)| children.len() <= 2));
+    }
+}
+
+/// Otherwise what goes down one tree would wait on a link for what goes up the other.
+#[test]
+fn no_two_of_four_or_more_ranks_are_neighbours_in_both_trees() {
+    for world in worlds().filter(|world| world.get() >= 4) {
+        let trees = trees(world);
+        for rank in world.ranks() {
+            let around = |tree: usize| {
+                let (children, parent) = &trees[rank.index()][tree];
+                children.iter().chain(parent).copied().filter(|&peer| world.contains(peer))
+            };
+            assert!(around(0).all(|peer| around(1).all(|other| other != peer)), "{rank} of {world}");
+        }
+    }
+}
+
+#[test]
+fn no_rank_is_further_from_the_top_than_the_logarithm() {
+    for world in worlds() {
+        let trees = trees(world);
+        for rank in world.ranks() {
+            for tree in [0, 1] {
+                let (mut at, mut hops) = (rank, 0);
+                while let Some(parent) = trees[at.index()][tree].1.filter(|&parent| world.contains(parent)) {
+                    assert!(trees[parent.index()][tree].0.contains(&at), "a child knows its parent");
+                    (at, hops) = (parent, hops + 1);
+                }
+                assert!(hops <= world.get().ilog2(), "{rank} of {world} is {hops} hops away");
+            }
+        }
+    }
+}
+
+/// Both trees together are a link's worth, whatever a rank is in them.
+#[test]
+fn no_rank_sends_more_than_twice_the_buffer() {
+    for world in worlds() {
+        for rank in world.ranks() {
+            let schedule = all_reduce(world, rank, 96, 8);
+            let sent: usize = schedule.peers().iter().map(|&peer| schedule.sent_elements(peer)).sum();
+            let received: usize = schedule.peers().iter().map(|&peer| schedule.received_elements(peer)).sum();
+            assert!(sent <= 2 * 96 && received <= 2 * 96, "{rank} of {world}: {sent} and {received}");
+        }
+    }
+}
+
+#[test]
+fn blocks_grow_with_the_root_of_the_buffer() {
+    let blocks = [0, 1 << 10, 1 << 20, 4 << 20, 64 << 20, 4 << 30].map(block_bytes);
+    assert_eq!(blocks, [4 << 10, 4 << 10, 32 << 10, 64 << 10, 256 << 10, 4 << 20]);
+}
