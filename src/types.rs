@@ -335,6 +335,8 @@ wire_enum! {
         Doubling = 7 => "doubling",
         /// Whole buffers with a partner at distances 1, 2, 4, ..., reduced each time.
         Butterfly = 8 => "butterfly",
+        /// Two binary trees, each for half of the buffer, pipelined; the inner ranks of one are leaves of the other.
+        DoubleTree = 9 => "double-tree",
     }
 }
 

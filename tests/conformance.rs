@@ -340,9 +340,17 @@ fn on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 'stati
 fn every_algorithm_in_turn() {
     for n in [2, 3, 4, 5, 8] {
         for transport in [LocalTransport::Tcp, LocalTransport::Shm] {
-            for algorithm in
-                ["one-shot", "doubling", "butterfly", "direct", "ring", "tree", "direct:0-64;ring:65-max"]
-            {
+            let algorithms = [
+                "one-shot",
+                "doubling",
+                "butterfly",
+                "direct",
+                "double-tree",
+                "ring",
+                "tree",
+                "direct:0-64;ring:65-max",
+            ];
+            for algorithm in algorithms {
                 let adjust = |options: &mut JoinOptions| {
                     options.transport = transport;
                     options.algorithms = algorithm.parse().unwrap();
@@ -353,6 +361,22 @@ fn every_algorithm_in_turn() {
                 });
             }
         }
+    }
+}
+
+/// So long that a second child may not send all of its part before its parent is ready for it.
+#[test]
+fn long_buffers_in_a_double_tree() {
+    for n in [2, 3, 4, 8] {
+        let adjust = |options: &mut JoinOptions| {
+            options.transport = LocalTransport::Tcp;
+            options.algorithms = "double-tree".parse().unwrap();
+        };
+        ranks::run_with(n, adjust, |mut group| {
+            let value = |rank, index| value::<f32>(ReduceOp::Average, rank, index);
+            let expected = |ranks, index| expected::<f32>(ReduceOp::Average, ranks, index);
+            reduce(&mut group, LONG, &Case { op: ReduceOp::Average, value: &value, expected: &expected });
+        });
     }
 }
 

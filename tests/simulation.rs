@@ -16,7 +16,7 @@ use std::time::Duration;
 use program::{Call, Members};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use ringtrain::engine::{Failure, OpId, Pattern, Settings, Timestamp};
+use ringtrain::engine::{EAGER_BYTES, Failure, OpId, Pattern, Settings, Timestamp};
 use ringtrain::group::memory::Memory;
 use ringtrain::group::pump::{Pump, Turn, Work};
 use ringtrain::transport::sim::{Fault, SimConfig, SimNetwork, SimTransport};
@@ -363,6 +363,33 @@ fn are_many() -> bool {
 fn a_sound_network_always_completes() {
     for seed in seeds(2000) {
         let scenario = Scenario::random(seed, false);
+        let outcomes = scenario.run(seed);
+        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Success), "seed {seed}: {outcomes:?}");
+    }
+}
+
+/// Where a receive waits for another one, what a peer may send before that is stored, and the rest comes when this rank has
+/// said that it is ready: in a double tree block by block.
+#[test]
+fn long_messages_complete_where_receives_wait_for_each_other() {
+    let ways = [
+        (Operation::AllReduce, Algorithm::DoubleTree),
+        (Operation::Reduce, Algorithm::DoubleTree),
+        (Operation::AllReduce, Algorithm::Direct),
+        (Operation::Reduce, Algorithm::Tree),
+    ];
+    for seed in seeds(8) {
+        let mut scenario = Scenario::random(seed, false);
+        let mut random = StdRng::seed_from_u64(seed);
+        let call = |(operation, algorithm)| {
+            let call = Call::of(operation, &mut random, &scenario.groups);
+            Call { algorithm, count: 2 * EAGER_BYTES * 5 / 4 / 8, ..call }
+        };
+        scenario.program = ways.map(call).into_iter().chain([Call::BARRIER]).collect();
+        scenario.segment_bytes = 4096;
+        scenario.config.bandwidth = 200_000_000;
+        scenario.config.window_bytes = 64 << 10;
+        scenario.config.piece_bytes_max = 16 << 10;
         let outcomes = scenario.run(seed);
         assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Success), "seed {seed}: {outcomes:?}");
     }

@@ -62,8 +62,8 @@ pub struct GroupArgs {
     #[arg(long, value_name = "BYTES", default_value_t = SEGMENT_BYTES, value_parser = segment_bytes)]
     pub segment_bytes: usize,
 
-    /// Which algorithms to take: auto, one of one-shot, butterfly, direct, doubling, ring, tree, or ranges of bytes such as
-    /// direct:0-65536;ring:65537-max; rank 0's word counts
+    /// Which algorithms to take: auto, one of one-shot, butterfly, direct, doubling, double-tree, ring, tree, or ranges
+    /// of bytes such as direct:0-65536;ring:65537-max; rank 0's word counts
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub algorithm: Algorithms,
 

@@ -11,8 +11,8 @@ use super::memory::{Lender, Memory};
 use super::{Error, Group, pump};
 use crate::engine::Begin;
 use crate::reduce::{self, Kernels};
-use crate::schedule::Work;
 use crate::schedule::board::Plan;
+use crate::schedule::{Work, double_tree};
 use crate::types::{Algorithm, Contract, DType, Element, Operation, Rank, ReduceOp, WorldSize};
 
 /// The most blocks that an all-reduce on the ring is cut into, so that its schedule stays small however long the buffer is.
@@ -229,9 +229,7 @@ impl Group {
             let place = (Arc::clone(desk), Arc::clone(&self.members));
             return Submission::AtDesk(place, self.order::<T>(call, slot_bytes), memory);
         }
-        let chunk_bytes = self.job.as_ref().map_or(1 << 20, |job| job.chunk_bytes);
-        let block = self.world.as_usize() * (chunk_bytes / size_of::<T>());
-        let block = block.max(call.work.count().div_ceil(BLOCKS_MAX));
+        let block = self.block::<T>(&call);
         let place = (self.world, self.rank);
         let mut schedule = call.work.schedule(call.algorithm, place, block, call.in_rank_order);
         for step in &mut schedule.steps {
@@ -244,6 +242,18 @@ impl Group {
         }
         let kernels = call.reduction.map(|reduction| reduction.kernels);
         Submission::Collective(schedule, pump::Work { memory, kernels, divisor: self.world.get() })
+    }
+
+    /// How many elements are taken at a time, where the algorithm cuts the buffer.
+    fn block<T: Element>(&self, call: &Call) -> usize {
+        let count = call.work.count();
+        if call.algorithm == Algorithm::DoubleTree {
+            let bytes = double_tree::block_bytes(count.saturating_mul(size_of::<T>()) as u64);
+            return (bytes as usize / size_of::<T>()).max(1);
+        }
+        let chunk_bytes = self.job.as_ref().map_or(1 << 20, |job| job.chunk_bytes);
+        let block = self.world.as_usize() * (chunk_bytes / size_of::<T>());
+        block.max(count.div_ceil(BLOCKS_MAX))
     }
 
     /// What is done at the desk, on elements of this type.

@@ -4,14 +4,16 @@
 //! each byte, with the overhead of `LogP` (Culler et al., 4th ACM Symposium on Principles and Practice of Parallel
 //! Programming, 1993) for further messages of the same step.
 
+use super::double_tree;
 use crate::types::{Algorithm, Operation, WorldSize};
 
 /// The algorithms that can be asked for.
-pub const CHOICES: [Algorithm; 6] = [
+pub const CHOICES: [Algorithm; 7] = [
     Algorithm::OneShot,
     Algorithm::Butterfly,
     Algorithm::Direct,
     Algorithm::Doubling,
+    Algorithm::DoubleTree,
     Algorithm::Ring,
     Algorithm::Tree,
 ];
@@ -29,6 +31,11 @@ const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
 const WORKSPACE_BYTE: f64 = 0.1;
 /// The longest buffer that partners exchange whole: it may have to be stored.
 const BUTTERFLY_BYTES_MAX: u64 = 256 << 10;
+/// The smallest world in which no two ranks are neighbours in both of a double tree's trees.
+const DOUBLE_TREE_WORLD_MIN: u32 = 4;
+/// The part of a latency that a message costs at most in a row of them to few peers: messages to everybody at once, which
+/// are what is measured, also wait for each other.
+const PIPELINED: f64 = 0.25;
 /// The largest world in which every rank opens a link to every other one of its own accord.
 const DIRECT_WORLD_MAX: u32 = 32;
 
@@ -58,11 +65,12 @@ pub fn possible(operation: Operation) -> &'static [Algorithm] {
             Algorithm::Doubling,
             Algorithm::Butterfly,
             Algorithm::Direct,
+            Algorithm::DoubleTree,
             Algorithm::Ring,
         ],
         Operation::ReduceScatter | Operation::AllGather => &[Algorithm::Direct, Algorithm::Ring],
-        Operation::Broadcast => &[Algorithm::Tree, Algorithm::Ring],
-        Operation::Reduce => &[Algorithm::Tree, Algorithm::Chain],
+        Operation::Broadcast => &[Algorithm::Tree, Algorithm::DoubleTree, Algorithm::Ring],
+        Operation::Reduce => &[Algorithm::Tree, Algorithm::DoubleTree, Algorithm::Chain],
         Operation::Scan | Operation::Exscan => &[Algorithm::Chain],
         Operation::Gather | Operation::Scatter | Operation::AllToAll | Operation::Message => {
             &[Algorithm::Direct]
@@ -123,6 +131,11 @@ impl LinkCost {
             (Operation::AllReduce, Algorithm::Direct) => {
                 (is_small_world && is_storable, 2.0 * (direct_step + parts))
             }
+            (Operation::AllReduce, Algorithm::DoubleTree) => {
+                (world.get() >= DOUBLE_TREE_WORLD_MIN, 2.0 * self.double_tree(world, bytes))
+            }
+            // Operations that follow each other on a chain keep all of its links busy at once.
+            (_, Algorithm::DoubleTree) => (false, f64::INFINITY),
             (Operation::AllReduce, _) => (true, 2.0 * ((n - 1.0) * self.latency + parts)),
             (Operation::ReduceScatter | Operation::AllGather, Algorithm::Direct) => {
                 (is_small_world && is_storable, direct_step + parts)
@@ -133,6 +146,16 @@ impl LinkCost {
             (_, _) => (true, f64::MAX),
         };
         if is_sensible && is_able(algorithm, world, bytes) { time } else { f64::INFINITY }
+    }
+
+    /// The time of a double tree in one direction, if as much goes the other way: all bytes over each rank's link; a
+    /// message, its receiver's word that it is ready for it, and a block from or to each child at every hop; and what a
+    /// rank's messages cost, two in each direction for a block of both halves.
+    fn double_tree(&self, world: WorldSize, bytes: u64) -> f64 {
+        let block = double_tree::block_bytes(bytes).min(bytes.div_ceil(2).max(1)) as f64;
+        let hop = 2.0 * self.latency + 2.0 * block * self.byte;
+        let message = self.overhead.min(self.latency * PIPELINED);
+        f64::from(world.get().ilog2()) * hop + bytes as f64 / block * message + bytes as f64 * self.byte
     }
 }
 
@@ -152,12 +175,26 @@ mod tests {
             (7, 10_000, Algorithm::Direct),
             (4, 64 << 20, Algorithm::Ring),
             (200, 64, Algorithm::Doubling),
+            (32, 256 << 10, Algorithm::Direct),
+            (64, 256 << 10, Algorithm::DoubleTree),
+            (200, 1 << 20, Algorithm::DoubleTree),
             (200, 64 << 20, Algorithm::Ring),
         ];
         for (ranks, bytes, expected) in cases {
             let world = WorldSize::new(ranks).unwrap();
             let chosen = link.cheapest(Operation::AllReduce, world, bytes);
             assert_eq!(chosen, expected, "{ranks} ranks, {bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn a_double_tree_is_no_way_from_or_to_a_root_unless_it_is_asked_for() {
+        let world = WorldSize::new(64).unwrap();
+        for operation in [Operation::Broadcast, Operation::Reduce] {
+            for bytes in [1 << 10, 256 << 10, 64 << 20] {
+                let chosen = LinkCost::default().cheapest(operation, world, bytes);
+                assert_ne!(chosen, Algorithm::DoubleTree, "{operation} of {bytes} bytes");
+            }
         }
     }
 

@@ -5,7 +5,9 @@ use super::{
     Schedule, all_fold, all_gather, all_reduce, all_to_all, barrier, broadcast, broadcast_tree, butterfly,
     direct,
 };
-use super::{doubling, exscan, fold, gather, reduce, reduce_scatter, reduce_tree, scan, scatter};
+use super::{
+    double_tree, doubling, exscan, fold, gather, reduce, reduce_scatter, reduce_tree, scan, scatter,
+};
 use crate::types::{Algorithm, Operation, Rank, WorldSize};
 
 /// What a collective does, with elements of the whole operation.
@@ -124,9 +126,10 @@ impl Work {
         !matches!(self, Self::AllToAll { is_even: false, .. })
     }
 
-    /// The way over links. `block` is how many elements an all-reduce on the ring takes at a time; `in_rank_order` says that
-    /// the reduction does not commute. Where everybody gets everybody's buffer to reduce it alone, this one's has a slot for
-    /// each rank ([`Algorithm::OneShot`] in rank order, [`Algorithm::Doubling`] from this rank on).
+    /// The way over links. `block` is how many elements an all-reduce on the ring takes at a time, or a double tree in one
+    /// message; `in_rank_order` says that the reduction does not commute. Where everybody gets everybody's buffer to reduce
+    /// it alone, this one's has a slot for each rank ([`Algorithm::OneShot`] in rank order, [`Algorithm::Doubling`] from
+    /// this rank on).
     ///
     /// # Panics
     ///
@@ -140,6 +143,7 @@ impl Work {
     ) -> Schedule {
         let is_direct = algorithm == Algorithm::Direct;
         let is_tree = algorithm == Algorithm::Tree;
+        let is_double = algorithm == Algorithm::DoubleTree;
         match self {
             Self::Barrier => barrier(world, rank),
             Self::AllReduce { count } if in_rank_order => all_fold(world, rank, *count),
@@ -148,16 +152,23 @@ impl Work {
                 Algorithm::Doubling => doubling::all_gather(world, rank, *count),
                 Algorithm::Direct => direct::all_reduce(world, rank, *count),
                 Algorithm::Butterfly => butterfly::all_reduce(world, rank, *count),
+                Algorithm::DoubleTree => double_tree::all_reduce(world, rank, *count, block),
                 _ => all_reduce(world, rank, *count, block),
             },
             Self::Reduce { count, root } if in_rank_order => fold(world, rank, *root, *count),
             Self::Reduce { count, root } if is_tree => reduce_tree(world, rank, *root, *count),
+            Self::Reduce { count, root } if is_double => {
+                double_tree::reduce(world, rank, *root, *count, block)
+            }
             Self::Reduce { count, root } => reduce(world, rank, *root, *count),
             Self::ReduceScatter(partition) if is_direct => direct::reduce_scatter(world, rank, partition),
             Self::ReduceScatter(partition) => reduce_scatter(world, rank, partition),
             Self::AllGather(partition) if is_direct => direct::all_gather(world, rank, partition),
             Self::AllGather(partition) => all_gather(world, rank, partition),
             Self::Broadcast { count, root } if is_tree => broadcast_tree(world, rank, *root, *count),
+            Self::Broadcast { count, root } if is_double => {
+                double_tree::broadcast(world, rank, *root, *count, block)
+            }
             Self::Broadcast { count, root } => broadcast(world, rank, *root, *count),
             Self::Gather { partition, root } => gather(world, rank, *root, partition),
             Self::Scatter { partition, root } => scatter(world, rank, *root, partition),

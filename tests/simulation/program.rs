@@ -9,12 +9,15 @@ use ringtrain::engine::Begin;
 use ringtrain::reduce;
 use ringtrain::schedule::cost::{is_able, possible};
 use ringtrain::schedule::partition::{Partition, chunk};
-use ringtrain::schedule::{self, Schedule};
+use ringtrain::schedule::{self, Schedule, double_tree};
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
 use ringtrain::{Rank, WorldSize};
 
 /// Elements that an all-reduce takes at a time: long buffers take several blocks, the last of them uneven.
 const BLOCK: usize = 50;
+/// Elements that a double tree sends at a time, and into how many blocks a long buffer is cut.
+const TREE_BLOCK: usize = 20;
+const TREE_BLOCKS: usize = 100;
 
 /// One operation of the program, the same on every rank of its group.
 #[derive(Clone, Copy, Debug)]
@@ -131,21 +134,26 @@ impl Call {
         let slots = Partition::from_counts(&vec![count; world.as_usize()]).expect("a short buffer");
         let is_direct = self.algorithm == Algorithm::Direct;
         let is_tree = self.algorithm == Algorithm::Tree;
+        let is_double = self.algorithm == Algorithm::DoubleTree;
+        let block = TREE_BLOCK.max(count / TREE_BLOCKS);
         match self.operation {
             Operation::AllReduce => match self.algorithm {
                 Algorithm::OneShot => schedule::direct::all_gather(world, rank, &slots),
                 Algorithm::Doubling => schedule::doubling::all_gather(world, rank, count),
                 Algorithm::Butterfly => schedule::butterfly::all_reduce(world, rank, count),
                 Algorithm::Direct => schedule::direct::all_reduce(world, rank, count),
+                Algorithm::DoubleTree => double_tree::all_reduce(world, rank, count, block),
                 _ => schedule::all_reduce(world, rank, count, BLOCK),
             },
             Operation::Reduce if is_tree => schedule::reduce_tree(world, rank, root, count),
+            Operation::Reduce if is_double => double_tree::reduce(world, rank, root, count, block),
             Operation::Reduce => schedule::reduce(world, rank, root, count),
             Operation::ReduceScatter if is_direct => schedule::direct::reduce_scatter(world, rank, &even),
             Operation::ReduceScatter => schedule::reduce_scatter(world, rank, &even),
             Operation::AllGather if is_direct => schedule::direct::all_gather(world, rank, &even),
             Operation::AllGather => schedule::all_gather(world, rank, &even),
             Operation::Broadcast if is_tree => schedule::broadcast_tree(world, rank, root, count),
+            Operation::Broadcast if is_double => double_tree::broadcast(world, rank, root, count, block),
             Operation::Broadcast => schedule::broadcast(world, rank, root, count),
             Operation::Gather => schedule::gather(world, rank, root, &even),
             Operation::Scatter => schedule::scatter(world, rank, root, &even),
