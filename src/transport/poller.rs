@@ -60,16 +60,17 @@ impl Poller {
         Arc::clone(&self.waker)
     }
 
-    /// Waits for events and appends them to `events`; with a timeout, for that long at most. A signal ends it early.
+    /// Waits for events and appends them to `events`; with a timeout, for that long at most. A signal ends it early. Returns
+    /// whether another thread wanted it to end ([`Poller::waker`]); who looks again instead sleeps through it.
     ///
     /// # Errors
     ///
     /// When the operating system refuses to wait.
-    pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
+    pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<bool> {
         // The kernel counts whole milliseconds; rounded up, so that a deadline has passed when it wakes us.
         let timeout = timeout.map(|timeout| round_up_to_ms(timeout.min(TIMEOUT_MAX)));
         match self.poll.poll(&mut self.events, timeout) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(false),
             result => result?,
         }
         let sockets = self.events.iter().filter(|event| event.token() != WAKER);
@@ -79,10 +80,26 @@ impl Poller {
             is_writable: event.is_writable() || event.is_write_closed() || event.is_error(),
             is_ended: event.is_read_closed() || event.is_error(),
         }));
-        Ok(())
+        Ok(self.events.iter().any(|event| event.token() == WAKER))
     }
 }
 
 fn round_up_to_ms(duration: Duration) -> Duration {
     Duration::from_millis(duration.as_nanos().div_ceil(1_000_000) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_woken_is_told_so_once() {
+        let mut poller = Poller::new().unwrap();
+        let mut events = Vec::new();
+        assert!(!poller.wait(Some(Duration::ZERO), &mut events).unwrap());
+        poller.waker().wake().unwrap();
+        assert!(poller.wait(None, &mut events).unwrap());
+        assert!(!poller.wait(Some(Duration::ZERO), &mut events).unwrap());
+        assert!(events.is_empty(), "no socket has anything to say");
+    }
 }

@@ -147,8 +147,8 @@ impl Shared {
         let spin = timeout.map_or(spin, |timeout| spin.min(timeout));
         let mut looks = 0;
         while started.elapsed() < spin {
-            poller.wait(Some(Duration::ZERO), events)?;
-            if !events.is_empty() {
+            let is_woken = poller.wait(Some(Duration::ZERO), events)?;
+            if is_woken || !events.is_empty() {
                 return Ok(());
             }
             // The rank that is waited for may need this processor, whatever was thought at the start.
@@ -157,7 +157,7 @@ impl Shared {
             }
             looks += 1;
         }
-        poller.wait(timeout, events)
+        poller.wait(timeout, events).map(|_| ())
     }
 
     /// The job has failed: tells the peers, gives up all memory, and returns the error.
