@@ -156,7 +156,13 @@ fn frames(c: &mut Criterion) {
     let schedules =
         [0, 1].map(|rank| gather.schedule(Algorithm::Ring, (world(2), Rank::new(rank)), BLOCK, false));
     let contract = Contract { count: count as u64, ..contract(Operation::AllGather, None) };
-    let begin = Begin { group: 0, contract, timeout: Duration::from_mins(1), site: Location::caller() };
+    let begin = Begin {
+        group: 0,
+        contract,
+        timeout: Duration::from_mins(1),
+        spent: Duration::ZERO,
+        site: Location::caller(),
+    };
     let mut pair = Pair::new();
     let mut group = c.benchmark_group("engine");
     group.throughput(Throughput::Elements(2 * FRAMES as u64));

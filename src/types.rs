@@ -337,8 +337,19 @@ wire_enum! {
         Butterfly = 8 => "butterfly",
         /// Two binary trees, each for half of the buffer, pipelined; the inner ranks of one are leaves of the other.
         DoubleTree = 9 => "double-tree",
+        /// In shared memory within hosts, over links between them, where every rank carries a slice.
+        Hierarchy = 10 => "hierarchy",
     }
 }
+
+/// The bits of a group's number that say in whose name something is done; the group's own number has none of them.
+pub const GROUP_FLAGS: u32 = OBJECTS_GROUP | HOSTS_GROUP | LOCAL_GROUP;
+/// Messages of objects that go on by themselves.
+pub const OBJECTS_GROUP: u32 = 1 << 31;
+/// What a group does by hosts.
+pub const HOSTS_GROUP: u32 = 1 << 30;
+/// The group's ranks on one host, before they share memory.
+pub const LOCAL_GROUP: u32 = 1 << 29;
 
 /// What stands for a tag where a receive takes any; no message has it.
 pub const ANY_TAG: u32 = u32::MAX;

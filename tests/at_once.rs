@@ -158,3 +158,23 @@ fn a_function_that_reduces_must_not_use_its_group_but_may_own_others() {
         assert!(error.to_string().contains("the program's own reduction panicked"), "{error}");
     });
 }
+
+/// More than a link's credit: each rank is ready for its partner before what it has for it has left.
+#[test]
+fn exchanges_beyond_the_credit() {
+    let adjust = |options: &mut JoinOptions| options.algorithms = "butterfly".parse().unwrap();
+    for n in [2, 4, 8] {
+        ranks::run_with(n, adjust, |mut group| {
+            let n = group.size().get();
+            let own = vec![group.rank().get() + 1; 50_000];
+            for _ in 0..3 {
+                let handles: Vec<_> = (0..30)
+                    .map(|_| group.all_reduce_async(own.clone(), ReduceOp::Sum).unwrap())
+                    .collect();
+                for sums in wait_all(handles).unwrap() {
+                    assert!(sums.iter().all(|&sum| sum == n * (n + 1) / 2));
+                }
+            }
+        });
+    }
+}

@@ -10,9 +10,8 @@ mod util;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use ringtrain::group::LocalTransport;
 use ringtrain::{Element, F32Loc, F64Loc, Group, I32Loc, I64Loc, JoinOptions, Rank, ReduceOp};
-use util::ranks;
+use util::ranks::{self, GROUNDS, Ground};
 
 const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
 const LONG: usize = 1_000_003;
@@ -328,10 +327,10 @@ fn check_located<T: Element>(group: &mut Group, make: fn(i64, u64) -> T) {
     }
 }
 
-/// Runs `work` on `n` ranks over sockets, then in shared memory.
+/// Runs `work` on `n` ranks over sockets, then in shared memory, then on several hosts.
 fn on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 'static) {
-    for transport in [LocalTransport::Tcp, LocalTransport::Shm] {
-        ranks::run_with(n, |options| options.transport = transport, work);
+    for ground in GROUNDS {
+        ranks::run_with(n, |options| ground.put(options), work);
     }
 }
 
@@ -339,20 +338,21 @@ fn on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 'stati
 #[test]
 fn every_algorithm_in_turn() {
     for n in [2, 3, 4, 5, 8] {
-        for transport in [LocalTransport::Tcp, LocalTransport::Shm] {
+        for ground in GROUNDS {
             let algorithms = [
                 "one-shot",
                 "doubling",
                 "butterfly",
                 "direct",
                 "double-tree",
+                "hierarchy",
                 "ring",
                 "tree",
                 "direct:0-64;ring:65-max",
             ];
             for algorithm in algorithms {
                 let adjust = |options: &mut JoinOptions| {
-                    options.transport = transport;
+                    ground.put(options);
                     options.algorithms = algorithm.parse().unwrap();
                 };
                 ranks::run_with(n, adjust, |mut group| {
@@ -369,7 +369,7 @@ fn every_algorithm_in_turn() {
 fn long_buffers_in_a_double_tree() {
     for n in [2, 3, 4, 8] {
         let adjust = |options: &mut JoinOptions| {
-            options.transport = LocalTransport::Tcp;
+            Ground::Tcp.put(options);
             options.algorithms = "double-tree".parse().unwrap();
         };
         ranks::run_with(n, adjust, |mut group| {

@@ -15,7 +15,7 @@ use util::{finish, is_alive, processes_with, ringrun, signal, wait_for, wait_unt
 const ENDLESS: [&str; 6] = ["--epochs", "1000000", "--report", "report.json", "--start-timeout", "2"];
 
 /// How ranks talk to each other.
-const TRANSPORTS: [&str; 2] = ["shm", "tcp"];
+const TRANSPORTS: [&str; 3] = ["shm", "tcp", "hosts"];
 
 /// Ranks that meet by a peers file, as from so many terminals, in a folder of their own.
 fn start_by_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
@@ -25,7 +25,7 @@ fn start_by_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
             Command::new(env!("CARGO_BIN_EXE_ringtrain"))
                 .args(["--peers", "hosts.txt", "--rank", &rank.to_string()])
                 .args(ENDLESS)
-                .args(["--transport", transport])
+                .args(grounds(transport, rank))
                 .current_dir(folder)
                 .stdin(Stdio::null())
                 .stdout(fs::File::create(folder.join(format!("{rank}.out"))).unwrap())
@@ -34,6 +34,23 @@ fn start_by_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
                 .unwrap()
         })
         .collect()
+}
+
+/// Arguments for a rank that shares memory with all, with nobody, or with one other.
+fn grounds(transport: &str, rank: usize) -> Vec<String> {
+    match transport {
+        "hosts" => vec!["--host-id".into(), (rank / 2).to_string()],
+        other => vec!["--transport".into(), other.into()],
+    }
+}
+
+/// The same as a script that adds them to the command behind it.
+fn with_host_id(transport: &str) -> &'static str {
+    match transport {
+        "hosts" => r#"exec "$0" "$@" --host-id $((RING_RANK / 2))"#,
+        "tcp" => r#"exec "$0" "$@" --transport tcp"#,
+        _ => r#"exec "$0" "$@" --transport shm"#,
+    }
 }
 
 /// Kills `victim` and returns how long the last survivor took, having checked what all of them said.
@@ -162,8 +179,8 @@ fn a_stopped_rank_is_found_by_the_deadline() {
         let folder = tempfile::tempdir().unwrap();
         let output = folder.path().join("logs");
         let job = ringrun(&["-n", "3", "-x", &mark, "--grace", "1", "--kill-after", "1"])
-            .args(["--output-dir", output.to_str().unwrap(), "ringtrain", "--transport", transport])
-            .args(["--epochs", "1000000", "--timeout", "0.5"])
+            .args(["--output-dir", output.to_str().unwrap(), "--", "sh", "-c", with_host_id(transport)])
+            .args([env!("CARGO_BIN_EXE_ringtrain"), "--epochs", "1000000", "--timeout", "0.5"])
             .spawn()
             .unwrap();
         wait_until("training is under way", || {

@@ -17,10 +17,9 @@ use program::{Program, Step, TWIN};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use ringtrain::group::LocalTransport;
 use ringtrain::group::{Handle, Received, Source, Status};
 use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
-use util::ranks;
+use util::ranks::{self, Ground};
 
 const PROGRAMS: u64 = 60;
 /// Of messages that come from anybody: beyond those of all others, and the step is added.
@@ -282,7 +281,15 @@ fn random_programs() {
 #[test]
 fn random_programs_in_shared_memory() {
     for seed in seeds() {
-        check(seed, |options| options.transport = LocalTransport::Shm);
+        check(seed, |options| Ground::Shm.put(options));
+    }
+}
+
+/// Some of it in shared memory, some between hosts, the rest over sockets alone.
+#[test]
+fn random_programs_on_several_hosts() {
+    for seed in seeds() {
+        check(seed, |options| Ground::Hosts.put(options));
     }
 }
 

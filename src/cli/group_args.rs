@@ -62,14 +62,19 @@ pub struct GroupArgs {
     #[arg(long, value_name = "BYTES", default_value_t = SEGMENT_BYTES, value_parser = segment_bytes)]
     pub segment_bytes: usize,
 
-    /// Which algorithms to take: auto, one of one-shot, butterfly, direct, doubling, double-tree, ring, tree, or ranges
-    /// of bytes such as direct:0-65536;ring:65537-max; rank 0's word counts
+    /// Which algorithms to take: auto, one of one-shot, butterfly, direct, doubling, double-tree, hierarchy, ring, tree, or
+    /// ranges of bytes such as direct:0-65536;ring:65537-max; rank 0's word counts
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub algorithm: Algorithms,
 
     /// How ranks of one host do their collectives; rank 0's word counts
     #[arg(long, value_name = "NAME", value_enum, default_value = "auto")]
     pub transport: TransportName,
+
+    /// Count as being on another host than ranks with another name, though on the same machine: to try what ranks of
+    /// several hosts do, or where containers cannot share memory
+    #[arg(long, value_name = "NAME")]
+    pub host_id: Option<String>,
 
     /// Give every segment a CRC32C beside TCP's own weak checksum; rank 0's word counts
     #[arg(long)]
@@ -79,7 +84,7 @@ pub struct GroupArgs {
 /// How ranks of one host do their collectives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum TransportName {
-    /// In shared memory if all ranks are on one host and can have it, by TCP otherwise.
+    /// In shared memory if they can have it, by TCP otherwise.
     Auto,
     /// By TCP.
     Tcp,
@@ -152,6 +157,7 @@ impl GroupArgs {
             checks_payloads: self.checksum,
             algorithms: self.algorithm.clone(),
             transport: self.transport.into(),
+            host_id: self.host_id.clone(),
         };
         Ok(Group::join(&options)?)
     }

@@ -79,7 +79,8 @@ impl Engine {
         true
     }
 
-    pub(super) fn next_id(&mut self) -> OpId {
+    /// A number for something that consists of several operations.
+    pub fn next_id(&mut self) -> OpId {
         self.next_id += 1;
         OpId(self.next_id)
     }
@@ -158,6 +159,7 @@ impl Engine {
 }
 
 pub(super) fn call(now: Timestamp, begin: Begin, key: Key) -> Call {
-    let Begin { group, contract, timeout, site } = begin;
-    Call { key, group, contract, site, deadline: now.saturating_add(timeout), timeout }
+    let Begin { group, contract, timeout, spent, site } = begin;
+    let left = timeout.saturating_sub(spent);
+    Call { key, group, contract, site, deadline: now.saturating_add(left), timeout }
 }

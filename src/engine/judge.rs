@@ -172,7 +172,7 @@ impl Engine {
             return Verdict::Discard;
         }
         let number = call.sequence();
-        let Due::Segment { range, action, message, offset, is_ready, .. } = due else {
+        let Due::Segment { range, action, message, offset, is_ready, is_vacated, .. } = due else {
             return self.refuse(peer, format!("it sent more than its part of operation {number}"));
         };
         let is_next = header.message == message && header.offset == offset as u64;
@@ -184,6 +184,13 @@ impl Engine {
             }
             if may_wait {
                 return self.store(key, peer, header);
+            }
+            // Partners in an exchange are ready for each other at once, and what comes first waits for what leaves from there.
+            let is_crossed = !header.eager && !is_vacated && (header.message, header.offset) >= (message, offset as u64);
+            let link = self.links.entry(peer).or_default();
+            if is_crossed && link.stored_segments(key) < running.open_segments(peer) {
+                link.keep(key);
+                return Verdict::Store(key);
             }
         }
         let bytes = range.len() * call.contract.dtype.size_bytes();

@@ -99,9 +99,16 @@ impl Link {
         self.stored <= CREDIT_BYTES
     }
 
-    /// Notes that a stored segment of `bytes` is none any more.
-    pub(super) fn unstore(&mut self, key: Key, bytes: usize) {
-        self.stored -= (charge(bytes) as u64).min(self.stored);
+    /// Notes that a segment is stored for which the peer needs no credit: it knows that its operation has begun.
+    pub(super) fn keep(&mut self, key: Key) {
+        *self.segments.entry(key).or_default() += 1;
+    }
+
+    /// Notes that a stored segment of `bytes` is none any more, which came on credit or not.
+    pub(super) fn unstore(&mut self, key: Key, bytes: usize, was_eager: bool) {
+        if was_eager {
+            self.stored -= (charge(bytes) as u64).min(self.stored);
+        }
         if let Some(segments) = self.segments.get_mut(&key) {
             *segments -= 1;
             if *segments == 0 {

@@ -75,6 +75,8 @@ pub struct Begin {
     pub contract: Contract,
     /// How long the peers may take to do their part.
     pub timeout: Duration,
+    /// How much of that has passed already, where this is a part of something longer.
+    pub spent: Duration,
     /// Where in the caller's program.
     pub site: &'static Location<'static>,
 }
@@ -292,7 +294,7 @@ impl Engine {
         let key = self.key_of(operation);
         let link = self.links.entry(peer).or_default();
         if was_stored && let Some(key) = key {
-            link.unstore(key, bytes);
+            link.unstore(key, bytes, header.eager);
         }
         if header.eager
             && let Some(used) = link.make_use(bytes)

@@ -145,6 +145,8 @@ pub(super) enum Due {
         total: usize,
         /// Whether it may be applied already.
         is_ready: bool,
+        /// Whether nothing has to leave from its place before.
+        is_vacated: bool,
     },
 }
 
@@ -214,6 +216,11 @@ impl Running {
     pub(super) fn needs(&self, peer: Rank, stored: usize) -> bool {
         self.lane(peer)
             .is_some_and(|lane| lane.next_send < lane.sends.len() || self.due_segments(lane) > stored)
+    }
+
+    /// How many segments of `peer` are still to be applied.
+    pub(super) fn open_segments(&self, peer: Rank) -> usize {
+        self.lane(peer).map_or(0, |lane| self.due_segments(lane))
     }
 
     /// How many segments are still to be applied.
@@ -315,10 +322,10 @@ impl Running {
         let Some(receive) = &self.steps[step].receive else { return Due::Nothing };
         let offset = self.applied[step].elements;
         let range = segment(&receive.range, offset, self.segment_elements);
-        let is_ready = self.satisfied(receive.after, &receive.range, &range)
-            && self.is_vacated(step, offset + range.len());
+        let is_vacated = self.is_vacated(step, offset + range.len());
+        let is_ready = is_vacated && self.satisfied(receive.after, &receive.range, &range);
         let (message, total) = (lane.next_receive as u32, receive.range.len());
-        Due::Segment { range, action: receive.action, message, offset, total, is_ready }
+        Due::Segment { range, action: receive.action, message, offset, total, is_ready, is_vacated }
     }
 
     pub(super) fn applied(&mut self, peer: Rank) {

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use super::desk::Order;
 use super::driver::{Driver, Outcome, Submission};
@@ -12,8 +13,8 @@ use super::{Error, Group, pump};
 use crate::engine::Begin;
 use crate::reduce::{self, Kernels};
 use crate::schedule::board::Plan;
-use crate::schedule::{Work, double_tree};
-use crate::types::{Algorithm, Contract, DType, Element, Operation, Rank, ReduceOp, WorldSize};
+use crate::schedule::{Schedule, Work, double_tree};
+use crate::types::{Algorithm, Contract, DType, Element, HOSTS_GROUP, Operation, Rank, ReduceOp, WorldSize};
 
 /// The most blocks that an all-reduce on the ring is cut into, so that its schedule stays small however long the buffer is.
 const BLOCKS_MAX: usize = 512;
@@ -26,7 +27,7 @@ pub(super) struct Call {
     work: Work,
     reduction: Option<Reduction>,
     algorithm: Algorithm,
-    /// In shared memory.
+    /// In shared memory, all of it.
     at_desk: bool,
     /// The reduction does not commute.
     in_rank_order: bool,
@@ -114,6 +115,11 @@ impl Call {
         self
     }
 
+    /// What is done, and how elements are reduced, if they are.
+    pub(super) fn into_work(self) -> (Work, Option<Kernels>) {
+        (self.work, self.reduction.map(|reduction| reduction.kernels))
+    }
+
     pub(super) fn laid_out(mut self, layout: u32) -> Self {
         self.layout = layout;
         self
@@ -124,8 +130,7 @@ impl Group {
     /// A call without reduction or uneven parts, on elements of this type.
     pub(super) fn call<T: Element>(&self, work: Work, site: Site) -> Call {
         let at_desk = self.desk.is_some() && work.is_known();
-        let bytes = work.count().saturating_mul(size_of::<T>()) as u64;
-        let algorithm = self.routes().choose(work.operation(), self.world, bytes, at_desk);
+        let algorithm = self.algorithm_of::<T>(work.operation(), work.count());
         Call { work, reduction: None, algorithm, at_desk, in_rank_order: false, layout: 0, site }
     }
 
@@ -220,7 +225,14 @@ impl Group {
             count: call.work.count() as u64,
             layout: call.layout,
         };
-        Begin { group: self.id, contract, timeout: self.timeout, site: call.site }
+        let flag = if call.algorithm == Algorithm::Hierarchy { HOSTS_GROUP } else { 0 };
+        Begin {
+            group: self.id | flag,
+            contract,
+            timeout: self.timeout,
+            spent: Duration::ZERO,
+            site: call.site,
+        }
     }
 
     fn submission<T: Element>(&self, call: Call, memory: Memory) -> Submission {
@@ -229,9 +241,19 @@ impl Group {
             let place = (Arc::clone(desk), Arc::clone(&self.members));
             return Submission::AtDesk(place, self.order::<T>(call, slot_bytes), memory);
         }
+        if let Some(hosts) = self.hosts.as_ref().filter(|_| call.algorithm == Algorithm::Hierarchy) {
+            return Submission::ByHosts(self.journey::<T>(hosts, call, memory));
+        }
         let block = self.block::<T>(&call);
         let place = (self.world, self.rank);
         let mut schedule = call.work.schedule(call.algorithm, place, block, call.in_rank_order);
+        self.name_peers(&mut schedule);
+        let kernels = call.reduction.map(|reduction| reduction.kernels);
+        Submission::Collective(schedule, pump::Work { memory, kernels, divisor: self.world.get() })
+    }
+
+    /// Puts ranks of the job into a schedule with ranks of the group.
+    pub(super) fn name_peers(&self, schedule: &mut Schedule) {
         for step in &mut schedule.steps {
             if let Some(send) = &mut step.send {
                 send.peer = self.members[send.peer.index()];
@@ -240,8 +262,6 @@ impl Group {
                 receive.peer = self.members[receive.peer.index()];
             }
         }
-        let kernels = call.reduction.map(|reduction| reduction.kernels);
-        Submission::Collective(schedule, pump::Work { memory, kernels, divisor: self.world.get() })
     }
 
     /// How many elements are taken at a time, where the algorithm cuts the buffer.

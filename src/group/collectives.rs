@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::panic::Location;
 
 use super::call::{Call, Reduction, Site};
+use super::routes::Ground;
 use super::{Buffer, Error, Group};
 use crate::schedule::Work;
 use crate::schedule::partition::Partition;
@@ -12,7 +13,12 @@ use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp};
 impl Group {
     /// How `operation` on a buffer of so many bytes is routed, whatever the reduction, if that is one of the known ones.
     pub fn algorithm(&self, operation: Operation, bytes: usize) -> Algorithm {
-        self.routes().choose(operation, self.world, bytes as u64, self.desk.is_some())
+        let ground = match (&self.desk, &self.hosts) {
+            (Some(_), _) => Ground::Board,
+            (None, Some(_)) => Ground::Hosts,
+            (None, None) => Ground::Links,
+        };
+        self.routes().choose(operation, self.world, bytes as u64, ground)
     }
 
     pub(super) fn algorithm_of<T: Element>(&self, operation: Operation, count: usize) -> Algorithm {

@@ -224,6 +224,17 @@ impl Desk {
         }
     }
 
+    /// The round, and the ranks that have to have posted it, before another look would find something to do.
+    pub(super) fn wanted(&self, errand: &Errand) -> (u64, Vec<usize>) {
+        let round = self.round + 1;
+        if errand.is_posted {
+            (round, self.sources().collect())
+        } else {
+            let ranks = 0..self.board.size().ranks;
+            (round - 1, ranks.filter(|&rank| rank != self.board.rank()).collect())
+        }
+    }
+
     /// The ranks that have to post before an operation, the oldest, can go on.
     pub(super) fn awaited(&self, errand: &Errand) -> impl Iterator<Item = Rank> {
         let (round, is_posted) = (self.round + 1, errand.is_posted);

@@ -81,6 +81,8 @@ pub struct JoinOptions {
     pub algorithms: Algorithms,
     /// How ranks of one host talk to each other; rank 0's word counts. Default: in shared memory where they can.
     pub transport: LocalTransport,
+    /// Ranks with different ones count as being on different hosts, wherever they are. Default: the machine, its network.
+    pub host_id: Option<String>,
 }
 
 impl Default for JoinOptions {
@@ -95,6 +97,7 @@ impl Default for JoinOptions {
             checks_payloads: false,
             algorithms: Algorithms::default(),
             transport: LocalTransport::default(),
+            host_id: None,
         }
     }
 }
@@ -160,6 +163,7 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         own: OnceLock::new(),
         abandoned: None,
         desk: None,
+        hosts: None,
         // Nobody else may have the job before the ranks have agreed on their ways, and there is one such group alone.
         _membership: Membership(None),
     };
@@ -249,7 +253,7 @@ fn meet_by_file(
     let mut lobby = listen(sockets, listen_at, rank, identity.clone())?;
     let member = Member {
         host: file.host(rank).to_owned(),
-        machine: machine(),
+        machine: machine(options.host_id.as_deref()),
         address: own,
         shared: shared(options),
     };
@@ -297,7 +301,8 @@ fn meet_at_launcher(
             .local_address()
             .map_err(|source| StartError::System { what: "this rank's own address", source })?;
         lobby = Some(listening);
-        Ok(Member { host: host_name(), machine: machine(), address, shared: shared(options) })
+        let machine = machine(options.host_id.as_deref());
+        Ok(Member { host: host_name(), machine, address, shared: shared(options) })
     };
     let roster = arrive(&arrival, register, |rank| format!("rank {rank}"))?;
     let lobby = lobby.ok_or_else(|| StartError::Refused("nobody asked where this rank listens".into()))?;

@@ -5,10 +5,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use super::call::Site;
-use super::objects::OBJECTS;
 use super::out_of_place::layout;
 use super::{Error, Group, Membership};
-use crate::types::{Rank, WorldSize};
+use crate::types::{LOCAL_GROUP, Rank, WorldSize};
 
 impl Group {
     /// Splits the group: ranks that pass the same colour form a new group, in the order of their keys and, of equal keys,
@@ -48,7 +47,7 @@ impl Group {
         ranks.sort_by_key(|&rank| (entries[rank].1, rank));
         let members: Arc<[Rank]> = ranks.iter().map(|&rank| self.members[rank]).collect();
         let id = entries[ranks[0]].2 * self.machines.len() as i64 + i64::from(members[0].get());
-        let id = u32::try_from(id).ok().filter(|&id| id < OBJECTS);
+        let id = u32::try_from(id).ok().filter(|&id| id < LOCAL_GROUP);
         let id = id.ok_or(Error::InvalidCounts("there are too many groups"))?;
         let mut group = self.with_members(id, members);
         group.share_memory()?;
@@ -84,7 +83,7 @@ impl Group {
         self.split(Some(0), 0)?.ok_or(Error::Taken)
     }
 
-    fn with_members(&self, id: u32, members: Arc<[Rank]>) -> Self {
+    pub(super) fn with_members(&self, id: u32, members: Arc<[Rank]>) -> Self {
         let own = self.members[self.rank.index()];
         let rank = members.iter().position(|&member| member == own).unwrap_or_default();
         let machine = |member: Rank| self.machines.get(member.index()).copied();
@@ -105,6 +104,7 @@ impl Group {
             own: OnceLock::new(),
             abandoned: None,
             desk: None,
+            hosts: None,
             _membership: Membership(self.job.clone().map(|job| (job, id))),
         }
     }

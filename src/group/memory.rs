@@ -96,6 +96,31 @@ impl Memory {
         }
     }
 
+    /// Gives parts of the buffer, such as operations of their own may have at the same time, and what keeps the whole.
+    ///
+    /// # Panics
+    ///
+    /// If they overlap, do not follow each other, or are more than there is.
+    pub(super) fn into_parts(mut self, ranges: &[Range<usize>]) -> (Parted, Vec<Self>) {
+        let token = Arc::new(());
+        let (start, length, is_writable) = match self.lender() {
+            Lender::Read(bytes) => (bytes.as_ptr().cast_mut(), bytes.len(), false),
+            Lender::Write(bytes) => (bytes.as_mut_ptr(), bytes.len(), true),
+        };
+        let mut end = 0;
+        let part = |range: &Range<usize>| {
+            assert!(
+                end <= range.start && range.start <= range.end && range.end <= length,
+                "a part of its own"
+            );
+            end = range.end;
+            let start = start.wrapping_add(range.start);
+            Self(Kind::Lent(Loan { start, length: range.len(), is_writable, _token: Arc::clone(&token) }))
+        };
+        let parts = ranges.iter().map(part).collect();
+        (Parted { returned: Returned(token), whole: self }, parts)
+    }
+
     /// The elements that the operation owned; none if it owned none of this type.
     pub fn into_elements<T: Element>(self) -> Vec<T> {
         match self.0 {
@@ -104,6 +129,22 @@ impl Memory {
             }
             Kind::Lent(_) | Kind::Later(_) => Vec::new(),
         }
+    }
+}
+
+/// A buffer whose parts are in use. As with [`lend`], the process ends if it is dropped before all of them.
+pub(super) struct Parted {
+    /// Dropped first.
+    returned: Returned,
+    whole: Memory,
+}
+
+impl Parted {
+    /// The whole buffer, whose parts have all been dropped.
+    pub(super) fn into_whole(self) -> Memory {
+        let Self { returned, whole } = self;
+        drop(returned);
+        whole
     }
 }
 
@@ -164,7 +205,8 @@ pub(super) fn lend<'a, R>(bytes: impl Into<Lender<'a>>, work: impl FnOnce(Memory
     work(Memory(Kind::Lent(loan)))
 }
 
-/// A caller's buffer, lent for as long as an operation is under way. Only [`lend`] makes one.
+/// A caller's buffer, lent for as long as an operation is under way, or a part of an operation's. Only [`lend`] and
+/// [`Memory::into_parts`] make one.
 struct Loan {
     start: *mut u8,
     length: usize,
@@ -174,12 +216,13 @@ struct Loan {
     _token: Arc<()>,
 }
 
-// SAFETY: a loan is the only way to its bytes while it lives (see `lend`), so it may be used by any one thread.
+// SAFETY: a loan is the only way to its bytes while it lives (see `lend`; `Parted` lets nobody look at the whole), so it may be used by any one thread.
 unsafe impl Send for Loan {}
 
 impl Loan {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `lend` had a valid slice, and does not return it to its owner while the loan lives.
+        // SAFETY: `lend` had a valid slice, and does not return it to its owner while the loan lives; no more does `Parted`, whose
+        // whole stays where it is, for it is on the heap or a loan itself.
         unsafe { std::slice::from_raw_parts(self.start, self.length) }
     }
 
@@ -237,6 +280,35 @@ mod tests {
         assert_eq!(later.into_elements::<f64>(), [0.0, 0.0]);
         assert!(Memory::owned(vec![1u8]).into_elements::<f32>().is_empty());
         assert!(!Memory::later::<f64>().prepare(usize::MAX));
+    }
+
+    #[test]
+    fn parts_are_used_at_the_same_time_and_the_whole_comes_back() {
+        let work = |whole: Memory| {
+            let (parted, parts) = whole.into_parts(&[0..2, 2..2, 3..6]);
+            let write = |(index, mut part): (usize, Memory)| {
+                std::thread::spawn(move || {
+                    let length = part.lender().bytes().len();
+                    part.bytes_mut(0..length).unwrap().fill(index as u8 + 7);
+                    assert!(part.bytes(0..length + 1).is_none());
+                })
+            };
+            let threads: Vec<_> = parts.into_iter().enumerate().map(write).collect();
+            for thread in threads {
+                thread.join().unwrap();
+            }
+            parted.into_whole()
+        };
+        assert_eq!(work(Memory::owned(vec![0u8; 7])).into_elements::<u8>(), [7, 7, 0, 9, 9, 9, 0]);
+        let mut lent = [0u8; 6];
+        lend(&mut lent[..], |memory| drop(work(memory)));
+        assert_eq!(lent, [7, 7, 0, 9, 9, 9]);
+    }
+
+    #[test]
+    #[should_panic(expected = "a part of its own")]
+    fn parts_do_not_overlap() {
+        let _ = Memory::owned(vec![0u8; 7]).into_parts(&[0..3, 2..4]);
     }
 
     #[test]

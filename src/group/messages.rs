@@ -255,7 +255,7 @@ impl Group {
             count: count as u64,
             layout: tag,
         };
-        Begin { group: self.id, contract, timeout: self.timeout, site }
+        Begin { group: self.id, contract, timeout: self.timeout, spent: Duration::ZERO, site }
     }
 
     /// The rank in the job of a member.

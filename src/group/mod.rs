@@ -22,6 +22,7 @@ mod error;
 mod functions;
 mod gathered;
 mod handle;
+mod hosts;
 mod join;
 mod lane;
 mod membership;
@@ -54,11 +55,12 @@ pub use share::LocalTransport;
 
 use self::desk::Desk;
 use self::driver::Driver;
+use self::hosts::Hosts;
 use self::profile::Meter;
 use self::routes::Routes;
 use crate::rendezvous::StartError;
 use crate::schedule::partition;
-use crate::types::{Rank, WorldSize};
+use crate::types::{HOSTS_GROUP, Rank, WorldSize};
 use crate::wire::Cause;
 
 /// What a job has done so far on this rank, in all its groups.
@@ -121,6 +123,8 @@ pub struct Group {
     abandoned: Option<Error>,
     /// Where the members do their collectives, if they share memory.
     desk: Option<Arc<Mutex<Desk>>>,
+    /// What they do by hosts, if they are on several and share memory there.
+    hosts: Option<Hosts>,
     /// Tells the engine when the group is gone.
     _membership: Membership,
 }
@@ -132,6 +136,7 @@ impl Drop for Membership {
     fn drop(&mut self) {
         if let Some((job, id)) = &self.0 {
             job.driver.retire(*id);
+            job.driver.retire(*id | HOSTS_GROUP);
         }
     }
 }
@@ -152,6 +157,7 @@ impl Group {
             own: OnceLock::new(),
             abandoned: None,
             desk: None,
+            hosts: None,
             _membership: Membership(None),
         }
     }
@@ -204,12 +210,14 @@ impl Group {
         self.job.as_ref().and_then(|job| job.congestion.as_deref())
     }
 
-    /// How bytes travel: `tcp`, or `none` in a world of one.
+    /// How bytes travel: `tcp`, `shm` in shared memory, `shm+tcp` in shared memory within hosts and by TCP between them, or
+    /// `none` in a world of one.
     pub fn transport(&self) -> &'static str {
-        match (&self.job, &self.desk) {
-            (None, _) => "none",
-            (Some(_), None) => "tcp",
-            (Some(_), Some(_)) => "shm",
+        match &self.job {
+            None => "none",
+            Some(_) if self.desk.is_some() => "shm",
+            Some(_) if self.hosts.is_some() => "shm+tcp",
+            Some(_) => "tcp",
         }
     }
 

@@ -10,9 +10,6 @@ use crate::types::Rank;
 /// The longest object, encoded, in bytes. A rank allocates what another says that it needs, up to this.
 pub const OBJECT_BYTES_MAX: usize = 1 << 30;
 
-/// What sets the numbers of groups apart under which objects travel by themselves. Groups have lower ones.
-pub(super) const OBJECTS: u32 = 1 << 31;
-
 impl Group {
     /// The root's object becomes everybody's. Only the root's `object` is looked at.
     ///

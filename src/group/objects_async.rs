@@ -10,10 +10,10 @@ use serde::de::DeserializeOwned;
 
 use super::call::Site;
 use super::messages::{Received, Source, Status};
-use super::objects::{OBJECT_BYTES_MAX, OBJECTS, decode, encode};
+use super::objects::{OBJECT_BYTES_MAX, decode, encode};
 use super::{Error, Group, Handle};
 use crate::engine::{Begin, Pattern};
-use crate::types::{ANY_TAG, Rank};
+use crate::types::{ANY_TAG, OBJECTS_GROUP, Rank};
 
 impl Group {
     /// [`Group::broadcast_object`], going on by itself. The root sends it to each of the others.
@@ -161,7 +161,7 @@ impl Group {
         from: Vec<Rank>,
         site: Site,
     ) -> Result<Handle<Vec<O>>, Error> {
-        let (tag, group) = (self.objects, self.id | OBJECTS);
+        let (tag, group) = (self.objects, self.id | OBJECTS_GROUP);
         self.objects = (self.objects + 1) % ANY_TAG;
         let mut failure = Ok(());
         let mut parts = Vec::with_capacity(to.len() + from.len());

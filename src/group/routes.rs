@@ -104,6 +104,16 @@ impl fmt::Display for Algorithms {
     }
 }
 
+/// What lies between the ranks of a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ground {
+    Links,
+    /// Memory that all of them share.
+    Board,
+    /// Memory that those of each host share, and links.
+    Hosts,
+}
+
 /// What decides about routes, the same on all ranks of a job.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Routes {
@@ -114,22 +124,29 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    /// How `operation` on a buffer of so many bytes goes among `world` ranks, over links or in shared memory.
+    /// How `operation` on a buffer of so many bytes goes among `world` ranks.
     pub(super) fn choose(
         &self,
         operation: Operation,
         world: WorldSize,
         bytes: u64,
-        at_desk: bool,
+        ground: Ground,
     ) -> Algorithm {
-        let possible = if at_desk { cost::possible_in_memory(operation) } else { cost::possible(operation) };
-        let asked = self
-            .algorithms
-            .for_bytes(bytes)
-            .find(|&algorithm| possible.contains(&algorithm) && cost::is_able(algorithm, world, bytes));
+        let possible = match ground {
+            Ground::Board => cost::possible_in_memory(operation),
+            Ground::Links | Ground::Hosts => cost::possible(operation),
+        };
+        let by_hosts = ground == Ground::Hosts && cost::is_possible_by_hosts(operation);
+        let can = |algorithm: &Algorithm| match algorithm {
+            Algorithm::Hierarchy => by_hosts,
+            other => possible.contains(other) && cost::is_able(*other, world, bytes),
+        };
+        let asked = self.algorithms.for_bytes(bytes).find(can);
         asked.unwrap_or_else(|| match possible {
+            // What can be done in memory costs less there than over any link.
+            _ if by_hosts => Algorithm::Hierarchy,
             [only] => *only,
-            _ if at_desk => cost::cheapest_in_memory(bytes),
+            _ if ground == Ground::Board => cost::cheapest_in_memory(bytes),
             _ => self.link.cheapest(operation, world, bytes),
         })
     }
@@ -161,11 +178,16 @@ mod tests {
         let algorithms = "direct:0-100;one-shot:101-200".parse().unwrap();
         let routes = Routes { algorithms, ..Routes::default() };
         let world = WorldSize::new(4).unwrap();
-        let choose = |operation, bytes| routes.choose(operation, world, bytes, false);
+        let choose = |operation, bytes| routes.choose(operation, world, bytes, Ground::Links);
         assert_eq!(choose(Operation::AllReduce, 100), Algorithm::Direct);
         assert_eq!(choose(Operation::AllReduce, 101), Algorithm::OneShot);
         assert_eq!(choose(Operation::AllReduce, 1 << 30), Algorithm::Ring);
         assert_eq!(choose(Operation::Broadcast, 100), Algorithm::Tree);
         assert_eq!(choose(Operation::AllGather, 100), Algorithm::Direct);
+        let by_hosts = |operation, bytes| routes.choose(operation, world, bytes, Ground::Hosts);
+        assert_eq!(by_hosts(Operation::AllReduce, 100), Algorithm::Direct);
+        assert_eq!(by_hosts(Operation::AllReduce, 201), Algorithm::Hierarchy);
+        assert_eq!(by_hosts(Operation::Barrier, 0), Algorithm::Hierarchy);
+        assert_eq!(by_hosts(Operation::AllGather, 1 << 30), Algorithm::Ring);
     }
 }

@@ -23,7 +23,7 @@ const WORDS: usize = 3 + TOKEN_BYTES / 8;
 /// How ranks of one host talk to each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LocalTransport {
-    /// By shared memory if all ranks of a group are on one host and can have it, by TCP otherwise.
+    /// By shared memory if they can have it, by TCP otherwise.
     #[default]
     Auto,
     /// By TCP.
@@ -43,7 +43,12 @@ impl Group {
         if wanted == LocalTransport::Tcp || self.world == WorldSize::ONE {
             return Ok(());
         }
-        match self.try_to_share()? {
+        let shared = if self.local_size() == self.world {
+            self.new_desk()?.map(|desk| self.desk = Some(desk))
+        } else {
+            self.share_memory_by_hosts()?
+        };
+        match shared {
             Ok(()) => Ok(()),
             Err(why) if wanted == LocalTransport::Shm => {
                 Err(Error::System { what: "shared memory", detail: why })
@@ -55,17 +60,15 @@ impl Group {
         }
     }
 
-    /// What is in the way, if anything.
-    fn try_to_share(&mut self) -> Result<Result<(), String>, Error> {
-        if self.local_size() != self.world {
-            return Ok(Err("its ranks are on several hosts".into()));
-        }
+    /// Memory for a group whose ranks are all on this host, or what is in the way. All of its ranks have to call this.
+    pub(super) fn new_desk(&self) -> Result<Result<Arc<Mutex<Desk>>, String>, Error> {
         if self.world.get() > RANKS_MAX {
             return Ok(Err(format!("at most {RANKS_MAX} ranks share memory, and it has {}", self.world)));
         }
         let size = BoardSize { ranks: self.world.as_usize(), slot_bytes: SLOT_BYTES };
         let (mut words, created) = if self.rank == Rank::ZERO { create(size) } else { ([0; WORDS], None) };
-        self.broadcast(&mut words, Rank::ZERO)?;
+        let site = Location::caller();
+        self.run(self.broadcast_call::<u64>(WORDS, Rank::ZERO, site)?, &mut words)?;
         let opened = match created {
             Some(created) => created,
             None => open(size, &words),
@@ -73,15 +76,13 @@ impl Group {
         // Everybody has it or nobody uses it. All links are open afterwards, by which ranks wake each other.
         let mut all = vec![0u64; size.ranks];
         all[self.rank.index()] = u64::from(opened.is_ok());
-        let gathering =
-            self.call::<u64>(Work::AllGather(Partition::alike(1, self.world)), Location::caller());
+        let gathering = self.call::<u64>(Work::AllGather(Partition::alike(1, self.world)), site);
         self.run(gathering.directly(), &mut all)?;
         match opened {
             Ok(segment) if all.iter().all(|&has_it| has_it == 1) => {
                 let mut board = Board::new(segment, size, self.rank.index());
                 board.segment_mut().close();
-                self.desk = Some(Arc::new(Mutex::new(Desk::new(board, self.meter()))));
-                Ok(Ok(()))
+                Ok(Ok(Arc::new(Mutex::new(Desk::new(board, self.meter())))))
             }
             Ok(_) => Ok(Err("another rank could not open it".into())),
             Err(error) => Ok(Err(error.to_string())),

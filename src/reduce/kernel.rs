@@ -76,6 +76,12 @@ pub struct Kernels {
 }
 
 impl Kernels {
+    /// The same for contributions none of which is the last one.
+    #[must_use]
+    pub fn without_end(&self) -> Self {
+        Self { reduce: self.reduce.clone(), reduce_last: self.reduce.clone() }
+    }
+
     /// The kernels of a function of the program's own: `accumulator = f(input, accumulator)`, element by element.
     ///
     /// What has arrived is the left operand and what this rank holds the right one: where a chain of ranks reduces in rank

@@ -14,6 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 pub use client::{Arrival, arrive};
 pub use environment::{
@@ -92,11 +93,16 @@ pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// What tells this machine from others of the same name: its boot, and its network, for containers may be hosts of their own.
-pub fn machine() -> String {
+/// What tells this machine from others of the same name: its boot, its network, for containers may be hosts of their own, and
+/// a name by which processes may count as being on different ones.
+pub fn machine(host_id: Option<&str>) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    format!("{} {} {}", host_name(), boot.trim(), network.display())
+    // A name of any length; the rendezvous takes short ones alone.
+    let digest =
+        |id: &str| Sha256::digest(id).iter().take(16).fold(0u128, |all, &byte| all << 8 | u128::from(byte));
+    let chosen = host_id.map(|id| format!(" {:x}", digest(id))).unwrap_or_default();
+    format!("{} {} {}{chosen}", host_name(), boot.trim(), network.display())
 }
 
 /// Whether a job on this address may do without a secret: nobody but this machine's processes reaches it.

@@ -8,12 +8,13 @@ use super::double_tree;
 use crate::types::{Algorithm, Operation, WorldSize};
 
 /// The algorithms that can be asked for.
-pub const CHOICES: [Algorithm; 7] = [
+pub const CHOICES: [Algorithm; 8] = [
     Algorithm::OneShot,
     Algorithm::Butterfly,
     Algorithm::Direct,
     Algorithm::Doubling,
     Algorithm::DoubleTree,
+    Algorithm::Hierarchy,
     Algorithm::Ring,
     Algorithm::Tree,
 ];
@@ -79,6 +80,11 @@ pub fn possible(operation: Operation) -> &'static [Algorithm] {
     }
 }
 
+/// Whether an operation can be done in shared memory within hosts, and over links between them.
+pub fn is_possible_by_hosts(operation: Operation) -> bool {
+    matches!(operation, Operation::AllReduce | Operation::Reduce | Operation::Broadcast | Operation::Barrier)
+}
+
 /// Whether an algorithm can be taken in such a world for so many bytes, asked for or not.
 pub fn is_able(algorithm: Algorithm, world: WorldSize, bytes: u64) -> bool {
     algorithm != Algorithm::Butterfly || (world.get().is_power_of_two() && bytes <= BUTTERFLY_BYTES_MAX)
@@ -108,6 +114,23 @@ impl LinkCost {
             }
         }
         best.1
+    }
+
+    /// The cheapest algorithm for one slice of so many bytes among hosts. Those that need a workspace for everybody's slice
+    /// are none of the possible ones.
+    pub fn cheapest_between_hosts(&self, operation: Operation, hosts: WorldSize, bytes: u64) -> Algorithm {
+        match operation {
+            // Two of them exchange what they have, and are done in one step.
+            Operation::AllReduce if hosts.get() == 2 && bytes <= BUTTERFLY_BYTES_MAX => Algorithm::Butterfly,
+            Operation::AllReduce => {
+                let possible =
+                    [Algorithm::Butterfly, Algorithm::Direct, Algorithm::DoubleTree, Algorithm::Ring];
+                let time = |algorithm: &Algorithm| self.time(operation, *algorithm, hosts, bytes);
+                let cheaper = |a: &Algorithm, b: &Algorithm| time(a).total_cmp(&time(b));
+                possible.into_iter().min_by(cheaper).unwrap_or(Algorithm::Ring)
+            }
+            _ => self.cheapest(operation, hosts, bytes),
+        }
     }
 
     /// The time of an operation; infinite where the algorithm should not be taken unasked.

@@ -21,6 +21,7 @@ mod dissemination;
 pub mod double_tree;
 pub mod doubling;
 mod exchange;
+pub mod hierarchy;
 pub mod partition;
 mod ring;
 mod star;

@@ -6,6 +6,7 @@ mod chain;
 mod direct;
 mod dissemination;
 mod double_tree;
+mod hierarchy;
 mod itself;
 mod partitioned;
 mod ring;

@@ -121,6 +121,22 @@ impl Work {
         }
     }
 
+    /// The same with a part of the buffer, which has so many elements.
+    ///
+    /// # Panics
+    ///
+    /// If it is not done to every element alike.
+    #[must_use]
+    pub fn of_length(&self, count: usize) -> Self {
+        match *self {
+            Self::Barrier => Self::Barrier,
+            Self::AllReduce { .. } => Self::AllReduce { count },
+            Self::Reduce { root, .. } => Self::Reduce { count, root },
+            Self::Broadcast { root, .. } => Self::Broadcast { count, root },
+            _ => unreachable!("the parts of {self:?} are not alike"),
+        }
+    }
+
     /// Whether every rank knows the lengths of all parts.
     pub fn is_known(&self) -> bool {
         !matches!(self, Self::AllToAll { is_even: false, .. })

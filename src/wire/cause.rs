@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::frame::CONTROL_BYTES_MAX;
 use super::reader::{Reader, put_text, shortened};
-use crate::types::{Algorithm, Contract, DType, Operation, Rank, ReduceOp};
+use crate::types::{Algorithm, Contract, DType, GROUP_FLAGS, Operation, Rank, ReduceOp};
 
 /// The root cause of a failure: decided by the rank that saw it first, passed on unchanged to all others.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -33,7 +33,8 @@ pub enum Cause {
     },
     /// Two ranks called different things at the same place of the program.
     #[error(
-        "ranks do not agree on operation {sequence} of group {group}: rank {first} called {first_asked}{}, rank {second} called {second_asked}{}",
+        "ranks do not agree on operation {sequence} of group {}: rank {first} called {first_asked}{}, rank {second} called {second_asked}{}",
+        own_number(*group),
         At(first_site),
         At(second_site)
     )]
@@ -141,6 +142,11 @@ struct Patience<'a> {
     waiting: &'a [Waiting],
 }
 
+/// A group's number as its members know it.
+fn own_number(group: u32) -> u32 {
+    group & !GROUP_FLAGS
+}
+
 impl fmt::Display for Patience<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { timeout_ms, waiting } = self;
@@ -162,7 +168,12 @@ impl fmt::Display for Patience<'_> {
             )?;
         }
         for Waiting { rank, group, sequence, asked, site, awaited } in *waiting {
-            write!(f, "; rank {rank} waits in {asked}, operation {sequence} of group {group}{}", At(site))?;
+            write!(
+                f,
+                "; rank {rank} waits in {asked}, operation {sequence} of group {}{}",
+                own_number(*group),
+                At(site)
+            )?;
             for (index, (rank, _)) in awaited.iter().enumerate() {
                 write!(f, "{} {rank}", if index == 0 { ", for rank" } else { " and" })?;
             }

@@ -11,12 +11,40 @@ use ringtrain::rendezvous::{Launched, PeersFile, Server};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinOptions, Meeting, Rank, WorldSize};
 
-/// How ranks in threads talk unless a test says otherwise: over sockets though all are on this host, or as `TEST_TRANSPORT` says.
-fn transport() -> LocalTransport {
-    match std::env::var("TEST_TRANSPORT").as_deref() {
-        Err(_) | Ok("tcp") => LocalTransport::Tcp,
-        Ok("shm") => LocalTransport::Shm,
-        Ok(other) => panic!("TEST_TRANSPORT is {other}, not tcp or shm"),
+/// What lies between ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ground {
+    /// Sockets, though all are on this host.
+    Tcp,
+    /// Memory that all share.
+    Shm,
+    /// Hosts of two ranks each, and one more if their number is odd; memory within them, sockets between them.
+    Hosts,
+}
+
+/// All there is.
+pub const GROUNDS: [Ground; 3] = [Ground::Tcp, Ground::Shm, Ground::Hosts];
+
+impl Ground {
+    /// What `TEST_TRANSPORT` says.
+    fn from_environment() -> Self {
+        match std::env::var("TEST_TRANSPORT").as_deref() {
+            Err(_) | Ok("tcp") => Self::Tcp,
+            Ok("shm") => Self::Shm,
+            Ok("hosts") => Self::Hosts,
+            Ok(other) => panic!("TEST_TRANSPORT is {other}, not tcp, shm or hosts"),
+        }
+    }
+
+    /// Puts a rank on it.
+    pub fn put(self, options: &mut JoinOptions) {
+        options.transport = if self == Self::Tcp { LocalTransport::Tcp } else { LocalTransport::Shm };
+        options.host_id = match &options.meeting {
+            Meeting::Launched(Launched { rank, .. }) if self == Self::Hosts => {
+                Some(format!("host {}", rank.get() / 2))
+            }
+            _ => None,
+        };
     }
 }
 
@@ -32,6 +60,7 @@ pub fn run_with<R: Send + 'static>(
     let start_timeout = Duration::from_secs(20);
     let server = Server::start(world, secret.clone(), job_id, start_timeout).expect("a rendezvous");
     let work = Arc::new(work);
+    let ground = Ground::from_environment();
     let threads: Vec<_> = world
         .ranks()
         .map(|rank| {
@@ -45,9 +74,9 @@ pub fn run_with<R: Send + 'static>(
                 }),
                 secret: secret.clone(),
                 start_timeout,
-                transport: transport(),
                 ..JoinOptions::default()
             };
+            ground.put(&mut options);
             adjust(&mut options);
             let work = Arc::clone(&work);
             thread::spawn(move || work(Group::join(&options).expect("the rank joins")))

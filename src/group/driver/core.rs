@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Outcome;
+use super::journey::Travelling;
 use super::local::Task;
 use crate::engine::{Failure, OpId, Timestamp};
 use crate::group::pump::{Finished, Pump, Turn};
@@ -39,6 +40,9 @@ pub(super) struct Core {
     pub(super) statistics: Statistics,
     /// Operations at desks that go on by themselves.
     pub(super) desk_tasks: BTreeMap<OpId, Task>,
+    /// Operations by hosts, and which block of which of them each part that is under way belongs to.
+    pub(super) journeys: BTreeMap<OpId, Travelling>,
+    pub(super) stages: BTreeMap<OpId, (OpId, usize)>,
     /// The job has failed, and everybody has been told: for those who do not want to take the lock to know.
     pub(super) has_failed: Arc<AtomicBool>,
 }
@@ -75,6 +79,8 @@ impl Core {
             busy_since: None,
             statistics: Statistics::default(),
             desk_tasks: BTreeMap::new(),
+            journeys: BTreeMap::new(),
+            stages: BTreeMap::new(),
             has_failed: Arc::new(AtomicBool::new(false)),
         }
     }
@@ -111,9 +117,8 @@ impl Core {
             self.pump.tell();
         }
         while let Some(Finished { operation, memory, envelope, kernels }) = self.pump.take_finished() {
-            self.statistics.operations += 1;
             self.left_over.extend(kernels);
-            self.settle(operation, now, Ok(Outcome { memory, envelope }));
+            self.end(operation, now, Outcome { memory, envelope });
             is_progress = true;
         }
         match turn {
@@ -128,12 +133,22 @@ impl Core {
         }
     }
 
+    /// An operation has ended well, or a part of one.
+    pub(super) fn end(&mut self, id: OpId, now: Timestamp, outcome: Outcome) {
+        let Outcome { memory, envelope } = outcome;
+        if let Err(memory) = self.has_come(now, id, memory) {
+            self.statistics.operations += 1;
+            self.settle(id, now, Ok(Outcome { memory, envelope }));
+        }
+    }
+
     /// Ends what is pending after the failure; whether there was anything.
     fn settle_failed(&mut self, now: Timestamp) -> bool {
         let State::Failed(error) = &self.state else { return false };
         let error = error.clone();
         let tasks = std::mem::take(&mut self.desk_tasks);
         self.left_over.extend(tasks.into_values().filter_map(Task::into_kernels));
+        self.give_up_journeys();
         let pending: Vec<OpId> = self.pending.iter().copied().collect();
         for &id in &pending {
             self.settle(id, now, Err(error.clone()));

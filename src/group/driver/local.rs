@@ -12,6 +12,7 @@ use super::{Driver, Outcome};
 use crate::engine::{Begin, Failure, OpId, Timestamp};
 use crate::group::Error;
 use crate::group::desk::{Asked, Desk, Errand, Look, Order};
+use crate::group::hosts::Place;
 use crate::group::lane::reducing;
 use crate::group::memory::{Lender, Memory};
 use crate::group::profile::Part;
@@ -148,6 +149,10 @@ pub(super) struct Task {
 }
 
 impl Task {
+    pub(super) fn new(group: u32, (desk, members): Place, errand: Errand, memory: Memory) -> Self {
+        Self { group, desk, members, errand, memory }
+    }
+
     /// What may be the program's own.
     pub(super) fn into_kernels(self) -> Option<Kernels> {
         self.errand.into_kernels()
@@ -160,16 +165,16 @@ impl Core {
         &mut self,
         now: Timestamp,
         begin: Begin,
-        (desk, members): (Arc<Mutex<Desk>>, Arc<[Rank]>),
+        place: Place,
         order: Order,
         memory: Memory,
     ) -> Result<OpId, Failure> {
-        let mut place = lock(&desk);
-        let errand = place.take_on((begin.contract, begin.site), order);
-        self.remember(begin.group, &place);
-        drop(place);
+        let mut desk = lock(&place.0);
+        let errand = desk.take_on((begin.contract, begin.site), order);
+        self.remember(begin.group, &desk);
+        drop(desk);
         let id = self.pump.watch(now, begin, errand.sequence())?;
-        self.desk_tasks.insert(id, Task { group: begin.group, desk, members, errand, memory });
+        self.desk_tasks.insert(id, Task::new(begin.group, place, errand, memory));
         Ok(id)
     }
 
@@ -211,9 +216,8 @@ impl Core {
                 Ok(Look::Done) => {
                     self.pump.engine_mut().unwatch(id);
                     if let Some(Task { memory, errand, .. }) = self.desk_tasks.remove(&id) {
-                        self.statistics.operations += 1;
                         self.left_over.extend(errand.into_kernels());
-                        self.settle(id, now, Ok(Outcome { memory, envelope: None }));
+                        self.end(id, now, Outcome { memory, envelope: None });
                         has_ended = true;
                     }
                 }
@@ -223,6 +227,19 @@ impl Core {
             }
         }
         has_ended
+    }
+
+    /// What this rank waits for at desks, if whoever waits for it may stay awake.
+    pub(super) fn lookouts(&self) -> Vec<Lookout> {
+        if !self.unattended.is_empty() || !matches!(self.state, State::Running) {
+            return Vec::new();
+        }
+        let lookout = |task: &Task| {
+            let desk = lock(&task.desk);
+            let (round, ranks) = desk.is_next(&task.errand).then(|| desk.wanted(&task.errand))?;
+            Some(Lookout { desk: Arc::clone(&task.desk), round, ranks })
+        };
+        self.desk_tasks.values().filter_map(lookout).collect()
     }
 
     /// Says at every desk where somebody waits that this rank is about to sleep; whether there is a reason not to.
@@ -248,8 +265,24 @@ impl Core {
     }
 }
 
+/// Posts that somebody waits for at a desk.
+pub(super) struct Lookout {
+    desk: Arc<Mutex<Desk>>,
+    round: u64,
+    /// By their numbers at the desk.
+    ranks: Vec<usize>,
+}
+
+impl Lookout {
+    /// Whether they are there.
+    pub(super) fn is_posted(&self) -> bool {
+        let desk = lock(&self.desk);
+        self.ranks.iter().all(|&rank| desk.board().has_posted(rank, self.round))
+    }
+}
+
 /// A panic at a desk is caught where it happens, so what it guards is whole.
-fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
+pub(super) fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
     desk.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

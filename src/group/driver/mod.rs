@@ -7,6 +7,7 @@
 
 mod core;
 mod guard;
+mod journey;
 mod local;
 mod shared;
 
@@ -17,8 +18,10 @@ use std::time::{Duration, Instant};
 
 use self::core::{Core, State, Step};
 use self::guard::Lock;
+pub(super) use self::journey::{Block, Journey};
 use self::shared::Shared;
-use super::desk::{Desk, Order};
+use super::desk::Order;
+use super::hosts::Place;
 use super::memory::{self, Lender, Memory};
 use super::profile::{Meter, work_in_background};
 use super::pump::{Pump, Work};
@@ -48,7 +51,9 @@ pub(super) enum Submission {
     /// A collective, with ranks of the world.
     Collective(Schedule, Work),
     /// A collective in shared memory, with the ranks of the world that take part in it.
-    AtDesk((Arc<Mutex<Desk>>, Arc<[Rank]>), Order, Memory),
+    AtDesk(Place, Order, Memory),
+    /// A collective by hosts.
+    ByHosts(Journey),
     /// A message to this rank of the world.
     Send(Rank, Memory),
     /// A message that fits.
@@ -142,6 +147,7 @@ impl Driver {
         let _kernels = match &submission {
             Submission::Collective(_, work) => work.kernels.clone(),
             Submission::AtDesk(_, order, _) => order.kernels.clone(),
+            Submission::ByHosts(journey) => journey.kernels.clone(),
             Submission::Send(..) | Submission::Receive(..) => None,
         };
         let mut core = self.shared.lock();
@@ -153,6 +159,7 @@ impl Driver {
         let begun = match submission {
             Submission::Collective(schedule, work) => pump.begin(now, begin, schedule, work),
             Submission::AtDesk(place, order, memory) => core.begin_at_desk(now, begin, place, order, memory),
+            Submission::ByHosts(journey) => core.begin_journey(now, begin, journey),
             Submission::Send(to, memory) => pump.send_message(now, begin, to, memory),
             Submission::Receive(pattern, memory) => pump.receive_message(now, begin, pattern, memory),
         };

@@ -11,6 +11,7 @@ use mio::Waker;
 use super::Outcome;
 use super::core::{Core, State, Step};
 use super::guard::{Guard, Lock};
+use super::local::Lookout;
 use crate::engine::{OpId, Timestamp};
 use crate::group::Error;
 use crate::group::profile::{Meter, Part};
@@ -100,6 +101,14 @@ impl Shared {
             // It is dropped without the lock, which may change what there is to do.
             Step::Blocked if !core.left_over.is_empty() => self.make_way(core),
             Step::Blocked => {
+                let lookouts = if core.is_polled { Vec::new() } else { core.lookouts() };
+                if !lookouts.is_empty() {
+                    let (seen, has_news) = self.look_out(core, &lookouts);
+                    core = seen;
+                    if has_news {
+                        return core;
+                    }
+                }
                 if core.fall_asleep_at_desks() {
                     return core;
                 }
@@ -114,6 +123,43 @@ impl Shared {
         }
     }
 
+    /// Stays awake for a while to see what peers post at desks, before they are asked to send word of it; whether there is
+    /// something to do.
+    fn look_out<'a>(&'a self, mut core: Guard<'a>, lookouts: &[Lookout]) -> (Guard<'a>, bool) {
+        core.is_polled = true;
+        drop(core);
+        let mut events = Vec::new();
+        let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
+        let (started, mut looks) = (Instant::now(), 0);
+        let result = self.meter.time(Part::Wait, || {
+            while started.elapsed() < self.spin {
+                let is_posted = lookouts.iter().any(Lookout::is_posted);
+                if is_posted || poller.wait(Some(Duration::ZERO), &mut events)? || !events.is_empty() {
+                    return Ok(true);
+                }
+                if !self.has_own_processor || looks >= LOOKS_ALONE {
+                    thread::yield_now();
+                }
+                looks += 1;
+            }
+            Ok(false)
+        });
+        drop(poller);
+        let core = self.heard(events, result.as_ref().err());
+        (core, result.unwrap_or(true))
+    }
+
+    /// The core, once the transport knows what the event queue had.
+    fn heard(&self, events: Vec<Event>, refused: Option<&io::Error>) -> Guard<'_> {
+        let mut core = self.lock();
+        core.is_polled = false;
+        core.pump.transport_mut().serve(self.now(), events);
+        if let Some(error) = refused {
+            core.pump.abort(&format!("the operating system refused to wait for its sockets: {error}"));
+        }
+        core
+    }
+
     fn make_way<'a>(&self, core: Guard<'a>) -> Guard<'a> {
         self.meter.time(Part::Wait, || core.make_way())
     }
@@ -126,13 +172,7 @@ impl Shared {
         drop(core);
         let mut events = Vec::new();
         let waited = self.meter.time(Part::Wait, || self.wait_for_events(spin, timeout, &mut events));
-        let mut core = self.lock();
-        core.is_polled = false;
-        core.pump.transport_mut().serve(self.now(), events);
-        if let Err(error) = waited {
-            core.pump.abort(&format!("the operating system refused to wait for its sockets: {error}"));
-        }
-        core
+        self.heard(events, waited.err().as_ref())
     }
 
     /// Waits for the sockets: awake for as long as `spin`, then asleep.

@@ -32,7 +32,7 @@ fn run(
     }
 }
 
-fn play(
+pub(super) fn play(
     world: WorldSize,
     slot: usize,
     plan: &impl Fn(Rank) -> Plan,

@@ -1,0 +1,116 @@
+//! Groups of ranks on several hosts, some of which share one: what they do by hosts ([`Layout`]), and the memory for it.
+
+use std::panic::Location;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::call::Call;
+use super::desk::{Desk, Order};
+use super::driver::{Block, Journey};
+use super::memory::Memory;
+use super::{Error, Group};
+use crate::reduce::Kernels;
+use crate::schedule::board::Plan;
+use crate::schedule::hierarchy::{Layout, Phases};
+use crate::schedule::{Work, double_tree};
+use crate::types::{Algorithm, Element, LOCAL_GROUP, Rank, ReduceOp};
+
+/// Bytes that a host sends another one in a step of the ring, of each slice, where the buffer is long enough: while they are
+/// on their way, ranks of a host meet for the next block.
+const CHUNK_BYTES: usize = 512 << 10;
+/// The most blocks that an operation is cut into.
+const BLOCKS_MAX: usize = 64;
+
+/// A board and the ranks of the job that have it.
+pub(super) type Place = (Arc<Mutex<Desk>>, Arc<[Rank]>);
+
+/// What a group of several hosts has.
+pub(super) struct Hosts {
+    pub(super) layout: Layout,
+    /// Where the ranks of this host meet before the wire and after it: two places, for an operation that waits for the wire
+    /// must not keep the next one from it. A rank that is alone on its host has none.
+    pub(super) places: Option<[Place; 2]>,
+}
+
+impl Group {
+    /// Makes the memory for the ranks of each host, if all hosts can; what is in the way, if anything. All ranks of the group
+    /// have to call this.
+    pub(super) fn share_memory_by_hosts(&mut self) -> Result<Result<(), String>, Error> {
+        let machine = |rank: &Rank| self.machines.get(rank.index()).copied().unwrap_or_default();
+        let machines: Vec<u32> = self.members.iter().map(machine).collect();
+        let Some(layout) = Layout::new(&machines, self.rank) else { return Ok(Ok(())) };
+        let member = |rank: &Rank| self.members[rank.index()];
+        let members: Arc<[Rank]> = layout.local_ranks().iter().map(member).collect();
+        let places = self.new_places(members)?;
+        // Everybody has it or nobody uses it.
+        let mut has_it = [u8::from(places.is_ok())];
+        self.all_reduce_elements(&mut has_it, ReduceOp::Min, Location::caller())?;
+        match places {
+            Ok(places) if has_it == [1] => {
+                self.hosts = Some(Hosts { layout, places });
+                Ok(Ok(()))
+            }
+            Ok(_) => Ok(Err("another host's ranks could not".into())),
+            Err(why) => Ok(Err(why)),
+        }
+    }
+
+    /// The places of this host's ranks, or what is in the way; none for one that is alone there.
+    fn new_places(&self, members: Arc<[Rank]>) -> Result<Result<Option<[Place; 2]>, String>, Error> {
+        if members.len() == 1 {
+            return Ok(Ok(None));
+        }
+        let local = self.with_members((self.id % LOCAL_GROUP) | LOCAL_GROUP, Arc::clone(&members));
+        let before = match local.new_desk()? {
+            Ok(before) => (before, Arc::clone(&members)),
+            Err(why) => return Ok(Err(why)),
+        };
+        Ok(local.new_desk()?.map(|after| Some([before, (after, members)])))
+    }
+
+    /// What is to be done by hosts, block by block.
+    pub(super) fn journey<T: Element>(&self, hosts: &Hosts, call: Call, memory: Memory) -> Journey {
+        let (work, kernels) = call.into_work();
+        let (count, layout) = (work.count(), &hosts.layout);
+        let chunk = CHUNK_BYTES / size_of::<T>();
+        let block = layout.hosts().as_usize() * layout.slices().as_usize() * chunk;
+        let block = block.max(count.div_ceil(BLOCKS_MAX));
+        let blocks = (0..count.max(1)).step_by(block).map(|start| {
+            let range = start..count.min(start + block);
+            let phases = self.phases::<T>(layout, &work.of_length(range.len()));
+            let slot = hosts.places.as_ref().map(|[(desk, _), _]| slot_bytes(desk) / size_of::<T>());
+            // The reduction is finished between the hosts.
+            let partial = kernels.as_ref().map(Kernels::without_end);
+            let (world, rank) = layout.local();
+            let order = |work, kernels| {
+                let plan = Plan::new(world, rank, slot?, 0, work);
+                Some(Order { plan, kernels, divisor: 1 })
+            };
+            Block {
+                bytes: range.start * size_of::<T>()..range.end * size_of::<T>(),
+                before: order(phases.before, partial),
+                across: phases.across,
+                after: order(phases.after, None),
+            }
+        });
+        let blocks = blocks.collect();
+        Journey { places: hosts.places.clone(), blocks, memory, kernels, divisor: self.world.get() }
+    }
+
+    /// What this rank does for a block, with ranks of the job.
+    fn phases<T: Element>(&self, layout: &Layout, work: &Work) -> Phases {
+        let slice = work.count().div_ceil(layout.slices().as_usize());
+        let bytes = slice.saturating_mul(size_of::<T>()) as u64;
+        let algorithm = self.routes().link.cheapest_between_hosts(work.operation(), layout.hosts(), bytes);
+        let elements = match algorithm {
+            Algorithm::DoubleTree => double_tree::block_bytes(bytes) as usize / size_of::<T>(),
+            _ => slice,
+        };
+        let mut phases = layout.phases(work, algorithm, elements.max(1));
+        self.name_peers(&mut phases.across);
+        phases
+    }
+}
+
+fn slot_bytes(desk: &Mutex<Desk>) -> usize {
+    desk.lock().unwrap_or_else(PoisonError::into_inner).slot_bytes()
+}

@@ -1,0 +1,176 @@
+//! Hosts: what their ranks do on boards, what their carriers do between them, and boards again.
+
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::super::Work;
+use super::super::board::Plan;
+use super::super::hierarchy::{Layout, Phases};
+use super::board::play;
+use super::{Order, Proof, Value, World, everyone, lengths, own, roots};
+use crate::types::{Algorithm, Rank, WorldSize};
+
+const RANKS_MAX: u32 = if cfg!(miri) { 4 } else { 24 };
+
+/// Hosts in a row, hosts in turns, hosts of different sizes, and such as chance made.
+fn placements() -> Vec<Vec<u32>> {
+    let mut all: Vec<Vec<u32>> =
+        [&[0, 0, 1][..], &[0, 1, 1], &[0, 0, 1, 1], &[0, 1, 0, 1], &[5, 5, 5, 2], &[0, 1, 1, 2, 2, 2]]
+            .map(<[u32]>::to_vec)
+            .into();
+    all.push((0..16).map(|rank| rank / 4).collect());
+    all.push((0..12).map(|rank| rank % 3).collect());
+    let mut random = StdRng::seed_from_u64(7);
+    for ranks in 3..=RANKS_MAX {
+        let hosts = random.random_range(2..ranks);
+        all.push((0..ranks).map(|_| random.random_range(0..hosts)).collect());
+    }
+    all.truncate(if cfg!(miri) { 3 } else { usize::MAX });
+    all
+}
+
+/// What is left of a buffer whose contributions are named by the ranks of a host, with their names in the group.
+fn renamed(buffer: Vec<Value>, names: &[Rank]) -> Vec<Value> {
+    let name = |value: Value| {
+        let named = names.iter().enumerate().filter(|(local, _)| value.ranks >> local & 1 == 1);
+        Value { ranks: named.fold(0, |ranks, (_, rank)| ranks | 1 << rank.get()), ..value }
+    };
+    buffer.into_iter().map(name).collect()
+}
+
+/// Plays a phase on every host's board. What is reduced there is named by the ranks of the host.
+fn on_boards(
+    layouts: &[Layout],
+    phase: impl Fn(Rank) -> Work,
+    mut buffers: Vec<Vec<Value>>,
+    slot: usize,
+    is_first: bool,
+) -> Vec<Vec<Value>> {
+    for layout in layouts.iter().filter(|layout| layout.local().1 == Rank::ZERO) {
+        let (here, names) = (layout.local().0, layout.local_ranks());
+        if here == WorldSize::ONE {
+            continue;
+        }
+        let locally = |local: usize, buffer: &[Value]| {
+            let value =
+                |value: &Value| Value { ranks: if is_first { 1 << local } else { value.ranks }, ..*value };
+            buffer.iter().map(value).collect::<Vec<Value>>()
+        };
+        let given = names.iter().enumerate().map(|(local, rank)| locally(local, &buffers[rank.index()]));
+        let plan = |local: Rank| Plan::new(here, local, slot, 0, phase(names[local.index()]));
+        let slot = slot.max(here.as_usize());
+        for (rank, buffer) in names.iter().zip(play(here, slot, &plan, given.collect())) {
+            buffers[rank.index()] = if is_first { renamed(buffer, names) } else { buffer };
+        }
+    }
+    buffers
+}
+
+/// Runs a collective on every placement, length and order of events, and hands every end to `check`, with how often each
+/// element has been finished.
+fn run(
+    algorithms: &[Algorithm],
+    work: impl Fn(WorldSize, usize) -> Work,
+    check: impl Fn(WorldSize, Rank, usize, &[Value], u32),
+) {
+    for machines in placements() {
+        let world = WorldSize::new(machines.len() as u32).unwrap();
+        let layouts: Option<Vec<Layout>> = world.ranks().map(|rank| Layout::new(&machines, rank)).collect();
+        let Some(layouts) = layouts else { continue };
+        for (&algorithm, count) in
+            algorithms.iter().flat_map(|a| lengths(world).into_iter().map(move |c| (a, c)))
+        {
+            if algorithm == Algorithm::Butterfly && !layouts[0].hosts().get().is_power_of_two() {
+                continue;
+            }
+            let phases: Vec<Phases> =
+                layouts.iter().map(|layout| layout.phases(&work(world, count), algorithm, 5)).collect();
+            let schedules: Vec<_> = phases.iter().map(|phases| phases.across.clone()).collect();
+            Proof { receives_may_wait: true, ..Proof::new() }.check_schedules(&schedules);
+            for (seed, segment, slot) in [(0, 1, 1), (1, 3, 1000), (2, usize::MAX >> 1, 7)] {
+                let buffers = world.ranks().map(|rank| own(world, rank, count)).collect();
+                let before = |rank: Rank| phases[rank.index()].before.clone();
+                let buffers = on_boards(&layouts, before, buffers, slot, true);
+                let mut wire = World::new(schedules.clone(), buffers, segment);
+                wire.run(&mut match seed {
+                    0 => Order::Eager,
+                    1 => Order::Lockstep,
+                    _ => Order::Random(Box::new(StdRng::seed_from_u64(seed))),
+                });
+                let finished: Vec<u32> = wire.ranks.iter().flat_map(|rank| rank.finished.clone()).collect();
+                let total = finished.iter().sum::<u32>();
+                let buffers = wire.ranks.into_iter().map(|rank| rank.buffer).collect();
+                let after = |rank: Rank| phases[rank.index()].after.clone();
+                let buffers = on_boards(&layouts, after, buffers, slot, false);
+                for rank in world.ranks() {
+                    check(world, rank, count, &buffers[rank.index()], total);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn all_reduce_gives_every_rank_every_contribution_once() {
+    let algorithms = [Algorithm::Ring, Algorithm::Direct, Algorithm::Butterfly, Algorithm::DoubleTree];
+    run(
+        &algorithms,
+        |_, count| Work::AllReduce { count },
+        |world, rank, count, buffer, finished| {
+            assert_eq!(buffer, everyone(world, count), "rank {rank} of {world}");
+            assert!(finished as usize >= count, "every element is finished");
+        },
+    );
+}
+
+#[test]
+fn reduce_gives_the_root_every_contribution_once() {
+    for which in 0..4 {
+        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        run(
+            &[Algorithm::Chain, Algorithm::Tree],
+            |world, count| Work::Reduce { count, root: root(world) },
+            |world, rank, count, buffer, finished| {
+                assert!(rank != root(world) || *buffer == everyone(world, count));
+                assert_eq!(finished as usize, count, "every element is finished once");
+            },
+        );
+    }
+}
+
+#[test]
+fn broadcast_gives_every_rank_what_the_root_has() {
+    for which in 0..4 {
+        let root = |world: WorldSize| roots(world)[which % roots(world).len()];
+        run(
+            &[Algorithm::Ring, Algorithm::Tree],
+            |world, count| Work::Broadcast { count, root: root(world) },
+            |world, _, count, buffer, _| assert_eq!(buffer, own(world, root(world), count)),
+        );
+    }
+}
+
+#[test]
+fn the_first_ranks_of_all_hosts_meet_and_every_rank_waits_for_its_first() {
+    run(&[Algorithm::Dissemination], |_, _| Work::Barrier, |_, _, _, _, _| {});
+    let layout = |rank| Layout::new(&[0, 0, 1, 1, 2], Rank::new(rank)).unwrap();
+    let across = |rank| layout(rank).phases(&Work::Barrier, Algorithm::Dissemination, 1).across;
+    assert_eq!(across(0).peers(), [Rank::new(2), Rank::new(4)]);
+    assert!(across(1).steps.is_empty() && across(3).steps.is_empty());
+}
+
+#[test]
+fn every_slice_has_one_carrier_on_every_host() {
+    for machines in placements() {
+        let world = WorldSize::new(machines.len() as u32).unwrap();
+        for rank in world.ranks() {
+            let Some(layout) = Layout::new(&machines, rank) else { continue };
+            let schedule = layout.phases(&Work::AllReduce { count: 1000 }, Algorithm::Ring, 1000).across;
+            assert!(!schedule.steps.is_empty(), "every rank carries something: {machines:?}");
+            let is_local = |peer: &Rank| layout.local_ranks().contains(peer);
+            assert!(!schedule.peers().iter().any(is_local), "nothing goes by wire within a host");
+        }
+    }
+    assert_eq!(Layout::new(&[3, 3, 3], Rank::ZERO), None);
+    assert_eq!(Layout::new(&[0, 1, 2], Rank::ZERO), None);
+}
