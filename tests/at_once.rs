@@ -168,9 +168,8 @@ fn exchanges_beyond_the_credit() {
             let n = group.size().get();
             let own = vec![group.rank().get() + 1; 50_000];
             for _ in 0..3 {
-                let handles: Vec<_> = (0..30)
-                    .map(|_| group.all_reduce_async(own.clone(), ReduceOp::Sum).unwrap())
-                    .collect();
+                let handles: Vec<_> =
+                    (0..30).map(|_| group.all_reduce_async(own.clone(), ReduceOp::Sum).unwrap()).collect();
                 for sums in wait_all(handles).unwrap() {
                     assert!(sums.iter().all(|&sum| sum == n * (n + 1) / 2));
                 }

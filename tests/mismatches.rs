@@ -97,8 +97,14 @@ fn assert_sites(start: u32, common: &str, odd: &str, told: &str) {
 /// That ranks which send each other frames that do not agree say so, and where.
 #[track_caller]
 fn assert_mismatch(what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
+    assert_mismatch_in(&WORLDS, what, common, odd, asked);
+}
+
+/// The same in some worlds alone.
+#[track_caller]
+fn assert_mismatch_in(worlds: &[u32], what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
     let start = Location::caller().line();
-    for n in WORLDS {
+    for &n in worlds {
         for odd_rank in 0..n {
             let causes = causes(n, odd_rank, common, odd);
             let told = agreed(&format!("{what}, rank {odd_rank} of {n}"), &causes);
@@ -207,7 +213,9 @@ fn reductions() {
         |group| group.all_reduce_scaled(&mut [0f32; 100], 0.5),
         ["all_reduce(sum, 100 x f32, ", "all_reduce(premulsum, 100 x f32, "],
     );
-    assert_mismatch(
+    // Where one goes by hosts and the other from rank to rank, nobody hears of rank 0 what it asks for.
+    assert_mismatch_in(
+        &WORLDS[..3],
         "function",
         |group| group.all_reduce_with(&mut [0f32; 100], |a, b| a + b),
         |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),

@@ -79,8 +79,7 @@ impl Engine {
         true
     }
 
-    /// A number for something that consists of several operations.
-    pub fn next_id(&mut self) -> OpId {
+    pub(super) fn next_id(&mut self) -> OpId {
         self.next_id += 1;
         OpId(self.next_id)
     }

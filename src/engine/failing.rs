@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::operation::{Call, Key, Running};
 use super::past::Asked;
 use super::{Engine, OpId, Timestamp, Transmit, Verdict};
-use crate::types::{Contract, Operation, Rank};
+use crate::types::{Contract, GROUP_FLAGS, Operation, Rank};
 use crate::wire::cause::{AWAITED_MAX, Waiting};
 use crate::wire::{Cause, Header, Kind};
 
@@ -271,7 +271,7 @@ impl Engine {
         let sequence = if call.sequence() == u64::MAX { 0 } else { call.sequence() };
         Some(Waiting {
             rank: self.settings.rank,
-            group: call.group,
+            group: call.group & !GROUP_FLAGS,
             sequence,
             asked: call.contract,
             site: place(call.site),

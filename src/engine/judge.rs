@@ -186,7 +186,8 @@ impl Engine {
                 return self.store(key, peer, header);
             }
             // Partners in an exchange are ready for each other at once, and what comes first waits for what leaves from there.
-            let is_crossed = !header.eager && !is_vacated && (header.message, header.offset) >= (message, offset as u64);
+            let is_crossed =
+                !header.eager && !is_vacated && (header.message, header.offset) >= (message, offset as u64);
             let link = self.links.entry(peer).or_default();
             if is_crossed && link.stored_segments(key) < running.open_segments(peer) {
                 link.keep(key);

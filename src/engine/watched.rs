@@ -30,6 +30,13 @@ impl Engine {
         Ok(id)
     }
 
+    /// Gives the next number of a group to an operation that consists of others, which have numbers elsewhere: a rank that
+    /// has another operation of that number asks for something else.
+    pub fn number(&mut self, group: u32, asked: (Contract, &'static Location<'static>)) -> OpId {
+        self.past.begin(group, asked);
+        self.next_id()
+    }
+
     /// Takes note of an operation that is over, for a rank that comes to it later and asks for something else.
     pub fn remember(&mut self, group: u32, sequence: u64, asked: (Contract, &'static Location<'static>)) {
         self.past.note(group, sequence, asked);

@@ -168,12 +168,7 @@ impl fmt::Display for Patience<'_> {
             )?;
         }
         for Waiting { rank, group, sequence, asked, site, awaited } in *waiting {
-            write!(
-                f,
-                "; rank {rank} waits in {asked}, operation {sequence} of group {}{}",
-                own_number(*group),
-                At(site)
-            )?;
+            write!(f, "; rank {rank} waits in {asked}, operation {sequence} of group {group}{}", At(site))?;
             for (index, (rank, _)) in awaited.iter().enumerate() {
                 write!(f, "{} {rank}", if index == 0 { ", for rank" } else { " and" })?;
             }

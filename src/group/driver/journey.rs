@@ -13,6 +13,7 @@ use crate::group::memory::{Memory, Parted};
 use crate::group::pump::Work;
 use crate::reduce::Kernels;
 use crate::schedule::Schedule;
+use crate::types::GROUP_FLAGS;
 
 /// An operation by hosts.
 pub(in crate::group) struct Journey {
@@ -65,15 +66,16 @@ impl Core {
         journey: Journey,
     ) -> Result<OpId, Failure> {
         let Journey { places, blocks, memory, kernels, divisor } = journey;
-        let id = self.pump.engine_mut().next_id();
+        let asked = (begin.contract, begin.site);
+        let id = self.pump.engine_mut().number(begin.group & !GROUP_FLAGS, asked);
         let ranges: Vec<Range<usize>> = blocks.iter().map(|block| block.bytes.clone()).collect();
         let (whole, parts) = memory.into_parts(&ranges);
         let engine = self.pump.engine_mut();
         let mut take_on = |at: usize, order: Option<Order>| {
             let (desk, _) = &places.as_ref()?[at];
-            let errand = lock(desk).take_on((begin.contract, begin.site), order?);
+            let errand = lock(desk).take_on(asked, order?);
             // For a rank of this host that comes to it later and asks for something else.
-            engine.remember(begin.group, errand.sequence(), (begin.contract, begin.site));
+            engine.remember(begin.group, errand.sequence(), asked);
             Some(errand)
         };
         let mut ways = Vec::with_capacity(blocks.len());
