@@ -38,7 +38,7 @@ fn mac(parts: &[&[u8]]) -> Vec<u8> {
 
 #[test]
 fn the_limits_are_those_of_the_page() {
-    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (4, 64, 4_194_304, 4096));
+    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (5, 64, 4_194_304, 4096));
     assert_eq!((SECRET_BYTES_MIN, SECRET_BYTES_MAX), (16, 4096));
 }
 
@@ -169,7 +169,7 @@ fn a_handshake_byte_by_byte() {
     let hello = dialer.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[4, 0]); // 8: version
+    expected.extend_from_slice(&[5, 0]); // 8: version
     expected.push(1); // 10: purpose
     expected.extend_from_slice(&[0; 13]); // 11: reserved
     expected.extend_from_slice(&[0x02, 0x01, 0, 0]); // 24: world
@@ -188,7 +188,7 @@ fn a_handshake_byte_by_byte() {
     let answer = acceptor.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[4, 0]); // 8: version
+    expected.extend_from_slice(&[5, 0]); // 8: version
     expected.push(0); // 10: refusal
     expected.extend_from_slice(&[0; 5]); // 11: reserved
     expected.extend_from_slice(&[0xb2; 32]); // 16: nonce

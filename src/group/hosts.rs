@@ -11,7 +11,7 @@ use super::{Error, Group};
 use crate::reduce::Kernels;
 use crate::schedule::board::Plan;
 use crate::schedule::hierarchy::{Layout, Phases};
-use crate::schedule::{Work, double_tree};
+use crate::schedule::{Work, cost, double_tree};
 use crate::types::{Algorithm, Element, LOCAL_GROUP, Rank, ReduceOp};
 
 /// Bytes that a host sends another one in a step of the ring, of each slice, where the buffer is long enough: while they are
@@ -100,7 +100,7 @@ impl Group {
     fn phases<T: Element>(&self, layout: &Layout, work: &Work) -> Phases {
         let slice = work.count().div_ceil(layout.slices().as_usize());
         let bytes = slice.saturating_mul(size_of::<T>()) as u64;
-        let algorithm = self.routes().link.cheapest_between_hosts(work.operation(), layout.hosts(), bytes);
+        let algorithm = cost::between_hosts(work.operation(), layout.hosts(), bytes);
         let elements = match algorithm {
             Algorithm::DoubleTree => double_tree::block_bytes(bytes) as usize / size_of::<T>(),
             _ => slice,

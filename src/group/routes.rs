@@ -34,10 +34,13 @@ impl Algorithms {
         &self.0
     }
 
-    /// Fixed ranges, which give the same bits from run to run: a choice by measurement may change with the weather.
+    /// Fixed ranges, which give the same bits from run to run on the same hosts: a choice by measurement may change with the
+    /// weather.
     pub fn reproducible() -> Self {
         let range = |algorithm, from, to| Range { algorithm, from, to };
         Self(vec![
+            // Where there are hosts.
+            range(Algorithm::Hierarchy, 0, u64::MAX),
             range(Algorithm::OneShot, 0, 8 << 10),
             range(Algorithm::Direct, (8 << 10) + 1, 256 << 10),
             range(Algorithm::Ring, (256 << 10) + 1, u64::MAX),
@@ -162,7 +165,7 @@ mod tests {
             assert_eq!(text.parse::<Algorithms>().unwrap().to_string(), text);
         }
         assert_eq!("ring".parse::<Algorithms>().unwrap().to_string(), "ring:0-max");
-        let fixed = "one-shot:0-8192;direct:8193-262144;ring:262145-max";
+        let fixed = "hierarchy:0-max;one-shot:0-8192;direct:8193-262144;ring:262145-max";
         assert_eq!(Algorithms::reproducible().to_string(), fixed);
         for wrong in
             ["", "rings", "ring:", "ring:5", "ring:9-3", "ring:-1-4", "ring:0-max;", "chain", "ring:0-1;;"]

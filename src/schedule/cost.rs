@@ -103,6 +103,24 @@ pub fn cheapest_in_memory(bytes: u64) -> Algorithm {
     if bytes <= ONE_SHOT_BYTES_MAX { Algorithm::OneShot } else { Algorithm::Direct }
 }
 
+/// The algorithm for one slice of so many bytes among hosts: by the cost of a usual network, for what is measured when a group
+/// forms are mostly links within hosts, and so that results do not depend on the weather. Those that need a workspace for
+/// everybody's slice are none of the possible ones.
+pub fn between_hosts(operation: Operation, hosts: WorldSize, bytes: u64) -> Algorithm {
+    let network = LinkCost::default();
+    match operation {
+        // Two of them exchange what they have, and are done in one step.
+        Operation::AllReduce if hosts.get() == 2 && bytes <= BUTTERFLY_BYTES_MAX => Algorithm::Butterfly,
+        Operation::AllReduce => {
+            let possible = [Algorithm::Butterfly, Algorithm::Direct, Algorithm::DoubleTree, Algorithm::Ring];
+            let time = |algorithm: &Algorithm| network.time(operation, *algorithm, hosts, bytes);
+            let cheaper = |a: &Algorithm, b: &Algorithm| time(a).total_cmp(&time(b));
+            possible.into_iter().min_by(cheaper).unwrap_or(Algorithm::Ring)
+        }
+        _ => network.cheapest(operation, hosts, bytes),
+    }
+}
+
 impl LinkCost {
     /// The cheapest algorithm for `operation` on a buffer of so many bytes.
     pub fn cheapest(&self, operation: Operation, world: WorldSize, bytes: u64) -> Algorithm {
@@ -114,23 +132,6 @@ impl LinkCost {
             }
         }
         best.1
-    }
-
-    /// The cheapest algorithm for one slice of so many bytes among hosts. Those that need a workspace for everybody's slice
-    /// are none of the possible ones.
-    pub fn cheapest_between_hosts(&self, operation: Operation, hosts: WorldSize, bytes: u64) -> Algorithm {
-        match operation {
-            // Two of them exchange what they have, and are done in one step.
-            Operation::AllReduce if hosts.get() == 2 && bytes <= BUTTERFLY_BYTES_MAX => Algorithm::Butterfly,
-            Operation::AllReduce => {
-                let possible =
-                    [Algorithm::Butterfly, Algorithm::Direct, Algorithm::DoubleTree, Algorithm::Ring];
-                let time = |algorithm: &Algorithm| self.time(operation, *algorithm, hosts, bytes);
-                let cheaper = |a: &Algorithm, b: &Algorithm| time(a).total_cmp(&time(b));
-                possible.into_iter().min_by(cheaper).unwrap_or(Algorithm::Ring)
-            }
-            _ => self.cheapest(operation, hosts, bytes),
-        }
     }
 
     /// The time of an operation; infinite where the algorithm should not be taken unasked.
@@ -218,6 +219,22 @@ mod tests {
                 let chosen = LinkCost::default().cheapest(operation, world, bytes);
                 assert_ne!(chosen, Algorithm::DoubleTree, "{operation} of {bytes} bytes");
             }
+        }
+    }
+
+    #[test]
+    fn slices_between_hosts_take_few_steps_or_few_bytes_and_no_workspace() {
+        let cases = [
+            (2, 64, Algorithm::Butterfly),
+            (2, 1 << 20, Algorithm::Ring),
+            (3, 64, Algorithm::Direct),
+            (4, 64, Algorithm::Butterfly),
+            (4, 256 << 10, Algorithm::Direct),
+            (4, 8 << 20, Algorithm::Ring),
+        ];
+        for (hosts, bytes, expected) in cases {
+            let chosen = between_hosts(Operation::AllReduce, WorldSize::new(hosts).unwrap(), bytes);
+            assert_eq!(chosen, expected, "{hosts} hosts, {bytes} bytes");
         }
     }
 

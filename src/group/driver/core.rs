@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::Outcome;
 use super::journey::Travelling;
 use super::local::Task;
+use super::tally::Tally;
 use crate::engine::{Failure, OpId, Timestamp};
 use crate::group::pump::{Finished, Pump, Turn};
 use crate::group::{Error, Statistics};
@@ -45,6 +46,8 @@ pub(super) struct Core {
     pub(super) stages: BTreeMap<OpId, (OpId, usize)>,
     /// The job has failed, and everybody has been told: for those who do not want to take the lock to know.
     pub(super) has_failed: Arc<AtomicBool>,
+    /// What is done at desks without the lock.
+    pub(super) tally: Arc<Tally>,
 }
 
 pub(super) enum State {
@@ -82,6 +85,7 @@ impl Core {
             journeys: BTreeMap::new(),
             stages: BTreeMap::new(),
             has_failed: Arc::new(AtomicBool::new(false)),
+            tally: Arc::default(),
         }
     }
 
@@ -189,6 +193,7 @@ impl Core {
             && let Some(since) = self.busy_since.take()
         {
             self.statistics.communication += now.saturating_sub(since);
+            self.tally.is_counted.store(false, Ordering::Relaxed);
         }
     }
 

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::core::{Core, State, Step};
+use super::tally::Watch;
 use super::{Driver, Outcome};
 use crate::engine::{Begin, Failure, OpId, Timestamp};
 use crate::group::Error;
@@ -37,8 +38,8 @@ impl Driver {
         if self.shared.has_failed.load(Ordering::Acquire) {
             return Err(self.shared.fail(self.shared.lock()));
         }
-        let started = Instant::now();
         let mut errand = desk.take_on((begin.contract, begin.site), order);
+        let mut time = Watch::new(errand.sequence(), memory.bytes().len());
         let mut watch = None;
         let mut sleepers = Vec::new();
         let result = loop {
@@ -58,7 +59,11 @@ impl Driver {
                 }
                 Err(_) => break Err(self.abort("the program's own reduction panicked there")),
             }
-            if self.shared.meter.time(Part::Wait, || self.shared.spin_until(|| desk.has_news(&errand))) {
+            if self
+                .shared
+                .meter
+                .time(Part::Wait, || self.shared.stay_awake(&mut time, || desk.has_news(&errand)))
+            {
                 continue;
             }
             let slept = self.watch(&mut watch, begin, desk, &errand);
@@ -66,7 +71,10 @@ impl Driver {
                 break Err(error);
             }
         };
-        self.leave_desk(watch, started, result.is_ok());
+        if let Some(id) = watch {
+            self.shared.lock().pump.engine_mut().unwatch(id);
+        }
+        self.shared.tally.count(&time, result.is_ok());
         result
     }
 
@@ -123,19 +131,6 @@ impl Driver {
         }
         desk.board().wake_up();
         Ok(())
-    }
-
-    fn leave_desk(&self, watch: Option<OpId>, started: Instant, is_done: bool) {
-        let waited = started.elapsed();
-        let mut core = self.shared.lock();
-        if let Some(id) = watch {
-            core.pump.engine_mut().unwatch(id);
-        }
-        core.statistics.operations += u64::from(is_done);
-        core.statistics.exposed += waited;
-        if core.busy_since.is_none() {
-            core.statistics.communication += waited;
-        }
     }
 }
 
@@ -289,7 +284,7 @@ pub(super) fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
 impl super::shared::Shared {
     /// Stays awake for a while, until `is_there`; whether it is. Where ranks outnumber processors, the one that is waited for
     /// may need this one.
-    fn spin_until(&self, is_there: impl Fn() -> bool) -> bool {
+    fn stay_awake(&self, time: &mut Watch, is_there: impl Fn() -> bool) -> bool {
         if self.has_own_processor {
             for _ in 0..LOOKS_ALONE {
                 if is_there() {
@@ -299,6 +294,7 @@ impl super::shared::Shared {
             }
         }
         // Others may need this processor, whatever was thought at the start.
+        time.lasts();
         let started = Instant::now();
         loop {
             if is_there() {

@@ -10,8 +10,10 @@ mod guard;
 mod journey;
 mod local;
 mod shared;
+mod tally;
 
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -78,6 +80,7 @@ impl Driver {
             waker: poller.waker(),
             meter: core.pump.meter().clone(),
             has_failed: Arc::clone(&core.has_failed),
+            tally: Arc::clone(&core.tally),
             core: Lock::new(core),
             poller: Mutex::new(poller),
             changed: Condvar::new(),
@@ -94,12 +97,14 @@ impl Driver {
         let counters = core.pump.counters();
         let under_way =
             core.busy_since.map_or(Duration::ZERO, |since| self.shared.now().saturating_sub(since));
-        Statistics {
+        let mut statistics = Statistics {
             bytes_sent: counters.bytes_sent,
             bytes_received: counters.bytes_received,
             communication: core.statistics.communication + under_way,
             ..core.statistics
-        }
+        };
+        core.tally.add_to(&mut statistics);
+        statistics
     }
 
     /// What measures where time goes.
@@ -166,6 +171,7 @@ impl Driver {
         let Ok(id) = begun else { return Err(self.shared.fail(core)) };
         core.pending.insert(id);
         core.busy_since.get_or_insert(now);
+        core.tally.is_counted.store(true, Ordering::Relaxed);
         if !is_attended {
             core.unattended.insert(id);
             if !core.is_polled {

@@ -12,6 +12,7 @@ use super::Outcome;
 use super::core::{Core, State, Step};
 use super::guard::{Guard, Lock};
 use super::local::Lookout;
+use super::tally::Tally;
 use crate::engine::{OpId, Timestamp};
 use crate::group::Error;
 use crate::group::profile::{Meter, Part};
@@ -38,6 +39,8 @@ pub(super) struct Shared {
     /// The job has failed, and everybody has been told.
     pub(super) has_failed: Arc<AtomicBool>,
     pub(super) meter: Meter,
+    /// What is done at desks without the core's lock.
+    pub(super) tally: Arc<Tally>,
 }
 
 impl Shared {
