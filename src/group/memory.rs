@@ -216,13 +216,14 @@ struct Loan {
     _token: Arc<()>,
 }
 
-// SAFETY: a loan is the only way to its bytes while it lives (see `lend`; `Parted` lets nobody look at the whole), so it may be used by any one thread.
+// SAFETY: a loan is the only way to its bytes while it lives (see `lend`; `Parted` lets nobody look at the whole), so it may be
+// used by any one thread.
 unsafe impl Send for Loan {}
 
 impl Loan {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `lend` had a valid slice, and does not return it to its owner while the loan lives; no more does `Parted`, whose
-        // whole stays where it is, for it is on the heap or a loan itself.
+        // SAFETY: `lend` had a valid slice, and does not return it to its owner while the loan lives; no more does `Parted`,
+        // whose whole stays where it is, for it is on the heap or a loan itself.
         unsafe { std::slice::from_raw_parts(self.start, self.length) }
     }
 
