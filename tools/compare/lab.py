@@ -27,6 +27,8 @@ ENDING_S = 20
 LINE_S, LINE_TRIAL_S = 3, 1
 # A line's beginning is slow start, which no collective of a job that runs for long meets.
 LINE_OMIT_S = 1
+# A trial does not know yet how long an operation takes, and 64 MiB take a second of a line of 1 Gbit/s.
+TIMEOUT_S = 120
 GLOO_PORT = 29500
 # Host 0 serves one test. Host 1 tries until somebody listens there; with --json a failure is no exit code. The others' lines
 # stay idle.
