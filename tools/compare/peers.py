@@ -111,13 +111,13 @@ class Ringbench(Program):
         report = self.scratch / "ringbench.json"
         report.unlink(missing_ok=True)
         command = [
-            *(self.directory / "ringrun", "-n", case.world, self.directory / "ringbench", case.operation),
+            *(self.directory / "ringbench", case.operation),
             *("-b", size, "-e", size, "-n", iterations, "-w", WARM_UP, "-t", case.dtype, "-c", 1),
             *(*self.transport, "--tcp-congestion", self.congestion, "--json", report),
         ]
         if case.operation in ("all_reduce", "reduce_scatter"):
             command += ["-o", "sum"]
-        ended = processes.run([command], stall_s, self.scratch)
+        ended = self.run(case, command, stall_s)
         if ended.code is None:
             return None, None, None
         if ended.code != 0:
@@ -126,6 +126,10 @@ class Ringbench(Program):
         [row] = told["results"]
         kept = {key: row[key] for key in ("time_us", "iterations", "wrong", "transport", "algorithm") if key in row}
         return {**kept, "cpu_s": None}, ended.cpu_s, told["environment"]
+
+    def run(self, case, command, stall_s):
+        """Runs the command as every rank of a job."""
+        return processes.run([[self.directory / "ringrun", "-n", case.world, *command]], stall_s, self.scratch)
 
 
 def knows_transport(usage, name):
@@ -155,16 +159,20 @@ class Gloo(Program):
         return super().lacks(case)
 
     def measure(self, case, sizes, stall_s, cpu):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         command = [self.python, HERE / "gloo_bench.py", "--warm-up", WARM_UP]
         command += ["--operation", case.operation, "--dtype", case.dtype]
         for size, iterations in sizes:
             command += ["--size", size, iterations]
+        return figures(self, self.run(case, command, stall_s))
+
+    def run(self, case, command, stall_s):
+        """Runs the command as every rank of a job."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
         job = {"WORLD_SIZE": case.world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
         ranks = [{**job, "RANK": rank} for rank in range(case.world)]
-        return figures(self, processes.run([command] * case.world, stall_s, self.scratch, ranks))
+        return processes.run([command] * case.world, stall_s, self.scratch, ranks)
 
 
 def can_gloo(python):

@@ -79,7 +79,8 @@ def panel(body, x, y, rows, styles, value):
         labels = [tick_text(tick) for tick in ticks]
         title = "time of one operation"
     else:
-        ticks = steps(max(bandwidth(row, row["time_us_min"]) for row in rows))
+        line = rows[0].get("line_gb_per_s")
+        ticks = steps(max(line or 0, *(bandwidth(row, row["time_us_min"]) for row in rows)))
         up = linear_scale(ticks[-1], y + PANEL_HEIGHT, y)
         labels = [f"{tick:g}" for tick in ticks]
         title = "bus bandwidth (GB/s)"
@@ -90,6 +91,9 @@ def panel(body, x, y, rows, styles, value):
     for size in thinned(sizes):
         body.append(f'<path d="M{across(size):.1f} {y + PANEL_HEIGHT}v5" stroke="{FAINT}"/>')
         body.append(text(across(size), y + PANEL_HEIGHT + 19, report.size_text(size), colour=FAINT, anchor="middle"))
+    if not timed and line:
+        body.append(f'<path d="M{x} {up(line):.1f}h{PANEL_WIDTH}" stroke="{INK}" stroke-dasharray="2 4"/>')
+        body.append(text(x + 8, up(line) - 6, "iperf3, one way", colour=FAINT))
     body.append(f'<path d="M{x} {y + PANEL_HEIGHT}h{PANEL_WIDTH}" stroke="{FAINT}"/>')
     body.append(text(x + PANEL_WIDTH / 2, y + PANEL_HEIGHT + 38, "bytes", colour=FAINT, anchor="middle"))
     # Ours last, and so on top.

@@ -39,10 +39,11 @@ def interrupt_on_signals():
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
 
 
-def run(commands, stall_s, scratch, variables=({},)):
+def run(commands, stall_s, scratch, variables=({},), ending_s=0):
     """Runs the commands at once until all have ended, one has failed, or none has written anything for `stall_s`.
 
-    The output is that of the first. `variables` are one dictionary for all, or one for each.
+    The output is that of the first. `variables` are one dictionary for all, or one for each. What has to be ended is killed;
+    with `ending_s` it is asked first, and has so long to take down what is more than processes.
     """
     outputs = [tempfile.NamedTemporaryFile(dir=scratch, delete=False) for _ in range(2 * len(commands))]
     before = _children_cpu_s()
@@ -63,7 +64,11 @@ def run(commands, stall_s, scratch, variables=({},)):
             pids[process.pid] = index
         code, failed = _wait(pids, outputs[0].name, stall_s)
     finally:
-        end_descendants()
+        try:
+            if ending_s:
+                _ask_to_end([process.pid for process in started], ending_s)
+        finally:
+            end_descendants()
         for process in started:
             # We have reaped it ourselves.
             process.returncode = 0
@@ -102,6 +107,23 @@ def _wait(pids, watched, stall_s):
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _ask_to_end(pids, within_s):
+    """Asks those that still run to end, and waits until they have, or for so long."""
+    deadline = time.monotonic() + within_s
+    for pid in filter(_runs, pids):
+        os.kill(pid, signal.SIGTERM)
+    while any(map(_runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _runs(pid):
+    """Whether our child has not ended. One that we have reaped has."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def descendants(parents, root):

@@ -43,6 +43,8 @@ def document(machine, rounds, rows, names, notes, args):
     """Everything, for the JSON file."""
     return {
         "machine": machine,
+        # What the lines of a lab carry, by the host's default; elsewhere nothing.
+        "lines": rounds.lines(),
         "versions": {names[key]: version for key, version in rounds.versions.items()},
         "rounds": args.rounds,
         "ours": args.ours,
@@ -67,6 +69,8 @@ def groups(rows):
 def heading(machine, versions, rounds):
     """What the figures stand for, in one line."""
     host = f"{machine['cpu']}, {machine['processors']} processors, {machine['kernel']}"
+    if machine.get("network"):
+        host += f", {machine['network']}"
     default = f"default congestion control {machine['congestion_control_default']}"
     # Two columns of one library have one version.
     return f"{host}, {default}; {rounds} round{'s' if rounds != 1 else ''}; {'; '.join(dict.fromkeys(versions.values()))}"
@@ -105,6 +109,8 @@ def tables(told, cpu):
 
         sizes = sorted({size for size, _ in cells})
         title = f"**{operation} of {dtype}, {world} ranks, host's default {control}**"
+        if line := told["lines"].get(control):
+            title += f"\n\n{line_text(line)}"
         parts.append(grid(title, told["programs"], keys, sizes, lambda size, key: cell(size, key, times_text)))
         if cpu:
             title = f"**the same: CPU seconds of all ranks for each GiB of {operation}**"
@@ -121,7 +127,21 @@ def grid(title, names, keys, sizes, text):
 def times_text(row):
     ratio = row["times_ours"]
     behind = f" **{ratio:.{2 if ratio >= 0.1 else 3}f}**" if ratio else ""
+    if row.get("line_part") is not None:
+        behind += f" {row['line_part']:.1%}"
     return f"{time_text(row['time_us'])} ({time_text(row['time_us_min'])} - {time_text(row['time_us_max'])}){behind}"
+
+
+def line_text(line):
+    """What iperf3 has measured, in a sentence."""
+    shown = [
+        f"{median:.0f} Mbit/s ({min(measured):.0f} - {max(measured):.0f}) {way}"
+        for way, median, measured in (
+            ("one way", line["one_way_mbit_per_s"], line["rounds_one_way_mbit_per_s"]),
+            ("each way with both at once", line["both_ways_mbit_per_s"], line["rounds_both_ways_mbit_per_s"]),
+        )
+    ]
+    return f"A line carries {' and '.join(shown)}, as iperf3 says; the percentages are parts of the former."
 
 
 def cpu_text(row):

@@ -38,7 +38,7 @@ def iterations_for(time_us):
 
 def rotated(programs, number):
     """Another one begins in each round, so that nobody always comes after the same one."""
-    turn = number % len(programs)
+    turn = number % max(1, len(programs))
     return programs[turn:] + programs[:turn]
 
 
@@ -74,6 +74,10 @@ class Rounds:
         self.stalls = {}
         # Iterations and time by (case, program) and bytes; empty where the program gives no figures.
         self.iterations = {}
+
+    def lines(self):
+        """What the network's lines carry, by congestion control, where that is measured."""
+        return {}
 
     def measure_all(self, programs, cases, sizes, congestion):
         self.fixed = {size: count for size, count in sizes if count}

@@ -144,6 +144,7 @@ class TheRounds(unittest.TestCase):
 
     def test_another_one_begins_each_time(self):
         self.assertEqual([rounds.rotated(list("abc"), number)[0] for number in range(4)], list("abca"))
+        self.assertEqual(rounds.rotated([], 1), [])
 
     def test_who_does_not_finish_is_not_asked_again_for_that_size(self):
         hanging = Fake("mpich5", hangs_from=1 << 20)
@@ -221,8 +222,8 @@ class Processes(unittest.TestCase):
         """Runs programs of Python, with 20 s for each."""
         processes.adopt_orphans()
         with tempfile.TemporaryDirectory() as scratch:
-            yield lambda *programs, stall_s=20: processes.run(
-                [[sys.executable, "-c", text] for text in programs], stall_s, scratch
+            yield lambda *programs, stall_s=20, ending_s=0: processes.run(
+                [[sys.executable, "-c", text] for text in programs], stall_s, scratch, ending_s=ending_s
             )
 
     def test_the_first_one_s_output_and_everybody_s_time_count(self):
@@ -245,6 +246,19 @@ class Processes(unittest.TestCase):
         self.assertIsNone(ended.code)
         self.assertIn("row", ended.output)
         self.assertEqual(processes.descendants(processes._parents(), os.getpid()), [])
+
+    def test_one_that_is_asked_first_takes_down_what_it_has_put_up(self):
+        with self.python() as run, tempfile.TemporaryDirectory() as directory:
+            up = pathlib.Path(directory) / "up"
+            text = f"import pathlib, signal, time; up = pathlib.Path({str(up)!r}); "
+            text += "signal.signal(signal.SIGTERM, lambda *_: exit()); up.touch()\ntry: time.sleep(60)\nfinally: time.sleep(0.3); up.unlink()"
+            self.assertIsNone(run(text, stall_s=1, ending_s=20).code)
+            self.assertFalse(up.exists())
+            # Who does not listen is killed all the same.
+            deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+            began = time.monotonic()
+            self.assertIsNone(run(deaf, stall_s=1, ending_s=0.5).code)
+            self.assertLess(time.monotonic() - began, 20)
 
     def test_descendants_are_found_at_every_depth(self):
         self.assertEqual(sorted(processes.descendants({2: 1, 3: 2, 4: 3, 5: 9, 9: 8}, 1)), [2, 3, 4])
