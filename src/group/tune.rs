@@ -11,9 +11,10 @@ use crate::types::{Algorithm, Rank, ReduceOp};
 
 /// Words of an algorithm's range.
 const RANGE_WORDS: usize = 3;
-/// Bytes of a part of the shortest buffer that is timed, and of a longer one.
+/// Bytes of a part of the shortest buffer that is timed, and of a longer one: so many times what a line lets pass at once beyond
+/// its rate, in all rounds together, that the median is the rate.
 const SHORT: usize = 8;
-const LONG: usize = 16 << 10;
+const LONG: usize = 64 << 10;
 /// The largest world in which all links are opened to measure what a message to everybody costs.
 const CROWD_MAX: usize = 16;
 /// Where that is not measured: the part of a latency that each further message costs.
@@ -96,6 +97,8 @@ fn time(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f64, Error> 
     let algorithms = algorithm.parse().unwrap_or_default();
     set(group, Routes { algorithms, ..Routes::default() });
     let mut buffer = vec![0u8; group.size().as_usize() * bytes];
+    // What others still have under way of the one before would be in its way.
+    group.barrier()?;
     let started = Instant::now();
     group.all_gather(&mut buffer)?;
     Ok(started.elapsed().as_nanos() as f64)
