@@ -143,11 +143,10 @@ impl Desk {
         self.board.shelve(own, alive, others);
     }
 
-    /// Gives up the mappings of buffers that are gone, unless an operation may still need them.
+    /// Forgets buffers that are gone, and gives up their mappings unless an operation may still need them.
     pub(super) fn prune(&mut self) {
-        if !self.is_busy() {
-            self.board.prune();
-        }
+        let is_busy = self.is_busy();
+        self.board.prune(is_busy);
     }
 
     /// An operation has failed on this rank, and its buffer goes back to whoever lent it: others must not be at it any more.

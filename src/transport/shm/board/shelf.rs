@@ -72,9 +72,13 @@ impl Board {
         self.shelf.own.insert(first, Own { number, length: own.bytes().len(), mapping, alive });
     }
 
-    /// Forgets buffers that are gone, and gives up the mappings of those whose owners have. No operation may be under way.
-    pub fn prune(&mut self) {
+    /// Forgets this rank's own buffers that are gone, and, if no operation is under way, gives up the mappings of those whose
+    /// owners have.
+    pub fn prune(&mut self, is_busy: bool) {
         self.shelf.own.retain(|_, own| own.alive.strong_count() > 0);
+        if is_busy {
+            return;
+        }
         self.shelf.others.retain(|_, windows| {
             for window in windows.iter_mut() {
                 if window.as_ref().is_some_and(Window::is_withdrawn) {
@@ -295,7 +299,7 @@ mod tests {
         let address = window.bytes().as_ptr().addr();
         *own = None;
         assert!(board.shelf.own.contains_key(&address));
-        board.prune();
+        board.prune(true);
         assert_eq!(board.own_buffers(), 0);
     }
 
@@ -306,7 +310,7 @@ mod tests {
         window.withdraw();
         drop(window);
         for seat in &mut seats {
-            seat.board.prune();
+            seat.board.prune(false);
         }
         assert_eq!(seats.iter().map(|seat| seat.board.own_buffers()).collect::<Vec<_>>(), [0, 1]);
         let known =
