@@ -37,6 +37,17 @@ const LAYOUT: [usize; 2] = [CARD_WORDS, 0x616c_6c6f];
 /// a part of it, moves nothing through slots or sockets. Everything else treats it as any other memory. Dropping it gives its
 /// memory back, at once on this rank and with the next [`Group::alloc`] or drop on the others; no name of it is ever left
 /// anywhere. It may outlive its group.
+///
+/// ```
+/// use ringtrain::{Group, ReduceOp};
+///
+/// let mut group = Group::from_environment()?;
+/// let mut gradients = group.alloc::<f32>(100_000)?;
+/// gradients.fill(1.0);
+/// group.all_reduce(&mut gradients, ReduceOp::Average)?;
+/// assert!(gradients.iter().all(|&gradient| gradient == 1.0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct SharedBuffer<T: Element>(Kind<T>);
 
 enum Kind<T: Element> {
