@@ -10,7 +10,8 @@ use ringtrain::cli::bench::report::Report;
 use ringtrain::cli::bench::subject::Subject;
 use ringtrain::cli::bench::{BenchError, bench};
 use ringtrain::cli::exit::Exit;
-use ringtrain::{Group, Rank};
+use ringtrain::group::LocalTransport;
+use ringtrain::{Group, JoinOptions, Rank};
 
 use self::util::ranks;
 
@@ -113,6 +114,23 @@ fn rank_0_alone_prints_and_all_know_the_figures() {
     {
         assert!(header.contains(line), "{line} in\n{header}");
     }
+}
+
+#[test]
+fn buffers_of_the_group_are_measured_and_named() {
+    for transport in [LocalTransport::Tcp, LocalTransport::Shm] {
+        let flags = "all_reduce --alloc -b 4 -e 3M -f 90 -n 2 -w 1 -o sum,avg -t f32,u8";
+        let adjust = |options: &mut JoinOptions| options.transport = transport;
+        for (report, table) in ranks::run_with(3, adjust, move |group| measure(group, flags)) {
+            assert_eq!((report.wrong(), report.environment.alloc), (Some(0), true));
+            assert!(
+                table.is_empty() || table.contains("in place, in buffers of the group (--alloc)"),
+                "{table}"
+            );
+        }
+    }
+    let (report, table) = run(2, "all_reduce -b 4 -e 4 -n 1 -w 0").swap_remove(0);
+    assert!(!report.environment.alloc && !table.contains("--alloc"), "{table}");
 }
 
 #[test]

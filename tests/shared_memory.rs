@@ -30,12 +30,13 @@ fn a_full_dev_shm_makes_no_difference() {
     let ringbench = env!("CARGO_BIN_EXE_ringbench");
     let bench =
         ["-n", "3", ringbench, "all_reduce", "--transport", "shm", "-b", "64", "-e", "4M", "-f", "16"];
-    let Some(mut command) = with_full_dev_shm(&[&bench[..], &["-n", "3", "-w", "1"]].concat()) else {
-        return;
-    };
-    let done = run(&mut command);
-    assert_eq!(done.code(), Some(0), "{}{}", done.stdout(), done.stderr());
-    assert!(done.stdout().contains("Out of bounds values : 0 OK"), "{}", done.stdout());
+    for buffers in [&[][..], &["--alloc"]] {
+        let arguments = [&bench[..], &["-n", "3", "-w", "1"], buffers].concat();
+        let Some(mut command) = with_full_dev_shm(&arguments) else { return };
+        let done = run(&mut command);
+        assert_eq!(done.code(), Some(0), "{}{}", done.stdout(), done.stderr());
+        assert!(done.stdout().contains("Out of bounds values : 0 OK"), "{}", done.stdout());
+    }
 }
 
 /// Open files and mappings of a process that belong to memory without a name.
@@ -67,6 +68,37 @@ fn killed_ranks_leave_no_memory_behind() {
     let done = util::finish(job);
     assert_eq!(done.code(), Some(128 + 9), "{}", done.stderr());
     wait_until_gone(&ranks);
+    assert_eq!(names_in_dev_shm(), before);
+}
+
+/// A rank dies while others read and write its buffer, and it theirs: they say who it was, and nothing stays.
+#[test]
+fn a_rank_that_is_killed_while_buffers_are_lent_is_named() {
+    let before = names_in_dev_shm();
+    for victim in 0..3 {
+        let mark = format!("SHARED_MEMORY_TEST={}", rand::random::<u64>());
+        let job = util::ringrun(&["-n", "3", "-x", &mark, env!("CARGO_BIN_EXE_ringbench"), "all_reduce"])
+            .args(["--alloc", "--transport", "shm", "-b", "16M", "-e", "16M", "-n", "1000000"])
+            .spawn()
+            .unwrap();
+        // The board, and three buffers.
+        let ranks = wait_for("three ranks that lend buffers", || {
+            let mut found = util::processes_with(&mark);
+            found.retain(|&pid| shared_mappings(pid) == 4);
+            (found.len() == 3).then_some(found)
+        });
+        let of_victim = util::processes_with(&format!("RING_RANK={victim}"));
+        signal("KILL", *ranks.iter().find(|pid| of_victim.contains(pid)).expect("it is one of them"));
+        let done = util::finish(job);
+        let told = done.stderr();
+        assert_eq!(done.code(), Some(128 + 9), "{told}");
+        for survivor in (0..3).filter(|&rank| rank != victim) {
+            let line =
+                told.lines().find(|line| line.starts_with(&format!("[{survivor}]<stderr>:ringbench: ")));
+            assert!(line.is_some_and(|line| line.contains(&format!("rank {victim} on "))), "{told}");
+        }
+        wait_until_gone(&ranks);
+    }
     assert_eq!(names_in_dev_shm(), before);
 }
 

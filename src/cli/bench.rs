@@ -5,6 +5,7 @@ pub mod args;
 pub mod measure;
 pub mod pattern;
 pub mod plan;
+mod plan_error;
 pub mod profile;
 pub mod report;
 pub mod sample;
@@ -157,6 +158,7 @@ pub fn bench(
         warm_up: plan.warm_up,
         checks: plan.checks,
         profiles: plan.profiles,
+        allocates: plan.allocates,
         budget_us: ROW_US.min(RUN_US / plan.cases.len().max(1) as f64),
     };
     group.set_profiling(plan.profiles);

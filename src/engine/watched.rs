@@ -75,6 +75,12 @@ impl Engine {
         self.fail(cause);
     }
 
+    /// A rank has posted in shared memory what cannot be, and this is wrong with it.
+    pub fn blame(&mut self, peer: Rank, what: &str) {
+        let cause = self.misbehaved(peer, what.to_owned());
+        self.fail(cause);
+    }
+
     /// Wakes a peer that sleeps and has something to see in the memory that it shares with this rank.
     pub fn wake(&mut self, peer: Rank) {
         self.links.entry(peer).or_default().control.push_back(Header { kind: Kind::Wake, ..Header::EMPTY });

@@ -3,28 +3,24 @@
 use std::panic::Location;
 
 use super::call::{Prepared, Reduction};
-use super::{Error, Group, Handle};
+use super::{Error, Group, Handle, OwnedBuffer};
 use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, ReduceOp};
 
 impl Group {
-    /// [`Group::all_reduce`], going on by itself; gives the buffer back.
+    /// [`Group::all_reduce`], going on by itself; gives the buffer back, a vector or one of [`Group::alloc`].
     ///
     /// # Errors
     ///
     /// As [`Group::all_reduce`]; a failure on the way is the handle's.
     #[track_caller]
-    pub fn all_reduce_async<T: Element>(
-        &mut self,
-        buffer: Vec<T>,
-        op: ReduceOp,
-    ) -> Result<Handle<Vec<T>>, Error> {
+    pub fn all_reduce_async<B: OwnedBuffer>(&mut self, buffer: B, op: ReduceOp) -> Result<Handle<B>, Error> {
         let site = Location::caller();
-        if let Some(gathered) = self.gathered::<T>(&buffer, op, site)? {
+        if let Some(gathered) = self.gathered::<B::Element>(buffer.as_ref(), op, site)? {
             return self.start(gathered.into_prepared(buffer));
         }
-        let call = self.all_reduce_call::<T>(buffer.len(), op, site)?;
-        self.start(Prepared::new(call, buffer, |buffer| buffer))
+        let call = self.all_reduce_call::<B::Element>(buffer.as_ref().len(), op, site)?;
+        self.start_on(call, buffer)
     }
 
     /// [`Group::reduce`], going on by itself; gives the buffer back.

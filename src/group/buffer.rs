@@ -32,6 +32,28 @@ pub trait Input {
     fn elements(&self) -> Result<&[Self::Element], Error>;
 }
 
+/// Memory that an operation owns while it goes on by itself, and gives back: a vector, or a
+/// [`SharedBuffer`](crate::SharedBuffer).
+pub trait OwnedBuffer:
+    AsRef<[Self::Element]> + AsMut<[Self::Element]> + sealed::Sealed + Send + 'static
+{
+    /// The element type.
+    type Element: Element;
+}
+
+impl<T: Element> OwnedBuffer for Vec<T> {
+    type Element = T;
+}
+
+/// Elements that stay where they are whatever happens to their owner: nobody else can promise that.
+pub(super) mod sealed {
+    use crate::types::Element;
+
+    pub trait Sealed {}
+
+    impl<T: Element> Sealed for Vec<T> {}
+}
+
 impl<T: Element> Buffer for [T] {
     type Element = T;
 

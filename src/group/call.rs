@@ -9,7 +9,7 @@ use super::desk::Order;
 use super::driver::{Driver, Outcome, Submission};
 use super::handle::Handle;
 use super::memory::{Lender, Memory};
-use super::{Error, Group, pump};
+use super::{Error, Group, OwnedBuffer, pump};
 use crate::engine::Begin;
 use crate::reduce::{self, Kernels};
 use crate::schedule::board::Plan;
@@ -193,6 +193,17 @@ impl Group {
         let begin = self.begin_of::<T>(&call);
         let id = job.driver.submit(begin, self.submission::<T>(call, Memory::owned(elements)))?;
         let finish = move |outcome: Outcome| Ok(finish(outcome.memory.into_elements()));
+        Ok(Handle::pending(Arc::clone(job), id, finish))
+    }
+
+    /// Begins a collective that goes on by itself in a buffer, which it gives back.
+    pub(super) fn start_on<B: OwnedBuffer>(&self, call: Call, mut buffer: B) -> Result<Handle<B>, Error> {
+        self.driver()?;
+        self.prepare(&call, buffer.as_mut());
+        let Some(job) = &self.job else { return Ok(Handle::ready(Ok(buffer))) };
+        let begin = self.begin_of::<B::Element>(&call);
+        let id = job.driver.submit(begin, self.submission::<B::Element>(call, Memory::owned(buffer)))?;
+        let finish = |outcome: Outcome| outcome.memory.into_owned().ok_or(Error::Taken);
         Ok(Handle::pending(Arc::clone(job), id, finish))
     }
 

@@ -1,20 +1,21 @@
 //! Where the ranks of a group that share memory do their collectives: a board, and one operation after the other on it.
 
+mod bytes;
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Weak;
 
 use super::call::Site;
 use super::memory::Lender;
-use super::profile::{Meter, Part};
+use super::profile::Meter;
 use crate::reduce::Kernels;
-use crate::schedule::Action;
-use crate::schedule::board::{Fold, Plan, Put, Round};
-use crate::transport::shm::{Board, HEADER_WORDS, Header};
+use crate::schedule::board::{Plan, Round};
+use crate::transport::shm::{BUFFERS_MAX, Board, HEADER_WORDS, Header, OwnWindow, Window};
 use crate::types::{Contract, Rank};
 use crate::wire::{self, CONTRACT_WORDS};
-
-/// Bytes that are copied or reduced at a time: what several ranks contribute to them stays in a processor's first cache.
-const PIECE_BYTES: usize = 16 << 10;
 
 /// How many past operations are remembered: others are at most a few behind.
 const HISTORY_MAX: usize = 8;
@@ -58,6 +59,8 @@ pub(super) struct Errand {
     /// The round it is in, from 0, and whether that has been posted.
     number: usize,
     is_posted: bool,
+    /// Whether the others have been told where its buffer lies, to read and write it there.
+    is_lent: bool,
 }
 
 /// What a look at the board has come to.
@@ -68,6 +71,8 @@ pub(super) enum Look {
     Waits,
     /// This rank asked for one thing, another for something else; `None` if nobody can tell what.
     Differs(Asked, Rank, Option<Contract>),
+    /// A rank has posted what cannot be, and this is wrong with it.
+    Broken(Rank, &'static str),
 }
 
 /// What an operation is.
@@ -85,7 +90,7 @@ impl Desk {
             sequence: 0,
             current: 0,
             scratch: Round::default(),
-            lower: vec![0; PIECE_BYTES / size_of::<u64>()],
+            lower: vec![0; bytes::PIECE_BYTES / size_of::<u64>()],
             history: VecDeque::new(),
             unseen: None,
             meter,
@@ -120,6 +125,34 @@ impl Desk {
             element_bytes: contract.dtype.size_bytes(),
             number: 0,
             is_posted: false,
+            is_lent: false,
+        }
+    }
+}
+
+/// Buffers that ranks have of the group.
+impl Desk {
+    /// Whether this rank has as many as it may.
+    pub(super) fn is_full(&mut self) -> bool {
+        self.prune();
+        self.board.own_buffers() >= BUFFERS_MAX
+    }
+
+    /// Takes note of a buffer of each rank, the others' in rank order. `alive` has to die before the rank's own is unmapped.
+    pub(super) fn shelve(&mut self, own: &OwnWindow, alive: Weak<()>, others: Vec<Window>) {
+        self.board.shelve(own, alive, others);
+    }
+
+    /// Forgets buffers that are gone, and gives up their mappings unless an operation may still need them.
+    pub(super) fn prune(&mut self) {
+        let is_busy = self.is_busy();
+        self.board.prune(is_busy);
+    }
+
+    /// An operation has failed on this rank, and its buffer goes back to whoever lent it: others must not be at it any more.
+    pub(super) fn take_back(&self, errand: &Errand, memory: &[u8]) {
+        if errand.is_lent {
+            self.board.take_back(memory);
         }
     }
 }
@@ -147,32 +180,25 @@ impl Desk {
                     return differs;
                 }
                 errand.plan.fill(errand.number, &mut self.scratch);
-                let mut started = self.meter.start();
-                let end = self.scratch.puts.iter().map(|put| put.at + put.range.len()).max();
-                let bytes = end.unwrap_or_default() * errand.element_bytes;
-                let slot = if bytes == 0 { &mut [] } else { self.board.write(round, bytes) };
-                for Put { range, at } in &self.scratch.puts {
-                    let start = at * errand.element_bytes;
-                    let bytes = &memory.bytes()[errand.bytes(range)];
-                    slot[start..start + bytes.len()].copy_from_slice(bytes);
-                }
-                self.board.post(round, &errand.asked.header);
-                self.meter.end(Part::Send, &mut started);
+                self.post(round, errand, memory);
                 errand.is_posted = true;
                 self.board.take_sleepers(|rank| wake(Rank::new(rank as u32)));
             }
             for from in self.sources() {
                 let Some(posted) = self.board.posted(from, round) else { return Look::Waits };
-                if let Some(differs) = errand.asked.differs(Rank::new(from as u32), &posted.header) {
+                let from = Rank::new(from as u32);
+                if let Some(differs) = errand.asked.differs(from, &posted.header) {
                     return differs;
+                }
+                if posted.is_lent && self.scratch.exchange.is_none() {
+                    return Look::Broken(from, "it lent its buffer where nobody can take it");
                 }
             }
             let has_seen_all = self.sources().count() + 1 >= self.board.size().ranks;
             self.unseen = (!has_seen_all).then_some(errand.asked);
-            if let Some(fold) = self.scratch.fold.take() {
-                self.fold(round, errand, &fold, memory.bytes_mut());
+            if let Err(broken) = self.work(round, errand, memory.bytes_mut()) {
+                return broken;
             }
-            self.take(round, errand, memory.bytes_mut());
             self.round = round;
             errand.number += 1;
             errand.is_posted = false;
@@ -181,6 +207,41 @@ impl Desk {
                 return Look::Done;
             }
         }
+    }
+
+    /// Posts the round: that its buffer lies where others can read and write it, if it does and that is of use, or elements.
+    fn post(&mut self, round: u64, errand: &mut Errand, memory: &mut Lender<'_>) {
+        let spot = match memory {
+            Lender::Write(bytes) if self.scratch.exchange.is_some() => {
+                self.board.spot_of(bytes, errand.element_bytes)
+            }
+            _ => None,
+        };
+        errand.is_lent |= spot.is_some();
+        match spot {
+            Some(spot) => self.board.post_lent(round, &errand.asked.header, spot),
+            None => self.put(round, errand, memory.bytes()),
+        }
+    }
+
+    /// Does what the round asks for, all of which has been posted.
+    fn work(&mut self, round: u64, errand: &mut Errand, memory: &mut [u8]) -> Result<(), Look> {
+        if let Some(exchange) = self.scratch.exchange.take() {
+            let loans = self.board.take_loans(round, memory.len(), errand.element_bytes);
+            let have_others_lent =
+                loans.map_err(|(rank, what)| Look::Broken(Rank::new(rank as u32), what))?;
+            if have_others_lent && errand.is_lent {
+                errand.plan.go_in_place();
+                errand.rounds = errand.plan.rounds();
+                self.scratch.fold = None;
+                self.exchange(round, errand, &exchange.range, memory);
+            }
+        }
+        if let Some(fold) = self.scratch.fold.take() {
+            self.fold(round, errand, &fold, memory);
+        }
+        self.take(round, errand, memory);
+        Ok(())
     }
 
     /// The other ranks from whose slots something is taken in this round, each once.
@@ -248,64 +309,6 @@ impl Desk {
             }
         })
     }
-
-    /// Reduces what the round asks for, all of which has been posted, piece by piece.
-    fn fold(&mut self, round: u64, errand: &Errand, fold: &Fold, memory: &mut [u8]) {
-        let (rank, ranks) = (self.board.rank(), self.board.size().ranks);
-        let (all, at) = (errand.bytes(&fold.range), fold.at * errand.element_bytes);
-        let mut started = self.meter.start();
-        for start in all.clone().step_by(PIECE_BYTES) {
-            let own = &mut memory[start..all.end.min(start + PIECE_BYTES)];
-            let place = at + start - all.start..at + start - all.start + own.len();
-            let of = |from: usize| Some(self.board.posted(from, round)?.bytes(place.clone()));
-            let action = |from| if from + 1 == ranks { Action::ReduceLast } else { Action::Reduce };
-            if rank > 0
-                && let Some(first) = of(0)
-            {
-                let lower = &mut bytemuck::cast_slice_mut(&mut self.lower)[..own.len()];
-                if rank > 1 {
-                    lower.copy_from_slice(first);
-                    self.meter.end(Part::Receive, &mut started);
-                }
-                for arrived in (1..rank).filter_map(of) {
-                    errand.apply(Action::Reduce, lower, arrived);
-                }
-                errand.apply_before(action(rank), own, if rank > 1 { lower } else { first });
-            }
-            for from in rank + 1..ranks {
-                let Some(arrived) = of(from) else { return };
-                errand.apply(action(from), own, arrived);
-            }
-            self.meter.end(Part::Reduce, &mut started);
-            if fold.is_posted_next {
-                let start = start - all.start;
-                self.board.write(round + 1, all.len())[start..start + own.len()].copy_from_slice(own);
-                self.meter.end(Part::Send, &mut started);
-            }
-        }
-    }
-
-    /// Takes from the slots what the round asks for, all of which has been posted.
-    fn take(&self, round: u64, errand: &Errand, memory: &mut [u8]) {
-        let mut takes = &self.scratch.takes[..];
-        let mut started = self.meter.start();
-        while let Some(first) = takes.first() {
-            // What is reduced into the same elements is taken piece by piece.
-            let same = takes.iter().take_while(|take| take.range == first.range).count();
-            let (run, rest) = takes.split_at(same);
-            takes = rest;
-            let all = errand.bytes(&first.range);
-            for start in all.clone().step_by(PIECE_BYTES) {
-                let own = &mut memory[start..all.end.min(start + PIECE_BYTES)];
-                for take in run {
-                    let Some(posted) = self.board.posted(take.from.index(), round) else { return };
-                    let at = take.at * errand.element_bytes + start - all.start;
-                    errand.apply(take.action, own, posted.bytes(at..at + own.len()));
-                    self.meter.end(Part::of(take.action), &mut started);
-                }
-            }
-        }
-    }
 }
 
 impl Asked {
@@ -332,24 +335,6 @@ impl Errand {
     /// What may be the program's own.
     pub(super) fn into_kernels(self) -> Option<Kernels> {
         self.kernels
-    }
-
-    /// What lower ranks contributed is `lower`, this rank's contribution stands in `own`.
-    fn apply_before(&self, action: Action, own: &mut [u8], lower: &[u8]) {
-        let Some(kernels) = &self.kernels else { return };
-        let kernel = if action == Action::ReduceLast { &kernels.reduce_last } else { &kernels.reduce };
-        kernel.apply(own, lower, self.divisor);
-    }
-
-    /// What lower ranks contributed stands in `own`.
-    fn apply(&self, action: Action, own: &mut [u8], arrived: &[u8]) {
-        match (action, &self.kernels) {
-            (Action::Reduce, Some(kernels)) => kernels.reduce.apply_after(own, arrived, self.divisor),
-            (Action::ReduceLast, Some(kernels)) => {
-                kernels.reduce_last.apply_after(own, arrived, self.divisor);
-            }
-            _ => own.copy_from_slice(arrived),
-        }
     }
 
     /// The bytes of elements.

@@ -31,6 +31,9 @@ pub enum Error {
     /// The lengths of the ranks' parts cannot be. Nothing has been sent, and the group is as it was.
     #[error("the counts of the ranks' parts cannot be: {0}")]
     InvalidCounts(&'static str),
+    /// A rank has as many buffers of [`Group::alloc`](crate::Group::alloc) as it may. The group is as it was.
+    #[error("a rank of the group has {0} buffers of it already; drop some first")]
+    TooManyBuffers(usize),
     /// A message cannot go to, or come from, this rank. Nothing has been sent, and the group is as it was.
     #[error("rank {peer} is not a rank of this group of {world}")]
     InvalidPeer {

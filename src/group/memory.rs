@@ -7,6 +7,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::buffer::OwnedBuffer;
 use crate::types::Element;
 
 /// Elements that an operation owns.
@@ -16,13 +17,13 @@ trait Owned: Send {
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
 
-impl<T: Element> Owned for Vec<T> {
+impl<B: OwnedBuffer> Owned for B {
     fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(self)
+        bytemuck::cast_slice(self.as_ref())
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        bytemuck::cast_slice_mut(self)
+        bytemuck::cast_slice_mut(self.as_mut())
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
@@ -47,7 +48,7 @@ impl Memory {
     }
 
     /// Elements that the operation owns until it has ended.
-    pub fn owned<T: Element>(elements: Vec<T>) -> Self {
+    pub fn owned(elements: impl OwnedBuffer) -> Self {
         Self(Kind::Owned(Box::new(elements)))
     }
 
@@ -71,6 +72,11 @@ impl Memory {
             Kind::Lent(loan) => loan.bytes().get(range),
             Kind::Later(_) => None,
         }
+    }
+
+    /// A caller's buffer, if it is one.
+    pub(super) fn lent(&mut self) -> Option<Lender<'_>> {
+        matches!(self.0, Kind::Lent(_)).then(|| self.lender())
     }
 
     /// The whole buffer, if it has been allocated, and what may be done with it.
@@ -123,11 +129,14 @@ impl Memory {
 
     /// The elements that the operation owned; none if it owned none of this type.
     pub fn into_elements<T: Element>(self) -> Vec<T> {
+        self.into_owned().unwrap_or_default()
+    }
+
+    /// What the operation owned; `None` if that was nothing of this type.
+    pub(super) fn into_owned<B: OwnedBuffer>(self) -> Option<B> {
         match self.0 {
-            Kind::Owned(owned) => {
-                owned.into_any().downcast().map_or_else(|_| Vec::new(), |elements| *elements)
-            }
-            Kind::Lent(_) | Kind::Later(_) => Vec::new(),
+            Kind::Owned(owned) => owned.into_any().downcast().ok().map(|elements| *elements),
+            Kind::Lent(_) | Kind::Later(_) => None,
         }
     }
 }

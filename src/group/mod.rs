@@ -11,6 +11,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod alloc;
 mod asynchronous;
 mod buffer;
 mod call;
@@ -43,7 +44,8 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-pub use buffer::{Buffer, Input};
+pub use alloc::SharedBuffer;
+pub use buffer::{Buffer, Input, OwnedBuffer};
 pub use error::Error;
 pub use handle::{Handle, test_all, test_any, wait_all, wait_all_timeout, wait_any, wait_any_timeout};
 pub use join::{JoinOptions, Meeting, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};

@@ -22,11 +22,11 @@ pub struct Profile {
 /// How long each part of the work took. No moment of a thread counts twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Spent {
-    /// System calls that send; in shared memory copying into this rank's slot, and posting it.
+    /// System calls that send; in shared memory copying into this rank's slot or others' buffers, and posting.
     pub send: Duration,
     /// System calls that receive; in shared memory copying from ranks' slots. Also copying what came before its time.
     pub receive: Duration,
-    /// Kernels and functions of the program's own that reduce; in shared memory they read ranks' slots themselves.
+    /// Kernels and functions of the program's own that reduce; in shared memory they read ranks' slots and buffers themselves.
     pub reduce: Duration,
     /// Waiting for peers or for another thread that works for the caller: asleep, looking again and again, or giving the
     /// processor away.

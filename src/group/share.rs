@@ -17,8 +17,8 @@ use crate::types::{Rank, WorldSize};
 const SLOT_BYTES: usize = 512 << 10;
 /// The most ranks that share a board; every rank looks at every other one's slot.
 const RANKS_MAX: u32 = 64;
-/// Words in which the first rank says where the memory is.
-const WORDS: usize = 3 + TOKEN_BYTES / 8;
+/// Words in which a rank says where memory is.
+pub(super) const WORDS: usize = 3 + TOKEN_BYTES / 8;
 
 /// How ranks of one host talk to each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -94,24 +94,33 @@ impl Group {
 fn create(size: BoardSize) -> ([u64; WORDS], Option<io::Result<Segment>>) {
     let token: [u8; TOKEN_BYTES] = rand::random();
     let segment = Segment::create(size.bytes(), &token);
-    let mut words = [0; WORDS];
-    if let Some(place) = segment.as_ref().ok().and_then(Segment::place) {
-        words[..3].copy_from_slice(&[1, u64::from(place.process), u64::from(place.file)]);
-        for (word, bytes) in words[3..].iter_mut().zip(token.as_chunks().0) {
-            *word = u64::from_le_bytes(*bytes);
-        }
-    }
-    (words, Some(segment))
+    let place = segment.as_ref().ok().and_then(Segment::place);
+    (place.map_or([0; WORDS], |place| to_words(place, &token)), Some(segment))
 }
 
-fn open(size: BoardSize, words: &[u64; WORDS]) -> io::Result<Segment> {
-    let [1, process, file, token @ ..] = words else {
-        return Err(io::Error::other("rank 0 of the group could not make it"));
-    };
+/// Where memory is and by which token it is known, in words that begin with 1.
+pub(super) fn to_words(place: Place, token: &[u8; TOKEN_BYTES]) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    words[..3].copy_from_slice(&[1, u64::from(place.process), u64::from(place.file)]);
+    for (word, bytes) in words[3..].iter_mut().zip(token.as_chunks().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+/// What such words say; `None` if there is no memory.
+pub(super) fn of_words(words: &[u64; WORDS]) -> Option<(Place, [u8; TOKEN_BYTES])> {
+    let [1, process, file, token @ ..] = words else { return None };
     let place = Place { process: *process as u32, file: *file as u32 };
     let mut bytes = [0; TOKEN_BYTES];
     for (chunk, word) in bytes.as_chunks_mut().0.iter_mut().zip(token) {
         *chunk = word.to_le_bytes();
     }
-    Segment::open(place, size.bytes(), &bytes)
+    Some((place, bytes))
+}
+
+fn open(size: BoardSize, words: &[u64; WORDS]) -> io::Result<Segment> {
+    let there_is_none = || io::Error::other("rank 0 of the group could not make it");
+    let (place, token) = of_words(words).ok_or_else(there_is_none)?;
+    Segment::open(place, size.bytes(), &token)
 }

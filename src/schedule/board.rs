@@ -4,10 +4,14 @@
 //! What is reduced is taken from the slots in rank order, lower ranks being the left operands. So a result depends on the
 //! contributions alone: not on where an element stands, on the size of the slots, or on the algorithm. A function of one's
 //! own need not commute.
+//!
+//! Where every rank's buffer is memory that all of them reach, an all-reduce takes two rounds whatever its length: in the
+//! first each rank says where its buffer lies, and when all have, reduces its own chunk of all of them where they lie and
+//! writes it into all of them; in the second it says that it is done. Nobody goes on before everybody is.
 
 use std::ops::Range;
 
-use super::partition::Partition;
+use super::partition::{Partition, chunk};
 use super::{Action, Work};
 use crate::types::{Rank, WorldSize};
 
@@ -45,6 +49,14 @@ pub struct Fold {
     pub is_posted_next: bool,
 }
 
+/// Elements of all ranks' buffers that this rank reduces where they lie, writing the result into all of them. Nobody else
+/// reads or writes these.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Exchange {
+    /// Where they lie in each buffer.
+    pub range: Range<usize>,
+}
+
 /// What a rank does in a round.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Round {
@@ -52,6 +64,9 @@ pub struct Round {
     pub puts: Vec<Put>,
     /// What it reduces, of all ranks in rank order.
     pub fold: Option<Fold>,
+    /// What it does instead of all else, if every rank has said where its whole buffer lies: see [`Plan::go_in_place`]. A rank
+    /// that says so posts nothing else; from its buffer others take what they would from its slot.
+    pub exchange: Option<Exchange>,
     /// What it takes, in this order. An empty range waits for the rank to have posted.
     pub takes: Vec<Take>,
 }
@@ -66,6 +81,8 @@ pub struct Plan {
     work: Work,
     /// Everybody reduces everything, in one round.
     is_one_shot: bool,
+    /// Everybody's buffer is reduced where it lies.
+    is_in_place: bool,
 }
 
 impl Plan {
@@ -79,7 +96,13 @@ impl Plan {
         assert!(work.is_known(), "all ranks have as many rounds");
         let slot = slot.max(world.as_usize());
         let is_one_shot = matches!(work, Work::AllReduce { count } if count <= slot.min(one_shot));
-        Self { world, rank, slot, work, is_one_shot }
+        Self { world, rank, slot, work, is_one_shot, is_in_place: false }
+    }
+
+    /// Goes on without slots: in the round whose [`Round::exchange`] this is all ranks have said where their buffers lie, so all
+    /// come to the same.
+    pub fn go_in_place(&mut self) {
+        self.is_in_place = true;
     }
 
     /// How many rounds there are, at least one.
@@ -89,6 +112,7 @@ impl Plan {
         let rounds = match &self.work {
             Work::Barrier => 1,
             Work::AllReduce { .. } if self.is_one_shot => 1,
+            Work::AllReduce { .. } if self.is_in_place => 2,
             Work::AllReduce { count } | Work::Reduce { count, .. } => {
                 return 2 * count.div_ceil(self.slot).max(1);
             }
@@ -115,6 +139,7 @@ impl Plan {
     pub fn fill(&self, number: usize, round: &mut Round) {
         round.puts.clear();
         round.fold = None;
+        round.exchange = None;
         round.takes.clear();
         let share = self.share();
         let of_slot = |range: Range<usize>| piece(&range, number, self.slot);
@@ -125,7 +150,7 @@ impl Plan {
                 round.put(0..*count, 0);
                 self.reduce(round, 0, &(0..*count), self.world.get());
             }
-            Work::AllReduce { count } => self.two_shot(round, number, *count, None),
+            Work::AllReduce { count } => self.all_reduce(round, number, *count),
             Work::Reduce { count, root } => self.two_shot(round, number, *count, Some(*root)),
             Work::ReduceScatter(partition) => {
                 for rank in self.others() {
@@ -174,6 +199,17 @@ impl Plan {
                 round.put(own.clone(), 0);
                 self.reduce(round, 0, &(count + own.start..count + own.end), self.rank.get());
             }
+        }
+    }
+
+    /// By slots or in place; that is decided in the first round.
+    fn all_reduce(&self, round: &mut Round, number: usize, count: usize) {
+        if self.is_in_place && number > 0 {
+            return self.take_from_others(round, |_| (0, 0..0));
+        }
+        self.two_shot(round, number, count, None);
+        if number == 0 {
+            round.exchange = Some(Exchange { range: chunk(count, self.world, self.rank) });
         }
     }
 

@@ -2,6 +2,10 @@
 //!
 //! Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020): gradients are
 //! reduced in buckets, in the order in which the backward pass finishes them.
+//!
+//! Buckets are the group's own memory, which peers on the same host reduce where it lies. They are allocated when they are
+//! first sent off, in the first step: which gradients make a bucket depends on the network alone, so all ranks do that at the
+//! same points, as they call the all-reduces.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,8 +13,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::codec::{Compression, Narrow};
-use crate::group::{Error, Group, Handle};
-use crate::types::ReduceOp;
+use crate::group::{Error, Group, Handle, SharedBuffer};
+use crate::types::{Element, ReduceOp};
 
 /// Bytes of a bucket where nobody says otherwise: see "Overlap" in `docs/benchmarking.md`.
 pub const BUCKET_BYTES: usize = 1 << 20;
@@ -22,22 +26,51 @@ pub(crate) struct Buckets {
     /// What is ready and not on its way. The backward pass goes from the end of the gradients to their beginning.
     ready: Range<usize>,
     flights: VecDeque<(Range<usize>, Flight)>,
-    /// Memory of earlier steps.
-    spare: Vec<Vec<f32>>,
+    /// Memory of earlier steps. Of the three kinds one is used.
+    whole: Spare<f32>,
+    fp16: Spare<f16>,
+    bf16: Spare<bf16>,
 }
 
 /// A bucket on its way.
 enum Flight {
-    Whole(Handle<Vec<f32>>),
-    Fp16(Handle<Vec<f16>>),
-    Bf16(Handle<Vec<bf16>>),
+    Whole(Handle<SharedBuffer<f32>>),
+    Fp16(Handle<SharedBuffer<f16>>),
+    Bf16(Handle<SharedBuffer<bf16>>),
+}
+
+/// Buckets that have landed, in the order in which they were sent off: in the next step each comes to the same gradients.
+struct Spare<T: Element>(VecDeque<SharedBuffer<T>>);
+
+impl<T: Element> Spare<T> {
+    /// A bucket of so many elements, which is the same on all ranks.
+    fn take(&mut self, group: &mut Group, count: usize) -> Result<SharedBuffer<T>, Error> {
+        match self.0.pop_front() {
+            Some(bucket) if bucket.len() == count => Ok(bucket),
+            _ => group.alloc(count),
+        }
+    }
+}
+
+impl<T: Element> Default for Spare<T> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
 }
 
 impl Buckets {
     /// Buckets of at least `bytes` bytes of gradients each, but for the last.
     pub(crate) fn new(bytes: usize, compression: Compression) -> Self {
         let elements = (bytes / size_of::<f32>()).max(1);
-        Self { elements, compression, ready: 0..0, flights: VecDeque::new(), spare: Vec::new() }
+        Self {
+            elements,
+            compression,
+            ready: 0..0,
+            flights: VecDeque::new(),
+            whole: Spare::default(),
+            fp16: Spare::default(),
+            bf16: Spare::default(),
+        }
     }
 
     /// Elements of a bucket.
@@ -77,15 +110,19 @@ impl Buckets {
                 Flight::Whole(handle) => {
                     let mut sums = handle.wait()?;
                     on_landed(range, &mut sums);
-                    self.spare.push(sums);
+                    self.whole.0.push_back(sums);
                 }
                 Flight::Fp16(handle) => {
-                    f16::decode(&handle.wait()?, target);
+                    let sums = handle.wait()?;
+                    f16::decode(&sums, target);
                     on_landed(range, target);
+                    self.fp16.0.push_back(sums);
                 }
                 Flight::Bf16(handle) => {
-                    bf16::decode(&handle.wait()?, target);
+                    let sums = handle.wait()?;
+                    bf16::decode(&sums, target);
                     on_landed(range, target);
+                    self.bf16.0.push_back(sums);
                 }
             }
         }
@@ -95,23 +132,28 @@ impl Buckets {
     fn launch(&mut self, group: &mut Group, gradients: &[f32]) -> Result<(), Error> {
         let range = std::mem::replace(&mut self.ready, 0..0);
         let source = &gradients[range.clone()];
+        let (count, op) = (source.len(), ReduceOp::Sum);
         let flight = match self.compression {
             Compression::None => {
-                let mut bucket = self.spare.pop().unwrap_or_default();
-                bucket.clear();
-                bucket.extend_from_slice(source);
-                Flight::Whole(group.all_reduce_async(bucket, ReduceOp::Sum)?)
+                let mut bucket = self.whole.take(group, count)?;
+                bucket.copy_from_slice(source);
+                Flight::Whole(group.all_reduce_async(bucket, op)?)
             }
-            Compression::Fp16 => Flight::Fp16(group.all_reduce_async(narrow(source), ReduceOp::Sum)?),
-            Compression::Bf16 => Flight::Bf16(group.all_reduce_async(narrow(source), ReduceOp::Sum)?),
+            Compression::Fp16 => {
+                let bucket = narrow(source, self.fp16.take(group, count)?);
+                Flight::Fp16(group.all_reduce_async(bucket, op)?)
+            }
+            Compression::Bf16 => {
+                let bucket = narrow(source, self.bf16.take(group, count)?);
+                Flight::Bf16(group.all_reduce_async(bucket, op)?)
+            }
         };
         self.flights.push_back((range, flight));
         Ok(())
     }
 }
 
-fn narrow<H: Narrow>(source: &[f32]) -> Vec<H> {
-    let mut narrow = vec![H::ZERO; source.len()];
-    H::encode(source, &mut narrow);
-    narrow
+fn narrow<H: Narrow>(source: &[f32], mut bucket: SharedBuffer<H>) -> SharedBuffer<H> {
+    H::encode(source, &mut bucket);
+    bucket
 }

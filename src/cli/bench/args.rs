@@ -103,6 +103,10 @@ pub struct BenchArgs {
     #[arg(long)]
     pub profile: bool,
 
+    /// Take the buffers of all_reduce from the group: where ranks share memory, they are reduced where they lie
+    #[arg(long)]
+    pub alloc: bool,
+
     /// How this process finds its peers
     #[command(flatten)]
     pub group: GroupArgs,

@@ -11,7 +11,7 @@ use super::plan::{Case, Iterations};
 use super::profile::RankProfile;
 use super::sample::Sample;
 use super::subject::Subject;
-use crate::group::{Error, Group, Spent};
+use crate::group::{Error, Group, SharedBuffer, Spent};
 use crate::types::{Rank, ReduceOp, WorldSize};
 
 /// The fewest iterations that are timed where their number is not given.
@@ -33,6 +33,8 @@ pub(super) struct Method {
     pub(super) checks: u32,
     /// Whether a row says where its time went.
     pub(super) profiles: bool,
+    /// Whether buffers are the group's, where that makes a difference.
+    pub(super) allocates: bool,
     /// The time that an adaptive row aims at, in microseconds.
     pub(super) budget_us: f64,
 }
@@ -88,28 +90,40 @@ struct Timed {
 }
 
 /// One rank's memory for one case.
-struct Buffers<T> {
+struct Buffers<T: Sample> {
     /// What this rank contributes, and in place also the result.
     input: Vec<T>,
     /// The result, where it is not in place.
     output: Vec<T>,
+    /// What is used instead of `input`, if buffers are to be the group's.
+    shared: Option<SharedBuffer<T>>,
 }
 
 impl<T: Sample> Buffers<T> {
     /// Small contents: whatever is done to them again and again, no denormal slows the sum down. They are written, for the
     /// kernel gives memory only to what is.
-    fn new(group: &Group, case: Case) -> Self {
+    fn new(group: &mut Group, case: Case, allocates: bool) -> Result<Self, Error> {
         let zeros = |count| {
             let mut zeros = Vec::new();
             zeros.resize(count, T::zeroed());
             zeros
         };
         let (input, output) = (case.input_count(group.size(), group.rank()), case.output_count(group.rank()));
-        Self { input: zeros(input), output: zeros(output) }
+        if allocates && case.operation == Subject::AllReduce {
+            let mut shared = group.alloc(input)?;
+            shared.fill(T::zeroed());
+            return Ok(Self { input: Vec::new(), output: zeros(output), shared: Some(shared) });
+        }
+        Ok(Self { input: zeros(input), output: zeros(output), shared: None })
+    }
+
+    fn contribution(&mut self) -> &mut [T] {
+        self.shared.as_deref_mut().unwrap_or(&mut self.input)
     }
 
     fn result(&self, case: Case) -> &[T] {
-        if case.operation.is_in_place() { &self.input } else { &self.output }
+        let in_place = self.shared.as_deref().unwrap_or(&self.input);
+        if case.operation.is_in_place() { in_place } else { &self.output }
     }
 }
 
@@ -126,7 +140,7 @@ pub(super) fn measure<T: Sample>(group: &mut Group, case: Case, method: Method) 
 }
 
 fn measure_patiently<T: Sample>(group: &mut Group, case: Case, method: Method) -> Result<Row, Error> {
-    let mut buffers = Buffers::<T>::new(group, case);
+    let mut buffers = Buffers::<T>::new(group, case, method.allocates)?;
     let mut warm_up_us = Vec::new();
     for _ in 0..method.warm_up {
         let started = Instant::now();
@@ -213,7 +227,7 @@ fn check<T: Sample>(
     for seed in 0..checks {
         let pattern = Pattern::<T>::new(case, group.size(), group.rank(), seed.into());
         buffers.output.fill(T::zeroed());
-        pattern.fill(&mut buffers.input);
+        pattern.fill(buffers.contribution());
         perform(group, case, buffers)?;
         wrong[0] += pattern.count_wrong(buffers.result(case));
     }
@@ -253,10 +267,10 @@ fn nanoseconds() -> u64 {
 }
 
 fn perform<T: Sample>(group: &mut Group, case: Case, buffers: &mut Buffers<T>) -> Result<(), Error> {
-    let Buffers { input, output } = buffers;
+    let Buffers { input, output, shared } = buffers;
     let op = case.reduction.unwrap_or(ReduceOp::Sum);
     match case.operation {
-        Subject::AllReduce => group.all_reduce(input, op)?,
+        Subject::AllReduce => group.all_reduce(shared.as_deref_mut().unwrap_or(input), op)?,
         Subject::Reduce => group.reduce(input, op, case.root)?,
         Subject::ReduceScatter => {
             group.reduce_scatter(input, op)?;
@@ -281,7 +295,7 @@ fn perform<T: Sample>(group: &mut Group, case: Case, buffers: &mut Buffers<T>) -
 
 /// Rank 0 sends and receives, rank 1 receives and sends, each what is its own; the others do nothing.
 fn ping_pong<T: Sample>(group: &mut Group, buffers: &mut Buffers<T>) -> Result<(), Error> {
-    let Buffers { input, output } = buffers;
+    let Buffers { input, output, .. } = buffers;
     let peer = match group.rank().get() {
         0 => Rank::new(1),
         1 => Rank::ZERO,

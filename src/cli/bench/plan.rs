@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::args::{BenchArgs, Listed};
+pub use super::plan_error::PlanError;
 use super::subject::Subject;
 use crate::schedule::partition::chunk;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
@@ -14,98 +15,7 @@ const BYTES_MAX: usize = 64 << 20;
 /// The factor between sizes, unless told otherwise.
 const STEP_FACTOR: usize = 4;
 /// The most rows that one run may have; more is a slip of the fingers.
-const ROWS_MAX: usize = 10_000;
-
-/// Why the flags cannot be followed together. All of them are the person's to mend: exit code 2.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PlanError {
-    /// The smallest is larger than the largest.
-    #[error("the smallest size (-b {min}) is larger than the largest (-e {max})")]
-    Inverted {
-        /// `-b`.
-        min: usize,
-        /// `-e`.
-        max: usize,
-    },
-    /// The sizes would never end.
-    #[error(
-        "a factor of {factor} (-f) leads from {min} bytes to nowhere; it has to be 2 or more, or give a step with -i"
-    )]
-    Factor {
-        /// `-f`.
-        factor: usize,
-        /// `-b`.
-        min: usize,
-    },
-    /// The sizes would never end.
-    #[error("a step of 0 bytes (-i) leads nowhere")]
-    Step,
-    /// Too many rows.
-    #[error("these sizes, types and reductions make more than {ROWS_MAX} rows; choose larger steps")]
-    TooManyRows,
-    /// There is no such reduction.
-    #[error("{}", crate::group::Error::Unsupported { op: *op, dtype: *dtype })]
-    Undefined {
-        /// `-o`.
-        op: ReduceOp,
-        /// `-t`.
-        dtype: DType,
-    },
-    /// Some of the ranks have no average.
-    #[error("{operation} takes any reduction but avg: the average of some of the ranks alone is not defined")]
-    Average {
-        /// The operation.
-        operation: Subject,
-    },
-    /// Nobody to send to.
-    #[error(
-        "{operation} needs 2 ranks or more, and this job has {world}; start it under ringrun -n 2 or with --peers"
-    )]
-    TooFewRanks {
-        /// The operation.
-        operation: Subject,
-        /// The ranks.
-        world: WorldSize,
-    },
-    /// There is no such rank.
-    #[error("root {root} is not a rank of this job of {world} (ranks are counted from 0)")]
-    Root {
-        /// `--root`.
-        root: Rank,
-        /// The ranks.
-        world: WorldSize,
-    },
-    /// The buffers would not fit.
-    #[error(
-        "a size of {bytes} bytes takes {needed} bytes of memory for the {ranks} rank(s) on this host, more than the \
-         {available} that are available; choose a smaller -e"
-    )]
-    Memory {
-        /// Bytes of the largest buffer.
-        bytes: usize,
-        /// Bytes of all buffers together.
-        needed: u64,
-        /// Ranks on this host.
-        ranks: u32,
-        /// Bytes available.
-        available: u64,
-    },
-    /// The report could not be written.
-    #[error("--json {}: its directory does not exist", path.display())]
-    NoDirectory {
-        /// `--json`.
-        path: PathBuf,
-    },
-    /// The report could not be written.
-    #[error("--json {}: the report could not be written there: {problem}", path.display())]
-    Report {
-        /// `--json`.
-        path: PathBuf,
-        /// What the operating system says.
-        problem: String,
-    },
-}
+pub(super) const ROWS_MAX: usize = 10_000;
 
 /// How many iterations are timed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -195,6 +105,8 @@ pub struct Plan {
     pub root: Rank,
     /// Whether each row says where its time went.
     pub profiles: bool,
+    /// Whether buffers are the group's.
+    pub allocates: bool,
     /// Where the report goes.
     pub json: Option<PathBuf>,
 }
@@ -222,6 +134,9 @@ impl Plan {
         if let Some(path) = args.json.as_ref().filter(|path| !directory_exists(path)) {
             return Err(PlanError::NoDirectory { path: path.clone() });
         }
+        if args.alloc && args.operation != Subject::AllReduce {
+            return Err(PlanError::Alloc { operation: args.operation });
+        }
         let root = Rank::new(if args.operation.operation().has_root() { args.root } else { 0 });
         let sizes = sizes(bytes_min, bytes_max, step)?;
         Ok(Self {
@@ -235,6 +150,7 @@ impl Plan {
             checks: args.checks,
             root,
             profiles: args.profile,
+            allocates: args.alloc,
             json: args.json.clone(),
         })
     }
@@ -261,6 +177,7 @@ impl Plan {
             ("-c (--check)", self.checks.to_string()),
             ("--root", self.root.to_string()),
             ("--profile", self.profiles.to_string()),
+            ("--alloc", self.allocates.to_string()),
         ]
     }
 
@@ -461,6 +378,7 @@ mod tests {
             ("all_reduce -b 8 -e 64 -o max", "-o"),
             ("all_reduce -b 8 -e 64 -c 0", "-c"),
             ("all_reduce -b 8 -e 64 --profile", "--profile"),
+            ("all_reduce -b 8 -e 64 --alloc", "--alloc"),
         ] {
             let different: Vec<_> =
                 shared(base).into_iter().zip(shared(flags)).filter(|(one, other)| one != other).collect();
@@ -477,6 +395,7 @@ mod tests {
         assert_eq!(plan("all_reduce -f 0"), Err(PlanError::Factor { factor: 0, min: 4 }));
         assert_eq!(plan("all_reduce -i 0"), Err(PlanError::Step));
         assert_eq!(plan("all_reduce -i 1"), Err(PlanError::TooManyRows));
+        assert!(matches!(plan("broadcast --alloc"), Err(PlanError::Alloc { .. })));
         let undefined = |op, dtype| Err(PlanError::Undefined { op, dtype });
         assert_eq!(plan("all_reduce -t i8,f32 -o bor"), undefined(ReduceOp::BitOr, DType::F32));
         assert_eq!(plan("all_reduce -t f32_loc"), undefined(ReduceOp::Sum, DType::F32Loc));

@@ -44,6 +44,8 @@ pub struct Environment {
     pub segment_bytes: usize,
     /// Iterations before the timed ones.
     pub warm_up: u32,
+    /// Whether the buffers were the group's (`--alloc`).
+    pub alloc: bool,
 }
 
 /// Versions of what took part.
@@ -89,6 +91,7 @@ impl Environment {
             congestion_control_host: host_default,
             segment_bytes,
             warm_up: plan.warm_up,
+            alloc: plan.allocates,
         }
     }
 
@@ -106,7 +109,13 @@ impl Environment {
             Iterations::Adaptive => "adaptive".to_owned(),
         };
         let place = if plan.operation.is_in_place() { "in place" } else { "out of place" };
-        writeln!(out, "# ringbench {ringtrain} {}: {} rank(s), {place}", plan.operation, group.size())?;
+        let whose = if self.alloc { ", in buffers of the group (--alloc)" } else { "" };
+        writeln!(
+            out,
+            "# ringbench {ringtrain} {}: {} rank(s), {place}{whose}",
+            plan.operation,
+            group.size()
+        )?;
         writeln!(
             out,
             "# minBytes {} maxBytes {} step: {} warmup iters: {} iters: {iterations} validation: {}",

@@ -151,7 +151,7 @@ impl Core {
         let State::Failed(error) = &self.state else { return false };
         let error = error.clone();
         let tasks = std::mem::take(&mut self.desk_tasks);
-        self.left_over.extend(tasks.into_values().filter_map(Task::into_kernels));
+        self.left_over.extend(tasks.into_values().filter_map(Task::give_up));
         self.give_up_journeys();
         let pending: Vec<OpId> = self.pending.iter().copied().collect();
         for &id in &pending {

@@ -57,6 +57,11 @@ impl Driver {
                     core.differ(begin.group, own, (members[rank.index()], asked));
                     break Err(self.shared.fail(core));
                 }
+                Ok(Look::Broken(rank, what)) => {
+                    let mut core = self.shared.lock();
+                    core.pump.engine_mut().blame(members[rank.index()], what);
+                    break Err(self.shared.fail(core));
+                }
                 Err(_) => break Err(self.abort("the program's own reduction panicked there")),
             }
             if self
@@ -71,6 +76,9 @@ impl Driver {
                 break Err(error);
             }
         };
+        if result.is_err() {
+            desk.take_back(&errand, memory.bytes());
+        }
         if let Some(id) = watch {
             self.shared.lock().pump.engine_mut().unwatch(id);
         }
@@ -148,8 +156,11 @@ impl Task {
         Self { group, desk, members, errand, memory }
     }
 
-    /// What may be the program's own.
-    pub(super) fn into_kernels(self) -> Option<Kernels> {
+    /// It has failed. A buffer that a caller has lent goes back there; gives what may be the program's own.
+    pub(super) fn give_up(mut self) -> Option<Kernels> {
+        if let Some(lent) = self.memory.lent() {
+            lock(&self.desk).take_back(&self.errand, lent.bytes());
+        }
         self.errand.into_kernels()
     }
 }
@@ -207,6 +218,10 @@ impl Core {
                 Ok(Look::Differs(own, rank, asked)) => {
                     let (group, peer) = (*group, members[rank.index()]);
                     self.differ(group, own, (peer, asked));
+                }
+                Ok(Look::Broken(rank, what)) => {
+                    let peer = members[rank.index()];
+                    self.pump.engine_mut().blame(peer, what);
                 }
                 Ok(Look::Done) => {
                     self.pump.engine_mut().unwatch(id);

@@ -5,7 +5,7 @@ use super::super::Action;
 use super::super::Work;
 use super::super::board::{Fold, Plan, Round};
 use super::super::partition::Partition;
-use super::{Value, cut, every_part, everyone, lengths, own, own_part, roots};
+use super::{EXTENT, Value, cut, every_part, everyone, lengths, own, own_part, roots};
 use crate::types::{Rank, WorldSize};
 
 /// Miri takes a thousand times as long.
@@ -36,7 +36,18 @@ pub(super) fn play(
     world: WorldSize,
     slot: usize,
     plan: &impl Fn(Rank) -> Plan,
+    buffers: Vec<Vec<Value>>,
+) -> Vec<Vec<Value>> {
+    play_with(world, slot, plan, buffers, &|_| false)
+}
+
+/// Some ranks lend their buffers in the round in which all could.
+fn play_with(
+    world: WorldSize,
+    slot: usize,
+    plan: &impl Fn(Rank) -> Plan,
     mut buffers: Vec<Vec<Value>>,
+    lends: &impl Fn(Rank) -> bool,
 ) -> Vec<Vec<Value>> {
     let rounds = plan(Rank::ZERO).rounds();
     let mut round = Round::default();
@@ -47,6 +58,9 @@ pub(super) fn play(
         for rank in world.ranks() {
             assert_eq!(plan(rank).rounds(), rounds, "all ranks have as many rounds");
             plan(rank).fill(number, &mut round);
+            if round.exchange.is_some() && lends(rank) {
+                continue;
+            }
             for put in &round.puts {
                 let values = &buffers[rank.index()][put.range.clone()];
                 let place = &mut slots[rank.index()][put.at..put.at + put.range.len()];
@@ -58,6 +72,10 @@ pub(super) fn play(
             plan(rank).fill(number, &mut round);
             if let Some(fold) = &round.fold {
                 assert!(round.takes.is_empty(), "one or the other");
+                for from in world.ranks().filter(|&from| round.exchange.is_some() && lends(from)) {
+                    let lent = &buffers[from.index()][fold.range.clone()];
+                    slots[from.index()][fold.at..fold.at + lent.len()].copy_from_slice(lent);
+                }
                 let next = &mut next_slots[rank.index()];
                 let result = reduced(world, rank, fold, &buffers[rank.index()], &slots);
                 if fold.is_posted_next {
@@ -117,6 +135,63 @@ fn all_reduce_gives_every_rank_every_contribution_in_order() {
         let plan = |rank| Plan::new(world, rank, 100, 97, Work::AllReduce { count: 97 });
         let buffers = play(world, 100, &plan, world.ranks().map(|rank| own(world, rank, 97)).collect());
         assert!(buffers.iter().all(|buffer| *buffer == everyone(world, 97)));
+    }
+}
+
+/// Every rank's buffer is reached by all; an empty one takes a single round anyway. Ranks come to their chunks one after
+/// another, in one order or the other: none sees what another one has written.
+#[test]
+fn in_place_every_rank_gets_every_contribution_in_order() {
+    for ranks in 1..=EXTENT.worlds_max {
+        let world = WorldSize::new(ranks).unwrap();
+        let counts = lengths(world).into_iter().filter(|&count| count > 0);
+        for (count, is_reversed) in counts.flat_map(|count| [(count, false), (count, true)]) {
+            let mut buffers: Vec<Vec<Value>> = world.ranks().map(|rank| own(world, rank, count)).collect();
+            let mut order: Vec<Rank> = world.ranks().collect();
+            if is_reversed {
+                order.reverse();
+            }
+            let mut round = Round::default();
+            let mut touched = vec![0; count];
+            for rank in order {
+                let mut plan = Plan::new(world, rank, 7, 0, Work::AllReduce { count });
+                plan.fill(0, &mut round);
+                let range = round.exchange.take().expect("the first round can be done in place").range;
+                touched[range.clone()].iter_mut().for_each(|times| *times += 1);
+                let fold = Fold { range: range.clone(), at: range.start, is_posted_next: false };
+                let result = reduced(world, rank, &fold, &buffers[rank.index()], &buffers);
+                for buffer in &mut buffers {
+                    buffer[range.clone()].copy_from_slice(&result);
+                }
+                plan.go_in_place();
+                assert_eq!(plan.rounds(), 2, "whatever the length");
+                plan.fill(1, &mut round);
+                assert!(round.puts.is_empty() && round.fold.is_none() && round.exchange.is_none());
+                let mut awaited: Vec<Rank> = round.takes.iter().map(|take| take.from).chain([rank]).collect();
+                awaited.sort_unstable();
+                assert!(awaited.into_iter().eq(world.ranks()), "nobody goes on before everybody is done");
+            }
+            assert!(touched.iter().all(|&times| times == 1), "each element belongs to one rank");
+            assert!(buffers.iter().all(|buffer| *buffer == everyone(world, count)));
+        }
+    }
+}
+
+/// Of some ranks the buffers are reached by all, of others not: it goes by slots, but what the former would have posted in the
+/// first round is taken from their buffers. Whoever reduces first does not disturb the others.
+#[test]
+fn where_some_lend_their_buffers_all_go_by_slots() {
+    for ranks in 2..=RANKS_MAX {
+        let world = WorldSize::new(ranks).unwrap();
+        for count in lengths(world) {
+            for lending in [|rank: Rank| rank.get() == 1, |rank: Rank| rank.get() > 0] {
+                let slot = 2 * world.as_usize() + 1;
+                let plan = |rank| Plan::new(world, rank, slot, 0, Work::AllReduce { count });
+                let initial = world.ranks().map(|rank| own(world, rank, count)).collect();
+                let buffers = play_with(world, slot, &plan, initial, &lending);
+                assert!(buffers.iter().all(|buffer| *buffer == everyone(world, count)));
+            }
+        }
     }
 }
 

@@ -12,6 +12,10 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+mod shelf;
+
+pub use self::shelf::{BUFFERS_MAX, Spot};
+use self::shelf::{SPOT_BYTES, Shelf};
 use super::segment::{Segment, TOKEN_BYTES};
 
 /// Bytes that two processors do not share by accident: a cache line and the one that is fetched along with it.
@@ -23,6 +27,8 @@ const SHORT_BYTES: usize = 4 << 10;
 const SLOTS: usize = 4;
 /// The bits of a stamp that say where the payload lies.
 const PLACE_BITS: u32 = 16;
+/// What a stamp says instead where there is no payload: the elements are lent, and behind the head it is said where they lie.
+const LENT: usize = (1 << PLACE_BITS) - 1;
 /// Words of a head beside its stamp.
 pub const HEADER_WORDS: usize = 7;
 
@@ -64,6 +70,8 @@ pub struct Board {
     size: BoardSize,
     rank: usize,
     next: Next,
+    /// Everybody's buffers that can be lent.
+    shelf: Shelf,
 }
 
 /// What this rank posts next.
@@ -82,6 +90,8 @@ struct Next {
 pub struct Posted<'a> {
     /// What it says of it.
     pub header: Header,
+    /// There is no payload: its elements are lent ([`Board::take_loans`]).
+    pub is_lent: bool,
     start: *const u8,
     /// Bytes from there to the end of what can be a payload.
     limit: usize,
@@ -123,8 +133,8 @@ impl Board {
     pub fn new(segment: Segment, size: BoardSize, rank: usize) -> Self {
         assert!(segment.length() >= size.bytes(), "the memory is as large as the board");
         assert!(rank < size.ranks, "the rank is on the board");
-        assert!(size.arena_bytes() / LINE < 1 << PLACE_BITS, "every line has a number");
-        Self { segment, size, rank, next: Next::default() }
+        assert!(size.arena_bytes() / LINE < LENT, "every line has a number");
+        Self { segment, size, rank, next: Next::default(), shelf: Shelf::default() }
     }
 
     /// How large it is.
@@ -204,11 +214,14 @@ impl Board {
         }
         let header = std::array::from_fn(|index| head.header[index].load(Ordering::Relaxed));
         let place = (stamp & ((1 << PLACE_BITS) - 1)) as usize;
-        let limit = match place {
-            0 => SHORT_BYTES,
-            _ => self.size.arena_bytes().checked_sub((place - 1) * LINE)?,
+        let (place, limit) = match place {
+            0 => (0, SHORT_BYTES),
+            LENT => (0, SPOT_BYTES),
+            _ => (place, self.size.arena_bytes().checked_sub((place - 1) * LINE)?),
         };
-        Some(Posted { header, start: self.payload(rank, round, place), limit, board: PhantomData })
+        let is_lent = stamp as usize & LENT == LENT;
+        let start = self.payload(rank, round, place);
+        Some(Posted { header, is_lent, start, limit, board: PhantomData })
     }
 
     /// Says that this rank is about to sleep until it is told of a post. It has to look once more afterwards.

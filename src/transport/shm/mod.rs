@@ -3,9 +3,13 @@
 //! The memory is an anonymous file (`memfd_create`), which has no name that could be left behind: the kernel frees it when
 //! the last rank that has it mapped is gone, however that rank ended. Its size is sealed, so that no access can fail because
 //! another process has cut it off, and it takes memory only as far as it is used.
+//!
+//! A [`Window`] is a buffer of one rank, made in the same way, that the others reach where it lies.
 
 mod board;
 mod segment;
+mod window;
 
-pub use board::{Board, BoardSize, HEADER_WORDS, Header, Posted};
+pub use board::{BUFFERS_MAX, Board, BoardSize, HEADER_WORDS, Header, Posted, Spot};
 pub use segment::{Place, Segment, TOKEN_BYTES};
+pub use window::{OwnWindow, Window};

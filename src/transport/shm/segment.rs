@@ -2,12 +2,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::process;
 use std::ptr::{self, NonNull};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_fixed, munmap};
 
 /// Bytes at the beginning by which who opens the memory knows it.
 pub const TOKEN_BYTES: usize = 32;
@@ -117,6 +118,25 @@ impl Drop for Segment {
             log::warn!("shared memory could not be given back: {error}");
         }
     }
+}
+
+/// Puts memory that is this process's alone in the place of a mapping, with the same content: nobody else reads or writes it
+/// any more. `addresses` is a whole mapping of a [`Segment`] that lives, and of which nobody in this process has a reference but
+/// the caller.
+pub(super) fn make_private(addresses: Range<usize>) -> io::Result<()> {
+    let (start, length) = (ptr::with_exposed_provenance_mut::<u8>(addresses.start), addresses.len());
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the kernel chooses an address where nothing of ours is mapped.
+    let copy = unsafe { mmap_anonymous(ptr::null_mut(), length, protection, MapFlags::PRIVATE)? };
+    // SAFETY: both mappings are as long. Others may still write to the old one: what they write is unspecified content then.
+    unsafe { copy.cast::<u8>().copy_from_nonoverlapping(start, length) };
+    // SAFETY: the new mapping is this function's alone; the old one stays mapped at the same addresses, with the same content.
+    let moved = unsafe { mremap_fixed(copy, length, length, MremapFlags::MAYMOVE, start.cast()) };
+    if moved.is_err() {
+        // SAFETY: it has not moved, and nobody has a reference to it.
+        let _ = unsafe { munmap(copy, length) };
+    }
+    moved.map(|_| ()).map_err(io::Error::from)
 }
 
 #[cfg(test)]

@@ -1,0 +1,266 @@
+//! Buffers that ranks have of their group: in shared memory, where peers reduce them in place.
+//!
+//! Each rank makes its own memory, as the first one does for the board, and says in a gathering where it is; all open all
+//! others'. Everybody has everything or nobody uses it.
+
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::panic::Location;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::buffer::sealed::Sealed;
+use super::call::Site;
+use super::desk::Desk;
+use super::out_of_place::{layout, zeroed};
+use super::share::{WORDS, of_words, to_words};
+use super::{Buffer, Error, Group, Input, OwnedBuffer};
+use crate::schedule::Work;
+use crate::schedule::partition::Partition;
+use crate::transport::shm::{BUFFERS_MAX, OwnWindow, TOKEN_BYTES, Window};
+use crate::types::Element;
+
+/// What a rank says of itself before the words of its memory.
+const HAS_MEMORY: u64 = 1;
+const HAS_NONE: u64 = 2;
+const HAS_TOO_MANY: u64 = 3;
+const CANNOT_COUNT: u64 = 4;
+/// That, the bytes of its buffer, and where it is.
+const CARD_WORDS: usize = 2 + WORDS;
+/// Tells the gathering from one of the program's own.
+const LAYOUT: [usize; 2] = [CARD_WORDS, 0x616c_6c6f];
+
+/// Elements that a group has handed out ([`Group::alloc`]). It is used as a slice is, and may be sent to another thread.
+///
+/// Where [`SharedBuffer::is_shared`] says so, it lies in memory that all ranks of the group reach: an all-reduce of it, or of
+/// a part of it, moves nothing through slots or sockets. Everything else treats it as any other memory. Dropping it gives its
+/// memory back, at once on this rank and with the next [`Group::alloc`] or drop on the others; no name of it is ever left
+/// anywhere. It may outlive its group.
+///
+/// ```
+/// use ringtrain::{Group, ReduceOp};
+///
+/// let mut group = Group::from_environment()?;
+/// let mut gradients = group.alloc::<f32>(100_000)?;
+/// gradients.fill(1.0);
+/// group.all_reduce(&mut gradients, ReduceOp::Average)?;
+/// assert!(gradients.iter().all(|&gradient| gradient == 1.0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct SharedBuffer<T: Element>(Kind<T>);
+
+enum Kind<T: Element> {
+    Private(Vec<T>),
+    Shared(Shared<T>),
+}
+
+struct Shared<T> {
+    window: OwnWindow,
+    /// The desk's sign that the window is mapped.
+    alive: Option<Arc<()>>,
+    desk: Weak<Mutex<Desk>>,
+    element: PhantomData<T>,
+}
+
+impl Group {
+    /// A buffer of `count` zeros, which peers can reduce where it lies if the group's ranks share memory
+    /// ([`SharedBuffer::is_shared`]); in a world of one, over TCP, and where a rank cannot have such memory it is ordinary
+    /// memory.
+    ///
+    /// All ranks have to call it, as a collective (`MPI_Win_allocate_shared`); their counts and element types may differ. It
+    /// takes two gatherings of a few words; allocate once, and use it often. An all-reduce is done in place if all ranks
+    /// call it with such a buffer or a part of one, not necessarily the same part; if only some do, it takes as long as
+    /// without. Which ranks do is nobody's business, and the results have the same bits in any case.
+    ///
+    /// # Errors
+    ///
+    /// On all ranks: [`Error::TooManyBuffers`] if one of them has 1,024 of the group, [`Error::InvalidCounts`] if one asks for
+    /// more than memory can hold; and as [`Group::all_gather`]. Where no memory is shared, [`Error::InvalidCounts`] and
+    /// [`Error::System`] on this rank alone if it has not so much.
+    #[track_caller]
+    pub fn alloc<T: Element>(&mut self, count: usize) -> Result<SharedBuffer<T>, Error> {
+        let site = Location::caller();
+        let Some(desk) = self.desk.clone() else {
+            self.driver()?;
+            log::info!("group {} shares no memory, and its buffers are of each rank's own", self.id);
+            return SharedBuffer::private(count);
+        };
+        match self.try_to_alloc(&desk, count, site)? {
+            Ok(shared) => Ok(SharedBuffer(Kind::Shared(shared))),
+            Err(why) => {
+                log::info!("a buffer of group {} is of each rank's own: {why}", self.id);
+                SharedBuffer::private(count)
+            }
+        }
+    }
+
+    /// A buffer that all ranks reach, or what is in the way.
+    fn try_to_alloc<T: Element>(
+        &self,
+        desk: &Arc<Mutex<Desk>>,
+        count: usize,
+        site: Site,
+    ) -> Result<Result<Shared<T>, String>, Error> {
+        let is_full = lock(desk).is_full();
+        let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
+        let (card, created) = match bytes {
+            None => (card(CANNOT_COUNT), None),
+            Some(_) if is_full => (card(HAS_TOO_MANY), None),
+            Some(bytes) => create(bytes),
+        };
+        let cards = self.gather_words(card, site)?;
+        for (said, error) in [
+            (CANNOT_COUNT, Error::InvalidCounts("they come to more than memory can hold")),
+            (HAS_TOO_MANY, Error::TooManyBuffers(BUFFERS_MAX)),
+        ] {
+            if cards.iter().any(|card| card[0] == said) {
+                return Err(error);
+            }
+        }
+        if cards.iter().any(|card| card[0] != HAS_MEMORY) {
+            return Ok(Err(created
+                .and_then(Result::err)
+                .map_or_else(|| "another rank could not make its own".into(), |error| error.to_string())));
+        }
+        let others = cards.iter().enumerate().filter(|(rank, _)| *rank != self.rank.index());
+        let opened: io::Result<Vec<Window>> = others.map(|(_, card)| open(card)).collect();
+        let have_opened = self.gather_words([u64::from(opened.is_ok())], site)?;
+        match (created, opened) {
+            (Some(Ok(mut window)), Ok(others)) if have_opened.iter().all(|&[has]| has == 1) => {
+                window.close();
+                let alive = Arc::new(());
+                lock(desk).shelve(&window, Arc::downgrade(&alive), others);
+                let desk = Arc::downgrade(desk);
+                Ok(Ok(Shared { window, alive: Some(alive), desk, element: PhantomData }))
+            }
+            (_, Err(error)) => Ok(Err(error.to_string())),
+            _ => Ok(Err("another rank could not open it".into())),
+        }
+    }
+
+    /// Every rank's words.
+    fn gather_words<const N: usize>(&self, own: [u64; N], site: Site) -> Result<Vec<[u64; N]>, Error> {
+        let mut all = vec![[0u64; N]; self.world.as_usize()];
+        all[self.rank.index()] = own;
+        let work = Work::AllGather(Partition::alike(N, self.world));
+        let call = self.call::<u64>(work, site).laid_out(layout(LAYOUT));
+        self.run(call, all.as_flattened_mut())?;
+        Ok(all)
+    }
+}
+
+/// What a rank says that has no memory for the others.
+fn card(said: u64) -> [u64; CARD_WORDS] {
+    let mut card = [0; CARD_WORDS];
+    card[0] = said;
+    card
+}
+
+/// New memory, and what its owner says of it.
+fn create(bytes: usize) -> ([u64; CARD_WORDS], Option<io::Result<OwnWindow>>) {
+    let token: [u8; TOKEN_BYTES] = rand::random();
+    let window = OwnWindow::create(bytes, &token);
+    let mut words = card(HAS_NONE);
+    if let Some(place) = window.as_ref().ok().and_then(OwnWindow::place) {
+        words[..2].copy_from_slice(&[HAS_MEMORY, bytes as u64]);
+        words[2..].copy_from_slice(&to_words(place, &token));
+    }
+    (words, Some(window))
+}
+
+fn open(card: &[u64; CARD_WORDS]) -> io::Result<Window> {
+    let [_, bytes, words @ ..] = card;
+    let there_is_none = || io::Error::other("it does not say where it is");
+    let (place, token) = of_words(words).ok_or_else(there_is_none)?;
+    let bytes = usize::try_from(*bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    Window::open(place, bytes, &token)
+}
+
+fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
+    desk.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T: Element> SharedBuffer<T> {
+    fn private(count: usize) -> Result<Self, Error> {
+        zeroed(count).map(|elements| Self(Kind::Private(elements)))
+    }
+
+    /// Whether all ranks of its group reach it where it lies. All of them get the same answer for the same [`Group::alloc`].
+    pub fn is_shared(&self) -> bool {
+        matches!(self.0, Kind::Shared(_))
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        self.window.withdraw();
+        self.alive = None;
+        // Whoever is at the desk now looks for what has been given up later.
+        if let Some(desk) = self.desk.upgrade()
+            && let Ok(mut desk) = desk.try_lock()
+        {
+            desk.prune();
+        }
+    }
+}
+
+impl<T: Element> Deref for SharedBuffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match &self.0 {
+            Kind::Private(elements) => elements,
+            Kind::Shared(shared) => bytemuck::cast_slice(shared.window.bytes()),
+        }
+    }
+}
+
+impl<T: Element> DerefMut for SharedBuffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match &mut self.0 {
+            Kind::Private(elements) => elements,
+            Kind::Shared(shared) => bytemuck::cast_slice_mut(shared.window.bytes_mut()),
+        }
+    }
+}
+
+impl<T: Element> AsRef<[T]> for SharedBuffer<T> {
+    fn as_ref(&self) -> &[T] {
+        self
+    }
+}
+
+impl<T: Element> AsMut<[T]> for SharedBuffer<T> {
+    fn as_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+impl<T: Element> Buffer for SharedBuffer<T> {
+    type Element = T;
+
+    fn elements_mut(&mut self) -> Result<&mut [T], Error> {
+        Ok(self)
+    }
+}
+
+impl<T: Element> Input for SharedBuffer<T> {
+    type Element = T;
+
+    fn elements(&self) -> Result<&[T], Error> {
+        Ok(self)
+    }
+}
+
+impl<T: Element> Sealed for SharedBuffer<T> {}
+
+impl<T: Element> OwnedBuffer for SharedBuffer<T> {
+    type Element = T;
+}
+
+impl<T: Element> fmt::Debug for SharedBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
