@@ -21,7 +21,7 @@ DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 PACKAGES = {"torch": ["torch", "numpy"], "openmpi": ["openmpi"], "mpich": ["mpich"]}
 # Programs that are asked for where nobody chooses, so that the absence of one is said.
 EXPECTED = (
-    *("ringbench", "ringbench-tcp", "gloo", "openmpi4-tcp", "openmpi4", "openmpi5-tcp", "openmpi5"),
+    *("ringbench", "ringbench-alloc", "ringbench-tcp", "gloo", "openmpi4-tcp", "openmpi4", "openmpi5-tcp", "openmpi5"),
     *("mpich5-tcp", "mpich5"),
 )
 
@@ -79,16 +79,23 @@ class Ringbench(Program):
         """The programs, and (key, reason) of those that are not there."""
         if not all((args.programs / name).exists() for name in ("ringrun", "ringbench")):
             reason = f"no ringrun and ringbench in {args.programs}; run cargo build --release"
-            return [], [("ringbench", reason), ("ringbench-tcp", reason)]
+            return [], [(key, reason) for key in ("ringbench", "ringbench-alloc", "ringbench-tcp")]
         told = subprocess.run([args.programs / "ringbench", "--help"], capture_output=True, text=True, check=False)
         auto, tcp = (["--transport", name] if knows_transport(told.stdout, name) else None for name in ("auto", "tcp"))
         if auto and tcp:
-            columns = [("ringbench", "ringbench", auto), ("ringbench-tcp", "ringbench (TCP)", tcp)]
+            lent = ("ringbench-alloc", "ringbench --alloc", [*auto, "--alloc"])
+            columns = [("ringbench", "ringbench", auto), lent, ("ringbench-tcp", "ringbench (TCP)", tcp)]
             absent = []
         else:
             columns = [("ringbench", "ringbench", [])]
-            absent = [("ringbench-tcp", "this ringbench has no --transport auto, so it is what `ringbench` does anyway")]
+            absent = [(key, "this ringbench has no --transport auto, so it is what `ringbench` does anyway")
+                      for key in ("ringbench-alloc", "ringbench-tcp")]
         return [Ringbench(*column[:2], args.programs, column[2], args.our_congestion, scratch) for column in columns], absent
+
+    def lacks(self, case):
+        if "--alloc" in self.transport and case.operation != "all_reduce":
+            return "buffers of the group are for all_reduce"
+        return super().lacks(case)
 
     def measure(self, case, sizes, stall_s, cpu):
         rows, version = {}, ""
