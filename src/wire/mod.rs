@@ -10,6 +10,7 @@ pub mod handshake;
 #[cfg(test)]
 mod handshake_tests;
 mod reader;
+pub mod record;
 mod secret;
 
 pub use cause::Cause;
@@ -18,4 +19,4 @@ pub use frame::{Header, HeaderError, Kind};
 pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, SecretError};
 
 /// The version of everything on the wire. Ranks of different versions refuse each other in the handshake.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ringtrain::group::LocalTransport;
+use ringtrain::group::{LocalTransport, Streams};
 use ringtrain::rendezvous::{Launched, PeersFile, Server};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinOptions, Meeting, Rank, WorldSize};
@@ -18,6 +18,12 @@ fn transport() -> LocalTransport {
         Ok("shm") => LocalTransport::Shm,
         Ok(other) => panic!("TEST_TRANSPORT is {other}, not tcp or shm"),
     }
+}
+
+/// How many connections a link has unless a test says otherwise: one, or as `TEST_STREAMS` says.
+fn streams() -> Streams {
+    std::env::var("TEST_STREAMS")
+        .map_or(Streams::ONE, |text| text.parse().expect("TEST_STREAMS is as --streams"))
 }
 
 /// Runs `work` on every rank of a job of `n` and returns what each gave, in rank order. `adjust` may change the options.
@@ -46,6 +52,7 @@ pub fn run_with<R: Send + 'static>(
                 secret: secret.clone(),
                 start_timeout,
                 transport: transport(),
+                streams: streams(),
                 ..JoinOptions::default()
             };
             adjust(&mut options);
