@@ -1,7 +1,7 @@
 //! What a link that consists of several connections is cut into: records, each with its number in the link's order, each whole
 //! on one connection.
 
-use super::reader::Reader;
+use std::array::from_fn;
 
 /// Bytes of a record's header.
 pub const RECORD_HEADER_BYTES: usize = 16;
@@ -53,9 +53,9 @@ impl Record {
     ///
     /// [`RecordError`].
     pub fn decode(bytes: &[u8; RECORD_HEADER_BYTES]) -> Result<Self, RecordError> {
-        let mut reader = Reader(bytes);
-        let fields = (|| Some((reader.u64()?, reader.u32()?, reader.u32()?)))();
-        let (number, length, found) = fields.expect("the fields come to RECORD_HEADER_BYTES");
+        let number = u64::from_le_bytes(from_fn(|index| bytes[index]));
+        let length = u32::from_le_bytes(from_fn(|index| bytes[8 + index]));
+        let found = u32::from_le_bytes(from_fn(|index| bytes[CHECKED + index]));
         let expected = crc32c::crc32c(&bytes[..CHECKED]);
         if found != expected {
             return Err(RecordError::Checksum { expected, found });

@@ -216,7 +216,7 @@ impl TcpTransport {
             Some(State::Meeting(_)) => self.settle(now, peer, "", |crossing| crossing.knock(admitted)),
             // The usual end of a crossing: it had not given its connection up when it made its proof.
             Some(State::Open(_) | State::Bundled(_) | State::Lost(_)) => {
-                log::debug!("rank {peer} dialled too; closed")
+                log::debug!("rank {peer} dialled too; closed");
             }
         }
     }

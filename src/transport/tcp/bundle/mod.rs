@@ -84,15 +84,21 @@ struct Stream<P> {
     is_writable: bool,
     /// The peer has ended its side, which an event has told.
     is_ended: bool,
-    /// It has been read to its end.
-    is_over: bool,
-    /// Why it cannot be read any more.
-    failure: Option<String>,
+    /// It cannot be read any more.
+    over: Option<Over>,
     /// What was known of its room when it was looked at last.
     room: Room,
     ahead: Ahead,
     /// What is left of the record that it has come to.
     head: Option<Head>,
+}
+
+/// Why a connection cannot be read any more.
+enum Over {
+    /// It has been read to its end.
+    Ended,
+    /// It is broken, and this is how.
+    Broken(String),
 }
 
 /// A record that is being read, or waits for that.
@@ -206,8 +212,7 @@ impl<P> Stream<P> {
             is_readable: true,
             is_writable: true,
             is_ended: false,
-            is_over: false,
-            failure: None,
+            over: None,
             room: Room::default(),
             ahead: Ahead::default(),
             head: None,

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 
-use super::{Bundle, Head, Pipe, Stream};
+use super::{Bundle, Head, Over, Pipe, Stream};
 use crate::transport::Moved;
 use crate::wire::record::{RECORD_HEADER_BYTES, Record};
 
@@ -144,25 +144,31 @@ impl<P: Pipe> Bundle<P> {
 
     /// Why no connection has come to the record that is due.
     fn why_none(&self) -> Obstacle {
-        if let Some(why) = self.streams.iter().flatten().find_map(|stream| stream.failure.as_ref()) {
-            return Obstacle::Lost(why.clone());
+        let broken = |stream: &Stream<P>| match &stream.over {
+            Some(Over::Broken(why)) => Some(why.clone()),
+            _ => None,
+        };
+        if let Some(why) = self.streams.iter().flatten().find_map(broken) {
+            return Obstacle::Lost(why);
         }
-        let is_over = |stream: &Stream<P>| stream.is_over;
-        if self.awaited == 0 && self.streams.iter().flatten().all(is_over) {
+        if self.are_over() {
             return Obstacle::Lost(ENDED.into());
         }
         // Were a connection still to come, the record might be on that.
-        if self.streams.iter().all(|stream| stream.as_ref().is_some_and(|stream| stream.head.is_some())) {
+        let all =
+            |has: fn(&Stream<P>) -> bool| self.streams.iter().all(|stream| stream.as_ref().is_some_and(has));
+        if all(|stream| stream.head.is_some()) {
             return Obstacle::Corrupt(format!("it left out the record of number {}", self.receiving.next));
         }
-        if self
-            .streams
-            .iter()
-            .all(|stream| stream.as_ref().is_some_and(|stream| stream.is_over || stream.head.is_some()))
-        {
+        if all(|stream| stream.head.is_some() || stream.over.is_some()) {
             return Obstacle::Lost(ENDED.into());
         }
         Obstacle::Empty
+    }
+
+    /// Whether all connections have ended, and none is awaited.
+    fn are_over(&self) -> bool {
+        self.awaited == 0 && self.streams.iter().flatten().all(|stream| stream.over.is_some())
     }
 
     /// Reads whatever there is, so that nothing unread makes the kernel reset connections that carry this rank's last words.
@@ -177,8 +183,7 @@ impl<P: Pipe> Bundle<P> {
                 return Ok(count);
             }
         }
-        let are_over = self.awaited == 0 && self.streams.iter().flatten().all(|stream| stream.is_over);
-        Err(if are_over { Obstacle::Lost(ENDED.into()) } else { Obstacle::Empty })
+        Err(if self.are_over() { Obstacle::Lost(ENDED.into()) } else { Obstacle::Empty })
     }
 }
 
@@ -191,7 +196,7 @@ impl<P: Pipe> Stream<P> {
                     .map(Some)
                     .map_err(|error| Obstacle::Corrupt(error.to_string()));
             }
-            if !self.is_readable || self.is_over {
+            if !self.is_readable || self.over.is_some() {
                 return Ok(None);
             }
             let space = self.ahead.make_space();
@@ -217,10 +222,8 @@ impl<P: Pipe> Stream<P> {
         if from_ahead > 0 {
             return Ok(from_ahead);
         }
-        let lost =
-            |stream: &Self| Err(Obstacle::Lost(stream.failure.clone().unwrap_or_else(|| ENDED.to_owned())));
-        if self.is_over {
-            return lost(self);
+        if let Some(over) = &self.over {
+            return Err(over.obstacle());
         }
         if !self.is_readable {
             return Err(Obstacle::Empty);
@@ -240,8 +243,7 @@ impl<P: Pipe> Stream<P> {
                 self.ahead.end = count.saturating_sub(wanted);
                 Ok(count.min(wanted))
             }
-            None if self.is_over => lost(self),
-            None => Err(Obstacle::Empty),
+            None => Err(self.over.as_ref().map_or(Obstacle::Empty, Over::obstacle)),
         }
     }
 
@@ -249,7 +251,7 @@ impl<P: Pipe> Stream<P> {
     fn settle(&mut self, read: io::Result<usize>, asked: usize) -> Option<usize> {
         match read {
             Ok(0) => {
-                self.is_over = true;
+                self.over = Some(Over::Ended);
                 None
             }
             Ok(count) => {
@@ -265,10 +267,18 @@ impl<P: Pipe> Stream<P> {
             // Ready still, and tried again at the next turn.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
             Err(error) => {
-                self.is_over = true;
-                self.failure = Some(error.to_string());
+                self.over = Some(Over::Broken(error.to_string()));
                 None
             }
+        }
+    }
+}
+
+impl Over {
+    fn obstacle(&self) -> Obstacle {
+        match self {
+            Self::Ended => Obstacle::Lost(ENDED.into()),
+            Self::Broken(why) => Obstacle::Lost(why.clone()),
         }
     }
 }
