@@ -87,7 +87,7 @@ fn a_world_of_one_gives_table_and_json() {
 
     let report: serde_json::Value =
         serde_json::from_slice(&fs::read(&path).expect("a report")).expect("JSON");
-    for key in ["versions", "host", "cpu", "kernel", "congestion_control"] {
+    for key in ["versions", "host", "cpu", "kernel", "congestion_control", "streams"] {
         assert!(!report["environment"][key].is_null(), "{key} in {report:#}");
     }
     let results = report["results"].as_array().expect("results");

@@ -62,6 +62,8 @@ fn a_wrong_start_is_told_with_its_own_code() {
         ),
         (&["--segment-bytes", "100"], Exit::Usage, "is not a multiple of 64"),
         (&["--tcp-congestion", "no/such"], Exit::Usage, "cannot be the name"),
+        (&["--tcp-pacing", "940"], Exit::Usage, "such as 940mbit"),
+        (&["--streams", "9"], Exit::Usage, "neither auto nor a number from 1 to 8"),
         (
             &["--peers", "two.txt", "--rank", "1", "--tcp-congestion", "nosuch"],
             Exit::Configuration,

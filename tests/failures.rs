@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ringtrain::wire::Cause;
 use ringtrain::wire::Secret;
-use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose};
+use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, Stream};
 use ringtrain::{Error, Group, JoinOptions, Rank, ReduceOp};
 use util::ranks::{self, options_by_file, peers_file};
 
@@ -221,7 +221,10 @@ fn knock(address: SocketAddr, stranger: usize, file: &ringtrain::rendezvous::Pee
     let mut stream = stream.unwrap();
     stream.set_read_timeout(Some(util::PATIENCE)).unwrap();
     let right = Job { id: [0; 16], world: file.world().get(), peers_digest: file.digest() };
-    let link = |from| Introduction { purpose: Purpose::Link, from: Rank::new(from), to: Rank::ZERO };
+    let link = |from| {
+        let (from, to, stream) = (Rank::new(from), Rank::ZERO, Stream::ONLY);
+        Introduction { purpose: Purpose::Link, from, to, stream }
+    };
     let hello =
         |secret: &[u8], job: &Job, from| Dialer::new(Secret::new(secret).unwrap(), job, link(from), [5; 32]);
     match stranger {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringtrain::group::LocalTransport;
+use ringtrain::group::{LocalTransport, Streams};
 use ringtrain::{Group, JoinOptions, NamedOptions, NamedTensors, Rank, ReduceOp, wait_all};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -28,14 +28,17 @@ const RANKS: u32 = 3;
 #[derive(Clone, Copy)]
 struct Kind {
     transport: LocalTransport,
+    streams: u8,
     has_tensors: bool,
 }
 
-const KINDS: [Kind; 4] = [
-    Kind { transport: LocalTransport::Tcp, has_tensors: false },
-    Kind { transport: LocalTransport::Tcp, has_tensors: true },
-    Kind { transport: LocalTransport::Shm, has_tensors: false },
-    Kind { transport: LocalTransport::Shm, has_tensors: true },
+const KINDS: [Kind; 6] = [
+    Kind { transport: LocalTransport::Tcp, streams: 1, has_tensors: false },
+    Kind { transport: LocalTransport::Tcp, streams: 1, has_tensors: true },
+    Kind { transport: LocalTransport::Tcp, streams: 4, has_tensors: false },
+    Kind { transport: LocalTransport::Tcp, streams: 4, has_tensors: true },
+    Kind { transport: LocalTransport::Shm, streams: 1, has_tensors: false },
+    Kind { transport: LocalTransport::Shm, streams: 1, has_tensors: true },
 ];
 
 /// The processors' time that this process has used.
@@ -100,7 +103,10 @@ fn job(kind: Kind, before: &Arc<Barrier>, after: &Arc<Barrier>) -> thread::JoinH
         tensors.iter().for_each(sum_by_name);
         work(&mut group);
     };
-    let adjust = move |options: &mut JoinOptions| options.transport = kind.transport;
+    let adjust = move |options: &mut JoinOptions| {
+        options.transport = kind.transport;
+        options.streams = Streams::new(kind.streams).expect("a link may have so many");
+    };
     thread::spawn(move || {
         ranks::run_with(RANKS, adjust, rank);
     })

@@ -217,7 +217,7 @@ fn a_rank_that_dies_while_others_wait_is_named() {
     let mut stream = TcpStream::connect(address).unwrap();
     util::shake_hands(&mut stream, &file, 2, &secret);
     let words = format!(
-        r#"{{"register":{{"host":"doomed","machine":"m","address":"{}","shared":{{"segment_bytes":1024,"checks_payloads":false,"processors":2}}}}}}"#,
+        r#"{{"register":{{"host":"doomed","machine":"m","address":"{}","shared":{{"segment_bytes":1024,"checks_payloads":false,"processors":2,"streams":1}}}}}}"#,
         file.resolve(Rank::new(2)).unwrap()
     );
     stream.write_all(&(words.len() as u32).to_le_bytes()).unwrap();

@@ -10,7 +10,8 @@ use ringtrain::rendezvous::Server;
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
 use ringtrain::wire::cause::Waiting;
 use ringtrain::wire::frame::{CONTROL_BYTES_MAX, HEADER_BYTES, SEGMENT_BYTES_MAX};
-use ringtrain::wire::handshake::{Acceptor, Dialer, Handshake as _, Introduction, Job, Purpose};
+use ringtrain::wire::handshake::{Acceptor, Dialer, Handshake as _, Introduction, Job, Purpose, Stream};
+use ringtrain::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
 use ringtrain::wire::{Cause, Header, Kind, SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, VERSION};
 use ringtrain::{F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
 use sha2::Sha256;
@@ -23,8 +24,8 @@ fn job() -> Job {
     Job { id: *b"the id of a job.", world: 0x0102, peers_digest }
 }
 
-fn dialer(job: &Job, purpose: Purpose, from: u32, to: u32) -> Dialer {
-    let introduction = Introduction { purpose, from: Rank::new(from), to: Rank::new(to) };
+fn dialer(job: &Job, purpose: Purpose, from: u32, to: u32, stream: Stream) -> Dialer {
+    let introduction = Introduction { purpose, from: Rank::new(from), to: Rank::new(to), stream };
     Dialer::new(Secret::new(SECRET).unwrap(), job, introduction, [0xa1; 32])
 }
 
@@ -164,8 +165,20 @@ fn located_values_byte_by_byte() {
 }
 
 #[test]
+fn a_record_header_byte_by_byte() {
+    let record = Record { number: 0x1817_1615_1413_1211, length: Some(0x0004_0302) };
+    let mut expected = vec![0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18]; // 0: number
+    expected.extend_from_slice(&[2, 3, 4, 0]); // 8: length
+    expected.extend_from_slice(&crc32c::crc32c(&expected).to_le_bytes()); // 12: checksum
+    assert_eq!(record.encode(), expected[..]);
+    let last = Record { number: 1, length: None }.encode();
+    assert_eq!(last[..12], [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!((RECORD_HEADER_BYTES, RECORD_BYTES_MAX), (16, 1_048_576));
+}
+
+#[test]
 fn a_handshake_byte_by_byte() {
-    let mut dialer = dialer(&job(), Purpose::Link, 0x0101, 2);
+    let mut dialer = dialer(&job(), Purpose::Link, 0x0101, 2, Stream { index: 3, of: 4 });
     let hello = dialer.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
@@ -175,7 +188,8 @@ fn a_handshake_byte_by_byte() {
     expected.extend_from_slice(&[0x02, 0x01, 0, 0]); // 24: world
     expected.extend_from_slice(&[0x01, 0x01, 0, 0]); // 28: from
     expected.extend_from_slice(&[2, 0, 0, 0]); // 32: to
-    expected.extend_from_slice(&[0; 4]); // 36: reserved
+    expected.extend_from_slice(&[3, 4]); // 36: stream, streams
+    expected.extend_from_slice(&[0; 2]); // 38: reserved
     expected.extend_from_slice(b"the id of a job."); // 40: job id
     expected.extend_from_slice(&[0xd1; 16]); // 56: the digest's first half
     expected.extend_from_slice(&[0xa1; 32]); // 72: nonce
@@ -213,9 +227,11 @@ fn a_refusal_byte_by_byte() {
         (5, Job { peers_digest: [0; 32], ..job() }, 0, 2),
         (6, job(), 0x0102, 2),
         (6, job(), 0, 3),
+        (7, job(), 0, 2),
     ];
     for (byte, ours, from, to) in cases {
-        let mut dialer = dialer(&ours, Purpose::Link, from, to);
+        let stream = if byte == 7 { Stream { index: 4, of: 4 } } else { Stream::ONLY };
+        let mut dialer = dialer(&ours, Purpose::Link, from, to, stream);
         let mut acceptor =
             Acceptor::new(Secret::new(SECRET).unwrap(), theirs.clone(), Some(Rank::new(2)), [0; 32]);
         acceptor.feed(&dialer.take_output()).unwrap();
@@ -224,7 +240,7 @@ fn a_refusal_byte_by_byte() {
         assert_eq!(acceptor.take_output(), [byte, 0, 0, 0]);
     }
     let mut acceptor = Acceptor::new(Secret::new(SECRET).unwrap(), theirs, None, [0xb2; 32]);
-    let mut hello = dialer(&job(), Purpose::Link, 0, 2).take_output();
+    let mut hello = dialer(&job(), Purpose::Link, 0, 2, Stream::ONLY).take_output();
     hello[9] = 1;
     acceptor.feed(&hello).unwrap_err();
     let answer = acceptor.take_output();
@@ -299,7 +315,7 @@ fn the_rendezvous_word_by_word() {
     let server = Server::start(world, Secret::new(SECRET).unwrap(), job.id, Duration::from_secs(30)).unwrap();
     let arrive = |rank| {
         let mut stream = TcpStream::connect(server.address()).unwrap();
-        let mut dialer = dialer(&job, Purpose::Rendezvous, rank, 0);
+        let mut dialer = dialer(&job, Purpose::Rendezvous, rank, 0, Stream::ONLY);
         while dialer.wanted() > 0 {
             stream.write_all(&dialer.take_output()).unwrap();
             let mut bytes = vec![0; dialer.wanted()];
@@ -320,7 +336,7 @@ fn the_rendezvous_word_by_word() {
         String::from_utf8(words).unwrap()
     };
     let member = |rank: u32| {
-        let shared = r#"{"segment_bytes":131072,"checks_payloads":false,"processors":2}"#;
+        let shared = r#"{"segment_bytes":131072,"checks_payloads":false,"processors":2,"streams":4}"#;
         format!(
             r#"{{"host":"h{rank}","machine":"m","address":"127.0.0.1:{}","shared":{shared}}}"#,
             4000 + rank

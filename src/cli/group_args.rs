@@ -10,10 +10,10 @@ use clap::{Args, ValueEnum};
 
 use crate::exit::Exit;
 use crate::group::{
-    Algorithms, Error, Group, JoinOptions, LocalTransport, Meeting, SEGMENT_BYTES, START_TIMEOUT,
+    Algorithms, Error, Group, JoinOptions, LocalTransport, Meeting, SEGMENT_BYTES, START_TIMEOUT, Streams,
 };
 use crate::rendezvous::{PeersFile, SECRET_VARIABLE, StartError, from_environment, secret_from_environment};
-use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl};
+use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate};
 use crate::types::Rank;
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::{Cause, SECRET_BYTES_MAX, Secret};
@@ -57,6 +57,16 @@ pub struct GroupArgs {
     /// default), or a name from /proc/sys/net/ipv4/tcp_available_congestion_control
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tcp_congestion: CongestionControl,
+
+    /// The rate at which each of this rank's links sends at most, in even steps instead of bursts, such as 940mbit or
+    /// 1.2gbit: that of the line, where it is known [default: no limit]
+    #[arg(long, value_name = "RATE")]
+    pub tcp_pacing: Option<PacingRate>,
+
+    /// How many connections make a link, from 1 to 8, where one does not fill the line; auto takes 4 if they are measured to
+    /// be faster by a tenth when the job starts, otherwise 1; rank 0's word counts
+    #[arg(long, value_name = "K", default_value_t)]
+    pub streams: Streams,
 
     /// Bytes of a segment, the unit in which chunks are pipelined; rank 0's counts
     #[arg(long, value_name = "BYTES", default_value_t = SEGMENT_BYTES, value_parser = segment_bytes)]
@@ -153,6 +163,8 @@ impl GroupArgs {
             start_timeout: self.start_timeout.or(told).unwrap_or(START_TIMEOUT),
             operation_timeout: self.timeout,
             congestion: self.tcp_congestion.clone(),
+            pacing: self.tcp_pacing,
+            streams: self.streams,
             segment_bytes: self.segment_bytes,
             checks_payloads: self.checksum,
             algorithms: self.algorithm.clone(),
@@ -164,8 +176,12 @@ impl GroupArgs {
 
     /// How the ranks are joined and how long anything may take, in a line.
     pub fn describe(&self, group: &Group) -> String {
+        let streams = match group.streams() {
+            0 | 1 => String::new(),
+            streams => format!(", {streams} streams"),
+        };
         format!(
-            "{} ranks over {} ({}), {} of them on this host; deadlines: connection {} s, operation {} s",
+            "{} ranks over {} ({}{streams}), {} of them on this host; deadlines: connection {} s, operation {} s",
             group.size(),
             group.transport(),
             group.congestion_control().unwrap_or("the host's congestion control"),

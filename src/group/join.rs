@@ -11,6 +11,7 @@ use super::driver::Driver;
 use super::pump::Pump;
 use super::routes::{Algorithms, Routes};
 use super::share::LocalTransport;
+use super::streams::Streams;
 use super::{Error, Group, Job, Membership, tune};
 use crate::engine::Settings;
 use crate::rendezvous::{
@@ -18,7 +19,7 @@ use crate::rendezvous::{
     is_loopback, machine, preside, secret_from_environment,
 };
 use crate::transport::lobby::{Identity, Lobby};
-use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, SocketOptions, TcpTransport};
+use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate, SocketOptions, TcpTransport};
 use crate::types::{Rank, WorldSize};
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::handshake;
@@ -73,6 +74,11 @@ pub struct JoinOptions {
     pub operation_timeout: Duration,
     /// The congestion control of this rank's sockets.
     pub congestion: CongestionControl,
+    /// The rate at which each of this rank's links sends at most, in even steps instead of bursts: that of its line, say.
+    /// Default none.
+    pub pacing: Option<PacingRate>,
+    /// Of how many connections each link consists; rank 0's word counts. Default one.
+    pub streams: Streams,
     /// Bytes of a segment; rank 0's counts. Default [`SEGMENT_BYTES`].
     pub segment_bytes: usize,
     /// Whether every segment carries a CRC32C beside TCP's own checksum; rank 0's word counts. Default no.
@@ -93,6 +99,8 @@ impl Default for JoinOptions {
             start_timeout: START_TIMEOUT,
             operation_timeout: OPERATION_TIMEOUT,
             congestion: CongestionControl::default(),
+            pacing: None,
+            streams: Streams::default(),
             segment_bytes: SEGMENT_BYTES,
             checks_payloads: false,
             algorithms: Algorithms::default(),
@@ -123,6 +131,7 @@ impl JoinOptions {
 pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     let epoch = Instant::now();
     let sockets = SocketOptions::new(&options.congestion, options.operation_timeout)
+        .and_then(|sockets| sockets.paced(options.pacing))
         .map_err(StartError::SocketOptions)?;
     let (rank, lobby, roster) = match &options.meeting {
         Meeting::Alone => return Ok(Group::solo()),
@@ -132,13 +141,13 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         Meeting::Launched(launched) => meet_at_launcher(options, &sockets, launched)?,
     };
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
-    let shared = checked(&roster)?;
+    let (shared, streams) = checked(&roster)?;
     let has_own_processor = roster.local(rank).1 == world && world.get() <= shared.processors;
     let processors = available_parallelism().map_or(1, |processors| processors.get() as u32);
     let spins = roster.local(rank).1.get() <= processors;
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
-    let transport = TcpTransport::new(lobby, rank, roster.addresses(), sockets);
+    let transport = TcpTransport::new(lobby, rank, roster.addresses(), sockets, streams.at_first());
     let settings = Settings {
         rank,
         world,
@@ -148,8 +157,8 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     };
     let driver = Driver::new(Pump::new(settings, transport), epoch, spins)
         .map_err(|source| StartError::System { what: "an event queue", source })?;
-    let routes = Routes::default();
-    let job = Job { driver, next_group: AtomicU32::new(1), congestion, chunk_bytes, routes };
+    let (next_group, routes, streams_at_first) = (AtomicU32::new(1), Routes::default(), streams.at_first());
+    let job = Job { driver, next_group, congestion, streams: streams_at_first, chunk_bytes, routes };
     let mut group = Group {
         job: Some(Arc::new(job)),
         id: 0,
@@ -169,7 +178,7 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     };
     with_patience(&mut group, |group| {
         close_the_ring(group)?;
-        tune::agree(group, &options.algorithms, options.transport)?;
+        tune::agree(group, &options.algorithms, options.transport, streams)?;
         group.share_memory()
     })?;
     Ok(group)
@@ -185,7 +194,7 @@ pub(super) fn alone() -> Result<Job, Error> {
     let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let lobby = listen(&sockets, at, Rank::ZERO, identity)
         .map_err(|error| refused("an event queue", error.to_string()))?;
-    let transport = TcpTransport::new(lobby, Rank::ZERO, vec![at], sockets);
+    let transport = TcpTransport::new(lobby, Rank::ZERO, vec![at], sockets, 1);
     let settings = Settings {
         rank: Rank::ZERO,
         world: WorldSize::ONE,
@@ -196,7 +205,7 @@ pub(super) fn alone() -> Result<Job, Error> {
     let driver = Driver::new(Pump::new(settings, transport), Instant::now(), false)
         .map_err(|error| refused("an event queue", error.to_string()))?;
     let (chunk_bytes, routes) = (CHUNK_BYTES, Routes::default());
-    Ok(Job { driver, next_group: AtomicU32::new(1), congestion: None, chunk_bytes, routes })
+    Ok(Job { driver, next_group: AtomicU32::new(1), congestion: None, streams: 1, chunk_bytes, routes })
 }
 
 /// What is done before the group is handed out: all ranks are there and listen, so it has a deadline of its own, longer than
@@ -327,13 +336,17 @@ fn shared(options: &JoinOptions) -> Shared {
         segment_bytes: options.segment_bytes,
         checks_payloads: options.checks_payloads,
         processors: available_parallelism().map_or(1, |processors| processors.get() as u32),
+        streams: options.streams.to_byte(),
     }
 }
 
 /// Rank 0's settings, if they are within this version's limits.
-fn checked(roster: &Roster) -> Result<Shared, StartError> {
-    roster
+fn checked(roster: &Roster) -> Result<(Shared, Streams), StartError> {
+    let refused = |what| StartError::Refused(format!("rank 0's {what} is beyond the limits"));
+    let shared = roster
         .shared()
         .filter(|shared| (64..=SEGMENT_BYTES_MAX).contains(&shared.segment_bytes))
-        .ok_or_else(|| StartError::Refused("rank 0's segment size is beyond the limits".into()))
+        .ok_or_else(|| refused("segment size"))?;
+    let streams = Streams::from_byte(shared.streams).ok_or_else(|| refused("number of streams"))?;
+    Ok((shared, streams))
 }

@@ -256,6 +256,12 @@ impl Lane {
         }
     }
 
+    /// What comes is wrong, and nothing more of it is looked at.
+    pub(super) fn refuse(&mut self, peer: Rank, detail: String, engine: &mut Engine) {
+        engine.corrupt(peer, detail);
+        self.incoming = Incoming::Refused;
+    }
+
     /// Whether reading goes on when writing has failed.
     pub(super) fn may_still_be_read(&self) -> bool {
         !matches!(self.incoming, Incoming::Refused)

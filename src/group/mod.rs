@@ -36,6 +36,7 @@ mod profile;
 pub mod pump;
 mod routes;
 mod share;
+mod streams;
 mod tune;
 
 use std::borrow::Cow;
@@ -54,6 +55,7 @@ pub use objects::OBJECT_BYTES_MAX;
 pub use profile::{Profile, Spent};
 pub use routes::Algorithms;
 pub use share::LocalTransport;
+pub use streams::Streams;
 
 use self::desk::Desk;
 use self::driver::Driver;
@@ -87,6 +89,8 @@ struct Job {
     /// What makes the number of the next group whose first member this rank is.
     next_group: AtomicU32,
     congestion: Option<String>,
+    /// Of how many connections links consist.
+    streams: u8,
     /// Bytes of a chunk of an all-reduce's block, the same on all ranks.
     chunk_bytes: usize,
     /// Which algorithm operations take, the same on all ranks.
@@ -206,6 +210,11 @@ impl Group {
     /// The members' ranks in the job, in the order of their ranks in the group.
     pub fn members(&self) -> &[Rank] {
         &self.members
+    }
+
+    /// Of how many connections each link consists; 0 in a world of one.
+    pub fn streams(&self) -> u8 {
+        self.job.as_ref().map_or(0, |job| job.streams)
     }
 
     /// The congestion control that links use; `None` for the host's default or a world of one.

@@ -414,7 +414,7 @@ impl<T: Transport> Pump<T> {
                 true
             }
             Moved::Blocked => false,
-            Moved::Lost(detail) => {
+            Moved::Lost(detail) | Moved::Corrupt(detail) => {
                 // What the peer said before it went, its reason perhaps, may still wait to be read.
                 lane.outgoing = None;
                 lane.is_finished = true;
@@ -470,6 +470,10 @@ impl<T: Transport> Pump<T> {
                 lane.lose(peer, &detail, engine);
                 true
             }
+            Moved::Corrupt(detail) => {
+                lane.refuse(peer, detail, engine);
+                true
+            }
         }
     }
 
@@ -486,13 +490,11 @@ impl<T: Transport> Pump<T> {
         let mut waste = [0; 16 << 10];
         loop {
             match self.transport.receive(peer, &mut [IoSliceMut::new(&mut waste)]) {
-                Moved::Bytes(_) => {}
+                Moved::Bytes(_) | Moved::Corrupt(_) => {}
                 Moved::Blocked => return,
-                Moved::Lost(_) => {
-                    lane.is_lost = true;
-                    return;
-                }
+                Moved::Lost(_) => break,
             }
         }
+        lane.is_lost = true;
     }
 }

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use super::routes::{Algorithms, RANGES_MAX, Range, Routes};
 use super::share::LocalTransport;
-use super::{Error, Group};
+use super::streams::{self, Streams};
+use super::{Error, Group, Job};
 use crate::schedule::cost::LinkCost;
 use crate::types::{Algorithm, Rank, ReduceOp};
 
@@ -30,8 +31,12 @@ pub(super) fn agree(
     group: &mut Group,
     algorithms: &Algorithms,
     transport: LocalTransport,
+    streams: Streams,
 ) -> Result<(), Error> {
     let (algorithms, local) = of_rank_0(group, algorithms, transport)?;
+    if streams.is_measured() {
+        streams::choose(group, local)?;
+    }
     let link = measure(group)?;
     set(group, Routes { algorithms, link, local });
     log::debug!("links cost {link:?}");
@@ -39,9 +44,20 @@ pub(super) fn agree(
 }
 
 fn set(group: &mut Group, routes: Routes) {
-    // Nobody else has the job yet.
-    if let Some(job) = group.job.as_mut().and_then(Arc::get_mut) {
-        job.routes = routes;
+    group.with_job(|job| job.routes = routes);
+}
+
+/// Whatever can goes along the ring.
+pub(super) fn ring(group: &mut Group) {
+    set(group, Routes { algorithms: "ring".parse().unwrap_or_default(), ..Routes::default() });
+}
+
+impl Group {
+    /// Changes the job, which nobody else has yet.
+    pub(super) fn with_job(&mut self, change: impl FnOnce(&mut Job)) {
+        if let Some(job) = self.job.as_mut().and_then(Arc::get_mut) {
+            change(job);
+        }
     }
 }
 
@@ -104,7 +120,7 @@ fn time(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f64, Error> 
     Ok(started.elapsed().as_nanos() as f64)
 }
 
-fn median(mut times: Vec<f64>) -> f64 {
+pub(super) fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
 }

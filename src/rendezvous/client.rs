@@ -9,7 +9,7 @@ use super::server::name_missing;
 use super::{Member, Roster, StartError};
 use crate::transport::lobby::{DialError, HANDSHAKE_TIMEOUT, Identity, advance, nonce};
 use crate::types::{Rank, WorldSize};
-use crate::wire::handshake::{Dialer, Introduction, Purpose};
+use crate::wire::handshake::{Dialer, Introduction, Purpose, Stream};
 
 /// The pause between two attempts to reach a rendezvous that is not there yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -65,7 +65,8 @@ pub fn arrive(
 impl Arrival<'_> {
     /// Dials until somebody answers and both have proved themselves.
     fn connect(&self, started: Instant) -> Result<TcpStream, StartError> {
-        let introduction = Introduction { purpose: Purpose::Rendezvous, from: self.rank, to: Rank::ZERO };
+        let (from, to, stream) = (self.rank, Rank::ZERO, Stream::ONLY);
+        let introduction = Introduction { purpose: Purpose::Rendezvous, from, to, stream };
         loop {
             let detail = match TcpStream::connect_timeout(&self.address, ATTEMPT_TIMEOUT) {
                 Ok(stream) => match self.greet(stream, introduction) {

@@ -48,6 +48,8 @@ pub struct Shared {
     pub checks_payloads: bool,
     /// How many processors the host has; with the number of ranks on it, this decides how an all-reduce is cut.
     pub processors: u32,
+    /// Of how many connections a link consists; 0 if that is to be measured.
+    pub streams: u8,
 }
 
 /// Everybody, in rank order.
@@ -142,7 +144,7 @@ mod tests {
             host: "h".into(),
             machine: machine.into(),
             address: "127.0.0.1:1".parse().unwrap(),
-            shared: Shared { segment_bytes: 1, checks_payloads: false, processors: 2 },
+            shared: Shared { segment_bytes: 1, checks_payloads: false, processors: 2, streams: 1 },
         }
     }
 

@@ -21,6 +21,9 @@ pub enum Moved {
     Blocked,
     /// The link is gone and will not come back; the text says how.
     Lost(String),
+    /// What the peer has sent is not what a link carries; the text says what is wrong. It is told once: what is received
+    /// afterwards means nothing.
+    Corrupt(String),
 }
 
 /// Links to peers, opened when they are needed, each an ordered stream of bytes both ways.

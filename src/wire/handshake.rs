@@ -47,6 +47,28 @@ pub struct Job {
     pub peers_digest: [u8; 32],
 }
 
+/// The most connections of which a link may consist.
+pub const STREAMS_MAX: u8 = 8;
+
+/// Which of a link's connections this one is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stream {
+    /// Its number, from 0. The link begins with number 0; whoever has opened that one opens the others.
+    pub index: u8,
+    /// How many there are.
+    pub of: u8,
+}
+
+impl Stream {
+    /// The only one.
+    pub const ONLY: Self = Self { index: 0, of: 1 };
+
+    /// Whether a link may have it.
+    pub fn is_possible(self) -> bool {
+        self.of <= STREAMS_MAX && self.index < self.of
+    }
+}
+
 /// What the dialer says of itself and of the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Introduction {
@@ -56,6 +78,8 @@ pub struct Introduction {
     pub from: Rank,
     /// Who is dialled: a rank, or for the rendezvous whoever serves it.
     pub to: Rank,
+    /// Which of a link's connections it is; for the rendezvous [`Stream::ONLY`].
+    pub stream: Stream,
 }
 
 /// Why the acceptor refused; travels as the verdict.
@@ -80,16 +104,20 @@ pub enum Refusal {
     /// A rank that cannot be, or the connection was meant for another rank.
     #[error("the rank is out of range or the connection was meant for another rank")]
     Rank,
+    /// A stream that no link has.
+    #[error("a link has at most {STREAMS_MAX} connections, and each its number among them")]
+    Stream,
 }
 
 impl Refusal {
-    const ALL: [(u8, Self); 6] = [
+    const ALL: [(u8, Self); 7] = [
         (1, Self::Version),
         (2, Self::Secret),
         (3, Self::Job),
         (4, Self::World),
         (5, Self::PeersFile),
         (6, Self::Rank),
+        (7, Self::Stream),
     ];
 
     fn to_byte(self) -> u8 {
@@ -176,7 +204,7 @@ impl Dialer {
         hello.extend_from_slice(&job.world.to_le_bytes());
         hello.extend_from_slice(&introduction.from.get().to_le_bytes());
         hello.extend_from_slice(&introduction.to.get().to_le_bytes());
-        hello.extend_from_slice(&[0; 4]);
+        hello.extend_from_slice(&[introduction.stream.index, introduction.stream.of, 0, 0]);
         hello.extend_from_slice(&job.id);
         hello.extend_from_slice(&digest_prefix(job));
         hello.extend_from_slice(&nonce);
@@ -322,7 +350,9 @@ impl Acceptor {
             };
             reader.bytes(13)?;
             let _world = reader.u32()?;
-            Some(Introduction { purpose, from: Rank::new(reader.u32()?), to: Rank::new(reader.u32()?) })
+            let (from, to) = (Rank::new(reader.u32()?), Rank::new(reader.u32()?));
+            let stream = Stream { index: reader.u8()?, of: reader.u8()? };
+            Some(Introduction { purpose, from, to, stream })
         })()
         .ok_or(HandshakeError::Unknown("purpose"))?;
         let mut answer = own_hello(0, &self.nonce);
@@ -369,7 +399,10 @@ impl Acceptor {
             return Some(Refusal::PeersFile);
         }
         let misdirected = self.own_rank.is_some_and(|own| own != introduction.to);
-        (introduction.from.get() >= world || misdirected).then_some(Refusal::Rank)
+        if introduction.from.get() >= world || misdirected {
+            return Some(Refusal::Rank);
+        }
+        (!introduction.stream.is_possible()).then_some(Refusal::Stream)
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::Secret;
 use super::handshake::{
-    Acceptor, Dialer, Handshake as _, HandshakeError, Introduction, Job, Purpose, Refusal,
+    Acceptor, Dialer, Handshake as _, HandshakeError, Introduction, Job, Purpose, Refusal, STREAMS_MAX,
+    Stream,
 };
 use crate::types::Rank;
 
@@ -18,7 +19,12 @@ fn secret(text: &[u8]) -> Secret {
 }
 
 fn dialer(job: &Job, from: u32, to: u32) -> Dialer {
-    let introduction = Introduction { purpose: Purpose::Link, from: Rank::new(from), to: Rank::new(to) };
+    dialer_of(job, from, to, Stream::ONLY)
+}
+
+fn dialer_of(job: &Job, from: u32, to: u32, stream: Stream) -> Dialer {
+    let (from, to) = (Rank::new(from), Rank::new(to));
+    let introduction = Introduction { purpose: Purpose::Link, from, to, stream };
     Dialer::new(secret(b"sixteen bytes or more"), job, introduction, [1; 32])
 }
 
@@ -120,4 +126,21 @@ fn a_reflected_proof_is_worthless() {
     acceptor.feed(&dialer(&job(), 1, 2).take_output()).unwrap();
     let answer = acceptor.take_output();
     assert_eq!(acceptor.feed(&answer[48..]), Err(HandshakeError::Secret));
+}
+
+#[test]
+fn the_acceptor_learns_which_stream_it_is_and_refuses_those_that_cannot_be() {
+    for (index, of) in [(0, 1), (0, 2), (3, 4), (7, STREAMS_MAX)] {
+        let stream = Stream { index, of };
+        let mut acceptor = acceptor(&job(), b"sixteen bytes or more");
+        let shaken = shake(&mut dialer_of(&job(), 1, 2, stream), &mut acceptor, 1000);
+        assert_eq!(shaken, (Ok(()), Ok(())));
+        assert_eq!(acceptor.introduction().unwrap().stream, stream);
+    }
+    for (index, of) in [(0, 0), (1, 1), (4, 4), (255, 4), (0, STREAMS_MAX + 1), (255, 255)] {
+        let mut dialer = dialer_of(&job(), 1, 2, Stream { index, of });
+        let shaken = shake(&mut dialer, &mut acceptor(&job(), b"sixteen bytes or more"), 1000);
+        let refused = Err(HandshakeError::Refused(Refusal::Stream));
+        assert_eq!(shaken, (refused, Err(HandshakeError::Unwelcome(Refusal::Stream))));
+    }
 }

@@ -10,6 +10,7 @@ pub mod handshake;
 #[cfg(test)]
 mod handshake_tests;
 mod reader;
+pub mod record;
 mod secret;
 
 pub use cause::Cause;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use ringtrain::Rank;
 use ringtrain::rendezvous::PeersFile;
 use ringtrain::wire::Secret;
-use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose};
+use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, Stream};
 
 /// How long anything may take before a test gives up. Far above what is needed: the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -158,7 +158,8 @@ pub fn processes_with(entry: &str) -> Vec<u32> {
 /// Proves to be `rank` of the job that `file` describes, as a rank on its way to the rendezvous does.
 pub fn shake_hands(stream: &mut TcpStream, file: &PeersFile, rank: u32, secret: &Secret) {
     let job = Job { id: [0; 16], world: file.world().get(), peers_digest: file.digest() };
-    let introduction = Introduction { purpose: Purpose::Rendezvous, from: Rank::new(rank), to: Rank::ZERO };
+    let (from, to) = (Rank::new(rank), Rank::ZERO);
+    let introduction = Introduction { purpose: Purpose::Rendezvous, from, to, stream: Stream::ONLY };
     let mut dialer = Dialer::new(secret.clone(), &job, introduction, rand::random());
     loop {
         stream.write_all(&dialer.take_output()).expect("the peer listens");

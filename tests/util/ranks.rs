@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ringtrain::group::LocalTransport;
+use ringtrain::group::{LocalTransport, Streams};
 use ringtrain::rendezvous::{Launched, PeersFile, Server};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinOptions, Meeting, Rank, WorldSize};
@@ -48,6 +48,12 @@ impl Ground {
     }
 }
 
+/// How many connections a link has unless a test says otherwise: one, or as `TEST_STREAMS` says.
+fn streams() -> Streams {
+    std::env::var("TEST_STREAMS")
+        .map_or(Streams::ONE, |text| text.parse().expect("TEST_STREAMS is as --streams"))
+}
+
 /// Runs `work` on every rank of a job of `n` and returns what each gave, in rank order. `adjust` may change the options.
 pub fn run_with<R: Send + 'static>(
     n: u32,
@@ -74,6 +80,7 @@ pub fn run_with<R: Send + 'static>(
                 }),
                 secret: secret.clone(),
                 start_timeout,
+                streams: streams(),
                 ..JoinOptions::default()
             };
             ground.put(&mut options);

@@ -40,6 +40,8 @@ pub struct Environment {
     pub congestion_control: String,
     /// The host's default congestion control.
     pub congestion_control_host: String,
+    /// Of how many connections a link consists.
+    pub streams: u8,
     /// Bytes of a segment on this rank.
     pub segment_bytes: usize,
     /// Iterations before the timed ones.
@@ -89,6 +91,7 @@ impl Environment {
             kernel: words.map(|word| word.to_string_lossy()).join(" "),
             congestion_control: congestion,
             congestion_control_host: host_default,
+            streams: group.streams(),
             segment_bytes,
             warm_up: plan.warm_up,
             alloc: plan.allocates,
@@ -123,9 +126,10 @@ impl Environment {
         )?;
         writeln!(
             out,
-            "# transport {}  congestion control {}  segment {} bytes",
+            "# transport {}  congestion control {}  streams {}  segment {} bytes",
             group.transport(),
             self.congestion_control,
+            self.streams,
             self.segment_bytes
         )?;
         writeln!(out, "# {}, {} processor(s), {}", self.cpu, self.cpu_count, self.kernel)?;

@@ -93,6 +93,16 @@ impl Driver {
         Ok(Self { shared, progress: Mutex::new(None) })
     }
 
+    /// Sends on so many of each link's connections.
+    pub(super) fn use_streams(&self, count: u8) {
+        self.shared.lock().pump.transport_mut().use_streams(count);
+    }
+
+    /// Goes on with one connection for each link.
+    pub(super) fn become_one(&self) {
+        self.shared.lock().pump.transport_mut().become_one();
+    }
+
     pub(super) fn statistics(&self) -> Statistics {
         let core = self.shared.lock();
         let counters = core.pump.counters();

@@ -1,9 +1,14 @@
 //! TCP links: one connection for each pair of ranks that talk, opened when first needed.
 //!
-//! Whoever needs a link dials. If both do, `crossing` says which connection becomes the link.
+//! Whoever needs a link dials. If both do, `crossing` says which connection becomes the link. A link may consist of several
+//! connections (`bundle`), of which whoever has dialled it opens the others as well (`extra`).
 
+mod bundle;
 mod crossing;
+mod extra;
+mod kernel;
 mod options;
+mod pacing;
 mod surplus;
 #[cfg(test)]
 mod tests;
@@ -16,14 +21,17 @@ use std::time::Duration;
 use mio::net::TcpStream;
 use mio::{Interest, Token};
 
+use self::bundle::Bundle;
 use self::crossing::{Crossing, Next};
+use self::extra::Extra;
 pub use self::options::{CongestionControl, SocketOptions, available_congestion_controls};
+pub use self::pacing::PacingRate;
 use self::surplus::{Read, Surplus};
 use super::lobby::{Admitted, Dialled, Dialling, Event, HANDSHAKE_TIMEOUT, Lobby};
 use super::poller::Poller;
 use super::{Moved, Transport};
 use crate::types::Rank;
-use crate::wire::handshake::{Introduction, Purpose};
+use crate::wire::handshake::{Introduction, Purpose, Stream};
 
 /// How long a peer's machine may take to take a connection. The peer itself answers when it is next inside a call, which may
 /// be long after: for that the operation that needs the link has its own deadline.
@@ -36,8 +44,13 @@ pub struct TcpTransport {
     /// Where each rank listens, in rank order.
     addresses: Vec<SocketAddr>,
     options: SocketOptions,
+    /// Of how many connections the links consist that this rank opens, and how many of them are used.
+    streams: u8,
+    used: u8,
     links: BTreeMap<Rank, Link>,
     ranks: HashMap<Token, Rank>,
+    /// Connections of links that have others, while they are opened.
+    extras: BTreeMap<Token, Extra>,
     /// Peers whose links nobody has asked for here.
     newcomers: VecDeque<Rank>,
 }
@@ -56,6 +69,8 @@ enum State {
     Meeting(Box<Crossing<Dial, Admitted>>),
     /// Both ends have proved themselves.
     Open(TcpStream),
+    /// The same, with several connections.
+    Bundled(Box<Bundle<TcpStream>>),
     Lost(String),
 }
 
@@ -65,6 +80,8 @@ struct Dial {
     token: Token,
     handshake: Dialling,
     began: Duration,
+    /// Of how many connections the link is to consist.
+    of: u8,
     /// Until when the peer's machine must have taken it, if it has not.
     deadline: Option<Duration>,
 }
@@ -82,10 +99,18 @@ impl Link {
 }
 
 impl TcpTransport {
-    /// A transport for `rank` whose peers listen at `addresses`, in rank order, and which accepts through `lobby`.
-    pub fn new(lobby: Lobby, rank: Rank, addresses: Vec<SocketAddr>, options: SocketOptions) -> Self {
+    /// A transport for `rank` whose peers listen at `addresses`, in rank order, and which accepts through `lobby`. The links
+    /// that it opens consist of so many connections.
+    pub fn new(
+        lobby: Lobby,
+        rank: Rank,
+        addresses: Vec<SocketAddr>,
+        options: SocketOptions,
+        streams: u8,
+    ) -> Self {
         let (links, ranks, newcomers) = (BTreeMap::new(), HashMap::new(), VecDeque::new());
-        Self { lobby, rank, addresses, options, links, ranks, newcomers }
+        let (extras, used) = (BTreeMap::new(), streams);
+        Self { lobby, rank, addresses, options, streams, used, links, ranks, extras, newcomers }
     }
 
     /// The event queue, whose events [`TcpTransport::serve`] wants to know.
@@ -98,28 +123,52 @@ impl TcpTransport {
         let mut others = Vec::new();
         self.lobby.serve(now, events, &mut others);
         for event in others {
+            if self.extras.contains_key(&event.token) {
+                self.pursue_extra(now, event.token);
+                continue;
+            }
             let Some(&peer) = self.ranks.get(&event.token) else { continue };
             let Some(link) = self.links.get_mut(&peer) else { continue };
+            if let State::Bundled(bundle) = &mut link.state {
+                bundle.note(event);
+                continue;
+            }
             link.is_readable |= event.is_readable;
             link.is_writable |= event.is_writable;
             link.is_ended |= event.is_ended;
             self.pursue(now, peer);
         }
         while let Some(admitted) = self.lobby.take_admitted(Purpose::Link) {
-            self.meet(admitted);
+            match admitted.introduction.stream.index {
+                0 => self.meet(now, admitted),
+                _ => self.meet_extra(admitted),
+            }
         }
         self.expire(now);
     }
 
     fn dial(&mut self, now: Duration, peer: Rank) -> io::Result<Dial> {
+        let dial = self.open(now, peer, Stream { index: 0, of: self.streams })?;
+        self.ranks.insert(dial.token, peer);
+        Ok(dial)
+    }
+
+    /// Begins to open one of the connections of a link.
+    fn open(&mut self, now: Duration, peer: Rank, which: Stream) -> io::Result<Dial> {
         let address = self.addresses.get(peer.index()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let mut stream = self.options.connect(*address)?;
+        let mut stream = self.options.connect(*address, self.sharers(which.of))?;
         let token = self.lobby.token();
         self.lobby.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
-        self.ranks.insert(token, peer);
-        let introduction = Introduction { purpose: Purpose::Link, from: self.rank, to: peer };
+        let (from, to, stream_of_link) = (self.rank, peer, which);
+        let introduction = Introduction { purpose: Purpose::Link, from, to, stream: stream_of_link };
         let handshake = Dialling::new(self.lobby.identity(), introduction);
-        Ok(Dial { stream, token, handshake, began: now, deadline: Some(now + CONNECT_TIMEOUT) })
+        let deadline = Some(now + CONNECT_TIMEOUT);
+        Ok(Dial { stream, token, handshake, began: now, deadline, of: which.of })
+    }
+
+    /// Among how many connections a link's rate is divided.
+    fn sharers(&self, of: u8) -> u8 {
+        of.min(self.used)
     }
 
     /// Lets a dial go as far as it can.
@@ -129,13 +178,17 @@ impl TcpTransport {
         match dial.handshake.pursue(&mut dial.stream) {
             Dialled::Connecting => {}
             Dialled::Pending => dial.deadline = None,
-            Dialled::Ready => self.settle(peer, "", Crossing::answer),
+            Dialled::Ready => self.settle(now, peer, "", Crossing::answer),
             // We were away in the middle of the handshake, and the peer could not know who kept it waiting.
             Dialled::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT && !crossing.has_theirs() => {
                 self.dial_again(now, peer);
             }
-            Dialled::Closed(error) => self.settle(peer, &format!("no connection: {error}"), Crossing::fail),
-            Dialled::Failed(error) => self.settle(peer, &format!("no connection: {error}"), Crossing::fail),
+            Dialled::Closed(error) => {
+                self.settle(now, peer, &format!("no connection: {error}"), Crossing::fail);
+            }
+            Dialled::Failed(error) => {
+                self.settle(now, peer, &format!("no connection: {error}"), Crossing::fail);
+            }
         }
     }
 
@@ -147,12 +200,12 @@ impl TcpTransport {
                 self.ranks.remove(&crossing.ours.token);
                 crossing.ours = dial;
             }
-            Err(error) => self.settle(peer, &format!("no connection: {error}"), Crossing::fail),
+            Err(error) => self.settle(now, peer, &format!("no connection: {error}"), Crossing::fail),
         }
     }
 
     /// A peer has opened a connection and proved itself.
-    fn meet(&mut self, admitted: Admitted) {
+    fn meet(&mut self, now: Duration, admitted: Admitted) {
         let peer = admitted.introduction.from;
         match self.links.get(&peer).map(|link| &link.state) {
             None => {
@@ -160,33 +213,60 @@ impl TcpTransport {
                 self.links.insert(peer, Link::new(state, true));
                 self.newcomers.push_back(peer);
             }
-            Some(State::Meeting(_)) => self.settle(peer, "", |crossing| crossing.knock(admitted)),
+            Some(State::Meeting(_)) => self.settle(now, peer, "", |crossing| crossing.knock(admitted)),
             // The usual end of a crossing: it had not given its connection up when it made its proof.
-            Some(State::Open(_) | State::Lost(_)) => log::debug!("rank {peer} dialled too; closed"),
+            Some(State::Open(_) | State::Bundled(_) | State::Lost(_)) => {
+                log::debug!("rank {peer} dialled too; closed");
+            }
         }
     }
 
     fn welcome(&mut self, peer: Rank, admitted: Admitted) -> State {
-        self.ranks.insert(admitted.token, peer);
-        let set_up = self.options.apply(&admitted.stream).map_err(|error| ("could not be set up", error));
-        match set_up.and_then(|()| admitted.welcome().map_err(|error| ("could not be welcomed", error))) {
-            Ok(stream) => State::Open(stream),
+        let (token, of) = (admitted.token, admitted.introduction.stream.of);
+        self.ranks.insert(token, peer);
+        match self.take_in(admitted) {
+            Ok(stream) => self.opened(stream, token, of),
             Err((what, error)) => State::Lost(format!("its connection {what}: {error}")),
         }
+    }
+
+    /// Sets a connection up that a peer has opened, and tells the peer that it is welcome.
+    fn take_in(&self, admitted: Admitted) -> Result<TcpStream, (&'static str, io::Error)> {
+        let sharers = self.sharers(admitted.introduction.stream.of);
+        let set_up = self.options.apply(&admitted.stream, sharers);
+        set_up.map_err(|error| ("could not be set up", error))?;
+        admitted.welcome().map_err(|error| ("could not be welcomed", error))
+    }
+
+    /// A link whose first connection this is.
+    fn opened(&self, stream: TcpStream, token: Token, of: u8) -> State {
+        if of == 1 {
+            return State::Open(stream);
+        }
+        let mut bundle = Bundle::new(stream, token, of);
+        bundle.use_streams(self.used.into());
+        if self.streams == 1 {
+            bundle.become_one();
+        }
+        State::Bundled(Box::new(bundle))
     }
 
     /// Something has happened to a link that is not settled on; `why` is what is said if it is lost by that.
     fn settle(
         &mut self,
+        now: Duration,
         peer: Rank,
         why: &str,
         event: impl FnOnce(Crossing<Dial, Admitted>) -> Next<Dial, Admitted>,
     ) {
         let Some(Link { state: State::Meeting(crossing), .. }) = self.links.remove(&peer) else { return };
-        let own = crossing.ours.token;
+        let (own, mut is_ours) = (crossing.ours.token, false);
         let state = match event(*crossing) {
             Next::Waiting(crossing) => State::Meeting(Box::new(crossing)),
-            Next::Ours(dial) => State::Open(dial.stream),
+            Next::Ours(dial) => {
+                is_ours = true;
+                self.opened(dial.stream, dial.token, dial.of)
+            }
             Next::Theirs(admitted) => {
                 self.ranks.remove(&own);
                 self.welcome(peer, admitted)
@@ -194,6 +274,9 @@ impl TcpTransport {
             Next::Lost => State::Lost(why.to_owned()),
         };
         self.links.insert(peer, Link::new(state, true));
+        if is_ours {
+            self.open_extras(now, peer);
+        }
     }
 
     fn expire(&mut self, now: Duration) {
@@ -205,14 +288,16 @@ impl TcpTransport {
             self.pursue(now, peer);
             if self.links.get(&peer).is_some_and(is_late) {
                 let why = format!("no connection within {} s", CONNECT_TIMEOUT.as_secs());
-                self.settle(peer, &why, Crossing::fail);
+                self.settle(now, peer, &why, Crossing::fail);
             }
         }
+        self.expire_extras(now);
     }
 
     /// The moment at which a dial gives up or a handshake wants to be looked after.
     pub fn next_deadline(&self) -> Option<Duration> {
-        self.links.values().filter_map(deadline).chain(self.lobby.next_deadline()).min()
+        let extras = self.extras.values().filter_map(Extra::deadline);
+        self.links.values().filter_map(deadline).chain(extras).chain(self.lobby.next_deadline()).min()
     }
 }
 
@@ -237,13 +322,14 @@ impl Transport for TcpTransport {
     }
 
     fn is_open(&self, peer: Rank) -> bool {
-        self.links.get(&peer).is_some_and(|link| matches!(link.state, State::Open(_)))
+        self.links.get(&peer).is_some_and(|link| matches!(link.state, State::Open(_) | State::Bundled(_)))
     }
 
     fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> Moved {
         let Some(link) = self.links.get_mut(&peer) else { return Moved::Blocked };
         let stream = match &mut link.state {
             State::Open(stream) if link.is_writable => stream,
+            State::Bundled(bundle) => return bundle.send(parts),
             State::Lost(why) => return Moved::Lost(why.clone()),
             _ => return Moved::Blocked,
         };
@@ -255,6 +341,9 @@ impl Transport for TcpTransport {
 
     fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> Moved {
         let Some(link) = self.links.get_mut(&peer) else { return Moved::Blocked };
+        if let State::Bundled(bundle) = &mut link.state {
+            return bundle.receive(parts);
+        }
         let left_over = link.surplus.take(parts);
         if left_over > 0 {
             return Moved::Bytes(left_over);
@@ -275,10 +364,14 @@ impl Transport for TcpTransport {
     }
 
     fn finish(&mut self, peer: Rank) {
-        if let Some(Link { state: State::Open(stream), .. }) = self.links.get(&peer)
-            && let Err(error) = stream.shutdown(Shutdown::Write)
-        {
-            log::debug!("rank {peer} was gone when its link was to be closed: {error}");
+        match self.links.get_mut(&peer).map(|link| &mut link.state) {
+            Some(State::Open(stream)) => {
+                if let Err(error) = stream.shutdown(Shutdown::Write) {
+                    log::debug!("rank {peer} was gone when its link was to be closed: {error}");
+                }
+            }
+            Some(State::Bundled(bundle)) => bundle.finish(),
+            _ => {}
         }
     }
 

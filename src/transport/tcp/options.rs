@@ -11,6 +11,9 @@ use mio::net::TcpStream;
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
+use super::kernel::set_pacing;
+use super::pacing::PacingRate;
+
 /// Where Linux lists the congestion controls that any process may choose.
 const AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 /// What a connection that goes on in the background says.
@@ -69,6 +72,7 @@ const USER_TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000);
 pub struct SocketOptions {
     congestion: Option<String>,
     user_timeout: Duration,
+    pacing: Option<PacingRate>,
 }
 
 impl SocketOptions {
@@ -96,7 +100,22 @@ impl SocketOptions {
                 ));
             }
         };
-        Ok(Self { congestion, user_timeout: operation_timeout.saturating_add(USER_TIMEOUT_MARGIN) })
+        let user_timeout = operation_timeout.saturating_add(USER_TIMEOUT_MARGIN);
+        Ok(Self { congestion, user_timeout, pacing: None })
+    }
+
+    /// The same, but links send at this rate at most.
+    ///
+    /// # Errors
+    ///
+    /// A sentence for a person if this kernel cannot.
+    pub fn paced(self, pacing: Option<PacingRate>) -> Result<Self, String> {
+        let options = Self { pacing, ..self };
+        let Some(rate) = pacing else { return Ok(options) };
+        let tried = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
+            .and_then(|socket| options.pace(&socket, 1));
+        tried.map_err(|error| format!("this kernel does not pace connections (at {rate}): {error}"))?;
+        Ok(options)
     }
 
     /// The congestion control that will be set; `None` leaves the host's default.
@@ -105,11 +124,11 @@ impl SocketOptions {
     }
 
     /// Begins to connect to `address`, everything set before the first packet: a congestion control that paces, such as
-    /// BBR, would otherwise have begun, and Linux goes on pacing whatever replaces it.
-    pub(super) fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
+    /// BBR, would otherwise have begun, and Linux goes on pacing whatever replaces it. `sharers` as in `apply`.
+    pub(super) fn connect(&self, address: SocketAddr, sharers: u8) -> io::Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
-        self.apply(&socket)?;
+        self.apply(&socket, sharers)?;
         match socket.connect(&address.into()) {
             Err(error) if error.raw_os_error() != Some(IN_PROGRESS) => Err(error),
             _ => Ok(TcpStream::from_std(socket.into())),
@@ -125,14 +144,26 @@ impl SocketOptions {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         // What is left of a job that ended a moment ago does not keep the port.
         socket.set_reuse_address(true)?;
-        self.apply(&socket)?;
+        self.apply_to_all(&socket)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         Ok(socket.into())
     }
 
-    /// Sets everything on a socket. Buffers are left to the kernel's autotuning, which a fixed size would switch off.
-    pub(super) fn apply<S: AsFd>(&self, socket: &S) -> io::Result<()> {
+    /// Sets everything on a link's socket, which is one of so many `sharers` of the link's rate.
+    pub(super) fn apply<S: AsFd>(&self, socket: &S, sharers: u8) -> io::Result<()> {
+        self.apply_to_all(socket)?;
+        self.pace(socket, sharers)
+    }
+
+    /// Has the kernel pace a socket, which it does by itself: no queueing discipline is needed.
+    pub(super) fn pace<S: AsFd>(&self, socket: &S, sharers: u8) -> io::Result<()> {
+        let Some(rate) = self.pacing else { return Ok(()) };
+        set_pacing(socket, rate.bytes_per_second() / u64::from(sharers.max(1)))
+    }
+
+    /// Sets everything but the rate. Buffers are left to the kernel's autotuning, which a fixed size would switch off.
+    fn apply_to_all<S: AsFd>(&self, socket: &S) -> io::Result<()> {
         let socket = SockRef::from(socket);
         socket.set_tcp_nodelay(true)?;
         let keepalive = TcpKeepalive::new()
@@ -150,7 +181,20 @@ impl SocketOptions {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kernel::pacing;
     use super::*;
+
+    #[test]
+    fn a_rate_is_set_and_may_be_changed() {
+        let rate = "80mbit".parse().unwrap();
+        let options = SocketOptions::new(&CongestionControl::Host, Duration::ZERO).unwrap();
+        let options = options.paced(Some(rate)).unwrap();
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
+        for sharers in [1, 4] {
+            options.apply(&socket, sharers).unwrap();
+            assert_eq!(pacing(&socket).unwrap(), 10_000_000 / u64::from(sharers));
+        }
+    }
 
     #[test]
     fn a_congestion_control_that_is_not_there_is_an_error() {

@@ -50,7 +50,13 @@ impl End {
 
     /// The connection's two ends, the lower port first.
     fn connection(&self, peer: u32) -> [SocketAddr; 2] {
-        let State::Open(stream) = &self.transport.links[&Rank::new(peer)].state else { panic!("not open") };
+        let state = &self.transport.links[&Rank::new(peer)].state;
+        let stream = match state {
+            State::Open(stream) => Some(stream),
+            State::Bundled(bundle) => bundle.pipes().next(),
+            _ => None,
+        };
+        let stream = stream.expect("it is open");
         let mut ends = [stream.local_addr().unwrap(), stream.peer_addr().unwrap()];
         ends.sort();
         ends
@@ -62,6 +68,10 @@ fn options() -> SocketOptions {
 }
 
 fn ends(n: u32) -> Vec<End> {
+    ends_of(n, 1)
+}
+
+fn ends_of(n: u32, streams: u8) -> Vec<End> {
     let listeners: Vec<_> =
         (0..n).map(|_| options().listen("127.0.0.1:0".parse().unwrap()).unwrap()).collect();
     let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
@@ -72,7 +82,7 @@ fn ends(n: u32) -> Vec<End> {
             let job = Job { id: [1; 16], world: n, peers_digest: [0; 32] };
             let identity = Identity { secret: secret.clone(), job, rank: Some(rank) };
             let lobby = Lobby::new(listener, identity).unwrap();
-            let mut transport = TcpTransport::new(lobby, rank, addresses.clone(), options());
+            let mut transport = TcpTransport::new(lobby, rank, addresses.clone(), options(), streams);
             let poller = transport.take_poller().unwrap();
             End { transport, poller }
         })
@@ -276,7 +286,7 @@ fn receive_all(ends: &mut [End], lengths: &[usize], count: usize) -> (Vec<u8>, O
         match ends[1].transport.receive(Rank::ZERO, &mut parts) {
             Moved::Bytes(moved) => got.extend(buffers.concat().into_iter().take(moved)),
             Moved::Blocked => ends[1].look_for(SECOND, Duration::from_millis(1)),
-            Moved::Lost(why) => return (got, Some(why)),
+            Moved::Lost(why) | Moved::Corrupt(why) => return (got, Some(why)),
         }
     }
     (got, None)
@@ -313,4 +323,91 @@ fn what_is_read_ahead_is_neither_lost_nor_late() {
             "round {round}"
         );
     }
+}
+
+fn has_all(ends: &[End], which: usize, count: usize) -> bool {
+    match &ends[which].transport.links[&Rank::new(1 - which as u32)].state {
+        State::Bundled(bundle) => bundle.pipes().count() == count,
+        _ => false,
+    }
+}
+
+/// Two ends of a link with all its connections.
+fn bundled(of: u8) -> Vec<End> {
+    let mut ends = ends_of(2, of);
+    ends[0].connect(Duration::ZERO, 1);
+    let are_there = |ends: &[End]| {
+        ends[0].is_open(1) && ends[1].is_open(0) && (0..2).all(|end| has_all(ends, end, of.into()))
+    };
+    look_until(&mut ends, &[0, 1], Duration::ZERO, are_there);
+    ends
+}
+
+#[test]
+fn whoever_dials_opens_all_connections_of_a_link() {
+    for of in [2, 4, 8] {
+        let mut ends = bundled(of);
+        assert!(ends.iter().all(|end| end.transport.extras.is_empty()));
+        assert_linked(&mut ends, SECOND);
+    }
+}
+
+/// Both dial at once: the connections are those of one link.
+#[test]
+fn a_crossing_leaves_one_link_with_all_its_connections() {
+    for seed in 0..40 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut ends = ends_of(2, 3);
+        ends[0].connect(Duration::ZERO, 1);
+        ends[1].connect(Duration::ZERO, 0);
+        for _ in 0..random.random_range(0..20) {
+            ends[random.random_range(0..2)].look(Duration::ZERO);
+        }
+        look_until(&mut ends, &[0, 1], Duration::ZERO, |ends| {
+            ends[0].is_open(1) && ends[1].is_open(0) && has_all(ends, 0, 3) && has_all(ends, 1, 3)
+        });
+        assert_linked(&mut ends, Duration::ZERO);
+        assert!(ends.iter().all(|end| end.transport.ranks.len() == 3), "seed {seed}");
+    }
+}
+
+/// A connection that a link does not lack is closed, and the link does not notice.
+#[test]
+fn a_connection_that_a_link_does_not_lack_is_closed() {
+    let mut ends = bundled(3);
+    let wrong = [(1, 3), (2, 3), (1, 2), (3, 4), (0, 3), (0, 1)];
+    for (index, of) in wrong {
+        let dial = ends[0].transport.open(SECOND, Rank::new(1), Stream { index, of }).unwrap();
+        let mut dial = dial;
+        let started = std::time::Instant::now();
+        loop {
+            assert!(started.elapsed() < PATIENCE, "{index} of {of} was not closed");
+            ends[1].look_for(SECOND, Duration::from_millis(1));
+            match dial.handshake.pursue(&mut dial.stream) {
+                Dialled::Ready => panic!("{index} of {of} was taken"),
+                Dialled::Closed(_) | Dialled::Failed(_) => break,
+                Dialled::Connecting | Dialled::Pending => {}
+            }
+        }
+        assert!(has_all(&ends, 1, 3) && has_all(&ends, 0, 3));
+    }
+    // The rank that was dialled opens none.
+    let dial = ends[1].transport.open(SECOND, Rank::ZERO, Stream { index: 7, of: 8 }).unwrap();
+    look_until(&mut ends, &[0, 1], SECOND, |ends| ends[0].transport.next_deadline().is_none());
+    drop(dial);
+    assert_linked(&mut ends, SECOND);
+}
+
+/// The others close once both ends have decided, whichever is first; nothing is lost.
+#[test]
+fn a_link_may_be_left_with_one_connection() {
+    let mut ends = bundled(4);
+    ends[0].transport.become_one();
+    assert_linked(&mut ends, SECOND);
+    assert!(has_all(&ends, 0, 4) && has_all(&ends, 1, 4));
+    ends[1].transport.become_one();
+    assert_linked(&mut ends, SECOND);
+    assert_linked(&mut ends, SECOND);
+    assert!(has_all(&ends, 0, 1) && has_all(&ends, 1, 1));
+    assert_linked(&mut ends, SECOND);
 }

@@ -1,0 +1,324 @@
+//! Putting records together in the order of their numbers.
+
+use std::io::{self, IoSliceMut};
+
+use super::{Bundle, Head, Over, Pipe, Stream};
+use crate::transport::Moved;
+use crate::wire::record::{RECORD_HEADER_BYTES, Record};
+
+/// The most bytes of a connection that are read ahead; they are copied once more.
+const AHEAD: usize = 4 << 10;
+const ENDED: &str = "it closed the connection without a word";
+
+/// What is known of the records received.
+#[derive(Default)]
+pub(super) struct Receiving {
+    /// The number that is due.
+    next: u64,
+    /// The connection on which it is.
+    current: Option<usize>,
+    /// All that follows comes on the first connection, without records.
+    pub(super) has_no_end: bool,
+    /// What was received is wrong, which has not been told yet.
+    fault: Option<String>,
+    /// It has been told; what comes afterwards means nothing.
+    is_corrupt: bool,
+}
+
+/// Bytes of a connection that have been read ahead: a header, and what came with it.
+#[derive(Default)]
+pub(super) struct Ahead {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// The connection has been found empty once, so that whatever comes afterwards is told of by an event.
+    is_told: bool,
+}
+
+/// What is in the way of receiving.
+enum Obstacle {
+    /// Nothing is there now.
+    Empty,
+    /// Nothing will ever be.
+    Lost(String),
+    /// What is there is wrong.
+    Corrupt(String),
+}
+
+impl<P: Pipe> Bundle<P> {
+    /// Receives as much as has arrived, into the parts one after another.
+    pub(in super::super) fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved {
+        let total: usize = parts.iter().map(|part| part.len()).sum();
+        let mut moved = 0;
+        while moved < total && self.receiving.fault.is_none() {
+            match self.receive_some(parts, moved, total - moved) {
+                Ok(count) => moved += count,
+                Err(Obstacle::Corrupt(why)) => self.receiving.fault = Some(why),
+                // Who asks next meets it again.
+                Err(_) if moved > 0 => break,
+                Err(Obstacle::Empty) => return Moved::Blocked,
+                Err(Obstacle::Lost(why)) => return Moved::Lost(why),
+            }
+        }
+        if moved == 0
+            && let Some(why) = self.receiving.fault.take()
+        {
+            self.receiving.is_corrupt = true;
+            return Moved::Corrupt(why);
+        }
+        if moved == 0 { Moved::Blocked } else { Moved::Bytes(moved) }
+    }
+
+    fn receive_some(
+        &mut self,
+        parts: &mut [IoSliceMut<'_>],
+        skip: usize,
+        wanted: usize,
+    ) -> Result<usize, Obstacle> {
+        if self.receiving.is_corrupt {
+            return self.read_anything(parts, skip, wanted);
+        }
+        let index = match self.receiving.current {
+            Some(index) => index,
+            None => self.find_next()?,
+        };
+        let Some(Some(stream)) = self.streams.get_mut(index) else { return Err(Obstacle::Empty) };
+        let left = stream.head.and_then(|head| head.left);
+        let count = stream.read(parts, skip, wanted.min(left.unwrap_or(usize::MAX)), left)?;
+        if let Some(left) = left {
+            stream.head = stream.head.map(|head| Head { left: Some(left - count), ..head });
+            if left == count {
+                stream.head = None;
+                self.receiving.current = None;
+                self.receiving.next += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// The connection that has come to the record that is due.
+    fn find_next(&mut self) -> Result<usize, Obstacle> {
+        let next = self.receiving.next;
+        let is_due = |head: Head| head.number == next;
+        let known = |stream: &Option<Stream<P>>| stream.as_ref()?.head.map(is_due);
+        let mut found = self.streams.iter().position(|stream| known(stream) == Some(true));
+        for index in 0..self.streams.len() {
+            if found.is_some() {
+                break;
+            }
+            let Some(Some(stream)) = self.streams.get_mut(index) else { continue };
+            if stream.head.is_none()
+                && let Some(record) = stream.read_head()?
+            {
+                self.accept(index, record)?;
+                found = (record.number == next).then_some(index);
+            }
+        }
+        let Some(index) = found else { return Err(self.why_none()) };
+        self.receiving.current = Some(index);
+        if self.streams[index]
+            .as_ref()
+            .is_some_and(|stream| stream.head.is_some_and(|head| head.left.is_none()))
+        {
+            self.receiving.has_no_end = true;
+            self.shed();
+        }
+        Ok(index)
+    }
+
+    /// Takes note of a connection's next record, if there can be such a one.
+    fn accept(&mut self, index: usize, record: Record) -> Result<(), Obstacle> {
+        let Record { number, length } = record;
+        let heads = self.streams.iter().flatten().filter_map(|stream| stream.head);
+        if number < self.receiving.next || heads.into_iter().any(|head| head.number == number) {
+            return Err(Obstacle::Corrupt(format!("it sent a record of number {number} twice")));
+        }
+        if length.is_none() && index > 0 {
+            return Err(Obstacle::Corrupt("its last record is not on its first connection".into()));
+        }
+        if let Some(Some(stream)) = self.streams.get_mut(index) {
+            stream.head = Some(Head { number, left: length.map(|length| length as usize) });
+        }
+        Ok(())
+    }
+
+    /// Why no connection has come to the record that is due.
+    fn why_none(&self) -> Obstacle {
+        let broken = |stream: &Stream<P>| match &stream.over {
+            Some(Over::Broken(why)) => Some(why.clone()),
+            _ => None,
+        };
+        if let Some(why) = self.streams.iter().flatten().find_map(broken) {
+            return Obstacle::Lost(why);
+        }
+        if self.are_over() {
+            return Obstacle::Lost(ENDED.into());
+        }
+        // Were a connection still to come, the record might be on that.
+        let all =
+            |has: fn(&Stream<P>) -> bool| self.streams.iter().all(|stream| stream.as_ref().is_some_and(has));
+        if all(|stream| stream.head.is_some()) {
+            return Obstacle::Corrupt(format!("it left out the record of number {}", self.receiving.next));
+        }
+        if all(|stream| stream.head.is_some() || stream.over.is_some()) {
+            return Obstacle::Lost(ENDED.into());
+        }
+        Obstacle::Empty
+    }
+
+    /// Whether all connections have ended, and none is awaited.
+    fn are_over(&self) -> bool {
+        self.awaited == 0 && self.streams.iter().flatten().all(|stream| stream.over.is_some())
+    }
+
+    /// Reads whatever there is, so that nothing unread makes the kernel reset connections that carry this rank's last words.
+    fn read_anything(
+        &mut self,
+        parts: &mut [IoSliceMut<'_>],
+        skip: usize,
+        wanted: usize,
+    ) -> Result<usize, Obstacle> {
+        for stream in self.streams.iter_mut().flatten() {
+            if let Ok(count) = stream.read(parts, skip, wanted, None) {
+                return Ok(count);
+            }
+        }
+        Err(if self.are_over() { Obstacle::Lost(ENDED.into()) } else { Obstacle::Empty })
+    }
+}
+
+impl<P: Pipe> Stream<P> {
+    /// The header that comes next here, once it is whole.
+    fn read_head(&mut self) -> Result<Option<Record>, Obstacle> {
+        loop {
+            if let Some(bytes) = self.ahead.take_header() {
+                return Record::decode(&bytes)
+                    .map(Some)
+                    .map_err(|error| Obstacle::Corrupt(error.to_string()));
+            }
+            if !self.is_readable || self.over.is_some() {
+                return Ok(None);
+            }
+            let space = self.ahead.make_space();
+            let asked = space.len();
+            let read = self.pipe.read(&mut [IoSliceMut::new(space)]);
+            match self.settle(read, asked) {
+                Some(count) => self.ahead.end += count,
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Reads up to `wanted` bytes to the parts from `skip` on, and ahead what comes along. So many are `left` of the record.
+    fn read(
+        &mut self,
+        parts: &mut [IoSliceMut<'_>],
+        skip: usize,
+        wanted: usize,
+        left: Option<usize>,
+    ) -> Result<usize, Obstacle> {
+        let mut slices = cut(parts, skip, wanted);
+        let from_ahead = self.ahead.take(&mut slices);
+        if from_ahead > 0 {
+            return Ok(from_ahead);
+        }
+        if let Some(over) = &self.over {
+            return Err(over.obstacle());
+        }
+        if !self.is_readable {
+            return Err(Obstacle::Empty);
+        }
+        // Something short, and what is behind it, in one system call; behind a record the next one's header.
+        let beyond = match left {
+            _ if wanted < AHEAD => AHEAD,
+            Some(left) if left == wanted => RECORD_HEADER_BYTES,
+            _ => 0,
+        };
+        slices.push(IoSliceMut::new(&mut self.ahead.make_space()[..beyond]));
+        let read = self.pipe.read(&mut slices);
+        // After something long more may have come meanwhile, so it is worth while to ask again.
+        let asked = if wanted < AHEAD { wanted + beyond } else { 0 };
+        match self.settle(read, asked) {
+            Some(count) => {
+                self.ahead.end = count.saturating_sub(wanted);
+                Ok(count.min(wanted))
+            }
+            None => Err(self.over.as_ref().map_or(Obstacle::Empty, Over::obstacle)),
+        }
+    }
+
+    /// Takes note of what a read of `asked` bytes says of the connection; how many there were.
+    fn settle(&mut self, read: io::Result<usize>, asked: usize) -> Option<usize> {
+        match read {
+            Ok(0) => {
+                self.over = Some(Over::Ended);
+                None
+            }
+            Ok(count) => {
+                let was_emptied = self.ahead.is_told && count < asked;
+                self.is_readable = !was_emptied || self.is_ended;
+                Some(count)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.ahead.is_told = true;
+                self.is_readable = false;
+                None
+            }
+            // Ready still, and tried again at the next turn.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
+            Err(error) => {
+                self.over = Some(Over::Broken(error.to_string()));
+                None
+            }
+        }
+    }
+}
+
+impl Over {
+    fn obstacle(&self) -> Obstacle {
+        match self {
+            Self::Ended => Obstacle::Lost(ENDED.into()),
+            Self::Broken(why) => Obstacle::Lost(why.clone()),
+        }
+    }
+}
+
+impl Ahead {
+    /// A header, if it is whole.
+    fn take_header(&mut self) -> Option<[u8; RECORD_HEADER_BYTES]> {
+        let header = self.bytes[self.start..self.end].first_chunk().copied()?;
+        self.start += RECORD_HEADER_BYTES;
+        Some(header)
+    }
+
+    /// Where more may be read to, behind what there is.
+    fn make_space(&mut self) -> &mut [u8] {
+        self.bytes.resize(AHEAD, 0);
+        self.bytes.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        &mut self.bytes[self.end..]
+    }
+
+    /// Moves what there is into the slices, one after another.
+    fn take(&mut self, slices: &mut [IoSliceMut<'_>]) -> usize {
+        let before = self.start;
+        for slice in slices {
+            let count = slice.len().min(self.end - self.start);
+            slice[..count].copy_from_slice(&self.bytes[self.start..self.start + count]);
+            self.start += count;
+        }
+        self.start - before
+    }
+}
+
+/// So many bytes of the parts, from `skip` on.
+fn cut<'a>(parts: &'a mut [IoSliceMut<'_>], mut skip: usize, mut length: usize) -> Vec<IoSliceMut<'a>> {
+    let mut slices = Vec::with_capacity(parts.len() + 1);
+    for part in parts {
+        let skipped = skip.min(part.len());
+        let taken = length.min(part.len() - skipped);
+        slices.push(IoSliceMut::new(&mut part[skipped..skipped + taken]));
+        (skip, length) = (skip - skipped, length - taken);
+    }
+    slices
+}

@@ -1,0 +1,178 @@
+//! Cutting what is sent into records, each on the connection with most room.
+
+use std::io::{self, IoSlice};
+
+use super::{Bundle, Pipe, Stream};
+use crate::transport::Moved;
+use crate::transport::tcp::kernel::Room;
+use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
+
+/// What is at most so long goes whole, and on the first connection that takes it: nobody asks how much room there is.
+const SHORT: usize = 16 << 10;
+/// Bytes of a record of something longer: a segment is spread over the connections, but not into shorter pieces than the first,
+/// for which system calls would be the cost, nor longer ones than the second. A segment of 256 KiB and its header are four of
+/// the first.
+const PIECE_MIN: usize = (64 << 10) + 64;
+const PIECE_MAX: usize = (256 << 10) + 64;
+
+const _: () = assert!(PIECE_MAX <= RECORD_BYTES_MAX as usize);
+
+/// What is known of the records sent.
+#[derive(Default)]
+pub(super) struct Sending {
+    next: u64,
+    /// What is not all written yet. It stays with its connection, and others wait for it: what follows in the record is what
+    /// the caller sends next. Room is asked for before, so that this is rare.
+    half: Option<Half>,
+    /// The next record is to be the last one.
+    pub(super) is_last: bool,
+}
+
+/// A record that is not all written.
+struct Half {
+    stream: usize,
+    header: [u8; RECORD_HEADER_BYTES],
+    /// Bytes of the header that are written.
+    written: usize,
+    /// Bytes behind it that are not; `None` if there is no end to them.
+    left: Option<usize>,
+}
+
+impl Sending {
+    /// Whether all that follows goes on the first connection, without records.
+    pub(super) fn has_no_end(&self) -> bool {
+        self.half.as_ref().is_some_and(|half| half.left.is_none() && half.written == RECORD_HEADER_BYTES)
+    }
+}
+
+impl Half {
+    fn is_whole(&self) -> bool {
+        self.written == RECORD_HEADER_BYTES && self.left == Some(0)
+    }
+
+    /// Writes what it can, of the parts from `skip` on; how many bytes of them.
+    fn write<P: Pipe>(&mut self, pipe: &mut P, parts: &[IoSlice<'_>], mut skip: usize) -> io::Result<usize> {
+        let header = self.header;
+        let mut slices = Vec::with_capacity(parts.len() + 1);
+        slices.push(IoSlice::new(&header[self.written..]));
+        let mut left = self.left.unwrap_or(usize::MAX);
+        for part in parts {
+            let skipped = skip.min(part.len());
+            let taken = left.min(part.len() - skipped);
+            slices.push(IoSlice::new(&part[skipped..skipped + taken]));
+            (skip, left) = (skip - skipped, left - taken);
+        }
+        let count = pipe.write(&slices)?;
+        let of_header = count.min(RECORD_HEADER_BYTES - self.written);
+        self.written += of_header;
+        self.left = self.left.map(|left| left.saturating_sub(count - of_header));
+        Ok(count - of_header)
+    }
+}
+
+impl<P: Pipe> Bundle<P> {
+    /// Sends as much of the parts, one after another, as the connections take at once.
+    pub(in super::super) fn send(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+        let total = parts.iter().map(|part| part.len()).sum();
+        if total > SHORT && !self.sending.has_no_end() {
+            self.streams.iter_mut().take(self.used).flatten().for_each(Stream::look_at_room);
+        }
+        let mut moved = 0;
+        while moved < total {
+            match self.send_some(parts, moved, total) {
+                Ok(Some(count)) => moved += count,
+                Ok(None) => break,
+                // The next attempt meets it again.
+                Err(_) if moved > 0 => break,
+                Err(error) => return Moved::Lost(error.to_string()),
+            }
+        }
+        if moved == 0 { Moved::Blocked } else { Moved::Bytes(moved) }
+    }
+
+    /// Writes once; how many bytes of the parts, or `None` if no connection takes any.
+    fn send_some(&mut self, parts: &[IoSlice<'_>], skip: usize, total: usize) -> io::Result<Option<usize>> {
+        let begun = self.sending.half.take();
+        let is_new = begun.is_none();
+        let half = match begun {
+            Some(half) => Some(half),
+            None => self.choose(total - skip, total)?,
+        };
+        let Some(mut half) = half else { return Ok(None) };
+        let written = self.write(&mut half, parts, skip);
+        // A record of which nothing could be written may go elsewhere.
+        let has_begun = !is_new || half.written > 0;
+        if is_new && has_begun {
+            self.sending.next += 1;
+        }
+        if has_begun && !half.is_whole() {
+            self.sending.half = Some(half);
+            self.shed();
+        }
+        written
+    }
+
+    fn write(&mut self, half: &mut Half, parts: &[IoSlice<'_>], skip: usize) -> io::Result<Option<usize>> {
+        let stream = self.streams.get_mut(half.stream).and_then(Option::as_mut);
+        let Some(stream) = stream.filter(|stream| stream.is_writable) else { return Ok(None) };
+        match half.write(&mut stream.pipe, parts, skip) {
+            Ok(count) => {
+                let Room { queued, free } = stream.room;
+                stream.room = Room { queued: queued + count, free: free.saturating_sub(count) };
+                Ok(Some(count))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                stream.is_writable = false;
+                Ok(Some(0))
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Some(0)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The next record, of `rest` bytes at most that are left of `total`; `None` if no connection has room.
+    fn choose(&mut self, rest: usize, total: usize) -> io::Result<Option<Half>> {
+        let is_last = self.sending.is_last;
+        let used = if is_last { 1 } else { self.used };
+        let streams = self.streams.iter_mut().enumerate().take(used);
+        let streams = streams.filter_map(|(index, stream)| Some((index, stream.as_mut()?)));
+        let mut writable = streams.filter(|(_, stream)| stream.is_writable);
+        let (stream, left) = if is_last || rest <= SHORT {
+            let Some((index, _)) = writable.next() else { return Ok(None) };
+            (index, (!is_last).then_some(rest))
+        } else {
+            let mut best: Option<(usize, Room)> = None;
+            for (index, stream) in writable {
+                if stream.has_room()? && best.is_none_or(|(_, room)| stream.room.queued < room.queued) {
+                    best = Some((index, stream.room));
+                }
+            }
+            let Some((index, room)) = best else { return Ok(None) };
+            let piece = (total / used).clamp(PIECE_MIN, PIECE_MAX);
+            // What the kernel counts is more than the bytes.
+            let fits = (room.free - room.free / 8).max(SHORT);
+            (index, Some(rest.div_ceil(rest.div_ceil(piece)).min(fits)))
+        };
+        let record = Record { number: self.sending.next, length: left.map(|bytes| bytes as u32) };
+        Ok(Some(Half { stream, header: record.encode(), written: 0, left }))
+    }
+}
+
+impl<P: Pipe> Stream<P> {
+    /// Asks the kernel for its room; what it does not tell is no reason not to try.
+    fn look_at_room(&mut self) {
+        self.room = self.pipe.room().unwrap_or(Room { queued: 0, free: PIECE_MAX });
+    }
+
+    /// Whether a record is likely to be taken whole: by the kernel's own rule, which says the same of a writable socket. If
+    /// not, there will be an event.
+    fn has_room(&mut self) -> io::Result<bool> {
+        let is_roomy = |room: Room| room.free >= room.queued / 2;
+        if is_roomy(self.room) {
+            return Ok(true);
+        }
+        self.is_writable = self.pipe.is_writable()?;
+        self.look_at_room();
+        Ok(self.is_writable)
+    }
+}
