@@ -4,13 +4,14 @@
 mod util;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ringtrain::group::{Received, Source, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
-use util::{PATIENCE, ranks};
+use util::PATIENCE;
+use util::ranks::{self, Ground};
 
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
@@ -176,4 +177,33 @@ fn exchanges_beyond_the_credit() {
             }
         });
     }
+}
+
+/// Who sleeps at a board waits for the sockets in everybody's place, and leaves that to somebody else when it wakes up.
+#[test]
+fn what_goes_on_by_itself_goes_on_after_a_wait_in_shared_memory() {
+    let (told, heard) = mpsc::channel();
+    let heard = Mutex::new(heard);
+    let put = |options: &mut JoinOptions| Ground::Shm.put(options);
+    ranks::run_with(2, put, move |mut group| {
+        for round in 0..20u64 {
+            if group.rank() == R0 {
+                // More than may leave before it is asked for.
+                let handle = group.send_async(vec![round; 400_000], R1, 0).unwrap();
+                group.barrier().unwrap();
+                // From here on this rank computes, and calls nothing.
+                let heard = heard.lock().unwrap().recv_timeout(PATIENCE);
+                assert_eq!(heard, Ok(round), "the message went on");
+                handle.wait().unwrap();
+            } else {
+                // Long enough for the other one to fall asleep.
+                let started = Instant::now();
+                while started.elapsed() < Duration::from_millis(2) {
+                    thread::yield_now();
+                }
+                group.barrier().unwrap();
+                told.send(receive(&mut group, 400_000, R0, 0)[0]).unwrap();
+            }
+        }
+    });
 }

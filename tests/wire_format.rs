@@ -150,7 +150,8 @@ fn the_bytes_of_every_name() {
             "one-shot",
             "doubling",
             "butterfly",
-            "double-tree"
+            "double-tree",
+            "hierarchy"
         ])
     );
 }

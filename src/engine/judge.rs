@@ -188,8 +188,9 @@ impl Engine {
             // Partners in an exchange are ready for each other at once, and what comes first waits for what leaves from there.
             let is_crossed =
                 !header.eager && !is_vacated && (header.message, header.offset) >= (message, offset as u64);
+            let is_long = header.payload_bytes as usize > self.settings.segment_bytes;
             let link = self.links.entry(peer).or_default();
-            if is_crossed && link.stored_segments(key) < running.open_segments(peer) {
+            if is_crossed && !is_long && link.stored_segments(key) < running.open_segments(peer) {
                 link.keep(key);
                 return Verdict::Store(key);
             }

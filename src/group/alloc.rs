@@ -35,8 +35,9 @@ const LAYOUT: [usize; 2] = [CARD_WORDS, 0x616c_6c6f];
 ///
 /// Where [`SharedBuffer::is_shared`] says so, it lies in memory that all ranks of the group reach: an all-reduce of it, or of
 /// a part of it, moves nothing through slots or sockets. Everything else treats it as any other memory. Dropping it gives its
-/// memory back, at once on this rank and with the next [`Group::alloc`] or drop on the others; no name of it is ever left
-/// anywhere. It may outlive its group.
+/// memory back, at once on this rank and with the next [`Group::alloc`] or drop on the others while no operation is under way
+/// there; no name of it is ever left anywhere. It may outlive its group. When an operation has failed, peers who do not know
+/// yet may still write to the part that it was on, but only on pages that other parts share.
 ///
 /// ```
 /// use ringtrain::{Group, ReduceOp};

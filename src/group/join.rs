@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZero;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 use std::thread::available_parallelism;
@@ -143,8 +144,8 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let (shared, streams) = checked(&roster)?;
     let has_own_processor = roster.local(rank).1 == world && world.get() <= shared.processors;
-    let processors = available_parallelism().map_or(1, |processors| processors.get() as u32);
-    let spins = roster.local(rank).1.get() <= processors;
+    let processors = available_parallelism().map_or(1, NonZero::get);
+    let spins = roster.at_processors_of(rank) <= processors;
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
     let transport = TcpTransport::new(lobby, rank, roster.addresses(), sockets, streams.at_first());

@@ -74,11 +74,6 @@ impl Memory {
         }
     }
 
-    /// A caller's buffer, if it is one.
-    pub(super) fn lent(&mut self) -> Option<Lender<'_>> {
-        matches!(self.0, Kind::Lent(_)).then(|| self.lender())
-    }
-
     /// The whole buffer, if it has been allocated, and what may be done with it.
     pub(super) fn lender(&mut self) -> Lender<'_> {
         match &mut self.0 {

@@ -12,19 +12,22 @@ use crate::types::{Algorithm, Rank, ReduceOp};
 
 /// Words of an algorithm's range.
 const RANGE_WORDS: usize = 3;
-/// Bytes of a part of the shortest buffer that is timed, and of a longer one: so many times what a line lets pass at once beyond
-/// its rate, in all rounds together, that the median is the rate.
+/// Bytes of a part of the shortest buffer that is timed.
 const SHORT: usize = 8;
-const LONG: usize = 64 << 10;
+/// What each rank sends of a longer one, and the longest part. It is long against what a line lets pass at once after a pause,
+/// beyond its rate, and takes a line of 1 Gbit/s 6 ms.
+const LONG_TOTAL: usize = 768 << 10;
+const LONG_MAX: usize = 256 << 10;
 /// The largest world in which all links are opened to measure what a message to everybody costs.
 const CROWD_MAX: usize = 16;
 /// Where that is not measured: the part of a latency that each further message costs.
 const OVERHEAD: f64 = 0.25;
 /// Nanoseconds a byte that no link undercuts; what was measured may be noise.
 const BYTE_MIN: f64 = 0.02;
-/// How often each is timed, and how often in a larger world; the median counts.
+/// How often each is timed, and how often in a larger world; the median counts. Of the longer buffer every third time will do.
 const ROUNDS: usize = 15;
 const ROUNDS_LARGE: usize = 5;
+const LONG_EVERY: usize = 3;
 
 /// Takes rank 0's algorithms and transport, and measures the links.
 pub(super) fn agree(
@@ -87,21 +90,24 @@ fn of_rank_0(
 fn measure(group: &mut Group) -> Result<LinkCost, Error> {
     let n = group.size().as_usize();
     let is_small = n <= CROWD_MAX;
-    let kinds: &[(&str, usize)] = match n {
-        3..=CROWD_MAX => &[("ring", SHORT), ("ring", LONG), ("direct", SHORT)],
-        _ => &[("ring", SHORT), ("ring", LONG)],
-    };
+    let long = (LONG_TOTAL / (n - 1)).clamp(2 * SHORT, LONG_MAX);
+    let (rounds, every) = if is_small { (ROUNDS, LONG_EVERY) } else { (ROUNDS_LARGE, 1) };
+    let kinds = [("ring", SHORT, 1), ("ring", long, every), ("direct", SHORT, 1)];
+    let has_crowd = is_small && n > 2;
+    let kinds = if has_crowd { &kinds[..] } else { &kinds[..2] };
     let mut times = vec![Vec::new(); kinds.len()];
     // In turns, so that what disturbs one disturbs the others too.
-    for _ in 0..if is_small { ROUNDS } else { ROUNDS_LARGE } {
-        for (&(algorithm, bytes), times) in kinds.iter().zip(&mut times) {
-            times.push(time(group, algorithm, bytes)?);
+    for round in 0..rounds {
+        for (&(algorithm, bytes, every), times) in kinds.iter().zip(&mut times) {
+            if round.is_multiple_of(every) {
+                times.push(time(group, algorithm, bytes)?);
+            }
         }
     }
     let medians: Vec<f64> = times.into_iter().map(median).collect();
     let hops = (n - 1) as f64;
-    let (short, long) = (medians[0] / hops, medians[1] / hops);
-    let byte = (long - short) / (LONG - SHORT) as f64;
+    let short = medians[0] / hops;
+    let byte = (medians[1] / hops - short) / (long - SHORT) as f64;
     let overhead = medians.get(2).map_or(short * OVERHEAD, |crowd| (crowd - short) / (n - 2) as f64);
     let mut link = [short, overhead.max(0.0), byte.max(BYTE_MIN)];
     group.all_reduce(&mut link, ReduceOp::Max)?;

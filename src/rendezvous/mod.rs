@@ -26,12 +26,16 @@ pub use server::{Server, preside};
 
 use crate::types::{Rank, WorldSize};
 
+/// What stands between the name of a machine and that of the host that it counts as.
+const CHOSEN: &str = " as ";
+
 /// A rank as it registers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Member {
     /// How its host is named in errors.
     pub host: String,
-    /// What tells its machine from others, even of the same name: the kernel's boot id.
+    /// What tells its machine from others, even of the same name: the kernel's boot id, its network, and the host that it counts
+    /// as.
     pub machine: String,
     /// Where it listens.
     pub address: SocketAddr,
@@ -84,6 +88,13 @@ impl Roster {
         (Rank::new(before), WorldSize::new(same(&self.members)).unwrap_or(WorldSize::ONE))
     }
 
+    /// How many ranks have processors in common with `rank`, whatever hosts they count as being on.
+    pub fn at_processors_of(&self, rank: Rank) -> usize {
+        let place = |member: &Member| member.machine.split(CHOSEN).next().unwrap_or_default().to_owned();
+        let own = self.members.get(rank.index()).map(place);
+        self.members.iter().filter(|member| Some(place(member)) == own).count()
+    }
+
     /// What all ranks share: rank 0's settings.
     pub fn shared(&self) -> Option<Shared> {
         self.members.first().map(|member| member.shared)
@@ -103,7 +114,7 @@ pub fn machine(host_id: Option<&str>) -> String {
     // A name of any length; the rendezvous takes short ones alone.
     let digest =
         |id: &str| Sha256::digest(id).iter().take(16).fold(0u128, |all, &byte| all << 8 | u128::from(byte));
-    let chosen = host_id.map(|id| format!(" {:x}", digest(id))).unwrap_or_default();
+    let chosen = host_id.map(|id| format!("{CHOSEN}{:032x}", digest(id))).unwrap_or_default();
     format!("{} {} {}{chosen}", host_name(), boot.trim(), network.display())
 }
 
@@ -159,6 +170,17 @@ mod tests {
             [local(0), local(1), local(2), local(3), local(4)],
             [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
         );
+    }
+
+    #[test]
+    fn ranks_that_count_as_other_hosts_use_the_same_processors() {
+        let names = [machine(None), machine(Some("a")), machine(Some("b")), "elsewhere".into()];
+        let roster = Roster { members: names.iter().map(|name| member(name)).collect() };
+        let rank = |rank| Rank::new(rank);
+        assert_eq!((roster.at_processors_of(rank(1)), roster.at_processors_of(rank(3))), (3, 1));
+        assert_eq!((roster.local(rank(1)).1.get(), roster.local(rank(2)).1.get()), (1, 1));
+        assert_eq!(machine(Some("a")), names[1]);
+        assert!(machine(Some(&"long".repeat(10_000))).len() < 300);
     }
 
     #[test]

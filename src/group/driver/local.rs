@@ -3,7 +3,7 @@
 //! end of a peer and the job's failure are heard as well.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -123,22 +123,23 @@ impl Driver {
     /// Sleeps until there is something to be seen at the desk.
     fn sleep_at(&self, desk: &Desk, errand: &Errand, members: &[Rank], id: OpId) -> Result<(), Error> {
         let mut core = self.shared.lock();
-        loop {
+        let slept = loop {
             // Whoever wakes this rank takes the word back that it sleeps, and may not be the last one it waits for.
             desk.board().fall_asleep();
             if desk.has_news(errand) {
-                break;
+                desk.board().wake_up();
+                break Ok(());
             }
             // Whoever has left by now, and has not posted, never will.
             let awaited = desk.awaited(errand).map(|rank| members[rank.index()]).collect();
             core.pump.engine_mut().await_ranks(id, awaited);
             if let State::Failed(error) = &core.state {
-                return Err(error.clone());
+                break Err(error.clone());
             }
             core = self.shared.drive(core, None);
-        }
-        desk.board().wake_up();
-        Ok(())
+        };
+        self.shared.hand_over(&mut core);
+        slept
     }
 }
 
@@ -156,11 +157,9 @@ impl Task {
         Self { group, desk, members, errand, memory }
     }
 
-    /// It has failed. A buffer that a caller has lent goes back there; gives what may be the program's own.
+    /// It has failed, and peers must not be at its buffer any more, whoever has that now. Gives what may be the program's own.
     pub(super) fn give_up(mut self) -> Option<Kernels> {
-        if let Some(lent) = self.memory.lent() {
-            lock(&self.desk).take_back(&self.errand, lent.bytes());
-        }
+        lock(&self.desk).take_back(&self.errand, self.memory.lender().bytes());
         self.errand.into_kernels()
     }
 }
@@ -284,9 +283,13 @@ pub(super) struct Lookout {
 }
 
 impl Lookout {
-    /// Whether they are there.
+    /// Whether they are there, or the operation is over: then the desk may be another thread's, for as long as that one waits.
     pub(super) fn is_posted(&self) -> bool {
-        let desk = lock(&self.desk);
+        let desk = match self.desk.try_lock() {
+            Ok(desk) => desk,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return true,
+        };
         self.ranks.iter().all(|&rank| desk.board().has_posted(rank, self.round))
     }
 }

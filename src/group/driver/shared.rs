@@ -58,6 +58,17 @@ impl Shared {
         self.core.wake(core, &self.changed);
     }
 
+    /// The caller stops waiting: if nobody waits for the sockets, somebody else has to now.
+    pub(super) fn hand_over(&self, core: &mut Core) {
+        if core.is_polled {
+            return;
+        }
+        self.tell_others(core);
+        if !core.unattended.is_empty() {
+            self.work.notify_one();
+        }
+    }
+
     pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<Outcome, Error>> {
         self.wait_until(until, |core| core.outcomes.remove(&id))
     }
@@ -72,13 +83,7 @@ impl Shared {
         loop {
             let found = look(&mut core);
             if found.is_some() || until.is_some_and(|until| self.now() >= until) {
-                if !core.is_polled {
-                    // Somebody else has to wait for the sockets now.
-                    self.tell_others(&mut core);
-                }
-                if !core.unattended.is_empty() && !core.is_polled {
-                    self.work.notify_one();
-                }
+                self.hand_over(&mut core);
                 return found;
             }
             core = self.drive(core, until);
@@ -106,9 +111,11 @@ impl Shared {
             Step::Blocked => {
                 let lookouts = if core.is_polled { Vec::new() } else { core.lookouts() };
                 if !lookouts.is_empty() {
+                    let pending = core.pending.len();
                     let (seen, has_news) = self.look_out(core, &lookouts);
                     core = seen;
-                    if has_news {
+                    // Another thread may have ended what the caller waits for meanwhile. What it begins wakes this one.
+                    if has_news || core.pending.len() != pending {
                         return core;
                     }
                 }

@@ -120,15 +120,16 @@ impl Drop for Segment {
     }
 }
 
-/// Puts memory that is this process's alone in the place of a mapping, with the same content: nobody else reads or writes it
-/// any more. `addresses` is a whole mapping of a [`Segment`] that lives, and of which nobody in this process has a reference but
-/// the caller.
+/// Puts memory that is this process's alone in the place of pages of a mapping, with the same content: nobody else reads or
+/// writes them any more. `addresses` are whole pages of a [`Segment`] that lives, to which nobody in this process has a
+/// reference but the caller.
 pub(super) fn make_private(addresses: Range<usize>) -> io::Result<()> {
     let (start, length) = (ptr::with_exposed_provenance_mut::<u8>(addresses.start), addresses.len());
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: the kernel chooses an address where nothing of ours is mapped.
     let copy = unsafe { mmap_anonymous(ptr::null_mut(), length, protection, MapFlags::PRIVATE)? };
-    // SAFETY: both mappings are as long. Others may still write to the old one: what they write is unspecified content then.
+    // SAFETY: both are as long, and nobody in this process writes to the old one. Others may still do so: what they write is
+    // unspecified content then.
     unsafe { copy.cast::<u8>().copy_from_nonoverlapping(start, length) };
     // SAFETY: the new mapping is this function's alone; the old one stays mapped at the same addresses, with the same content.
     let moved = unsafe { mremap_fixed(copy, length, length, MremapFlags::MAYMOVE, start.cast()) };

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Weak;
 
+use rustix::param::page_size;
+
 use super::super::segment;
 use super::super::window::{OwnWindow, Window};
 use super::{Board, Header, LENT};
@@ -188,13 +190,30 @@ impl Board {
         Some(window.part(&(start + range.start..start + range.end))?.as_ptr())
     }
 
-    /// Takes these bytes' buffer away from the others, who may still be at it though this rank's operation has failed: its
-    /// owner keeps what is in it, in memory that is its own. The owner must have lent or borrowed it to the caller.
+    /// Takes these bytes of a buffer away from the others, who may still be at them though this rank's operation has failed:
+    /// their owner keeps what is in them, in memory that is its own. Pages that hold other parts of the buffer too, which
+    /// another thread may be at, stay shared. The owner must have lent the bytes to the caller.
     pub fn take_back(&self, bytes: &[u8]) {
-        let Some((_, own)) = self.own_of(bytes) else { return };
-        if let Err(error) = segment::make_private(own.mapping.clone()) {
+        let Some((first, own)) = self.own_of(bytes) else { return };
+        let pages = own.pages_within(first, bytes);
+        if pages.is_empty() {
+            return;
+        }
+        if let Err(error) = segment::make_private(pages) {
             log::warn!("a buffer stays shared though its operation has failed: {error}");
         }
+    }
+}
+
+impl Own {
+    /// The addresses of the pages on which nothing but these bytes lies, whose first one may be the buffer's.
+    fn pages_within(&self, first: usize, bytes: &[u8]) -> Range<usize> {
+        let (page, start) = (page_size(), bytes.as_ptr().addr());
+        let end = start + bytes.len();
+        // Beside the buffer there is its head, which is this rank's.
+        let from = if start == first { self.mapping.start } else { start.next_multiple_of(page) };
+        let to = if end == first + self.length { self.mapping.end } else { end - end % page };
+        from..to
     }
 }
 
@@ -330,11 +349,30 @@ mod tests {
         seats[1].board.post(1, &HEADER);
         assert_eq!(seats[1].board.take_loans(1, 10_000, 1), Ok(true));
         let Seat { board, own } = &mut seats[0];
-        board.take_back(&own.as_ref().unwrap().0.bytes()[5000..6000]);
+        board.take_back(own.as_ref().unwrap().0.bytes());
         seats[1].board.write_lent(0, 1, 0, &[9; 10_000]);
         let own = &mut seats[0].own.as_mut().unwrap().0;
         assert!(own.bytes().iter().all(|&byte| byte == 3));
         own.bytes_mut().fill(4);
         assert!(seats[1].board.lent(0, 1, &(0..10_000)).unwrap().iter().all(|&byte| byte == 9));
+    }
+
+    #[test]
+    fn of_a_part_that_is_taken_back_whole_pages_are() {
+        let page = page_size();
+        let mut seats = seats(4 * page);
+        seats[0].board.post_lent(1, &HEADER, Spot { buffer: 0, offset: 0 });
+        seats[1].board.post(1, &HEADER);
+        assert_eq!(seats[1].board.take_loans(1, 4 * page, 1), Ok(true));
+        let Seat { board, own } = &mut seats[0];
+        let own = own.as_ref().unwrap().0.bytes();
+        let head = own.as_ptr().addr() % page;
+        board.take_back(&own[page..3 * page]);
+        seats[1].board.write_lent(0, 1, 0, &vec![9; 4 * page]);
+        let bytes = seats[0].own.as_ref().unwrap().0.bytes();
+        let (taken, left) =
+            (2 * page - head..3 * page - head, [0..2 * page - head, 3 * page - head..4 * page]);
+        assert!(bytes[taken].iter().all(|&byte| byte == 0), "one page lies in it as a whole");
+        assert!(left.into_iter().all(|part| bytes[part].iter().all(|&byte| byte == 9)));
     }
 }
