@@ -190,17 +190,25 @@ fn what_goes_on_by_itself_goes_on_after_a_wait_in_shared_memory() {
             if group.rank() == R0 {
                 // More than may leave before it is asked for.
                 let handle = group.send_async(vec![round; 400_000], R1, 0).unwrap();
+                let short = group.receive_async::<u64>(1, R1, 1).unwrap();
                 group.barrier().unwrap();
                 // From here on this rank computes, and calls nothing.
                 let heard = heard.lock().unwrap().recv_timeout(PATIENCE);
                 assert_eq!(heard, Ok(round), "the message went on");
                 handle.wait().unwrap();
+                short.wait().unwrap();
             } else {
-                // Long enough for the other one to fall asleep.
-                let started = Instant::now();
-                while started.elapsed() < Duration::from_millis(2) {
-                    thread::yield_now();
-                }
+                // Long enough for the other one to fall asleep, and to sleep again when an operation of its own has ended: then
+                // it waits for the sockets, and whoever did so before waits for it.
+                let long_enough = || {
+                    let started = Instant::now();
+                    while started.elapsed() < Duration::from_millis(2) {
+                        thread::yield_now();
+                    }
+                };
+                long_enough();
+                group.send(&[round], R0, 1).unwrap();
+                long_enough();
                 group.barrier().unwrap();
                 told.send(receive(&mut group, 400_000, R0, 0)[0]).unwrap();
             }
