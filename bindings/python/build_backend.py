@@ -1,0 +1,52 @@
+"""Builds the wheel: maturin's, with the programs `ringrun`, `ringtrain` and `ringbench` beside the module.
+
+An installed package has to bring its launcher: whoever installs it may have no Rust toolchain. The programs have to be programs of their
+own, and not functions of the module that Python starts, for `ringrun` starts ranks by executing itself.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import maturin
+from maturin import (  # noqa: F401  (pip looks for them here)
+    get_requires_for_build_editable,
+    get_requires_for_build_wheel,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+PROGRAMS = ("ringrun", "ringtrain", "ringbench")
+
+
+def _collect_programs() -> None:
+    """Builds the programs and puts them where maturin looks for scripts."""
+    if not (ROOT / "Cargo.toml").is_file():
+        raise SystemExit("the package is built from a checkout of ringtrain, of which bindings/python is a part")
+    cargo = os.environ.get("CARGO", "cargo")
+    if shutil.which(cargo) is None:
+        raise SystemExit("building ringtrain needs Rust's cargo: https://rustup.rs; a wheel built elsewhere needs nothing")
+    subprocess.run([cargo, "build", "--release", "--locked", "--bins"], cwd=ROOT, check=True)
+    metadata = subprocess.run(
+        [cargo, "metadata", "--locked", "--no-deps", "--format-version", "1"], cwd=ROOT, check=True, stdout=subprocess.PIPE
+    )
+    built = Path(json.loads(metadata.stdout)["target_directory"]) / "release"
+    scripts = HERE / "build" / "data" / "scripts"
+    shutil.rmtree(scripts, ignore_errors=True)
+    scripts.mkdir(parents=True)
+    for program in PROGRAMS:
+        shutil.copy2(built / program, scripts / program)
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    _collect_programs()
+    return maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
+
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    _collect_programs()
+    return maturin.build_editable(wheel_directory, config_settings, metadata_directory)
