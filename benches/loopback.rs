@@ -63,7 +63,8 @@ fn pair(transport: LocalTransport) -> (Group, JoinHandle<()>) {
     let secret = Secret::new(b"a secret for benchmarks").expect("long enough");
     let options = JoinOptions { secret: secret.clone(), transport, ..JoinOptions::default() };
     let (job_id, start_timeout) = ([0; 16], options.start_timeout);
-    let server = Server::start(world, secret, job_id, start_timeout).expect("a rendezvous");
+    let server = Server::start(std::net::Ipv4Addr::LOCALHOST.into(), world, secret, job_id, start_timeout)
+        .expect("a rendezvous");
     let rendezvous = server.address();
     let meeting = |rank| {
         Meeting::Launched(Launched { rank: Rank::new(rank), world, rendezvous, job_id, start_timeout: None })

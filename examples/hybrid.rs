@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (copy, stage) = (world.rank().get() / DEPTH, world.rank().get() % DEPTH);
     let copies = world.size().get() / DEPTH;
     // The ranks of one copy of the model, in the order of its stages, and the ranks that hold this stage.
-    let mut pipeline = world.split(Some(copy), i64::from(stage))?.ok_or("every rank is in a pipeline")?;
+    let pipeline = world.split(Some(copy), i64::from(stage))?.ok_or("every rank is in a pipeline")?;
     let mut column = world.split(Some(stage), i64::from(copy))?.ok_or("every rank is in a column")?;
 
     // y = b * tanh(a * x + c): the first stage holds a and c, the second b.

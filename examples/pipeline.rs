@@ -20,7 +20,7 @@ struct Layer {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut group = Group::from_environment()?;
+    let group = Group::from_environment()?;
     let (rank, last) = (group.rank().get(), group.size().get() - 1);
     let (previous, next) = (Rank::new(rank.saturating_sub(1)), Rank::new(rank + 1));
     let mut layer = Layer { scale: vec![1.0; WIDTH], shift: vec![0.0; WIDTH] };

@@ -25,9 +25,9 @@ pub mod wire;
 
 pub use codec::Compression;
 pub use group::{
-    Buffer, Error, Group, Handle, Input, JoinOptions, Meeting, OwnedBuffer, Profile, Received, SharedBuffer,
-    Source, Spent, Statistics, Status, test_all, test_any, wait_all, wait_all_timeout, wait_any,
-    wait_any_timeout,
+    Buffer, Error, ForeignBuffer, Group, Handle, Input, JoinOptions, Meeting, Messenger, OwnedBuffer,
+    Profile, Received, SharedBuffer, Source, Spent, Statistics, Status, test_all, test_any, wait_all,
+    wait_all_timeout, wait_any, wait_any_timeout,
 };
 pub use named::{NamedError, NamedHandle, NamedOptions, NamedStatistics, NamedTensors, Stall};
 pub use rendezvous::StartError;

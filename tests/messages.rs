@@ -258,7 +258,7 @@ fn a_message_is_found_by_looking_again_and_again() {
 #[test]
 fn neighbours_exchange_long_messages_without_waiting_for_each_other() {
     for n in [2, 3, 5] {
-        ranks::run(n, move |mut group| {
+        ranks::run(n, move |group| {
             let (size, rank) = (group.size(), group.rank());
             let own = content(rank.get().into(), 500_000);
             let (right, left) = (size.after(rank, 1), size.before(rank, 1));
@@ -353,7 +353,7 @@ fn ranks_leave_as_soon_as_their_own_part_is_done() {
 
 #[test]
 fn whichever_message_comes_first_is_taken_first() {
-    ranks::run(3, |mut group| {
+    ranks::run(3, |group| {
         if group.rank() != R0 {
             let rank = u64::from(group.rank().get());
             group.send(&content(rank, 50_000), R0, 5).unwrap();

@@ -71,7 +71,7 @@ fn objects_come_back_as_they_were() {
 
 #[test]
 fn objects_are_sent_to_one_rank() {
-    ranks::run(3, |mut group| {
+    ranks::run(3, |group| {
         if group.rank() != Rank::ZERO {
             let rank = group.rank().get();
             group.send_object(&checkpoint(rank), Rank::ZERO, rank).unwrap();

@@ -313,7 +313,14 @@ fn every_abort_byte_by_byte() {
 fn the_rendezvous_word_by_word() {
     let world = WorldSize::new(2).unwrap();
     let job = Job { id: [9; 16], world: 2, peers_digest: [0; 32] };
-    let server = Server::start(world, Secret::new(SECRET).unwrap(), job.id, Duration::from_secs(30)).unwrap();
+    let server = Server::start(
+        std::net::Ipv4Addr::LOCALHOST.into(),
+        world,
+        Secret::new(SECRET).unwrap(),
+        job.id,
+        Duration::from_secs(30),
+    )
+    .unwrap();
     let arrive = |rank| {
         let mut stream = TcpStream::connect(server.address()).unwrap();
         let mut dialer = dialer(&job, Purpose::Rendezvous, rank, 0, Stream::ONLY);

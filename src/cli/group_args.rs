@@ -170,6 +170,7 @@ impl GroupArgs {
             algorithms: self.algorithm.clone(),
             transport: self.transport.into(),
             host_id: self.host_id.clone(),
+            interrupt: None,
         };
         Ok(Group::join(&options)?)
     }

@@ -29,14 +29,14 @@ impl Group {
     ///
     /// As [`Group::reduce`]; a failure on the way is the handle's.
     #[track_caller]
-    pub fn reduce_async<T: Element>(
+    pub fn reduce_async<B: OwnedBuffer>(
         &mut self,
-        buffer: Vec<T>,
+        buffer: B,
         op: ReduceOp,
         root: Rank,
-    ) -> Result<Handle<Vec<T>>, Error> {
-        let call = self.reduce_call::<T>(buffer.len(), op, root, Location::caller())?;
-        self.start(Prepared::new(call, buffer, |buffer| buffer))
+    ) -> Result<Handle<B>, Error> {
+        let call = self.reduce_call::<B::Element>(buffer.as_ref().len(), op, root, Location::caller())?;
+        self.start_on(call, buffer)
     }
 
     /// [`Group::reduce_scatter`], going on by itself; gives this rank's chunk.
@@ -62,10 +62,10 @@ impl Group {
     ///
     /// As [`Group::all_gather`]; a failure on the way is the handle's.
     #[track_caller]
-    pub fn all_gather_async<T: Element>(&mut self, buffer: Vec<T>) -> Result<Handle<Vec<T>>, Error> {
-        let partition = Partition::even(buffer.len(), self.world);
-        let call = self.all_gather_call::<T>(&partition, 0, Location::caller());
-        self.start(Prepared::new(call, buffer, |buffer| buffer))
+    pub fn all_gather_async<B: OwnedBuffer>(&mut self, buffer: B) -> Result<Handle<B>, Error> {
+        let partition = Partition::even(buffer.as_ref().len(), self.world);
+        let call = self.all_gather_call::<B::Element>(&partition, 0, Location::caller());
+        self.start_on(call, buffer)
     }
 
     /// [`Group::broadcast`], going on by itself; gives the buffer back.
@@ -74,13 +74,9 @@ impl Group {
     ///
     /// As [`Group::broadcast`]; a failure on the way is the handle's.
     #[track_caller]
-    pub fn broadcast_async<T: Element>(
-        &mut self,
-        buffer: Vec<T>,
-        root: Rank,
-    ) -> Result<Handle<Vec<T>>, Error> {
-        let call = self.broadcast_call::<T>(buffer.len(), root, Location::caller())?;
-        self.start(Prepared::new(call, buffer, |buffer| buffer))
+    pub fn broadcast_async<B: OwnedBuffer>(&mut self, buffer: B, root: Rank) -> Result<Handle<B>, Error> {
+        let call = self.broadcast_call::<B::Element>(buffer.as_ref().len(), root, Location::caller())?;
+        self.start_on(call, buffer)
     }
 
     /// [`Group::scan`], going on by itself; gives the buffer back.
@@ -89,10 +85,10 @@ impl Group {
     ///
     /// As [`Group::scan`]; a failure on the way is the handle's.
     #[track_caller]
-    pub fn scan_async<T: Element>(&mut self, buffer: Vec<T>, op: ReduceOp) -> Result<Handle<Vec<T>>, Error> {
-        let reduction = Reduction::of_prefixes::<T>(op)?;
-        let call = self.scan_call::<T>(buffer.len(), reduction, Location::caller());
-        self.start(Prepared::new(call, buffer, |buffer| buffer))
+    pub fn scan_async<B: OwnedBuffer>(&mut self, buffer: B, op: ReduceOp) -> Result<Handle<B>, Error> {
+        let reduction = Reduction::of_prefixes::<B::Element>(op)?;
+        let call = self.scan_call::<B::Element>(buffer.as_ref().len(), reduction, Location::caller());
+        self.start_on(call, buffer)
     }
 
     /// [`Group::barrier`], going on by itself.

@@ -218,7 +218,7 @@ impl Group {
 
     /// The driver; none in a world of one, which fails only once it has been given up.
     pub(super) fn driver(&self) -> Result<Option<&Driver>, Error> {
-        match (&self.job, &self.abandoned) {
+        match (&self.job, self.abandoned.get()) {
             (Some(job), _) => Ok(Some(&job.driver)),
             (None, Some(error)) => Err(error.clone()),
             (None, None) => Ok(None),

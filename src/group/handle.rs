@@ -75,11 +75,8 @@ impl<R> Handle<R> {
         }
     }
 
-    /// The same operation with something made of its result, by whoever waits for it.
-    pub(super) fn and_then<S>(
-        mut self,
-        then: impl FnOnce(R) -> Result<S, Error> + Send + 'static,
-    ) -> Handle<S>
+    /// The same operation with something made of its result, by whoever waits for it; what `then` fails with, waiting does.
+    pub fn and_then<S>(mut self, then: impl FnOnce(R) -> Result<S, Error> + Send + 'static) -> Handle<S>
     where
         R: 'static,
     {

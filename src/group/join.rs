@@ -3,8 +3,8 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZero;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, OnceLock};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
@@ -90,7 +90,13 @@ pub struct JoinOptions {
     pub transport: LocalTransport,
     /// Ranks with different ones count as being on different hosts, wherever they are. Default: the machine, its network.
     pub host_id: Option<String>,
+    /// Asked by threads that wait, whether they should rather not. Default: nobody is.
+    pub interrupt: Option<Interrupt>,
 }
+
+/// Whether a thread that waits for an operation, and calls it some ten times a second, is to give up: this rank then stops the job. It
+/// is for programs in languages whose signal handlers have to be called by the thread itself.
+pub type Interrupt = fn() -> bool;
 
 impl Default for JoinOptions {
     fn default() -> Self {
@@ -107,6 +113,7 @@ impl Default for JoinOptions {
             algorithms: Algorithms::default(),
             transport: LocalTransport::default(),
             host_id: None,
+            interrupt: None,
         }
     }
 }
@@ -156,7 +163,7 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         checks_payloads: shared.checks_payloads,
         hosts: roster.hosts(),
     };
-    let driver = Driver::new(Pump::new(settings, transport), epoch, spins)
+    let driver = Driver::new(Pump::new(settings, transport), epoch, spins, options.interrupt)
         .map_err(|source| StartError::System { what: "an event queue", source })?;
     let (next_group, routes, streams_at_first) = (AtomicU32::new(1), Routes::default(), streams.at_first());
     let job = Job { driver, next_group, congestion, streams: streams_at_first, chunk_bytes, routes };
@@ -170,12 +177,12 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         machines: roster.machines(),
         timeout: options.operation_timeout,
         objects: 0,
-        own: OnceLock::new(),
-        abandoned: None,
+        own: Arc::default(),
+        abandoned: Arc::default(),
         desk: None,
         hosts: None,
         // Nobody else may have the job before the ranks have agreed on their ways, and there is one such group alone.
-        _membership: Membership(None),
+        membership: Arc::new(Membership(None)),
     };
     with_patience(&mut group, |group| {
         close_the_ring(group)?;
@@ -203,7 +210,7 @@ pub(super) fn alone() -> Result<Job, Error> {
         checks_payloads: false,
         hosts: vec![host_name()],
     };
-    let driver = Driver::new(Pump::new(settings, transport), Instant::now(), false)
+    let driver = Driver::new(Pump::new(settings, transport), Instant::now(), false, None)
         .map_err(|error| refused("an event queue", error.to_string()))?;
     let (chunk_bytes, routes) = (CHUNK_BYTES, Routes::default());
     Ok(Job { driver, next_group: AtomicU32::new(1), congestion: None, streams: 1, chunk_bytes, routes })

@@ -1,8 +1,8 @@
 //! Groups of some of the ranks.
 
 use std::panic::Location;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 
 use super::call::Site;
 use super::out_of_place::layout;
@@ -101,11 +101,11 @@ impl Group {
             machines: Arc::clone(&self.machines),
             timeout: self.timeout,
             objects: 0,
-            own: OnceLock::new(),
-            abandoned: None,
+            own: Arc::default(),
+            abandoned: Arc::default(),
             desk: None,
             hosts: None,
-            _membership: Membership(self.job.clone().map(|job| (job, id))),
+            membership: Arc::new(Membership(self.job.clone().map(|job| (job, id)))),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Messages from one rank to another.
 
+use std::ops::Deref;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use super::call::Site;
 use super::driver::{Outcome, Submission};
 use super::memory::{self, Memory};
-use super::{Buffer, Error, Group, Handle, Input, Job, join};
+use super::{Buffer, Error, Group, Handle, Input, Job, OwnedBuffer, join};
 use crate::engine::{Begin, Envelope, Pattern};
 use crate::types::{ANY_TAG, Contract, DType, Element, Operation, Rank, WorldSize};
 
@@ -48,7 +49,43 @@ pub struct Received<T> {
     pub status: Status,
 }
 
+/// A group's messages, for several threads at once: whatever takes a group by `&self`. A collective that another thread is in does
+/// not keep them waiting.
+///
+/// It keeps the group's connections open, as the group itself does. Its operations have the deadline that the group's had when it
+/// was made.
+#[derive(Clone)]
+pub struct Messenger(Arc<Group>);
+
+impl Deref for Messenger {
+    type Target = Group;
+
+    fn deref(&self) -> &Group {
+        &self.0
+    }
+}
+
 impl Group {
+    /// A handle for messages in this group.
+    pub fn messenger(&self) -> Messenger {
+        Messenger(Arc::new(Self {
+            job: self.job.clone(),
+            id: self.id,
+            members: Arc::clone(&self.members),
+            rank: self.rank,
+            world: self.world,
+            local: self.local,
+            machines: Arc::clone(&self.machines),
+            timeout: self.timeout,
+            objects: 0,
+            own: Arc::clone(&self.own),
+            abandoned: Arc::clone(&self.abandoned),
+            desk: None,
+            hosts: None,
+            membership: Arc::clone(&self.membership),
+        }))
+    }
+
     /// Sends elements to `to`, and returns when they have left, which may be before anybody has asked for them: short
     /// messages are stored by their receiver, long ones wait for it here. What a rank sends to itself is copied, and kept
     /// until it is received: that returns at once.
@@ -60,13 +97,13 @@ impl Group {
     ///
     /// [`Error::InvalidPeer`], [`Error::InvalidTag`], [`Error::NotContiguous`], or as [`Group::all_reduce`].
     #[track_caller]
-    pub fn send<B: Input + ?Sized>(&mut self, elements: &B, to: Rank, tag: u32) -> Result<(), Error> {
+    pub fn send<B: Input + ?Sized>(&self, elements: &B, to: Rank, tag: u32) -> Result<(), Error> {
         let site = Location::caller();
         let elements = elements.elements()?;
         let begin = self.sending::<B::Element>(elements.len(), tag, site)?;
         let to = self.peer(to)?;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
-        self.messenger()?.driver.run(begin, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
+        self.carrier()?.driver.run(begin, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
     }
 
     /// [`Group::send`], going on by itself; gives the buffer back.
@@ -75,26 +112,22 @@ impl Group {
     ///
     /// As [`Group::send`]; a failure on the way is the handle's.
     #[track_caller]
-    pub fn send_async<T: Element>(
-        &mut self,
-        elements: Vec<T>,
-        to: Rank,
-        tag: u32,
-    ) -> Result<Handle<Vec<T>>, Error> {
-        let begin = self.sending::<T>(elements.len(), tag, Location::caller())?;
+    pub fn send_async<B: OwnedBuffer>(&self, elements: B, to: Rank, tag: u32) -> Result<Handle<B>, Error> {
+        let begin = self.sending::<B::Element>(elements.as_ref().len(), tag, Location::caller())?;
         self.submit_send(begin, elements, to)
     }
 
-    pub(super) fn submit_send<T: Element>(
+    pub(super) fn submit_send<B: OwnedBuffer>(
         &self,
         begin: Begin,
-        elements: Vec<T>,
+        elements: B,
         to: Rank,
-    ) -> Result<Handle<Vec<T>>, Error> {
+    ) -> Result<Handle<B>, Error> {
         let to = self.peer(to)?;
-        let job = self.messenger()?;
+        let job = self.carrier()?;
         let id = job.driver.submit(begin, Submission::Send(to, Memory::owned(elements)))?;
-        Ok(Handle::pending(Arc::clone(job), id, |outcome: Outcome| Ok(outcome.memory.into_elements())))
+        let finish = |outcome: Outcome| outcome.memory.into_owned().ok_or(Error::Taken);
+        Ok(Handle::pending(Arc::clone(job), id, finish))
     }
 
     /// Receives a message into the beginning of `buffer`, which it must not exceed. `None` as a tag means any.
@@ -104,7 +137,7 @@ impl Group {
     /// As [`Group::send`], and [`Error::NothingSent`] if no other rank could send it and this one has not.
     #[track_caller]
     pub fn receive<B: Buffer + ?Sized>(
-        &mut self,
+        &self,
         buffer: &mut B,
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
@@ -122,7 +155,7 @@ impl Group {
         pattern: Pattern,
         elements: &mut [T],
     ) -> Result<Status, Error> {
-        let driver = &self.messenger()?.driver;
+        let driver = &self.carrier()?.driver;
         if self.is_for_itself(pattern) && driver.probe(pattern, driver.now())?.is_none() {
             return Err(Error::NothingSent);
         }
@@ -138,7 +171,7 @@ impl Group {
     /// As [`Group::send`]; a failure on the way is the handle's.
     #[track_caller]
     pub fn receive_async<T: Element>(
-        &mut self,
+        &self,
         count_max: usize,
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
@@ -148,12 +181,37 @@ impl Group {
         self.submit_receive(begin, pattern)
     }
 
+    /// Receives a message into the beginning of `buffer`, going on by itself; gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::send`]; a failure on the way is the handle's.
+    #[track_caller]
+    pub fn receive_into_async<B: OwnedBuffer>(
+        &self,
+        buffer: B,
+        source: impl Into<Source>,
+        tag: impl Into<Option<u32>>,
+    ) -> Result<Handle<(B, Status)>, Error> {
+        let count = buffer.as_ref().len();
+        let (begin, pattern) =
+            self.receiving::<B::Element>(count, source.into(), tag.into(), Location::caller())?;
+        let job = self.carrier()?;
+        let id = job.driver.submit(begin, Submission::Receive(pattern, Memory::owned(buffer)))?;
+        let members = Arc::clone(&self.members);
+        Ok(Handle::pending(Arc::clone(job), id, move |outcome: Outcome| {
+            let envelope = outcome.envelope.ok_or(Error::Taken)?;
+            let buffer = outcome.memory.into_owned().ok_or(Error::Taken)?;
+            Ok((buffer, status(&members, &envelope)))
+        }))
+    }
+
     pub(super) fn submit_receive<T: Element>(
         &self,
         begin: Begin,
         pattern: Pattern,
     ) -> Result<Handle<Received<T>>, Error> {
-        let job = self.messenger()?;
+        let job = self.carrier()?;
         let id = job.driver.submit(begin, Submission::Receive(pattern, Memory::later::<T>()))?;
         let members = Arc::clone(&self.members);
         Ok(Handle::pending(Arc::clone(job), id, move |outcome: Outcome| {
@@ -170,7 +228,7 @@ impl Group {
     /// As [`Group::send`] and [`Group::receive`].
     #[track_caller]
     pub fn send_receive<I, B>(
-        &mut self,
+        &self,
         (elements, to, send_tag): (&I, Rank, u32),
         (buffer, source, receive_tag): (&mut B, Source, Option<u32>),
     ) -> Result<Status, Error>
@@ -183,13 +241,13 @@ impl Group {
         let send = self.sending::<I::Element>(elements.len(), send_tag, site)?;
         let to = self.peer(to)?;
         let (begin, pattern) = self.receiving::<B::Element>(buffer.len(), source, receive_tag, site)?;
-        let driver = &self.messenger()?.driver;
+        let driver = &self.carrier()?.driver;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         memory::lend(bytes, |memory| {
             let sent = driver.begin(send, Submission::Send(to, memory), true)?;
             let received = self.receive_into(begin, pattern, buffer);
             // What is lent comes back, whatever became of the other half.
-            driver.wait(sent, None).unwrap_or(Err(Error::Taken))?;
+            driver.attend(sent).unwrap_or(Err(Error::Taken))?;
             received
         })
     }
@@ -200,7 +258,7 @@ impl Group {
     ///
     /// As [`Group::send`].
     pub fn probe_now(
-        &mut self,
+        &self,
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Option<Status>, Error> {
@@ -214,13 +272,13 @@ impl Group {
     ///
     /// As [`Group::send`].
     pub fn probe_for(
-        &mut self,
+        &self,
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
         timeout: Duration,
     ) -> Result<Option<Status>, Error> {
         let pattern = self.pattern(source.into(), tag.into())?;
-        let driver = &self.messenger()?.driver;
+        let driver = &self.carrier()?.driver;
         let timeout = if self.is_for_itself(pattern) { Duration::ZERO } else { timeout };
         let until = driver.now().saturating_add(timeout);
         Ok(driver.probe(pattern, until)?.map(|envelope| self.status(&envelope)))
@@ -282,7 +340,7 @@ impl Group {
     }
 
     /// What carries messages: the job, or, in a world of one, an engine for those to itself, made when it is first needed.
-    fn messenger(&self) -> Result<&Arc<Job>, Error> {
+    fn carrier(&self) -> Result<&Arc<Job>, Error> {
         self.driver()?;
         if let Some(job) = self.job.as_ref().or_else(|| self.own.get()) {
             return Ok(job);

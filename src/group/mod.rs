@@ -20,6 +20,7 @@ mod converted;
 mod desk;
 mod driver;
 mod error;
+mod foreign;
 mod functions;
 mod gathered;
 mod handle;
@@ -48,9 +49,10 @@ use std::time::Duration;
 pub use alloc::SharedBuffer;
 pub use buffer::{Buffer, Input, OwnedBuffer};
 pub use error::Error;
+pub use foreign::ForeignBuffer;
 pub use handle::{Handle, test_all, test_any, wait_all, wait_all_timeout, wait_any, wait_any_timeout};
-pub use join::{JoinOptions, Meeting, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
-pub use messages::{Received, Source, Status};
+pub use join::{Interrupt, JoinOptions, Meeting, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
+pub use messages::{Messenger, Received, Source, Status};
 pub use objects::OBJECT_BYTES_MAX;
 pub use profile::{Profile, Spent};
 pub use routes::Algorithms;
@@ -125,15 +127,15 @@ pub struct Group {
     /// How many collectives of objects have been begun that go on by themselves.
     objects: u32,
     /// What carries a world of one's messages to itself, once it has sent or awaited one.
-    own: OnceLock<Arc<Job>>,
+    own: Arc<OnceLock<Arc<Job>>>,
     /// Why a world of one has been given up.
-    abandoned: Option<Error>,
+    abandoned: Arc<OnceLock<Error>>,
     /// Where the members do their collectives, if they share memory.
     desk: Option<Arc<Mutex<Desk>>>,
     /// What they do by hosts, if they are on several and share memory there.
     hosts: Option<Hosts>,
     /// Tells the engine when the group is gone.
-    _membership: Membership,
+    membership: Arc<Membership>,
 }
 
 /// A group's number, for as long as the group is used.
@@ -161,11 +163,11 @@ impl Group {
             machines: Arc::from([0]),
             timeout: OPERATION_TIMEOUT,
             objects: 0,
-            own: OnceLock::new(),
-            abandoned: None,
+            own: Arc::default(),
+            abandoned: Arc::default(),
             desk: None,
             hosts: None,
-            _membership: Membership(None),
+            membership: Arc::new(Membership(None)),
         }
     }
 
@@ -284,7 +286,7 @@ impl Group {
             own.driver.abort(message);
         }
         let cause = Cause::Aborted { rank: self.rank, host: "this host".into(), message: message.to_owned() };
-        self.abandoned.get_or_insert(Error::Failed { cause, reported_by: None }).clone()
+        self.abandoned.get_or_init(|| Error::Failed { cause, reported_by: None }).clone()
     }
 
     /// Lets go of the group. The last group of a job says goodbye to all peers and closes every connection in order.

@@ -113,7 +113,7 @@ impl Group {
     ///
     /// As [`Group::send`], and [`Error::Object`].
     #[track_caller]
-    pub fn send_object<O: Serialize>(&mut self, object: &O, to: Rank, tag: u32) -> Result<(), Error> {
+    pub fn send_object<O: Serialize>(&self, object: &O, to: Rank, tag: u32) -> Result<(), Error> {
         self.send(&encode(object)?, to, tag)
     }
 
@@ -124,7 +124,7 @@ impl Group {
     /// As [`Group::receive`], and [`Error::Object`].
     #[track_caller]
     pub fn receive_object<O: DeserializeOwned + 'static>(
-        &mut self,
+        &self,
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<(O, Status), Error> {

@@ -117,7 +117,7 @@ impl Group {
     /// As [`Group::send_object`]; a failure on the way is the handle's.
     #[track_caller]
     pub fn send_object_async<O: Serialize>(
-        &mut self,
+        &self,
         object: &O,
         to: Rank,
         tag: u32,
@@ -132,7 +132,7 @@ impl Group {
     /// As [`Group::receive_object`]; a failure on the way is the handle's.
     #[track_caller]
     pub fn receive_object_async<O: DeserializeOwned + 'static>(
-        &mut self,
+        &self,
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<(O, Status)>, Error> {

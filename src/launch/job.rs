@@ -104,7 +104,8 @@ pub(super) fn run(plan: &Plan) -> Result<u8, LaunchError> {
 fn serve_rendezvous(plan: &Plan, secret: &str, id: &str) -> Result<Server, LaunchError> {
     let secret = Secret::new(secret.as_bytes()).map_err(|error| LaunchError::Rendezvous(error.into()))?;
     let id = u128::from_str_radix(id, 16).expect("an id that this program has just made").to_be_bytes();
-    Server::start(plan.world, secret, id, plan.limits.start_timeout).map_err(LaunchError::Rendezvous)
+    Server::start(Ipv4Addr::LOCALHOST.into(), plan.world, secret, id, plan.limits.start_timeout)
+        .map_err(LaunchError::Rendezvous)
 }
 
 /// What a running job consists of.

@@ -145,7 +145,7 @@ impl Shared {
 
     fn collect(&self, desk: &Desk) -> Result<(), Error> {
         let (receive, world) = {
-            let mut control = lock(&self.control);
+            let control = lock(&self.control);
             (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Source::Any, REPORT)?, control.size())
         };
         let received = receive.wait()?;
@@ -169,7 +169,7 @@ impl Shared {
     fn tell(&self, desk: &Desk, coordinator: &mut Coordinator) -> Result<(), Error> {
         while let Some(message) = coordinator.next_message() {
             let bytes = message.encode();
-            let mut control = lock(&self.control);
+            let control = lock(&self.control);
             for peer in control.size().ranks().skip(1) {
                 // It goes by itself; should it fail, the job has.
                 drop(control.send_async(bytes.clone(), peer, MESSAGE)?);
@@ -204,7 +204,7 @@ impl Shared {
 
     fn next_from_afar(&self) -> Result<Message, Error> {
         let (receive, world) = {
-            let mut control = lock(&self.control);
+            let control = lock(&self.control);
             (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Rank::ZERO, MESSAGE)?, control.size())
         };
         let received = receive.wait()?;

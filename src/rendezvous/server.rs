@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -12,7 +12,7 @@ use mio::Token;
 use mio::net::TcpStream;
 
 use super::message::{self, FROM_RANK_BYTES_MAX, FromRank, ToRank};
-use super::{Member, Roster, StartError, list};
+use super::{Member, Roster, StartError, is_loopback, list};
 use crate::transport::lobby::{Event, Identity, Lobby};
 use crate::types::{Rank, WorldSize};
 use crate::wire::Secret;
@@ -51,21 +51,24 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on a free loopback port and serves `world` ranks of the job `job_id`.
+    /// Listens on a free port of `host`, an address of this machine, and serves `world` ranks of the job `job_id`.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses a socket or a thread.
+    /// When the operating system refuses a socket or a thread, and without a secret where others can reach it.
     pub fn start(
+        host: IpAddr,
         world: WorldSize,
         secret: Secret,
         job_id: [u8; 16],
         start_timeout: Duration,
     ) -> Result<Self, StartError> {
         let system = |what| move |source| StartError::System { what, source };
-        let listener =
-            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(system("a socket for the rendezvous"))?;
+        let listener = TcpListener::bind((host, 0)).map_err(system("a socket for the rendezvous"))?;
         let address = listener.local_addr().map_err(system("the rendezvous's address"))?;
+        if secret.is_none() && !is_loopback(host) {
+            return Err(StartError::NeedsSecret { address });
+        }
         let job = Job { id: job_id, world: world.get(), peers_digest: [0; 32] };
         let mut lobby = Lobby::new(listener, Identity { secret, job, rank: None })
             .map_err(system("an event queue for the rendezvous"))?;

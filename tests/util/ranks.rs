@@ -64,7 +64,9 @@ pub fn run_with<R: Send + 'static>(
     let secret = Secret::new(b"a secret for the tests alone").expect("long enough");
     let job_id = rand::random();
     let start_timeout = Duration::from_secs(20);
-    let server = Server::start(world, secret.clone(), job_id, start_timeout).expect("a rendezvous");
+    let server =
+        Server::start(std::net::Ipv4Addr::LOCALHOST.into(), world, secret.clone(), job_id, start_timeout)
+            .expect("a rendezvous");
     let work = Arc::new(work);
     let ground = Ground::from_environment();
     let threads: Vec<_> = world

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::core::{Core, State, Step};
 use super::tally::Watch;
-use super::{Driver, Outcome};
+use super::{Driver, INTERRUPTED, Outcome};
 use crate::engine::{Begin, Failure, OpId, Timestamp};
 use crate::group::Error;
 use crate::group::desk::{Asked, Desk, Errand, Look, Order};
@@ -122,6 +122,7 @@ impl Driver {
 
     /// Sleeps until there is something to be seen at the desk.
     fn sleep_at(&self, desk: &Desk, errand: &Errand, members: &[Rank], id: OpId) -> Result<(), Error> {
+        let mut question = self.shared.next_question();
         let mut core = self.shared.lock();
         let slept = loop {
             // Whoever wakes this rank takes the word back that it sleeps, and may not be the last one it waits for.
@@ -136,7 +137,15 @@ impl Driver {
             if let State::Failed(error) = &core.state {
                 break Err(error.clone());
             }
-            core = self.shared.drive(core, None);
+            core = self.shared.drive(core, question);
+            if question.is_some_and(|question| self.shared.now() >= question) {
+                drop(core);
+                if self.shared.is_interrupted() {
+                    return Err(self.abort(INTERRUPTED));
+                }
+                question = self.shared.next_question();
+                core = self.shared.lock();
+            }
         };
         self.shared.hand_over(&mut core);
         slept

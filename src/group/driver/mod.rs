@@ -27,7 +27,7 @@ use super::hosts::Place;
 use super::memory::{self, Lender, Memory};
 use super::profile::{Meter, work_in_background};
 use super::pump::{Pump, Work};
-use super::{Error, Statistics};
+use super::{Error, Interrupt, Statistics};
 use crate::engine::{Begin, Envelope, OpId, Pattern, Timestamp};
 use crate::schedule::Schedule;
 use crate::transport::prompt::take_short_turns;
@@ -42,6 +42,9 @@ const SPIN: Duration = Duration::from_micros(20);
 const PART_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long operations whose handles were dropped may take once the last group is closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a rank stops the job whose thread has been interrupted.
+const INTERRUPTED: &str = "it was interrupted while it waited for the others";
 
 /// A pump over TCP, the clock and the threads that drive it. The last one who drops it closes all links in order.
 pub(super) struct Driver {
@@ -74,6 +77,7 @@ impl Driver {
         mut pump: Pump<TcpTransport>,
         epoch: Instant,
         has_own_processor: bool,
+        interrupt: Option<Interrupt>,
     ) -> io::Result<Self> {
         let poller = pump.transport_mut().take_poller().ok_or(io::ErrorKind::NotConnected)?;
         let core = Core::new(pump);
@@ -89,6 +93,7 @@ impl Driver {
             epoch,
             spin: SPIN,
             has_own_processor,
+            interrupt,
         });
         Ok(Self { shared, progress: Mutex::new(None) })
     }
@@ -139,7 +144,7 @@ impl Driver {
         let started = self.shared.now();
         let result = memory::lend(bytes, |memory| {
             let id = self.begin(begin, submission(memory), true)?;
-            let outcome = self.shared.wait(id, None);
+            let outcome = self.attend(id);
             outcome.map_or(Ok(None), |outcome| outcome.map(|outcome| outcome.envelope))
         });
         self.expose(started);
@@ -202,6 +207,20 @@ impl Driver {
         let outcome = self.shared.wait(id, until);
         self.expose(started);
         outcome
+    }
+
+    /// Waits for the outcome of an operation on memory that the caller has lent, which only a failure of the job gives back early.
+    pub(super) fn attend(&self, id: OpId) -> Option<Result<Outcome, Error>> {
+        loop {
+            let until = self.shared.next_question();
+            let outcome = self.shared.wait(id, until);
+            if outcome.is_some() || until.is_none() {
+                return outcome;
+            }
+            if self.shared.is_interrupted() {
+                self.abort(INTERRUPTED);
+            }
+        }
     }
 
     /// Waits until all operations of one of the lists have ended, until `until` at most.

@@ -14,12 +14,15 @@ use super::guard::{Guard, Lock};
 use super::local::Lookout;
 use super::tally::Tally;
 use crate::engine::{OpId, Timestamp};
-use crate::group::Error;
 use crate::group::profile::{Meter, Part};
+use crate::group::{Error, Interrupt};
 use crate::transport::poller::{Event, Poller};
 
 /// How often a thread looks for events, some 10 us in all, before it lets others have its processor between looks.
 const LOOKS_ALONE: u32 = 20;
+
+/// How often whoever waits asks whether to give up.
+const QUESTION_EVERY: Duration = Duration::from_millis(50);
 
 /// The core and its threads' meeting places.
 pub(super) struct Shared {
@@ -36,6 +39,8 @@ pub(super) struct Shared {
     pub(super) spin: Duration,
     /// Whether each rank of this host can have a processor.
     pub(super) has_own_processor: bool,
+    /// Asked whether whoever waits is to give up.
+    pub(super) interrupt: Option<Interrupt>,
     /// The job has failed, and everybody has been told.
     pub(super) has_failed: Arc<AtomicBool>,
     pub(super) meter: Meter,
@@ -51,6 +56,16 @@ impl Shared {
 
     pub(super) fn lock(&self) -> Guard<'_> {
         self.core.lock()
+    }
+
+    /// When whoever waits should next ask whether to give up; `None` if there is nobody to ask.
+    pub(super) fn next_question(&self) -> Option<Timestamp> {
+        self.interrupt.map(|_| self.now() + QUESTION_EVERY)
+    }
+
+    /// Whether whoever waits is to give up. The program's own answer: the caller must not hold a lock.
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.interrupt.is_some_and(|ask| ask())
     }
 
     /// Something that others may wait for has happened.
