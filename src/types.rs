@@ -175,11 +175,15 @@ wire_enum! {
         I32Loc = 13 => "i32_loc",
         /// [`I64Loc`]: an i64 and a u64 that says where it stands.
         I64Loc = 14 => "i64_loc",
+        /// Signed, 16 bits.
+        I16 = 15 => "i16",
+        /// Unsigned, 16 bits.
+        U16 = 16 => "u16",
     }
 }
 
 impl DType {
-    /// The ten types that are plain numbers, in the order of their wire bytes.
+    /// The twelve types that are plain numbers, in the order of their wire bytes.
     pub const NUMBERS: &'static [Self] = &[
         Self::F16,
         Self::Bf16,
@@ -191,6 +195,8 @@ impl DType {
         Self::U32,
         Self::I64,
         Self::U64,
+        Self::I16,
+        Self::U16,
     ];
 
     /// Whether it is a plain number, and not a number with its location.
@@ -200,14 +206,17 @@ impl DType {
 
     /// Whether it is a plain whole number.
     pub const fn is_integer(self) -> bool {
-        matches!(self, Self::I8 | Self::U8 | Self::I32 | Self::U32 | Self::I64 | Self::U64)
+        matches!(
+            self,
+            Self::I8 | Self::U8 | Self::I16 | Self::U16 | Self::I32 | Self::U32 | Self::I64 | Self::U64
+        )
     }
 
     /// Bytes of one element.
     pub const fn size_bytes(self) -> usize {
         match self {
             Self::I8 | Self::U8 => 1,
-            Self::F16 | Self::Bf16 => 2,
+            Self::F16 | Self::Bf16 | Self::I16 | Self::U16 => 2,
             Self::F32 | Self::I32 | Self::U32 => 4,
             Self::F64 | Self::I64 | Self::U64 | Self::F32Loc | Self::I32Loc => 8,
             Self::F64Loc | Self::I64Loc => 16,
@@ -416,10 +425,10 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What collectives carry: a number (`f16`, `bf16`, `f32`, `f64`, `i8`, `u8`, `i32`, `u32`, `i64` or `u64`), or one with its
-/// location ([`F32Loc`], [`F64Loc`], [`I32Loc`] or [`I64Loc`]).
+/// What collectives carry: a number (`f16`, `bf16`, `f32`, `f64`, `i8`, `u8`, `i16`, `u16`, `i32`, `u32`, `i64` or `u64`), or
+/// one with its location ([`F32Loc`], [`F64Loc`], [`I32Loc`] or [`I64Loc`]).
 ///
-/// Sealed: the wire format knows these fourteen and no others.
+/// Sealed: the wire format knows these sixteen and no others.
 pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed::Sealed {
     /// Its name on the wire.
     const DTYPE: DType;
@@ -435,7 +444,7 @@ macro_rules! elements {
 
 elements! {
     f16 => F16, bf16 => Bf16, f32 => F32, f64 => F64, i8 => I8,
-    u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
+    u8 => U8, i16 => I16, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
     F32Loc => F32Loc, F64Loc => F64Loc, I32Loc => I32Loc, I64Loc => I64Loc,
 }
 
@@ -463,8 +472,8 @@ mod tests {
         assert_eq!(numbers, DType::NUMBERS);
         let types = |op: ReduceOp| DType::ALL.iter().filter(|&&dtype| op.applies_to(dtype)).count();
         let counts: Vec<usize> = ReduceOp::ALL.iter().map(|&op| types(op)).collect();
-        assert_eq!(counts, [10, 10, 10, 10, 10, 6, 6, 6, 10, 10, 10, 4, 4, 10, 14]);
-        assert!(ReduceOp::BitAnd.applies_to(DType::I8) && !ReduceOp::BitAnd.applies_to(DType::F32));
+        assert_eq!(counts, [12, 12, 12, 12, 12, 8, 8, 8, 12, 12, 12, 4, 4, 12, 16]);
+        assert!(ReduceOp::BitAnd.applies_to(DType::U16) && !ReduceOp::BitAnd.applies_to(DType::F32));
         assert!(ReduceOp::MinLoc.applies_to(DType::F64Loc) && !ReduceOp::Min.applies_to(DType::F64Loc));
     }
 

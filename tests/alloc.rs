@@ -34,6 +34,8 @@ drawn! {
     f64: |v| v;
     i8: |v| v as i8;
     u8: |v| v.abs() as u8;
+    i16: |v| v as i16;
+    u16: |v| v.abs() as u16;
     i32: |v| v as i32;
     u32: |v| v.abs() as u32;
     i64: |v| v as i64;
@@ -107,6 +109,8 @@ fn in_place_gives_the_same_bits_as_by_slots() {
             check_type::<f64>(&mut group);
             check_type::<i8>(&mut group);
             check_type::<u8>(&mut group);
+            check_type::<i16>(&mut group);
+            check_type::<u16>(&mut group);
             check_type::<i32>(&mut group);
             check_type::<u32>(&mut group);
             check_type::<i64>(&mut group);

@@ -31,6 +31,8 @@ samples! {
     f64: |v| v as f64, |v| v;
     i8: |v| v as i8, f64::from;
     u8: |v| v.unsigned_abs() as u8, f64::from;
+    i16: |v| v as i16, f64::from;
+    u16: |v| v.unsigned_abs() as u16, f64::from;
     i32: |v| v as i32, f64::from;
     u32: |v| v.unsigned_abs() as u32, f64::from;
     i64: |v| v, |v| v as f64;
@@ -142,6 +144,8 @@ fn check_all_types(mut group: Group) {
     check_type::<f64>(&mut group);
     check_type::<i8>(&mut group);
     check_type::<u8>(&mut group);
+    check_type::<i16>(&mut group);
+    check_type::<u16>(&mut group);
     check_type::<i32>(&mut group);
     check_type::<u32>(&mut group);
     check_type::<i64>(&mut group);

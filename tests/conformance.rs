@@ -36,6 +36,8 @@ numbers! {
     f64: |v| v, |v| v;
     i8: |v| v as i8, f64::from;
     u8: |v| v as u8, f64::from;
+    i16: |v| v as i16, f64::from;
+    u16: |v| v as u16, f64::from;
     i32: |v| v as i32, f64::from;
     u32: |v| v as u32, f64::from;
     i64: |v| v as i64, |v| v as f64;
@@ -51,7 +53,7 @@ struct Case<'a, T> {
 
 /// Small, different on every rank, and mostly 1 where a product has to stay exact.
 fn value<T: Number>(op: ReduceOp, rank: u32, index: usize) -> T {
-    let is_signed = !matches!(T::DTYPE.name(), "u8" | "u32" | "u64");
+    let is_signed = !matches!(T::DTYPE.name(), "u8" | "u16" | "u32" | "u64");
     let mixed = (index as i64 * 7 + i64::from(rank) * 13) % 11 - 5;
     T::from_f64(match op {
         ReduceOp::Product if (index + rank as usize).is_multiple_of(5) => 2.0,
@@ -390,6 +392,8 @@ fn every_collective_of_every_number_and_reduction() {
             check_numbers::<f64>(&mut group);
             check_numbers::<i8>(&mut group);
             check_numbers::<u8>(&mut group);
+            check_numbers::<i16>(&mut group);
+            check_numbers::<u16>(&mut group);
             check_numbers::<i32>(&mut group);
             check_numbers::<u32>(&mut group);
             check_numbers::<i64>(&mut group);

@@ -39,7 +39,7 @@ fn mac(parts: &[&[u8]]) -> Vec<u8> {
 
 #[test]
 fn the_limits_are_those_of_the_page() {
-    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (5, 64, 4_194_304, 4096));
+    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (6, 64, 4_194_304, 4096));
     assert_eq!((SECRET_BYTES_MIN, SECRET_BYTES_MAX), (16, 4096));
 }
 
@@ -116,7 +116,7 @@ fn the_bytes_of_every_name() {
         named(DType::ALL.iter().map(|d| (d.name(), d.to_byte())).collect()),
         bytes(&[
             "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64", "f32_loc", "f64_loc",
-            "i32_loc", "i64_loc"
+            "i32_loc", "i64_loc", "i16", "u16"
         ])
     );
     assert_eq!(
@@ -183,7 +183,7 @@ fn a_handshake_byte_by_byte() {
     let hello = dialer.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[5, 0]); // 8: version
+    expected.extend_from_slice(&[6, 0]); // 8: version
     expected.push(1); // 10: purpose
     expected.extend_from_slice(&[0; 13]); // 11: reserved
     expected.extend_from_slice(&[0x02, 0x01, 0, 0]); // 24: world
@@ -203,7 +203,7 @@ fn a_handshake_byte_by_byte() {
     let answer = acceptor.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[5, 0]); // 8: version
+    expected.extend_from_slice(&[6, 0]); // 8: version
     expected.push(0); // 10: refusal
     expected.extend_from_slice(&[0; 5]); // 11: reserved
     expected.extend_from_slice(&[0xb2; 32]); // 16: nonce

@@ -183,6 +183,8 @@ fn measure_any(group: &mut Group, case: Case, method: Method) -> Result<Row, Err
         DType::F64 => measure::<f64>(group, case, method),
         DType::I8 => measure::<i8>(group, case, method),
         DType::U8 => measure::<u8>(group, case, method),
+        DType::I16 => measure::<i16>(group, case, method),
+        DType::U16 => measure::<u16>(group, case, method),
         DType::I32 => measure::<i32>(group, case, method),
         DType::U32 => measure::<u32>(group, case, method),
         DType::I64 => measure::<i64>(group, case, method),

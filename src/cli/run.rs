@@ -11,7 +11,7 @@ use clap::{ArgAction, Command, CommandFactory as _, FromArgMatches as _, Parser}
 
 use super::complaint::complain;
 use crate::exit::Exit;
-use crate::launch::{self, LOCAL_RANKS_MAX, Limits, OWN_PREFIX, Plan, Terminal, Verbosity};
+use crate::launch::{self, LOCAL_RANKS_MAX, Limits, Mpi4py, OWN_PREFIX, Plan, Terminal, Verbosity};
 use crate::types::WorldSize;
 
 /// The longest time that any option takes: a year.
@@ -24,10 +24,14 @@ Examples:
   ringrun -n 2 -- python train.py --lr 0.1  any program
   ringrun -n 4 --output-dir logs ringtrain  a copy in logs/rank.0/stdout, ...
   ringrun -n 2 -x RUST_LOG=debug ringtrain  a variable for every rank
+  ringrun --mpi4py -n 2 python script.py    `from mpi4py import MPI` is the Python package ringtrain
 
 `ringtrain` and `ringbench`, without a slash, are always the ones that ringrun itself carries. Each rank finds RING_*, and \
 the variables of torchrun, Horovod and Open MPI. Its standard input is /dev/null. OMP_NUM_THREADS is set to 1 if there is more \
 than one rank and nobody has set it.
+
+With --mpi4py, COMMAND's interpreter (python3 where COMMAND is not called python.. or pypy..) is asked once where the package \
+ringtrain keeps its mpi4py. That place comes first in the ranks' PYTHONPATH, so it also wins over an mpi4py that is installed.
 
 When a rank fails, the others have --grace to end by themselves; then they get SIGTERM, and after --kill-after SIGKILL, each \
 with everything that it has started. ringrun says which rank failed first, how, and what it printed last. A rank that has \
@@ -44,7 +48,7 @@ Exit codes:
   1        also: standard output or a file of --output-dir could not be written
   2        wrong usage: unknown flag, bad value, impossible combination
   3        --wdir or --output-dir cannot be used, or too few open files allowed
-  5        the ranks could not be started
+  5        the ranks could not be started, or --mpi4py finds no package
   124      --job-timeout passed
   126      COMMAND cannot be executed
   127      COMMAND was not found
@@ -54,6 +58,7 @@ Exit codes:
 /// Runs COMMAND as N ranks of one job on this machine.
 #[derive(Parser, Debug)]
 #[command(name = "ringrun", version, after_help = EXAMPLES, max_term_width = 130)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own; `Plan` has enums")]
 struct LowArgs {
     /// How many ranks to start (also -np N).
     #[arg(short = 'n', long = "np", visible_alias = "num-proc", value_name = "N", required = true)]
@@ -75,6 +80,10 @@ struct LowArgs {
     /// Set a variable for every rank; without a value, ringrun's own (repeatable).
     #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", action = ArgAction::Append)]
     variables: Vec<OsString>,
+
+    /// Have `from mpi4py import MPI` resolve to the Python package ringtrain, in scripts as they are.
+    #[arg(long)]
+    mpi4py: bool,
 
     /// Run the ranks in DIR.
     #[arg(long, visible_alias = "wd", value_name = "DIR")]
@@ -189,6 +198,7 @@ fn lift(low: LowArgs, chose_start: bool) -> Result<Plan, String> {
         program,
         arguments: command.collect(),
         variables,
+        mpi4py: if low.mpi4py { Mpi4py::Ours } else { Mpi4py::AsInstalled },
         directory: low.wdir,
         terminal: if low.no_tag_output { Terminal::Raw } else { Terminal::Tagged },
         output_dir: low.output_dir,
@@ -297,6 +307,13 @@ mod tests {
             assert!(error.contains(part), "{line}: {error}");
             assert!(!error.contains("hush"), "{error}");
         }
+    }
+
+    #[test]
+    fn whose_mpi4py() {
+        assert_eq!(plan("-n 2 prog").unwrap().mpi4py, Mpi4py::AsInstalled);
+        assert_eq!(plan("--mpi4py -np 2 prog").unwrap().mpi4py, Mpi4py::Ours);
+        assert_eq!(plan("-n 2 prog --mpi4py").unwrap().mpi4py, Mpi4py::AsInstalled);
     }
 
     #[test]

@@ -21,12 +21,13 @@ use super::blame::trace;
 use super::command::Program;
 use super::environment::{Common, environment};
 use super::keeper::Keeper;
+use super::mpi4py::{self, Surroundings};
 use super::outcome::{EPIPE, Member, Verdict, exit_code, report, seconds};
 use super::output::{Event, Files, Output, Remains, stdout_is_incomplete};
 use super::ranks::Ranks;
 use super::signals::Signals;
 use super::supervisor::{Action, Supervisor};
-use super::{LaunchError, Plan, Verbosity, shim};
+use super::{LaunchError, Mpi4py, Plan, Verbosity, shim};
 use crate::exit::Exit;
 use crate::rendezvous::Server;
 use crate::wire::Secret;
@@ -46,9 +47,18 @@ const FILES_BESIDES: u64 = 64;
 /// Runs the job and returns what ringrun exits with.
 pub(super) fn run(plan: &Plan) -> Result<u8, LaunchError> {
     let directory = working_directory(plan)?;
-    let extra = extra_variables(plan)?;
+    let mut extra = extra_variables(plan)?;
     let path = extra.get(&OsString::from("PATH")).cloned().or_else(|| env::var_os("PATH"));
     let program = Program::find(&plan.program, path.as_deref(), &directory)?;
+    if plan.mpi4py == Mpi4py::Ours {
+        let python_path = env::var_os("PYTHONPATH");
+        let around = Surroundings {
+            directory: &directory,
+            path: path.as_deref(),
+            python_path: python_path.as_deref(),
+        };
+        mpi4py::put_first(plan, around, &mut extra)?;
+    }
     allow_files(plan)?;
     let files = match &plan.output_dir {
         Some(place) => Files::create(place, plan.world)

@@ -17,6 +17,7 @@ mod environment;
 mod job;
 mod keeper;
 mod lines;
+mod mpi4py;
 mod outcome;
 mod output;
 mod processes;
@@ -56,6 +57,8 @@ pub struct Plan {
     pub arguments: Vec<OsString>,
     /// Variables to set besides; without a value, ringrun's own.
     pub variables: Vec<(OsString, Option<OsString>)>,
+    /// What the ranks' `mpi4py` is.
+    pub mpi4py: Mpi4py,
     /// Where the ranks run; `None` for here.
     pub directory: Option<PathBuf>,
     /// How their output appears on ours.
@@ -66,6 +69,15 @@ pub struct Plan {
     pub limits: Limits,
     /// How much ringrun says.
     pub verbosity: Verbosity,
+}
+
+/// What `from mpi4py import MPI` resolves to on the ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mpi4py {
+    /// Whatever their interpreter finds.
+    AsInstalled,
+    /// The package `ringtrain`, which the job's interpreter has to have.
+    Ours,
 }
 
 /// How the ranks' lines appear on ringrun's standard output and error.
@@ -143,6 +155,17 @@ pub enum LaunchError {
         /// The variable.
         name: OsString,
     },
+    /// The package that `--mpi4py` is about cannot be found.
+    #[error(
+        "--mpi4py: {i} cannot say where the package ringtrain is: {why}; install it where {i} finds it: {i} -m pip install ringtrain",
+        i = interpreter.display()
+    )]
+    Mpi4py {
+        /// Who was asked.
+        interpreter: OsString,
+        /// What came of it, the interpreter's last words among that.
+        why: String,
+    },
     /// The machine does not allow so many open files.
     #[error(
         "{world} ranks need {needed} open files and this machine allows {allowed}: raise `ulimit -n` or lower -n"
@@ -188,7 +211,7 @@ impl LaunchError {
             Self::Directory { .. } | Self::OutputDir { .. } | Self::TooManyFiles { .. } => {
                 Exit::Configuration
             }
-            Self::Spawn { .. } | Self::Rendezvous(_) => Exit::Start,
+            Self::Mpi4py { .. } | Self::Spawn { .. } | Self::Rendezvous(_) => Exit::Start,
             Self::System { .. } => Exit::Failure,
         }
     }

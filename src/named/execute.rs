@@ -159,6 +159,8 @@ pub(super) fn begin(group: &mut Group, items: Vec<Item>) -> Option<Box<dyn Runni
         DType::F64 => begin_of::<f64>(group, items),
         DType::I8 => begin_of::<i8>(group, items),
         DType::U8 => begin_of::<u8>(group, items),
+        DType::I16 => begin_of::<i16>(group, items),
+        DType::U16 => begin_of::<u16>(group, items),
         DType::I32 => begin_of::<i32>(group, items),
         DType::U32 => begin_of::<u32>(group, items),
         DType::I64 => begin_of::<i64>(group, items),

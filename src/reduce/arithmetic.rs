@@ -107,7 +107,7 @@ macro_rules! located {
 }
 
 floats!(f32, f64);
-integers!(i8 => i64, u8 => u64, i32 => i64, u32 => u64, i64 => i64, u64 => u64);
+integers!(i8 => i64, u8 => u64, i16 => i64, u16 => u64, i32 => i64, u32 => u64, i64 => i64, u64 => u64);
 located! {
     F32Loc, f32::is_nan;
     F64Loc, f64::is_nan;

@@ -78,7 +78,7 @@ macro_rules! stored {
     (@ f32 $ty:ident) => { f32 };
 }
 
-stored!(itself = each: f32, f64, i8, u8, i32, u32, i64, u64, F32Loc, F64Loc, I32Loc, I64Loc);
+stored!(itself = each: f32, f64, i8, u8, i16, u16, i32, u32, i64, u64, F32Loc, F64Loc, I32Loc, I64Loc);
 stored!(f32 = each_half: f16, bf16);
 
 struct Over<S, R, F>(std::marker::PhantomData<(S, R, F)>);

@@ -37,6 +37,8 @@ fn kernels_for(lanes: Lanes, dtype: DType, op: ReduceOp) -> Option<Kernels> {
         DType::F64 => numbers::<f64>(lanes, op),
         DType::I8 => integers::<i8>(lanes, op),
         DType::U8 => integers::<u8>(lanes, op),
+        DType::I16 => integers::<i16>(lanes, op),
+        DType::U16 => integers::<u16>(lanes, op),
         DType::I32 => integers::<i32>(lanes, op),
         DType::U32 => integers::<u32>(lanes, op),
         DType::I64 => integers::<i64>(lanes, op),

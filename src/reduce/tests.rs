@@ -122,7 +122,7 @@ macro_rules! integers {
     )+ };
 }
 
-integers!(i8, u8, i32, u32, i64, u64);
+integers!(i8, u8, i16, u16, i32, u32, i64, u64);
 
 macro_rules! located {
     ($($ty:ident: $values:expr;)+) => { $(
@@ -197,6 +197,8 @@ macro_rules! for_every_type {
         $f::<f64>();
         $f::<i8>();
         $f::<u8>();
+        $f::<i16>();
+        $f::<u16>();
         $f::<i32>();
         $f::<u32>();
         $f::<i64>();
@@ -285,10 +287,13 @@ fn a_few_results_in_figures() {
     };
     assert_eq!(reduce(Sum, vec![1i32, i32::MAX], &[2, 1], None), [3, i32::MIN]);
     assert_eq!(reduce(ReduceOp::PreMulSum, vec![1i32, i32::MAX], &[2, 1], None), [3, i32::MIN]);
+    assert_eq!(reduce(Sum, vec![1i16, i16::MAX], &[2, 1], None), [3, i16::MIN]);
     assert_eq!(reduce(Product, vec![200u8, 3], &[2, 5], None), [144, 15]);
     assert_eq!(reduce(Min, vec![-3i64, 4], &[2, -9], None), [-3, -9]);
     assert_eq!(reduce(Max, vec![-3i8, 4], &[2, -9], None), [2, 4]);
     assert_eq!(reduce(Average, vec![-3i32, 4], &[-4, 4], Some(2)), [-3, 4]);
+    assert_eq!(reduce(Average, vec![i16::MIN, -9], &[1, 2], Some(65_536)), [0, 0]);
+    assert_eq!(reduce(Average, vec![u16::MAX, 9], &[0, 2], Some(2)), [u16::MAX / 2, 5]);
     assert_eq!(reduce(Average, vec![u64::MAX, 9], &[0, 2], Some(2)), [u64::MAX / 2, 5]);
     assert_eq!(reduce(Average, vec![1.0f32, 4.0], &[2.0, 4.0], Some(4)), [0.75, 2.0]);
     assert_eq!(reduce(Average, vec![1.0f32, 4.0], &[2.0, 4.0], None), [3.0, 8.0]);

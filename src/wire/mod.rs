@@ -19,4 +19,4 @@ pub use frame::{Header, HeaderError, Kind};
 pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, SecretError};
 
 /// The version of everything on the wire. Ranks of different versions refuse each other in the handshake.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;

@@ -70,9 +70,9 @@ pub struct BenchArgs {
           value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub warm_up: u32,
 
-    /// Element types, separated by commas, or all: f16 bf16 f32 f64 i8 u8 i32 u32 i64 u64
-    /// (or half bfloat16 float double int8 uint8 int32 uint32 int64 uint64), and with a location f32_loc f64_loc i32_loc
-    /// i64_loc
+    /// Element types, separated by commas, or all: f16 bf16 f32 f64 i8 u8 i16 u16 i32 u32 i64 u64
+    /// (or half bfloat16 float double int8 uint8 int16 uint16 int32 uint32 int64 uint64), and with a location f32_loc
+    /// f64_loc i32_loc i64_loc
     #[arg(short = 't', visible_short_alias = 'd', long = "dtype", value_name = "TYPE",
           default_value = "f32", value_delimiter = ',', value_parser = dtypes)]
     pub dtypes: Vec<Listed<DType>>,
@@ -155,6 +155,8 @@ fn dtypes(text: &str) -> Result<Listed<DType>, String> {
         "double" | "float64" => "f64",
         "int8" => "i8",
         "uint8" => "u8",
+        "int16" => "i16",
+        "uint16" => "u16",
         "int32" => "i32",
         "uint32" => "u32",
         "int64" => "i64",
@@ -221,6 +223,8 @@ mod tests {
     #[test]
     fn names_and_their_other_spellings() {
         assert_eq!(dtypes("bfloat16"), Ok(Listed::One(DType::Bf16)));
+        assert_eq!(dtypes("int16"), Ok(Listed::One(DType::I16)));
+        assert_eq!(dtypes("uint16"), Ok(Listed::One(DType::U16)));
         assert_eq!(dtypes("all"), Ok(Listed::All));
         assert!(dtypes("f8").is_err());
         assert_eq!(reductions("maxloc"), Ok(Listed::One(ReduceOp::MaxLoc)));

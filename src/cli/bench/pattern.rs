@@ -228,6 +228,8 @@ mod tests {
             holds_for::<f64>(ranks);
             holds_for::<i8>(ranks);
             holds_for::<u8>(ranks);
+            holds_for::<i16>(ranks);
+            holds_for::<u16>(ranks);
             holds_for::<i32>(ranks);
             holds_for::<u32>(ranks);
             holds_for::<i64>(ranks);

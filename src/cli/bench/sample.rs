@@ -159,7 +159,7 @@ macro_rules! integers {
     )+ };
 }
 
-integers!(i8 => i64, u8 => u64, i32 => i64, u32 => u64, i64 => i64, u64 => u64);
+integers!(i8 => i64, u8 => u64, i16 => i64, u16 => u64, i32 => i64, u32 => u64, i64 => i64, u64 => u64);
 
 macro_rules! located {
     ($($located:ty { $value:ty, $index:ty }),+ $(,)?) => { $(
