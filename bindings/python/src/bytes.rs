@@ -193,12 +193,11 @@ impl Group {
         Ok(PyBytes::new(py, &bytes))
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "what Python's sequence is made into")]
     fn all_to_all_bytes<'py>(
         &self,
         py: Python<'py>,
-        #[expect(clippy::needless_pass_by_value, reason = "what Python's sequence is made into")] data: Vec<
-            Bound<'py, PyAny>,
-        >,
+        data: Vec<Bound<'py, PyAny>>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let (all, lengths) = joined(&data)?;
         let (all, lengths) = self.turn(py, |group| {

@@ -373,7 +373,7 @@ impl Group {
         with_type!(dtype, T => {
             let output = output.elements_mut::<T>();
             let input = input.as_ref().map_or(&[][..], Region::elements::<T>);
-            let count = output.len();
+            let count = output.len() * self.size as usize;
             self.turn(py, move |group| match counts {
                 Some(counts) => group.scatter_uneven_into(input, output, &counts, root),
                 None => group.scatter_into(input, output, count, root),
@@ -397,7 +397,7 @@ impl Group {
         }
         let (dtype, scale) = output.kind.moved();
         let counts = scaled(counts, scale);
-        let count = output.moved_count();
+        let count = output.moved_count() * self.size as usize;
         with_type!(dtype, T => {
             let output = output.into_foreign::<T>(py)?;
             let input = input.as_ref().map_or(&[][..], Region::elements::<T>);

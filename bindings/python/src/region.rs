@@ -105,6 +105,9 @@ impl Region {
                 "the array is not contiguous in row-major order; pass a copy (numpy.ascontiguousarray)";
             return Err(errors::invalid(py, what));
         }
+        if has_objects(buffer.format().to_bytes()) {
+            return Err(errors::invalid(py, "an array of Python objects has no elements to move"));
+        }
         Ok(Self {
             start: buffer.buf_ptr().cast(),
             count: buffer.item_count(),
@@ -186,6 +189,15 @@ impl Region {
 
 // SAFETY: the keeper keeps the elements where they are whichever thread has the region.
 unsafe impl Send for Region {}
+
+/// Whether items with this format hold references to objects, which mean nothing elsewhere. Names stand between colons.
+fn has_objects(format: &[u8]) -> bool {
+    let mut is_name = false;
+    format.iter().any(|&byte| {
+        is_name ^= byte == b':';
+        byte == b'O' && !is_name
+    })
+}
 
 fn with_alignment(kind: Kind) -> usize {
     match kind {
