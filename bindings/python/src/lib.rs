@@ -15,6 +15,7 @@ mod messages;
 mod region;
 mod shared;
 mod slot;
+mod view;
 
 use pyo3::prelude::*;
 

@@ -1,11 +1,11 @@
 //! Where the elements of an argument lie, and what keeps them there.
 
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use ringtrain::{Element, ForeignBuffer};
 
 use crate::dtype::Kind;
 use crate::errors;
+use crate::view::View;
 
 /// `count` elements of type `dtype` at `address`, which stay valid for as long as `owner` lives. Nobody checks that.
 #[pyclass(frozen, module = "ringtrain._core")]
@@ -44,11 +44,11 @@ impl Memory {
 
 /// Holds a buffer of the buffer protocol as an object, which may be let go of where the interpreter's lock is not held.
 #[pyclass(frozen, module = "ringtrain._core")]
-struct Hold(#[expect(dead_code, reason = "it is held, not used")] PyUntypedBuffer);
+struct Hold(#[expect(dead_code, reason = "it is held, not used")] View);
 
 /// What keeps elements where they are.
 enum Keeper {
-    Buffer(PyUntypedBuffer),
+    Buffer(View),
     Object(Py<PyAny>),
 }
 
@@ -96,11 +96,11 @@ impl Region {
 
     fn of_buffer(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
-        let buffer = PyUntypedBuffer::get(object).map_err(|error| {
+        let buffer = View::of(object).map_err(|error| {
             let kind = object.get_type();
             errors::invalid(py, format!("a buffer is needed, such as a numpy array, not {kind}: {error}"))
         })?;
-        if !buffer.is_c_contiguous() {
+        if !buffer.is_contiguous() {
             let what =
                 "the array is not contiguous in row-major order; pass a copy (numpy.ascontiguousarray)";
             return Err(errors::invalid(py, what));
@@ -108,11 +108,12 @@ impl Region {
         if has_objects(buffer.format().to_bytes()) {
             return Err(errors::invalid(py, "an array of Python objects has no elements to move"));
         }
+        let item_bytes = buffer.item_bytes();
         Ok(Self {
-            start: buffer.buf_ptr().cast(),
-            count: buffer.item_count(),
-            kind: Kind::of_format(buffer.format(), buffer.item_size()),
-            is_writable: !buffer.readonly(),
+            start: buffer.start(),
+            count: buffer.bytes() / item_bytes,
+            kind: Kind::of_format(buffer.format(), item_bytes),
+            is_writable: !buffer.is_read_only(),
             keeper: Keeper::Buffer(buffer),
         })
     }
