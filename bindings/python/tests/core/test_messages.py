@@ -270,8 +270,7 @@ def what_cannot_be_pickled_is_refused_before_anything_is_sent(world):
 
 @cases
 def an_object_that_fails_to_unpickle_hurts_nobody_else(world):
-    gathered = raised(ZeroDivisionError, world.all_gather_object, Bomb())
-    assert str(gathered) == "division by zero"
+    raised(ZeroDivisionError, world.all_gather_object, Bomb())
     world.send_object_async(Bomb(), world.rank)
     raised(ZeroDivisionError, world.receive_object)
     assert world.all_reduce(1) == world.size
@@ -288,7 +287,9 @@ def statistics_count(world):
     world.all_reduce(np.ones(100_000))
     after = world.statistics()
     assert set(after) == {"operations", "bytes_sent", "bytes_received", "communication", "exposed"}
-    assert after["operations"] > before["operations"]
+    if world.size > 1:
+        assert after["operations"] > before["operations"]
+        assert after["communication"] > before["communication"]
     assert all(after[key] >= before[key] for key in after)
 
 
