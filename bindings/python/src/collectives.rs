@@ -42,8 +42,9 @@ fn place(output: Any<'_, '_>, input: Option<Any<'_, '_>>) -> PyResult<(Region, O
 }
 
 /// Counts of elements as counts of what is moved.
-fn scaled(counts: Option<Vec<usize>>, scale: usize) -> Option<Vec<usize>> {
-    counts.map(|counts| counts.into_iter().map(|count| count.saturating_mul(scale)).collect())
+fn scaled(py: Python<'_>, counts: Option<Vec<i64>>, scale: usize) -> PyResult<Option<Vec<usize>>> {
+    let scaled = |count| Ok(Group::count(py, count)?.saturating_mul(scale));
+    counts.map(|counts| counts.into_iter().map(scaled).collect()).transpose()
 }
 
 fn compression_of(py: Python<'_>, name: Option<&str>, kind: Kind) -> PyResult<Compression> {
@@ -186,11 +187,12 @@ impl Group {
         output: Any<'_, '_>,
         input: Any<'_, '_>,
         op: &str,
-        counts: Option<Vec<usize>>,
+        counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
         let (mut output, input) = (Region::writable(output)?, Region::of(input)?);
         alike(py, &output, &input)?;
         let (dtype, op) = reduced(py, output.kind, op)?;
+        let counts = scaled(py, counts, 1)?;
         with_type!(dtype, T => {
             let (output, input) = (output.elements_mut::<T>(), input.elements::<T>());
             self.turn(py, move |group| match counts {
@@ -207,11 +209,12 @@ impl Group {
         output: Any<'_, '_>,
         input: Any<'_, '_>,
         op: &str,
-        counts: Option<Vec<usize>>,
+        counts: Option<Vec<i64>>,
     ) -> PyResult<Handle> {
         let (output, input) = (Region::writable(output)?, Region::of(input)?);
         alike(py, &output, &input)?;
         let (dtype, op) = reduced(py, output.kind, op)?;
+        let counts = scaled(py, counts, 1)?;
         with_type!(dtype, T => {
             let (output, input) = (output.into_foreign::<T>(py)?, input.elements::<T>());
             self.begun(py, move |group| {
@@ -230,11 +233,11 @@ impl Group {
         py: Python<'_>,
         output: Any<'_, '_>,
         input: Option<Any<'_, '_>>,
-        counts: Option<Vec<usize>>,
+        counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
         let mut output = Region::writable(output)?;
         let (dtype, scale) = output.kind.moved();
-        let counts = scaled(counts, scale);
+        let counts = scaled(py, counts, scale)?;
         let input = input.map(Region::of).transpose()?;
         if let Some(input) = &input {
             alike(py, &output, input)?;
@@ -260,11 +263,11 @@ impl Group {
         py: Python<'_>,
         output: Any<'_, '_>,
         input: Option<Any<'_, '_>>,
-        counts: Option<Vec<usize>>,
+        counts: Option<Vec<i64>>,
     ) -> PyResult<Handle> {
         let mut output = Region::writable(output)?;
         let (dtype, scale) = output.kind.moved();
-        let counts = scaled(counts, scale);
+        let counts = scaled(py, counts, scale)?;
         let input = input.map(Region::of).transpose()?;
         if let Some(input) = &input {
             alike(py, &output, input)?;
@@ -300,7 +303,7 @@ impl Group {
         output: Option<Any<'_, '_>>,
         input: Any<'_, '_>,
         root: i64,
-        counts: Option<Vec<usize>>,
+        counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
         let (root, input) = (Self::rank(py, root)?, Region::of(input)?);
         let mut output = self.on_root(output, root)?.map(Region::writable).transpose()?;
@@ -308,7 +311,7 @@ impl Group {
             alike(py, output, &input)?;
         }
         let (dtype, scale) = input.kind.moved();
-        let counts = scaled(counts, scale);
+        let counts = scaled(py, counts, scale)?;
         with_type!(dtype, T => {
             let output: &mut [T] = match &mut output {
                 Some(output) => output.elements_mut::<T>(),
@@ -329,7 +332,7 @@ impl Group {
         output: Option<Any<'_, '_>>,
         input: Any<'_, '_>,
         root: i64,
-        counts: Option<Vec<usize>>,
+        counts: Option<Vec<i64>>,
     ) -> PyResult<Handle> {
         let (root, input) = (Self::rank(py, root)?, Region::of(input)?);
         let output = self.on_root(output, root)?.map(Region::writable).transpose()?;
@@ -337,7 +340,7 @@ impl Group {
             alike(py, output, &input)?;
         }
         let (dtype, scale) = input.kind.moved();
-        let counts = scaled(counts, scale);
+        let counts = scaled(py, counts, scale)?;
         with_type!(dtype, T => {
             let output = output.map(|output| output.into_foreign::<T>(py)).transpose()?;
             let input = input.elements::<T>();
@@ -361,7 +364,7 @@ impl Group {
         output: Any<'_, '_>,
         input: Option<Any<'_, '_>>,
         root: i64,
-        counts: Option<Vec<usize>>,
+        counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
         let (root, mut output) = (Self::rank(py, root)?, Region::writable(output)?);
         let input = self.on_root(input, root)?.map(Region::of).transpose()?;
@@ -369,7 +372,7 @@ impl Group {
             alike(py, &output, input)?;
         }
         let (dtype, scale) = output.kind.moved();
-        let counts = scaled(counts, scale);
+        let counts = scaled(py, counts, scale)?;
         with_type!(dtype, T => {
             let output = output.elements_mut::<T>();
             let input = input.as_ref().map_or(&[][..], Region::elements::<T>);
@@ -388,7 +391,7 @@ impl Group {
         output: Any<'_, '_>,
         input: Option<Any<'_, '_>>,
         root: i64,
-        counts: Option<Vec<usize>>,
+        counts: Option<Vec<i64>>,
     ) -> PyResult<Handle> {
         let (root, output) = (Self::rank(py, root)?, Region::writable(output)?);
         let input = self.on_root(input, root)?.map(Region::of).transpose()?;
@@ -396,7 +399,7 @@ impl Group {
             alike(py, &output, input)?;
         }
         let (dtype, scale) = output.kind.moved();
-        let counts = scaled(counts, scale);
+        let counts = scaled(py, counts, scale)?;
         let count = output.moved_count() * self.size as usize;
         with_type!(dtype, T => {
             let output = output.into_foreign::<T>(py)?;
@@ -435,13 +438,13 @@ impl Group {
         py: Python<'_>,
         output: Any<'_, '_>,
         input: Any<'_, '_>,
-        send_counts: Option<Vec<usize>>,
-        receive_counts: Option<Vec<usize>>,
+        send_counts: Option<Vec<i64>>,
+        receive_counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
         let (mut output, input) = (Region::writable(output)?, Region::of(input)?);
         alike(py, &output, &input)?;
         let (dtype, scale) = output.kind.moved();
-        let counts = both(py, scaled(send_counts, scale), scaled(receive_counts, scale))?;
+        let counts = both(py, scaled(py, send_counts, scale)?, scaled(py, receive_counts, scale)?)?;
         with_type!(dtype, T => {
             let (output, input) = (output.elements_mut::<T>(), input.elements::<T>());
             self.turn(py, move |group| match counts {
@@ -457,13 +460,13 @@ impl Group {
         py: Python<'_>,
         output: Any<'_, '_>,
         input: Any<'_, '_>,
-        send_counts: Option<Vec<usize>>,
-        receive_counts: Option<Vec<usize>>,
+        send_counts: Option<Vec<i64>>,
+        receive_counts: Option<Vec<i64>>,
     ) -> PyResult<Handle> {
         let (output, input) = (Region::writable(output)?, Region::of(input)?);
         alike(py, &output, &input)?;
         let (dtype, scale) = output.kind.moved();
-        let counts = both(py, scaled(send_counts, scale), scaled(receive_counts, scale))?;
+        let counts = both(py, scaled(py, send_counts, scale)?, scaled(py, receive_counts, scale)?)?;
         with_type!(dtype, T => {
             let (output, input) = (output.into_foreign::<T>(py)?, input.elements::<T>());
             self.begun(py, move |group| {

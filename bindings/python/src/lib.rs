@@ -14,6 +14,7 @@ mod join;
 mod messages;
 mod region;
 mod shared;
+mod site;
 mod slot;
 mod view;
 
