@@ -39,6 +39,13 @@ enum Kind {
     Lent(Loan),
     /// Allocated when the message's length is known; `None` if there is not so much memory.
     Later(fn(usize) -> Option<Box<dyn Owned>>),
+    /// One or the other of these, once the message's length is known: the memory, if it has so many elements, or one that is
+    /// allocated.
+    Fitting {
+        memory: Box<Memory>,
+        element_bytes: usize,
+        allocate: fn(usize) -> Option<Box<dyn Owned>>,
+    },
 }
 
 impl Memory {
@@ -57,12 +64,28 @@ impl Memory {
         Self(Kind::Later(|count| zeroed::<T>(count).map(|elements| Box::new(elements) as Box<dyn Owned>)))
     }
 
+    /// This memory for a message that fits, and other memory for a longer one.
+    pub(super) fn if_it_fits<T: Element>(self) -> Self {
+        let Self(Kind::Later(allocate)) = Self::later::<T>() else { return self };
+        Self(Kind::Fitting { memory: Box::new(self), element_bytes: size_of::<T>(), allocate })
+    }
+
     /// Allocates what could not be allocated before the number of elements was known; whether there is so much memory.
     pub(super) fn prepare(&mut self, count: usize) -> bool {
-        if let Kind::Later(allocate) = self.0 {
-            let Some(owned) = allocate(count) else { return false };
-            self.0 = Kind::Owned(owned);
-        }
+        let allocate = match &mut self.0 {
+            Kind::Owned(_) | Kind::Lent(_) => return true,
+            Kind::Later(allocate) => *allocate,
+            Kind::Fitting { memory, element_bytes, allocate } => {
+                let room = memory.lender().bytes().len() / *element_bytes;
+                if count <= room {
+                    *self = std::mem::replace(&mut **memory, Self::none());
+                    return true;
+                }
+                *allocate
+            }
+        };
+        let Some(owned) = allocate(count) else { return false };
+        self.0 = Kind::Owned(owned);
         true
     }
 
@@ -70,7 +93,7 @@ impl Memory {
         match &self.0 {
             Kind::Owned(owned) => owned.bytes().get(range),
             Kind::Lent(loan) => loan.bytes().get(range),
-            Kind::Later(_) => None,
+            Kind::Later(_) | Kind::Fitting { .. } => None,
         }
     }
 
@@ -85,7 +108,7 @@ impl Memory {
                     Lender::Read(loan.bytes())
                 }
             }
-            Kind::Later(_) => Lender::Read(&[]),
+            Kind::Later(_) | Kind::Fitting { .. } => Lender::Read(&[]),
         }
     }
 
@@ -93,7 +116,7 @@ impl Memory {
         match &mut self.0 {
             Kind::Owned(owned) => owned.bytes_mut().get_mut(range),
             Kind::Lent(loan) => loan.bytes_mut()?.get_mut(range),
-            Kind::Later(_) => None,
+            Kind::Later(_) | Kind::Fitting { .. } => None,
         }
     }
 
@@ -131,7 +154,7 @@ impl Memory {
     pub(super) fn into_owned<B: OwnedBuffer>(self) -> Option<B> {
         match self.0 {
             Kind::Owned(owned) => owned.into_any().downcast().ok().map(|elements| *elements),
-            Kind::Lent(_) | Kind::Later(_) => None,
+            Kind::Lent(_) | Kind::Later(_) | Kind::Fitting { .. } => None,
         }
     }
 }
@@ -285,6 +308,18 @@ mod tests {
         assert_eq!(later.into_elements::<f64>(), [0.0, 0.0]);
         assert!(Memory::owned(vec![1u8]).into_elements::<f32>().is_empty());
         assert!(!Memory::later::<f64>().prepare(usize::MAX));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_put_elsewhere() {
+        for (count, fits) in [(0, true), (2, true), (3, false)] {
+            let mut memory = Memory::owned(vec![7u16, 7]).if_it_fits::<u16>();
+            assert!(memory.bytes_mut(0..0).is_none());
+            assert!(memory.prepare(count));
+            let elements: Vec<u16> = memory.into_elements();
+            assert_eq!(elements, if fits { vec![7, 7] } else { vec![0; 3] });
+        }
+        assert!(!Memory::owned(vec![7u16]).if_it_fits::<u16>().prepare(usize::MAX));
     }
 
     #[test]

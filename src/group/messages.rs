@@ -153,13 +153,62 @@ impl Group {
         pattern: Pattern,
         elements: &mut [T],
     ) -> Result<Status, Error> {
+        self.receive_at(begin, pattern, elements, |memory| memory)
+    }
+
+    fn receive_at<T: Element>(
+        &self,
+        begin: Begin,
+        pattern: Pattern,
+        elements: &mut [T],
+        place: impl FnOnce(Memory) -> Memory,
+    ) -> Result<Status, Error> {
         let driver = &self.carrier()?.driver;
         if self.is_for_itself(pattern) && driver.probe(pattern, driver.now())?.is_none() {
             return Err(Error::NothingSent);
         }
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(elements);
-        let envelope = driver.run(begin, bytes, |memory| Submission::Receive(pattern, memory))?;
+        let envelope = driver.run(begin, bytes, |memory| Submission::Receive(pattern, place(memory)))?;
         envelope.map(|envelope| self.status(&envelope)).ok_or(Error::Taken)
+    }
+
+    /// [`Group::receive`] that fails alone: a message longer than the buffer is received, thrown away and told
+    /// ([`Error::Truncated`]), and the group goes on, as an MPI program expects.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::receive`], and [`Error::Truncated`].
+    #[track_caller]
+    pub fn receive_fitting<B: Buffer + ?Sized>(
+        &self,
+        buffer: &mut B,
+        source: impl Into<Source>,
+        tag: impl Into<Option<u32>>,
+    ) -> Result<Status, Error> {
+        let site = Site::here();
+        let elements = buffer.elements_mut()?;
+        let room = elements.len();
+        let (begin, pattern) = self.receiving::<B::Element>(usize::MAX, source.into(), tag.into(), site)?;
+        let place = |memory: Memory| memory.if_it_fits::<B::Element>();
+        self.receive_at(begin, pattern, elements, place).and_then(|status| fitting(status, room))
+    }
+
+    /// [`Group::receive_fitting`], going on by itself; gives the buffer back, if the message fitted.
+    ///
+    /// # Errors
+    ///
+    /// As [`Group::send`]; a failure on the way is the handle's, and so is [`Error::Truncated`].
+    #[track_caller]
+    pub fn receive_fitting_async<B: OwnedBuffer>(
+        &self,
+        buffer: B,
+        source: impl Into<Source>,
+        tag: impl Into<Option<u32>>,
+    ) -> Result<Handle<(B, Status)>, Error> {
+        let room = buffer.as_ref().len();
+        let (begin, pattern) =
+            self.receiving::<B::Element>(usize::MAX, source.into(), tag.into(), Site::here())?;
+        self.submit_receive_at(begin, pattern, Memory::owned(buffer).if_it_fits::<B::Element>(), room)
     }
 
     /// Receives a message of at most `count_max` elements, going on by itself. What is allocated is what the message needs.
@@ -194,13 +243,23 @@ impl Group {
         let count = buffer.as_ref().len();
         let (begin, pattern) =
             self.receiving::<B::Element>(count, source.into(), tag.into(), Site::here())?;
+        self.submit_receive_at(begin, pattern, Memory::owned(buffer), count)
+    }
+
+    fn submit_receive_at<B: OwnedBuffer>(
+        &self,
+        begin: Begin,
+        pattern: Pattern,
+        memory: Memory,
+        room: usize,
+    ) -> Result<Handle<(B, Status)>, Error> {
         let job = self.carrier()?;
-        let id = job.driver.submit(begin, Submission::Receive(pattern, Memory::owned(buffer)))?;
+        let id = job.driver.submit(begin, Submission::Receive(pattern, memory))?;
         let members = Arc::clone(&self.members);
         Ok(Handle::pending(Arc::clone(job), id, move |outcome: Outcome| {
             let envelope = outcome.envelope.ok_or(Error::Taken)?;
-            let buffer = outcome.memory.into_owned().ok_or(Error::Taken)?;
-            Ok((buffer, status(&members, &envelope)))
+            let status = fitting(status(&members, &envelope), room)?;
+            Ok((outcome.memory.into_owned().ok_or(Error::Taken)?, status))
         }))
     }
 
@@ -350,6 +409,11 @@ impl Group {
     fn status(&self, envelope: &Envelope) -> Status {
         status(&self.members, envelope)
     }
+}
+
+/// What is known of a message, if there is room for it.
+fn fitting(status: Status, room: usize) -> Result<Status, Error> {
+    if status.count <= room { Ok(status) } else { Err(Error::Truncated { status, room }) }
 }
 
 fn status(members: &[Rank], envelope: &Envelope) -> Status {

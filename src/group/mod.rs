@@ -280,7 +280,7 @@ impl Group {
     }
 
     /// Ends the job on every rank: this one's reason becomes everybody's error. Returns that error.
-    pub fn abort(&mut self, message: &str) -> Error {
+    pub fn abort(&self, message: &str) -> Error {
         if let Some(job) = &self.job {
             return job.driver.abort(message);
         }

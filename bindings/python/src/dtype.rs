@@ -1,0 +1,178 @@
+//! Element types by name, by the buffer protocol's formats, and from a name at run time to a type at compile time.
+
+use std::ffi::CStr;
+
+use ringtrain::{DType, ReduceOp};
+
+/// What the elements of a buffer are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Numbers that can be reduced.
+    Number(DType),
+    /// Truth values, a byte each, 0 or 1.
+    Bool,
+    /// Something of so many bytes, which can only be moved.
+    Opaque(usize),
+}
+
+impl Kind {
+    /// The kind of this name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        match name {
+            "bool" => Some(Self::Bool),
+            _ => name.parse().ok().filter(|&dtype| is_number(dtype)).map(Self::Number),
+        }
+    }
+
+    /// The kind that a format of the buffer protocol stands for, of items of so many bytes.
+    pub(crate) fn of_format(format: &CStr, item_bytes: usize) -> Self {
+        let code = match format.to_bytes() {
+            [code] | [b'@' | b'=' | b'<' | b'|', code] => *code,
+            _ => return Self::Opaque(item_bytes),
+        };
+        let number = match (code, item_bytes) {
+            (b'?', 1) => return Self::Bool,
+            (b'e', 2) => DType::F16,
+            (b'f', 4) => DType::F32,
+            (b'd', 8) => DType::F64,
+            (b'b', 1) => DType::I8,
+            (b'B', 1) => DType::U8,
+            (b'h', 2) => DType::I16,
+            (b'H', 2) => DType::U16,
+            (b'i' | b'l', 4) => DType::I32,
+            (b'I' | b'L', 4) => DType::U32,
+            (b'l' | b'q' | b'n', 8) => DType::I64,
+            (b'L' | b'Q' | b'N', 8) => DType::U64,
+            _ => return Self::Opaque(item_bytes),
+        };
+        Self::Number(number)
+    }
+
+    /// Bytes of an element.
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::Number(dtype) => dtype.size_bytes(),
+            Self::Bool => 1,
+            Self::Opaque(bytes) => bytes,
+        }
+    }
+
+    /// Which type elements have while they are moved, and how many of that type each one is.
+    pub(crate) fn moved(self) -> (DType, usize) {
+        match self {
+            Self::Number(dtype) => (dtype, 1),
+            Self::Bool => (DType::U8, 1),
+            Self::Opaque(bytes) => (DType::U8, bytes),
+        }
+    }
+
+    /// Which type elements are reduced as, and by what; `None` if they cannot be.
+    pub(crate) fn reduced(self, op: ReduceOp) -> Option<(DType, ReduceOp)> {
+        match self {
+            Self::Number(dtype) => Some((dtype, op)),
+            // Sums and products of truth values are "any" and "all", as in numpy and NCCL.
+            Self::Bool => match op {
+                ReduceOp::Sum | ReduceOp::Max | ReduceOp::LogicalOr | ReduceOp::BitOr => {
+                    Some((DType::U8, ReduceOp::Max))
+                }
+                ReduceOp::Product | ReduceOp::Min | ReduceOp::LogicalAnd | ReduceOp::BitAnd => {
+                    Some((DType::U8, ReduceOp::Min))
+                }
+                ReduceOp::LogicalXor | ReduceOp::BitXor => Some((DType::U8, ReduceOp::BitXor)),
+                _ => None,
+            },
+            Self::Opaque(_) => None,
+        }
+    }
+
+    /// The name, for messages to people.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Number(dtype) => dtype.to_string(),
+            Self::Bool => "bool".into(),
+            Self::Opaque(bytes) => format!("opaque items of {bytes} bytes"),
+        }
+    }
+
+    /// The buffer protocol's format for the kind; bf16, which it does not know, passes as u16.
+    pub(crate) fn format(self) -> &'static CStr {
+        match self {
+            Self::Bool => c"?",
+            Self::Opaque(_) => c"B",
+            Self::Number(dtype) => match dtype {
+                DType::F16 => c"e",
+                DType::I16 => c"h",
+                DType::Bf16 | DType::U16 => c"H",
+                DType::F32 => c"f",
+                DType::F64 => c"d",
+                DType::I8 => c"b",
+                DType::I32 => c"i",
+                DType::U32 => c"I",
+                DType::I64 => c"q",
+                DType::U64 => c"Q",
+                _ => c"B",
+            },
+        }
+    }
+}
+
+fn is_number(dtype: DType) -> bool {
+    !matches!(dtype, DType::F32Loc | DType::F64Loc | DType::I32Loc | DType::I64Loc)
+}
+
+/// Runs `$body` with `$T` as the type that a [`DType`] names. Types with a location do not come here.
+macro_rules! with_type {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            ringtrain::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            ringtrain::DType::Bf16 => {
+                type $T = half::bf16;
+                $body
+            }
+            ringtrain::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            ringtrain::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            ringtrain::DType::I8 => {
+                type $T = i8;
+                $body
+            }
+            ringtrain::DType::I16 => {
+                type $T = i16;
+                $body
+            }
+            ringtrain::DType::U16 => {
+                type $T = u16;
+                $body
+            }
+            ringtrain::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            ringtrain::DType::U32 => {
+                type $T = u32;
+                $body
+            }
+            ringtrain::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            ringtrain::DType::U64 => {
+                type $T = u64;
+                $body
+            }
+            _ => {
+                type $T = u8;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_type;

@@ -1,0 +1,148 @@
+//! From the library's errors to Python's exceptions, which `ringtrain/_errors.py` defines.
+
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+use ringtrain::wire::Cause;
+use ringtrain::{Error, StartError};
+
+use crate::interrupt;
+
+const MODULE: &str = "ringtrain._errors";
+const NAMES: [&str; 14] = [
+    "Error",
+    "JobFailed",
+    "PeerLost",
+    "PeerLeft",
+    "Mismatch",
+    "Timeout",
+    "Aborted",
+    "Misbehaved",
+    "StartError",
+    "InvalidArgument",
+    "Unsupported",
+    "Truncated",
+    "Forked",
+    "StillRunning",
+];
+
+/// The classes are the module's too.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let errors = module.py().import(MODULE)?;
+    NAMES.iter().try_for_each(|&name| module.add(name, errors.getattr(name)?))
+}
+
+/// An exception of one of the classes.
+fn exception(py: Python<'_>, name: &str, message: String) -> PyErr {
+    let class =
+        py.import(MODULE).and_then(|errors| errors.getattr(name)?.cast_into::<PyType>().map_err(PyErr::from));
+    match class {
+        Ok(class) => PyErr::from_type(class, message),
+        Err(error) => error,
+    }
+}
+
+fn with(py: Python<'_>, error: PyErr, name: &str, value: impl for<'py> IntoPyObject<'py>) -> PyErr {
+    // A class that refuses the attribute says less, and no more is lost.
+    let _ = error.value(py).setattr(name, value);
+    error
+}
+
+pub(crate) fn forked(py: Python<'_>) -> PyErr {
+    let message = "this process was forked from a rank, and is none: communicate in the parent, or start processes by spawn";
+    exception(py, "Forked", message.into())
+}
+
+pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
+    exception(py, "InvalidArgument", message.into())
+}
+
+pub(crate) fn unsupported(py: Python<'_>, message: impl Into<String>) -> PyErr {
+    exception(py, "Unsupported", message.into())
+}
+
+pub(crate) fn plain(py: Python<'_>, message: impl Into<String>) -> PyErr {
+    exception(py, "Error", message.into())
+}
+
+pub(crate) fn still_running(py: Python<'_>, seconds: f64) -> PyErr {
+    exception(py, "StillRunning", format!("the operation has not ended within {seconds} s; it goes on"))
+}
+
+/// What a failed operation raises; what a signal's handler raised meanwhile comes first.
+pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
+    interrupt::take_raised().unwrap_or_else(|| of(py, error))
+}
+
+/// The exception for an error.
+pub(crate) fn of(py: Python<'_>, error: &Error) -> PyErr {
+    let message = error.to_string();
+    let name = match error {
+        Error::Failed { cause, reported_by } => {
+            let failed = with_culprit(py, exception(py, class_of(cause), message), cause);
+            return with(py, failed, "reported_by", reported_by.map(ringtrain::Rank::get));
+        }
+        Error::Truncated { status, .. } => {
+            let raised = exception(py, "Truncated", message);
+            let raised = with(py, with(py, raised, "source", status.source.get()), "tag", status.tag);
+            return with(py, raised, "count", status.count);
+        }
+        Error::Unsupported { .. } => "Unsupported",
+        Error::NotContiguous
+        | Error::InvalidRoot { .. }
+        | Error::InvalidCounts(_)
+        | Error::TooManyBuffers(_)
+        | Error::InvalidPeer { .. }
+        | Error::NothingSent
+        | Error::InvalidTag => "InvalidArgument",
+        _ => "Error",
+    };
+    exception(py, name, message)
+}
+
+fn class_of(cause: &Cause) -> &'static str {
+    match cause {
+        Cause::PeerLost { .. } => "PeerLost",
+        Cause::PeerLeft { .. } => "PeerLeft",
+        Cause::Mismatch { .. } => "Mismatch",
+        Cause::Timeout { .. } => "Timeout",
+        Cause::Aborted { .. } => "Aborted",
+        Cause::Misbehaved { .. } => "Misbehaved",
+        _ => "JobFailed",
+    }
+}
+
+fn with_culprit(py: Python<'_>, error: PyErr, cause: &Cause) -> PyErr {
+    match cause {
+        Cause::PeerLost { rank, host, .. }
+        | Cause::PeerLeft { rank, host }
+        | Cause::Aborted { rank, host, .. }
+        | Cause::Misbehaved { rank, host, .. } => {
+            with(py, with(py, error, "rank", rank.get()), "host", host.as_str())
+        }
+        Cause::Mismatch { first, second, .. } => with(py, error, "ranks", (first.get(), second.get())),
+        Cause::Timeout { waiting, .. } => {
+            // Whom all that wait do wait for, and who does not wait itself, if it is one alone.
+            let awaited = waiting.iter().flat_map(|one| &one.awaited);
+            let mut late: Vec<_> =
+                awaited.filter(|(rank, _)| waiting.iter().all(|one| one.rank != *rank)).collect();
+            late.sort();
+            late.dedup();
+            match late[..] {
+                [(rank, host)] => with(py, with(py, error, "rank", rank.get()), "host", host.as_str()),
+                _ => error,
+            }
+        }
+        _ => error,
+    }
+}
+
+/// What a rank raises that could not join.
+pub(crate) fn of_start(py: Python<'_>, error: &StartError) -> PyErr {
+    let raised = exception(py, "StartError", error.to_string());
+    match error {
+        StartError::PeerLost { rank, host, .. } => {
+            with(py, with(py, raised, "rank", rank.get()), "host", host.as_str())
+        }
+        _ => raised,
+    }
+}

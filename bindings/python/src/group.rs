@@ -1,0 +1,199 @@
+//! A group of ranks: who they are, and how it is divided and left.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use ringtrain::types::Operation;
+use ringtrain::{Error, Messenger, Rank};
+
+use crate::handle::duration;
+use crate::slot::{Denied, Slot};
+use crate::{errors, interrupt};
+
+/// Some ranks of a job, seen from one of them.
+#[pyclass(frozen, module = "ringtrain._core")]
+pub(crate) struct Group {
+    pub(crate) slot: Slot,
+    pub(crate) rank: Rank,
+    pub(crate) size: u32,
+    local: (u32, u32),
+    members: Vec<u32>,
+    transport: &'static str,
+}
+
+impl Group {
+    pub(crate) fn new(group: ringtrain::Group) -> Self {
+        Self {
+            rank: group.rank(),
+            size: group.size().get(),
+            local: (group.local_rank().get(), group.local_size().get()),
+            members: group.members().iter().map(|rank| rank.get()).collect(),
+            transport: group.transport(),
+            slot: Slot::new(group),
+        }
+    }
+
+    /// Has a turn with the group, while other Python threads run.
+    pub(crate) fn turn<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut ringtrain::Group) -> Result<R, Error> + Send,
+    ) -> PyResult<R> {
+        interrupt::check_forked(py)?;
+        match py.detach(|| self.slot.with(work)) {
+            Ok(result) => result.map_err(|error| errors::raise(py, &error)),
+            Err(Denied::Closed) => Err(closed(py)),
+            Err(Denied::Interrupted) => {
+                Err(interrupt::take_raised()
+                    .unwrap_or_else(|| errors::plain(py, "the thread was interrupted")))
+            }
+            Err(Denied::Nested) => Err(errors::plain(
+                py,
+                "a signal's handler called a collective of a group that its thread was in a collective of",
+            )),
+        }
+    }
+
+    /// Does something with the group's messages, while other Python threads run.
+    pub(crate) fn message<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Messenger) -> Result<R, Error> + Send,
+    ) -> PyResult<R> {
+        let messenger = self.messenger(py)?;
+        py.detach(|| {
+            let result = work(&messenger);
+            // If the group has been closed meanwhile, this is its end.
+            drop(messenger);
+            result
+        })
+        .map_err(|error| errors::raise(py, &error))
+    }
+
+    pub(crate) fn messenger(&self, py: Python<'_>) -> PyResult<Arc<Messenger>> {
+        interrupt::check_forked(py)?;
+        self.slot.messenger().ok_or_else(|| closed(py))
+    }
+
+    /// The rank of this number, which may be none of the group's: the library says so.
+    pub(crate) fn rank(py: Python<'_>, number: i64) -> PyResult<Rank> {
+        u32::try_from(number)
+            .map(Rank::new)
+            .map_err(|_| errors::invalid(py, format!("{number} is not the number of a rank")))
+    }
+}
+
+fn closed(py: Python<'_>) -> PyErr {
+    errors::plain(py, "the group has been closed")
+}
+
+#[pymethods]
+impl Group {
+    #[getter]
+    fn get_rank(&self) -> u32 {
+        self.rank.get()
+    }
+
+    #[getter]
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    #[getter]
+    fn local_rank(&self) -> u32 {
+        self.local.0
+    }
+
+    #[getter]
+    fn local_size(&self) -> u32 {
+        self.local.1
+    }
+
+    #[getter]
+    fn members(&self) -> Vec<u32> {
+        self.members.clone()
+    }
+
+    #[getter]
+    fn transport(&self) -> &'static str {
+        self.transport
+    }
+
+    #[getter]
+    fn is_closed(&self) -> bool {
+        self.slot.is_closed()
+    }
+
+    #[getter]
+    fn timeout(&self, py: Python<'_>) -> PyResult<f64> {
+        Ok(self.messenger(py)?.timeout().as_secs_f64())
+    }
+
+    #[setter]
+    fn set_timeout(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+        let timeout = duration(py, seconds)?;
+        self.turn(py, |group| {
+            group.set_timeout(timeout);
+            self.slot.renew_messenger(group);
+            Ok(())
+        })
+    }
+
+    fn algorithm(&self, py: Python<'_>, operation: &str, bytes: usize) -> PyResult<String> {
+        let operation: Operation = operation.parse().map_err(|error: String| errors::invalid(py, error))?;
+        self.turn(py, |group| Ok(group.algorithm(operation, bytes).to_string()))
+    }
+
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let statistics = self.messenger(py)?.statistics();
+        let dict = PyDict::new(py);
+        dict.set_item("operations", statistics.operations)?;
+        dict.set_item("bytes_sent", statistics.bytes_sent)?;
+        dict.set_item("bytes_received", statistics.bytes_received)?;
+        dict.set_item("communication", statistics.communication.as_secs_f64())?;
+        dict.set_item("exposed", statistics.exposed.as_secs_f64())?;
+        Ok(dict)
+    }
+
+    #[pyo3(signature = (colour, key = 0))]
+    fn split(&self, py: Python<'_>, colour: Option<u32>, key: i64) -> PyResult<Option<Self>> {
+        Ok(self.turn(py, |group| group.split(colour, key))?.map(Self::new))
+    }
+
+    fn subgroup(&self, py: Python<'_>, ranks: Vec<i64>) -> PyResult<Option<Self>> {
+        let ranks: Vec<Rank> = ranks.into_iter().map(|rank| Self::rank(py, rank)).collect::<PyResult<_>>()?;
+        Ok(self.turn(py, |group| group.subgroup(&ranks))?.map(Self::new))
+    }
+
+    fn duplicate(&self, py: Python<'_>) -> PyResult<Self> {
+        Ok(Self::new(self.turn(py, ringtrain::Group::duplicate)?))
+    }
+
+    fn abort(&self, py: Python<'_>, message: &str) -> PyResult<Py<PyAny>> {
+        let messenger = self.messenger(py)?;
+        let error = py.detach(|| messenger.abort(message));
+        Ok(errors::of(py, &error).into_value(py).into_any())
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        interrupt::check_forked(py)?;
+        py.detach(|| self.slot.close());
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Group(rank {} of {}, {})", self.rank, self.size, self.transport)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if interrupt::is_forked() {
+            self.slot.leak();
+        } else {
+            // The last group of a job says goodbye, which may take a while.
+            Python::attach(|py| py.detach(|| self.slot.close()));
+        }
+    }
+}

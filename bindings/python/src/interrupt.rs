@@ -1,0 +1,59 @@
+//! What Python has to be asked while a thread waits: whether a signal's handler raised; and whether this process is still a rank.
+
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pyo3::prelude::*;
+
+use crate::errors;
+
+/// This process was forked from a rank.
+static IS_FORKED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Whether this is the thread that runs signal handlers, once that is known.
+    static IS_MAIN: Cell<Option<bool>> = const { Cell::new(None) };
+    /// What a handler raised while the thread waited.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+/// Tells the module that this process is a fork's child: it must not speak on its parent's connections.
+#[pyfunction]
+pub(crate) fn after_fork() {
+    IS_FORKED.store(true, Ordering::Release);
+}
+
+pub(crate) fn is_forked() -> bool {
+    IS_FORKED.load(Ordering::Acquire)
+}
+
+/// Fails in a process that was forked from a rank.
+pub(crate) fn check_forked(py: Python<'_>) -> PyResult<()> {
+    if is_forked() { Err(errors::forked(py)) } else { Ok(()) }
+}
+
+/// Whether a signal's handler has raised. Called by threads that wait, without the interpreter's lock.
+pub(crate) fn is_interrupted() -> bool {
+    // Python runs handlers in its main thread alone: all others need not take its lock.
+    if IS_MAIN.get() == Some(false) {
+        return false;
+    }
+    Python::attach(|py| {
+        let is_main = IS_MAIN.get().unwrap_or_else(|| is_main_thread(py).unwrap_or(true));
+        IS_MAIN.set(Some(is_main));
+        let Err(raised) = py.check_signals() else { return false };
+        RAISED.set(Some(raised));
+        true
+    })
+}
+
+/// What a handler raised while this thread waited.
+pub(crate) fn take_raised() -> Option<PyErr> {
+    RAISED.take()
+}
+
+fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+    let threading = py.import("threading")?;
+    let main: u64 = threading.call_method0("main_thread")?.getattr("ident")?.extract()?;
+    Ok(threading.call_method0("get_ident")?.extract::<u64>()? == main)
+}

@@ -1,0 +1,201 @@
+//! From a call to a group: joining a job, and the place where its ranks meet.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use ringtrain::group::LocalTransport;
+use ringtrain::rendezvous::{Launched, PeersFile, Server};
+use ringtrain::types::WorldSize;
+use ringtrain::wire::Secret;
+use ringtrain::{JoinOptions, Meeting, Rank, StartError};
+
+use crate::group::Group;
+use crate::handle::duration;
+use crate::{errors, interrupt};
+
+/// How long is waited for the others before a look whether a signal's handler raised.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Serves the place where the ranks of a job meet, from a thread of its own, until all have come or it is dropped.
+#[pyclass(frozen, module = "ringtrain._core")]
+pub(crate) struct Rendezvous {
+    server: Mutex<Option<Server>>,
+    #[pyo3(get)]
+    address: String,
+}
+
+#[pymethods]
+impl Rendezvous {
+    #[new]
+    #[pyo3(signature = (size, secret, job_id, host = "127.0.0.1", start_timeout = 30.0))]
+    fn new(
+        py: Python<'_>,
+        size: u32,
+        secret: &str,
+        job_id: &str,
+        host: &str,
+        start_timeout: f64,
+    ) -> PyResult<Self> {
+        let world = world_of(py, size)?;
+        let (secret, job_id) = (secret_of(py, secret)?, id_of(py, job_id)?);
+        let host: IpAddr =
+            host.parse().map_err(|_| errors::invalid(py, format!("`{host}` is not an IP address")))?;
+        let timeout = duration(py, start_timeout)?;
+        let server = py.detach(|| Server::start(host, world, secret, job_id, timeout));
+        let server = server.map_err(|error| errors::of_start(py, &error))?;
+        Ok(Self { address: server.address().to_string(), server: Mutex::new(Some(server)) })
+    }
+}
+
+impl Drop for Rendezvous {
+    fn drop(&mut self) {
+        let server = self.server.get_mut().map_or(None, Option::take);
+        if interrupt::is_forked() {
+            std::mem::forget(server);
+        } else {
+            // It waits for its thread.
+            Python::attach(|py| py.detach(move || drop(server)));
+        }
+    }
+}
+
+fn world_of(py: Python<'_>, size: u32) -> PyResult<WorldSize> {
+    WorldSize::new(size).ok_or_else(|| errors::invalid(py, format!("a job cannot have {size} ranks")))
+}
+
+fn secret_of(py: Python<'_>, secret: &str) -> PyResult<Secret> {
+    Secret::new(secret.as_bytes()).map_err(|error| errors::invalid(py, error.to_string()))
+}
+
+fn id_of(py: Python<'_>, id: &str) -> PyResult<[u8; 16]> {
+    let number = u128::from_str_radix(id, 16).ok().filter(|_| id.len() == 32);
+    let number = number.ok_or_else(|| errors::invalid(py, "a job's id is 32 hexadecimal digits"))?;
+    Ok(number.to_be_bytes())
+}
+
+/// A group of this process alone.
+#[pyfunction]
+pub(crate) fn solo(py: Python<'_>) -> PyResult<Group> {
+    interrupt::check_forked(py)?;
+    Ok(Group::new(ringtrain::Group::solo()))
+}
+
+/// Joins a job: with no word of how, the one that ringrun has started this process for, or else a world of one.
+#[pyfunction]
+#[pyo3(signature = (*, rank = None, size = None, rendezvous = None, job_id = None, secret = None, peers = None,
+    start_timeout = None, timeout = None, algorithm = None, transport = None, congestion = None, streams = None,
+    host_id = None, check_payloads = false))]
+#[expect(clippy::too_many_arguments, reason = "options with names, in Python")]
+pub(crate) fn join(
+    py: Python<'_>,
+    rank: Option<u32>,
+    size: Option<u32>,
+    rendezvous: Option<&str>,
+    job_id: Option<&str>,
+    secret: Option<&str>,
+    peers: Option<&str>,
+    start_timeout: Option<f64>,
+    timeout: Option<f64>,
+    algorithm: Option<&str>,
+    transport: Option<&str>,
+    congestion: Option<&str>,
+    streams: Option<&str>,
+    host_id: Option<String>,
+    check_payloads: bool,
+) -> PyResult<Group> {
+    interrupt::check_forked(py)?;
+    let from_start = |error: StartError| errors::of_start(py, &error);
+    let mut options = match (rendezvous, peers) {
+        (Some(address), None) => {
+            let (Some(rank), Some(size), Some(id)) = (rank, size, job_id) else {
+                return Err(errors::invalid(py, "a rendezvous needs rank, size and job_id beside it"));
+            };
+            let address: SocketAddr =
+                address.parse().map_err(|_| errors::invalid(py, format!("`{address}` is not ip:port")))?;
+            let (world, rank) = (world_of(py, size)?, Rank::new(rank));
+            if !world.contains(rank) {
+                return Err(from_start(StartError::RankOutOfRange { rank, world }));
+            }
+            let job_id = id_of(py, id)?;
+            let meeting =
+                Meeting::Launched(Launched { rank, world, rendezvous: address, job_id, start_timeout: None });
+            JoinOptions { meeting, ..JoinOptions::default() }
+        }
+        (None, Some(path)) => {
+            let Some(rank) = rank else {
+                return Err(errors::invalid(py, "a file of peers needs this process's rank beside it"));
+            };
+            let file = PeersFile::read(Path::new(path)).map_err(|error| from_start(error.into()))?;
+            let meeting = Meeting::Peers { file, rank: Rank::new(rank), bind: None };
+            JoinOptions { meeting, ..JoinOptions::default() }
+        }
+        (None, None) if rank.is_none() && size.is_none() && job_id.is_none() => {
+            JoinOptions::from_environment().map_err(from_start)?
+        }
+        (None, None) => {
+            return Err(errors::invalid(py, "rank, size and job_id need a rendezvous or a file of peers"));
+        }
+        (Some(_), Some(_)) => {
+            return Err(errors::invalid(py, "ranks meet at a rendezvous or by a file of peers, not by both"));
+        }
+    };
+    if let Some(secret) = secret {
+        options.secret = secret_of(py, secret)?;
+    }
+    if let Some(seconds) = start_timeout {
+        options.start_timeout = duration(py, seconds)?;
+    }
+    if let Some(seconds) = timeout {
+        options.operation_timeout = duration(py, seconds)?;
+    }
+    if let Some(text) = algorithm {
+        options.algorithms = text.parse().map_err(|error: String| errors::invalid(py, error))?;
+    }
+    if let Some(text) = congestion {
+        options.congestion = text.parse().map_err(|error: String| errors::invalid(py, error))?;
+    }
+    if let Some(text) = streams {
+        options.streams = text.parse().map_err(|error: String| errors::invalid(py, error))?;
+    }
+    options.transport = match transport {
+        None | Some("auto") => LocalTransport::Auto,
+        Some("tcp") => LocalTransport::Tcp,
+        Some("shm") => LocalTransport::Shm,
+        Some(other) => return Err(errors::invalid(py, format!("`{other}` is not one of auto, tcp, shm"))),
+    };
+    options.host_id = host_id;
+    options.checks_payloads = check_payloads;
+    options.interrupt = Some(interrupt::is_interrupted);
+    meet(py, options)
+}
+
+/// Joins in a thread of its own, so that a signal's handler may raise meanwhile. Who is interrupted leaves that thread to its deadline.
+fn meet(py: Python<'_>, options: JoinOptions) -> PyResult<Group> {
+    let (sender, receiver) = mpsc::channel();
+    let join = move || {
+        // Nobody may want it any more.
+        let _ = sender.send(ringtrain::Group::join(&options));
+    };
+    let thread = thread::Builder::new().name("join".into()).spawn(join);
+    thread.map_err(|error| errors::plain(py, format!("the operating system refused a thread: {error}")))?;
+    let receiver = Mutex::new(receiver);
+    loop {
+        let joined = py.detach(|| {
+            let receiver = receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            receiver.recv_timeout(LOOK_EVERY)
+        });
+        match joined {
+            Ok(Ok(group)) => return Ok(Group::new(group)),
+            Ok(Err(error)) => return Err(errors::of_start(py, &error)),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(errors::plain(py, "joining the job panicked, which is a bug"));
+            }
+        }
+    }
+}

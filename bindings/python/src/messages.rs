@@ -1,0 +1,136 @@
+//! Messages of elements.
+
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use ringtrain::{ReduceOp, Source};
+
+use crate::dtype::with_type;
+use crate::errors;
+use crate::group::Group;
+use crate::handle::{Handle, Outcome, duration};
+use crate::interrupt;
+use crate::region::Region;
+
+/// How long a thread waits for a message to be looked at before it looks whether a signal's handler raised.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// From whom; `None` is anybody.
+pub(crate) fn source_of(py: Python<'_>, source: Option<i64>) -> PyResult<Source> {
+    source.map_or(Ok(Source::Any), |rank| Group::rank(py, rank).map(Source::Rank))
+}
+
+pub(crate) fn reduction(py: Python<'_>, name: &str) -> PyResult<ReduceOp> {
+    name.parse().map_err(|error: String| errors::invalid(py, error))
+}
+
+#[pymethods]
+impl Group {
+    #[pyo3(signature = (buffer, to, tag = 0))]
+    fn send(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, to: i64, tag: u32) -> PyResult<()> {
+        let (region, to) = (Region::of(buffer)?, Self::rank(py, to)?);
+        with_type!(region.kind.moved().0, T => {
+            let elements = region.elements::<T>();
+            self.message(py, |messenger| messenger.send(elements, to, tag))
+        })
+    }
+
+    #[pyo3(signature = (buffer, source = None, tag = None))]
+    fn receive(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        source: Option<i64>,
+        tag: Option<u32>,
+    ) -> PyResult<Py<PyAny>> {
+        let (mut region, source) = (Region::writable(buffer)?, source_of(py, source)?);
+        let scale = region.kind.moved().1;
+        let status = with_type!(region.kind.moved().0, T => {
+            let elements = region.elements_mut::<T>();
+            self.message(py, |messenger| messenger.receive(elements, source, tag))?
+        });
+        Outcome::message(status, scale).into_python(py)
+    }
+
+    #[pyo3(signature = (buffer, to, send_tag, output, source, receive_tag))]
+    #[expect(clippy::too_many_arguments, reason = "two messages")]
+    fn send_receive(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        to: i64,
+        send_tag: u32,
+        output: &Bound<'_, PyAny>,
+        source: Option<i64>,
+        receive_tag: Option<u32>,
+    ) -> PyResult<Py<PyAny>> {
+        let (input, mut output) = (Region::of(buffer)?, Region::writable(output)?);
+        let (to, source) = (Self::rank(py, to)?, source_of(py, source)?);
+        if input.kind.moved().0 != output.kind.moved().0 {
+            return Err(errors::invalid(py, "what is sent and what is received are of different types"));
+        }
+        let scale = output.kind.moved().1;
+        let status = with_type!(input.kind.moved().0, T => {
+            let (sent, received) = (input.elements::<T>(), output.elements_mut::<T>());
+            self.message(py, |messenger| {
+                messenger.send_receive((sent, to, send_tag), (received, source, receive_tag))
+            })?
+        });
+        Outcome::message(status, scale).into_python(py)
+    }
+
+    #[pyo3(signature = (buffer, to, tag = 0))]
+    fn send_async(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, to: i64, tag: u32) -> PyResult<Handle> {
+        let (region, to) = (Region::of(buffer)?, Self::rank(py, to)?);
+        with_type!(region.kind.moved().0, T => {
+            let elements = region.into_foreign::<T>(py)?;
+            self.message(py, |messenger| {
+                messenger.send_async(elements, to, tag).map(|sent| sent.and_then(|_| Ok(Outcome::Nothing)))
+            })
+        })
+        .map(Handle::new)
+    }
+
+    #[pyo3(signature = (buffer, source = None, tag = None))]
+    fn receive_async(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        source: Option<i64>,
+        tag: Option<u32>,
+    ) -> PyResult<Handle> {
+        let (region, source) = (Region::writable(buffer)?, source_of(py, source)?);
+        let (dtype, scale) = region.kind.moved();
+        with_type!(dtype, T => {
+            let elements = region.into_foreign::<T>(py)?;
+            self.message(py, |messenger| {
+                let received = messenger.receive_into_async(elements, source, tag)?;
+                Ok(received.and_then(move |(_, status)| Ok(Outcome::message(status, scale))))
+            })
+        })
+        .map(Handle::new)
+    }
+
+    #[pyo3(signature = (source = None, tag = None, timeout = 0.0))]
+    fn probe(
+        &self,
+        py: Python<'_>,
+        source: Option<i64>,
+        tag: Option<u32>,
+        timeout: f64,
+    ) -> PyResult<Option<(u32, u32, usize, String)>> {
+        let (source, mut left) = (source_of(py, source)?, duration(py, timeout)?);
+        loop {
+            let patience = left.min(SLICE);
+            let found = self.message(py, |messenger| messenger.probe_for(source, tag, patience))?;
+            left -= patience;
+            if found.is_some() || left.is_zero() {
+                return Ok(found.map(|status| {
+                    (status.source.get(), status.tag, status.count, status.dtype.to_string())
+                }));
+            }
+            interrupt::check_forked(py)?;
+            py.check_signals()?;
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Memory of a group's own, which peers on the same host reduce where it lies.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::Mutex;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use ringtrain::SharedBuffer;
+
+use crate::dtype::Kind;
+use crate::errors;
+use crate::group::Group;
+use crate::interrupt;
+
+/// Memory of a group's own (`Group.alloc`), with the buffer protocol.
+#[pyclass(frozen, module = "ringtrain._core")]
+pub(crate) struct Shared {
+    /// `None` once it has been let go of.
+    buffer: Mutex<Option<SharedBuffer<u64>>>,
+    start: usize,
+    bytes: usize,
+    kind: Kind,
+    shape: [isize; 1],
+    strides: [isize; 1],
+    #[pyo3(get, name = "is_shared")]
+    is_reached: bool,
+}
+
+#[pymethods]
+impl Group {
+    fn alloc(&self, py: Python<'_>, count: usize, dtype: &str) -> PyResult<Shared> {
+        let kind = Kind::named(dtype)
+            .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is no element type of ringtrain")))?;
+        let bytes = count.checked_mul(kind.bytes()).filter(|&bytes| isize::try_from(bytes).is_ok());
+        // A length that cannot be is everybody's error: the library tells the other ranks.
+        let words = bytes.map_or(usize::MAX, |bytes| bytes.div_ceil(size_of::<u64>()));
+        let mut buffer = self.turn(py, |group| group.alloc::<u64>(words))?;
+        let start = buffer.as_mut_ptr() as usize;
+        Ok(Shared {
+            is_reached: buffer.is_shared(),
+            buffer: Mutex::new(Some(buffer)),
+            start,
+            bytes: bytes.unwrap_or_default(),
+            kind,
+            shape: [count as isize],
+            strides: [kind.bytes() as isize],
+        })
+    }
+}
+
+#[pymethods]
+impl Shared {
+    fn __len__(&self) -> usize {
+        self.shape[0] as usize
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Shared({} x {})", self.shape[0], self.kind.name())
+    }
+
+    /// # Safety
+    ///
+    /// Python's: `view` is one to be filled.
+    unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("there is no view to fill"));
+        }
+        let shared = slf.get();
+        let asks_for = |flag: c_int| flags & flag == flag;
+        let format: &'static CStr = shared.kind.format();
+        // SAFETY: Python passes a view to be filled. What it points to is the object's, which the view keeps alive by the reference
+        // that it is given.
+        unsafe {
+            (*view).buf = shared.start as *mut c_void;
+            (*view).len = shared.bytes as isize;
+            (*view).readonly = 0;
+            (*view).itemsize = shared.kind.bytes() as isize;
+            (*view).format =
+                if asks_for(ffi::PyBUF_FORMAT) { format.as_ptr().cast_mut() } else { std::ptr::null_mut() };
+            (*view).ndim = 1;
+            (*view).shape =
+                if asks_for(ffi::PyBUF_ND) { shared.shape.as_ptr().cast_mut() } else { std::ptr::null_mut() };
+            (*view).strides = if asks_for(ffi::PyBUF_STRIDES) {
+                shared.strides.as_ptr().cast_mut()
+            } else {
+                std::ptr::null_mut()
+            };
+            (*view).suboffsets = std::ptr::null_mut();
+            (*view).internal = std::ptr::null_mut();
+            (*view).obj = slf.clone().into_any().into_ptr();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let buffer = self.buffer.get_mut().map_or(None, Option::take);
+        if interrupt::is_forked() {
+            std::mem::forget(buffer);
+        } else {
+            Python::attach(|py| py.detach(move || drop(buffer)));
+        }
+    }
+}
