@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, ThreadId};
 
 use ringtrain::wire::Cause;
-use ringtrain::{Error, ForeignBuffer, Group, JoinOptions, Rank, ReduceOp};
+use ringtrain::{Error, Group, JoinOptions, Rank};
 use util::ranks::{self, GROUNDS};
 
 const R0: Rank = Rank::ZERO;
@@ -86,34 +86,6 @@ fn a_rank_alone_is_told_of_its_own_message_that_does_not_fit() {
     let mut buffer = [0u8; 3];
     assert_eq!(group.receive_fitting(&mut buffer, R0, 0).unwrap().count, 3);
     assert_eq!(buffer, [1, 2, 3]);
-}
-
-/// Arrays of another language, which lie in this one's vectors here.
-#[test]
-fn operations_in_foreign_memory_give_what_those_in_vectors_do() {
-    ranks::run(3, |mut group| {
-        let rank = group.rank().get();
-        let keeper = std::sync::Arc::new(());
-        let mut arrays: Vec<Vec<u32>> = (0..4).map(|_| vec![rank + 1; 6]).collect();
-        let mut lent = arrays.iter_mut().map(|array| {
-            let keeper = std::sync::Arc::clone(&keeper);
-            // SAFETY: the arrays outlive the operations, which are waited for before they are looked at.
-            unsafe { ForeignBuffer::new(array.as_mut_ptr(), array.len(), keeper) }
-        });
-        let mut next = || lent.next().unwrap();
-        let handles = vec![
-            group.all_reduce_async(next(), ReduceOp::Sum).unwrap(),
-            group.broadcast_async(next(), R1).unwrap(),
-            group.all_gather_async(next()).unwrap(),
-            group.scan_async(next(), ReduceOp::Sum).unwrap(),
-        ];
-        for handle in handles {
-            drop(handle.wait().unwrap());
-        }
-        let prefix = (1..=rank + 1).sum();
-        assert_eq!(arrays, [vec![6; 6], vec![2; 6], vec![1, 1, 2, 2, 3, 3], vec![prefix; 6]]);
-        assert_eq!(std::sync::Arc::strong_count(&keeper), 1);
-    });
 }
 
 /// The thread that is to give up.
