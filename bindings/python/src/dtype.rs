@@ -37,6 +37,8 @@ impl Kind {
             (b'd', 8) => DType::F64,
             (b'b', 1) => DType::I8,
             (b'B', 1) => DType::U8,
+            (b'h', 2) => DType::I16,
+            (b'H', 2) => DType::U16,
             (b'i' | b'l', 4) => DType::I32,
             (b'I' | b'L', 4) => DType::U32,
             (b'l' | b'q' | b'n', 8) => DType::I64,
@@ -99,7 +101,8 @@ impl Kind {
             Self::Opaque(_) => c"B",
             Self::Number(dtype) => match dtype {
                 DType::F16 => c"e",
-                DType::Bf16 => c"H",
+                DType::I16 => c"h",
+                DType::Bf16 | DType::U16 => c"H",
                 DType::F32 => c"f",
                 DType::F64 => c"d",
                 DType::I8 => c"b",
@@ -139,6 +142,14 @@ macro_rules! with_type {
             }
             ringtrain::DType::I8 => {
                 type $T = i8;
+                $body
+            }
+            ringtrain::DType::I16 => {
+                type $T = i16;
+                $body
+            }
+            ringtrain::DType::U16 => {
+                type $T = u16;
                 $body
             }
             ringtrain::DType::I32 => {

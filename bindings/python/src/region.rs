@@ -1,11 +1,12 @@
 //! Where the elements of an argument lie, and what keeps them there.
 
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use ringtrain::{Element, ForeignBuffer};
 
 use crate::dtype::Kind;
 use crate::errors;
+use crate::group::Group;
+use crate::view::View;
 
 /// `count` elements of type `dtype` at `address`, which stay valid for as long as `owner` lives. Nobody checks that.
 #[pyclass(frozen, module = "ringtrain._core")]
@@ -25,12 +26,16 @@ impl Memory {
         py: Python<'_>,
         owner: Py<PyAny>,
         address: usize,
-        count: usize,
+        count: i64,
         dtype: &str,
         writable: bool,
     ) -> PyResult<Self> {
         let kind = Kind::named(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is no element type of ringtrain")))?;
+        let count = Group::count(py, count)?;
+        if address == 0 && count > 0 {
+            return Err(errors::invalid(py, "nothing lies at address 0"));
+        }
         if count.checked_mul(kind.bytes()).is_none_or(|bytes| bytes > isize::MAX as usize) {
             return Err(errors::invalid(py, format!("{count} elements are more than memory can hold")));
         }
@@ -44,11 +49,11 @@ impl Memory {
 
 /// Holds a buffer of the buffer protocol as an object, which may be let go of where the interpreter's lock is not held.
 #[pyclass(frozen, module = "ringtrain._core")]
-struct Hold(#[expect(dead_code, reason = "it is held, not used")] PyUntypedBuffer);
+struct Hold(#[expect(dead_code, reason = "it is held, not used")] View);
 
 /// What keeps elements where they are.
 enum Keeper {
-    Buffer(PyUntypedBuffer),
+    Buffer(View),
     Object(Py<PyAny>),
 }
 
@@ -96,20 +101,24 @@ impl Region {
 
     fn of_buffer(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
-        let buffer = PyUntypedBuffer::get(object).map_err(|error| {
+        let buffer = View::of(object).map_err(|error| {
             let kind = object.get_type();
             errors::invalid(py, format!("a buffer is needed, such as a numpy array, not {kind}: {error}"))
         })?;
-        if !buffer.is_c_contiguous() {
+        if !buffer.is_contiguous() {
             let what =
                 "the array is not contiguous in row-major order; pass a copy (numpy.ascontiguousarray)";
             return Err(errors::invalid(py, what));
         }
+        if has_objects(buffer.format().to_bytes()) {
+            return Err(errors::invalid(py, "an array of Python objects has no elements to move"));
+        }
+        let item_bytes = buffer.item_bytes();
         Ok(Self {
-            start: buffer.buf_ptr().cast(),
-            count: buffer.item_count(),
-            kind: Kind::of_format(buffer.format(), buffer.item_size()),
-            is_writable: !buffer.readonly(),
+            start: buffer.start(),
+            count: buffer.bytes() / item_bytes,
+            kind: Kind::of_format(buffer.format(), item_bytes),
+            is_writable: !buffer.is_read_only(),
             keeper: Keeper::Buffer(buffer),
         })
     }
@@ -130,8 +139,9 @@ impl Region {
         if count == 0 {
             return &[];
         }
-        // SAFETY: the keeper keeps so many bytes where they are, aligned for their own type, of which `T` is the type or a byte; all
-        // patterns of bits are elements. That Python's threads do not write meanwhile is what the call's user promises.
+        // SAFETY: the keeper keeps so many bytes where they are, aligned for their own type, of which `T` is the type or a
+        // byte; all patterns of bits are elements. That Python's threads do not write meanwhile is what the call's user
+        // promises.
         unsafe { std::slice::from_raw_parts(self.start.cast(), count) }
     }
 
@@ -176,7 +186,8 @@ impl Region {
         let (start, count) = (self.start.cast(), self.bytes() / size_of::<T>());
         let keeper: Py<PyAny> = match self.keeper {
             Keeper::Object(object) => object,
-            // Let go of by whatever thread ends the operation: an object waits for the interpreter then, a buffer would take its lock.
+            // Let go of by whatever thread ends the operation: an object waits for the interpreter then, a buffer would take
+            // its lock.
             Keeper::Buffer(buffer) => Py::new(py, Hold(buffer))?.into_any(),
         };
         // SAFETY: as above; the keeper goes with it.
@@ -186,6 +197,15 @@ impl Region {
 
 // SAFETY: the keeper keeps the elements where they are whichever thread has the region.
 unsafe impl Send for Region {}
+
+/// Whether items with this format hold references to objects, which mean nothing elsewhere. Names stand between colons.
+fn has_objects(format: &[u8]) -> bool {
+    let mut is_name = false;
+    format.iter().any(|&byte| {
+        is_name ^= byte == b':';
+        byte == b'O' && !is_name
+    })
+}
 
 fn with_alignment(kind: Kind) -> usize {
     match kind {

@@ -1,0 +1,217 @@
+"""Distributed training over plain TCP and shared memory: collectives on numpy arrays.
+
+>>> import numpy as np
+>>> import ringtrain as ring
+>>> world = ring.init()  # one of n ranks under `ringrun -n N python ...`, else a group of its own
+>>> float(ring.all_reduce(np.float32(1.0))) == ring.size()
+True
+
+`ringtrain.mpi` is an interface as mpi4py has it, `ringtrain.torch` a backend of torch.distributed and an interface as Horovod
+has it.
+`ringtrain.run` starts ranks from a notebook.
+"""
+
+from typing import Any
+
+from . import _core, _world
+from ._errors import (
+    Aborted,
+    Error,
+    Forked,
+    InvalidArgument,
+    JobFailed,
+    Misbehaved,
+    Mismatch,
+    PeerLeft,
+    PeerLost,
+    StartError,
+    StillRunning,
+    Timeout,
+    Truncated,
+    Unsupported,
+)
+from .group import Group, Status
+from .handles import Handle, wait_all, wait_any
+from .launch import RunError, run
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aborted",
+    "Error",
+    "Forked",
+    "Group",
+    "Handle",
+    "InvalidArgument",
+    "JobFailed",
+    "Misbehaved",
+    "Mismatch",
+    "PeerLeft",
+    "PeerLost",
+    "RunError",
+    "StartError",
+    "Status",
+    "StillRunning",
+    "Timeout",
+    "Truncated",
+    "Unsupported",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "run",
+    "shutdown",
+    "size",
+    "solo",
+    "wait_all",
+    "wait_any",
+    "world",
+]
+
+
+def init(
+    *,
+    rank: int | None = None,
+    peers: str | None = None,
+    secret: str | None = None,
+    start_timeout: float | None = None,
+    timeout: float | None = None,
+    algorithm: str | None = None,
+    transport: str | None = None,
+    congestion: str | None = None,
+    streams: str | None = None,
+    check_payloads: bool = False,
+) -> Group:
+    """Joins the job that `ringrun` has started this process for, and gives the group of all its ranks; a process that nobody has
+    started
+    as one of several is a group of its own. Calling it again without options gives the same group.
+
+    Without `ringrun`: `peers` is the path of a file with every rank's `host:port`, `rank` this process's line in it, from 0, and
+    `secret`
+    what all ranks know and nobody else does (or the variable RING_SECRET).
+
+    `start_timeout` are the seconds that all ranks may take to come, `timeout` those that one operation may take (60, or
+    `math.inf`).
+    `algorithm`, `transport` ("auto", "tcp", "shm"), `congestion` and `streams` are what the flags of the same names of
+    `ringbench` are;
+    rank 0's word counts. With `check_payloads` every segment carries a checksum beside TCP's own.
+
+    Raises `StartError` with who is missing, or what is wrong and on whose side.
+    """
+    options = {
+        "rank": rank,
+        "peers": peers,
+        "secret": secret,
+        "start_timeout": start_timeout,
+        "timeout": timeout,
+        "algorithm": algorithm,
+        "transport": transport,
+        "congestion": congestion,
+        "streams": streams,
+        "check_payloads": check_payloads or None,
+    }
+    return _world.join(**{name: value for name, value in options.items() if value is not None})
+
+
+def shutdown() -> None:
+    """Leaves the job: says goodbye to the others. Does nothing if there is none. A program that ends does so by itself."""
+    _world.leave()
+
+
+def is_initialized() -> bool:
+    """Whether this process has joined its job and not left it."""
+    return _world.is_joined()
+
+
+def world() -> Group:
+    """The group of all ranks of the job."""
+    return _world.current()
+
+
+def solo() -> Group:
+    """A group of this process alone."""
+    return Group(_core.solo())
+
+
+def rank() -> int:
+    """This process's rank in the job."""
+    return _world.current().rank
+
+
+def size() -> int:
+    """How many ranks the job has."""
+    return _world.current().size
+
+
+def local_rank() -> int:
+    """This process's number among the ranks of its host."""
+    return _world.current().local_rank
+
+
+def local_size() -> int:
+    """How many ranks this host has."""
+    return _world.current().local_size
+
+
+_OF_THE_WORLD = (
+    "all_gather",
+    "all_gather_async",
+    "all_gather_list",
+    "all_gather_object",
+    "all_reduce",
+    "all_reduce_async",
+    "all_to_all",
+    "all_to_all_async",
+    "all_to_all_object",
+    "alloc",
+    "abort",
+    "barrier",
+    "barrier_async",
+    "broadcast",
+    "broadcast_async",
+    "broadcast_object",
+    "duplicate",
+    "exscan",
+    "exscan_async",
+    "gather",
+    "gather_async",
+    "gather_object",
+    "probe",
+    "receive",
+    "receive_async",
+    "receive_object",
+    "receive_object_async",
+    "reduce",
+    "reduce_async",
+    "reduce_scatter",
+    "reduce_scatter_async",
+    "scan",
+    "scan_async",
+    "scatter",
+    "scatter_async",
+    "scatter_object",
+    "send",
+    "send_async",
+    "send_object",
+    "send_object_async",
+    "send_receive",
+    "split",
+    "statistics",
+    "subgroup",
+)
+__all__ += list(_OF_THE_WORLD)
+
+
+def __getattr__(name: str) -> Any:
+    """`ringtrain.all_reduce(x)` is `ringtrain.world().all_reduce(x)`, and so is every other operation of a group."""
+    if name not in _OF_THE_WORLD:
+        raise AttributeError(f"module 'ringtrain' has no attribute {name!r}")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(_world.current(), name)(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = getattr(Group, name).__doc__
+    globals()[name] = call
+    return call

@@ -1,0 +1,90 @@
+"""What numpy arrays are to the compiled part: contiguous elements of a type that it knows, or bytes."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ._errors import InvalidArgument, Unsupported
+
+_NAMES = {
+    np.dtype(np.bool_): "bool",
+    np.dtype(np.float16): "f16",
+    np.dtype(np.float32): "f32",
+    np.dtype(np.float64): "f64",
+    np.dtype(np.int8): "i8",
+    np.dtype(np.uint8): "u8",
+    np.dtype(np.int16): "i16",
+    np.dtype(np.uint16): "u16",
+    np.dtype(np.int32): "i32",
+    np.dtype(np.uint32): "u32",
+    np.dtype(np.int64): "i64",
+    np.dtype(np.uint64): "u64",
+}
+
+
+def name_of(dtype: Any) -> str:
+    """The compiled part's name of a numpy type; raises `Unsupported` for one that it does not know."""
+    dtype = np.dtype(dtype)
+    try:
+        return _NAMES[dtype]
+    except KeyError:
+        raise Unsupported(f"{dtype} is none of {', '.join(str(known) for known in _NAMES)}") from None
+
+
+def contiguous(values: ArrayLike) -> NDArray:
+    """The values as an array whose elements lie one after another in row-major order: they themselves, or a copy."""
+    array = np.asarray(values)
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def place(out: NDArray | None, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
+    """Where a result goes: `out`, which has to be such an array, or a new one."""
+    if out is None:
+        return np.empty(shape, dtype)
+    if not isinstance(out, np.ndarray):
+        raise InvalidArgument(f"out is a {type(out).__name__}, not a numpy array")
+    if out.shape != shape or out.dtype != dtype:
+        raise InvalidArgument(f"out is {out.dtype} of shape {out.shape}; the result is {dtype} of shape {shape}")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise InvalidArgument("out is not contiguous in row-major order, or is read-only")
+    return out
+
+
+def moved(array: NDArray) -> NDArray:
+    """The same memory with a type that can be moved."""
+    if array.dtype.kind in "mM":
+        return array.view(np.int64)
+    if array.dtype.hasobject:
+        raise Unsupported("an array of Python objects has no elements to move; use the functions for objects")
+    return array
+
+
+def reduced(array: NDArray, op: str) -> NDArray:
+    """The same memory with a type that can be reduced: complex numbers are added as pairs."""
+    if array.dtype.kind == "c":
+        if op not in ("sum", "avg"):
+            raise Unsupported(f"{op} on {array.dtype} is not defined")
+        flat = array.reshape(-1)
+        return flat.view(flat.real.dtype)
+    if array.dtype not in _NAMES:
+        raise Unsupported(f"{op} on {array.dtype} is not defined")
+    return array
+
+
+def finished(array: NDArray, values: ArrayLike) -> Any:
+    """A result as its caller knows the input: a scalar for a scalar."""
+    return array[()] if array.ndim == 0 and not isinstance(values, np.ndarray) else array
+
+
+def rows(array: NDArray, parts: int, what: str) -> int:
+    """How many rows each of so many equal parts has."""
+    if array.ndim == 0 or array.shape[0] % parts:
+        raise InvalidArgument(f"{what} of shape {array.shape} cannot be divided into {parts} equal parts of rows; pass counts")
+    return array.shape[0] // parts
+
+
+def elements(counts: list[int], row: tuple[int, ...]) -> list[int]:
+    """Counts of rows as counts of elements."""
+    each = int(np.prod(row, dtype=np.int64))
+    return [count * each for count in counts]

@@ -1,0 +1,121 @@
+"""Ranks from a notebook, or from any program that is none itself."""
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import cloudpickle
+
+from ._errors import Error, InvalidArgument
+
+_WORD = "ringtrain._rank"
+
+
+class RunError(Error):
+    """A rank that `run` started failed. `rank` is its number, `__cause__` the exception that its function raised, if it raised
+    one."""
+
+
+def ringrun() -> str:
+    """Where the launcher is: the one that was installed with this package, or another on the path."""
+    beside = Path(sys.executable).parent / "ringrun"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("ringrun")
+    if found is None:
+        raise Error("ringrun is neither beside this Python nor on the path; it comes with the package: pip install ringtrain")
+    return found
+
+
+def run(
+    func: Callable[..., Any],
+    np: int,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """Calls `func(*args, **kwargs)` in `np` processes of this machine, the ranks of a new job, and gives what each returned, in
+    rank order.
+
+    The function may be one that a notebook defines; it calls `ringtrain.init()` itself. What ranks print is printed here, behind
+    their
+    numbers. `timeout` are the seconds that all of it may take; `env` are variables that the ranks have beside this process's own.
+
+    Raises `RunError` with the rank that failed first and its traceback. An interrupted run leaves no process behind.
+    """
+    if np < 1:
+        raise InvalidArgument(f"{np} processes cannot be started")
+    launcher = ringrun()
+    with tempfile.TemporaryDirectory(prefix="ringtrain-") as directory:
+        task = Path(directory) / "task"
+        task.write_bytes(cloudpickle.dumps((func, tuple(args), dict(kwargs or {}))))
+        command = [launcher, "-n", str(np)]
+        if timeout is not None:
+            command += ["--job-timeout", str(timeout)]
+        command += [sys.executable, "-m", _WORD, directory]
+        code, tail = _watch(command, dict(os.environ, PYTHONUNBUFFERED="1", PYTHONPATH=_path(), **(env or {})))
+        return _results(Path(directory), np, code, tail)
+
+
+def _path() -> str:
+    """What the ranks import from: all that this process does, a notebook's directory included."""
+    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+
+
+def _watch(command: list[str], env: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Runs the launcher, printing what it prints; its exit code and its last lines."""
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    tail: list[str] = []
+    reader = threading.Thread(target=_print, args=(process.stdout, tail), daemon=True)
+    reader.start()
+    try:
+        code = process.wait()
+    except BaseException:
+        # Ctrl-C in a terminal has reached the launcher too, but in a notebook nobody has told it.
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        raise
+    finally:
+        reader.join(5)
+    return code, tail
+
+
+def _print(lines: IO[str] | None, tail: list[str]) -> None:
+    for line in lines or ():
+        print(line, end="")
+        tail.append(line)
+        del tail[:-20]
+
+
+def _results(directory: Path, np: int, code: int, tail: list[str]) -> list[Any]:
+    """What the ranks have left, or the failure of the one that failed first."""
+    outcomes: dict[int, tuple[bool, Any, str, float]] = {}
+    for rank in range(np):
+        path = directory / f"result-{rank}"
+        if path.exists():
+            outcomes[rank] = pickle.loads(path.read_bytes())
+    failures = [(when, rank, value, trace) for rank, (is_well, value, trace, when) in outcomes.items() if not is_well]
+    if failures:
+        _, rank, value, trace = min(failures, key=lambda failure: failure[0])
+        error = RunError(f"rank {rank} raised an exception:\n{trace}")
+        error.rank = rank
+        raise error from (value if isinstance(value, BaseException) else None)
+    missing = [rank for rank in range(np) if rank not in outcomes]
+    if code or missing:
+        who = f"; no result of rank {', '.join(map(str, missing))}" if missing else ""
+        raise RunError(f"ringrun ended with exit code {code}{who}:\n{''.join(tail)}")
+    return [outcomes[rank][1] for rank in range(np)]
