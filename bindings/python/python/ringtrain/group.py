@@ -1,5 +1,7 @@
 """Groups of ranks, and collectives and messages on numpy arrays."""
 
+import math
+import operator
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -9,7 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from . import _core, arrays
 from ._errors import InvalidArgument
-from .arrays import contiguous, elements, finished, moved, place, reduced, rows
+from .arrays import contiguous, elements, finished, moved, place, reduced, rows, written
 from .handles import Handle
 from .objects import Objects
 
@@ -116,8 +118,10 @@ class Group(Objects):
         with `out=` itself moves nothing through sockets or slots. All ranks call it; each may have its own shape. Its memory is
         given back
         with the last array on it."""
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        count = int(np.prod(shape, dtype=np.int64))
+        shape = tuple(operator.index(length) for length in (shape if isinstance(shape, Sequence) else (shape,)))
+        if min(shape, default=0) < 0:
+            raise InvalidArgument(f"no array has the shape {shape}")
+        count = math.prod(shape)
         dtype = np.dtype(dtype)
         shared = self.core.alloc(count, arrays.name_of(dtype))
         return np.frombuffer(shared, dtype=dtype, count=count).reshape(shape)
@@ -247,11 +251,17 @@ class Group(Objects):
         """Where all parts go, and their counts of elements if they differ."""
         if counts is None:
             return place(out, (self.size, *array.shape), array.dtype), None
+        scaled = self._own_counted(array, counts)
+        return place(out, (sum(counts), *array.shape[1:]), array.dtype), scaled
+
+    def _own_counted(self, array: NDArray, counts: Sequence[int] | None) -> list[int] | None:
+        """Counts of elements, of which this rank has this array."""
+        if counts is None:
+            return None
         self._check_counts(counts, None)
         if array.ndim == 0 or array.shape[0] != counts[self.rank]:
             raise InvalidArgument(f"this rank's array has shape {array.shape}, and counts say {counts[self.rank]} rows")
-        row = array.shape[1:]
-        return place(out, (sum(counts), *row), array.dtype), elements(list(counts), row)
+        return elements(list(counts), array.shape[1:])
 
     def all_gather(self, x: ArrayLike, *, out: NDArray | None = None, counts: Sequence[int] | None = None) -> NDArray:
         """Every rank's array, of shape (n, *shape); with `counts`, arrays of so many rows one after another."""
@@ -284,7 +294,7 @@ class Group(Objects):
         """Every rank's array on the root, as `all_gather` has it; `None` on the others."""
         array = contiguous(x)
         if self.rank != root:
-            scaled = None if counts is None else elements(list(counts), array.shape[1:])
+            scaled = self._own_counted(array, counts)
             self.core.gather(None, moved(array), root, scaled)
             return None
         result, scaled = self._gathered(array, out, counts)
@@ -302,7 +312,7 @@ class Group(Objects):
         """`gather`, going on by itself."""
         array = contiguous(x)
         if self.rank != root:
-            scaled = None if counts is None else elements(list(counts), array.shape[1:])
+            scaled = self._own_counted(array, counts)
             return Handle(self.core.gather_async(None, moved(array), root, scaled), lambda _: None)
         result, scaled = self._gathered(array, out, counts)
         return Handle(self.core.gather_async(moved(result), moved(array), root, scaled), lambda _: result)
@@ -313,15 +323,22 @@ class Group(Objects):
         array = contiguous(x) if self.rank == root and x is not None else None
         if self.rank == root and array is None:
             raise InvalidArgument("the root has to pass what is scattered")
+        if array is not None:
+            # What cannot be is found before the others are told of it.
+            moved(array)
+        if counts is not None:
+            self._check_counts(counts, None)
         if out is None:
             form = None if array is None else (array.shape, array.dtype)
             shape, dtype = self.broadcast_object(form, root)
             if counts is None and (not shape or shape[0] % self.size):
                 raise InvalidArgument(f"an array of shape {shape} cannot be divided into {self.size} equal parts of rows")
+            if counts is not None and (not shape or shape[0] != sum(counts)):
+                raise InvalidArgument(f"counts {list(counts)} are not those of an array of shape {shape}")
             own = shape[0] // self.size if counts is None else counts[self.rank]
             out = np.empty((own, *shape[1:]), dtype)
         scaled = None if counts is None else elements(list(counts), out.shape[1:])
-        return array, place(out, out.shape, out.dtype), scaled
+        return array, written(out), scaled
 
     def scatter(
         self,
@@ -423,11 +440,11 @@ class Group(Objects):
 
     def receive(self, out: NDArray, source: int | None = None, tag: int | None = None) -> Status:
         """Receives an array into the beginning of `out`; from anybody, with any tag, where that is `None`."""
-        return Status(*self.core.receive(moved(place(out, out.shape, out.dtype)), source, tag))
+        return Status(*self.core.receive(moved(written(out)), source, tag))
 
     def receive_async(self, out: NDArray, source: int | None = None, tag: int | None = None) -> Handle:
         """`receive`, going on by itself; `Handle.wait` gives the `Status`."""
-        target = moved(place(out, out.shape, out.dtype))
+        target = moved(written(out))
         return Handle(self.core.receive_async(target, source, tag), lambda status: Status(*status))
 
     def send_receive(
@@ -441,7 +458,7 @@ class Group(Objects):
         receive_tag: int | None = None,
     ) -> Status:
         """Sends to one rank and receives from another, or the same, at once."""
-        target = moved(place(out, out.shape, out.dtype))
+        target = moved(written(out))
         return Status(*self.core.send_receive(moved(contiguous(x)), to, send_tag, target, source, receive_tag))
 
     def probe(self, source: int | None = None, tag: int | None = None, timeout: float = 0.0) -> Status | None:
