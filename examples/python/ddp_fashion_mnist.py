@@ -10,6 +10,7 @@ import argparse
 import gzip
 import struct
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
             f"{path} is missing; get it by `apt-get install dataset-fashion-mnist` or from "
             "https://github.com/zalandoresearch/fashion-mnist, and name its directory with --data"
         ) from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise Unusable(f"{path} cannot be read: {error}") from error
     # Two zeros, 8 for unsigned bytes, the number of dimensions; then each dimension, most significant byte first.
     header = struct.Struct(f">HBB{1 + len(shape)}I")
