@@ -11,15 +11,12 @@ import subprocess
 from pathlib import Path
 
 import maturin
-from maturin import (  # noqa: F401  (pip looks for them here)
-    get_requires_for_build_editable,
-    get_requires_for_build_wheel,
-    prepare_metadata_for_build_editable,
-    prepare_metadata_for_build_wheel,
-)
+from maturin import get_requires_for_build_editable, get_requires_for_build_wheel  # noqa: F401  (pip looks for them here)
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+# Where `tool.maturin.data` says.
+SCRIPTS = HERE / "build" / "data" / "scripts"
 PROGRAMS = ("ringrun", "ringtrain", "ringbench")
 
 
@@ -35,11 +32,18 @@ def _collect_programs() -> None:
         [cargo, "metadata", "--locked", "--no-deps", "--format-version", "1"], cwd=ROOT, check=True, stdout=subprocess.PIPE
     )
     built = Path(json.loads(metadata.stdout)["target_directory"]) / "release"
-    scripts = HERE / "build" / "data" / "scripts"
-    shutil.rmtree(scripts, ignore_errors=True)
-    scripts.mkdir(parents=True)
+    shutil.rmtree(SCRIPTS, ignore_errors=True)
+    SCRIPTS.mkdir(parents=True)
     for program in PROGRAMS:
-        shutil.copy2(built / program, scripts / program)
+        shutil.copy2(built / program, SCRIPTS / program)
+
+
+def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
+    SCRIPTS.mkdir(parents=True, exist_ok=True)
+    return maturin.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
