@@ -1,5 +1,6 @@
 """What numpy arrays are to the compiled part: contiguous elements of a type that it knows, or bytes."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -33,21 +34,27 @@ def name_of(dtype: Any) -> str:
 
 
 def contiguous(values: ArrayLike) -> NDArray:
-    """The values as an array whose elements lie one after another in row-major order: they themselves, or a copy."""
+    """The values as an array whose elements lie aligned, one after another in row-major order: they themselves, or a copy."""
     array = np.asarray(values)
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
 
 
 def place(out: NDArray | None, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
     """Where a result goes: `out`, which has to be such an array, or a new one."""
     if out is None:
         return np.empty(shape, dtype)
-    if not isinstance(out, np.ndarray):
-        raise InvalidArgument(f"out is a {type(out).__name__}, not a numpy array")
+    out = written(out)
     if out.shape != shape or out.dtype != dtype:
         raise InvalidArgument(f"out is {out.dtype} of shape {out.shape}; the result is {dtype} of shape {shape}")
-    if not out.flags.c_contiguous or not out.flags.writeable:
-        raise InvalidArgument("out is not contiguous in row-major order, or is read-only")
+    return out
+
+
+def written(out: NDArray) -> NDArray:
+    """An array that can be written as it lies."""
+    if not isinstance(out, np.ndarray):
+        raise InvalidArgument(f"out is a {type(out).__name__}, not a numpy array")
+    if not out.flags.carray:
+        raise InvalidArgument("out is not contiguous in row-major order, or is read-only or not aligned")
     return out
 
 
@@ -57,6 +64,9 @@ def moved(array: NDArray) -> NDArray:
         return array.view(np.int64)
     if array.dtype.hasobject:
         raise Unsupported("an array of Python objects has no elements to move; use the functions for objects")
+    if array.dtype.names:
+        # The buffer protocol has no word for some types of fields, nor for some names.
+        return array.view(f"V{array.dtype.itemsize}") if array.dtype.itemsize else array
     return array
 
 
@@ -86,5 +96,5 @@ def rows(array: NDArray, parts: int, what: str) -> int:
 
 def elements(counts: list[int], row: tuple[int, ...]) -> list[int]:
     """Counts of rows as counts of elements."""
-    each = int(np.prod(row, dtype=np.int64))
-    return [count * each for count in counts]
+    each = math.prod(row)
+    return [int(count) * each for count in counts]

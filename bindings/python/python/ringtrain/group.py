@@ -1,5 +1,7 @@
 """Groups of ranks, and collectives and messages on numpy arrays."""
 
+import math
+import operator
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -9,7 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from . import _core, arrays
 from ._errors import InvalidArgument
-from .arrays import contiguous, elements, finished, moved, place, reduced, rows
+from .arrays import contiguous, elements, finished, moved, place, reduced, rows, written
 from .handles import Handle
 from .objects import Objects
 
@@ -108,8 +110,10 @@ class Group(Objects):
         """An array of zeros in memory that the ranks of a host share, where there is such: an `all_reduce` of it or of a contiguous part
         with `out=` itself moves nothing through sockets or slots. All ranks call it; each may have its own shape. Its memory is given back
         with the last array on it."""
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        count = int(np.prod(shape, dtype=np.int64))
+        shape = tuple(operator.index(length) for length in (shape if isinstance(shape, Sequence) else (shape,)))
+        if min(shape, default=0) < 0:
+            raise InvalidArgument(f"no array has the shape {shape}")
+        count = math.prod(shape)
         dtype = np.dtype(dtype)
         shared = self.core.alloc(count, arrays.name_of(dtype))
         return np.frombuffer(shared, dtype=dtype, count=count).reshape(shape)
@@ -313,15 +317,22 @@ class Group(Objects):
         array = contiguous(x) if self.rank == root and x is not None else None
         if self.rank == root and array is None:
             raise InvalidArgument("the root has to pass what is scattered")
+        if array is not None:
+            # What cannot be is found before the others are told of it.
+            moved(array)
+        if counts is not None:
+            self._check_counts(counts, None)
         if out is None:
             form = None if array is None else (array.shape, array.dtype)
             shape, dtype = self.broadcast_object(form, root)
             if counts is None and (not shape or shape[0] % self.size):
                 raise InvalidArgument(f"an array of shape {shape} cannot be divided into {self.size} equal parts of rows")
+            if counts is not None and (not shape or shape[0] != sum(counts)):
+                raise InvalidArgument(f"counts {list(counts)} are not those of an array of shape {shape}")
             own = shape[0] // self.size if counts is None else counts[self.rank]
             out = np.empty((own, *shape[1:]), dtype)
         scaled = None if counts is None else elements(list(counts), out.shape[1:])
-        return array, place(out, out.shape, out.dtype), scaled
+        return array, written(out), scaled
 
     def scatter(
         self,
@@ -421,11 +432,11 @@ class Group(Objects):
 
     def receive(self, out: NDArray, source: int | None = None, tag: int | None = None) -> Status:
         """Receives an array into the beginning of `out`; from anybody, with any tag, where that is `None`."""
-        return Status(*self.core.receive(moved(place(out, out.shape, out.dtype)), source, tag))
+        return Status(*self.core.receive(moved(written(out)), source, tag))
 
     def receive_async(self, out: NDArray, source: int | None = None, tag: int | None = None) -> Handle:
         """`receive`, going on by itself; `Handle.wait` gives the `Status`."""
-        target = moved(place(out, out.shape, out.dtype))
+        target = moved(written(out))
         return Handle(self.core.receive_async(target, source, tag), lambda status: Status(*status))
 
     def send_receive(
@@ -439,7 +450,7 @@ class Group(Objects):
         receive_tag: int | None = None,
     ) -> Status:
         """Sends to one rank and receives from another, or the same, at once."""
-        target = moved(place(out, out.shape, out.dtype))
+        target = moved(written(out))
         return Status(*self.core.send_receive(moved(contiguous(x)), to, send_tag, target, source, receive_tag))
 
     def probe(self, source: int | None = None, tag: int | None = None, timeout: float = 0.0) -> Status | None:

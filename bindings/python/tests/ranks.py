@@ -1,0 +1,368 @@
+"""Ranks for tests: programs under ringrun, many checks in one launch, and whole jobs inside this process.
+
+Imported by pytest and by the ranks, which have no use for pytest.
+"""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 60.0
+"""How long anything may take before a test gives up. Far above what is needed: the machine may be busy."""
+
+_MARK = "RINGTRAIN_TESTS"
+"""The variable by which the processes of this run of the tests are known."""
+_OWN_MARK = f"{os.getpid()}-{uuid.uuid4().hex}"
+
+
+# Waiting
+
+
+def wait_until(what: str, condition: Callable[[], Any], patience: float = PATIENCE_S) -> Any:
+    """Waits until `condition` gives something true, and gives that."""
+    until = time.monotonic() + patience
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < until, f"waited in vain: {what}"
+        time.sleep(0.002)
+
+
+def read_when_there(path: str | Path) -> str:
+    """The text of a file that somebody will have written, whole, by `leave`."""
+    path = Path(path)
+    wait_until(f"{path} appears", path.exists)
+    return path.read_text()
+
+
+def leave(path: str | Path, text: object) -> None:
+    """Writes a file that others wait for: whole or not at all."""
+    draft = Path(f"{path}.draft-{os.getpid()}")
+    draft.write_text(str(text))
+    draft.rename(path)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and has not ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return not stat.rpartition(")")[2].startswith(" Z")
+
+
+def is_asleep(thread: int, pid: int | None = None) -> bool:
+    """Whether a thread of a process waits in the kernel."""
+    try:
+        stat = Path(f"/proc/{pid or os.getpid()}/task/{thread}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].startswith(" S")
+
+
+def wait_until_asleep(thread: int, pid: int | None = None) -> None:
+    """Waits until a thread is found waiting many times in a row: it is blocked, and not just at a lock."""
+    row = 0
+
+    def is_settled() -> bool:
+        nonlocal row
+        row = row + 1 if is_asleep(thread, pid) else 0
+        return row >= 25
+
+    wait_until(f"thread {thread} blocks", is_settled)
+
+
+# Programs under ringrun
+
+
+@dataclass
+class Done:
+    """What a program under ringrun did."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+    command: list[str] = field(repr=False)
+
+    def lines(self, rank: int) -> list[str]:
+        """What a rank printed on its standard output."""
+        return _tagged(self.stdout, f"[{rank}]<stdout>:")
+
+    def errors(self, rank: int) -> list[str]:
+        """What a rank printed on its standard error."""
+        return _tagged(self.stderr, f"[{rank}]<stderr>:")
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.command)}\nended with {self.code} after {self.seconds:.1f} s\n{self.stdout}\n{self.stderr}"
+
+
+def _tagged(text: str, tag: str) -> list[str]:
+    return [line.removeprefix(tag) for line in text.splitlines() if line.startswith(tag)]
+
+
+class Running:
+    """A program under ringrun that has not ended."""
+
+    def __init__(self, command: list[str], env: Mapping[str, str], timeout: float) -> None:
+        self.command = command
+        self.timeout = timeout
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            command, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+
+    def signal(self, number: int) -> None:
+        """Sends ringrun a signal."""
+        self.process.send_signal(number)
+
+    def finish(self) -> Done:
+        """Waits for its end; kills it and all of its ranks when it takes too long, and fails."""
+        try:
+            out, err = self.process.communicate(timeout=max(0.1, self.timeout - (time.monotonic() - self.started)))
+        except BaseException as late:
+            self.process.kill()
+            out, err = self.process.communicate()
+            if not isinstance(late, subprocess.TimeoutExpired):
+                raise
+            text = f"{out.decode(errors='replace')}\n{err.decode(errors='replace')}"
+            raise AssertionError(f"{' '.join(self.command)}\ndid not end within {self.timeout} s:\n{text}") from None
+        seconds = time.monotonic() - self.started
+        return Done(self.process.returncode, out.decode(errors="replace"), err.decode(errors="replace"), seconds, self.command)
+
+
+class Launcher:
+    """`ringrun -n N python SCRIPT ARGUMENTS`, with what this process imports from on the ranks' path."""
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+
+    def start(
+        self,
+        n: int,
+        *arguments: object,
+        flags: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        timeout: float = PATIENCE_S,
+        command: Sequence[str] = (sys.executable,),
+    ) -> Running:
+        """Starts it, and gives what can be signalled and waited for. `flags` are ringrun's, `command` what comes before the arguments."""
+        line = [self.program, "-n", str(n), *flags, *command, *map(str, arguments)]
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        return Running(line, {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", _MARK: _OWN_MARK, **(env or {})}, timeout)
+
+    def __call__(self, n: int, *arguments: object, code: int | None = 0, **options: Any) -> Done:
+        """Runs it to its end, which has to be with the exit code `code`, or with any if that is `None`."""
+        done = self.start(n, *arguments, **options).finish()
+        assert code is None or done.code == code, f"the exit code is not {code}\n{done}"
+        return done
+
+
+def left_behind() -> list[str]:
+    """The processes that this run of the tests has started and that have not ended; kills them."""
+
+    def living() -> dict[int, str]:
+        entry = f"{_MARK}={_OWN_MARK}".encode()
+        found = {}
+        for directory in Path("/proc").glob("[0-9]*"):
+            try:
+                if entry not in (directory / "environ").read_bytes().split(b"\0"):
+                    continue
+                command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if is_alive(int(directory.name)):
+                found[int(directory.name)] = command
+        return found
+
+    # Who has been killed may take a moment to vanish.
+    until = time.monotonic() + 5
+    while (left := living()) and time.monotonic() < until:
+        time.sleep(0.02)
+    for pid in left:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    return [f"{pid} {command}" for pid, command in left.items()]
+
+
+# Many checks in one launch
+
+
+class Cases:
+    """The checks of a file. Each is a function of the world's group, which all ranks call at the same time; one launch of the file for each
+    world size runs all of them, and pytest reports them one by one.
+
+        cases = Cases(__file__, sizes=(1, 2, 4))
+
+        @cases
+        def a_sum_of_ones_is_the_size(world): ...
+
+        test = cases.tests()
+
+        if __name__ == "__main__":
+            cases.main()
+    """
+
+    def __init__(self, file: str, sizes: Sequence[int] = (1, 2, 3, 4), timeout: float = 20.0, **options: Any) -> None:
+        self.file = file
+        self.sizes = sizes
+        self.timeout = timeout
+        self.options = options
+        """What `ringtrain.init` gets."""
+        self.functions: dict[str, tuple[Callable[[Any], None], Sequence[int]]] = {}
+
+    def __call__(self, function: Callable[[Any], None] | None = None, *, sizes: Sequence[int] | None = None) -> Any:
+        """Adds a check, in worlds of these sizes."""
+        if function is None:
+            return lambda function: self(function, sizes=sizes)
+        self.functions[function.__name__] = (function, sizes or self.sizes)
+        return function
+
+    def over(self, values: Iterable[Any], sizes: Sequence[int] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """Adds a check for each value, which the function gets behind the group."""
+
+        def add(function: Callable[..., None]) -> Callable[..., None]:
+            for value in values:
+                name = f"{function.__name__}[{getattr(value, '__name__', value)}]"
+                self.functions[name] = (lambda world, value=value: function(world, value), sizes or self.sizes)
+            return function
+
+        return add
+
+    def tests(self) -> Callable[..., None]:
+        """What pytest collects."""
+        import pytest
+
+        pairs = [(name, n) for name, (_, sizes) in self.functions.items() for n in sizes]
+
+        @pytest.mark.parametrize(("name", "n"), pairs, ids=[f"{name}-n{n}" for name, n in pairs])
+        def test(ringrun: Launcher, reports: dict, name: str, n: int) -> None:
+            if (self.file, n) not in reports:
+                reports[self.file, n] = self._launch(ringrun, n)
+            done, outcomes = reports[self.file, n]
+            failures = []
+            for rank, of_rank in enumerate(outcomes):
+                if name not in of_rank:
+                    failures.append(f"rank {rank} did not come to it:\n{done}")
+                elif of_rank[name]:
+                    failures.append(f"rank {rank}:\n{of_rank[name]}")
+            assert not failures, "\n".join(failures)
+
+        return test
+
+    def _launch(self, ringrun: Launcher, n: int) -> tuple[Any, list[dict[str, str]]]:
+        with tempfile.TemporaryDirectory(prefix="ringtrain-tests-") as directory:
+            try:
+                done: Any = ringrun(n, self.file, code=None, env={"RINGTRAIN_REPORT": directory})
+            except AssertionError as failure:
+                done = failure
+            outcomes = []
+            for rank in range(n):
+                path = Path(directory) / f"rank-{rank}"
+                lines = path.read_text().splitlines() if path.exists() else []
+                outcomes.append(dict(json.loads(line) for line in lines))
+            return done, outcomes
+
+    def main(self) -> None:
+        """What a rank does: all checks, one after the other."""
+        import ringtrain as ring
+
+        world = ring.init(timeout=self.timeout, **self.options)
+        only = os.environ.get("RINGTRAIN_ONLY")
+        failures = 0
+        ended = ""
+        path = Path(os.environ.get("RINGTRAIN_REPORT", tempfile.gettempdir())) / f"rank-{world.rank}"
+        with open(path, "w") as report:
+            for name, (function, sizes) in self.functions.items():
+                if world.size not in sizes or (only and only not in name):
+                    continue
+                if ended:
+                    print(json.dumps([name, f"the job had ended in {ended}"]), file=report, flush=True)
+                    continue
+                trace = ""
+                started = time.monotonic()
+                try:
+                    function(world)
+                    world.barrier()
+                except BaseException as error:  # noqa: BLE001  (it is reported)
+                    trace = traceback.format_exc()
+                    failures += 1
+                    ended = name if isinstance(error, ring.JobFailed) or world.size > 1 else ""
+                    if world.size > 1:
+                        # Who does not know what the others do cannot go on with them.
+                        world.core.abort(f"{name} failed: {type(error).__name__}: {error}")
+                if only:
+                    print(f"{name}: {time.monotonic() - started:.2f} s {trace}", file=sys.stderr)
+                print(json.dumps([name, trace]), file=report, flush=True)
+        sys.exit(failures > 0)
+
+
+# A whole job in threads of this process
+
+
+def in_threads(n: int, work: Callable[[Any], Any], **options: Any) -> list[Any]:
+    """Runs `work(group)` in a thread for each of `n` ranks, and gives what each returned, or the exception that it raised."""
+    import ringtrain as ring
+    from ringtrain import _core
+
+    secret, job = secrets.token_hex(16), secrets.token_hex(16)
+    place = _core.Rendezvous(n, secret, job)
+    results: list[Any] = [None] * n
+
+    def one(rank: int) -> None:
+        try:
+            joined = _core.join(rank=rank, size=n, rendezvous=place.address, job_id=job, secret=secret, **{"timeout": 20.0, **options})
+            with ring.Group(joined) as group:
+                results[rank] = work(group)
+        except BaseException as error:  # noqa: BLE001  (the caller looks)
+            results[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), f"{thread.name} does not end"
+    return results
+
+
+def raised(kind: type[BaseException] | tuple[type[BaseException], ...], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The exception of this kind that the call raises."""
+    try:
+        result = call(*args, **kwargs)
+    except kind as error:
+        return error
+    raise AssertionError(f"nothing was raised; it gave {result!r}")
+
+
+# What a process holds
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def file_descriptors() -> int:
+    """How many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def threads_of_process() -> int:
+    """How many threads this process has, those that are not Python's included."""
+    return len(os.listdir("/proc/self/task"))
