@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -61,8 +64,30 @@ def run(command: list[str]) -> Job:
 def launch() -> Callable[..., Job]:
     """Runs a program on n ranks under ringrun."""
 
-    def launched(n: int, program: str, *arguments: str) -> Job:
-        return run([str(ringrun), "-n", str(n), sys.executable, str(PROGRAMS / program), *arguments])
+    def launched(n: int, program: str, *arguments: str, options: Sequence[str] = ()) -> Job:
+        return run([str(ringrun), *options, "-n", str(n), sys.executable, str(PROGRAMS / program), *arguments])
+
+    return launched
+
+
+@pytest.fixture
+def interrupt() -> Callable[..., tuple[Job, float]]:
+    """Presses Ctrl-C, as it were, when every rank has said "ready". Gives the seconds from then to the end, too."""
+
+    def launched(n: int, program: str, *arguments: str) -> tuple[Job, float]:
+        command = [str(ringrun), "-n", str(n), sys.executable, str(PROGRAMS / program), *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=environment(), **pipes) as process:
+            watchdog = threading.Timer(TIMEOUT_SECONDS, process.kill)
+            watchdog.start()
+            lines = []
+            while sum("ready" in line for line in lines) < n and (line := process.stdout.readline()):
+                lines.append(line)
+            start = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate()
+            watchdog.cancel()
+        return subprocess.CompletedProcess(command, process.returncode, "".join(lines) + out, err), time.monotonic() - start
 
     return launched
 

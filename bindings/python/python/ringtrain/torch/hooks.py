@@ -9,8 +9,7 @@ Unlike torch's `fp16_compress_hook`, which also adds in float16, gradients are f
 memory, nothing is rounded on the way.
 """
 
-from __future__ import annotations
-
+# DistributedDataParallel compares the annotations of hooks with types, so they are not to be postponed here.
 import torch
 import torch.distributed as dist
 
@@ -57,7 +56,7 @@ def compress_hook(state: Compression, bucket: dist.GradBucket) -> torch.futures.
     if wire is not None:
         state.feed_back(bucket.index(), gradients)
     work = ring_group(state.process_group).all_reduce_compressed(gradients, dist.ReduceOp.AVG, wire)
-    return work.get_future().then(lambda future: future.value()[0])
+    return work.overlapping_future().then(lambda future: future.value()[0])
 
 
 def fp16_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -254,11 +254,12 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         return self._run("barrier", _options_of(opts, timeout), (), [])
 
-    def all_reduce_compressed(self, tensor: Tensor, op: dist.ReduceOp, compression: str | None) -> dist._Work:
+    def all_reduce_compressed(self, tensor: Tensor, op: dist.ReduceOp, compression: str | None) -> Pending:
         """All-reduces float32 in place, by itself; as "fp16" or "bf16" on the wire."""
         host, back = tensors.writable(tensor)
         arguments = (tensors.memory(host), tensors.reduction(op, tensor.dtype), None, compression)
-        return self._run("all_reduce", None, arguments, [tensor], back)
+        handle = self._begin("all_reduce", None, arguments)
+        return Pending([handle], [tensor], [back] if back is not None else (), self._explain, self._completer)
 
     # How they are run.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,6 +18,9 @@ from ringtrain.torch.completion import Completer
 # How often a thread that waits for a future looks whether its group is being closed. A thread that stayed in compiled code when the
 # interpreter ends would be unwound through it.
 _LOOK_UP_SECONDS = 0.25
+
+# Their continuations only convert numbers, and may run whenever they like.
+_HOOKS_THAT_BEGIN_NOTHING = ("torch.distributed.algorithms.ddp_comm_hooks.default_hooks",)
 
 Explain = Callable[[Exception], Exception]
 
@@ -146,7 +151,16 @@ class Pending(dist._Work):
         """A future whose value is the list of tensors.
 
         An error is raised by a continuation, never set on the future: DistributedDataParallel crashes on the latter.
+
+        In a communication hook this waits for the operation, so that what follows runs at once and in this thread. A continuation may
+        begin other collectives, as PowerSGD's does, and must do so at the same place among all others on every rank.
         """
+        if self._completer is not None and _called_by_hook():
+            self.wait()
+        return self.overlapping_future()
+
+    def overlapping_future(self) -> torch.futures.Future:
+        """As `get_future`, and never waits. Continuations are not to begin collectives."""
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -192,6 +206,21 @@ class Pending(dist._Work):
             self._error = error
             self._after = ()
             self._ended = True
+
+
+def _called_by_hook() -> bool:
+    """Whether a Python function that the backward pass has called, such as a communication hook, has called our caller. When torch's
+    compiled part calls it, the pass itself is the last thing that Python has called."""
+    frame: types.FrameType | None = sys._getframe(2)
+    if frame is None or frame.f_globals.get("__name__") in _HOOKS_THAT_BEGIN_NOTHING or _is_backward(frame):
+        return False
+    while frame is not None and not _is_backward(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_backward(frame: types.FrameType) -> bool:
+    return frame.f_code.co_name == "_engine_run_backward"
 
 
 def _future_for(tensors: Sequence[Any]) -> torch.futures.Future:

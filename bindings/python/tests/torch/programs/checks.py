@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import ringtrain.torch  # noqa: F401  (registers the backend)
 
@@ -34,7 +34,7 @@ def run(found: dict[str, Any], *arguments: Any, only: str = "") -> None:
         except BaseException as error:
             error.add_note(f"in {name}")
             raise
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        if os.environ.get("RANK", "0") == "0":
             print(f"passed {name} in {time.perf_counter() - start:.2f} s", flush=True)
     print(f"{len(named)} checks passed", flush=True)
 
