@@ -1,8 +1,10 @@
 """What callers hand over as buffers: arrays, bytes, `[data, count, datatype]` and its kin, and what they mean in bytes."""
 
+import contextlib
 import ctypes
 from collections.abc import Sequence
 from operator import index
+from typing import Any
 
 import numpy as np
 
@@ -211,15 +213,13 @@ def _array_memory(array: np.ndarray, writable: bool) -> tuple[memoryview, str]:
     if writable and not flags.writeable:
         raise BufferError("Object is not writable.")
     dtype = array.dtype
-    if not dtype.isnative:
-        raise BufferError(f"format string {dtype.str!r} with non-native byte order")
     kind = dtype.kind
-    code = dtype.char if kind not in "SUV" or dtype.itemsize == (4 if kind == "U" else 1) else dtype.str[1:]
+    code = dtype.str if not dtype.isnative else dtype.char if kind not in "SUV" or dtype.itemsize == (4 if kind == "U" else 1) else dtype.str[1:]
     if array.size == 0:
         return _NOTHING, code
     if dtype.hasobject:
         raise KeyError("cannot map 'O' to MPI datatype")
-    if kind in "mM" or dtype.isbuiltin != 1:
+    if kind in "mM" or dtype.isbuiltin != 1 or not dtype.isnative:
         array = array.view(np.uint8) if array.ndim else array.reshape(1).view(np.uint8)
     return memoryview(array).cast("B"), code
 
@@ -361,8 +361,9 @@ def parse_blocks(message: object, writable: bool, blocks: int) -> Blocks:
         displacements = [0] * blocks
         for i in range(1, blocks):
             displacements[i] = displacements[i - 1] + counts[i - 1]
-    elif not hasattr(displacements, "__len__"):
-        displacements = [index(displacements) * i for i in range(blocks)]
+    else:
+        with contextlib.suppress(TypeError):
+            displacements = [index(displacements) * i for i in range(blocks)]
     extent = datatype._extent
     return Blocks(memory, counts, [d * extent for d in _numbers(displacements, blocks)], [datatype] * blocks)
 
@@ -397,7 +398,7 @@ def parse_blocks_w(message: object, writable: bool, blocks: int) -> Blocks:
 
 def _numbers(given: object, length: int) -> list[int]:
     """One integer for all, or a sequence of them."""
-    if not hasattr(given, "__len__") and not hasattr(given, "__iter__"):
+    with contextlib.suppress(TypeError):
         return [index(given)] * length  # type: ignore[arg-type]
     numbers = [index(number) for number in given]  # type: ignore[attr-defined]
     if len(numbers) != length:
@@ -427,6 +428,12 @@ class buffer(np.ndarray):  # noqa: N801  (MPI's name)
         """So many bytes at an address. Nobody checks that they are there."""
         view = np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), np.uint8).view(buffer) if nbytes else buffer.allocate(0)
         return view.toreadonly() if readonly else view
+
+    def __setitem__(self, where: Any, value: Any) -> None:
+        # What is put into a slice are the bytes of a buffer, whatever its elements are.
+        if isinstance(where, slice) and not isinstance(value, int | np.integer):
+            value = np.frombuffer(raw_memory(value, False), np.uint8)
+        super().__setitem__(where, value)
 
     def toreadonly(self) -> "buffer":
         """The same bytes, not to be written."""

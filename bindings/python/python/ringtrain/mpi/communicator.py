@@ -12,6 +12,7 @@ from .. import _core
 from . import constants as c
 from .attributes import Attributes
 from .collectives import Collectives
+from .constant import by_name
 from .errors import Exception, translated, unsupported
 from .groups import Group
 from .info import ERRHANDLER_NULL, ERRORS_RETURN, INFO_NULL, Errhandler, Info
@@ -44,6 +45,8 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
     """Processes that can send each other messages. A null or freed one raises `Exception` of class `ERR_COMM`."""
 
     def __new__(cls, comm: "Comm | None" = None) -> "Comm":
+        if comm is not None and not isinstance(comm, Comm):
+            raise TypeError(f"expecting a communicator, got {type(comm).__name__}")
         self = super().__new__(cls)
         self._group: Any = NULL if comm is None else comm._group
         self._state: State = State() if comm is None else comm._state
@@ -72,10 +75,12 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
     def __bool__(self) -> bool:
         return self._group is not NULL
 
-    def __reduce__(self) -> str:
+    def __reduce__(self) -> str | tuple:
         for name, comm in (("COMM_WORLD", COMM_WORLD), ("COMM_SELF", COMM_SELF), ("COMM_NULL", COMM_NULL)):
-            if self is comm or self == comm:
+            if self is comm:
                 return name
+            if self == comm:
+                return by_name(name)
         raise ValueError(f"cannot serialize '{type(self).__module__}.{type(self).__name__}' instance")
 
     def Get_rank(self) -> int:
@@ -161,12 +166,10 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
 
     def Split_type(self, split_type: int, key: int = 0, info: Info = INFO_NULL) -> "Comm":
         """The processes on the same host, with `COMM_TYPE_SHARED`. All ranks call it."""
-        if split_type == c.UNDEFINED:
-            return self.Split(c.UNDEFINED)
-        if split_type != c.COMM_TYPE_SHARED:
+        if split_type not in (c.COMM_TYPE_SHARED, c.UNDEFINED):
             raise unsupported("MPI.Comm.Split_type of other types than COMM_TYPE_SHARED and UNDEFINED")
         hosts = self.allgather(_host())
-        return self.Split(hosts.index(hosts[self._group.rank]), key)
+        return self.Split(hosts.index(hosts[self._group.rank]) if split_type == c.COMM_TYPE_SHARED else c.UNDEFINED, key)
 
     def Free(self) -> None:
         """Lets go of it; it is null from now on."""
@@ -182,7 +185,11 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
         self._state = State()
 
     Disconnect = Free
-    free = Free
+
+    def free(self) -> None:
+        """`Free`, if there is something to let go of."""
+        if self and self != COMM_WORLD and self != COMM_SELF:
+            self.Free()
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         """Ends the whole job, and this process with `errorcode`."""
@@ -196,8 +203,7 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
 
     def Get_name(self) -> str:
         """The name."""
-        self._group.rank  # noqa: B018
-        return self._state.name
+        return self._state.name if self else "MPI_COMM_NULL"
 
     def Set_name(self, name: str) -> None:
         """Gives a name."""

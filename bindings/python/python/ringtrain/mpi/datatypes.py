@@ -118,7 +118,10 @@ class Datatype:
         self._valid()
         self._set("MPI_DATATYPE_NULL", None, None, None, c.COMBINER_NAMED)
 
-    free = Free
+    def free(self) -> None:
+        """`Free`, if it is a derived type."""
+        if self._layout is not None and not self._predefined:
+            self.Free()
 
     def Create_contiguous(self, count: int) -> "Datatype":
         """`count` elements, one after the other."""
@@ -318,6 +321,8 @@ _CHARS = {"c": "c", "p": "p", "i8": "l", "u8": "L"}
 
 def lookup(code: str) -> Datatype:
     """The type of a character code, type string or buffer format."""
+    if code[:1] == ">":
+        raise BufferError(f"format string {code!r} with non-native byte order")
     if code[:1] in "@<=" and len(code) > 1:
         code = code[1:]
     try:

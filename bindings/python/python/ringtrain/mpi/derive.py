@@ -19,20 +19,23 @@ if TYPE_CHECKING:
 def contiguous(old: Layout, count: int) -> Layout:
     """`count` elements, one after the other."""
     _require(count >= 0, c.ERR_ARG)
+    if old.is_flat and count and isinstance(old.sizes, int):
+        return Layout(old.offsets, old.lengths * count, 0, old.extent * count, old.sizes)
     return _placed(old, np.arange(count, dtype=np.int64) * old.extent)
 
 
 def vector(old: Layout, count: int, blocklength: int, stride_bytes: int) -> Layout:
     """Blocks whose beginnings are so many bytes apart."""
     _require(count >= 0 and blocklength >= 0, c.ERR_ARG)
-    blocks = np.arange(count, dtype=np.int64)[:, None] * stride_bytes
-    return _placed(old, (blocks + np.arange(blocklength, dtype=np.int64)[None, :] * old.extent).ravel())
+    return _placed(contiguous(old, blocklength), np.arange(count if blocklength else 0, dtype=np.int64) * stride_bytes)
 
 
 def indexed(old: Layout, blocklengths: Sequence[int], displacements: Sequence[int]) -> Layout:
     """Blocks of so many elements at so many bytes."""
     _require(len(blocklengths) == len(displacements), c.ERR_ARG)
     _require(all(length >= 0 for length in blocklengths), c.ERR_ARG)
+    if len(set(blocklengths)) == 1 and blocklengths[0]:
+        return _placed(contiguous(old, blocklengths[0]), np.array(displacements, dtype=np.int64))
     places = [d + np.arange(n, dtype=np.int64) * old.extent for n, d in zip(blocklengths, displacements, strict=True)]
     return _placed(old, np.concatenate(places) if places else np.zeros(0, np.int64))
 
@@ -40,7 +43,7 @@ def indexed(old: Layout, blocklengths: Sequence[int], displacements: Sequence[in
 def struct(blocklengths: Sequence[int], displacements: Sequence[int], olds: Sequence[Layout]) -> Layout:
     """Blocks of different types; the extent is rounded up to the strictest alignment, as a C compiler does."""
     _require(len(blocklengths) == len(displacements) == len(olds), c.ERR_ARG)
-    parts = [_placed(old, d + np.arange(n, dtype=np.int64) * old.extent) for n, d, old in zip(blocklengths, displacements, olds, strict=True)]
+    parts = [_placed(contiguous(old, n), np.array([d])) for n, d, old in zip(blocklengths, displacements, olds, strict=True) if n]
     parts = [part for part in parts if part.size or part.extent]
     lb = min((part.lb for part in parts), default=0)
     ub = max((part.lb + part.extent for part in parts), default=0)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from operator import index
 
 from . import constants as c
+from .constant import by_name
 from .errors import Exception, unsupported
 
 
@@ -39,11 +40,9 @@ class Group:
     def __bool__(self) -> bool:
         return self._members is not None
 
-    def __reduce__(self) -> str:
-        if self is GROUP_NULL:
-            return "GROUP_NULL"
-        if self is GROUP_EMPTY:
-            return "GROUP_EMPTY"
+    def __reduce__(self) -> tuple:
+        if not self._members:
+            return by_name("GROUP_NULL" if self._members is None else "GROUP_EMPTY")
         raise ValueError("cannot serialize groups")
 
     def Get_size(self) -> int:
@@ -140,7 +139,10 @@ class Group:
         if self is not GROUP_EMPTY:
             self._members = None
 
-    free = Free
+    def free(self) -> None:
+        """`Free`, if there is something to let go of."""
+        if self and self is not GROUP_EMPTY:
+            self.Free()
 
 
 def _spread(ranges: Sequence[tuple[int, int, int]]) -> list[int]:

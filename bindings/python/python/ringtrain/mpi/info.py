@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from . import constants as c
+from .constant import by_name
 from .errors import Exception
 
 
@@ -60,19 +61,21 @@ class Info:
     def __delitem__(self, key: str) -> None:
         del self._valid()[key]
 
-    def __reduce__(self) -> str | tuple:
-        if self is INFO_NULL:
-            return "INFO_NULL"
-        if self is INFO_ENV:
-            return "INFO_ENV"
-        return (Info.Create, (dict(self._valid()),))
+    def __reduce__(self) -> tuple:
+        for name, known in (("INFO_NULL", INFO_NULL), ("INFO_ENV", INFO_ENV)):
+            if self == known:
+                return by_name(name)
+        return (type(self).Create, (dict(self._valid()),))
 
     def Free(self) -> None:
         """Becomes null."""
         self._valid()
         self._items = None
 
-    free = Free
+    def free(self) -> None:
+        """`Free`, if there is something to let go of."""
+        if self and self is not INFO_ENV:
+            self.Free()
 
     def Dup(self) -> "Info":
         """A copy."""
@@ -99,7 +102,10 @@ class Info:
 
     def Get_nthkey(self, n: int) -> str:
         """The n-th key."""
-        return list(self._valid())[n]
+        keys = list(self._valid())
+        if not 0 <= n < len(keys):
+            raise Exception(c.ERR_ARG, f"{n} is no place among {len(keys)} keys")
+        return keys[n]
 
     def get(self, key: str, default: str | None = None) -> str | None:
         """As of a dictionary."""
@@ -152,8 +158,8 @@ class Errhandler:
     def __bool__(self) -> bool:
         return self._name is not None
 
-    def __reduce__(self) -> str:
-        return self._name or "ERRHANDLER_NULL"
+    def __reduce__(self) -> tuple:
+        return by_name(self._name or "ERRHANDLER_NULL")
 
     def Free(self) -> None:
         """Becomes null."""
@@ -161,7 +167,10 @@ class Errhandler:
             raise Exception(c.ERR_ARG)
         self._name = None
 
-    free = Free
+    def free(self) -> None:
+        """Becomes null, unless it is one of MPI's."""
+        if self._name is not None and all(self is not known for known in (ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL)):
+            self.Free()
 
 
 def _handler(name: str) -> Errhandler:

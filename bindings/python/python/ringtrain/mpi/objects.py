@@ -49,7 +49,7 @@ class Objects:
             raise self._explained(error, source, tag) from error
         if status is not None:
             status._fill(came_from, its_tag, len(data))
-        return pickle.loads(data)
+        return pickle.loads(data) if data else None  # an empty buffer that `Send` has sent
 
     def _explained(self, error: _core.Error, rank: int, tag: int) -> Exception:
         is_rank = rank == c.ANY_SOURCE or rank < self._group.size
@@ -97,6 +97,7 @@ class Objects:
         status: Status | None = None,
     ) -> Any:
         """Sends one object and receives another at once."""
+        self._pattern(c.ANY_SOURCE if source == c.PROC_NULL else source, recvtag)  # type: ignore[attr-defined]
         sent = self.isend(sendobj, dest, sendtag)
         try:
             return self.recv(recvbuf, source, recvtag, status)
@@ -190,7 +191,7 @@ class Objects:
 
 def _loaded(raw: tuple[bytes, int, int]) -> Outcome:
     data, source, tag = raw
-    return pickle.loads(data), source, tag, len(data)
+    return pickle.loads(data) if data else None, source, tag, len(data)
 
 
 def _folded(objects: Sequence[Any], op: _Reduction) -> Any:

@@ -7,6 +7,7 @@ import numpy as np
 
 from . import constants as c
 from .buffers import Block, buffer, parse_block
+from .constant import by_name
 from .datatypes import Datatype
 from .errors import Exception
 
@@ -78,10 +79,10 @@ class Op:
     def __bool__(self) -> bool:
         return self._name is not None
 
-    def __reduce__(self) -> str:
+    def __reduce__(self) -> tuple:
         if self._user is not None:
-            raise ValueError(f"cannot serialize {type(self).__module__}.Op instance")
-        return self._name or "OP_NULL"
+            return (Op.Create, (self._user, self._commutes))
+        return by_name(self._name or "OP_NULL")
 
     def __repr__(self) -> str:
         return f"<ringtrain.mpi.MPI.Op {self._name or 'OP_NULL'}>"
@@ -93,7 +94,10 @@ class Op:
         for slot in Op.__slots__:
             setattr(self, slot, None)
 
-    free = Free
+    def free(self) -> None:
+        """`Free`, if it is the program's own."""
+        if self._user is not None:
+            self.Free()
 
     def Is_commutative(self) -> bool:
         """Whether the order of the operands does not matter. Ranks are taken in their order in any case."""

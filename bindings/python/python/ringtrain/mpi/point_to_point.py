@@ -71,8 +71,10 @@ class PointToPoint:
             if status is not None:
                 status._fill(*NO_PROCESS[1:])
             return
+        self._received(parse_block(buf, True), source, tag, status)
+
+    def _received(self, block: Block, source: int, tag: int, status: Status | None) -> None:
         source_or_any, tag_or_any = self._pattern(source, tag)
-        block = parse_block(buf, True)
         place = block.incoming()
         try:
             got = self._group.receive_into_bytes(place, source_or_any, tag_or_any)
@@ -117,9 +119,15 @@ class PointToPoint:
         status: Status | None = None,
     ) -> None:
         """Sends one buffer and receives into another at once."""
+        # What is wrong with the receiving half has to be found before the other half is on its way.
+        block = None if source == c.PROC_NULL else parse_block(recvbuf, True)
+        self._pattern(c.ANY_SOURCE if source == c.PROC_NULL else source, recvtag)
         sent = self.Isend(sendbuf, dest, sendtag)
         try:
-            self.Recv(recvbuf, source, recvtag, status)
+            if block is not None:
+                self._received(block, source, recvtag, status)
+            elif status is not None:
+                status._fill(*NO_PROCESS[1:])
         finally:
             sent.Wait()
 
@@ -139,7 +147,8 @@ class PointToPoint:
         self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = c.ANY_SOURCE, recvtag: int = c.ANY_TAG
     ) -> Request:
         """`Sendrecv`, going on by itself."""
-        sent, received = self.Isend(sendbuf, dest, sendtag), self.Irecv(recvbuf, source, recvtag)
+        received = self.Irecv(recvbuf, source, recvtag)
+        sent = self.Isend(sendbuf, dest, sendtag)
         return Request._of(Sequel(received._handle, sent._handle), received._finish)
 
     def Isendrecv_replace(

@@ -186,7 +186,10 @@ class Request:
             raise Exception(c.ERR_REQUEST)
         self._forget()
 
-    free = Free
+    def free(self) -> None:
+        """`Free`, if there is something to let go of."""
+        if self:
+            self.Free()
 
     @classmethod
     def _next(cls, requests: Sequence["Request"], must_wait: bool) -> int | None:
@@ -383,8 +386,6 @@ class Prequest(Request):
             raise Exception(c.ERR_REQUEST)
         self._begin = None
         self._forget()
-
-    free = Free
 
 
 class Grequest(Request):

@@ -7,21 +7,22 @@ from .datatypes import BYTE, Datatype
 class Status:
     """What is known of a message. `count` is in bytes."""
 
-    __slots__ = ("source", "tag", "error", "count", "cancelled")
+    __slots__ = ("source", "tag", "error", "count", "cancelled", "__weakref__")
 
     def __init__(self, status: "Status | None" = None) -> None:
         if status is None:
-            self._fill(c.ANY_SOURCE, c.ANY_TAG, 0)
-            self.error = c.SUCCESS
+            self._empty()
         else:
+            if not isinstance(status, Status):
+                raise TypeError(f"expecting a status, got {type(status).__name__}")
             self.__setstate__(status.__getstate__())
 
     def _fill(self, source: int, tag: int, count: int, cancelled: bool = False) -> None:
-        # The error stays as it is, as MPI leaves it in calls that complete one operation.
         self.source = source
         self.tag = tag
         self.count = count
         self.cancelled = cancelled
+        self.error = c.SUCCESS
 
     def _empty(self) -> None:
         self._fill(c.ANY_SOURCE, c.ANY_TAG, 0)
@@ -32,14 +33,14 @@ class Status:
     __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in Status.__slots__[:-1]}
 
     def __setstate__(self, state: dict[str, int]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
 
     def __reduce__(self) -> tuple:
-        return (Status, (), self.__getstate__())
+        return (type(self), (), self.__getstate__())
 
     def Get_source(self) -> int:
         """The sender's rank."""
@@ -67,6 +68,7 @@ class Status:
 
     def Get_count(self, datatype: Datatype = BYTE) -> int:
         """How many elements of `datatype` came; `UNDEFINED` if they do not come out even."""
+        datatype._valid()
         size = datatype._wire
         if size == 0:
             return 0 if self.count == 0 else c.UNDEFINED
@@ -78,6 +80,7 @@ class Status:
 
     def Set_elements(self, datatype: Datatype, count: int) -> None:
         """Says that `count` elements of `datatype` came."""
+        datatype._valid()
         self.count = count * datatype._wire
 
     def Is_cancelled(self) -> bool:
