@@ -247,11 +247,17 @@ class Group(Objects):
         """Where all parts go, and their counts of elements if they differ."""
         if counts is None:
             return place(out, (self.size, *array.shape), array.dtype), None
+        scaled = self._own_counted(array, counts)
+        return place(out, (sum(counts), *array.shape[1:]), array.dtype), scaled
+
+    def _own_counted(self, array: NDArray, counts: Sequence[int] | None) -> list[int] | None:
+        """Counts of elements, of which this rank has this array."""
+        if counts is None:
+            return None
         self._check_counts(counts, None)
         if array.ndim == 0 or array.shape[0] != counts[self.rank]:
             raise InvalidArgument(f"this rank's array has shape {array.shape}, and counts say {counts[self.rank]} rows")
-        row = array.shape[1:]
-        return place(out, (sum(counts), *row), array.dtype), elements(list(counts), row)
+        return elements(list(counts), array.shape[1:])
 
     def all_gather(
         self, x: ArrayLike, *, out: NDArray | None = None, counts: Sequence[int] | None = None
@@ -288,7 +294,7 @@ class Group(Objects):
         """Every rank's array on the root, as `all_gather` has it; `None` on the others."""
         array = contiguous(x)
         if self.rank != root:
-            scaled = None if counts is None else elements(list(counts), array.shape[1:])
+            scaled = self._own_counted(array, counts)
             self.core.gather(None, moved(array), root, scaled)
             return None
         result, scaled = self._gathered(array, out, counts)
@@ -306,7 +312,7 @@ class Group(Objects):
         """`gather`, going on by itself."""
         array = contiguous(x)
         if self.rank != root:
-            scaled = None if counts is None else elements(list(counts), array.shape[1:])
+            scaled = self._own_counted(array, counts)
             return Handle(self.core.gather_async(None, moved(array), root, scaled), lambda _: None)
         result, scaled = self._gathered(array, out, counts)
         return Handle(self.core.gather_async(moved(result), moved(array), root, scaled), lambda _: result)

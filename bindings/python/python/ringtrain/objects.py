@@ -39,7 +39,7 @@ class Objects:
 
     def scatter_object(self, values: Sequence[Any] | None = None, root: int = 0) -> Any:
         """The r-th of the root's objects, of which there is one for each rank."""
-        encoded = [_dumps(value) for value in values or ()] if self.rank == root else None
+        encoded = [_dumps(value) for value in (() if values is None else values)] if self.rank == root else None
         return pickle.loads(self.core.scatter_bytes(encoded, root))
 
     def all_to_all_object(self, values: Sequence[Any]) -> list[Any]:

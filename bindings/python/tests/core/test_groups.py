@@ -1,0 +1,335 @@
+"""Groups of some of the ranks, memory of a group's own, and what a group knows of itself."""
+
+import gc
+import math
+import threading
+import weakref
+
+import numpy as np
+
+import ringtrain as ring
+from ranks import Cases, file_descriptors, raised, resident_bytes, threads_of_process
+from ringtrain import _core
+
+cases = Cases(__file__)
+
+
+@cases
+def what_a_group_is(world):
+    n = world.size
+    assert world is ring.world() is ring.init() and ring.is_initialized()
+    assert (ring.rank(), ring.size(), ring.local_rank(), ring.local_size()) == (world.rank, n, world.rank, n)
+    assert world.members == list(range(n)) == world.all_gather_object(world.rank)
+    assert world.transport == ("shm" if n > 1 else "none")
+    assert repr(world) == f"<ringtrain.Group: rank {world.rank} of {n}, {world.transport}>"
+    raised(ring.InvalidArgument, ring.init, timeout=5.0)
+    assert ring.all_reduce(1) == n
+    raised(AttributeError, getattr, ring, "all_reduc")
+    for operation in ("all_reduce", "broadcast", "reduce_scatter", "all_gather", "barrier"):
+        assert world.algorithm(operation, 1024)
+    assert world.all_gather_object(world.algorithm("all_reduce", 1 << 20)).count(world.algorithm("all_reduce", 1 << 20)) == n
+
+
+@cases
+def parts_by_colour(world):
+    n, rank = world.size, world.rank
+    group = world.split(rank % 2, key=-rank)
+    expected = sorted((r for r in range(n) if r % 2 == rank % 2), reverse=True)
+    assert group.members == expected
+    assert (group.rank, group.size) == (expected.index(rank), len(expected))
+    assert (group.local_rank, group.local_size) == (group.rank, group.size)
+    assert group.all_reduce(rank) == sum(expected)
+    assert group.all_gather_object(rank) == expected
+    own = world.split(None if rank else 5)
+    assert (own is None) == (rank != 0)
+    assert own is None or (own.size, own.members, own.all_reduce(3)) == (1, [0], 3)
+    group.close()
+
+
+@cases
+def parts_by_list(world):
+    n, rank = world.size, world.rank
+    ranks = list(reversed(range(n)))
+    group = world.subgroup(ranks)
+    assert group.members == ranks and group.rank == n - 1 - rank
+    for root in range(n):
+        assert group.broadcast(rank, root) == ranks[root]
+    assert group.scan(1) == group.rank + 1
+    first = world.subgroup([0])
+    assert (first is None) == (rank != 0)
+    assert first is None or first.all_reduce(7) == 7
+    assert world.subgroup(np.array(ranks)).members == ranks
+    assert world.subgroup([]) is None, "nobody is in it"
+    assert world.all_reduce(1) == n
+
+
+@cases
+def nested_parts(world):
+    group, depth = world, 0
+    while group.size > 1:
+        half = group.split(int(group.rank >= (group.size + 1) // 2))
+        assert half.all_reduce(1) == half.size < group.size
+        assert set(half.members) < set(group.members)
+        group, depth = half, depth + 1
+    twin = group.duplicate().duplicate()
+    assert twin.size == 1 and twin.members == [world.rank]
+    assert world.all_reduce(1) == world.size
+
+
+@cases
+def duplicates_do_not_get_in_each_others_way(world):
+    n, rank = world.size, world.rank
+    groups = [world.duplicate() for _ in range(4)]
+    # Each rank begins them in another order.
+    handles = {k: groups[k].all_reduce_async(np.full(1000, k)) for k in np.roll(range(4), rank)}
+    for k in range(4):
+        assert np.all(handles[k].wait() == k * n)
+    wrong = []
+
+    def work(k) -> None:
+        for i in range(100):
+            if groups[k].all_reduce(i) != i * n:
+                wrong.append((k, i))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+    right, left = (rank + 1) % n, (rank - 1) % n
+    for k in range(4):
+        groups[k].send_async(np.array([k]), right, 1)
+    for k in reversed(range(4)):
+        assert groups[k].probe(left, 1, 20) is not None
+        got = np.array([0])
+        groups[k].receive(got, left, 1)
+        assert got[0] == k, "a message stays in its group"
+
+
+@cases
+def a_closed_group_is_of_no_use(world):
+    group = world.duplicate()
+    with group as same:
+        assert same is group and group.all_reduce(1) == world.size
+    group.close()
+    assert group.core.is_closed
+    x = np.ones(3)
+    for call in (
+        lambda: group.all_reduce(x),
+        lambda: group.all_reduce_async(x),
+        lambda: group.barrier(),
+        lambda: group.send(x, 0),
+        lambda: group.receive(x),
+        lambda: group.receive_async(x),
+        lambda: group.probe(),
+        lambda: group.all_gather_object(1),
+        lambda: group.send_object(1, 0),
+        lambda: group.receive_object(),
+        lambda: group.split(0),
+        lambda: group.duplicate(),
+        lambda: group.subgroup([0]),
+        lambda: group.alloc(3),
+        lambda: group.statistics(),
+        lambda: group.timeout,
+        lambda: group.algorithm("all_reduce", 8),
+    ):
+        assert "closed" in str(raised(ring.Error, call))
+    assert (group.rank, group.size, group.members) == (world.rank, world.size, world.members)
+    assert repr(group)
+    assert world.all_reduce(1) == world.size
+
+
+@cases
+def a_group_closed_while_operations_go_on(world):
+    group = world.duplicate()
+    handles = [group.all_reduce_async(np.full(5000, k)) for k in range(10)]
+    group.close()
+    for k, handle in enumerate(handles):
+        assert np.all(handle.wait() == k * world.size)
+
+
+@cases
+def a_group_closed_by_another_thread(world):
+    """Who is in a collective of it comes to its end; who waits for a turn is told."""
+    group = world.duplicate()
+    if world.size > 1 and world.rank == 0:
+        inside = threading.Event()
+        results = []
+
+        def first() -> None:
+            inside.set()
+            results.append(group.all_reduce(1))
+
+        thread = threading.Thread(target=first)
+        thread.start()
+        inside.wait()
+        world.send(np.ones(1), 1)
+        thread.join(20)
+        group.close()
+        assert results == [world.size]
+    elif world.size > 1:
+        if world.rank == 1:
+            world.receive(np.ones(1), 0)
+        assert group.all_reduce(1) == world.size
+        group.close()
+    world.barrier()
+
+
+@cases
+def timeouts_are_set_and_read(world):
+    group = world.duplicate()
+    assert world.timeout == group.timeout == 20.0
+    group.timeout = 3.5
+    assert (group.timeout, world.timeout) == (3.5, 20.0)
+    group.timeout = 7
+    assert group.timeout == 7.0 and group.duplicate().timeout == 7.0
+    group.timeout = math.inf
+    assert group.timeout > 1e8, "longer than anybody waits"
+    assert group.all_reduce(1) == world.size
+    for wrong in (-1, math.nan, -math.inf):
+        raised(ring.InvalidArgument, setattr, group, "timeout", wrong)
+    raised(TypeError, setattr, group, "timeout", "long")
+    assert group.timeout > 1e8
+
+
+@cases
+def memory_of_the_groups_own(world):
+    n = world.size
+    for dtype in ("float32", "float64", "float16", "int8", "uint64", "int16", "bool"):
+        for shape in (1, 7, (3, 5), 100_003, np.int64(5), (2, np.int32(4))):
+            array = world.alloc(shape, dtype)
+            assert array.shape == np.empty(shape).shape and array.dtype == dtype and not array.any()
+            assert array.flags.c_contiguous and array.flags.writeable and array.flags.aligned
+            array[...] = 1
+            assert world.all_reduce(array, out=array) is array
+            assert np.all(array == (True if dtype == "bool" else n))
+    shared = world.core.alloc(100, "f32")
+    assert shared.is_shared == (n > 1 and world.transport == "shm")
+    view = memoryview(shared)
+    assert (view.format, view.shape, view.readonly, view.nbytes, len(shared)) == ("f", (100,), False, 400, 100)
+    assert world.core.alloc(4, "bf16") is not None
+    raised(ring.Unsupported, world.alloc, 3, "complex64")
+    raised(ring.InvalidArgument, world.core.alloc, 4, "f31")
+    raised(ring.InvalidArgument, world.alloc, (3, -1))
+    assert world.alloc(0).shape == (0,) and world.alloc((3, 0)).shape == (3, 0) and world.alloc(()).shape == ()
+    assert world.alloc(3 + world.rank).shape == (3 + world.rank,), "each may have its own shape"
+
+
+@cases
+def slices_of_memory_of_the_groups_own(world):
+    n, rank = world.size, world.rank
+    array = world.alloc(10_000, "int64")
+    for part in (slice(0, 10), slice(5, 1005), slice(1, 9_999), slice(9_999, 10_000), slice(3, 3)):
+        array[...] = rank
+        got = world.all_reduce(array[part], out=array[part])
+        assert np.all(got == sum(range(n)))
+        outside = np.ones(10_000, bool)
+        outside[part] = False
+        assert np.all(array[outside] == rank)
+    array[...] = rank
+    matrix = array.reshape(100, 100)
+    world.all_reduce(matrix[10:20], out=matrix[10:20])
+    assert np.all(array[1000:2000] == sum(range(n))) and array[999] == rank == array[2000]
+    handle = world.all_reduce_async(array[:500], out=array[:500])
+    handle.wait()
+    assert np.all(array[:500] == sum(range(n)))
+    # Into and out of it.
+    array[...] = rank
+    assert np.all(world.all_reduce(array) == sum(range(n))) and np.all(array == rank)
+    world.broadcast(array, root=n - 1, out=array)
+    assert np.all(array == n - 1)
+    # One rank's ends elsewhere than the others'.
+    array[...] = 1
+    start = rank * 7
+    part = array[start : start + 50]
+    assert np.all(world.all_reduce(part, out=part) == n)
+
+
+@cases
+def memory_of_the_groups_own_outlives_the_group(world):
+    group = world.duplicate()
+    array = group.alloc(1000)
+    part = array[10:20]
+    group.close()
+    del array, group
+    gc.collect()
+    part[...] = 3
+    assert part.sum() == 30
+    owner = weakref.ref(part)
+    del part
+    gc.collect()
+    assert owner() is None
+
+
+@cases(sizes=(1, 3))
+def memory_of_the_groups_own_is_given_back(world):
+    def use() -> None:
+        array = world.alloc(1 << 18)
+        array[...] = 1
+        world.all_reduce(array, out=array)
+
+    for _ in range(5):
+        use()
+    world.barrier()
+    before, files = resident_bytes(), file_descriptors()
+    for _ in range(40):
+        use()
+    world.barrier()
+    assert resident_bytes() - before < 8 << 20, "40 MiB have been allocated"
+    assert file_descriptors() <= files + 2
+
+
+@cases(sizes=(1, 2, 3))
+def groups_that_come_and_go_leave_nothing(world):
+    def use() -> None:
+        with world.duplicate() as twin:
+            assert twin.all_reduce(1) == world.size
+        part = world.split(world.rank % 2)
+        part.barrier()
+        del part
+
+    for _ in range(30):
+        use()
+    gc.collect()
+    before, files, threads = resident_bytes(), file_descriptors(), threads_of_process()
+    for _ in range(500):
+        use()
+    gc.collect()
+    world.barrier()
+    assert resident_bytes() - before < 4 << 20
+    assert file_descriptors() <= files + 1 and threads_of_process() <= threads
+
+
+@cases
+def memory_at_an_address(world):
+    owner = np.ones(10, np.float32)
+    memory = _core.Memory(owner, owner.ctypes.data, 10, "f32")
+    assert repr(memory)
+    world.core.all_reduce(memory)
+    assert owner.tolist() == [world.size] * 10
+    handle = world.core.all_reduce_async(_core.Memory(owner, owner.ctypes.data, 5, "f32"), "max")
+    assert handle.wait() is None
+    words = np.full(4, 0x3F80, np.uint16)  # 1.0 as bf16
+    world.core.all_reduce(_core.Memory(words, words.ctypes.data, 4, "bf16"))
+    assert (words.astype(np.uint32) << 16).view(np.float32).tolist() == [world.size] * 4
+    read_only = _core.Memory(owner, owner.ctypes.data, 10, "f32", writable=False)
+    raised(ring.InvalidArgument, world.core.all_reduce, read_only)
+    world.core.all_reduce(memory, "max", read_only)
+    raised(ring.InvalidArgument, _core.Memory, owner, owner.ctypes.data, 10, "f33")
+    raised(ring.InvalidArgument, _core.Memory, owner, owner.ctypes.data, 2**62, "f64")
+    raised(ring.InvalidArgument, world.core.all_reduce, _core.Memory(owner, owner.ctypes.data + 1, 5, "f32"))
+    for weird in (None, 5, "text", object(), [1.0], (1.0,)):
+        raised(ring.InvalidArgument, world.core.all_reduce, weird)
+    raised(ring.InvalidArgument, world.core.all_reduce, b"read only")
+    raised(ring.InvalidArgument, world.core.all_reduce, owner, "sum", np.ones(9, np.float32))
+    raised(ring.InvalidArgument, world.core.all_reduce, owner, "sum", np.ones(10))
+    released = memoryview(bytearray(8))
+    released.release()
+    raised(ring.InvalidArgument, world.core.all_reduce, released)
+
+
+test_groups = cases.tests()
+
+if __name__ == "__main__":
+    cases.main()

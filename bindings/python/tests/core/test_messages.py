@@ -1,0 +1,299 @@
+"""Messages and objects."""
+
+import pickle
+import threading
+
+import numpy as np
+
+import ringtrain as ring
+from ranks import Cases, raised
+
+cases = Cases(__file__)
+
+
+@cases
+def around_the_ring(world):
+    n, rank = world.size, world.rank
+    right, left = (rank + 1) % n, (rank - 1) % n
+    for dtype in ("float32", "uint8", "int16", "bool", "complex128", "datetime64[ns]", ">i4", "U4"):
+        for shape in ((), (0,), (5,), (3, 4), (70_001,)):
+            own = np.full(shape, 1).astype("i8").astype(dtype) if dtype != "U4" else np.full(shape, f"r{rank}", dtype)
+            got = np.zeros_like(own)
+            status = world.send_receive(own, right, got, left, send_tag=4, receive_tag=4)
+            assert status == ring.Status(left, 4, own.size)
+            assert np.array_equal(got, np.full(shape, f"r{left}", dtype) if dtype == "U4" else own)
+    token = np.array([0])
+    if rank == 0:
+        world.send(token, right)
+        world.receive(token, left)
+        assert token[0] == n - 1
+    else:
+        world.receive(token, left)
+        world.send(token + 1, right)
+
+
+@cases
+def tags_and_sources_choose(world):
+    n, rank = world.size, world.rank
+    for to in range(n):
+        for tag in (5, 6, 2**32 - 2):
+            world.send_async(np.array([rank, tag]), to, tag)
+    got = np.zeros(2, np.int64)
+    for tag in (2**32 - 2, 6, 5):
+        for source in reversed(range(n)):
+            assert world.receive(got, source, tag) == (source, tag, 2)
+            assert got.tolist() == [source, tag]
+    world.barrier()
+    for to in range(n):
+        world.send(np.array([rank]), to, 3)
+    seen = set()
+    for _ in range(n):
+        status = world.receive(got)
+        assert got[0] == status.source and status.tag == 3 and status.count == 1
+        seen.add(status.source)
+    assert seen == set(range(n))
+
+
+@cases
+def messages_of_a_source_and_tag_stay_in_order(world):
+    n, rank = world.size, world.rank
+    for k in range(200):
+        world.send_async(np.full(k % 7, k), (rank + 1) % n, 1)
+    got = np.zeros(7, np.int64)
+    for k in range(200):
+        assert world.receive(got, (rank - 1) % n, 1).count == k % 7
+        assert np.all(got[: k % 7] == k)
+
+
+@cases
+def a_probe_sees_what_has_come(world):
+    n, rank = world.size, world.rank
+    right, left = (rank + 1) % n, (rank - 1) % n
+    assert world.probe() is None and world.probe(left, 2) is None
+    assert world.probe(timeout=0.01) is None
+    world.barrier()
+    world.send_async(np.zeros(11, np.float32), right, 2)
+    assert world.probe(left, 2, timeout=20) == ring.Status(left, 2, 11)
+    assert world.probe(timeout=20) == ring.Status(left, 2, 11), "it stays"
+    assert world.core.probe(None, None, 20) == (left, 2, 11, "f32")
+    assert world.probe(left, 3) is None
+    assert world.receive(np.zeros(11, np.float32), left, 2).count == 11
+    assert world.probe() is None
+    world.barrier()
+
+
+@cases
+def to_oneself(world):
+    got = np.zeros(100_000)
+    world.send_async(np.arange(100_000.0), world.rank)
+    world.receive(got, world.rank)
+    assert got[-1] == 99_999
+    assert world.send_receive(np.ones(3), world.rank, got[:3], world.rank) == (world.rank, 0, 3)
+    world.send_object({"to": "myself"}, world.rank, tag=4)
+    assert world.receive_object(world.rank, 4) == ({"to": "myself"}, world.rank, 4)
+
+
+@cases
+def into_the_beginning_of_a_longer_array(world):
+    n, rank = world.size, world.rank
+    world.send_async(np.arange(3.0), (rank + 1) % n)
+    got = np.full((2, 5), -1.0)
+    assert world.receive(got).count == 3
+    assert got.ravel().tolist() == [0, 1, 2] + [-1] * 7
+    world.send_async(np.zeros((4, 0)), (rank + 1) % n)
+    assert world.receive(got).count == 0
+    part = np.full(9, -1.0)
+    world.send_async(np.arange(3.0), (rank + 1) % n)
+    world.receive(part[3:6])
+    assert part.tolist() == [-1, -1, -1, 0, 1, 2, -1, -1, -1]
+    assert raised(ring.InvalidArgument, world.receive, part[::2])
+    assert raised(ring.InvalidArgument, world.receive_async, [1.0])
+
+
+@cases
+def bytes_and_any_buffer(world):
+    n, rank = world.size, world.rank
+    core, right, left = world.core, (rank + 1) % n, (rank - 1) % n
+    for data in (b"", b"abc", bytearray(b"xyz"), memoryview(b"12345"), np.arange(4, dtype="i4"), np.float64(1.5), np.zeros((3, 0))):
+        expected = bytes(memoryview(data)) if not isinstance(data, np.generic) else data.tobytes()
+        core.send_bytes_async(data, right, 1)
+        assert core.receive_bytes(left, 1) == (expected, left, 1)
+        core.send_bytes_async(data, right, 1)
+        room = np.zeros(40, np.uint8)
+        assert core.receive_into_bytes(room, left, 1) == (left, 1, len(expected))
+        assert room[: len(expected)].tobytes() == expected
+        assert core.all_gather_bytes(data) == [expected] * n
+        assert core.broadcast_bytes(data if rank == 0 else None, 0) == expected
+
+
+@cases
+def a_message_that_is_too_long_fails_the_receive_alone(world):
+    n, rank = world.size, world.rank
+    core, right, left = world.core, (rank + 1) % n, (rank - 1) % n
+    for length in (9, 300_000):
+        core.send_bytes_async(b"x" * length, right, 3)
+        core.send_bytes_async(b"the next", right, 3)
+        room = np.zeros(2, np.float32)
+        error = raised(ring.Truncated, core.receive_into_bytes, room, left, 3)
+        assert isinstance(error, ring.InvalidArgument)
+        assert (error.source, error.tag, error.count) == (left, 3, length)
+        assert core.receive_into_bytes(room, left, 3) == (left, 3, 8) and room.tobytes() == b"the next"
+        core.send_bytes_async(b"y" * length, right, 3)
+        handle = core.receive_into_bytes_async(room, left, 3)
+        raised(ring.Truncated, handle.wait)
+        raised(ring.Truncated, handle.wait)
+    assert world.all_reduce(1) == n
+
+
+@cases(sizes=(2, 3, 4))
+def threads_send_and_receive_while_another_is_in_a_collective(world):
+    n, rank = world.size, world.rank
+    right, left = (rank + 1) % n, (rank - 1) % n
+    wrong: list = []
+
+    def guarded(function) -> threading.Thread:
+        def body() -> None:
+            try:
+                function()
+            except BaseException as error:  # noqa: BLE001  (it is reported)
+                wrong.append(repr(error))
+
+        thread = threading.Thread(target=body)
+        thread.start()
+        return thread
+
+    def send(tag):
+        for k in range(150):
+            world.send(np.full(k * 7 % 300, k), right, tag)
+
+    def receive(tag):
+        for k in range(150):
+            got = np.zeros(300, np.int64)
+            assert world.receive(got, left, tag) == (left, tag, k * 7 % 300)
+            assert np.all(got[: k * 7 % 300] == k)
+
+    def objects():
+        for k in range(100):
+            world.send_object_async((rank, k), right, 50)
+            assert world.receive_object(left, 50)[0] == (left, k)
+
+    def reduce():
+        for k in range(300):
+            assert np.all(world.all_reduce(np.full(k * 31 % 2000, k)) == k * n)
+
+    threads = [guarded(lambda tag=tag: call(tag)) for tag in range(3) for call in (send, receive)]
+    threads += [guarded(objects), guarded(reduce)]
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert not wrong, wrong
+    # A collective does not keep messages waiting, though the group is at work.
+    if rank == 0:
+        entered = guarded(world.barrier)
+        for peer in range(1, n):
+            world.send(np.ones(2), peer, 60)
+            world.receive(np.ones(2), peer, 61)
+    else:
+        world.receive(np.ones(2), 0, 60)
+        world.send(np.ones(2), 0, 61)
+        world.barrier()
+    if rank == 0:
+        entered.join(20)
+
+
+# Objects
+
+
+class Pair:
+    def __init__(self, left, right) -> None:
+        self.left, self.right = left, right
+
+    def __eq__(self, other) -> bool:
+        return (self.left, self.right) == (other.left, other.right)
+
+
+@cases
+def objects_of_any_kind(world):
+    n, rank = world.size, world.rank
+    for value in (None, 0, "text", b"", [1, [2, {"three": 4.0}]], {1, 2}, np.arange(5), Pair(1, "x"), ring.Error, range(10**6)):
+        same = np.array_equal if isinstance(value, np.ndarray) else lambda a, b: a == b
+        for root in range(n):
+            assert same(world.broadcast_object(value if rank == root else None, root), value)
+            gathered = world.gather_object((rank, value), root)
+            assert gathered is None if rank != root else all(g[0] == r and same(g[1], value) for r, g in enumerate(gathered))
+            assert same(world.scatter_object([value] * n if rank == root else None, root), value)
+        assert all(same(got, value) for got in world.all_gather_object(value))
+    assert world.all_to_all_object([(rank, to) for to in range(n)]) == [(source, rank) for source in range(n)]
+    assert world.scatter_object(tuple(range(n))) == rank
+    assert world.scatter_object(np.arange(n)) == rank
+
+
+@cases
+def objects_of_different_sizes(world):
+    n, rank = world.size, world.rank
+    sizes = [0, 1, 1000, 300_000]
+    value = bytes([rank]) * sizes[rank % 4]
+    assert [len(got) for got in world.all_gather_object(value)] == [sizes[r % 4] for r in range(n)]
+    got = world.gather_object(value, root=n - 1)
+    assert got is None or [len(one) for one in got] == [sizes[r % 4] for r in range(n)]
+
+
+@cases(sizes=(1, 2, 4))
+def big_objects(world):
+    n, rank = world.size, world.rank
+    big = np.arange(50 << 17) if rank == 0 else None  # 50 MiB
+    got = world.broadcast_object(big)
+    assert got.nbytes == 50 << 20 and got[-1] == (50 << 17) - 1
+    del got
+    if n > 1:
+        if rank == 0:
+            world.send_object(big, 1)
+        elif rank == 1:
+            assert world.receive_object()[0][12345] == 12345
+
+
+@cases
+def what_cannot_be_pickled_is_refused_before_anything_is_sent(world):
+    unpicklable = threading.Lock()
+    for call in (
+        lambda: world.all_gather_object(unpicklable),
+        lambda: world.broadcast_object(unpicklable, root=world.rank),
+        lambda: world.gather_object(unpicklable),
+        lambda: world.scatter_object([unpicklable] * world.size, root=world.rank),
+        lambda: world.all_to_all_object([unpicklable] * world.size),
+        lambda: world.send_object(unpicklable, 0),
+        lambda: world.send_object_async(lambda: 0, 0),
+    ):
+        raised((TypeError, pickle.PicklingError, AttributeError), call)
+    assert world.all_gather_object(world.rank) == list(range(world.size))
+
+
+@cases
+def an_object_that_fails_to_unpickle_hurts_nobody_else(world):
+    raised(ZeroDivisionError, world.all_gather_object, Bomb())
+    world.send_object_async(Bomb(), world.rank)
+    raised(ZeroDivisionError, world.receive_object)
+    assert world.all_reduce(1) == world.size
+
+
+class Bomb:
+    def __reduce__(self):
+        return divmod, (1, 0)
+
+
+@cases
+def statistics_count(world):
+    before = world.statistics()
+    world.all_reduce(np.ones(100_000))
+    after = world.statistics()
+    assert set(after) == {"operations", "bytes_sent", "bytes_received", "communication", "exposed"}
+    if world.size > 1:
+        assert after["operations"] > before["operations"]
+        assert after["communication"] > before["communication"]
+    assert all(after[key] >= before[key] for key in after)
+
+
+test_messages = cases.tests()
+
+if __name__ == "__main__":
+    cases.main()
