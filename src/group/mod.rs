@@ -37,6 +37,7 @@ mod profile;
 pub mod pump;
 mod routes;
 mod share;
+mod site;
 mod streams;
 mod tune;
 
@@ -57,6 +58,7 @@ pub use objects::OBJECT_BYTES_MAX;
 pub use profile::{Profile, Spent};
 pub use routes::Algorithms;
 pub use share::LocalTransport;
+pub use site::at;
 pub use streams::Streams;
 
 use self::desk::Desk;

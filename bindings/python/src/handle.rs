@@ -126,7 +126,7 @@ impl Handle {
         }))
     }
 
-    fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
+    pub(crate) fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
         interrupt::check_forked(py)?;
         Ok(py.detach(|| {
             let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,13 +7,16 @@ mod bytes;
 mod collectives;
 mod dtype;
 mod errors;
+mod exchanges;
 mod group;
 mod handle;
 mod interrupt;
 mod join;
 mod messages;
+mod reductions;
 mod region;
 mod shared;
+mod site;
 mod slot;
 mod view;
 

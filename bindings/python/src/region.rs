@@ -5,6 +5,7 @@ use ringtrain::{Element, ForeignBuffer};
 
 use crate::dtype::Kind;
 use crate::errors;
+use crate::group::Group;
 use crate::view::View;
 
 /// `count` elements of type `dtype` at `address`, which stay valid for as long as `owner` lives. Nobody checks that.
@@ -25,12 +26,16 @@ impl Memory {
         py: Python<'_>,
         owner: Py<PyAny>,
         address: usize,
-        count: usize,
+        count: i64,
         dtype: &str,
         writable: bool,
     ) -> PyResult<Self> {
         let kind = Kind::named(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is no element type of ringtrain")))?;
+        let count = Group::count(py, count)?;
+        if address == 0 && count > 0 {
+            return Err(errors::invalid(py, "nothing lies at address 0"));
+        }
         if count.checked_mul(kind.bytes()).is_none_or(|bytes| bytes > isize::MAX as usize) {
             return Err(errors::invalid(py, format!("{count} elements are more than memory can hold")));
         }

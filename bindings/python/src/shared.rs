@@ -29,7 +29,8 @@ pub(crate) struct Shared {
 
 #[pymethods]
 impl Group {
-    fn alloc(&self, py: Python<'_>, count: usize, dtype: &str) -> PyResult<Shared> {
+    fn alloc(&self, py: Python<'_>, count: i64, dtype: &str) -> PyResult<Shared> {
+        let count = Self::count(py, count)?;
         let kind = Kind::named(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is no element type of ringtrain")))?;
         let bytes = count.checked_mul(kind.bytes()).filter(|&bytes| isize::try_from(bytes).is_ok());

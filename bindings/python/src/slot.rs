@@ -121,13 +121,10 @@ impl Slot {
     }
 
     /// Forgets the group without a word to anybody: in a forked process its connections are the parent's.
-    pub(crate) fn leak(&self) {
-        // A thread of the parent's may have had the lock when the process was forked.
-        let Ok(mut state) = self.state.try_lock() else { return };
-        std::mem::forget(std::mem::replace(&mut *state, State::Closed));
-        if let Ok(mut messenger) = self.messenger.try_lock() {
-            std::mem::forget(messenger.take());
-        }
+    pub(crate) fn leak(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::replace(state, State::Closed));
+        std::mem::forget(self.messenger.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
