@@ -14,13 +14,13 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import ringtrain.torch  # noqa: F401  (makes the backend "ring" known)
+import torch
+from torch import Tensor, nn
 
 # What the Debian package dataset-fashion-mnist installs.
 DATA = Path("/usr/share/datasets/fashion-mnist")
@@ -59,7 +59,9 @@ def read_data(directory: Path, name: str, limit: int | None) -> TensorDataset:
     images = read_idx(directory / f"{name}-images-idx3-ubyte.gz", (28, 28))[:limit]
     labels = read_idx(directory / f"{name}-labels-idx1-ubyte.gz", ())[:limit]
     if len(images) != len(labels) or len(labels) == 0 or labels.max() >= CLASSES:
-        raise Unusable(f"{directory} has {len(images)} {name} images and {len(labels)} labels for them, or labels above {CLASSES - 1}")
+        raise Unusable(
+            f"{directory} has {len(images)} {name} images and {len(labels)} labels for them, or labels above {CLASSES - 1}"
+        )
     scaled = torch.from_numpy(images[:, None].astype(np.float32) / 127.5 - 1)
     return TensorDataset(scaled, torch.from_numpy(labels.astype(np.int64)))
 
@@ -109,7 +111,9 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="with the four *-ubyte.gz (default: %(default)s)")
     parser.add_argument("--limit", type=int, metavar="N", help="use the first N images of each part only")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=256, help="images of all ranks together for each step (default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=int, default=256, help="images of all ranks together for each step (default: %(default)s)"
+    )
     parser.add_argument("--rate", type=float, default=2e-3, help="of learning (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", type=Path, metavar="FILE", help="where rank 0 writes the model's state_dict")

@@ -8,12 +8,12 @@ A Horovod script needs one line changed: `import ringtrain.torch as hvd` instead
 import argparse
 import math
 
-import torch
-from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import ringtrain.torch as hvd
+import torch
+from torch import Tensor, nn
 
 
 def make_moons(count: int, seed: int) -> TensorDataset:
@@ -80,7 +80,9 @@ def main() -> None:
     sums = hvd.allgather(checksum(model)[None])
     if hvd.rank() == 0:
         is_same = bool((sums == sums[0]).all())
-        print(f"final: ranks {hvd.size()}, loss {loss:.4f}, accuracy {accuracy:.4f}, parameters are the same on all ranks: {is_same}")
+        print(
+            f"final: ranks {hvd.size()}, loss {loss:.4f}, accuracy {accuracy:.4f}, the same parameters on all of them: {is_same}"
+        )
     hvd.shutdown()
 
 

@@ -65,7 +65,11 @@ def main() -> None:
 
     if world.rank == 0:
         whole = fit(data)
-        for name, weights in [("all data, one process", whole), ("averaged models", models.mean(axis=0)), ("averaged gradients", descended)]:
+        for name, weights in [
+            ("all data, one process", whole),
+            ("averaged models", models.mean(axis=0)),
+            ("averaged gradients", descended),
+        ]:
             far, off = np.abs(weights - truth).max(), np.abs(weights - whole).max()
             print(f"{name}: largest error of a weight {far:.6f}, largest difference from the fit of all data {off:.2e}")
         print(f"final: ranks {world.size}, the descended weights are the same on all of them: {is_same}")

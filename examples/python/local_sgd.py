@@ -2,12 +2,12 @@
 
     ringrun -n 4 python local_sgd.py --every 20
 
-No rank waits for a slower one at every step, as it would with averaged gradients: while the average of the models is under way, a rank
-goes on training. When the average has come, the rank takes it, and adds what it has learnt since (local SGD with delayed averaging: Stich,
-"Local SGD Converges Fast and Communicates Little", 2019; Wang et al., "Overlap Local-SGD", 2020).
+No rank waits for a slower one at every step, as it would with averaged gradients: while the average of the models is under way,
+a rank goes on training. When the average has come, the rank takes it, and adds what it has learnt since (Stich, "Local SGD
+Converges Fast and Communicates Little", 2019; Wang et al., "Overlap Local-SGD", 2020).
 
-Each rank has other classes of the data than the others, so that none can learn all of them alone, which is tried too. How many steps a
-rank takes while it waits depends on the machine, and so do the last digits; with `--ahead 0` they do not.
+Each rank has other classes of the data than the others, so that none can learn all of them alone, which is tried too. How many
+steps a rank takes while it waits depends on the machine, and so do the last digits; with `--ahead 0` they do not.
 """
 
 import argparse
@@ -98,9 +98,13 @@ def make_data(count: int, seed: int) -> tuple[Array, NDArray[np.int64]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40, help="averages of the models (default: %(default)s)")
-    parser.add_argument("--every", type=int, default=10, help="steps from one average to the next, at least (default: %(default)s)")
+    parser.add_argument(
+        "--every", type=int, default=10, help="steps from one average to the next, at least (default: %(default)s)"
+    )
     parser.add_argument("--ahead", type=int, default=10, help="more steps while an average is under way (default: %(default)s)")
-    parser.add_argument("--straggle", type=float, default=1.0, help="milliseconds that the last rank's steps take longer (default: %(default)s)")
+    parser.add_argument(
+        "--straggle", type=float, default=1.0, help="milliseconds that the last rank's steps take longer (default: %(default)s)"
+    )
     parser.add_argument("--rate", type=float, default=0.1, help="of learning (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -117,7 +121,9 @@ def main() -> None:
     together = Learner(world.rank, own, options, delay)
     train_with_averaging(world, together, options)
 
-    results = world.gather_object((alone.network.accuracy(inputs, labels), together.network.accuracy(inputs, labels), together.steps))
+    results = world.gather_object(
+        (alone.network.accuracy(inputs, labels), together.network.accuracy(inputs, labels), together.steps)
+    )
     models = world.gather(together.network.flat)
     if results is not None and models is not None:
         apart, averaged, steps = zip(*results, strict=True)

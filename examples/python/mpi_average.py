@@ -44,7 +44,7 @@ def main() -> None:
     if rank == 0:
         agreement = np.abs(models.mean(axis=0) - average).max()
         error = np.abs(average - truth).max()
-        print(f"final: ranks {size}, rows {rows}, largest error of a weight {error:.6f}, gathered and reduced differ by {agreement:.1e}")
+        print(f"final: ranks {size}, rows {rows}, error of a weight {error:.6f}, gathered and reduced differ by {agreement:.1e}")
 
 
 if __name__ == "__main__":

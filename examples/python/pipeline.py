@@ -2,18 +2,18 @@
 
     ringrun -n 4 python pipeline.py
 
-Ranks 0 to n/2-1 hold the first layers, the others the last. Rank r of the first group and rank r of the second are one copy of the model:
-activations go forward between them and gradients go back, in micro-batches, so that both work at a time (Huang et al., "GPipe", 2019).
-Within each group the copies of a stage average their gradients. What comes out is compared with the same network in one process.
+Ranks 0 to n/2-1 hold the first layers, the others the last. Rank r of the first group and rank r of the second are one copy of
+the model: activations go forward between them and gradients go back, in micro-batches, so that both work at a time (Huang et al.,
+"GPipe", 2019). Within each group the copies of a stage average their gradients. What comes out is compared with the same network
+in one process.
 """
 
 import argparse
 import sys
 
+import ringtrain as ring
 import torch
 from torch import Tensor, nn
-
-import ringtrain as ring
 
 FEATURES, WIDTH = 16, 64
 FORWARD, BACKWARD = 1, 2
@@ -106,7 +106,9 @@ def main() -> int:
 
     share = options.rows * options.micro_batches
     for step in range(options.steps):
-        inputs, targets = (whole.split(share)[copy].split(options.rows) for whole in make_batch(share * copies, options.seed, step))
+        inputs, targets = (
+            whole.split(share)[copy].split(options.rows) for whole in make_batch(share * copies, options.seed, step)
+        )
         optimizer.zero_grad()
         if index == 0:
             first_stage(world, partner, stage, inputs)

@@ -117,7 +117,7 @@ def test_distributed_optimizer(ringrun: Launcher) -> None:
     script = EXAMPLES / "distributed_optimizer.py"
     done = ringrun(4, script, "--points", 2048, "--epochs", 6, "--compression", "bf16", timeout=PATIENCE_S)
     text = final(done, 4)
-    assert text.endswith("parameters are the same on all ranks: True"), done
+    assert text.endswith("the same parameters on all of them: True"), done
     assert number("accuracy #,", text) > 0.95, done
     assert number("loss #,", text) < number("epoch 1/6: loss #,", done.lines(0)[0]), done
 

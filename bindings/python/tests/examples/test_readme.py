@@ -1,7 +1,7 @@
 """The programs in the package's README run, and print what the README says they do.
 
-A comment `<!-- run: COMMAND -->` before a program says how it is started, where that is not `ringrun -n 2`; a block of text behind a
-program is what it prints, in any order of lines.
+A comment `<!-- run: COMMAND -->` before a program says how it is started, where that is not `ringrun -n 2`; a block of text
+behind a program is what it prints, in any order of lines.
 """
 
 import importlib.util
@@ -19,7 +19,9 @@ from ranks import Launcher
 README = Path(__file__).resolve().parents[2] / "README.md"
 PATIENCE_S = 240.0
 pytestmark = pytest.mark.timeout(PATIENCE_S + 20)
-BLOCK = re.compile(r"(?:^<!-- run: (?P<command>[^>]*) -->\n)?^```(?P<language>\w+)\n(?P<content>.*?)^```\n", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"(?:^<!-- run: (?P<command>[^>]*) -->\n)?^```(?P<language>\w+)\n(?P<content>.*?)^```\n", re.DOTALL | re.MULTILINE
+)
 
 
 class Program(NamedTuple):
