@@ -47,8 +47,8 @@ pub struct Received<T> {
     pub status: Status,
 }
 
-/// A group's messages, for several threads at once: whatever takes a group by `&self`. A collective that another thread is in does
-/// not keep them waiting.
+/// A group's messages, for several threads at once: whatever takes a group by `&self`. A collective that another thread is in
+/// does not keep them waiting.
 ///
 /// It keeps the group's connections open, as the group itself does. Its operations have the deadline that the group's had when it
 /// was made.

@@ -43,6 +43,7 @@ mod tune;
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -262,6 +263,12 @@ impl Group {
     /// Where the time of the job's operations on this rank went while that was measured, in all groups.
     pub fn profile(&self) -> Profile {
         self.meter().profile()
+    }
+
+    /// The job's sockets, by their numbers. A program that forks has its child close its copies of them: until then peers do
+    /// not hear of this process's end. The child must not use the group, nor drop it.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        self.job.as_ref().map(|job| job.driver.descriptors()).unwrap_or_default()
     }
 
     /// What measures where time goes; in a world of one, nothing.

@@ -9,7 +9,7 @@ use ringtrain::{Error, Messenger, Rank};
 
 use crate::handle::duration;
 use crate::slot::{Denied, Slot};
-use crate::{errors, interrupt, site};
+use crate::{errors, fork, interrupt, site};
 
 /// Some ranks of a job, seen from one of them.
 #[pyclass(frozen, module = "ringtrain._core")]
@@ -40,7 +40,7 @@ impl Group {
         py: Python<'_>,
         work: impl FnOnce(&mut ringtrain::Group) -> Result<R, Error> + Send,
     ) -> PyResult<R> {
-        interrupt::check_forked(py)?;
+        fork::check(py)?;
         let site = site::find(py);
         let result = py.detach(|| site::at(site, || self.slot.with(work)));
         // What a signal's handler raised comes first, whatever has become of the operation.
@@ -78,7 +78,7 @@ impl Group {
     }
 
     pub(crate) fn messenger(&self, py: Python<'_>) -> PyResult<Arc<Messenger>> {
-        interrupt::check_forked(py)?;
+        fork::check(py)?;
         self.slot.messenger().ok_or_else(|| closed(py))
     }
 
@@ -194,7 +194,7 @@ impl Group {
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        interrupt::check_forked(py)?;
+        fork::check(py)?;
         py.detach(|| self.slot.close());
         Ok(())
     }
@@ -206,7 +206,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if interrupt::is_forked() {
+        if fork::is_forked() {
             self.slot.leak();
         } else {
             // The last group of a job says goodbye, which may take a while.

@@ -7,9 +7,9 @@ use ringtrain::{ReduceOp, Source};
 
 use crate::dtype::with_type;
 use crate::errors;
+use crate::fork;
 use crate::group::Group;
 use crate::handle::{Handle, Outcome, duration};
-use crate::interrupt;
 use crate::region::Region;
 
 /// How long a thread waits for a message to be looked at before it looks whether a signal's handler raised.
@@ -135,7 +135,7 @@ impl Group {
                     (status.source.get(), status.tag, status.count, status.dtype.to_string())
                 }));
             }
-            interrupt::check_forked(py)?;
+            fork::check(py)?;
             py.check_signals()?;
         }
     }

@@ -139,8 +139,9 @@ impl Region {
         if count == 0 {
             return &[];
         }
-        // SAFETY: the keeper keeps so many bytes where they are, aligned for their own type, of which `T` is the type or a byte; all
-        // patterns of bits are elements. That Python's threads do not write meanwhile is what the call's user promises.
+        // SAFETY: the keeper keeps so many bytes where they are, aligned for their own type, of which `T` is the type or a
+        // byte; all patterns of bits are elements. That Python's threads do not write meanwhile is what the call's user
+        // promises.
         unsafe { std::slice::from_raw_parts(self.start.cast(), count) }
     }
 
@@ -185,7 +186,8 @@ impl Region {
         let (start, count) = (self.start.cast(), self.bytes() / size_of::<T>());
         let keeper: Py<PyAny> = match self.keeper {
             Keeper::Object(object) => object,
-            // Let go of by whatever thread ends the operation: an object waits for the interpreter then, a buffer would take its lock.
+            // Let go of by whatever thread ends the operation: an object waits for the interpreter then, a buffer would take
+            // its lock.
             Keeper::Buffer(buffer) => Py::new(py, Hold(buffer))?.into_any(),
         };
         // SAFETY: as above; the keeper goes with it.

@@ -10,8 +10,8 @@ use ringtrain::SharedBuffer;
 
 use crate::dtype::Kind;
 use crate::errors;
+use crate::fork;
 use crate::group::Group;
-use crate::interrupt;
 
 /// Memory of a group's own (`Group.alloc`), with the buffer protocol.
 #[pyclass(frozen, module = "ringtrain._core")]
@@ -70,8 +70,8 @@ impl Shared {
         let shared = slf.get();
         let asks_for = |flag: c_int| flags & flag == flag;
         let format: &'static CStr = shared.kind.format();
-        // SAFETY: Python passes a view to be filled. What it points to is the object's, which the view keeps alive by the reference
-        // that it is given.
+        // SAFETY: Python passes a view to be filled. What it points to is the object's, which the view keeps alive by the
+        // reference that it is given.
         unsafe {
             (*view).buf = shared.start as *mut c_void;
             (*view).len = shared.bytes as isize;
@@ -98,7 +98,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let buffer = self.buffer.get_mut().map_or(None, Option::take);
-        if interrupt::is_forked() {
+        if fork::is_forked() {
             std::mem::forget(buffer);
         } else {
             Python::attach(|py| py.detach(move || drop(buffer)));

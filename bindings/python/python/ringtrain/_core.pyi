@@ -126,6 +126,9 @@ def join(
 def solo() -> Group:
     """A group of this process alone."""
 
+def before_fork() -> None:
+    """Tells the module that this process is about to fork."""
+
 def after_fork() -> None:
     """Tells the module that this process is a fork's child: every call raises `Forked` from now on."""
 

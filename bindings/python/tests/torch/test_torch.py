@@ -83,6 +83,12 @@ def test_errors_of_a_subgroup_name_global_ranks(launch: Launch) -> None:
     assert re.search(r"rank 1 was told: .* \(global rank 2; ", job.stdout), job.stdout + job.stderr
 
 
+def test_the_benchmark_runs(launch: Launch) -> None:
+    """A round of each, which also holds Gloo's results against ours."""
+    output = passed(launch(2, "../../../benchmarks/torch_compare.py", "--smoke"))
+    assert output.count("ratio") == 5
+
+
 def test_ctrl_c_ends_all(interrupt: Launch) -> None:
     job, seconds = interrupt(2, "failures.py", "--only", "endless")
     require_no_crash(job)
