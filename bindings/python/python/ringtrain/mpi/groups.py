@@ -129,7 +129,7 @@ class Group:
         return numbers
 
     @classmethod
-    def Create_from_session_pset(cls, session: object, pset_name: str) -> "Group":
+    def Create_from_session_pset(cls, *_args: object, **_options: object) -> "Group":
         """Not supported."""
         raise unsupported("MPI.Group.Create_from_session_pset")
 
