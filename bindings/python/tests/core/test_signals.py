@@ -1,0 +1,334 @@
+"""Ctrl-C and other signals, whatever a rank is blocked in: its handler runs at once, what it raises ends the call, and the others are told."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringtrain as ring
+from ranks import Launcher, Running, leave, raised, read_when_there, wait_until, wait_until_asleep
+
+HERE = Path(__file__)
+LATENCY_MAX_S = 2.0
+"""Between a signal and its exception in Python. It takes 0.05 s, more on a busy machine; the tests print what it took."""
+
+
+class Enough(Exception):
+    """What a handler raises."""
+
+
+def blocked_in(what: str, world: ring.Group, directory: Path) -> None:
+    """Blocks for a minute, for rank 1 does not do the same."""
+    {
+        "a small collective": lambda: world.all_reduce(np.zeros(4)),
+        "a large collective": lambda: world.all_reduce(np.zeros(3_000_000)),
+        "a barrier": world.barrier,
+        "a gathering": lambda: world.gather(np.zeros(4)),
+        "a reduction in memory of its own": lambda: (lambda x: world.all_reduce(x, out=x))(world.alloc(100_000)),
+        "a collective of a part": lambda: world.duplicate().barrier(),
+        "a collective of objects": lambda: world.all_gather_object(1),
+        "a split": lambda: world.split(0),
+        "a receive": lambda: world.receive(np.zeros(4), 1),
+        "a receive from anybody": lambda: world.receive(np.zeros(4)),
+        "a receive of bytes": lambda: world.core.receive_into_bytes(np.zeros(4), 1),
+        "an exchange": lambda: world.send_receive(np.zeros(4), 1, np.zeros(4), 1, send_tag=5),
+        "a receive of an object": lambda: world.receive_object(1),
+        "a long send": lambda: world.send(np.zeros(30_000_000), 1, 5),
+        "a probe": lambda: world.probe(1, timeout=60),
+        "Handle.wait": lambda: world.all_reduce_async(np.zeros(4)).wait(),
+        "Handle.wait with a timeout": lambda: world.receive_async(np.zeros(4), 1).wait(60),
+        "wait_any": lambda: ring.wait_any([world.receive_async(np.zeros(4), 1), world.barrier_async()]),
+        "wait_all": lambda: ring.wait_all([world.receive_async(np.zeros(4), 1), world.barrier_async()]),
+        "a group that another thread is in": lambda: in_turn(world),
+        "a handle that another thread waits for": lambda: for_one_handle(world),
+    }[what]()
+
+
+def in_turn(world) -> None:
+    thread = threading.Thread(target=lambda: raised(ring.Error, world.barrier), daemon=True)
+    thread.start()
+    wait_until_asleep(thread.native_id)
+    world.all_reduce(1)
+
+
+def for_one_handle(world) -> None:
+    handle = world.all_reduce_async(np.zeros(4))
+    for _ in range(2):
+        threading.Thread(target=lambda: raised(ring.Error, handle.wait), daemon=True).start()
+    handle.wait()
+
+
+def signal_when_blocked(number: int, sent: list) -> None:
+    """Sends this process a signal once its main thread blocks."""
+    main = threading.main_thread().native_id
+
+    def send() -> None:
+        wait_until_asleep(main)
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+# What ranks do
+
+
+def is_interrupted(directory: Path, what: str, name: str) -> None:
+    if what == "the start":
+        if os.environ["RING_RANK"] == "1":
+            wait_until("the end of rank 0", lambda: (directory / "interrupted").exists())
+            return
+    else:
+        world = ring.init(timeout=40, transport=os.environ.get("TEST_TRANSPORT"))
+        world.barrier()
+        if world.rank == 1:
+            error = raised(ring.JobFailed, world.receive, np.zeros(1), 0, 99)
+            leave(directory / "told", f"{type(error).__name__} {error.rank} {error}")
+            return
+
+    def handler(number, frame) -> None:
+        raise Enough("the handler has had enough")
+
+    if name == "SIGALRM":
+        signal.signal(signal.SIGALRM, handler)
+    sent: list[float] = []
+    signal_when_blocked(getattr(signal, name), sent)
+    try:
+        ring.init(start_timeout=60) if what == "the start" else blocked_in(what, world, directory)
+    except (KeyboardInterrupt, Enough) as error:
+        leave(directory / "interrupted", f"{time.monotonic() - sent[0]} {type(error).__name__}")
+        raise
+
+
+def is_not_interrupted(directory: Path, what: str) -> None:
+    """A handler that raises nothing."""
+    world = ring.init(timeout=40, transport=os.environ.get("TEST_TRANSPORT"))
+    handled = []
+
+    def handler(number, frame) -> None:
+        # It may ask, and do what does not take the group.
+        handled.append((world.statistics(), world.timeout, world.rank))
+        world.send_async(np.full(2, len(handled)), 0, 50)
+        if what == "handlers that call collectives":
+            handled.append(raised(ring.Error, world.barrier))
+            assert not isinstance(handled[-1], ring.JobFailed)
+        leave(directory / "handled", len(handled))
+
+    world.barrier()
+    if world.rank == 0:
+        signal.signal(signal.SIGALRM, handler)
+        signal_when_blocked(signal.SIGALRM, [])
+    else:
+        read_when_there(directory / "handled")
+    x = np.full(1000, 1.0)
+    if what == "a receive":
+        world.receive(x, 1) if world.rank == 0 else world.send(x + 1, 0)
+    elif what == "Handle.wait":
+        x = world.all_reduce_async(x).wait()
+    elif what == "a probe":
+        if world.rank == 0:
+            assert world.probe(1, timeout=60).count == 1000
+            world.receive(x, 1)
+        else:
+            world.send(x + 1, 0)
+    else:
+        x = world.all_reduce(x)
+    if world.rank == 0 or what not in ("a receive", "a probe"):
+        assert np.all(x == 2)
+    if world.rank == 0:
+        assert handled
+        got = np.zeros(2, np.int64)
+        world.receive(got, 0, 50)
+        assert got[0] == 1
+    world.barrier()
+    if world.rank == 0:
+        leave(directory / "well", "")
+
+
+def handler_aborts(directory: Path) -> None:
+    world = ring.init(timeout=40)
+    world.barrier()
+    if world.rank == 1:
+        error = raised(ring.Aborted, world.receive, np.zeros(1), 0, 99)
+        leave(directory / "told", error)
+        return
+    # Something else is under way in the group.
+    pending = [world.all_reduce_async(np.zeros(10)), world.receive_async(np.zeros(3), 1)]
+    signal.signal(signal.SIGTERM, lambda number, frame: world.abort("there is no more time"))
+    signal_when_blocked(signal.SIGTERM, [])
+    raised(ring.Aborted, world.all_reduce, np.zeros(100))
+    for handle in pending:
+        raised(ring.Aborted, handle.wait)
+    leave(directory / "well", "")
+
+
+def goes_on_after(directory: Path, what: str) -> None:
+    """An interrupted wait that does not end the job may be repeated, and has taken nothing."""
+    world = ring.init(timeout=40)
+    world.barrier()
+    if world.rank == 1:
+        read_when_there(directory / "interrupted")
+        world.send_object("the message", 0)
+        world.barrier()
+        return
+    signal_when_blocked(signal.SIGINT, [])
+    if what == "Handle.wait":
+        handle = world.receive_object_async(1)
+        raised(KeyboardInterrupt, handle.wait)
+        leave(directory / "interrupted", "")
+        assert handle.wait()[0] == "the message"
+    elif what == "a probe":
+        raised(KeyboardInterrupt, world.probe, 1, timeout=60)
+        leave(directory / "interrupted", "")
+        assert world.receive_object(1)[0] == "the message"
+    else:
+        raised(KeyboardInterrupt, world.receive_object, 1)
+        leave(directory / "interrupted", "")
+        received = world.receive_object_async(1)
+        assert received.wait(20)[0] == "the message", "the interrupted receive has not taken it"
+    world.barrier()
+    leave(directory / "well", "")
+
+
+def early(directory: Path) -> None:
+    """The signal is there before the rank first looks whether there is one."""
+    world = ring.init(timeout=40)
+    world.barrier()
+    if world.rank == 1:
+        raised(ring.Aborted, world.receive, np.zeros(1), 0, 99)
+        return
+    entered, sent = time.monotonic(), []
+
+    def send() -> None:
+        # Not at a lock of the thread's start, and before 50 ms have passed.
+        wait_until("a moment", lambda: time.monotonic() > entered + 0.01)
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=send, daemon=True).start()
+    try:
+        world.receive(np.zeros(1), 1)
+    except KeyboardInterrupt as error:
+        leave(directory / "interrupted", f"{time.monotonic() - sent[0]} {type(error).__name__}")
+        raise
+
+
+def all_block(directory: Path) -> None:
+    world = ring.init(timeout=60)
+    world.barrier()
+    leave(directory / f"blocks-{world.rank}", threading.get_native_id())
+    try:
+        world.receive(np.zeros(1))
+    except BaseException as error:
+        leave(directory / f"saw-{world.rank}", type(error).__name__)
+        raise
+
+
+# The tests
+
+IN_MEMORY = (
+    "a small collective",
+    "a large collective",
+    "a barrier",
+    "a gathering",
+    "a reduction in memory of its own",
+    "a collective of a part",
+    "a collective of objects",
+    "a split",
+    "a receive",
+    "a receive from anybody",
+    "a receive of bytes",
+    "an exchange",
+    "a receive of an object",
+    "a long send",
+    "a probe",
+    "Handle.wait",
+    "Handle.wait with a timeout",
+    "wait_any",
+    "wait_all",
+    "a group that another thread is in",
+    "a handle that another thread waits for",
+)
+BY_SOCKETS = ("a small collective", "a large collective", "Handle.wait", "a group that another thread is in")
+WITH_AN_EXCEPTION_OF_ONES_OWN = ("a small collective", "a receive", "a probe", "Handle.wait")
+BLOCKING = [
+    *((what, "auto", "SIGINT") for what in IN_MEMORY),
+    *((what, "tcp", "SIGINT") for what in BY_SOCKETS),
+    *((what, "auto", "SIGALRM") for what in WITH_AN_EXCEPTION_OF_ONES_OWN),
+]
+
+
+def finished(job: Running, directory: Path) -> tuple[str, str]:
+    done = job.finish()
+    path = directory / "interrupted"
+    assert path.exists(), done
+    latency, name = path.read_text().split()
+    assert float(latency) < LATENCY_MAX_S, done
+    return f"{1000 * float(latency):.0f} ms", name
+
+
+@pytest.mark.parametrize(("what", "transport", "name"), BLOCKING)
+def test_a_signal_ends(ringrun: Launcher, tmp_path: Path, what: str, transport: str, name: str, record_property):
+    job = ringrun.start(2, HERE, "is_interrupted", tmp_path, what, name, env={"TEST_TRANSPORT": transport}, flags=("--grace", "10"))
+    latency, kind = finished(job, tmp_path)
+    print(f"{what}, {transport}, {name}: {latency}")
+    record_property("latency", latency)
+    assert kind == ("KeyboardInterrupt" if name == "SIGINT" else "Enough")
+    assert (tmp_path / "told").read_text().startswith("Aborted 0 "), "the other is told by whom"
+
+
+def test_a_signal_ends_the_start(ringrun: Launcher, tmp_path: Path):
+    latency, kind = finished(ringrun.start(2, HERE, "is_interrupted", tmp_path, "the start", "SIGINT"), tmp_path)
+    print(f"the start: {latency}")
+    assert kind == "KeyboardInterrupt"
+
+
+def test_a_signal_right_after_the_start(ringrun: Launcher, tmp_path: Path):
+    """The first question whether a handler raised took the exception and threw it away."""
+    latency, kind = finished(ringrun.start(2, HERE, "early", tmp_path), tmp_path)
+    print(f"right after the start: {latency}")
+    assert kind == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("transport", ("auto", "tcp"))
+@pytest.mark.parametrize("what", ("a collective", "a receive", "a probe", "Handle.wait", "handlers that call collectives"))
+def test_a_handler_that_raises_nothing_lets_the_call_go_on(ringrun: Launcher, tmp_path: Path, what: str, transport: str):
+    done = ringrun(2, HERE, "is_not_interrupted", tmp_path, what, env={"TEST_TRANSPORT": transport})
+    assert (tmp_path / "well").exists(), done
+
+
+def test_a_handler_may_abort_the_job(ringrun: Launcher, tmp_path: Path):
+    done = ringrun(2, HERE, "handler_aborts", tmp_path, code=None)
+    assert (tmp_path / "well").exists(), done
+    assert "there is no more time" in (tmp_path / "told").read_text()
+
+
+@pytest.mark.parametrize("what", ("Handle.wait", "a probe", "a receive of an object"))
+def test_what_is_interrupted_may_be_done_again(ringrun: Launcher, tmp_path: Path, what: str):
+    done = ringrun(2, HERE, "goes_on_after", tmp_path, what)
+    assert (tmp_path / "well").exists(), done
+
+
+@pytest.mark.parametrize("name", ("SIGINT", "SIGTERM"))
+def test_a_signal_to_ringrun_ends_all(ringrun: Launcher, tmp_path: Path, name: str):
+    job = ringrun.start(3, HERE, "all_block", tmp_path)
+    for rank in range(3):
+        read_when_there(tmp_path / f"blocks-{rank}")
+    started = time.monotonic()
+    job.signal(getattr(signal, name))
+    done = job.finish()
+    assert done.code == (130 if name == "SIGINT" else 143), done
+    assert time.monotonic() - started < 5, done
+    if name == "SIGINT":
+        # Whoever had the signal first has told the others, perhaps before they had it.
+        seen = {(tmp_path / f"saw-{rank}").read_text() for rank in range(3)}
+        assert "KeyboardInterrupt" in seen and seen <= {"KeyboardInterrupt", "Aborted"}
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
