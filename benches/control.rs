@@ -161,7 +161,7 @@ fn frames(c: &mut Criterion) {
         contract,
         timeout: Duration::from_mins(1),
         spent: Duration::ZERO,
-        site: Location::caller(),
+        site: Location::caller().into(),
     };
     let mut pair = Pair::new();
     let mut group = c.benchmark_group("engine");

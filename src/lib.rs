@@ -31,4 +31,4 @@ pub use group::{
 };
 pub use named::{NamedError, NamedHandle, NamedOptions, NamedStatistics, NamedTensors, Stall};
 pub use rendezvous::StartError;
-pub use types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc, Rank, ReduceOp, WorldSize};
+pub use types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc, Rank, ReduceOp, Site, WorldSize};

@@ -1,6 +1,7 @@
 //! The words of the domain: ranks, element types, reductions, and what a rank asks of a collective.
 
 mod located;
+mod site;
 
 use std::fmt;
 
@@ -8,6 +9,7 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 pub use self::located::{F32Loc, F64Loc, I32Loc, I64Loc};
+pub use self::site::Site;
 
 /// The most ranks one job may have. A roster, a rank or a world size beyond it is refused before anything is allocated.
 pub const WORLD_SIZE_MAX: u32 = 65_536;

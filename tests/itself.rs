@@ -191,7 +191,7 @@ fn operations_of_several_jobs_are_waited_for_together() {
 
 #[test]
 fn a_group_of_one_that_has_been_given_up_sends_nothing() {
-    let mut group = Group::solo();
+    let group = Group::solo();
     let pending = group.receive_async::<u8>(1, Rank::ZERO, 0).unwrap();
     group.abort("no more");
     assert!(pending.wait().is_err());

@@ -8,9 +8,10 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ringtrain::group::at;
 use ringtrain::types::Operation;
 use ringtrain::wire::Cause;
-use ringtrain::{Compression, Error, Group, JoinOptions, Rank, ReduceOp};
+use ringtrain::{Compression, Error, Group, JoinOptions, Rank, ReduceOp, Site};
 use util::ranks::{self, Ground};
 
 type Called = Result<(), Error>;
@@ -423,12 +424,45 @@ fn a_rank_that_never_calls() {
     }
 }
 
+/// Programs in other languages say themselves where they call.
+#[test]
+fn places_that_are_given_by_hand() {
+    let sites_of = |causes: &[Cause]| {
+        let told = agreed("a place given by hand", causes);
+        let Cause::Mismatch { first, first_site, second_site, .. } = &causes[0] else { panic!("{told}") };
+        assert!(told.contains("train.py:12"), "{told}");
+        let (one, other) = (first_site.clone(), second_site.clone());
+        if *first == R1 { (one, other) } else { (other, one) }
+    };
+    let by_hand: [Ask; 2] = [
+        |group| at(Site::new("train.py", 12), || group.all_reduce(&mut [0f32; 200], ReduceOp::Sum)),
+        |group| {
+            let begun =
+                at(Site::new("train.py", 12), || group.all_reduce_async(vec![0f32; 200], ReduceOp::Sum));
+            begun?.wait().map(|_| ())
+        },
+    ];
+    for n in WORLDS {
+        for odd in by_hand {
+            let common: Ask = |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum);
+            let (by_hand, by_itself) = sites_of(&causes(n, 1, common, odd));
+            assert_eq!(by_hand, "train.py:12", "{n} ranks");
+            assert!(by_itself.starts_with("tests/mismatches.rs:"), "{n} ranks: {by_itself}");
+        }
+        let send: Ask = |group| at(Site::new("send.py", 3), || group.send(&[0u8; 10], R1, 6));
+        let receive: Ask =
+            |group| at(Site::new("train.py", 12), || group.receive(&mut [0u8; 9], R0, 6)).map(|_| ());
+        let sites = sites_of(&causes(n, 1, send, receive));
+        assert_eq!(sites, ("train.py:12".to_owned(), "send.py:3".to_owned()), "{n} ranks");
+    }
+}
+
 /// A message that never comes: the receiver's deadline, and what the sender is doing instead.
 #[test]
 fn a_message_that_never_comes() {
     let causes = ranks::run_with(2, adjust(2), |mut group| {
         let called = if group.rank() == R0 {
-            group.receive(&mut [0u8; 4], R1, 6).map(|_| ())
+            at(Site::new("wait.py", 4), || group.receive(&mut [0u8; 4], R1, 6)).map(|_| ())
         } else {
             group.receive(&mut [0u8; 4], R0, 6).map(|_| ())
         };
@@ -437,4 +471,5 @@ fn a_message_that_never_comes() {
     let told = agreed("two receives", &causes);
     assert!(told.contains("the ranks wait for each other"), "{told}");
     assert_eq!(told.matches("waits in message(tag 6, 4 x u8)").count(), 2, "{told}");
+    assert!(told.contains("wait.py:4"), "{told}");
 }

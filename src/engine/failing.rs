@@ -1,6 +1,5 @@
 //! How the engine fails: one root cause, which all ranks come to share.
 
-use std::panic::Location;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,7 +7,7 @@ use bytes::Bytes;
 use super::operation::{Call, Key, Running};
 use super::past::Asked;
 use super::{Engine, OpId, Timestamp, Transmit, Verdict};
-use crate::types::{Contract, GROUP_FLAGS, Operation, Rank};
+use crate::types::{Contract, GROUP_FLAGS, Operation, Rank, Site};
 use crate::wire::cause::{AWAITED_MAX, Waiting};
 use crate::wire::{Cause, Header, Kind};
 
@@ -181,7 +180,7 @@ impl Engine {
         (asked, site): Asked,
         (peer, peer_asked): (Rank, Contract),
     ) -> Cause {
-        let one = (self.settings.rank, asked, place(site));
+        let one = (self.settings.rank, asked, site.to_string());
         let other = (peer, peer_asked, String::new());
         let (first, second) = if one.0 < other.0 { (one, other) } else { (other, one) };
         Cause::Mismatch {
@@ -242,7 +241,7 @@ impl Engine {
                     _ => self.past(*group, *sequence).map(|(_, site)| site),
                 };
                 if let Some(site) = site {
-                    cause.add_site(own, &place(site));
+                    cause.add_site(own, &site.to_string());
                 }
                 cause
             }
@@ -274,7 +273,7 @@ impl Engine {
             group: call.group & !GROUP_FLAGS,
             sequence,
             asked: call.contract,
-            site: place(call.site),
+            site: call.site.to_string(),
             awaited: awaited.into_iter().map(|rank| (rank, self.host(rank))).collect(),
         })
     }
@@ -296,7 +295,7 @@ impl Engine {
     }
 
     /// Where this rank sent a message, if it remembers: one that is still on its way, or one of the last.
-    fn sent_at(&self, to: Rank, sequence: u64) -> Option<&'static Location<'static>> {
+    fn sent_at(&self, to: Rank, sequence: u64) -> Option<Site> {
         let running = self.running(Key::Message { from: self.settings.rank, to, sequence });
         let site = running.map(|running| running.call.site);
         site.or_else(|| self.links.get(&to)?.site_of(sequence))
@@ -313,14 +312,4 @@ impl Engine {
     pub(super) fn host(&self, rank: Rank) -> String {
         self.settings.hosts.get(rank.index()).cloned().unwrap_or_else(|| "an unknown host".into())
     }
-}
-
-/// A place in a program, as people name it: the end of its path, and the line.
-fn place(site: &Location<'_>) -> String {
-    let file = site.file();
-    let mut start = file.len().saturating_sub(60);
-    while !file.is_char_boundary(start) {
-        start += 1;
-    }
-    format!("{}:{}", &file[start..], site.line())
 }

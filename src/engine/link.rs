@@ -1,11 +1,10 @@
 //! What an engine knows of one peer beside the operations: what it may be sent, what it has been told, what is stored for it.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::panic::Location;
 
 use super::operation::{Key, charge};
 use super::turns::Turns;
-use crate::types::Contract;
+use crate::types::{Contract, Site};
 use crate::wire::{Cause, Header};
 
 /// What a rank may send to another before that one is ready for it, over all operations. The receiver has to store it.
@@ -42,7 +41,7 @@ pub(super) struct Link {
     messages_sent: u64,
     pub(super) messages_seen: u64,
     /// Where in the caller's program the last messages to it were sent, the last one last.
-    sites: VecDeque<&'static Location<'static>>,
+    sites: VecDeque<Site>,
     /// What we have sent it on credit since the start, and how much of it has been made use of.
     charged: u64,
     returned: u64,
@@ -66,7 +65,7 @@ impl Link {
     }
 
     /// The number of the next message to it, which is sent at `site`.
-    pub(super) fn number_message(&mut self, site: &'static Location<'static>) -> u64 {
+    pub(super) fn number_message(&mut self, site: Site) -> u64 {
         if self.sites.len() == SITES_MAX {
             self.sites.pop_front();
         }
@@ -76,7 +75,7 @@ impl Link {
     }
 
     /// Where message `sequence` was sent, if that is remembered.
-    pub(super) fn site_of(&self, sequence: u64) -> Option<&'static Location<'static>> {
+    pub(super) fn site_of(&self, sequence: u64) -> Option<Site> {
         let age = usize::try_from(self.messages_sent.checked_sub(sequence)?).ok()?;
         self.sites.get(self.sites.len().checked_sub(age)?).copied()
     }

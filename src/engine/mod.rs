@@ -25,7 +25,6 @@ mod watched;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
-use std::panic::Location;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -41,7 +40,7 @@ pub use self::operation::{EAGER_BYTES, Key};
 use self::past::Past;
 use self::watched::Watched;
 use crate::schedule::Action;
-use crate::types::{Contract, Operation, Rank, WorldSize};
+use crate::types::{Contract, Operation, Rank, Site, WorldSize};
 use crate::wire::{Header, Kind};
 
 /// A moment, as the time since an epoch of the driver's choice.
@@ -78,7 +77,7 @@ pub struct Begin {
     /// How much of that has passed already, where this is a part of something longer.
     pub spent: Duration,
     /// Where in the caller's program.
-    pub site: &'static Location<'static>,
+    pub site: Site,
 }
 
 /// Something to send, whole and before anything else to that peer.

@@ -1,13 +1,12 @@
 //! One operation under way: how far each message of its schedule has come.
 
 use std::ops::Range;
-use std::panic::Location;
 use std::time::Duration;
 
 use super::Timestamp;
 use crate::schedule::partition::segment;
 use crate::schedule::{Action, After, Schedule, Step};
-use crate::types::{Contract, Rank};
+use crate::types::{Contract, Rank, Site};
 
 /// Bytes of an operation that a rank may send to another before that one has said that it is ready. What comes before it
 /// has begun is stored.
@@ -41,7 +40,7 @@ pub(super) struct Call {
     /// The group, of a message too.
     pub(super) group: u32,
     pub(super) contract: Contract,
-    pub(super) site: &'static Location<'static>,
+    pub(super) site: Site,
     pub(super) deadline: Timestamp,
     pub(super) timeout: Duration,
 }

@@ -1,9 +1,8 @@
 //! What groups have done: the numbers of their next operations, and what was asked for in the last ones.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::panic::Location;
 
-use crate::types::Contract;
+use crate::types::{Contract, Site};
 
 /// How many past operations of a group are remembered, to tell a rank that it asked for something else.
 const HISTORY_MAX: usize = 64;
@@ -11,7 +10,7 @@ const HISTORY_MAX: usize = 64;
 const RETIRED_MAX: usize = 64;
 
 /// What was asked for, and where in the caller's program.
-pub(super) type Asked = (Contract, &'static Location<'static>);
+pub(super) type Asked = (Contract, Site);
 
 /// All groups that there have been.
 #[derive(Default)]
@@ -85,7 +84,7 @@ mod tests {
     #[test]
     fn a_hundred_thousand_groups_leave_their_numbers_behind() {
         let mut past = Past::default();
-        let asked = (Contract::NONE, Location::caller());
+        let asked = (Contract::NONE, Site::new("a.rs", 1));
         for group in 0..GROUPS {
             for sequence in 0..3 {
                 assert_eq!(past.begin(group, asked), sequence);
@@ -102,7 +101,7 @@ mod tests {
     #[test]
     fn a_group_remembers_its_last_operations() {
         let mut past = Past::default();
-        let asked = (Contract::NONE, Location::caller());
+        let asked = (Contract::NONE, Site::new("a.rs", 1));
         for _ in 0..HISTORY_MAX + 5 {
             past.begin(7, asked);
         }

@@ -126,7 +126,13 @@ fn asks(operation: Operation, algorithm: Algorithm, count: u64, layout: u32) -> 
 
 #[track_caller]
 fn begin(contract: Contract) -> Begin {
-    Begin { group: 0, contract, timeout: MINUTE, spent: Duration::ZERO, site: Location::caller() }
+    Begin {
+        group: 0,
+        contract,
+        timeout: MINUTE,
+        spent: Duration::ZERO,
+        site: std::panic::Location::caller().into(),
+    }
 }
 
 #[track_caller]

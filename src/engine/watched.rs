@@ -1,11 +1,9 @@
 //! Operations whose progress is seen elsewhere: ranks that share memory do them there. The engine keeps their deadlines, knows
 //! whom they wait for, and fails them with the job.
 
-use std::panic::Location;
-
 use super::operation::{Call, Key};
 use super::{Begin, Engine, Failure, OpId, Timestamp, begin};
-use crate::types::{Contract, Rank};
+use crate::types::{Contract, Rank, Site};
 use crate::wire::{Header, Kind};
 
 /// An operation of which only this is known.
@@ -32,13 +30,13 @@ impl Engine {
 
     /// Gives the next number of a group to an operation that consists of others, which have numbers elsewhere: a rank that
     /// has another operation of that number asks for something else.
-    pub fn number(&mut self, group: u32, asked: (Contract, &'static Location<'static>)) -> OpId {
+    pub fn number(&mut self, group: u32, asked: (Contract, Site)) -> OpId {
         self.past.begin(group, asked);
         self.next_id()
     }
 
     /// Takes note of an operation that is over, for a rank that comes to it later and asks for something else.
-    pub fn remember(&mut self, group: u32, sequence: u64, asked: (Contract, &'static Location<'static>)) {
+    pub fn remember(&mut self, group: u32, sequence: u64, asked: (Contract, Site)) {
         self.past.note(group, sequence, asked);
     }
 
@@ -65,7 +63,7 @@ impl Engine {
     pub fn disagree(
         &mut self,
         place: (u32, u64),
-        own: (Contract, &'static Location<'static>),
+        own: (Contract, Site),
         (peer, asked): (Rank, Option<Contract>),
     ) {
         let cause = match asked {

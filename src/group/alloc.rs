@@ -7,11 +7,9 @@ use std::fmt;
 use std::io;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::buffer::sealed::Sealed;
-use super::call::Site;
 use super::desk::Desk;
 use super::out_of_place::{layout, zeroed};
 use super::share::{WORDS, of_words, to_words};
@@ -19,7 +17,7 @@ use super::{Buffer, Error, Group, Input, OwnedBuffer};
 use crate::schedule::Work;
 use crate::schedule::partition::Partition;
 use crate::transport::shm::{BUFFERS_MAX, OwnWindow, TOKEN_BYTES, Window};
-use crate::types::Element;
+use crate::types::{Element, Site};
 
 /// What a rank says of itself before the words of its memory.
 const HAS_MEMORY: u64 = 1;
@@ -81,7 +79,7 @@ impl Group {
     /// [`Error::System`] on this rank alone if it has not so much.
     #[track_caller]
     pub fn alloc<T: Element>(&mut self, count: usize) -> Result<SharedBuffer<T>, Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let Some(desk) = self.desk.clone() else {
             self.driver()?;
             log::info!("group {} shares no memory, and its buffers are of each rank's own", self.id);

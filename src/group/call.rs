@@ -1,7 +1,6 @@
 //! From a call of a collective to an operation under way.
 
 use std::borrow::Cow;
-use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -14,13 +13,12 @@ use crate::engine::Begin;
 use crate::reduce::{self, Kernels};
 use crate::schedule::board::Plan;
 use crate::schedule::{Schedule, Work, double_tree};
-use crate::types::{Algorithm, Contract, DType, Element, HOSTS_GROUP, Operation, Rank, ReduceOp, WorldSize};
+use crate::types::{
+    Algorithm, Contract, DType, Element, HOSTS_GROUP, Operation, Rank, ReduceOp, Site, WorldSize,
+};
 
 /// The most blocks that an all-reduce on the ring is cut into, so that its schedule stays small however long the buffer is.
 const BLOCKS_MAX: usize = 512;
-
-/// Where in the caller's program.
-pub(super) type Site = &'static Location<'static>;
 
 /// A collective as its caller asks for it, and the way that was chosen for it.
 pub(super) struct Call {

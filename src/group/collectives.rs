@@ -1,14 +1,13 @@
 //! The collectives that work in place and block.
 
 use std::ops::Range;
-use std::panic::Location;
 
-use super::call::{Call, Reduction, Site};
+use super::call::{Call, Reduction};
 use super::routes::Ground;
 use super::{Buffer, Error, Group};
 use crate::schedule::Work;
 use crate::schedule::partition::Partition;
-use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp};
+use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, Site};
 
 impl Group {
     /// How `operation` on a buffer of so many bytes is routed, whatever the reduction, if that is one of the known ones.
@@ -38,7 +37,7 @@ impl Group {
     /// peer is lost or the deadline passes.
     #[track_caller]
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         self.all_reduce_elements(elements, op, site)
     }
@@ -81,7 +80,7 @@ impl Group {
         op: ReduceOp,
         root: Rank,
     ) -> Result<(), Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         self.run(self.reduce_call::<B::Element>(elements.len(), op, root, site)?, elements)
     }
@@ -112,7 +111,7 @@ impl Group {
         buffer: &mut B,
         op: ReduceOp,
     ) -> Result<Range<usize>, Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         let partition = Partition::even(elements.len(), self.world);
         let reduction = Reduction::known::<B::Element>(op)?;
@@ -140,7 +139,7 @@ impl Group {
     /// As [`Group::all_reduce`].
     #[track_caller]
     pub fn all_gather<B: Buffer + ?Sized>(&mut self, buffer: &mut B) -> Result<(), Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         let partition = Partition::even(elements.len(), self.world);
         self.run(self.all_gather_call::<B::Element>(&partition, 0, site), elements)
@@ -160,7 +159,7 @@ impl Group {
     /// As [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn broadcast<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         self.run(self.broadcast_call::<B::Element>(elements.len(), root, site)?, elements)
     }
@@ -184,7 +183,7 @@ impl Group {
     /// As [`Group::all_reduce`]; an average is not defined.
     #[track_caller]
     pub fn scan<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         let reduction = Reduction::of_prefixes::<B::Element>(op)?;
         self.run(self.scan_call::<B::Element>(elements.len(), reduction, site), elements)
@@ -205,7 +204,7 @@ impl Group {
     /// As [`Group::all_reduce`].
     #[track_caller]
     pub fn barrier(&mut self) -> Result<(), Error> {
-        self.run::<u8>(self.barrier_call(Location::caller()), &mut [])
+        self.run::<u8>(self.barrier_call(Site::here()), &mut [])
     }
 
     pub(super) fn barrier_call(&self, site: Site) -> Call {

@@ -1,12 +1,11 @@
 //! All-reduces of something else than what is in the buffer: multiplied before, or rounded for the journey.
 
 use std::ops::Mul;
-use std::panic::Location;
 
-use super::call::{Reduction, Site};
+use super::call::Reduction;
 use super::{Buffer, Error, Group, Handle};
 use crate::codec::{Compression, Narrow};
-use crate::types::{Element, ReduceOp};
+use crate::types::{Element, ReduceOp, Site};
 
 /// Elements that a compressed all-reduce converts at a time: 2 MiB on the wire, and as much extra memory.
 const COMPRESSED_BLOCK: usize = 1 << 20;
@@ -26,7 +25,7 @@ impl Group {
     where
         B::Element: Mul<Output = B::Element>,
     {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         multiply(elements, factor)?;
         self.all_reduce_elements(elements, ReduceOp::PreMulSum, site)
@@ -60,7 +59,7 @@ impl Group {
         op: ReduceOp,
         compression: Compression,
     ) -> Result<(), Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         match compression {
             Compression::None => self.all_reduce_elements(elements, op, site),

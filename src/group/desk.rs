@@ -8,13 +8,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Weak;
 
-use super::call::Site;
 use super::memory::Lender;
 use super::profile::Meter;
 use crate::reduce::Kernels;
 use crate::schedule::board::{Plan, Round};
 use crate::transport::shm::{BUFFERS_MAX, Board, HEADER_WORDS, Header, OwnWindow, Window};
-use crate::types::{Contract, Rank};
+use crate::types::{Contract, Rank, Site};
 use crate::wire::{self, CONTRACT_WORDS};
 
 /// How many past operations are remembered: others are at most a few behind.

@@ -54,8 +54,8 @@ pub enum Error {
     /// An object cannot be encoded, or what came is no such object.
     #[error("the object {0}")]
     Object(String),
-    /// A message was longer than the buffer of who asked for it by [`Group::receive_fitting`](crate::Group::receive_fitting). It has
-    /// been received and thrown away, and the group is as it was.
+    /// A message was longer than the buffer of who asked for it by [`Group::receive_fitting`](crate::Group::receive_fitting).
+    /// It has been received and thrown away, and the group is as it was.
     #[error(
         "rank {} sent a message of {} elements with tag {}, which is longer than the buffer of {room}",
         status.source, status.count, status.tag

@@ -20,8 +20,8 @@ impl<T: Element> ForeignBuffer<T> {
     /// # Safety
     ///
     /// Until the buffer is dropped, `start` is aligned and so many initialised elements lie there, which nobody writes to while
-    /// an operation has the buffer, and nobody reads either unless that operation only reads: sends are such. `keeper` sees to it that they stay.
-    /// It may be dropped by any thread.
+    /// an operation has the buffer, and nobody reads either unless that operation only reads: sends are such. `keeper` sees to
+    /// it that they stay. It may be dropped by any thread.
     pub unsafe fn new(start: *mut T, count: usize, keeper: impl Any + Send) -> Self {
         let start = if count == 0 { std::ptr::NonNull::dangling().as_ptr() } else { start };
         Self { start, count, _keeper: Box::new(keeper) }

@@ -1,13 +1,12 @@
 //! Reductions with a function of the program's own, associative in each of them, and commutative in one.
 
 use std::ops::Range;
-use std::panic::Location;
 
-use super::call::{Call, Prepared, Reduction, Site};
+use super::call::{Call, Prepared, Reduction};
 use super::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::Work;
 use crate::schedule::partition::Partition;
-use crate::types::{Element, Rank};
+use crate::types::{Element, Rank, Site};
 
 impl Group {
     /// [`Group::all_reduce`] with a function of the program's own, which has to be associative but not commutative: it is
@@ -24,7 +23,7 @@ impl Group {
         buffer: &mut B,
         function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
     ) -> Result<(), Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         self.run(self.all_fold_call(elements.len(), function, site), elements)
     }
@@ -40,7 +39,7 @@ impl Group {
         buffer: Vec<T>,
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
     ) -> Result<Handle<Vec<T>>, Error> {
-        let call = self.all_fold_call(buffer.len(), function, Location::caller());
+        let call = self.all_fold_call(buffer.len(), function, Site::here());
         self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
@@ -66,7 +65,7 @@ impl Group {
         root: Rank,
         function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
     ) -> Result<(), Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         self.run(self.fold_call(elements.len(), root, function, site)?, elements)
     }
@@ -83,7 +82,7 @@ impl Group {
         root: Rank,
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
     ) -> Result<Handle<Vec<T>>, Error> {
-        let call = self.fold_call(buffer.len(), root, function, Location::caller())?;
+        let call = self.fold_call(buffer.len(), root, function, Site::here())?;
         self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
@@ -111,7 +110,7 @@ impl Group {
         buffer: &mut B,
         function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
     ) -> Result<Range<usize>, Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         let partition = Partition::even(elements.len(), self.world);
         let reduction = Reduction::custom(function);
@@ -132,7 +131,7 @@ impl Group {
     ) -> Result<Handle<Vec<T>>, Error> {
         let partition = Partition::even(buffer.len(), self.world);
         let reduction = Reduction::custom(function);
-        let call = self.reduce_scatter_call::<T>(&partition, 0, reduction, Location::caller());
+        let call = self.reduce_scatter_call::<T>(&partition, 0, reduction, Site::here());
         self.start(self.prepare_part(call, buffer, &partition))
     }
 
@@ -148,7 +147,7 @@ impl Group {
         buffer: &mut B,
         function: impl Fn(&B::Element, &B::Element) -> B::Element + Send + Sync + 'static,
     ) -> Result<(), Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         let call = self.scan_call::<B::Element>(elements.len(), Reduction::custom(function), site);
         self.run(call, elements)
@@ -165,7 +164,7 @@ impl Group {
         buffer: Vec<T>,
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
     ) -> Result<Handle<Vec<T>>, Error> {
-        let call = self.scan_call::<T>(buffer.len(), Reduction::custom(function), Location::caller());
+        let call = self.scan_call::<T>(buffer.len(), Reduction::custom(function), Site::here());
         self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
@@ -181,7 +180,7 @@ impl Group {
         input: &I,
         function: impl Fn(&I::Element, &I::Element) -> I::Element + Send + Sync + 'static,
     ) -> Result<Option<Vec<I::Element>>, Error> {
-        let (site, input) = (Location::caller(), input.elements()?);
+        let (site, input) = (Site::here(), input.elements()?);
         let call = self.exscan_call::<I::Element>(input.len(), Reduction::custom(function), site);
         self.run_prepared(self.prepare_exscan_call(call, input))
     }
@@ -197,7 +196,7 @@ impl Group {
         input: &I,
         function: impl Fn(&I::Element, &I::Element) -> I::Element + Send + Sync + 'static,
     ) -> Result<Handle<Option<Vec<I::Element>>>, Error> {
-        let (site, input) = (Location::caller(), input.elements()?);
+        let (site, input) = (Site::here(), input.elements()?);
         let call = self.exscan_call::<I::Element>(input.len(), Reduction::custom(function), site);
         self.start(self.prepare_exscan_call(call, input))
     }

@@ -3,14 +3,14 @@
 //! It takes the fewest steps, and the result depends on nothing but the contributions: not on where an element stands, nor
 //! on which of the two algorithms brought them.
 
-use super::call::{Call, Prepared, Reduction, Site};
+use super::call::{Call, Prepared, Reduction};
 use super::out_of_place::zeroed;
 use super::profile::{Meter, Part};
 use super::{Error, Group};
 use crate::reduce::Kernels;
 use crate::schedule::Work;
 use crate::schedule::partition::Partition;
-use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, WorldSize};
+use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, Site, WorldSize};
 
 /// The gathering of all ranks' buffers, and how they are reduced into one.
 pub(super) struct Gathered<T> {

@@ -1,6 +1,5 @@
 //! Groups of ranks on several hosts, some of which share one: what they do by hosts ([`Layout`]), and the memory for it.
 
-use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::call::Call;
@@ -12,7 +11,7 @@ use crate::reduce::Kernels;
 use crate::schedule::board::Plan;
 use crate::schedule::hierarchy::{Layout, Phases};
 use crate::schedule::{Work, cost, double_tree};
-use crate::types::{Algorithm, Element, LOCAL_GROUP, Rank, ReduceOp};
+use crate::types::{Algorithm, Element, LOCAL_GROUP, Rank, ReduceOp, Site};
 
 /// Bytes that a host sends another one in a step of the ring, of each slice, where the buffer is long enough: while they are
 /// on their way, ranks of a host meet for the next block.
@@ -43,7 +42,7 @@ impl Group {
         let places = self.new_places(members)?;
         // Everybody has it or nobody uses it.
         let mut has_it = [u8::from(places.is_ok())];
-        self.all_reduce_elements(&mut has_it, ReduceOp::Min, Location::caller())?;
+        self.all_reduce_elements(&mut has_it, ReduceOp::Min, Site::here())?;
         match places {
             Ok(places) if has_it == [1] => {
                 self.hosts = Some(Hosts { layout, places });

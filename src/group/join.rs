@@ -94,8 +94,8 @@ pub struct JoinOptions {
     pub interrupt: Option<Interrupt>,
 }
 
-/// Whether a thread that waits for an operation, and calls it some ten times a second, is to give up: this rank then stops the job. It
-/// is for programs in languages whose signal handlers have to be called by the thread itself.
+/// Whether a thread that waits for an operation, and calls it some ten times a second, is to give up: this rank then stops the
+/// job. It is for programs in languages whose signal handlers have to be called by the thread itself.
 pub type Interrupt = fn() -> bool;
 
 impl Default for JoinOptions {

@@ -1,13 +1,11 @@
 //! Groups of some of the ranks.
 
-use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::call::Site;
 use super::out_of_place::layout;
 use super::{Error, Group, Membership};
-use crate::types::{LOCAL_GROUP, Rank, WorldSize};
+use crate::types::{LOCAL_GROUP, Rank, Site, WorldSize};
 
 impl Group {
     /// Splits the group: ranks that pass the same colour form a new group, in the order of their keys and, of equal keys,
@@ -18,7 +16,7 @@ impl Group {
     /// As [`Group::all_reduce`].
     #[track_caller]
     pub fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<Self>, Error> {
-        self.split_agreed(colour, key, 0, Location::caller())
+        self.split_agreed(colour, key, 0, Site::here())
     }
 
     /// Splits the group if all ranks come with the same digest.
@@ -70,7 +68,7 @@ impl Group {
         }
         let place = ranks.iter().position(|&rank| rank == self.rank);
         let digest = layout(ranks.iter().map(|rank| rank.index()));
-        self.split_agreed(place.map(|_| 0), place.unwrap_or_default() as i64, digest, Location::caller())
+        self.split_agreed(place.map(|_| 0), place.unwrap_or_default() as i64, digest, Site::here())
     }
 
     /// A group of the same ranks, whose operations do not get in the way of this one's.

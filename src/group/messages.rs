@@ -1,16 +1,14 @@
 //! Messages from one rank to another.
 
 use std::ops::Deref;
-use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::call::Site;
 use super::driver::{Outcome, Submission};
 use super::memory::{self, Memory};
 use super::{Buffer, Error, Group, Handle, Input, Job, OwnedBuffer, join};
 use crate::engine::{Begin, Envelope, Pattern};
-use crate::types::{ANY_TAG, Contract, DType, Element, Operation, Rank, WorldSize};
+use crate::types::{ANY_TAG, Contract, DType, Element, Operation, Rank, Site, WorldSize};
 
 /// From whom a message is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,8 +47,8 @@ pub struct Received<T> {
     pub status: Status,
 }
 
-/// A group's messages, for several threads at once: whatever takes a group by `&self`. A collective that another thread is in does
-/// not keep them waiting.
+/// A group's messages, for several threads at once: whatever takes a group by `&self`. A collective that another thread is in
+/// does not keep them waiting.
 ///
 /// It keeps the group's connections open, as the group itself does. Its operations have the deadline that the group's had when it
 /// was made.
@@ -98,7 +96,7 @@ impl Group {
     /// [`Error::InvalidPeer`], [`Error::InvalidTag`], [`Error::NotContiguous`], or as [`Group::all_reduce`].
     #[track_caller]
     pub fn send<B: Input + ?Sized>(&self, elements: &B, to: Rank, tag: u32) -> Result<(), Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = elements.elements()?;
         let begin = self.sending::<B::Element>(elements.len(), tag, site)?;
         let to = self.peer(to)?;
@@ -113,7 +111,7 @@ impl Group {
     /// As [`Group::send`]; a failure on the way is the handle's.
     #[track_caller]
     pub fn send_async<B: OwnedBuffer>(&self, elements: B, to: Rank, tag: u32) -> Result<Handle<B>, Error> {
-        let begin = self.sending::<B::Element>(elements.as_ref().len(), tag, Location::caller())?;
+        let begin = self.sending::<B::Element>(elements.as_ref().len(), tag, Site::here())?;
         self.submit_send(begin, elements, to)
     }
 
@@ -142,7 +140,7 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Status, Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         let (begin, pattern) =
             self.receiving::<B::Element>(elements.len(), source.into(), tag.into(), site)?;
@@ -187,7 +185,7 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Status, Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         let room = elements.len();
         let (begin, pattern) = self.receiving::<B::Element>(usize::MAX, source.into(), tag.into(), site)?;
@@ -209,7 +207,7 @@ impl Group {
     ) -> Result<Handle<(B, Status)>, Error> {
         let room = buffer.as_ref().len();
         let (begin, pattern) =
-            self.receiving::<B::Element>(usize::MAX, source.into(), tag.into(), Location::caller())?;
+            self.receiving::<B::Element>(usize::MAX, source.into(), tag.into(), Site::here())?;
         self.submit_receive_at(begin, pattern, Memory::owned(buffer).if_it_fits::<B::Element>(), room)
     }
 
@@ -225,7 +223,7 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<Received<T>>, Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let (begin, pattern) = self.receiving::<T>(count_max, source.into(), tag.into(), site)?;
         self.submit_receive(begin, pattern)
     }
@@ -244,7 +242,7 @@ impl Group {
     ) -> Result<Handle<(B, Status)>, Error> {
         let count = buffer.as_ref().len();
         let (begin, pattern) =
-            self.receiving::<B::Element>(count, source.into(), tag.into(), Location::caller())?;
+            self.receiving::<B::Element>(count, source.into(), tag.into(), Site::here())?;
         self.submit_receive_at(begin, pattern, Memory::owned(buffer), count)
     }
 
@@ -295,7 +293,7 @@ impl Group {
         I: Input + ?Sized,
         B: Buffer<Element = I::Element> + ?Sized,
     {
-        let site = Location::caller();
+        let site = Site::here();
         let (elements, buffer) = (elements.elements()?, buffer.elements_mut()?);
         let send = self.sending::<I::Element>(elements.len(), send_tag, site)?;
         let to = self.peer(to)?;

@@ -37,11 +37,13 @@ mod profile;
 pub mod pump;
 mod routes;
 mod share;
+mod site;
 mod streams;
 mod tune;
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -57,6 +59,7 @@ pub use objects::OBJECT_BYTES_MAX;
 pub use profile::{Profile, Spent};
 pub use routes::Algorithms;
 pub use share::LocalTransport;
+pub use site::at;
 pub use streams::Streams;
 
 use self::desk::Desk;
@@ -260,6 +263,12 @@ impl Group {
     /// Where the time of the job's operations on this rank went while that was measured, in all groups.
     pub fn profile(&self) -> Profile {
         self.meter().profile()
+    }
+
+    /// The job's sockets, by their numbers. A program that forks has its child close its copies of them: until then peers do
+    /// not hear of this process's end. The child must not use the group, nor drop it.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        self.job.as_ref().map(|job| job.driver.descriptors()).unwrap_or_default()
     }
 
     /// What measures where time goes; in a world of one, nothing.

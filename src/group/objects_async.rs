@@ -3,17 +3,14 @@
 //! The messages have a space of their own beside the group's, so that no receive of the program's takes one of them; and all
 //! ranks begin such operations in the same order, by which they are numbered.
 
-use std::panic::Location;
-
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::call::Site;
 use super::messages::{Received, Source, Status};
 use super::objects::{OBJECT_BYTES_MAX, decode, encode};
 use super::{Error, Group, Handle};
 use crate::engine::{Begin, Pattern};
-use crate::types::{ANY_TAG, OBJECTS_GROUP, Rank};
+use crate::types::{ANY_TAG, OBJECTS_GROUP, Rank, Site};
 
 impl Group {
     /// [`Group::broadcast_object`], going on by itself. The root sends it to each of the others.
@@ -30,7 +27,7 @@ impl Group {
     ) -> Result<Handle<O>, Error> {
         self.check_root(root)?;
         let own = if self.rank == root { self.for_all(&encode(object)) } else { Vec::new() };
-        let one = self.exchange_objects(own, vec![root], Location::caller())?;
+        let one = self.exchange_objects(own, vec![root], Site::here())?;
         Ok(one.and_then(|mut objects| objects.pop().ok_or(Error::Taken)))
     }
 
@@ -45,7 +42,7 @@ impl Group {
         object: &O,
     ) -> Result<Handle<Vec<O>>, Error> {
         let own = self.for_all(&encode(object));
-        self.exchange_objects(own, self.world.ranks().collect(), Location::caller())
+        self.exchange_objects(own, self.world.ranks().collect(), Site::here())
     }
 
     /// [`Group::gather_object`], going on by itself.
@@ -61,7 +58,7 @@ impl Group {
     ) -> Result<Handle<Vec<O>>, Error> {
         self.check_root(root)?;
         let from = if self.rank == root { self.world.ranks().collect() } else { Vec::new() };
-        self.exchange_objects(vec![(root, encode(object))], from, Location::caller())
+        self.exchange_objects(vec![(root, encode(object))], from, Site::here())
     }
 
     /// [`Group::scatter_object`], going on by itself.
@@ -77,7 +74,7 @@ impl Group {
     ) -> Result<Handle<O>, Error> {
         self.check_root(root)?;
         let own = if self.rank == root { self.for_each(objects) } else { Vec::new() };
-        let one = self.exchange_objects(own, vec![root], Location::caller())?;
+        let one = self.exchange_objects(own, vec![root], Site::here())?;
         Ok(one.and_then(|mut objects| objects.pop().ok_or(Error::Taken)))
     }
 
@@ -107,7 +104,7 @@ impl Group {
         objects: &[O],
     ) -> Result<Handle<Vec<O>>, Error> {
         let own = self.for_each(objects);
-        self.exchange_objects(own, self.world.ranks().collect(), Location::caller())
+        self.exchange_objects(own, self.world.ranks().collect(), Site::here())
     }
 
     /// [`Group::send_object`], going on by itself.

@@ -2,7 +2,6 @@
 //! are authenticated.
 
 use std::io;
-use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
 use super::desk::Desk;
@@ -10,7 +9,7 @@ use super::{Error, Group};
 use crate::schedule::Work;
 use crate::schedule::partition::Partition;
 use crate::transport::shm::{Board, BoardSize, Place, Segment, TOKEN_BYTES};
-use crate::types::{Rank, WorldSize};
+use crate::types::{Rank, Site, WorldSize};
 
 /// Bytes of a slot, and so of a round's block: with shorter ones ranks wait for each other more often, with longer ones the
 /// arenas of four ranks are more than a processor's third cache.
@@ -67,7 +66,7 @@ impl Group {
         }
         let size = BoardSize { ranks: self.world.as_usize(), slot_bytes: SLOT_BYTES };
         let (mut words, created) = if self.rank == Rank::ZERO { create(size) } else { ([0; WORDS], None) };
-        let site = Location::caller();
+        let site = Site::here();
         self.run(self.broadcast_call::<u64>(WORDS, Rank::ZERO, site)?, &mut words)?;
         let opened = match created {
             Some(created) => created,

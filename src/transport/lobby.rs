@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener as StdListener};
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::time::Duration;
 
 use mio::net::{TcpListener, TcpStream};
@@ -114,6 +115,12 @@ pub struct Lobby {
 }
 
 impl Lobby {
+    /// The sockets that it has, by their numbers.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        let pending = self.pending.values().map(|pending| pending.stream.as_raw_fd());
+        std::iter::once(self.listener.as_raw_fd()).chain(pending).collect()
+    }
+
     /// A lobby on a listening socket.
     ///
     /// # Errors

@@ -99,7 +99,13 @@ impl Call {
             count: self.count as u64,
             layout: 0,
         };
-        Begin { group: self.group as u32, contract, timeout, spent: Duration::ZERO, site: Location::caller() }
+        Begin {
+            group: self.group as u32,
+            contract,
+            timeout,
+            spent: Duration::ZERO,
+            site: Location::caller().into(),
+        }
     }
 
     pub(crate) fn kernels(self) -> Option<reduce::Kernels> {

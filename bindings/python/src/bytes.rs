@@ -9,7 +9,7 @@ use ringtrain::Error;
 use crate::errors;
 use crate::group::Group;
 use crate::handle::{Handle, Outcome};
-use crate::messages::source_of;
+use crate::messages::pattern_of;
 use crate::region::Region;
 
 /// The longest that comes from elsewhere: what a rank allocates because another says so.
@@ -51,8 +51,8 @@ fn joined(parts: &[Bound<'_, PyAny>]) -> PyResult<(Vec<u8>, Vec<usize>)> {
 #[pymethods]
 impl Group {
     #[pyo3(signature = (data, to, tag = 0))]
-    fn send_bytes(&self, py: Python<'_>, data: &Bound<'_, PyAny>, to: i64, tag: u32) -> PyResult<()> {
-        let (region, to) = (Region::of(data)?, Self::rank(py, to)?);
+    fn send_bytes(&self, py: Python<'_>, data: &Bound<'_, PyAny>, to: i64, tag: i64) -> PyResult<()> {
+        let (region, to, tag) = (Region::of(data)?, Self::rank(py, to)?, Self::tag(py, tag)?);
         let bytes = region.elements::<u8>();
         self.message(py, |messenger| messenger.send(bytes, to, tag))
     }
@@ -63,22 +63,28 @@ impl Group {
         py: Python<'_>,
         data: &Bound<'_, PyAny>,
         to: i64,
-        tag: u32,
+        tag: i64,
     ) -> PyResult<Handle> {
-        let (bytes, to) = (Region::of(data)?.into_foreign::<u8>(py)?, Self::rank(py, to)?);
+        let (to, tag) = (Self::rank(py, to)?, Self::tag(py, tag)?);
+        let bytes = Region::of(data)?.into_foreign::<u8>(py)?;
         let sent = self.message(py, |messenger| messenger.send_async(bytes, to, tag))?;
         Ok(Handle::new(sent.and_then(|_| Ok(Outcome::Nothing))))
     }
 
     #[pyo3(signature = (source = None, tag = None))]
-    fn receive_bytes(&self, py: Python<'_>, source: Option<i64>, tag: Option<u32>) -> PyResult<Py<PyAny>> {
+    fn receive_bytes(&self, py: Python<'_>, source: Option<i64>, tag: Option<i64>) -> PyResult<Py<PyAny>> {
         let handle = self.receive_bytes_async(py, source, tag)?;
-        handle.wait_for(py, None)?.ok_or_else(|| errors::plain(py, "the message did not come"))
+        let received = handle.wait_for(py, None);
+        if received.is_err() {
+            // Nobody would get the message that it still waits for.
+            handle.cancel(py)?;
+        }
+        received?.ok_or_else(|| errors::plain(py, "the message did not come"))
     }
 
     #[pyo3(signature = (source = None, tag = None))]
-    fn receive_bytes_async(&self, py: Python<'_>, source: Option<i64>, tag: Option<u32>) -> PyResult<Handle> {
-        let source = source_of(py, source)?;
+    fn receive_bytes_async(&self, py: Python<'_>, source: Option<i64>, tag: Option<i64>) -> PyResult<Handle> {
+        let (source, tag) = pattern_of(py, source, tag)?;
         let received = self.message(py, |messenger| messenger.receive_async::<u8>(BYTES_MAX, source, tag))?;
         let bytes = |received: ringtrain::Received<u8>| {
             Ok(Outcome::Bytes(Arc::new(received.elements), received.status))
@@ -92,9 +98,9 @@ impl Group {
         py: Python<'_>,
         buffer: &Bound<'_, PyAny>,
         source: Option<i64>,
-        tag: Option<u32>,
+        tag: Option<i64>,
     ) -> PyResult<Py<PyAny>> {
-        let (mut region, source) = (Region::writable(buffer)?, source_of(py, source)?);
+        let (mut region, (source, tag)) = (Region::writable(buffer)?, pattern_of(py, source, tag)?);
         let bytes = region.elements_mut::<u8>();
         let status = self.message(py, |messenger| messenger.receive_fitting(bytes, source, tag))?;
         Outcome::Message(status).into_python(py)
@@ -106,9 +112,9 @@ impl Group {
         py: Python<'_>,
         buffer: &Bound<'_, PyAny>,
         source: Option<i64>,
-        tag: Option<u32>,
+        tag: Option<i64>,
     ) -> PyResult<Handle> {
-        let source = source_of(py, source)?;
+        let (source, tag) = pattern_of(py, source, tag)?;
         let bytes = Region::writable(buffer)?.into_foreign::<u8>(py)?;
         let received = self.message(py, |messenger| messenger.receive_fitting_async(bytes, source, tag))?;
         Ok(Handle::new(received.and_then(|(_, status)| Ok(Outcome::Message(status)))))

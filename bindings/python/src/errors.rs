@@ -5,8 +5,6 @@ use pyo3::types::PyType;
 use ringtrain::wire::Cause;
 use ringtrain::{Error, StartError};
 
-use crate::interrupt;
-
 const MODULE: &str = "ringtrain._errors";
 const NAMES: [&str; 14] = [
     "Error",
@@ -66,11 +64,6 @@ pub(crate) fn plain(py: Python<'_>, message: impl Into<String>) -> PyErr {
 
 pub(crate) fn still_running(py: Python<'_>, seconds: f64) -> PyErr {
     exception(py, "StillRunning", format!("the operation has not ended within {seconds} s; it goes on"))
-}
-
-/// What a failed operation raises; what a signal's handler raised meanwhile comes first.
-pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
-    interrupt::take_raised().unwrap_or_else(|| of(py, error))
 }
 
 /// The exception for an error.

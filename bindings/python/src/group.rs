@@ -9,7 +9,7 @@ use ringtrain::{Error, Messenger, Rank};
 
 use crate::handle::duration;
 use crate::slot::{Denied, Slot};
-use crate::{errors, interrupt};
+use crate::{errors, fork, interrupt, site};
 
 /// Some ranks of a job, seen from one of them.
 #[pyclass(frozen, module = "ringtrain._core")]
@@ -40,14 +40,17 @@ impl Group {
         py: Python<'_>,
         work: impl FnOnce(&mut ringtrain::Group) -> Result<R, Error> + Send,
     ) -> PyResult<R> {
-        interrupt::check_forked(py)?;
-        match py.detach(|| self.slot.with(work)) {
-            Ok(result) => result.map_err(|error| errors::raise(py, &error)),
+        fork::check(py)?;
+        let site = site::find(py);
+        let result = py.detach(|| site::at(site, || self.slot.with(work)));
+        // What a signal's handler raised comes first, whatever has become of the operation.
+        if let Some(raised) = interrupt::take_raised() {
+            return Err(raised);
+        }
+        match result {
+            Ok(result) => result.map_err(|error| errors::of(py, &error)),
             Err(Denied::Closed) => Err(closed(py)),
-            Err(Denied::Interrupted) => {
-                Err(interrupt::take_raised()
-                    .unwrap_or_else(|| errors::plain(py, "the thread was interrupted")))
-            }
+            Err(Denied::Interrupted) => Err(errors::plain(py, "the thread was interrupted")),
             Err(Denied::Nested) => Err(errors::plain(
                 py,
                 "a signal's handler called a collective of a group that its thread was in a collective of",
@@ -61,19 +64,33 @@ impl Group {
         py: Python<'_>,
         work: impl FnOnce(&Messenger) -> Result<R, Error> + Send,
     ) -> PyResult<R> {
-        let messenger = self.messenger(py)?;
-        py.detach(|| {
-            let result = work(&messenger);
+        let (messenger, site) = (self.messenger(py)?, site::find(py));
+        let result = py.detach(|| {
+            let result = site::at(site, || work(&messenger));
             // If the group has been closed meanwhile, this is its end.
             drop(messenger);
             result
-        })
-        .map_err(|error| errors::raise(py, &error))
+        });
+        match interrupt::take_raised() {
+            Some(raised) => Err(raised),
+            None => result.map_err(|error| errors::of(py, &error)),
+        }
     }
 
     pub(crate) fn messenger(&self, py: Python<'_>) -> PyResult<Arc<Messenger>> {
-        interrupt::check_forked(py)?;
+        fork::check(py)?;
         self.slot.messenger().ok_or_else(|| closed(py))
+    }
+
+    /// A count, which is not negative.
+    pub(crate) fn count(py: Python<'_>, number: i64) -> PyResult<usize> {
+        usize::try_from(number).map_err(|_| errors::invalid(py, format!("{number} is not a count")))
+    }
+
+    /// A message's tag.
+    pub(crate) fn tag(py: Python<'_>, number: i64) -> PyResult<u32> {
+        u32::try_from(number)
+            .map_err(|_| errors::invalid(py, format!("{number} is not a tag: those are 0 to 2^32 - 2")))
     }
 
     /// The rank of this number, which may be none of the group's: the library says so.
@@ -177,7 +194,7 @@ impl Group {
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        interrupt::check_forked(py)?;
+        fork::check(py)?;
         py.detach(|| self.slot.close());
         Ok(())
     }
@@ -189,7 +206,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if interrupt::is_forked() {
+        if fork::is_forked() {
             self.slot.leak();
         } else {
             // The last group of a job says goodbye, which may take a while.

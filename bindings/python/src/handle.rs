@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringtrain::{Error, Status};
 
-use crate::{errors, interrupt};
+use crate::{errors, fork};
 
 /// How long a thread waits before it looks whether a signal's handler raised.
 const SLICE: Duration = Duration::from_millis(50);
@@ -89,7 +89,7 @@ impl Handle {
 
     /// Waits, and runs signal handlers meanwhile.
     pub(crate) fn wait_for(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Option<Py<PyAny>>> {
-        interrupt::check_forked(py)?;
+        fork::check(py)?;
         let started = Instant::now();
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
@@ -115,7 +115,7 @@ impl Handle {
     }
 
     fn test(&self, py: Python<'_>) -> PyResult<bool> {
-        interrupt::check_forked(py)?;
+        fork::check(py)?;
         Ok(py.detach(|| match self.0.try_lock() {
             Ok(state) => match &*state {
                 State::Running(handle) => handle.test(),
@@ -126,8 +126,8 @@ impl Handle {
         }))
     }
 
-    fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
-        interrupt::check_forked(py)?;
+    pub(crate) fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
+        fork::check(py)?;
         Ok(py.detach(|| {
             let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let State::Running(handle) = &mut *state else { return false };
@@ -144,7 +144,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let state = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
         let state = std::mem::replace(state, State::Cancelled);
-        if interrupt::is_forked() {
+        if fork::is_forked() {
             std::mem::forget(state);
         } else if matches!(state, State::Running(_)) {
             // It takes a lock that other threads hold while they let go of Python's objects.
@@ -162,7 +162,7 @@ pub(crate) fn wait_any(
     handles: Vec<PyRef<'_, Handle>>,
     timeout: Option<f64>,
 ) -> PyResult<Option<usize>> {
-    interrupt::check_forked(py)?;
+    fork::check(py)?;
     let limit = timeout.map(|seconds| duration(py, seconds)).transpose()?;
     let handles: Vec<&Handle> = handles.iter().map(|handle| &**handle).collect();
     let started = Instant::now();

@@ -1,35 +1,13 @@
-//! What Python has to be asked while a thread waits: whether a signal's handler raised; and whether this process is still a rank.
-
-use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicBool, Ordering};
+//! What Python has to be asked while a thread waits: whether a signal's handler raised.
 
 use pyo3::prelude::*;
-
-use crate::errors;
-
-/// This process was forked from a rank.
-static IS_FORKED: AtomicBool = AtomicBool::new(false);
+use std::cell::{Cell, RefCell};
 
 thread_local! {
     /// Whether this is the thread that runs signal handlers, once that is known.
     static IS_MAIN: Cell<Option<bool>> = const { Cell::new(None) };
     /// What a handler raised while the thread waited.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
-}
-
-/// Tells the module that this process is a fork's child: it must not speak on its parent's connections.
-#[pyfunction]
-pub(crate) fn after_fork() {
-    IS_FORKED.store(true, Ordering::Release);
-}
-
-pub(crate) fn is_forked() -> bool {
-    IS_FORKED.load(Ordering::Acquire)
-}
-
-/// Fails in a process that was forked from a rank.
-pub(crate) fn check_forked(py: Python<'_>) -> PyResult<()> {
-    if is_forked() { Err(errors::forked(py)) } else { Ok(()) }
 }
 
 /// Whether a signal's handler has raised. Called by threads that wait, without the interpreter's lock.

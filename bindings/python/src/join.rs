@@ -16,7 +16,7 @@ use ringtrain::{JoinOptions, Meeting, Rank, StartError};
 
 use crate::group::Group;
 use crate::handle::duration;
-use crate::{errors, interrupt};
+use crate::{errors, fork, interrupt};
 
 /// How long is waited for the others before a look whether a signal's handler raised.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -55,7 +55,7 @@ impl Rendezvous {
 impl Drop for Rendezvous {
     fn drop(&mut self) {
         let server = self.server.get_mut().map_or(None, Option::take);
-        if interrupt::is_forked() {
+        if fork::is_forked() {
             std::mem::forget(server);
         } else {
             // It waits for its thread.
@@ -81,7 +81,7 @@ fn id_of(py: Python<'_>, id: &str) -> PyResult<[u8; 16]> {
 /// A group of this process alone.
 #[pyfunction]
 pub(crate) fn solo(py: Python<'_>) -> PyResult<Group> {
-    interrupt::check_forked(py)?;
+    fork::check(py)?;
     Ok(Group::new(ringtrain::Group::solo()))
 }
 
@@ -108,42 +108,8 @@ pub(crate) fn join(
     host_id: Option<String>,
     check_payloads: bool,
 ) -> PyResult<Group> {
-    interrupt::check_forked(py)?;
-    let from_start = |error: StartError| errors::of_start(py, &error);
-    let mut options = match (rendezvous, peers) {
-        (Some(address), None) => {
-            let (Some(rank), Some(size), Some(id)) = (rank, size, job_id) else {
-                return Err(errors::invalid(py, "a rendezvous needs rank, size and job_id beside it"));
-            };
-            let address: SocketAddr =
-                address.parse().map_err(|_| errors::invalid(py, format!("`{address}` is not ip:port")))?;
-            let (world, rank) = (world_of(py, size)?, Rank::new(rank));
-            if !world.contains(rank) {
-                return Err(from_start(StartError::RankOutOfRange { rank, world }));
-            }
-            let job_id = id_of(py, id)?;
-            let meeting =
-                Meeting::Launched(Launched { rank, world, rendezvous: address, job_id, start_timeout: None });
-            JoinOptions { meeting, ..JoinOptions::default() }
-        }
-        (None, Some(path)) => {
-            let Some(rank) = rank else {
-                return Err(errors::invalid(py, "a file of peers needs this process's rank beside it"));
-            };
-            let file = PeersFile::read(Path::new(path)).map_err(|error| from_start(error.into()))?;
-            let meeting = Meeting::Peers { file, rank: Rank::new(rank), bind: None };
-            JoinOptions { meeting, ..JoinOptions::default() }
-        }
-        (None, None) if rank.is_none() && size.is_none() && job_id.is_none() => {
-            JoinOptions::from_environment().map_err(from_start)?
-        }
-        (None, None) => {
-            return Err(errors::invalid(py, "rank, size and job_id need a rendezvous or a file of peers"));
-        }
-        (Some(_), Some(_)) => {
-            return Err(errors::invalid(py, "ranks meet at a rendezvous or by a file of peers, not by both"));
-        }
-    };
+    fork::check(py)?;
+    let mut options = meeting_of(py, rendezvous, peers, rank, (size, job_id))?;
     if let Some(secret) = secret {
         options.secret = secret_of(py, secret)?;
     }
@@ -174,7 +140,8 @@ pub(crate) fn join(
     meet(py, options)
 }
 
-/// Joins in a thread of its own, so that a signal's handler may raise meanwhile. Who is interrupted leaves that thread to its deadline.
+/// Joins in a thread of its own, so that a signal's handler may raise meanwhile. Who is interrupted leaves that thread to its
+/// deadline.
 fn meet(py: Python<'_>, options: JoinOptions) -> PyResult<Group> {
     let (sender, receiver) = mpsc::channel();
     let join = move || {
@@ -196,6 +163,51 @@ fn meet(py: Python<'_>, options: JoinOptions) -> PyResult<Group> {
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(errors::plain(py, "joining the job panicked, which is a bug"));
             }
+        }
+    }
+}
+
+/// How the ranks meet, of what the caller has said.
+fn meeting_of(
+    py: Python<'_>,
+    rendezvous: Option<&str>,
+    peers: Option<&str>,
+    rank: Option<u32>,
+    (size, job_id): (Option<u32>, Option<&str>),
+) -> PyResult<JoinOptions> {
+    let from_start = |error: StartError| errors::of_start(py, &error);
+    match (rendezvous, peers) {
+        (Some(address), None) => {
+            let (Some(rank), Some(size), Some(id)) = (rank, size, job_id) else {
+                return Err(errors::invalid(py, "a rendezvous needs rank, size and job_id beside it"));
+            };
+            let address: SocketAddr =
+                address.parse().map_err(|_| errors::invalid(py, format!("`{address}` is not ip:port")))?;
+            let (world, rank) = (world_of(py, size)?, Rank::new(rank));
+            if !world.contains(rank) {
+                return Err(from_start(StartError::RankOutOfRange { rank, world }));
+            }
+            let job_id = id_of(py, id)?;
+            let meeting =
+                Meeting::Launched(Launched { rank, world, rendezvous: address, job_id, start_timeout: None });
+            Ok(JoinOptions { meeting, ..JoinOptions::default() })
+        }
+        (None, Some(path)) => {
+            let Some(rank) = rank else {
+                return Err(errors::invalid(py, "a file of peers needs this process's rank beside it"));
+            };
+            let file = PeersFile::read(Path::new(path)).map_err(|error| from_start(error.into()))?;
+            let meeting = Meeting::Peers { file, rank: Rank::new(rank), bind: None };
+            Ok(JoinOptions { meeting, ..JoinOptions::default() })
+        }
+        (None, None) if rank.is_none() && size.is_none() && job_id.is_none() => {
+            JoinOptions::from_environment().map_err(from_start)
+        }
+        (None, None) => {
+            Err(errors::invalid(py, "rank, size and job_id need a rendezvous or a file of peers"))
+        }
+        (Some(_), Some(_)) => {
+            Err(errors::invalid(py, "ranks meet at a rendezvous or by a file of peers, not by both"))
         }
     }
 }

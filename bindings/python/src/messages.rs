@@ -7,17 +7,22 @@ use ringtrain::{ReduceOp, Source};
 
 use crate::dtype::with_type;
 use crate::errors;
+use crate::fork;
 use crate::group::Group;
 use crate::handle::{Handle, Outcome, duration};
-use crate::interrupt;
 use crate::region::Region;
 
 /// How long a thread waits for a message to be looked at before it looks whether a signal's handler raised.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// From whom; `None` is anybody.
-pub(crate) fn source_of(py: Python<'_>, source: Option<i64>) -> PyResult<Source> {
-    source.map_or(Ok(Source::Any), |rank| Group::rank(py, rank).map(Source::Rank))
+/// From whom, and with which tag; `None` is anybody, and any.
+pub(crate) fn pattern_of(
+    py: Python<'_>,
+    source: Option<i64>,
+    tag: Option<i64>,
+) -> PyResult<(Source, Option<u32>)> {
+    let source = source.map_or(Ok(Source::Any), |rank| Group::rank(py, rank).map(Source::Rank))?;
+    Ok((source, tag.map(|tag| Group::tag(py, tag)).transpose()?))
 }
 
 pub(crate) fn reduction(py: Python<'_>, name: &str) -> PyResult<ReduceOp> {
@@ -27,8 +32,8 @@ pub(crate) fn reduction(py: Python<'_>, name: &str) -> PyResult<ReduceOp> {
 #[pymethods]
 impl Group {
     #[pyo3(signature = (buffer, to, tag = 0))]
-    fn send(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, to: i64, tag: u32) -> PyResult<()> {
-        let (region, to) = (Region::of(buffer)?, Self::rank(py, to)?);
+    fn send(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, to: i64, tag: i64) -> PyResult<()> {
+        let (region, to, tag) = (Region::of(buffer)?, Self::rank(py, to)?, Self::tag(py, tag)?);
         with_type!(region.kind.moved().0, T => {
             let elements = region.elements::<T>();
             self.message(py, |messenger| messenger.send(elements, to, tag))
@@ -41,9 +46,9 @@ impl Group {
         py: Python<'_>,
         buffer: &Bound<'_, PyAny>,
         source: Option<i64>,
-        tag: Option<u32>,
+        tag: Option<i64>,
     ) -> PyResult<Py<PyAny>> {
-        let (mut region, source) = (Region::writable(buffer)?, source_of(py, source)?);
+        let (mut region, (source, tag)) = (Region::writable(buffer)?, pattern_of(py, source, tag)?);
         let scale = region.kind.moved().1;
         let status = with_type!(region.kind.moved().0, T => {
             let elements = region.elements_mut::<T>();
@@ -59,13 +64,14 @@ impl Group {
         py: Python<'_>,
         buffer: &Bound<'_, PyAny>,
         to: i64,
-        send_tag: u32,
+        send_tag: i64,
         output: &Bound<'_, PyAny>,
         source: Option<i64>,
-        receive_tag: Option<u32>,
+        receive_tag: Option<i64>,
     ) -> PyResult<Py<PyAny>> {
         let (input, mut output) = (Region::of(buffer)?, Region::writable(output)?);
-        let (to, source) = (Self::rank(py, to)?, source_of(py, source)?);
+        let (to, send_tag) = (Self::rank(py, to)?, Self::tag(py, send_tag)?);
+        let (source, receive_tag) = pattern_of(py, source, receive_tag)?;
         if input.kind.moved().0 != output.kind.moved().0 {
             return Err(errors::invalid(py, "what is sent and what is received are of different types"));
         }
@@ -80,8 +86,8 @@ impl Group {
     }
 
     #[pyo3(signature = (buffer, to, tag = 0))]
-    fn send_async(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, to: i64, tag: u32) -> PyResult<Handle> {
-        let (region, to) = (Region::of(buffer)?, Self::rank(py, to)?);
+    fn send_async(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, to: i64, tag: i64) -> PyResult<Handle> {
+        let (region, to, tag) = (Region::of(buffer)?, Self::rank(py, to)?, Self::tag(py, tag)?);
         with_type!(region.kind.moved().0, T => {
             let elements = region.into_foreign::<T>(py)?;
             self.message(py, |messenger| {
@@ -97,9 +103,9 @@ impl Group {
         py: Python<'_>,
         buffer: &Bound<'_, PyAny>,
         source: Option<i64>,
-        tag: Option<u32>,
+        tag: Option<i64>,
     ) -> PyResult<Handle> {
-        let (region, source) = (Region::writable(buffer)?, source_of(py, source)?);
+        let (region, (source, tag)) = (Region::writable(buffer)?, pattern_of(py, source, tag)?);
         let (dtype, scale) = region.kind.moved();
         with_type!(dtype, T => {
             let elements = region.into_foreign::<T>(py)?;
@@ -116,10 +122,10 @@ impl Group {
         &self,
         py: Python<'_>,
         source: Option<i64>,
-        tag: Option<u32>,
+        tag: Option<i64>,
         timeout: f64,
     ) -> PyResult<Option<(u32, u32, usize, String)>> {
-        let (source, mut left) = (source_of(py, source)?, duration(py, timeout)?);
+        let ((source, tag), mut left) = (pattern_of(py, source, tag)?, duration(py, timeout)?);
         loop {
             let patience = left.min(SLICE);
             let found = self.message(py, |messenger| messenger.probe_for(source, tag, patience))?;
@@ -129,7 +135,7 @@ impl Group {
                     (status.source.get(), status.tag, status.count, status.dtype.to_string())
                 }));
             }
-            interrupt::check_forked(py)?;
+            fork::check(py)?;
             py.check_signals()?;
         }
     }

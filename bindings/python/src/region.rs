@@ -5,6 +5,7 @@ use ringtrain::{Element, ForeignBuffer};
 
 use crate::dtype::Kind;
 use crate::errors;
+use crate::group::Group;
 use crate::view::View;
 
 /// `count` elements of type `dtype` at `address`, which stay valid for as long as `owner` lives. Nobody checks that.
@@ -25,12 +26,16 @@ impl Memory {
         py: Python<'_>,
         owner: Py<PyAny>,
         address: usize,
-        count: usize,
+        count: i64,
         dtype: &str,
         writable: bool,
     ) -> PyResult<Self> {
         let kind = Kind::named(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is no element type of ringtrain")))?;
+        let count = Group::count(py, count)?;
+        if address == 0 && count > 0 {
+            return Err(errors::invalid(py, "nothing lies at address 0"));
+        }
         if count.checked_mul(kind.bytes()).is_none_or(|bytes| bytes > isize::MAX as usize) {
             return Err(errors::invalid(py, format!("{count} elements are more than memory can hold")));
         }
@@ -134,8 +139,9 @@ impl Region {
         if count == 0 {
             return &[];
         }
-        // SAFETY: the keeper keeps so many bytes where they are, aligned for their own type, of which `T` is the type or a byte; all
-        // patterns of bits are elements. That Python's threads do not write meanwhile is what the call's user promises.
+        // SAFETY: the keeper keeps so many bytes where they are, aligned for their own type, of which `T` is the type or a
+        // byte; all patterns of bits are elements. That Python's threads do not write meanwhile is what the call's user
+        // promises.
         unsafe { std::slice::from_raw_parts(self.start.cast(), count) }
     }
 
@@ -180,7 +186,8 @@ impl Region {
         let (start, count) = (self.start.cast(), self.bytes() / size_of::<T>());
         let keeper: Py<PyAny> = match self.keeper {
             Keeper::Object(object) => object,
-            // Let go of by whatever thread ends the operation: an object waits for the interpreter then, a buffer would take its lock.
+            // Let go of by whatever thread ends the operation: an object waits for the interpreter then, a buffer would take
+            // its lock.
             Keeper::Buffer(buffer) => Py::new(py, Hold(buffer))?.into_any(),
         };
         // SAFETY: as above; the keeper goes with it.

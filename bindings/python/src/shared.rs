@@ -10,8 +10,8 @@ use ringtrain::SharedBuffer;
 
 use crate::dtype::Kind;
 use crate::errors;
+use crate::fork;
 use crate::group::Group;
-use crate::interrupt;
 
 /// Memory of a group's own (`Group.alloc`), with the buffer protocol.
 #[pyclass(frozen, module = "ringtrain._core")]
@@ -29,7 +29,8 @@ pub(crate) struct Shared {
 
 #[pymethods]
 impl Group {
-    fn alloc(&self, py: Python<'_>, count: usize, dtype: &str) -> PyResult<Shared> {
+    fn alloc(&self, py: Python<'_>, count: i64, dtype: &str) -> PyResult<Shared> {
+        let count = Self::count(py, count)?;
         let kind = Kind::named(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is no element type of ringtrain")))?;
         let bytes = count.checked_mul(kind.bytes()).filter(|&bytes| isize::try_from(bytes).is_ok());
@@ -69,8 +70,8 @@ impl Shared {
         let shared = slf.get();
         let asks_for = |flag: c_int| flags & flag == flag;
         let format: &'static CStr = shared.kind.format();
-        // SAFETY: Python passes a view to be filled. What it points to is the object's, which the view keeps alive by the reference
-        // that it is given.
+        // SAFETY: Python passes a view to be filled. What it points to is the object's, which the view keeps alive by the
+        // reference that it is given.
         unsafe {
             (*view).buf = shared.start as *mut c_void;
             (*view).len = shared.bytes as isize;
@@ -97,7 +98,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let buffer = self.buffer.get_mut().map_or(None, Option::take);
-        if interrupt::is_forked() {
+        if fork::is_forked() {
             std::mem::forget(buffer);
         } else {
             Python::attach(|py| py.detach(move || drop(buffer)));

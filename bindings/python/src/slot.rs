@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ringtrain::{Group, Messenger};
 
-use crate::interrupt;
+use crate::{fork, interrupt};
 
 /// How often a thread that waits for its turn looks whether a signal's handler raised.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -41,8 +41,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Slot {
     pub(crate) fn new(group: Group) -> Self {
+        let messenger = Arc::new(group.messenger());
+        fork::remember(&messenger);
         Self {
-            messenger: Mutex::new(Some(Arc::new(group.messenger()))),
+            messenger: Mutex::new(Some(messenger)),
             state: Mutex::new(State::Here(Box::new(group))),
             returned: Condvar::new(),
         }
@@ -94,7 +96,9 @@ impl Slot {
     pub(crate) fn renew_messenger(&self, group: &Group) {
         let mut messenger = lock(&self.messenger);
         if messenger.is_some() {
-            *messenger = Some(Arc::new(group.messenger()));
+            let renewed = Arc::new(group.messenger());
+            fork::remember(&renewed);
+            *messenger = Some(renewed);
         }
     }
 
@@ -121,13 +125,10 @@ impl Slot {
     }
 
     /// Forgets the group without a word to anybody: in a forked process its connections are the parent's.
-    pub(crate) fn leak(&self) {
-        // A thread of the parent's may have had the lock when the process was forked.
-        let Ok(mut state) = self.state.try_lock() else { return };
-        std::mem::forget(std::mem::replace(&mut *state, State::Closed));
-        if let Ok(mut messenger) = self.messenger.try_lock() {
-            std::mem::forget(messenger.take());
-        }
+    pub(crate) fn leak(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::replace(state, State::Closed));
+        std::mem::forget(self.messenger.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 

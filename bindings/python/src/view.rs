@@ -8,7 +8,8 @@ use pyo3::prelude::*;
 /// What an object lets others see of its memory, which stays where it is until the view is dropped.
 pub(crate) struct View(Box<ffi::Py_buffer>);
 
-// SAFETY: the memory it points to stays where it is whichever thread has the view, and it is let go of with the interpreter's lock.
+// SAFETY: the memory it points to stays where it is whichever thread has the view, and it is let go of with the interpreter's
+// lock.
 unsafe impl Send for View {}
 // SAFETY: it is only read.
 unsafe impl Sync for View {}

@@ -1,11 +1,10 @@
-use std::panic::Location;
 use std::sync::Arc;
 
 use super::*;
 use crate::reduce;
 use crate::schedule::Work;
 use crate::transport::shm::{BoardSize, Segment, Spot, TOKEN_BYTES};
-use crate::types::{Algorithm, DType, Operation, ReduceOp, WorldSize};
+use crate::types::{Algorithm, DType, Operation, ReduceOp, Site, WorldSize};
 
 const RANKS: u32 = 3;
 /// Elements of a slot.
@@ -58,7 +57,7 @@ fn begin(desk: &mut Desk, work: Work) -> Errand {
     let rank = Rank::new(desk.board.rank() as u32);
     let kernels = reduce::kernels(DType::F32, ReduceOp::Sum);
     let plan = Plan::new(world(), rank, SLOT, 0, work);
-    desk.take_on((contract, Location::caller()), Order { plan, kernels, divisor: RANKS })
+    desk.take_on((contract, Site::here()), Order { plan, kernels, divisor: RANKS })
 }
 
 /// How many rounds an all-reduce takes, of buffers that some lend, and the results.

@@ -13,6 +13,7 @@ mod shared;
 mod tally;
 
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -123,6 +124,11 @@ impl Driver {
         statistics
     }
 
+    /// The sockets that are open now, by their numbers.
+    pub(super) fn descriptors(&self) -> Vec<RawFd> {
+        self.shared.lock().pump.transport().descriptors()
+    }
+
     /// What measures where time goes.
     pub(super) fn meter(&self) -> &Meter {
         &self.shared.meter
@@ -209,7 +215,8 @@ impl Driver {
         outcome
     }
 
-    /// Waits for the outcome of an operation on memory that the caller has lent, which only a failure of the job gives back early.
+    /// Waits for the outcome of an operation on memory that the caller has lent, which only a failure of the job gives back
+    /// early.
     pub(super) fn attend(&self, id: OpId) -> Option<Result<Outcome, Error>> {
         loop {
             let until = self.shared.next_question();

@@ -1,13 +1,11 @@
 //! What every rank has for every other.
 
-use std::panic::Location;
-
 use super::{TOO_MANY, copied, output as place, zeroed};
-use crate::group::call::{Prepared, Site};
+use crate::group::call::Prepared;
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::Work;
 use crate::schedule::partition::Partition;
-use crate::types::Element;
+use crate::types::{Element, Site};
 
 impl Group {
     /// The r-th of n equal parts of `input` goes to rank r; what the ranks have for this one comes back in rank order.
@@ -20,7 +18,7 @@ impl Group {
     #[track_caller]
     pub fn all_to_all<I: Input + ?Sized>(&mut self, input: &I) -> Result<Vec<I::Element>, Error> {
         let input = input.elements()?;
-        self.run_prepared(self.prepare_all_to_all_even(input, Location::caller())?)
+        self.run_prepared(self.prepare_all_to_all_even(input, Site::here())?)
     }
 
     /// [`Group::all_to_all`], going on by itself.
@@ -34,7 +32,7 @@ impl Group {
         input: &I,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let input = input.elements()?;
-        self.start(self.prepare_all_to_all_even(input, Location::caller())?)
+        self.start(self.prepare_all_to_all_even(input, Site::here())?)
     }
 
     /// [`Group::all_to_all`] into `output`, which is as long as the input.
@@ -59,7 +57,7 @@ impl Group {
     #[track_caller]
     pub fn all_to_all_in_place<B: Buffer + ?Sized>(&mut self, buffer: &mut B) -> Result<(), Error> {
         let elements = buffer.elements_mut()?;
-        let result = self.run_prepared(self.prepare_all_to_all_even(elements, Location::caller())?)?;
+        let result = self.run_prepared(self.prepare_all_to_all_even(elements, Site::here())?)?;
         elements.copy_from_slice(&result);
         Ok(())
     }
@@ -77,7 +75,7 @@ impl Group {
         send_counts: &[usize],
         receive_counts: &[usize],
     ) -> Result<Vec<I::Element>, Error> {
-        let (input, site) = (input.elements()?, Location::caller());
+        let (input, site) = (input.elements()?, Site::here());
         self.run_prepared(self.prepare_all_to_all_uneven(input, send_counts, receive_counts, site)?)
     }
 
@@ -93,7 +91,7 @@ impl Group {
         send_counts: &[usize],
         receive_counts: &[usize],
     ) -> Result<Handle<Vec<I::Element>>, Error> {
-        let (input, site) = (input.elements()?, Location::caller());
+        let (input, site) = (input.elements()?, Site::here());
         self.start(self.prepare_all_to_all_uneven(input, send_counts, receive_counts, site)?)
     }
 

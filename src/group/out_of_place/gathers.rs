@@ -1,14 +1,13 @@
 //! What every rank has, in one buffer: everybody's, or the root's.
 
 use std::borrow::Cow;
-use std::panic::Location;
 
 use super::{layout, output as place, zeroed};
-use crate::group::call::{Call, Prepared, Site};
+use crate::group::call::{Call, Prepared};
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::Work;
 use crate::schedule::partition::Partition;
-use crate::types::{Element, Rank};
+use crate::types::{Element, Rank, Site};
 
 impl Group {
     /// Every rank's `input`, which has the same length everywhere, one after another in rank order.
@@ -20,7 +19,7 @@ impl Group {
     pub fn all_gather_from<I: Input + ?Sized>(&mut self, input: &I) -> Result<Vec<I::Element>, Error> {
         let input = input.elements()?;
         let counts = self.all_alike(input.len());
-        self.run_prepared(self.prepare_all_gather(input, &counts, Location::caller())?)
+        self.run_prepared(self.prepare_all_gather(input, &counts, Site::here())?)
     }
 
     /// [`Group::all_gather_from`], going on by itself.
@@ -35,7 +34,7 @@ impl Group {
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let input = input.elements()?;
         let counts = self.all_alike(input.len());
-        self.start(self.prepare_all_gather(input, &counts, Location::caller())?)
+        self.start(self.prepare_all_gather(input, &counts, Site::here())?)
     }
 
     /// [`Group::all_gather_from`] into `output`, which is n times as long as the input.
@@ -67,7 +66,7 @@ impl Group {
         counts: &[usize],
     ) -> Result<Vec<I::Element>, Error> {
         let input = input.elements()?;
-        self.run_prepared(self.prepare_all_gather(input, counts, Location::caller())?)
+        self.run_prepared(self.prepare_all_gather(input, counts, Site::here())?)
     }
 
     /// [`Group::all_gather_uneven`], going on by itself.
@@ -82,7 +81,7 @@ impl Group {
         counts: &[usize],
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let input = input.elements()?;
-        self.start(self.prepare_all_gather(input, counts, Location::caller())?)
+        self.start(self.prepare_all_gather(input, counts, Site::here())?)
     }
 
     /// [`Group::all_gather_uneven`] into `output`, which is as long as all counts come to.
@@ -106,7 +105,7 @@ impl Group {
         let output = place(output, partition.total())?;
         output[partition.range(self.rank)].copy_from_slice(input);
         let layout = layout(counts.iter().copied());
-        self.run(self.all_gather_call::<I::Element>(&partition, layout, Location::caller()), output)
+        self.run(self.all_gather_call::<I::Element>(&partition, layout, Site::here()), output)
     }
 
     fn prepare_all_gather<T: Element>(
@@ -169,7 +168,7 @@ impl Group {
     pub fn gather<I: Input + ?Sized>(&mut self, input: &I, root: Rank) -> Result<Vec<I::Element>, Error> {
         let input = input.elements()?;
         let counts = (&self.all_alike(input.len())[..], 0);
-        self.run_prepared(self.prepare_gather(Cow::Borrowed(input), counts, root, Location::caller())?)
+        self.run_prepared(self.prepare_gather(Cow::Borrowed(input), counts, root, Site::here())?)
     }
 
     /// [`Group::gather`], going on by itself.
@@ -186,7 +185,7 @@ impl Group {
         let input = input.elements()?;
         let counts = (&self.all_alike(input.len())[..], 0);
         let input = Cow::Owned(input.to_vec());
-        self.start(self.prepare_gather(input, counts, root, Location::caller())?)
+        self.start(self.prepare_gather(input, counts, root, Site::here())?)
     }
 
     /// [`Group::gather`] into the root's `output`, which has the result's length; what the others pass as
@@ -203,7 +202,7 @@ impl Group {
     {
         let input = input.elements()?;
         let counts = (&self.all_alike(input.len())[..], 0);
-        self.gather_elements(input, output, counts, root, Location::caller())
+        self.gather_elements(input, output, counts, root, Site::here())
     }
 
     /// Every rank's `input`, `counts[r]` elements long on rank r, in rank order; empty but on the root.
@@ -222,7 +221,7 @@ impl Group {
     ) -> Result<Vec<I::Element>, Error> {
         let input = input.elements()?;
         let counts = (counts, layout(counts.iter().copied()));
-        self.run_prepared(self.prepare_gather(Cow::Borrowed(input), counts, root, Location::caller())?)
+        self.run_prepared(self.prepare_gather(Cow::Borrowed(input), counts, root, Site::here())?)
     }
 
     /// [`Group::gather_uneven`], going on by itself.
@@ -240,7 +239,7 @@ impl Group {
         let input = input.elements()?;
         let counts = (counts, layout(counts.iter().copied()));
         let input = Cow::Owned(input.to_vec());
-        self.start(self.prepare_gather(input, counts, root, Location::caller())?)
+        self.start(self.prepare_gather(input, counts, root, Site::here())?)
     }
 
     /// [`Group::gather_uneven`] into the root's `output`, which has the result's length; what the others pass as
@@ -263,7 +262,7 @@ impl Group {
     {
         let input = input.elements()?;
         let counts = (counts, layout(counts.iter().copied()));
-        self.gather_elements(input, output, counts, root, Location::caller())
+        self.gather_elements(input, output, counts, root, Site::here())
     }
 
     /// [`Group::gather`] of each rank's chunk ([`Group::chunk`]) of its own buffer into the root's, whose own chunk is in its
@@ -274,7 +273,7 @@ impl Group {
     /// As [`Group::gather`].
     #[track_caller]
     pub fn gather_in_place<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         let partition = Partition::even(elements.len(), self.world);
         let call = self.gather_call::<B::Element>(&partition, 0, root, site)?;

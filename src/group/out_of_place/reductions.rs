@@ -1,12 +1,10 @@
 //! Reductions that leave their input alone.
 
-use std::panic::Location;
-
 use super::{copied, layout, output as place};
-use crate::group::call::{Call, Prepared, Reduction, Site};
+use crate::group::call::{Call, Prepared, Reduction};
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::partition::Partition;
-use crate::types::{Element, Rank, ReduceOp};
+use crate::types::{Element, Rank, ReduceOp, Site};
 
 impl Group {
     /// [`Group::all_reduce`] that leaves its input alone.
@@ -126,7 +124,7 @@ impl Group {
     ) -> Result<Vec<I::Element>, Error> {
         let input = input.elements()?;
         let partition = Partition::even(input.len(), self.world);
-        self.run_prepared(self.prepare_reduce_scatter(input, &partition, 0, op, Location::caller())?)
+        self.run_prepared(self.prepare_reduce_scatter(input, &partition, 0, op, Site::here())?)
     }
 
     /// [`Group::reduce_scatter_from`], going on by itself.
@@ -142,7 +140,7 @@ impl Group {
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let input = input.elements()?;
         let partition = Partition::even(input.len(), self.world);
-        self.start(self.prepare_reduce_scatter(input, &partition, 0, op, Location::caller())?)
+        self.start(self.prepare_reduce_scatter(input, &partition, 0, op, Site::here())?)
     }
 
     /// [`Group::reduce_scatter_from`] that puts this rank's chunk into `output`, which has its length.
@@ -178,7 +176,7 @@ impl Group {
     ) -> Result<Vec<I::Element>, Error> {
         let (input, partition) = self.uneven_parts(input, counts)?;
         let layout = layout(counts.iter().copied());
-        self.run_prepared(self.prepare_reduce_scatter(input, &partition, layout, op, Location::caller())?)
+        self.run_prepared(self.prepare_reduce_scatter(input, &partition, layout, op, Site::here())?)
     }
 
     /// [`Group::reduce_scatter_uneven`], going on by itself.
@@ -195,7 +193,7 @@ impl Group {
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let (input, partition) = self.uneven_parts(input, counts)?;
         let layout = layout(counts.iter().copied());
-        self.start(self.prepare_reduce_scatter(input, &partition, layout, op, Location::caller())?)
+        self.start(self.prepare_reduce_scatter(input, &partition, layout, op, Site::here())?)
     }
 
     /// [`Group::reduce_scatter_uneven`] that puts this rank's part into `output`, which has its length.
@@ -321,7 +319,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<Option<Vec<I::Element>>, Error> {
         let input = input.elements()?;
-        self.run_prepared(self.prepare_exscan(input, op, Location::caller())?)
+        self.run_prepared(self.prepare_exscan(input, op, Site::here())?)
     }
 
     /// [`Group::exscan`], going on by itself.
@@ -336,7 +334,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<Handle<Option<Vec<I::Element>>>, Error> {
         let input = input.elements()?;
-        self.start(self.prepare_exscan(input, op, Location::caller())?)
+        self.start(self.prepare_exscan(input, op, Site::here())?)
     }
 
     /// [`Group::exscan`] that puts the result into `output`, which is as long as the input; the first rank's is left as it is.
@@ -365,7 +363,7 @@ impl Group {
     #[track_caller]
     pub fn exscan_in_place<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
         let elements = buffer.elements_mut()?;
-        if let Some(result) = self.run_prepared(self.prepare_exscan(elements, op, Location::caller())?)? {
+        if let Some(result) = self.run_prepared(self.prepare_exscan(elements, op, Site::here())?)? {
             elements.copy_from_slice(&result);
         }
         Ok(())

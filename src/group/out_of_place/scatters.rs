@@ -2,14 +2,13 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::panic::Location;
 
 use super::{layout, output as place, zeroed};
-use crate::group::call::{Call, Prepared, Site};
+use crate::group::call::{Call, Prepared};
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::Work;
 use crate::schedule::partition::Partition;
-use crate::types::{Element, Rank};
+use crate::types::{Element, Rank, Site};
 
 impl Group {
     /// The root's `input`, whose length `count` all ranks name; what other ranks pass as input is not looked at.
@@ -73,7 +72,7 @@ impl Group {
     ) -> Result<Vec<I::Element>, Error> {
         let parts = (&Partition::even(count, self.world), 0);
         let input = Cow::Borrowed(self.of_root(input, root)?);
-        self.run_prepared(self.prepare_scatter(input, parts, root, Location::caller())?)
+        self.run_prepared(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
     /// [`Group::scatter`], going on by itself.
@@ -90,7 +89,7 @@ impl Group {
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let parts = (&Partition::even(count, self.world), 0);
         let input = Cow::Owned(self.of_root(input, root)?.to_vec());
-        self.start(self.prepare_scatter(input, parts, root, Location::caller())?)
+        self.start(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
     /// [`Group::scatter`] into `output`, which has the length of this rank's part.
@@ -112,7 +111,7 @@ impl Group {
     {
         let parts = (&Partition::even(count, self.world), 0);
         let input = self.of_root(input, root)?;
-        self.scatter_elements(input, output, parts, root, Location::caller())
+        self.scatter_elements(input, output, parts, root, Site::here())
     }
 
     /// Rank r gets `counts[r]` elements of the root's `input`, after those of the ranks before it.
@@ -132,7 +131,7 @@ impl Group {
         let partition = self.partition_of::<I::Element>(counts)?;
         let parts = (&partition, layout(counts.iter().copied()));
         let input = Cow::Borrowed(self.of_root(input, root)?);
-        self.run_prepared(self.prepare_scatter(input, parts, root, Location::caller())?)
+        self.run_prepared(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
     /// [`Group::scatter_uneven`], going on by itself.
@@ -150,7 +149,7 @@ impl Group {
         let partition = self.partition_of::<I::Element>(counts)?;
         let parts = (&partition, layout(counts.iter().copied()));
         let input = Cow::Owned(self.of_root(input, root)?.to_vec());
-        self.start(self.prepare_scatter(input, parts, root, Location::caller())?)
+        self.start(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
     /// [`Group::scatter_uneven`] into `output`, which has the length of this rank's part.
@@ -173,7 +172,7 @@ impl Group {
         let partition = self.partition_of::<I::Element>(counts)?;
         let parts = (&partition, layout(counts.iter().copied()));
         let input = self.of_root(input, root)?;
-        self.scatter_elements(input, output, parts, root, Location::caller())
+        self.scatter_elements(input, output, parts, root, Site::here())
     }
 
     /// Leaves in each rank's buffer its chunk ([`Group::chunk`]) of the root's and returns where that is; the rest of the
@@ -188,7 +187,7 @@ impl Group {
         buffer: &mut B,
         root: Rank,
     ) -> Result<Range<usize>, Error> {
-        let site = Location::caller();
+        let site = Site::here();
         let elements = buffer.elements_mut()?;
         let partition = Partition::even(elements.len(), self.world);
         let call = self.scatter_call::<B::Element>((&partition, 0), root, site)?;

@@ -5,6 +5,7 @@
 
 mod bundle;
 mod crossing;
+mod descriptors;
 mod extra;
 mod kernel;
 mod options;

@@ -6,7 +6,8 @@
 >>> float(ring.all_reduce(np.float32(1.0))) == ring.size()
 True
 
-`ringtrain.mpi` is an interface as mpi4py has it, `ringtrain.torch` a backend of torch.distributed and an interface as Horovod has it.
+`ringtrain.mpi` is an interface as mpi4py has it, `ringtrain.torch` a backend of torch.distributed and an interface as Horovod
+has it.
 `ringtrain.run` starts ranks from a notebook.
 """
 
@@ -19,8 +20,8 @@ from ._errors import (
     Forked,
     InvalidArgument,
     JobFailed,
-    Mismatch,
     Misbehaved,
+    Mismatch,
     PeerLeft,
     PeerLost,
     StartError,
@@ -82,14 +83,18 @@ def init(
     streams: str | None = None,
     check_payloads: bool = False,
 ) -> Group:
-    """Joins the job that `ringrun` has started this process for, and gives the group of all its ranks; a process that nobody has started
+    """Joins the job that `ringrun` has started this process for, and gives the group of all its ranks; a process that nobody has
+    started
     as one of several is a group of its own. Calling it again without options gives the same group.
 
-    Without `ringrun`: `peers` is the path of a file with every rank's `host:port`, `rank` this process's line in it, from 0, and `secret`
+    Without `ringrun`: `peers` is the path of a file with every rank's `host:port`, `rank` this process's line in it, from 0, and
+    `secret`
     what all ranks know and nobody else does (or the variable RING_SECRET).
 
-    `start_timeout` are the seconds that all ranks may take to come, `timeout` those that one operation may take (60, or `math.inf`).
-    `algorithm`, `transport` ("auto", "tcp", "shm"), `congestion` and `streams` are what the flags of the same names of `ringbench` are;
+    `start_timeout` are the seconds that all ranks may take to come, `timeout` those that one operation may take (60, or
+    `math.inf`).
+    `algorithm`, `transport` ("auto", "tcp", "shm"), `congestion` and `streams` are what the flags of the same names of
+    `ringbench` are;
     rank 0's word counts. With `check_payloads` every segment carries a checksum beside TCP's own.
 
     Raises `StartError` with who is missing, or what is wrong and on whose side.

@@ -62,7 +62,7 @@ def _prepare_for_the_end() -> None:
         return
     _is_prepared = True
     # A fork's child is no rank.
-    os.register_at_fork(after_in_child=_core.after_fork)
+    os.register_at_fork(before=_core.before_fork, after_in_child=_core.after_fork)
     atexit.register(_leave_at_exit)
     previous = sys.excepthook
 

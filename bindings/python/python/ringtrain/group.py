@@ -28,15 +28,20 @@ class Status(NamedTuple):
 class Group(Objects):
     """Some ranks of a job, seen from one of them.
 
-    All ranks of a group call the same collectives in the same order, with arrays of the same shape and type; what does not agree ends the
-    job with an error that says what each rank asked for. When a rank dies, every rank's current or next call raises an error that names
-    it. Other Python threads run while a call waits. Messages may be sent and received by several threads at once; collectives of one group
+    All ranks of a group call the same collectives in the same order, with arrays of the same shape and type; what does not agree
+    ends the
+    job with an error that says what each rank asked for. When a rank dies, every rank's current or next call raises an error
+    that names
+    it. Other Python threads run while a call waits. Messages may be sent and received by several threads at once; collectives of
+    one group
     are done one after the other.
 
-    Collectives return their result as a new array, or in `out` if that is given; `out` may be the input itself, which is then changed in
+    Collectives return their result as a new array, or in `out` if that is given; `out` may be the input itself, which is then
+    changed in
     place, without a copy. Inputs that are not contiguous are copied first.
 
-    Reductions are "sum", "avg", "min", "max", "prod"; "land", "lor", "lxor" on whether numbers are not 0; "band", "bor", "bxor" on integers.
+    Reductions are "sum", "avg", "min", "max", "prod"; "land", "lor", "lxor" on whether numbers are not 0; "band", "bor", "bxor"
+    on integers.
     On booleans sums are "any" and products "all". Complex numbers have sums and averages.
     """
 
@@ -93,7 +98,8 @@ class Group(Objects):
     # Groups of some of the ranks
 
     def split(self, colour: int | None, key: int = 0) -> "Group | None":
-        """Ranks that pass the same colour form a new group, in the order of their keys; who passes `None` is in none. All ranks call it."""
+        """Ranks that pass the same colour form a new group, in the order of their keys; who passes `None` is in none. All ranks
+        call it."""
         core = self.core.split(colour, key)
         return None if core is None else Group(core)
 
@@ -107,8 +113,10 @@ class Group(Objects):
         return Group(self.core.duplicate())
 
     def alloc(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
-        """An array of zeros in memory that the ranks of a host share, where there is such: an `all_reduce` of it or of a contiguous part
-        with `out=` itself moves nothing through sockets or slots. All ranks call it; each may have its own shape. Its memory is given back
+        """An array of zeros in memory that the ranks of a host share, where there is such: an `all_reduce` of it or of a
+        contiguous part
+        with `out=` itself moves nothing through sockets or slots. All ranks call it; each may have its own shape. Its memory is
+        given back
         with the last array on it."""
         shape = tuple(operator.index(length) for length in (shape if isinstance(shape, Sequence) else (shape,)))
         if min(shape, default=0) < 0:
@@ -120,9 +128,7 @@ class Group(Objects):
 
     # Reductions
 
-    def all_reduce(
-        self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None, compression: str | None = None
-    ) -> Any:
+    def all_reduce(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None, compression: str | None = None) -> Any:
         """The reduction of all ranks' arrays, on every rank, with the same bits everywhere.
 
         `compression` "fp16" or "bf16" rounds float32 to half as many bytes on the way.
@@ -241,9 +247,7 @@ class Group(Objects):
             result[...] = array
         return Handle(self.core.broadcast_async(moved(result), root), lambda _: finished(result, x))
 
-    def _gathered(
-        self, array: NDArray, out: NDArray | None, counts: Sequence[int] | None
-    ) -> tuple[NDArray, list[int] | None]:
+    def _gathered(self, array: NDArray, out: NDArray | None, counts: Sequence[int] | None) -> tuple[NDArray, list[int] | None]:
         """Where all parts go, and their counts of elements if they differ."""
         if counts is None:
             return place(out, (self.size, *array.shape), array.dtype), None
@@ -259,18 +263,14 @@ class Group(Objects):
             raise InvalidArgument(f"this rank's array has shape {array.shape}, and counts say {counts[self.rank]} rows")
         return elements(list(counts), array.shape[1:])
 
-    def all_gather(
-        self, x: ArrayLike, *, out: NDArray | None = None, counts: Sequence[int] | None = None
-    ) -> NDArray:
+    def all_gather(self, x: ArrayLike, *, out: NDArray | None = None, counts: Sequence[int] | None = None) -> NDArray:
         """Every rank's array, of shape (n, *shape); with `counts`, arrays of so many rows one after another."""
         array = contiguous(x)
         result, scaled = self._gathered(array, out, counts)
         self.core.all_gather(moved(result), moved(array), scaled)
         return result
 
-    def all_gather_async(
-        self, x: ArrayLike, *, out: NDArray | None = None, counts: Sequence[int] | None = None
-    ) -> Handle:
+    def all_gather_async(self, x: ArrayLike, *, out: NDArray | None = None, counts: Sequence[int] | None = None) -> Handle:
         """`all_gather`, going on by itself."""
         array = contiguous(x)
         result, scaled = self._gathered(array, out, counts)
@@ -348,7 +348,8 @@ class Group(Objects):
         out: NDArray | None = None,
         counts: Sequence[int] | None = None,
     ) -> NDArray:
-        """The r-th of n equal parts of the root's rows, or `counts[r]` of them. The others pass nothing. Either all ranks pass `out`, or
+        """The r-th of n equal parts of the root's rows, or `counts[r]` of them. The others pass nothing. Either all ranks pass
+        `out`, or
         none does, and the root tells them the shape and type first."""
         array, result, scaled = self._scattered(x, root, out, counts)
         self.core.scatter(moved(result), None if array is None else moved(array), root, scaled)
@@ -394,7 +395,8 @@ class Group(Objects):
         send_counts: Sequence[int] | None = None,
         receive_counts: Sequence[int] | None = None,
     ) -> NDArray:
-        """The r-th of n equal parts of the rows goes to rank r; what the ranks have for this one comes back in rank order. With counts, so
+        """The r-th of n equal parts of the rows goes to rank r; what the ranks have for this one comes back in rank order. With
+        counts, so
         many rows to and from each rank."""
         array, result, sent, received = self._exchanged(x, out, send_counts, receive_counts)
         self.core.all_to_all(moved(result), moved(array), sent, received)

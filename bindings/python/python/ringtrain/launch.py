@@ -20,7 +20,8 @@ _WORD = "ringtrain._rank"
 
 
 class RunError(Error):
-    """A rank that `run` started failed. `rank` is its number, `__cause__` the exception that its function raised, if it raised one."""
+    """A rank that `run` started failed. `rank` is its number, `__cause__` the exception that its function raised, if it raised
+    one."""
 
 
 def ringrun() -> str:
@@ -41,9 +42,11 @@ def run(
     timeout: float | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Calls `func(*args, **kwargs)` in `np` processes of this machine, the ranks of a new job, and gives what each returned, in rank order.
+    """Calls `func(*args, **kwargs)` in `np` processes of this machine, the ranks of a new job, and gives what each returned, in
+    rank order.
 
-    The function may be one that a notebook defines; it calls `ringtrain.init()` itself. What ranks print is printed here, behind their
+    The function may be one that a notebook defines; it calls `ringtrain.init()` itself. What ranks print is printed here, behind
+    their
     numbers. `timeout` are the seconds that all of it may take; `env` are variables that the ranks have beside this process's own.
 
     Raises `RunError` with the rank that failed first and its traceback. An interrupted run leaves no process behind.

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""The backend "ring" and Gloo side by side, in the same processes, round about: all_reduce, and an epoch of DistributedDataParallel.
+
+    ringrun -n 4 python benchmarks/torch_compare.py [--rounds 7] [--smoke]
+
+Prints the median over the rounds of the slowest rank's time, the range, and ring's share of Gloo's. Checks every result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ringtrain.torch  # noqa: F401  (registers the backend)
+
+# Bytes, and how many calls make a sample: enough that the clock's and the barrier's share is small.
+SIZES = {64: 50, 64 << 10: 30, 4 << 20: 6, 64 << 20: 2}
+EPOCH_STEPS = 8
+BATCH = 32
+
+
+def sampled(call: Callable[[], None], group: Any) -> float:
+    """Seconds that a call takes on the slowest rank, begun together."""
+    dist.barrier(group)
+    start = time.perf_counter()
+    call()
+    spent = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return spent.item()
+
+
+def all_reduces(group: Any, buffer: torch.Tensor, calls: int) -> float:
+    """Seconds a call."""
+    n = dist.get_world_size()
+    buffer.fill_(1.0)
+    dist.all_reduce(buffer, group=group)
+    assert torch.all(buffer == n), "a wrong sum"
+    buffer.zero_()
+
+    def repeat() -> None:
+        for _ in range(calls):
+            dist.all_reduce(buffer, group=group)
+
+    return sampled(repeat, group) / calls
+
+
+class Training:
+    """A model of 6.5 million parameters (25 MiB) with its optimizer, on one backend."""
+
+    def __init__(self, group: Any) -> None:
+        torch.manual_seed(1)
+        layers = [nn.Linear(512, 1400), nn.ReLU(), nn.Linear(1400, 2400), nn.ReLU(), nn.Linear(2400, 1000), nn.ReLU(), nn.Linear(1000, 10)]
+        self.model = DistributedDataParallel(nn.Sequential(*layers), process_group=group)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        self.generator = torch.Generator().manual_seed(dist.get_rank())
+        self.losses: list[float] = []
+
+    def epoch(self) -> None:
+        for _ in range(EPOCH_STEPS):
+            self.optimizer.zero_grad()
+            batch = torch.randn(BATCH, 512, generator=self.generator)
+            loss = (self.model(batch).mean(1) - batch.mean(1)).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.losses.append(loss.item())
+
+
+def report(what: str, times: dict[str, list[float]]) -> None:
+    if dist.get_rank():
+        return
+    ring, gloo = statistics.median(times["ring"]), statistics.median(times["gloo"])
+    shown = ", ".join(
+        f"{name} {1e3 * statistics.median(values):.3f} ms ({1e3 * min(values):.3f} to {1e3 * max(values):.3f})"
+        for name, values in times.items()
+    )
+    print(f"n={dist.get_world_size()} {what}: {shown}, ratio {ring / gloo:.3f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--smoke", action="store_true", help="a size that tests run")
+    arguments = parser.parse_args()
+    rounds = 1 if arguments.smoke else arguments.rounds
+    dist.init_process_group("ring")
+    groups = {"ring": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    for size, calls in SIZES.items():
+        buffer = torch.empty(size // 4)
+        times: dict[str, list[float]] = {name: [] for name in groups}
+        for index in range(rounds + 1):
+            for name, group in groups.items():
+                spent = all_reduces(group, buffer, 1 if arguments.smoke else calls)
+                # The first round makes pages and connections.
+                if index or arguments.smoke:
+                    times[name].append(spent)
+        report(f"all_reduce of {size} bytes", times)
+    trainings = {name: Training(group) for name, group in groups.items()}
+    times = {name: [] for name in groups}
+    for index in range(rounds + 1):
+        for name, training in trainings.items():
+            spent = sampled(training.epoch, groups[name])
+            if index or arguments.smoke:
+                times[name].append(spent)
+    report(f"epoch of {EPOCH_STEPS} steps", times)
+    torch.testing.assert_close(trainings["ring"].losses, trainings["gloo"].losses, rtol=1e-3, atol=1e-3)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

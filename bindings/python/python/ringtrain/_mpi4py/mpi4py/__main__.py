@@ -1,0 +1,5 @@
+"""`python -m mpi4py script.py`."""
+
+from .run import main
+
+main()

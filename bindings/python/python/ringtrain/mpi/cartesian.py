@@ -1,0 +1,205 @@
+"""Processes on a grid: `Cartcomm`."""
+
+import math
+from collections.abc import Sequence
+from operator import index
+from typing import Any
+
+from . import constants as c
+from .communicator import COMM_NULL, Comm, Intracomm, State
+from .errors import Exception, translated
+from .neighbours import Neighbours
+from .runtime import prepared
+
+from .. import _core  # isort: skip
+
+
+class Topocomm(Intracomm, Neighbours):
+    """A communicator whose processes have neighbours."""
+
+
+class Cartcomm(Topocomm):
+    """Processes on a grid of `dims`, in row-major order; `periods` tells which dimensions wrap around."""
+
+    @property
+    def _grid(self) -> "Grid":
+        self._group.rank  # noqa: B018
+        if not isinstance(self._state.topology, Grid):
+            raise Exception(c.ERR_TOPOLOGY)
+        return self._state.topology
+
+    def Get_dim(self) -> int:
+        """How many dimensions there are."""
+        return len(self._grid.dims)
+
+    dim = property(Get_dim)
+    ndim = property(Get_dim)
+
+    def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
+        """The dimensions, whether each wraps around, and this process's coordinates."""
+        grid = self._grid
+        return list(grid.dims), list(grid.periods), grid.coordinates(self._group.rank)
+
+    topo = property(Get_topo)
+    dims = property(lambda self: self.Get_topo()[0])
+    periods = property(lambda self: self.Get_topo()[1])
+    coords = property(lambda self: self.Get_topo()[2])
+
+    def Get_cart_rank(self, coords: Sequence[int]) -> int:
+        """The rank at coordinates. `Exception` if they lie beyond a dimension that does not wrap around."""
+        return self._grid.rank(coords)
+
+    def Get_coords(self, rank: int) -> list[int]:
+        """The coordinates of a rank."""
+        grid = self._grid
+        if not 0 <= rank < self._group.size:
+            raise Exception(c.ERR_RANK, f"{rank} is no rank of a communicator of {self._group.size}")
+        return grid.coordinates(rank)
+
+    def Shift(self, direction: int, disp: int) -> tuple[int, int]:
+        """The ranks to receive from and to send to, `disp` steps along a dimension; `PROC_NULL` beyond the edge."""
+        return self._grid.shift(self._group.rank, direction, disp)
+
+    def Sub(self, remain_dims: Sequence[bool]) -> "Cartcomm":
+        """The sub-grid that this process is in, with these dimensions remaining. All ranks call it."""
+        grid = self._grid
+        keep = [bool(remains) for remains in remain_dims]
+        if len(keep) != len(grid.dims):
+            raise Exception(c.ERR_ARG, f"expecting {len(grid.dims)} items, got {len(keep)}")
+        colour = place = 0
+        for size, at, remains in zip(grid.dims, grid.coordinates(self._group.rank), keep, strict=True):
+            colour, place = (colour, place * size + at) if remains else (colour * size + at, place)
+        remaining = Grid(
+            [size for size, remains in zip(grid.dims, keep, strict=True) if remains],
+            [period for period, remains in zip(grid.periods, keep, strict=True) if remains],
+        )
+        return _on_grid(self._formed("split", colour, place), remaining)
+
+
+class Grid:
+    """Ranks in row-major order on a grid."""
+
+    def __init__(self, dims: Sequence[int], periods: Sequence[int]) -> None:
+        self.dims = list(dims)
+        self.periods = list(periods)
+
+    def coordinates(self, rank: int) -> list[int]:
+        """Where a rank is."""
+        coordinates = []
+        for size in reversed(self.dims):
+            rank, at = divmod(rank, size)
+            coordinates.append(at)
+        return coordinates[::-1]
+
+    def rank(self, coords: Sequence[int]) -> int:
+        """Who is there."""
+        coords = [index(at) for at in coords]
+        if len(coords) != len(self.dims):
+            raise ValueError(f"expecting {len(self.dims)} items, got {len(coords)}")
+        rank = 0
+        for size, at, wraps in zip(self.dims, coords, self.periods, strict=True):
+            if not wraps and not 0 <= at < size:
+                raise Exception(c.ERR_ARG, f"{list(coords)} lie beyond the grid of {self.dims}")
+            rank = rank * size + at % size
+        return rank
+
+    def shift(self, rank: int, direction: int, disp: int) -> tuple[int, int]:
+        """The ranks `disp` steps back and ahead."""
+        if not 0 <= direction < len(self.dims):
+            raise Exception(c.ERR_DIMS, f"{direction} is no dimension of {len(self.dims)}")
+        return self._beside(rank, direction, -disp), self._beside(rank, direction, disp)
+
+    def _beside(self, rank: int, direction: int, disp: int) -> int:
+        coords = self.coordinates(rank)
+        coords[direction] += disp
+        if not self.periods[direction] and not 0 <= coords[direction] < self.dims[direction]:
+            return c.PROC_NULL
+        return self.rank(coords)
+
+    def neighbours(self, rank: int) -> list[int]:
+        """In each dimension the one before and the one after, in MPI's order."""
+        return [beside for direction in range(len(self.dims)) for beside in self.shift(rank, direction, 1)]
+
+
+def create_cart(comm: Intracomm, dims: Sequence[int], periods: Any) -> Comm:
+    """The processes of `comm` that fit on the grid, on it."""
+    grid = _grid_of(comm, dims, periods)
+    count = math.prod(grid.dims)
+    is_in = comm.rank < count
+    group = comm._formed("split", 0 if is_in else None, comm.rank)
+    return _on_grid(group, grid) if is_in else COMM_NULL
+
+
+def cart_map(comm: Intracomm, dims: Sequence[int]) -> int:
+    """This process's rank on the grid, or `UNDEFINED`."""
+    count = math.prod(_grid_of(comm, dims, None).dims)
+    return comm.rank if comm.rank < count else c.UNDEFINED
+
+
+def _grid_of(comm: Intracomm, dims: Any, periods: Any) -> Grid:
+    sizes = [index(size) for size in dims] if hasattr(dims, "__iter__") else [index(dims)]
+    if periods is None:
+        wraps = [False] * len(sizes)
+    elif hasattr(periods, "__iter__"):
+        wraps = [bool(period) for period in periods]
+    else:
+        wraps = [bool(periods)] * len(sizes)
+    if len(wraps) != len(sizes):
+        raise ValueError(f"expecting {len(sizes)} items, got {len(wraps)}")
+    if any(size < 1 for size in sizes):
+        raise Exception(c.ERR_DIMS, f"{sizes} are no dimensions")
+    if math.prod(sizes) > comm.size:
+        raise Exception(c.ERR_ARG, f"a grid of {sizes} has more places than the {comm.size} processes")
+    return Grid(sizes, [int(period) for period in wraps])
+
+
+def _on_grid(group: Any, grid: Grid) -> Cartcomm:
+    state = State()
+    state.topology = grid
+    try:
+        # Neighbours exchange messages here, where no receive of the program's can get them.
+        state.beside = prepared(group.duplicate())
+    except _core.Error as error:
+        raise translated(error) from error
+    return Cartcomm._of(group, state)
+
+
+def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
+    """Sizes of a grid of `nnodes` places, as near to each other as can be, in falling order. Those of `dims` that are not 0 stay."""
+    given = [0] * index(dims) if isinstance(dims, int) else [index(size) for size in dims]
+    fixed = math.prod(size for size in given if size > 0)
+    if any(size < 0 for size in given) or nnodes < 1 or nnodes % fixed:
+        raise Exception(c.ERR_DIMS, f"{nnodes} places cannot be arranged in {given}")
+    free = given.count(0)
+    if free == 0:
+        if fixed != nnodes:
+            raise Exception(c.ERR_DIMS, f"{given} have {fixed} places and not {nnodes}")
+        return given
+    sizes = iter(_balanced(nnodes // fixed, free))
+    return [size or next(sizes) for size in given]
+
+
+def _balanced(count: int, parts: int) -> list[int]:
+    """`count` as a product of `parts` factors in falling order, whose largest and smallest are as near as can be."""
+    best: tuple[int, list[int]] | None = None
+
+    def search(rest: int, left: int, largest: int, chosen: list[int]) -> None:
+        nonlocal best
+        if left == 1:
+            if rest <= largest:
+                spread = (chosen[0] if chosen else rest) - rest
+                if best is None or spread < best[0]:
+                    best = (spread, [*chosen, rest])
+            return
+        for factor in _divisors(rest):
+            if factor <= largest and factor**left >= rest:
+                search(rest // factor, left - 1, factor, [*chosen, factor])
+
+    search(count, parts, count, [])
+    assert best is not None, "count, 1, 1, .. is always found"
+    return best[1]
+
+
+def _divisors(count: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(count) + 1) if count % d == 0]
+    return sorted({*small, *(count // d for d in small)})

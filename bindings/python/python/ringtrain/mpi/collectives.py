@@ -1,0 +1,131 @@
+"""Collectives on buffers: for every plan the blocking method, the one that goes on by itself, and the persistent one."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from . import plans
+from .errors import translated
+from .info import INFO_NULL
+from .operations import SUM, Op
+from .plans import Plan
+from .requests import NOTHING, Outcome, Prequest, Request
+
+_InvalidArgument, _Error, _ndarray = _core.InvalidArgument, _core.Error, np.ndarray
+
+
+class Collectives:
+    """The methods of communicators that all ranks call, on buffers."""
+
+    _group: Any
+
+    def _run(self, plan: Plan) -> None:
+        operation, arguments, finish = plan
+        try:
+            getattr(self._group, operation)(*arguments)
+        except _Error as error:
+            raise translated(error) from error
+        if finish is not None:
+            finish()
+
+    def _begin(self, plan: Plan) -> Request:
+        operation, arguments, finish = plan
+        try:
+            handle = getattr(self._group, operation + "_async")(*arguments)
+        except _Error as error:
+            raise translated(error) from error
+        return Request._of(handle, None if finish is None else _after(finish))
+
+    # The blocking methods that count in microseconds: a contiguous array goes straight to ringtrain, and what it does not take as it
+    # is has sent nothing yet and goes the general way.
+
+    def Barrier(self) -> None:
+        """Waits for all ranks."""
+        try:
+            self._group.barrier()
+        except _Error as error:
+            raise translated(error) from error
+
+    def Bcast(self, buf: Any, root: int = 0) -> None:
+        """The root's buffer, on every rank."""
+        if type(buf) is _ndarray and buf.flags.carray and buf.size and buf.dtype.isbuiltin == 1 and buf.dtype.char not in "OUSVMm":
+            try:
+                return self._group.broadcast(memoryview(buf).cast("B"), root)
+            except _InvalidArgument:
+                pass
+            except _Error as error:
+                raise translated(error) from error
+        return self._run(plans.bcast(self, buf, root))
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
+        """All ranks' buffers reduced, on every rank. `ValueError` if type or length of both buffers differ."""
+        if type(sendbuf) is _ndarray and type(recvbuf) is _ndarray and sendbuf.dtype is recvbuf.dtype:
+            native = op._plans.get(recvbuf.dtype.char) if op._plans else None
+            if native is not None:
+                try:
+                    return self._group.all_reduce(recvbuf, native, sendbuf)
+                except _InvalidArgument:
+                    pass
+                except _Error as error:
+                    raise translated(error) from error
+        return self._run(plans.allreduce(self, sendbuf, recvbuf, op))
+
+
+def _after(finish: Callable[[], None]) -> Callable[[Any], Outcome]:
+    def outcome(_raw: Any) -> Outcome:
+        finish()
+        return NOTHING
+
+    return outcome
+
+
+def _blocking(plan: Callable[..., Plan]) -> Callable[..., None]:
+    def method(self: Collectives, *args: Any, **kwargs: Any) -> None:
+        self._run(plan(self, *args, **kwargs))
+
+    return method
+
+
+def _nonblocking(plan: Callable[..., Plan]) -> Callable[..., Request]:
+    def method(self: Collectives, *args: Any, **kwargs: Any) -> Request:
+        return self._begin(plan(self, *args, **kwargs))
+
+    return method
+
+
+def _persistent(plan: Callable[..., Plan]) -> Callable[..., Prequest]:
+    def method(self: Collectives, *args: Any, info: Any = INFO_NULL, **kwargs: Any) -> Prequest:
+        return self._prepared(lambda: self._begin(plan(self, *args, **kwargs)))  # type: ignore[attr-defined]
+
+    return method
+
+
+def _define(name: str, plan: Callable[..., Plan]) -> None:
+    """Gives `Collectives` the three methods of a plan, with its arguments and its description."""
+    signature = inspect.signature(plan)
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *list(signature.parameters.values())[1:]]
+    info = inspect.Parameter("info", inspect.Parameter.KEYWORD_ONLY, default=INFO_NULL)
+    for method_name, make, extra, ending in (
+        (name, _blocking, [], ""),
+        ("I" + name.lower(), _nonblocking, [], " Goes on by itself."),
+        (name + "_init", _persistent, [info], " To be started again and again."),
+    ):
+        if method_name in vars(Collectives):
+            continue
+        method = functools.wraps(plan)(make(plan))
+        method.__name__, method.__qualname__ = method_name, f"Comm.{method_name}"
+        method.__doc__ = (plan.__doc__ or "") + ending
+        method.__signature__ = signature.replace(parameters=[*parameters, *extra], return_annotation=signature.empty)  # type: ignore[attr-defined]
+        setattr(Collectives, method_name, method)
+
+
+for _plan in (
+    plans.barrier, plans.bcast, plans.gather, plans.gatherv, plans.scatter, plans.scatterv, plans.allgather, plans.allgatherv,
+    plans.alltoall, plans.alltoallv, plans.alltoallw, plans.reduce, plans.allreduce, plans.reduce_scatter, plans.reduce_scatter_block,
+    plans.scan, plans.exscan,
+):  # fmt: skip
+    _define(_plan.__name__.capitalize(), _plan)

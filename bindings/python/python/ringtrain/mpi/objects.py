@@ -1,0 +1,201 @@
+"""Objects as they are: the lower case methods of communicators, which pickle."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import _core
+from . import constants as c
+from .errors import Exception, translated
+from .messages import Message
+from .operations import SUM, Op
+from .pickling import pickle
+from .point_to_point import TAG_MAX
+from .requests import NO_PROCESS, Done, Outcome, Request, _as_it_is
+from .status import Status
+
+_InvalidArgument, _Error = _core.InvalidArgument, _core.Error
+_Reduction = Op | Callable[[Any, Any], Any]
+
+
+class Objects:
+    """The methods of communicators that take and give objects."""
+
+    _group: Any
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Sends an object."""
+        if dest == c.PROC_NULL:
+            return
+        if not 0 <= tag <= TAG_MAX or dest < 0:
+            self._destination(dest, tag)  # type: ignore[attr-defined]
+        try:
+            self._group.send_bytes(pickle.dumps(obj), dest, tag)
+        except _Error as error:
+            raise self._explained(error, dest, tag) from error
+
+    ssend = send
+
+    def recv(self, buf: Any = None, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Any:
+        """Receives an object. `buf` is not needed: messages are taken whole."""
+        if source == c.PROC_NULL:
+            if status is not None:
+                status._fill(*NO_PROCESS[1:])
+            return None
+        if source < -1 or not -1 <= tag <= TAG_MAX:
+            self._pattern(source, tag)  # type: ignore[attr-defined]
+        try:
+            data, came_from, its_tag = self._group.receive_bytes(None if source < 0 else source, None if tag < 0 else tag)
+        except _Error as error:
+            raise self._explained(error, source, tag) from error
+        if status is not None:
+            status._fill(came_from, its_tag, len(data))
+        return pickle.loads(data) if data else None  # an empty buffer that `Send` has sent
+
+    def _explained(self, error: _core.Error, rank: int, tag: int) -> Exception:
+        is_rank = rank == c.ANY_SOURCE or rank < self._group.size
+        return translated(error, c.ERR_RANK if isinstance(error, _InvalidArgument) and not is_rank else None)
+
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Sends an object, going on by itself."""
+        if dest == c.PROC_NULL:
+            return Request._of(Done())
+        self._destination(dest, tag)  # type: ignore[attr-defined]
+        try:
+            return Request._of(self._group.send_bytes_async(pickle.dumps(obj), dest, tag))
+        except _Error as error:
+            raise translated(error) from error
+
+    issend = isend
+
+    def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Sends an object, and returns at once."""
+        self.isend(obj, dest, tag)
+
+    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Sends an object; the request has ended already."""
+        self.isend(obj, dest, tag)
+        return Request._of(Done())
+
+    def irecv(self, buf: Any = None, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG) -> Request:
+        """Receives an object, going on by itself; `Request.wait` gives it."""
+        if source == c.PROC_NULL:
+            return Request._of(Done(NO_PROCESS), _as_it_is)
+        source_or_any, tag_or_any = self._pattern(source, tag)  # type: ignore[attr-defined]
+        try:
+            return Request._of(self._group.receive_bytes_async(source_or_any, tag_or_any), _loaded)
+        except _Error as error:
+            raise translated(error) from error
+
+    def sendrecv(
+        self,
+        sendobj: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = c.ANY_SOURCE,
+        recvtag: int = c.ANY_TAG,
+        status: Status | None = None,
+    ) -> Any:
+        """Sends one object and receives another at once."""
+        self._pattern(c.ANY_SOURCE if source == c.PROC_NULL else source, recvtag)  # type: ignore[attr-defined]
+        sent = self.isend(sendobj, dest, sendtag)
+        try:
+            return self.recv(recvbuf, source, recvtag, status)
+        finally:
+            sent.wait()
+
+    def probe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
+        """Waits for a message, and leaves it where it is."""
+        return self.Probe(source, tag, status)  # type: ignore[attr-defined]
+
+    def iprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
+        """Whether there is a message; it stays where it is."""
+        return self.Iprobe(source, tag, status)  # type: ignore[attr-defined]
+
+    def mprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message:
+        """Waits for a message and takes it."""
+        return self.Mprobe(source, tag, status)  # type: ignore[attr-defined]
+
+    def improbe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message | None:
+        """Takes a message if there is one."""
+        return self.Improbe(source, tag, status)  # type: ignore[attr-defined]
+
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        self._called("barrier")
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """The root's object, on every rank."""
+        is_root = self._is_root(root)
+        data = self._called("broadcast_bytes", pickle.dumps(obj) if is_root else None, root)
+        return pickle.loads(data)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """On the root the list of all ranks' objects, elsewhere None."""
+        self._is_root(root)
+        parts = self._called("gather_bytes", pickle.dumps(sendobj), root)
+        return None if parts is None else [pickle.loads(part) for part in parts]
+
+    def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
+        """This rank's item of the root's sequence."""
+        parts = self._dumped(sendobj) if self._is_root(root) else None
+        return pickle.loads(self._called("scatter_bytes", parts, root))
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """The list of all ranks' objects."""
+        return [pickle.loads(part) for part in self._called("all_gather_bytes", pickle.dumps(sendobj))]
+
+    def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
+        """The items that each rank has for this one."""
+        return [pickle.loads(part) for part in self._called("all_to_all_bytes", self._dumped(sendobj))]
+
+    def reduce(self, sendobj: Any, op: _Reduction = SUM, root: int = 0) -> Any | None:
+        """On the root all ranks' objects, reduced from left to right; elsewhere None."""
+        objects = self.gather(sendobj, root)
+        return None if objects is None else _folded(objects, op)
+
+    def allreduce(self, sendobj: Any, op: _Reduction = SUM) -> Any:
+        """All ranks' objects, reduced from left to right by every rank."""
+        return _folded(self.allgather(sendobj), op)
+
+    def scan(self, sendobj: Any, op: _Reduction = SUM) -> Any:
+        """The objects of ranks up to this one, reduced from left to right."""
+        return _folded(self.allgather(sendobj)[: self._group.rank + 1], op)
+
+    def exscan(self, sendobj: Any, op: _Reduction = SUM) -> Any:
+        """The objects of ranks before this one, reduced from left to right; None on rank 0."""
+        before = self.allgather(sendobj)[: self._group.rank]
+        return _folded(before, op) if before else None
+
+    def _is_root(self, root: int) -> bool:
+        group = self._group
+        if not 0 <= root < group.size:
+            raise Exception(c.ERR_ROOT, f"{root} is no rank of a communicator of {group.size}")
+        return root == group.rank
+
+    def _called(self, operation: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._group, operation)(*arguments)
+        except _Error as error:
+            raise translated(error) from error
+
+    def _dumped(self, items: Sequence[Any] | None) -> list[bytes]:
+        size = self._group.size
+        if items is None:
+            return [pickle.dumps(None)] * size
+        items = list(items)
+        if len(items) != size:
+            raise ValueError(f"expecting {size} items, got {len(items)}")
+        return [pickle.dumps(item) for item in items]
+
+
+def _loaded(raw: tuple[bytes, int, int]) -> Outcome:
+    data, source, tag = raw
+    return pickle.loads(data) if data else None, source, tag, len(data)
+
+
+def _folded(objects: Sequence[Any], op: _Reduction) -> Any:
+    result = objects[0]
+    for other in objects[1:]:
+        result = op(result, other)
+    return result

@@ -1,0 +1,338 @@
+"""What each collective on buffers comes to: the operation of ringtrain's that does it, its arguments, and what is left to do after it.
+
+What is only moved travels as bytes, so that datatypes need to match in length alone. Reductions that ringtrain knows are done by it;
+others gather what all ranks have, and reduce it here from rank 0 on.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import constants as c
+from .buffers import IN_PLACE, Block, Blocks, parse_block, parse_blocks, parse_blocks_w
+from .errors import Exception
+from .operations import SUM, Op, check_alike, exact
+
+
+class Plan(NamedTuple):
+    """An operation of ringtrain's, its arguments, and what is left to do after it."""
+
+    operation: str
+    arguments: tuple
+    finish: Callable[[], None] | None = None
+
+
+def barrier(comm: Any) -> Plan:
+    """Waits for all ranks."""
+    return Plan("barrier", ())
+
+
+def bcast(comm: Any, buf: Any, root: int = 0) -> Plan:
+    """The root's buffer, on every rank."""
+    is_root = _is_root(comm, root)
+    block = parse_block(buf, not is_root)
+    if is_root:
+        place = block.outgoing()
+        # The operation asks for memory to write to, though it writes nothing on the root.
+        return Plan("broadcast", (bytearray(place) if place.readonly else place, root))
+    return _into(block, "broadcast", lambda place: (place, root))
+
+
+def gather(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+    """All ranks' buffers, one after the other, on the root."""
+    if not _is_root(comm, root):
+        return Plan("gather", (None, parse_block(sendbuf, False).outgoing(), root))
+    whole, own = _whole(comm, recvbuf)
+    sent = bytes(own.outgoing()) if _in_place(sendbuf) else _fitting(parse_block(sendbuf, False), own)
+    return _into(whole, "gather", lambda place: (place, sent, root))
+
+
+def gatherv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+    """The same with lengths and places of each rank's own. Only the root knows them all: it is an exchange in which others get nothing."""
+    size, rank = comm.size, comm.rank
+    nothing = [0] * size
+    if not _is_root(comm, root):
+        data = parse_block(sendbuf, False).outgoing()
+        return Plan("all_to_all", (bytearray(), data, _only(size, root, len(data)), nothing))
+    blocks = parse_blocks(recvbuf, True, size)
+    data = memoryview(b"") if _in_place(sendbuf) else _fitting(parse_block(sendbuf, False), blocks[rank])
+    if _in_place(sendbuf):
+        blocks.counts[rank] = 0
+    place = blocks.incoming()
+    return Plan("all_to_all", (place, data, _only(size, rank, len(data)), blocks.sizes()), lambda: blocks.settle(place))
+
+
+def scatter(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+    """Each rank's part of the root's buffer."""
+    if not _is_root(comm, root):
+        return _into(parse_block(recvbuf, True), "scatter", lambda place: (place, None, root))
+    first = parse_block(sendbuf, False, comm.size)
+    own = first.part(comm.rank, first.count)
+    data = Block(first.memory, first.offset, first.count * comm.size, first.datatype).outgoing()
+    if _in_place(recvbuf):
+        return Plan("scatter", (bytearray(own.nbytes), data, root))
+    block = parse_block(recvbuf, True)
+    _require_room(own.nbytes, block.nbytes)
+    return _into(block, "scatter", lambda place: (place, data, root))
+
+
+def scatterv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+    """The same with lengths and places of each rank's own."""
+    size, rank = comm.size, comm.rank
+    nothing = [0] * size
+    if not _is_root(comm, root):
+        block = parse_block(recvbuf, True)
+        expected = _only(size, root, block.nbytes)
+        return _into(block, "all_to_all", lambda place: (place, b"", nothing, expected))
+    blocks = parse_blocks(sendbuf, False, size)
+    if _in_place(recvbuf):
+        blocks.counts[rank] = 0
+        return Plan("all_to_all", (bytearray(), blocks.outgoing(), blocks.sizes(), nothing))
+    block = parse_block(recvbuf, True)
+    _require_room(blocks[rank].nbytes, block.nbytes)
+    expected = _only(size, rank, block.nbytes)
+    return _into(block, "all_to_all", lambda place: (place, blocks.outgoing(), blocks.sizes(), expected))
+
+
+def allgather(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+    """All ranks' buffers, one after the other, on every rank."""
+    whole, own = _whole(comm, recvbuf)
+    if not _in_place(sendbuf):
+        sent = _fitting(parse_block(sendbuf, False), own)
+        return _into(whole, "all_gather", lambda place: (place, sent))
+    if whole.is_flat:
+        return Plan("all_gather", (whole.flat(), None))
+    sent = own.outgoing()
+    return _into(whole, "all_gather", lambda place: (place, sent))
+
+
+def allgatherv(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+    """The same with lengths and places of each rank's own."""
+    blocks = parse_blocks(recvbuf, True, comm.size)
+    own = blocks[comm.rank]
+    sent = memoryview(bytes(own.outgoing())) if _in_place(sendbuf) else _fitting(parse_block(sendbuf, False), own)
+    place = blocks.incoming()
+    return Plan("all_gather", (place, sent, blocks.sizes()), lambda: blocks.settle(place))
+
+
+def alltoall(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+    """The parts that each rank has for this one, one after the other."""
+    whole, own = _whole(comm, recvbuf)
+    if _in_place(sendbuf):
+        sent = memoryview(bytes(whole.outgoing()))
+    else:
+        first = parse_block(sendbuf, False, comm.size)
+        sent = _fitting(Block(first.memory, first.offset, first.count * comm.size, first.datatype), whole)
+    return _into(whole, "all_to_all", lambda place: (place, sent))
+
+
+def alltoallv(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+    """The same with lengths and places of each rank's own."""
+    received = parse_blocks(recvbuf, True, comm.size)
+    return _exchange(comm, received if _in_place(sendbuf) else parse_blocks(sendbuf, False, comm.size), received, _in_place(sendbuf))
+
+
+def alltoallw(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+    """The same with datatypes of each rank's own, too."""
+    received = parse_blocks_w(recvbuf, True, comm.size)
+    return _exchange(comm, received if _in_place(sendbuf) else parse_blocks_w(sendbuf, False, comm.size), received, _in_place(sendbuf))
+
+
+def _exchange(comm: Any, sent: Blocks, received: Blocks, is_in_place: bool) -> Plan:
+    _require_room(sent[comm.rank].nbytes, received[comm.rank].nbytes)
+    data = sent.outgoing()
+    if is_in_place:
+        data = memoryview(bytes(data))
+    place = received.incoming()
+    return Plan("all_to_all", (place, data, sent.sizes(), received.sizes()), lambda: received.settle(place))
+
+
+def allreduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+    """All ranks' buffers reduced, on every rank."""
+    target = parse_block(recvbuf, True)
+    source = _reduced_from(sendbuf, target)
+    native, output = _native(op, target)
+    if native is not None:
+        return Plan("all_reduce", (output, native, None if source is None else _numbers(source)))
+    parts, gathered = _gathering(comm, source or target)
+    return Plan("all_gather", gathered, lambda: _fold_into(op, parts, target))
+
+
+def reduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Plan:
+    """All ranks' buffers reduced, on the root."""
+    is_root = _is_root(comm, root)
+    if is_root:
+        target = parse_block(recvbuf, True)
+        source = _reduced_from(sendbuf, target)
+    else:
+        target = source = parse_block(sendbuf, False)
+    native, output = _native(op, target)
+    if native is not None:
+        data = None if source is None else _numbers(source)
+        return Plan("reduce", (output if is_root else None, native, root, data))
+    parts, (everything, own) = _gathering(comm, source or target)
+    if not is_root:
+        return Plan("gather", (None, own, root))
+    return Plan("gather", (everything, own, root), lambda: _fold_into(op, parts, target))
+
+
+def reduce_scatter_block(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+    """This rank's part of all ranks' buffers reduced; all parts are of the same length."""
+    size = comm.size
+    if _in_place(sendbuf):
+        target = parse_block(recvbuf, True, size)
+        first = target
+    else:
+        target = parse_block(recvbuf, True)
+        first = parse_block(sendbuf, False, size)
+        check_alike(first, target)
+    whole = Block(first.memory, first.offset, first.count * size, first.datatype)
+    return _reduce_scatter(comm, whole, target, [target.count] * size, op, _in_place(sendbuf))
+
+
+def reduce_scatter(comm: Any, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM) -> Plan:
+    """The same with lengths of each rank's own."""
+    target = parse_block(recvbuf, True)
+    in_place = _in_place(sendbuf)
+    source = target if in_place else parse_block(sendbuf, False)
+    counts = comm.allgather(target.count) if recvcounts is None and not in_place else [int(count) for count in recvcounts or ()]
+    if len(counts) != comm.size:
+        raise ValueError(f"expecting {comm.size} items, got {len(counts)}")
+    if not in_place and source.datatype != target.datatype:
+        raise ValueError("mismatch in send and receive MPI datatypes")
+    if source.count != sum(counts):
+        what = "receive" if in_place else "send"
+        raise ValueError(f"mismatch in {what} count {source.count} and sum(counts) {sum(counts)}")
+    own = counts[comm.rank]
+    if not in_place and target.count != own:
+        raise ValueError(f"mismatch in receive count {target.count} and counts[{comm.rank}] {own}")
+    return _reduce_scatter(comm, source, Block(target.memory, target.offset, own, target.datatype), counts, op, in_place)
+
+
+def _reduce_scatter(comm: Any, whole: Block, target: Block, counts: list[int], op: Op, in_place: bool) -> Plan:
+    native, output = _native(op, target)
+    if native is not None:
+        data = _numbers(whole)
+        width = len(data) // whole.count if whole.count else 1
+        lengths = [count * width for count in counts]
+        uneven = None if len(set(counts)) == 1 else lengths
+        return Plan("reduce_scatter", (output, data.copy() if in_place else data, native, uneven))
+    extent = whole.datatype._extent
+    data = bytes(exact(whole).memory)
+    everything = bytearray(target.count * extent * comm.size)
+    parts = [Block(memoryview(everything)[at : at + target.count * extent], 0, target.count, target.datatype) for at in _starts(target, comm.size)]
+    arguments = (everything, data, [count * extent for count in counts], [target.count * extent] * comm.size)
+    return Plan("all_to_all", arguments, lambda: _fold_into(op, parts, target))
+
+
+def scan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+    """The buffers of ranks up to this one, reduced."""
+    target = parse_block(recvbuf, True)
+    source = _reduced_from(sendbuf, target)
+    native, output = _native(op, target)
+    if native is not None:
+        return Plan("scan", (output, native, None if source is None else _numbers(source)))
+    parts, gathered = _gathering(comm, source or target)
+    return Plan("all_gather", gathered, lambda: _fold_into(op, parts[: comm.rank + 1], target))
+
+
+def exscan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+    """The buffers of ranks before this one, reduced; rank 0's stays as it was."""
+    target = parse_block(recvbuf, True)
+    source = _reduced_from(sendbuf, target)
+    native, output = _native(op, target)
+    if native is not None:
+        return Plan("exscan", (output, native, None if source is None else _numbers(source)))
+    parts, gathered = _gathering(comm, source or target)
+    return Plan("all_gather", gathered, lambda: _fold_into(op, parts[: comm.rank], target))
+
+
+def _in_place(sendbuf: Any) -> bool:
+    return sendbuf is IN_PLACE or sendbuf is None
+
+
+def _is_root(comm: Any, root: int) -> bool:
+    if not 0 <= root < comm.size:
+        raise Exception(c.ERR_ROOT, f"{root} is no rank of a communicator of {comm.size}")
+    return root == comm.rank
+
+
+def _into(block: Block, operation: str, arguments: Callable[[memoryview], tuple]) -> Plan:
+    """A plan that ends with `block` in its place."""
+    place = block.incoming()
+    return Plan(operation, arguments(place), None if block.is_flat else lambda: block.settle(place))
+
+
+def _whole(comm: Any, recvbuf: Any) -> tuple[Block, Block]:
+    """All ranks' blocks as one, and this rank's."""
+    first = parse_block(recvbuf, True, comm.size)
+    return Block(first.memory, first.offset, first.count * comm.size, first.datatype), first.part(comm.rank, first.count)
+
+
+def _fitting(sent: Block, room: Block) -> memoryview:
+    _require_room(sent.nbytes, room.nbytes)
+    return sent.outgoing()
+
+
+def _require_room(sent: int, room: int) -> None:
+    if sent > room:
+        raise Exception(c.ERR_TRUNCATE, f"this rank sends itself {sent} bytes, and has room for {room}")
+    if sent < room:
+        raise Exception(c.ERR_COUNT, f"this rank sends itself {sent} bytes, and expects {room}")
+
+
+def _only(size: int, rank: int, count: int) -> list[int]:
+    counts = [0] * size
+    counts[rank] = count
+    return counts
+
+
+def _reduced_from(sendbuf: Any, target: Block) -> Block | None:
+    """What is reduced, or `None` if it is in its place already."""
+    if _in_place(sendbuf):
+        return None
+    source = parse_block(sendbuf, False)
+    check_alike(source, target)
+    return source
+
+
+def _native(op: Op, block: Block) -> tuple[str | None, np.ndarray | None]:
+    """ringtrain's name for a reduction, and the elements as it knows them."""
+    native = op._native_on(block.datatype)
+    if native is not None:
+        return native, block.array()
+    if op is SUM and block.datatype.dtype.char in "FD":
+        return "sum", _numbers(block)
+    return None, None
+
+
+def _numbers(block: Block) -> np.ndarray:
+    """The elements as ringtrain reduces them: a sum of complex numbers is one of pairs of real numbers."""
+    array = block.array()
+    return array.view(array.real.dtype) if array.dtype.kind == "c" else array
+
+
+def _starts(block: Block, size: int) -> range:
+    length = block.count * block.datatype._extent
+    return range(0, length * size, length) if length else range(0)
+
+
+def _gathering(comm: Any, block: Block) -> tuple[list[Block], tuple[bytearray, memoryview]]:
+    """A place for all ranks' blocks: each of them, and the arguments for gathering."""
+    source = exact(block)
+    length = len(source.memory)
+    everything = bytearray(length * comm.size)
+    whole = memoryview(everything)
+    parts = [Block(whole[rank * length : (rank + 1) * length], 0, block.count, block.datatype) for rank in range(comm.size)]
+    # In place, what is sent must not change under the operation when the result is written: it is, when all have it.
+    return parts, (everything, source.memory)
+
+
+def _fold_into(op: Op, parts: list[Block], target: Block) -> None:
+    """Reduces the parts from left to right, each into the next one, and puts the last where it belongs."""
+    for left, right in zip(parts, parts[1:], strict=False):
+        op._fold(left, right)
+    if parts:
+        last = parts[-1].memory
+        target.memory[target.offset : target.offset + len(last)] = last

@@ -1,0 +1,284 @@
+"""Messages in buffers: `Send`, `Recv` and their kin. They travel as bytes, whatever the datatypes of both sides."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from . import constants as c
+from .buffers import Block, parse_block
+from .errors import Exception, translated, unsupported
+from .messages import Message
+from .requests import NO_PROCESS, Done, Outcome, Prequest, Request, Sequel, _as_it_is, _failed
+from .status import Status
+
+TAG_MAX = 2**31 - 1
+_InvalidArgument, _Error, _ndarray = _core.InvalidArgument, _core.Error, np.ndarray
+
+
+class PointToPoint:
+    """The methods of communicators that send and receive buffers."""
+
+    _group: Any
+
+    def _destination(self, dest: int, tag: int) -> None:
+        if not 0 <= dest < self._group.size:
+            raise Exception(c.ERR_RANK, f"{dest} is no rank of a communicator of {self._group.size}")
+        if not 0 <= tag <= TAG_MAX:
+            raise Exception(c.ERR_TAG, f"{tag} is not within 0 and {TAG_MAX}")
+
+    def _pattern(self, source: int, tag: int) -> tuple[int | None, int | None]:
+        """Source and tag as ringtrain names them: any is `None`."""
+        if source != c.ANY_SOURCE and not 0 <= source < self._group.size:
+            raise Exception(c.ERR_RANK, f"{source} is no rank of a communicator of {self._group.size}")
+        if tag != c.ANY_TAG and not 0 <= tag <= TAG_MAX:
+            raise Exception(c.ERR_TAG, f"{tag} is not within 0 and {TAG_MAX}")
+        return (None if source < 0 else source), (None if tag < 0 else tag)
+
+    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
+        """Sends a buffer. Returns when it may be used again."""
+        if type(buf) is _ndarray and dest >= 0 and 0 <= tag <= TAG_MAX:
+            try:
+                return self._group.send_bytes(buf, dest, tag)
+            except _InvalidArgument:
+                pass  # nothing has been sent: what follows copes, or says what is wrong in MPI's words
+            except _Error as error:
+                raise translated(error) from error
+        if dest == c.PROC_NULL:
+            return None
+        self._destination(dest, tag)
+        data = parse_block(buf, False).outgoing()
+        try:
+            return self._group.send_bytes(data, dest, tag)
+        except _Error as error:
+            raise translated(error) from error
+
+    def Recv(self, buf: Any, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> None:
+        """Receives into a buffer. `Exception` of class `ERR_TRUNCATE` if the message is longer; it is lost then."""
+        if type(buf) is _ndarray and source >= -1 and -1 <= tag <= TAG_MAX:
+            try:
+                got = self._group.receive_into_bytes(buf, None if source < 0 else source, None if tag < 0 else tag)
+                if status is not None:
+                    status._fill(*got)
+                return
+            except _InvalidArgument as error:
+                if isinstance(error, _core.Truncated):
+                    raise _failed(error, status) from error
+            except _Error as error:
+                raise translated(error) from error
+        if source == c.PROC_NULL:
+            if status is not None:
+                status._fill(*NO_PROCESS[1:])
+            return
+        self._received(parse_block(buf, True), source, tag, status)
+
+    def _received(self, block: Block, source: int, tag: int, status: Status | None) -> None:
+        source_or_any, tag_or_any = self._pattern(source, tag)
+        place = block.incoming()
+        try:
+            got = self._group.receive_into_bytes(place, source_or_any, tag_or_any)
+        except _Error as error:
+            raise _failed(error, status) from error
+        block.settle(place[: got[2]])
+        if status is not None:
+            status._fill(*got)
+
+    def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        """Sends a buffer, going on by itself."""
+        if dest == c.PROC_NULL:
+            return Request._of(Done())
+        self._destination(dest, tag)
+        data = parse_block(buf, False).outgoing()
+        try:
+            return Request._of(self._group.send_bytes_async(data, dest, tag))
+        except _Error as error:
+            raise translated(error) from error
+
+    def Irecv(self, buf: Any, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG) -> Request:
+        """Receives into a buffer, going on by itself."""
+        if source == c.PROC_NULL:
+            return Request._of(Done(NO_PROCESS), _as_it_is)
+        source_or_any, tag_or_any = self._pattern(source, tag)
+        block = parse_block(buf, True)
+        place = block.incoming()
+        try:
+            handle = self._group.receive_into_bytes_async(place, source_or_any, tag_or_any)
+        except _Error as error:
+            raise translated(error) from error
+        return Request._of(handle, _arrived(block, place))
+
+    def Sendrecv(
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = c.ANY_SOURCE,
+        recvtag: int = c.ANY_TAG,
+        status: Status | None = None,
+    ) -> None:
+        """Sends one buffer and receives into another at once."""
+        # What is wrong with the receiving half has to be found before the other half is on its way.
+        block = None if source == c.PROC_NULL else parse_block(recvbuf, True)
+        self._pattern(c.ANY_SOURCE if source == c.PROC_NULL else source, recvtag)
+        sent = self.Isend(sendbuf, dest, sendtag)
+        try:
+            if block is not None:
+                self._received(block, source, recvtag, status)
+            elif status is not None:
+                status._fill(*NO_PROCESS[1:])
+        finally:
+            sent.Wait()
+
+    def Sendrecv_replace(
+        self,
+        buf: Any,
+        dest: int,
+        sendtag: int = 0,
+        source: int = c.ANY_SOURCE,
+        recvtag: int = c.ANY_TAG,
+        status: Status | None = None,
+    ) -> None:
+        """Sends a buffer, and receives into it."""
+        self.Sendrecv(self._copied(buf, dest), dest, sendtag, buf, source, recvtag, status)
+
+    def Isendrecv(
+        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = c.ANY_SOURCE, recvtag: int = c.ANY_TAG
+    ) -> Request:
+        """`Sendrecv`, going on by itself."""
+        received = self.Irecv(recvbuf, source, recvtag)
+        sent = self.Isend(sendbuf, dest, sendtag)
+        return Request._of(Sequel(received._handle, sent._handle), received._finish)
+
+    def Isendrecv_replace(
+        self, buf: Any, dest: int, sendtag: int = 0, source: int = c.ANY_SOURCE, recvtag: int = c.ANY_TAG
+    ) -> Request:
+        """`Sendrecv_replace`, going on by itself."""
+        return self.Isendrecv(self._copied(buf, dest), dest, sendtag, buf, source, recvtag)
+
+    @staticmethod
+    def _copied(buf: Any, dest: int) -> bytes:
+        return b"" if dest == c.PROC_NULL else bytes(parse_block(buf, False).outgoing())
+
+    def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        """Sends a copy, and returns at once. It needs no attached buffer."""
+        self.Ibsend(buf, dest, tag)
+
+    def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        """Sends a copy, going on by itself; the request has ended already."""
+        if dest != c.PROC_NULL:
+            self.Isend(self._copied(buf, dest), dest, tag)
+        return Request._of(Done())
+
+    # A short message is stored by its receiver; these do not wait for somebody to ask for it, which MPI's do.
+    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        """As `Send`: it may return before the receiver asks for the message."""
+        self.Send(buf, dest, tag)
+
+    def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        """As `Isend`."""
+        return self.Isend(buf, dest, tag)
+
+    def Rsend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        """As `Send`."""
+        self.Send(buf, dest, tag)
+
+    def Irsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        """As `Isend`."""
+        return self.Isend(buf, dest, tag)
+
+    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        """A send to be started again and again."""
+        return self._prepared(lambda: self.Isend(buf, dest, tag))
+
+    def Recv_init(self, buf: Any, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG) -> Prequest:
+        """A receive to be started again and again."""
+        return self._prepared(lambda: self.Irecv(buf, source, tag))
+
+    def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        """A buffered send to be started again and again."""
+        return self._prepared(lambda: self.Ibsend(buf, dest, tag))
+
+    Ssend_init = Send_init
+    Rsend_init = Send_init
+
+    def _prepared(self, begin: Callable[[], Request]) -> Prequest:
+        self._group.size  # noqa: B018  (a null communicator has none)
+        return Prequest._prepared(begin)
+
+    def Psend_init(self, *_args: Any, **_options: Any) -> Prequest:
+        """Not supported."""
+        raise unsupported("MPI.Comm.Psend_init")
+
+    def Precv_init(self, *_args: Any, **_options: Any) -> Prequest:
+        """Not supported."""
+        raise unsupported("MPI.Comm.Precv_init")
+
+    def _probe(self, source: int, tag: int, timeout: float) -> tuple[int, int, int] | None:
+        source_or_any, tag_or_any = self._pattern(source, tag)
+        try:
+            found = self._group.probe(source_or_any, tag_or_any, timeout)
+        except _Error as error:
+            raise translated(error) from error
+        return None if found is None else found[:3]
+
+    def Probe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
+        """Waits for a message, and leaves it where it is."""
+        found = NO_PROCESS[1:] if source == c.PROC_NULL else None
+        while found is None:
+            found = self._probe(source, tag, self._group.timeout)
+        if status is not None:
+            status._fill(*found)
+        return True
+
+    def Iprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
+        """Whether there is a message; it stays where it is."""
+        found = NO_PROCESS[1:] if source == c.PROC_NULL else self._probe(source, tag, 0.0)
+        if found is not None and status is not None:
+            status._fill(*found)
+        return found is not None
+
+    def Mprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message:
+        """Waits for a message and takes it, for `Message.Recv` of this thread alone."""
+        message = self._matched(source, tag, status, self._group.timeout)
+        while message is None:
+            message = self._matched(source, tag, status, self._group.timeout)
+        return message
+
+    def Improbe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message | None:
+        """Takes a message if there is one."""
+        return self._matched(source, tag, status, 0.0)
+
+    def _matched(self, source: int, tag: int, status: Status | None, timeout: float) -> Message | None:
+        if source == c.PROC_NULL:
+            if status is not None:
+                status._fill(*NO_PROCESS[1:])
+            return Message._of(b"", c.PROC_NULL, c.ANY_TAG)
+        found = self._probe(source, tag, timeout)
+        if found is None:
+            return None
+        try:
+            data, came_from, its_tag = self._group.receive_bytes(found[0], found[1])
+        except _Error as error:
+            raise translated(error) from error
+        if status is not None:
+            status._fill(came_from, its_tag, len(data))
+        return Message._of(data, came_from, its_tag)
+
+
+def _arrived(block: Block, place: memoryview) -> Callable[[tuple[int, int, int]], Outcome]:
+    if block.is_flat:
+        return _in_its_place
+
+    def finish(got: tuple[int, int, int]) -> Outcome:
+        block.settle(place[: got[2]])
+        return (None, *got)
+
+    return finish
+
+
+def _in_its_place(got: tuple[int, int, int]) -> Outcome:
+    return (None, *got)
+
+

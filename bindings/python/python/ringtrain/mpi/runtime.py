@@ -1,0 +1,115 @@
+"""Joining the job and leaving it: what MPI_Init and MPI_Finalize are here, and what an uncaught exception does to the job."""
+
+import atexit
+import math
+import os
+import sys
+import threading
+import traceback
+from types import TracebackType
+from typing import Any, NoReturn
+
+from .. import _core, _world
+from . import constants as c
+from . import rc
+from .errors import Exception, translated
+
+
+class NoGroup:
+    """Stands where a communicator's group would, and says why there is none."""
+
+    def __init__(self, code: int, why: str | None = None) -> None:
+        self._code = code
+        self._why = why
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise Exception(self._code, self._why)
+
+
+NULL = NoGroup(c.ERR_COMM)
+BEFORE = NoGroup(c.ERR_OTHER, "MPI_Init has not been called")
+AFTER = NoGroup(c.ERR_OTHER, "MPI_Finalize has been called")
+
+
+class Runtime:
+    """What this process knows of its job."""
+
+    def __init__(self) -> None:
+        self.is_initialized = False
+        self.is_finalized = False
+        self.has_joined = False
+        self.control: Any = BEFORE
+        self.main_thread = threading.main_thread()
+        self._own_pid = os.getpid()
+        self._hook = sys.excepthook
+        self.buffer: object = None
+
+    def start(self) -> tuple[_core.Group, _core.Group]:
+        """Joins the job. Gives the groups of `COMM_WORLD` and `COMM_SELF`."""
+        if self.is_initialized:
+            raise Exception(c.ERR_OTHER, "MPI_Init has been called already")
+        self.has_joined = not _world.is_joined()
+        try:
+            # Messages of `ringtrain`'s own interface must not meet those of this one: the world's group is for them, and for
+            # what communicators have to tell each other, with tags of their own.
+            self.control = _world.join()
+            world = self.control.duplicate()
+        except _core.Error as error:
+            raise translated(error) from error
+        self.is_initialized = True
+        self._hook, sys.excepthook = sys.excepthook, self._excepted
+        atexit.register(self._at_exit)
+        return prepared(world), prepared(_core.solo())
+
+    def finish(self) -> None:
+        """Leaves the job."""
+        if not self.is_initialized or self.is_finalized:
+            raise Exception(c.ERR_OTHER, "MPI is not initialised, or finalised already")
+        self.is_finalized = True
+        self.control = AFTER
+        if self.has_joined:
+            _world.leave()
+
+    def abort(self, text: str) -> None:
+        """Ends the job on every rank, which are told `text`."""
+        if self.is_initialized and not self.is_finalized and os.getpid() == self._own_pid:
+            self.control.abort(text)
+
+    def _excepted(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        """`sys.excepthook`: the others are told at once what ended this rank, and not left to find out."""
+        self._hook(kind, value, trace)
+        if not hasattr(sys, "ps1") and not sys.flags.interactive:
+            self._abort_for(value)
+
+    def _abort_for(self, value: BaseException) -> None:
+        # What came from the end of the job is no news to the others.
+        if isinstance(value.__cause__, _core.JobFailed) or isinstance(value, _core.JobFailed):
+            return
+        try:
+            self.abort("uncaught " + "".join(traceback.format_exception_only(value)).strip())
+        except _core.Error:
+            pass  # the job has ended already
+
+    def _at_exit(self) -> None:
+        if not self.is_initialized or self.is_finalized or os.getpid() != self._own_pid:
+            return
+        # A program may have replaced the hook; the interpreter remembers what ended it all the same.
+        last = getattr(sys, "last_value", None)
+        if last is not None and not hasattr(sys, "ps1") and not sys.flags.interactive:
+            self._abort_for(last)
+        if rc.finalize is not False:
+            try:
+                self.finish()
+            except _core.Error:
+                pass  # the job has ended; whoever failed has been named
+
+
+def prepared(group: _core.Group) -> _core.Group:
+    """A new group with MPI's idea of deadlines, which is to have none."""
+    group.timeout = math.inf if rc.timeout is None else rc.timeout
+    return group
+
+
+runtime = Runtime()

@@ -1,0 +1,193 @@
+"""Gradients in flat buckets, reduced over the ranks in one order while the backward pass goes on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ringtrain import _core
+from ringtrain.torch import cuda, tensors
+from ringtrain.torch.compression import Compressor
+from ringtrain.torch.horovod import World
+
+# Large enough for the full bandwidth, and small enough that most of a model of 25 MB is on its way before the backward pass ends.
+BYTES = 4 << 20
+
+Parameter = torch.nn.Parameter
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How gradients are reduced."""
+
+    op: str
+    compression: type[Compressor]
+    predivide: float
+    """Gradients are divided by it before they are reduced, and multiplied after."""
+    passes: int
+    sparse_as_dense: bool
+    bucket_bytes: int
+
+
+class Reducer:
+    """Reduces the gradients of parameters: each as soon as it has been computed and all before it are under way.
+
+    Parameters are taken from the last to the first, which is about the order in which a backward pass comes by. All ranks begin the
+    buckets in this order, whatever the order in which they become complete.
+    """
+
+    def __init__(self, group: _core.Group, parameters: Sequence[Parameter], names: dict[Parameter, str], settings: Settings) -> None:
+        self._world = World(group)
+        self._settings = settings
+        self._passes = settings.passes
+        self._names = names
+        _require_same_everywhere(group, parameters, names)
+        self._buckets = [Bucket(group, part) for part in _partition(parameters, settings.bucket_bytes)]
+        self._place = {p: (bucket, index) for bucket in self._buckets for index, p in enumerate(bucket.parameters)}
+        self._count = dict.fromkeys(parameters, 0)
+        self._begun = 0
+        for p in parameters:
+            p.register_post_accumulate_grad_hook(self._took_gradient)
+
+    def set_passes(self, passes: int) -> None:
+        """How many gradients are added up before they are reduced."""
+        self._passes = passes
+
+    def is_under_way(self) -> bool:
+        """Whether some gradients are being reduced."""
+        return self._begun > 0
+
+    def synchronize(self) -> None:
+        """Reduces what has not been reduced yet, and waits. Afterwards the parameters have the reduced gradients."""
+        for bucket in self._buckets[self._begun :]:
+            for index, p in enumerate(bucket.parameters):
+                if not bucket.taken[index] and p.grad is not None:
+                    self._take(bucket, index, p)
+            bucket.begin(self._settings)
+        self._begun = len(self._buckets)
+        for bucket in self._buckets:
+            bucket.finish(self._settings)
+        self._begun = 0
+        self._count = dict.fromkeys(self._count, 0)
+
+    def _took_gradient(self, p: Parameter) -> None:
+        """What autograd calls when a parameter's gradient has been added to."""
+        bucket, index = self._place[p]
+        self._count[p] += 1
+        if self._count[p] < self._passes:
+            return
+        if self._count[p] > self._passes:
+            raise AssertionError(
+                f"gradients of {self._names[p]} were computed more than backward_passes_per_step = {self._passes} times before "
+                "optimizer.step(); raise backward_passes_per_step to accumulate gradients locally"
+            )
+        self._take(bucket, index, p)
+        # On a GPU the copies would hold the backward pass up, so there everything is done in `synchronize`.
+        while p.is_cpu and self._begun < len(self._buckets) and all(self._buckets[self._begun].taken):
+            self._buckets[self._begun].begin(self._settings)
+            self._begun += 1
+
+    def _take(self, bucket: Bucket, index: int, p: Parameter) -> None:
+        gradient = p.grad
+        if gradient.is_sparse:
+            if not self._settings.sparse_as_dense:
+                raise _core.InvalidArgument(f"the gradient of {self._names[p]} is sparse; pass sparse_as_dense=True, or sparse=False")
+            gradient = gradient.to_dense()
+        bucket.take(index, gradient)
+
+
+class Bucket:
+    """Gradients of one type, one after another in memory of the group's, each followed at the end by a mark: whether it is there."""
+
+    def __init__(self, group: _core.Group, parameters: Sequence[Parameter]) -> None:
+        self._group = group
+        self.parameters = parameters
+        first = parameters[0]
+        self._count = sum(p.numel() for p in parameters)
+        total = self._count + len(parameters)
+        name = tensors.ELEMENT_TYPES.get(first.dtype)
+        if name is None or not first.dtype.is_floating_point:
+            raise _core.Unsupported(f"gradients of type {first.dtype} cannot be reduced")
+        # What ranks of one host reach in each other is reduced where it lies.
+        self._shared = group.alloc(total, name) if first.is_cpu else None
+        if self._shared is not None:
+            self._flat = torch.frombuffer(self._shared, dtype=first.dtype, count=total)
+        else:
+            self._flat = torch.empty(total, dtype=first.dtype, device=first.device)
+        self._flat.zero_()
+        parts = self._flat.split([p.numel() for p in parameters] + [len(parameters)])
+        self._views = [part.view(p.shape) for part, p in zip(parts[:-1], parameters, strict=True)]
+        self._marks = parts[-1]
+        self.taken = [False] * len(parameters)
+        self._handle: _core.Handle | None = None
+        self._context: Any = None
+        self._packed: torch.Tensor | None = None
+
+    def take(self, index: int, gradient: torch.Tensor) -> None:
+        """Copies a gradient to its place; one that lies there already stays."""
+        view = self._views[index]
+        if gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient.detach())
+        self.taken[index] = True
+
+    def begin(self, settings: Settings) -> None:
+        """Begins the reduction. Gradients that were not taken count as zero."""
+        for view, taken in zip(self._views, self.taken, strict=True):
+            if not taken:
+                view.zero_()
+        self._marks.copy_(torch.tensor(self.taken, dtype=self._flat.dtype))
+        if settings.predivide != 1.0:
+            self._flat[: self._count].div_(settings.predivide)
+        packed, self._context = settings.compression.compress(self._flat)
+        wire = settings.compression.wire if packed.dtype is torch.float32 else None
+        self._packed = packed
+        if not packed.is_cpu:
+            cuda.all_reduce(packed, lambda host: self._group.all_reduce_async(tensors.memory(host), settings.op, None, wire))
+            return
+        memory = self._shared if packed is self._flat and self._shared is not None else tensors.memory(packed)
+        self._handle = self._group.all_reduce_async(memory, settings.op, None, wire)
+
+    def finish(self, settings: Settings) -> None:
+        """Waits for the reduction, and hands the parameters what came of it."""
+        if self._handle is not None:
+            self._handle.wait()
+            self._handle = None
+        if self._packed is not None and self._packed is not self._flat:
+            self._flat.copy_(settings.compression.decompress(self._packed, self._context))
+        self._packed = None
+        if settings.predivide != 1.0:
+            self._flat[: self._count].mul_(settings.predivide)
+        for p, view, mark in zip(self.parameters, self._views, self._marks.tolist(), strict=True):
+            if mark > 0 and (p.grad is None or p.grad.data_ptr() != view.data_ptr() or p.grad.is_sparse):
+                p.grad = view
+        self.taken = [False] * len(self.parameters)
+
+
+def _partition(parameters: Sequence[Parameter], bucket_bytes: int) -> list[list[Parameter]]:
+    """Parameters in buckets of one type and device each, from the last to the first; a larger one has a bucket of its own."""
+    open_buckets: dict[tuple[torch.dtype, torch.device], list[Parameter]] = {}
+    filled: list[list[Parameter]] = []
+    for p in reversed(parameters):
+        kind = (p.dtype, p.device)
+        bucket = open_buckets.get(kind)
+        if bucket is None or sum(q.nbytes for q in bucket) + p.nbytes > bucket_bytes:
+            bucket = open_buckets[kind] = []
+            filled.append(bucket)
+        bucket.append(p)
+    return filled
+
+
+def _require_same_everywhere(group: _core.Group, parameters: Sequence[Parameter], names: dict[Parameter, str]) -> None:
+    """Raises `ringtrain.InvalidArgument` on all ranks if their parameters differ."""
+    lines = [f"{names[p]} {p.dtype} {tuple(p.shape)}" for p in parameters]
+    digest = hashlib.sha256("\n".join(lines).encode()).digest()
+    for index, other in enumerate(group.all_gather_bytes(digest)):
+        if other != digest:
+            raise _core.InvalidArgument(
+                f"rank {group.rank} and rank {index} have different parameters, or in a different order; "
+                "DistributedOptimizer needs the same on all ranks"
+            )

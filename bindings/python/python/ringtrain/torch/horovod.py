@@ -1,0 +1,407 @@
+"""Horovod's functions for PyTorch, by the names in its documentation, so that `import ringtrain.torch as hvd` runs a Horovod script.
+
+One thing differs: Horovod's ranks may begin operations in any order, which it sorts out by their names; here all ranks begin them in the
+same order, and names are only taken along. `DistributedOptimizer` sees to that for gradients.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringtrain import _core, _world
+from ringtrain.torch import lifetime, meeting, tensors
+from ringtrain.torch.backend import ring_group
+from ringtrain.torch.compression import Compression, Compressor
+
+Tensor = torch.Tensor
+
+Average, Sum, Min, Max, Product = "avg", "sum", "min", "max", "prod"
+
+_TIMEOUT_SECONDS = 1800.0  # torch's own default.
+
+
+class World:
+    """The ranks among which Horovod's functions work."""
+
+    def __init__(self, group: _core.Group) -> None:
+        self.group = group
+        lifetime.watch(self)
+
+    def fail(self, message: str) -> None:
+        try:
+            self.group.abort(message)
+        except _core.Error:
+            pass  # They know already.
+
+    def shutdown(self) -> None:
+        try:
+            self.group.close()
+        except _core.Error:
+            pass  # The job has failed, and whoever asked for something has been told.
+
+
+_current: World | None = None
+
+
+def init() -> None:
+    """Joins the job: torch.distributed's world if that is of the backend "ring", else the one that ringrun or torchrun has started
+    this process for, or else a world of one. Does nothing the second time."""
+    global _current
+    if _current is not None:
+        return
+    if dist.is_initialized() and dist.get_backend() == "ring":
+        group = ring_group().core.duplicate()
+    elif _world.is_joined() or "RING_RANK" in os.environ:
+        group = meeting.join_launched(_TIMEOUT_SECONDS)
+    elif {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        store, of_rank, of_size = next(iter(dist.rendezvous("env://")))
+        place = meeting.Place(of_rank, of_size, _TIMEOUT_SECONDS, of_launcher=False)
+        group = meeting.meet(dist.PrefixStore("ringtrain.torch", store), place)
+    else:
+        group = _core.solo()
+    _current = World(group)
+
+
+def shutdown() -> None:
+    """Leaves the job."""
+    global _current
+    if _current is not None:
+        _current.shutdown()
+    _current = None
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called, and `shutdown` not since."""
+    return _current is not None
+
+
+def world() -> _core.Group:
+    """The group of all ranks. Raises `ringtrain.Error` before `init`."""
+    if _current is None:
+        raise _core.Error("ringtrain.torch has not been initialised; call init() first")
+    return _current.group
+
+
+def rank() -> int:
+    """This process's number among all."""
+    return world().rank
+
+
+def size() -> int:
+    """How many ranks there are."""
+    return world().size
+
+
+def local_rank() -> int:
+    """This process's number among those on its host."""
+    return world().local_rank
+
+
+def local_size() -> int:
+    """How many ranks there are on this host."""
+    return world().local_size
+
+
+def barrier() -> None:
+    """Waits for all ranks."""
+    world().barrier()
+
+
+def join(device: int = -1) -> int:
+    """Not there: a rank cannot leave while others go on. Raises NotImplementedError."""
+    raise NotImplementedError(
+        "ringtrain.torch.join is not implemented: give every rank as many batches, or use DistributedDataParallel with its join()"
+    )
+
+
+class Handle:
+    """An operation under way; `synchronize` gives its result."""
+
+    def __init__(self, handle: _core.Handle, finish: Callable[[], Any]) -> None:
+        self._handle = handle
+        self._finish: Callable[[], Any] | None = finish
+        self._result: Any = None
+
+    def wait(self) -> Any:
+        """The result, when the operation has ended. Raises what it failed with."""
+        self._handle.wait()
+        if self._finish is not None:
+            self._result = self._finish()
+            self._finish = None
+        return self._result
+
+    def test(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._handle.test()
+
+
+def synchronize(handle: Handle) -> Any:
+    """Waits for an operation, and gives its result."""
+    return handle.wait()
+
+
+def poll(handle: Handle) -> bool:
+    """Whether `synchronize` would return at once."""
+    return handle.test()
+
+
+def allreduce_async(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: type[Compressor] = Compression.none,
+) -> Handle:
+    """Begins to reduce a tensor over all ranks into a new one; the average, if nothing else is said."""
+    return _begin_allreduce(tensor, None, _op(average, op), prescale_factor, postscale_factor, compression)
+
+
+def allreduce_async_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begins to reduce a tensor over all ranks in place."""
+    return _begin_allreduce(tensor, tensor, _op(average, op), prescale_factor, postscale_factor, Compression.none)
+
+
+def allreduce(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Tensor:
+    """A new tensor with the reduction over all ranks of one of the same shape on each; the average, if nothing else is said.
+
+    Sums and averages can be differentiated through.
+    """
+    return _AllReduce.apply(tensor, _op(average, op), prescale_factor, postscale_factor, compression)
+
+
+def allreduce_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Tensor:
+    """Reduces a tensor over all ranks in place."""
+    return allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor).wait()
+
+
+def grouped_allreduce_async(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> list[Handle]:
+    """Begins to reduce several tensors, each into a new one. Takes the arguments of `allreduce_async`."""
+    return [allreduce_async(tensor, *arguments, **options) for tensor in tensors]
+
+
+def grouped_allreduce(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
+    """Reduces several tensors, each into a new one. Takes the arguments of `allreduce_async`."""
+    return [handle.wait() for handle in grouped_allreduce_async(tensors, *arguments, **options)]
+
+
+def grouped_allreduce_(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
+    """Reduces several tensors in place. Takes the arguments of `allreduce_async_`."""
+    handles = [allreduce_async_(tensor, *arguments, **options) for tensor in tensors]
+    return [handle.wait() for handle in handles]
+
+
+def allgather_async(tensor: Tensor, name: str | None = None) -> Handle:
+    """Begins to gather the ranks' tensors, one after the other along the first dimension, in which alone they may differ."""
+    return _begin_allgather(tensor)[0]
+
+
+def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
+    """The ranks' tensors, one after the other along the first dimension, in which alone they may differ."""
+    return _AllGather.apply(tensor)
+
+
+def broadcast_async(tensor: Tensor, root_rank: int, name: str | None = None) -> Handle:
+    """Begins to copy the root's tensor into a new one on every rank."""
+    return broadcast_async_(tensor.detach().clone(), root_rank, name)
+
+
+def broadcast_async_(tensor: Tensor, root_rank: int, name: str | None = None) -> Handle:
+    """Begins to copy the root's tensor into every rank's."""
+    host, back = tensors.writable(tensor)
+    return Handle(world().broadcast_async(tensors.memory(host), root_rank), _finish(tensor, back))
+
+
+def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
+    """A new tensor with the root's elements."""
+    return _Broadcast.apply(tensor, root_rank)
+
+
+def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
+    """Copies the root's tensor into every rank's."""
+    return broadcast_async_(tensor, root_rank, name).wait()
+
+
+def alltoall(tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name: str | None = None) -> Any:
+    """Sends `splits[i]` rows of the first dimension to rank i, equally many to each without splits. Gives the rows received, in rank
+    order; with splits also how many came from each, as int32."""
+    group, source = world(), tensors.readable(tensor)
+    if splits is None and source.shape[0] % group.size:
+        raise _core.InvalidArgument(f"{source.shape[0]} rows cannot be split evenly among {group.size} ranks; give splits")
+    given = [source.shape[0] // group.size] * group.size if splits is None else [int(split) for split in splits]
+    if len(given) != group.size or sum(given) != source.shape[0] or min(given) < 0:
+        raise _core.InvalidArgument(f"the splits {given} do not divide {source.shape[0]} rows among {group.size} ranks")
+    sent, received = torch.tensor(given, dtype=torch.int64), torch.empty(group.size, dtype=torch.int64)
+    group.all_to_all(tensors.memory(received), tensors.memory(sent, False))
+    coming = received.tolist()
+    row_elements = _elements(source.shape[1:]) * tensors.units(source)
+    result = torch.empty((sum(coming), *source.shape[1:]), dtype=source.dtype)
+    group.all_to_all(
+        tensors.memory(result),
+        tensors.memory(source, False),
+        [count * row_elements for count in given],
+        [count * row_elements for count in coming],
+    )
+    result = result.to(tensor.device)
+    return result if splits is None else (result, received.to(torch.int32))
+
+
+def reducescatter(tensor: Tensor, name: str | None = None, op: str | None = None) -> Tensor:
+    """Reduces tensors over all ranks and gives each a part of the rows; where they do not divide evenly the first ranks get one more."""
+    group, source = world(), tensors.readable(tensor)
+    rows = [source.shape[0] // group.size + (index < source.shape[0] % group.size) for index in range(group.size)]
+    result = torch.empty((rows[group.rank], *source.shape[1:]), dtype=source.dtype)
+    counts = [count * _elements(source.shape[1:]) * tensors.units(source) for count in rows]
+    group.reduce_scatter(tensors.memory(result), tensors.memory(source, False), _op(None, op), counts)
+    return result.to(tensor.device)
+
+
+def metric_average(value: Tensor | float, name: str | None = None) -> float:
+    """The average over all ranks of a number that each has, such as a loss."""
+    number = torch.tensor([float(value)], dtype=torch.float64)
+    world().all_reduce(tensors.memory(number), Average)
+    return float(number)
+
+
+def _op(average: bool | None, op: str | None) -> str:
+    if average is not None and op is not None:
+        raise ValueError("the op parameter supersedes average; give one of them")
+    if op is None:
+        return Average if average is None or average else Sum
+    if op not in (Average, Sum, Min, Max, Product):
+        raise NotImplementedError(f"the reduction {op!r} is not implemented; there are Average, Sum, Min, Max and Product")
+    return op
+
+
+def _begin_allreduce(
+    tensor: Tensor, into: Tensor | None, op: str, prescale: float, postscale: float, compression: type[Compressor]
+) -> Handle:
+    group = world()
+    packed, context = compression.compress(tensor.detach())
+    source = tensors.readable(packed)
+    # Averages of integers are rounded towards minus infinity, as in Horovod.
+    divide = op == Average and not source.dtype.is_floating_point and not source.dtype.is_complex
+    if prescale != 1.0:
+        source = source * prescale
+    host = source if into is not None and source.data_ptr() == into.data_ptr() else torch.empty_like(source)
+    wire = compression.wire if source.dtype is torch.float32 else None
+    given = None if host is source else tensors.memory(source, False)
+    handle = group.all_reduce_async(tensors.memory(host), Sum if divide else op, given, wire)
+
+    def finish() -> Tensor:
+        if divide:
+            host.div_(group.size, rounding_mode="floor")
+        if postscale != 1.0:
+            host.mul_(postscale)
+        result = compression.decompress(host, context)
+        if into is None:
+            return result.to(tensor.device)
+        if result is not into:
+            into.detach().copy_(result.view(into.shape))
+        return into
+
+    return Handle(handle, finish)
+
+
+def _begin_allgather(tensor: Tensor) -> tuple[Handle, list[int]]:
+    """The operation, and each rank's number of rows."""
+    group, source = world(), tensors.readable(tensor)
+    rows = _rows_of_all(group, source)
+    result = torch.empty((sum(rows), *source.shape[1:]), dtype=source.dtype)
+    row_elements = _elements(source.shape[1:]) * tensors.units(source)
+    counts = [count * row_elements for count in rows]
+    handle = group.all_gather_async(tensors.memory(result), tensors.memory(source, False), counts)
+    return Handle(handle, lambda: result.to(tensor.device)), rows
+
+
+def _finish(tensor: Tensor, back: Callable[[], None] | None) -> Callable[[], Tensor]:
+    def finish() -> Tensor:
+        if back is not None:
+            back()
+        return tensor
+
+    return finish
+
+
+def _rows_of_all(group: _core.Group, source: Tensor) -> list[int]:
+    """The number of rows on each rank. Raises `ringtrain.InvalidArgument` on all if the rest of the shapes or the types differ."""
+    if source.dim() == 0:
+        raise _core.InvalidArgument("allgather needs a first dimension; a single number has none")
+    told = group.all_gather_bytes(f"{source.shape[0]}|{source.dtype}|{tuple(source.shape[1:])}".encode())
+    described = [text.decode().split("|", 1) for text in told]
+    for index, (_, kind) in enumerate(described):
+        if kind != described[0][1]:
+            raise _core.InvalidArgument(f"allgather: rank 0 has rows of {described[0][1]}, and rank {index} has rows of {kind}")
+    return [int(rows) for rows, _ in described]
+
+
+def _elements(shape: Sequence[int]) -> int:
+    product = 1
+    for length in shape:
+        product *= length
+    return product
+
+
+class _AllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, op: str, prescale: float, postscale: float, compression: type[Compressor]) -> Tensor:
+        ctx.settings = op, prescale, postscale, compression
+        return _begin_allreduce(tensor, None, *ctx.settings).wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.settings[0] not in (Average, Sum):
+            raise NotImplementedError(f"the gradient of the reduction {ctx.settings[0]!r} is not implemented; Average and Sum have one")
+        return _begin_allreduce(gradient, None, *ctx.settings).wait(), None, None, None, None
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        handle, ctx.rows = _begin_allgather(tensor)
+        return handle.wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        reduced = allreduce(gradient, op=Average)
+        return reduced.split(ctx.rows)[rank()]
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, root_rank: int) -> Tensor:
+        ctx.root_rank = root_rank
+        return broadcast_async(tensor, root_rank).wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        reduced = allreduce(gradient, op=Average)
+        return (reduced if rank() == ctx.root_rank else torch.zeros_like(reduced)), None

@@ -1,0 +1,148 @@
+"""Tensors as memory that the compiled part reads and writes: element types, reductions, and copies where memory is not in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.distributed import ReduceOp
+
+from ringtrain import _core
+from ringtrain.torch import cuda
+
+ELEMENT_TYPES: dict[torch.dtype, str] = {
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int16: "i16",
+    torch.uint16: "u16",
+    torch.int32: "i32",
+    torch.uint32: "u32",
+    torch.int64: "i64",
+    torch.uint64: "u64",
+    torch.bool: "bool",
+}
+
+_REDUCTIONS = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "avg",
+    ReduceOp.PRODUCT: "prod",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+    ReduceOp.BAND: "band",
+    ReduceOp.BOR: "bor",
+    ReduceOp.BXOR: "bxor",
+    ReduceOp.PREMUL_SUM: "premulsum",
+}
+
+# A bool is one bit, whatever the arithmetic: a sum is whether any is set, a product whether all are.
+_BOOL_REDUCTIONS = {"sum": "lor", "max": "lor", "bor": "lor", "prod": "land", "min": "land", "band": "land", "bxor": "lxor"}
+
+Copy = Callable[[], None]
+
+
+def reduction(op: ReduceOp, dtype: torch.dtype) -> str:
+    """The compiled part's name of a reduction of elements of `dtype`. Raises `ringtrain.Unsupported` where there is none."""
+    name = _REDUCTIONS.get(getattr(op, "op", op))
+    if name is None:
+        raise _core.Unsupported(f"the ring backend has no reduction {op}")
+    if dtype is torch.bool:
+        name = _BOOL_REDUCTIONS.get(name)
+        if name is None:
+            raise _core.Unsupported(f"{op} is not defined on torch.bool")
+        return name
+    if dtype.is_complex:
+        if name not in ("sum", "avg", "premulsum"):
+            raise _core.Unsupported(f"{op} is not defined on complex numbers")
+        return name
+    if dtype not in ELEMENT_TYPES:
+        raise _core.Unsupported(f"{dtype} cannot be reduced, only moved; convert it to float16, bfloat16 or float32 first")
+    return name
+
+
+def factor(op: ReduceOp) -> float | torch.Tensor:
+    """What each rank multiplies its elements with before a `PREMUL_SUM`. Torch before 2.13 shows it in the pickled state only."""
+    found = getattr(op, "factor", None)
+    return op.__getstate__()[1] if found is None else found
+
+
+def memory(tensor: torch.Tensor, writable: bool = True) -> _core.Memory:
+    """The memory of a contiguous tensor on the host. Elements that cannot be reduced count as bytes, complex ones as pairs."""
+    count, dtype = tensor.numel(), tensor.dtype
+    name = ELEMENT_TYPES.get(dtype)
+    if name is None:
+        if dtype in (torch.complex64, torch.complex128):
+            count, name = 2 * count, "f32" if dtype is torch.complex64 else "f64"
+        else:
+            count, name = count * tensor.element_size(), "u8"
+    return _core.Memory(tensor, tensor.data_ptr(), count, name, writable)
+
+
+def require_dense(tensor: torch.Tensor) -> None:
+    """Raises `ringtrain.InvalidArgument` for what has no plain memory."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        raise _core.InvalidArgument(f"the ring backend moves dense tensors, not {kind} ones; call to_dense() or dequantize() first")
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements one after another on the host; the tensor itself where they are already."""
+    if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        return tensor
+    require_dense(tensor)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return plain.contiguous() if plain.is_cpu else cuda.to_host(plain)
+
+
+def writable(tensor: torch.Tensor, keep: bool = True) -> tuple[torch.Tensor, Copy | None]:
+    """A contiguous tensor on the host to write to, and what brings its elements back where it is not the tensor itself. `keep`:
+    whether the elements that are there matter."""
+    host = readable(tensor) if keep or tensor.is_cpu else cuda.host_like(tensor)
+    if host is tensor:
+        return tensor, None
+    target = tensor.detach()
+    return host, lambda: _bring_back(target, host)
+
+
+def _bring_back(target: torch.Tensor, host: torch.Tensor) -> None:
+    with torch.no_grad():
+        target.copy_(host.view(target.shape))
+
+
+def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor with the elements of all, one after another, on the host."""
+    return torch.cat([readable(tensor).detach().reshape(-1) for tensor in tensors])
+
+
+def flat_output(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Copy]:
+    """A tensor with room for the elements of all, and what brings them to their places."""
+    for tensor in tensors:
+        require_dense(tensor)
+    sizes = [tensor.numel() for tensor in tensors]
+    flat = torch.empty(sum(sizes), dtype=tensors[0].dtype)
+    targets = [tensor.detach() for tensor in tensors]
+
+    def unflatten() -> None:
+        for target, part in zip(targets, flat.split(sizes), strict=True):
+            _bring_back(target, part)
+
+    return flat, unflatten
+
+
+def counts(tensors: Sequence[torch.Tensor], whole: torch.Tensor) -> list[int] | None:
+    """Each tensor's number of elements, as `memory` counts them in a tensor like `whole`; `None` if they are all the same."""
+    sizes = [tensor.numel() for tensor in tensors]
+    if min(sizes) == max(sizes):
+        return None
+    scale = units(whole)
+    return [size * scale for size in sizes]
+
+
+def units(tensor: torch.Tensor) -> int:
+    """How many elements `memory` counts for one of the tensor's."""
+    if tensor.dtype in ELEMENT_TYPES:
+        return 1
+    return 2 if tensor.dtype in (torch.complex64, torch.complex128) else tensor.element_size()

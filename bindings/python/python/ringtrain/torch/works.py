@@ -1,0 +1,229 @@
+"""What torch waits for: operations under way, as `torch.distributed.Work`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringtrain import _core
+from ringtrain.torch.completion import Completer
+
+# How often a thread that waits for a future looks whether its group is being closed. A thread that stayed in compiled code when the
+# interpreter ends would be unwound through it.
+_LOOK_UP_SECONDS = 0.25
+
+# Their continuations only convert numbers, and may run whenever they like.
+_HOOKS_THAT_BEGIN_NOTHING = ("torch.distributed.algorithms.ddp_comm_hooks.default_hooks",)
+
+Explain = Callable[[Exception], Exception]
+
+
+def seconds(timeout: timedelta | None) -> float | None:
+    """Torch's timeouts in seconds; the zero and the -1 ms that it gives for "none" are `None`."""
+    if timeout is None or timeout.days < 0 or not timeout:
+        return None
+    return timeout.total_seconds()
+
+
+class Finished(dist._Work):
+    """An operation that ended before the call for it returned."""
+
+    def __init__(self, tensors: Sequence[Any] = (), source: int = -1) -> None:
+        super().__init__()
+        self._tensors = list(tensors)
+        self._source = source
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def block_current_stream(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> Exception | None:
+        return None
+
+    def result(self) -> list[Any]:
+        return self._tensors
+
+    def source_rank(self) -> int:
+        return self._source
+
+    def _source_rank(self) -> int:
+        return self._source
+
+    def get_future(self) -> torch.futures.Future:
+        future = _future_for(self._tensors)
+        future.set_result(self._tensors)
+        return future
+
+
+class Pending(dist._Work):
+    """Operations under way, one handle for each. `tensors` is what they result in, and `after` brings it there where the memory that
+    they write is not the tensors' own. `completer` finishes futures; without one each gets a thread of its own, as for messages, which
+    end in any order."""
+
+    def __init__(
+        self,
+        handles: Sequence[_core.Handle],
+        tensors: Sequence[Any],
+        after: Sequence[Callable[[], None]],
+        explain: Explain,
+        completer: Completer | None,
+    ) -> None:
+        super().__init__()
+        self._handles = handles
+        self._tensors = list(tensors)
+        self._after = after
+        self._explain = explain
+        self._completer = completer
+        self._lock = threading.Lock()
+        self._ended = False
+        self._error: Exception | None = None
+        self._source = -1
+        self._future: torch.futures.Future | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits for the end. Raises what the operation failed with, or `ringtrain.StillRunning` after `timeout`: it goes on then."""
+        self.wait_seconds(seconds(timeout))
+        return True
+
+    def wait_seconds(self, limit: float | None) -> None:
+        """As `wait`, with a limit in seconds."""
+        if not self._ended:
+            self._wait_handles(limit)
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def settle(self, keep_waiting: Callable[[], bool]) -> None:
+        """Waits for the end, well or not, or until `keep_waiting` says no."""
+        while not self._ended:
+            try:
+                self._wait_handles(_LOOK_UP_SECONDS)
+            except _core.StillRunning:
+                if not keep_waiting():
+                    self._end(_core.Error("the process group was closed before the operation ended"))
+
+    def is_completed(self) -> bool:
+        if not self._ended and all(handle.test() for handle in self._handles):
+            self._wait_handles(None)
+        return self._ended
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Who sent the message; -1 while that is not known."""
+        return self._source
+
+    def _source_rank(self) -> int:
+        return self._source
+
+    def get_future(self) -> torch.futures.Future:
+        """A future whose value is the list of tensors.
+
+        An error is raised by a continuation, never set on the future: DistributedDataParallel crashes on the latter.
+
+        In a communication hook this waits for the operation, so that what follows runs at once and in this thread. A continuation may
+        begin other collectives, as PowerSGD's does, and must do so at the same place among all others on every rank.
+        """
+        if self._completer is not None and _called_by_hook():
+            self.wait()
+        return self.overlapping_future()
+
+    def overlapping_future(self) -> torch.futures.Future:
+        """As `get_future`, and never waits. Continuations are not to begin collectives."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            base = _future_for(self._tensors)
+            self._future = base.then(lambda _: self.result())
+        if self._ended:
+            base.set_result(None)
+        elif self._completer is not None:
+            self._completer.add(self, lambda: base.set_result(None))
+        else:
+            threading.Thread(target=self._complete_alone, args=(base,), name="ring-message", daemon=True).start()
+        return self._future
+
+    def _complete_alone(self, base: torch.futures.Future) -> None:
+        self.settle(lambda: True)
+        base.set_result(None)
+
+    def _wait_handles(self, limit: float | None) -> None:
+        """Waits for all handles; afterwards the operation has ended, well or not. Raises only if it has not."""
+        answer = None
+        try:
+            for handle in self._handles:
+                answer = handle.wait(limit)
+        except _core.StillRunning:
+            raise
+        except Exception as error:
+            self._end(self._explain(error))
+            return
+        self._end(None, answer)
+
+    def _end(self, error: Exception | None, answer: Any = None) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            if error is None:
+                try:
+                    for bring_back in self._after:
+                        bring_back()
+                except Exception as failure:
+                    error = failure
+            if isinstance(answer, tuple):
+                self._source = answer[0]
+            self._error = error
+            self._after = ()
+            self._ended = True
+
+
+def _called_by_hook() -> bool:
+    """Whether a Python function that the backward pass has called, such as a communication hook, has called our caller. When torch's
+    compiled part calls it, the pass itself is the last thing that Python has called."""
+    frame: types.FrameType | None = sys._getframe(2)
+    if frame is None or frame.f_globals.get("__name__") in _HOOKS_THAT_BEGIN_NOTHING or _is_backward(frame):
+        return False
+    while frame is not None and not _is_backward(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_backward(frame: types.FrameType) -> bool:
+    return frame.f_code.co_name == "_engine_run_backward"
+
+
+def _future_for(tensors: Sequence[Any]) -> torch.futures.Future:
+    """A future that may hold the tensors: torch wants to be told of the GPUs that they are on."""
+    devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor) and not tensor.is_cpu}
+    return torch.futures.Future(devices=list(devices))

@@ -1,0 +1,318 @@
+//! Collectives that move.
+
+use pyo3::prelude::*;
+use ringtrain::{Element, Error};
+
+use crate::collectives::{Any, alike, deliver, over, scaled};
+use crate::dtype::with_type;
+use crate::errors;
+use crate::group::Group;
+use crate::handle::Handle;
+use crate::region::Region;
+
+#[pymethods]
+impl Group {
+    #[pyo3(signature = (output, input, counts = None))]
+    fn all_gather(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        input: Option<Any<'_, '_>>,
+        counts: Option<Vec<i64>>,
+    ) -> PyResult<()> {
+        let mut output = Region::writable(output)?;
+        let (dtype, scale) = output.kind.moved();
+        let counts = scaled(py, counts, scale)?;
+        let input = input.map(Region::of).transpose()?;
+        if let Some(input) = &input {
+            alike(py, &output, input)?;
+        }
+        with_type!(dtype, T => {
+            let output = output.elements_mut::<T>();
+            let input = input.as_ref().map(Region::elements::<T>);
+            self.turn(py, move |group| match (input, counts) {
+                (Some(input), Some(counts)) => group.all_gather_uneven_into(input, output, &counts),
+                (Some(input), None) => group.all_gather_into(input, output),
+                (None, None) => group.all_gather(output),
+                (None, Some(counts)) => {
+                    let own = own_part(group, output, &counts)?;
+                    group.all_gather_uneven_into(&own, output, &counts)
+                }
+            })
+        })
+    }
+
+    #[pyo3(signature = (output, input, counts = None))]
+    fn all_gather_async(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        input: Option<Any<'_, '_>>,
+        counts: Option<Vec<i64>>,
+    ) -> PyResult<Handle> {
+        let mut output = Region::writable(output)?;
+        let (dtype, scale) = output.kind.moved();
+        let counts = scaled(py, counts, scale)?;
+        let input = input.map(Region::of).transpose()?;
+        if let Some(input) = &input {
+            alike(py, &output, input)?;
+            let n = self.size as usize;
+            if counts.is_none() && output.count == n * input.count {
+                // In place, once this rank's part is there.
+                output.copy_part(self.rank.index() * input.bytes(), input);
+            } else if counts.is_none() {
+                let (output, input) = (output.count, input.count);
+                let what = format!("the output has {output} elements and not {n} times the input's {input}");
+                return Err(errors::invalid(py, what));
+            }
+        }
+        with_type!(dtype, T => {
+            let own = input.as_ref().map(Region::elements::<T>);
+            let mut output = output.into_foreign::<T>(py)?;
+            self.begun(py, move |group| {
+                let Some(counts) = counts else { return Ok(group.all_gather_async(output)?.and_then(over)) };
+                let copied = match own {
+                    Some(_) => Vec::new(),
+                    None => own_part(group, output.as_mut(), &counts)?,
+                };
+                let own = own.unwrap_or(&copied);
+                Ok(group.all_gather_uneven_async(own, &counts)?.and_then(deliver(output)))
+            })
+        })
+    }
+
+    #[pyo3(signature = (output, input, root, counts = None))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        output: Option<Any<'_, '_>>,
+        input: Any<'_, '_>,
+        root: i64,
+        counts: Option<Vec<i64>>,
+    ) -> PyResult<()> {
+        let (root, input) = (Self::rank(py, root)?, Region::of(input)?);
+        let mut output = self.on_root(output, root)?.map(Region::writable).transpose()?;
+        if let Some(output) = &output {
+            alike(py, output, &input)?;
+        }
+        let (dtype, scale) = input.kind.moved();
+        let counts = scaled(py, counts, scale)?;
+        with_type!(dtype, T => {
+            let output: &mut [T] = match &mut output {
+                Some(output) => output.elements_mut::<T>(),
+                None => &mut [],
+            };
+            let input = input.elements::<T>();
+            self.turn(py, move |group| match counts {
+                Some(counts) => group.gather_uneven_into(input, output, &counts, root),
+                None => group.gather_into(input, output, root),
+            })
+        })
+    }
+
+    #[pyo3(signature = (output, input, root, counts = None))]
+    fn gather_async(
+        &self,
+        py: Python<'_>,
+        output: Option<Any<'_, '_>>,
+        input: Any<'_, '_>,
+        root: i64,
+        counts: Option<Vec<i64>>,
+    ) -> PyResult<Handle> {
+        let (root, input) = (Self::rank(py, root)?, Region::of(input)?);
+        let output = self.on_root(output, root)?.map(Region::writable).transpose()?;
+        if let Some(output) = &output {
+            alike(py, output, &input)?;
+        }
+        let (dtype, scale) = input.kind.moved();
+        let counts = scaled(py, counts, scale)?;
+        with_type!(dtype, T => {
+            let output = output.map(|output| output.into_foreign::<T>(py)).transpose()?;
+            let input = input.elements::<T>();
+            self.begun(py, move |group| {
+                let begun = match counts {
+                    Some(counts) => group.gather_uneven_async(input, &counts, root)?,
+                    None => group.gather_async(input, root)?,
+                };
+                Ok(match output {
+                    Some(output) => begun.and_then(deliver(output)),
+                    None => begun.and_then(over),
+                })
+            })
+        })
+    }
+
+    #[pyo3(signature = (output, input, root, counts = None))]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        input: Option<Any<'_, '_>>,
+        root: i64,
+        counts: Option<Vec<i64>>,
+    ) -> PyResult<()> {
+        let (root, mut output) = (Self::rank(py, root)?, Region::writable(output)?);
+        let input = self.on_root(input, root)?.map(Region::of).transpose()?;
+        if let Some(input) = &input {
+            alike(py, &output, input)?;
+        }
+        let (dtype, scale) = output.kind.moved();
+        let counts = scaled(py, counts, scale)?;
+        with_type!(dtype, T => {
+            let output = output.elements_mut::<T>();
+            let input = input.as_ref().map_or(&[][..], Region::elements::<T>);
+            let count = output.len() * self.size as usize;
+            self.turn(py, move |group| match counts {
+                Some(counts) => group.scatter_uneven_into(input, output, &counts, root),
+                None => group.scatter_into(input, output, count, root),
+            })
+        })
+    }
+
+    #[pyo3(signature = (output, input, root, counts = None))]
+    fn scatter_async(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        input: Option<Any<'_, '_>>,
+        root: i64,
+        counts: Option<Vec<i64>>,
+    ) -> PyResult<Handle> {
+        let (root, output) = (Self::rank(py, root)?, Region::writable(output)?);
+        let input = self.on_root(input, root)?.map(Region::of).transpose()?;
+        if let Some(input) = &input {
+            alike(py, &output, input)?;
+        }
+        let (dtype, scale) = output.kind.moved();
+        let counts = scaled(py, counts, scale)?;
+        let count = output.moved_count() * self.size as usize;
+        with_type!(dtype, T => {
+            let output = output.into_foreign::<T>(py)?;
+            let input = input.as_ref().map_or(&[][..], Region::elements::<T>);
+            self.begun(py, move |group| {
+                let begun = match counts {
+                    Some(counts) => group.scatter_uneven_async(input, &counts, root)?,
+                    None => group.scatter_async(input, count, root)?,
+                };
+                Ok(begun.and_then(deliver(output)))
+            })
+        })
+    }
+
+    fn broadcast(&self, py: Python<'_>, output: Any<'_, '_>, root: i64) -> PyResult<()> {
+        let root = Self::rank(py, root)?;
+        let mut output = self.to_broadcast(output, root)?;
+        with_type!(output.kind.moved().0, T => {
+            let output = output.elements_to_broadcast::<T>();
+            self.turn(py, move |group| group.broadcast(output, root))
+        })
+    }
+
+    fn broadcast_async(&self, py: Python<'_>, output: Any<'_, '_>, root: i64) -> PyResult<Handle> {
+        let root = Self::rank(py, root)?;
+        let output = self.to_broadcast(output, root)?;
+        with_type!(output.kind.moved().0, T => {
+            let output = output.into_foreign::<T>(py)?;
+            self.begun(py, move |group| Ok(group.broadcast_async(output, root)?.and_then(over)))
+        })
+    }
+
+    #[pyo3(signature = (output, input, send_counts = None, receive_counts = None))]
+    fn all_to_all(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        input: Any<'_, '_>,
+        send_counts: Option<Vec<i64>>,
+        receive_counts: Option<Vec<i64>>,
+    ) -> PyResult<()> {
+        let (mut output, input) = (Region::writable(output)?, Region::of(input)?);
+        alike(py, &output, &input)?;
+        let (dtype, scale) = output.kind.moved();
+        let counts = both(py, scaled(py, send_counts, scale)?, scaled(py, receive_counts, scale)?)?;
+        with_type!(dtype, T => {
+            let (output, input) = (output.elements_mut::<T>(), input.elements::<T>());
+            self.turn(py, move |group| match counts {
+                Some((sent, received)) => group.all_to_all_uneven_into(input, output, &sent, &received),
+                None => group.all_to_all_into(input, output),
+            })
+        })
+    }
+
+    #[pyo3(signature = (output, input, send_counts = None, receive_counts = None))]
+    fn all_to_all_async(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        input: Any<'_, '_>,
+        send_counts: Option<Vec<i64>>,
+        receive_counts: Option<Vec<i64>>,
+    ) -> PyResult<Handle> {
+        let (output, input) = (Region::writable(output)?, Region::of(input)?);
+        alike(py, &output, &input)?;
+        let (dtype, scale) = output.kind.moved();
+        let counts = both(py, scaled(py, send_counts, scale)?, scaled(py, receive_counts, scale)?)?;
+        with_type!(dtype, T => {
+            let (output, input) = (output.into_foreign::<T>(py)?, input.elements::<T>());
+            self.begun(py, move |group| {
+                let begun = match counts {
+                    Some((sent, received)) => group.all_to_all_uneven_async(input, &sent, &received)?,
+                    None => group.all_to_all_async(input)?,
+                };
+                Ok(begun.and_then(deliver(output)))
+            })
+        })
+    }
+
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        self.turn(py, ringtrain::Group::barrier)
+    }
+
+    fn barrier_async(&self, py: Python<'_>) -> PyResult<Handle> {
+        self.begun(py, |group| Ok(group.barrier_async()?.and_then(over)))
+    }
+}
+
+impl Group {
+    /// A buffer that the root alone has.
+    fn on_root<'a, 'py>(
+        &self,
+        buffer: Option<Any<'a, 'py>>,
+        root: ringtrain::Rank,
+    ) -> PyResult<Option<Any<'a, 'py>>> {
+        match buffer {
+            Some(buffer) if self.rank == root => Ok(Some(buffer)),
+            None if self.rank == root => {
+                Python::attach(|py| Err(errors::invalid(py, "the root needs both buffers")))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// What is broadcast, which the root only reads.
+    fn to_broadcast(&self, output: Any<'_, '_>, root: ringtrain::Rank) -> PyResult<Region> {
+        if self.rank == root { Region::of(output) } else { Region::writable(output) }
+    }
+}
+
+/// A copy of this rank's part, which stands in its place among all parts.
+fn own_part<T: Element>(group: &ringtrain::Group, all: &[T], counts: &[usize]) -> Result<Vec<T>, Error> {
+    let refused = Error::InvalidCounts("they do not fit the buffer");
+    let rank = group.rank().index();
+    let own = counts.get(rank).copied().unwrap_or_default();
+    let before = counts.iter().take(rank).fold(0, |sum: usize, &count| sum.saturating_add(count));
+    all.get(before..before.saturating_add(own)).map(<[T]>::to_vec).ok_or(refused)
+}
+
+/// Both counts, or neither.
+fn both(
+    py: Python<'_>,
+    sent: Option<Vec<usize>>,
+    received: Option<Vec<usize>>,
+) -> PyResult<Option<(Vec<usize>, Vec<usize>)>> {
+    match (sent, received) {
+        (Some(sent), Some(received)) => Ok(Some((sent, received))),
+        (None, None) => Ok(None),
+        _ => Err(errors::invalid(py, "uneven parts need both send_counts and receive_counts")),
+    }
+}

@@ -1,0 +1,72 @@
+//! Processes that are forked from a rank. They are none themselves: they must not speak on its connections, and must not keep
+//! them open either, for the others would not hear of the rank's end while a child of it lives.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use pyo3::prelude::*;
+use ringtrain::Messenger;
+
+use crate::errors;
+
+/// This process was forked from a rank.
+static IS_FORKED: AtomicBool = AtomicBool::new(false);
+/// The groups that this process has.
+static GROUPS: Mutex<Vec<Weak<Messenger>>> = Mutex::new(Vec::new());
+/// The sockets that they had when the process began to fork.
+static SOCKETS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+
+/// Takes note of a group.
+pub(crate) fn remember(messenger: &Arc<Messenger>) {
+    let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+    groups.retain(|group| group.strong_count() > 0);
+    groups.push(Arc::downgrade(messenger));
+}
+
+/// Tells the module that this process is about to fork.
+#[pyfunction]
+pub(crate) fn before_fork(py: Python<'_>) {
+    if is_forked() {
+        return;
+    }
+    py.detach(|| {
+        let groups: Vec<Arc<Messenger>> = {
+            let groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+            groups.iter().filter_map(Weak::upgrade).collect()
+        };
+        let mut sockets: Vec<RawFd> = groups.iter().flat_map(|group| group.descriptors()).collect();
+        sockets.sort_unstable();
+        sockets.dedup();
+        *SOCKETS.lock().unwrap_or_else(PoisonError::into_inner) = sockets;
+    });
+}
+
+/// Tells the module that this process is a fork's child.
+#[pyfunction]
+pub(crate) fn after_fork() {
+    if IS_FORKED.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    // Nobody had it when the process forked but the thread that did.
+    let Ok(sockets) = SOCKETS.try_lock() else { return };
+    // The numbers stay taken, by something that nobody hears of, for the objects that own them are here too.
+    let Ok(nothing) = rustix::fs::open("/dev/null", rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
+    else {
+        return;
+    };
+    for &socket in &*sockets {
+        // SAFETY: it was open when the process forked, and is a copy of the parent's; nobody uses it here any more.
+        let mut socket = std::mem::ManuallyDrop::new(unsafe { std::os::fd::FromRawFd::from_raw_fd(socket) });
+        let _ = rustix::io::dup3(&nothing, &mut socket, rustix::io::DupFlags::CLOEXEC);
+    }
+}
+
+pub(crate) fn is_forked() -> bool {
+    IS_FORKED.load(Ordering::Acquire)
+}
+
+/// Fails in a process that was forked from a rank.
+pub(crate) fn check(py: Python<'_>) -> PyResult<()> {
+    if is_forked() { Err(errors::forked(py)) } else { Ok(()) }
+}

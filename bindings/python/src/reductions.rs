@@ -1,0 +1,251 @@
+//! Collectives that reduce.
+
+use pyo3::prelude::*;
+use ringtrain::{Compression, DType};
+
+use crate::collectives::{Any, alike, deliver, over, place, reduced, scaled};
+use crate::dtype::{Kind, with_type};
+use crate::errors;
+use crate::group::Group;
+use crate::handle::{Handle, Outcome};
+use crate::region::Region;
+
+fn compression_of(py: Python<'_>, name: Option<&str>, kind: Kind) -> PyResult<Compression> {
+    let Some(name) = name else { return Ok(Compression::None) };
+    let compression: Compression = name.parse().map_err(|error: String| errors::invalid(py, error))?;
+    if compression != Compression::None && kind != Kind::Number(DType::F32) {
+        return Err(errors::unsupported(py, format!("{name} compresses f32, not {}", kind.name())));
+    }
+    Ok(compression)
+}
+
+#[pymethods]
+impl Group {
+    #[pyo3(signature = (output, op = "sum", input = None, compression = None))]
+    fn all_reduce(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        op: &str,
+        input: Option<Any<'_, '_>>,
+        compression: Option<&str>,
+    ) -> PyResult<()> {
+        let (mut output, input) = place(output, input)?;
+        let compression = compression_of(py, compression, output.kind)?;
+        let (dtype, op) = reduced(py, output.kind, op)?;
+        if compression != Compression::None {
+            return self.turn(py, move |group| {
+                output.copy_from(input.as_ref());
+                group.all_reduce_compressed(output.elements_mut::<f32>(), op, compression)
+            });
+        }
+        with_type!(dtype, T => self.turn(py, move |group| {
+            output.copy_from(input.as_ref());
+            group.all_reduce(output.elements_mut::<T>(), op)
+        }))
+    }
+
+    #[pyo3(signature = (output, op = "sum", input = None, compression = None))]
+    fn all_reduce_async(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        op: &str,
+        input: Option<Any<'_, '_>>,
+        compression: Option<&str>,
+    ) -> PyResult<Handle> {
+        let (mut output, input) = place(output, input)?;
+        let compression = compression_of(py, compression, output.kind)?;
+        let (dtype, op) = reduced(py, output.kind, op)?;
+        if compression != Compression::None {
+            let given = input.as_ref().unwrap_or(&output).elements::<f32>().to_vec();
+            let output = output.into_foreign::<f32>(py)?;
+            return self.begun(py, move |group| {
+                Ok(group.all_reduce_compressed_async(given, op, compression)?.and_then(deliver(output)))
+            });
+        }
+        output.copy_from(input.as_ref());
+        with_type!(dtype, T => {
+            let output = output.into_foreign::<T>(py)?;
+            self.begun(py, move |group| Ok(group.all_reduce_async(output, op)?.and_then(over)))
+        })
+    }
+
+    #[pyo3(signature = (output, op, root, input = None))]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        output: Option<Any<'_, '_>>,
+        op: &str,
+        root: i64,
+        input: Option<Any<'_, '_>>,
+    ) -> PyResult<()> {
+        let root = Self::rank(py, root)?;
+        if let Some(input) = input.filter(|_| self.rank != root) {
+            let input = Region::of(input)?;
+            let (dtype, op) = reduced(py, input.kind, op)?;
+            return with_type!(dtype, T => {
+                let elements = input.elements::<T>();
+                self.turn(py, move |group| group.reduce_from(elements, op, root).map(|_| ()))
+            });
+        }
+        let output = output.ok_or_else(|| errors::invalid(py, "there is nothing to put the result in"))?;
+        let (mut output, input) = place(output, input)?;
+        let (dtype, op) = reduced(py, output.kind, op)?;
+        with_type!(dtype, T => self.turn(py, move |group| {
+            output.copy_from(input.as_ref());
+            group.reduce(output.elements_mut::<T>(), op, root)
+        }))
+    }
+
+    #[pyo3(signature = (output, op, root, input = None))]
+    fn reduce_async(
+        &self,
+        py: Python<'_>,
+        output: Option<Any<'_, '_>>,
+        op: &str,
+        root: i64,
+        input: Option<Any<'_, '_>>,
+    ) -> PyResult<Handle> {
+        let root = Self::rank(py, root)?;
+        if let Some(input) = input.filter(|_| self.rank != root) {
+            let input = Region::of(input)?;
+            let (dtype, op) = reduced(py, input.kind, op)?;
+            return with_type!(dtype, T => {
+                let elements = input.elements::<T>();
+                self.begun(py, move |group| Ok(group.reduce_from_async(elements, op, root)?.and_then(over)))
+            });
+        }
+        let output = output.ok_or_else(|| errors::invalid(py, "there is nothing to put the result in"))?;
+        let (mut output, input) = place(output, input)?;
+        let (dtype, op) = reduced(py, output.kind, op)?;
+        output.copy_from(input.as_ref());
+        with_type!(dtype, T => {
+            let output = output.into_foreign::<T>(py)?;
+            self.begun(py, move |group| Ok(group.reduce_async(output, op, root)?.and_then(over)))
+        })
+    }
+
+    #[pyo3(signature = (output, input, op = "sum", counts = None))]
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        input: Any<'_, '_>,
+        op: &str,
+        counts: Option<Vec<i64>>,
+    ) -> PyResult<()> {
+        let (mut output, input) = (Region::writable(output)?, Region::of(input)?);
+        alike(py, &output, &input)?;
+        let (dtype, op) = reduced(py, output.kind, op)?;
+        let counts = scaled(py, counts, 1)?;
+        with_type!(dtype, T => {
+            let (output, input) = (output.elements_mut::<T>(), input.elements::<T>());
+            self.turn(py, move |group| match counts {
+                Some(counts) => group.reduce_scatter_uneven_into(input, output, &counts, op),
+                None => group.reduce_scatter_into(input, output, op),
+            })
+        })
+    }
+
+    #[pyo3(signature = (output, input, op = "sum", counts = None))]
+    fn reduce_scatter_async(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        input: Any<'_, '_>,
+        op: &str,
+        counts: Option<Vec<i64>>,
+    ) -> PyResult<Handle> {
+        let (output, input) = (Region::writable(output)?, Region::of(input)?);
+        alike(py, &output, &input)?;
+        let (dtype, op) = reduced(py, output.kind, op)?;
+        let counts = scaled(py, counts, 1)?;
+        with_type!(dtype, T => {
+            let (output, input) = (output.into_foreign::<T>(py)?, input.elements::<T>());
+            self.begun(py, move |group| {
+                let begun = match counts {
+                    Some(counts) => group.reduce_scatter_uneven_async(input, &counts, op)?,
+                    None => group.reduce_scatter_from_async(input, op)?,
+                };
+                Ok(begun.and_then(deliver(output)))
+            })
+        })
+    }
+
+    #[pyo3(signature = (output, op = "sum", input = None))]
+    fn scan(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        op: &str,
+        input: Option<Any<'_, '_>>,
+    ) -> PyResult<()> {
+        let (mut output, input) = place(output, input)?;
+        let (dtype, op) = reduced(py, output.kind, op)?;
+        with_type!(dtype, T => self.turn(py, move |group| {
+            output.copy_from(input.as_ref());
+            group.scan(output.elements_mut::<T>(), op)
+        }))
+    }
+
+    #[pyo3(signature = (output, op = "sum", input = None))]
+    fn scan_async(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        op: &str,
+        input: Option<Any<'_, '_>>,
+    ) -> PyResult<Handle> {
+        let (mut output, input) = place(output, input)?;
+        let (dtype, op) = reduced(py, output.kind, op)?;
+        output.copy_from(input.as_ref());
+        with_type!(dtype, T => {
+            let output = output.into_foreign::<T>(py)?;
+            self.begun(py, move |group| Ok(group.scan_async(output, op)?.and_then(over)))
+        })
+    }
+
+    #[pyo3(signature = (output, op = "sum", input = None))]
+    fn exscan(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        op: &str,
+        input: Option<Any<'_, '_>>,
+    ) -> PyResult<()> {
+        let (mut output, input) = place(output, input)?;
+        let (dtype, op) = reduced(py, output.kind, op)?;
+        with_type!(dtype, T => {
+            let given = input.as_ref().unwrap_or(&output).elements::<T>().to_vec();
+            let output = output.elements_mut::<T>();
+            self.turn(py, move |group| {
+                if let Some(result) = group.exscan(&given, op)? {
+                    output.copy_from_slice(&result);
+                }
+                Ok(())
+            })
+        })
+    }
+
+    #[pyo3(signature = (output, op = "sum", input = None))]
+    fn exscan_async(
+        &self,
+        py: Python<'_>,
+        output: Any<'_, '_>,
+        op: &str,
+        input: Option<Any<'_, '_>>,
+    ) -> PyResult<Handle> {
+        let (output, input) = place(output, input)?;
+        let (dtype, op) = reduced(py, output.kind, op)?;
+        with_type!(dtype, T => {
+            let given = input.as_ref().unwrap_or(&output).elements::<T>().to_vec();
+            let output = output.into_foreign::<T>(py)?;
+            self.begun(py, move |group| {
+                let deliver = deliver(output);
+                let finish = |result: Option<Vec<T>>| result.map_or(Ok(Outcome::Nothing), deliver);
+                Ok(group.exscan_async(&given, op)?.and_then(finish))
+            })
+        })
+    }
+}

@@ -1,0 +1,146 @@
+"""The examples of examples/python, as a person starts them, with small sizes: what they print, and what they save."""
+
+import importlib.util
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from ranks import Done, Launcher
+
+EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "python"
+FASHION = Path("/usr/share/datasets/fashion-mnist")
+# Importing torch takes 4 processes 5 s on 2 idle cores, and much longer on busy ones.
+PATIENCE_S = 240.0
+pytestmark = pytest.mark.timeout(PATIENCE_S + 20)
+
+
+def is_installed(name: str) -> bool:
+    spec = importlib.util.find_spec(name)
+    # A directory of tests that has this name looks like a package without an origin.
+    return spec is not None and spec.origin is not None
+
+
+with_torch = pytest.mark.skipif(not is_installed("torch"), reason="NOT TESTED: examples with PyTorch, which cannot be imported")
+with_fashion = pytest.mark.skipif(
+    not FASHION.is_dir(), reason=f"NOT TESTED: Fashion-MNIST, which is not in {FASHION}: apt-get install dataset-fashion-mnist"
+)
+
+
+def final(done: Done, n: int, rank: int = 0) -> str:
+    """The last line that a rank printed, which says how many ranks there were."""
+    lines = done.lines(rank)
+    assert lines and lines[-1].startswith(f"final: ranks {n}, "), done
+    return lines[-1]
+
+
+def number(pattern: str, text: str) -> float:
+    """The number where the pattern has a #."""
+    found = re.search(pattern.replace("#", r"(-?[0-9.]+(?:e[-+][0-9]+)?)"), text)
+    assert found, f"no {pattern!r} in {text!r}"
+    return float(found[1])
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_linear_regression(ringrun: Launcher, n: int) -> None:
+    done = ringrun(n, EXAMPLES / "linear_regression.py", "--rows", 2001)
+    assert "same on all of them: True" in final(done, n)
+    lines = {line.split(":")[0]: line for line in done.lines(0)}
+    for way, off in [("averaged models", 0.02), ("averaged gradients", 1e-9)]:
+        assert number("error of a weight #,", lines[way]) < 0.1, done
+        assert number("fit of all data #", lines[way]) < off, done
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_local_sgd(ringrun: Launcher, n: int) -> None:
+    done = ringrun(n, EXAMPLES / "local_sgd.py")
+    text = final(done, n)
+    assert text.endswith("the same model on all of them: True"), done
+    assert number("accuracy on all data #,", text) > 0.95, done
+    apart = number("without averaging: accuracy on all data #,", done.stdout)
+    assert apart < 0.7 if n > 1 else apart > 0.95, done
+    steps = [int(count) for count in done.lines(0)[0].removeprefix("steps of each rank: ").split()]
+    assert len(steps) == n and min(steps) >= 400 and max(steps) <= 800, done
+
+
+def test_local_sgd_without_running_ahead_is_the_same_each_time(ringrun: Launcher) -> None:
+    first, second = (ringrun(3, EXAMPLES / "local_sgd.py", "--rounds", 5, "--ahead", 0) for _ in range(2))
+    assert first.lines(0) == second.lines(0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_mpi_average(ringrun: Launcher, n: int) -> None:
+    done = ringrun(n, EXAMPLES / "mpi_average.py", flags=["--mpi4py"])
+    text = final(done, n)
+    assert number("rows #,", text) == 4001, done
+    assert number("error of a weight #,", text) < 0.1, done
+    assert number("differ by #", text) < 1e-12, done
+
+
+@with_torch
+@with_fashion
+def test_ddp_fashion_mnist(ringrun: Launcher, tmp_path: Path) -> None:
+    model = tmp_path / "model.pt"
+    done = ringrun(
+        4, EXAMPLES / "ddp_fashion_mnist.py", "--limit", 2000, "--epochs", 3, "--batch", 64, "--save", model, timeout=PATIENCE_S
+    )
+    losses = [float(loss) for loss in re.findall(r"train loss ([0-9.]+)", "\n".join(done.lines(0)))]
+    assert len(losses) == 3 and losses[2] < losses[1] < losses[0], done
+    assert number("test accuracy # of 2000 images", final(done, 4)) > 0.7, done
+    import torch
+
+    state = torch.load(model, weights_only=True)
+    assert sum(tensor.numel() for tensor in state.values()) == 20490
+    assert all(tensor.isfinite().all() for tensor in state.values())
+
+
+@with_torch
+@pytest.mark.parametrize("fault", ["missing", "cut"])
+def test_ddp_fashion_mnist_says_what_is_wrong_with_the_data(ringrun: Launcher, tmp_path: Path, fault: str) -> None:
+    if fault == "cut":
+        if not FASHION.is_dir():
+            pytest.skip("NOT TESTED: Fashion-MNIST that ends too soon, because there is none")
+        for path in FASHION.glob("*.gz"):
+            shutil.copy(path, tmp_path)
+        images = tmp_path / "train-images-idx3-ubyte.gz"
+        images.write_bytes(images.read_bytes()[:100_000])
+    done = ringrun(1, EXAMPLES / "ddp_fashion_mnist.py", "--data", tmp_path, code=2, timeout=PATIENCE_S)
+    (line,) = done.errors(0)
+    assert str(tmp_path / "train-images-idx3-ubyte.gz") in line
+    assert ("apt-get install dataset-fashion-mnist" in line) == (fault == "missing"), line
+
+
+@with_torch
+def test_distributed_optimizer(ringrun: Launcher) -> None:
+    script = EXAMPLES / "distributed_optimizer.py"
+    done = ringrun(4, script, "--points", 2048, "--epochs", 6, "--compression", "bf16", timeout=PATIENCE_S)
+    text = final(done, 4)
+    assert text.endswith("the same parameters on all of them: True"), done
+    assert number("accuracy #,", text) > 0.95, done
+    assert number("loss #,", text) < number("epoch 1/6: loss #,", done.lines(0)[0]), done
+
+
+@with_torch
+def test_pipeline(ringrun: Launcher) -> None:
+    done = ringrun(4, EXAMPLES / "pipeline.py", timeout=PATIENCE_S)
+    text = final(done, 4, rank=2)
+    assert number("loss #,", text) < 0.1 * number("step 0: loss #", done.lines(2)[0]), done
+    assert number("difference from one process #", text) < 1e-3, done
+
+
+@with_torch
+def test_pipeline_needs_an_even_number_of_ranks(ringrun: Launcher) -> None:
+    done = ringrun(1, EXAMPLES / "pipeline.py", code=2, timeout=PATIENCE_S)
+    assert done.errors(0) == ["two stages need an even number of ranks, and there are 1"]
+
+
+@with_torch
+@with_fashion
+def test_ddp_fashion_mnist_under_torchrun(ringrun: Launcher, tmp_path: Path) -> None:
+    # ringrun starts it here, so that whatever it leaves behind is found; but torchrun's processes are not to know of that.
+    torchrun = ["env", "-u", "RING_RANK", "-u", "RING_WORLD_SIZE", sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "--nproc-per-node", "2"]
+    done = ringrun(1, EXAMPLES / "ddp_fashion_mnist.py", "--limit", 500, "--epochs", 1, command=command, timeout=PATIENCE_S)
+    assert "final: ranks 2, test accuracy" in done.stdout, done

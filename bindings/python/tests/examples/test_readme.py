@@ -1,0 +1,80 @@
+"""The programs in the package's README run, and print what the README says they do.
+
+A comment `<!-- run: COMMAND -->` before a program says how it is started, where that is not `ringrun -n 2`; a block of text
+behind a program is what it prints, in any order of lines.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ranks import Launcher
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+PATIENCE_S = 240.0
+pytestmark = pytest.mark.timeout(PATIENCE_S + 20)
+BLOCK = re.compile(
+    r"(?:^<!-- run: (?P<command>[^>]*) -->\n)?^```(?P<language>\w+)\n(?P<content>.*?)^```\n", re.DOTALL | re.MULTILINE
+)
+
+
+class Program(NamedTuple):
+    """A block of the README, and the line that it begins in."""
+
+    line: int
+    command: list[str]
+    code: str
+    output: list[str]
+
+
+def programs() -> list[Program]:
+    text = README.read_text()
+    found: list[Program] = []
+    for block in BLOCK.finditer(text):
+        line = text.count("\n", 0, block.start("content")) + 1
+        if block["language"] == "python":
+            found.append(Program(line, (block["command"] or "ringrun -n 2").split(), block["content"], []))
+        elif block["language"] == "text":
+            assert found and not found[-1].output, f"{README.name}:{line}: no program for this output"
+            found[-1].output.extend(block["content"].splitlines())
+    return found
+
+
+def test_every_program_is_found() -> None:
+    text = README.read_text()
+    assert len(programs()) == text.count("```python\n") > 5
+    assert text.count("<!-- run:") == sum(program.command != ["ringrun", "-n", "2"] for program in programs())
+
+
+@pytest.mark.parametrize("program", programs(), ids=lambda program: f"line-{program.line}")
+def test_program(ringrun: Launcher, tmp_path: Path, program: Program) -> None:
+    spec = importlib.util.find_spec("torch")
+    if "import torch" in program.code and (spec is None or spec.origin is None):
+        pytest.skip("NOT TESTED: this program of the README, because PyTorch cannot be imported")
+    # As a person would save it; a file by the name of what it imports would hide that.
+    script = tmp_path / "program.py"
+    script.write_text(program.code)
+    start, *flags = program.command
+    if start == "python":
+        # Under no launcher: it starts ranks itself.
+        done = subprocess.run([sys.executable, script], env=notebook(ringrun), capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode == 0, done
+    else:
+        assert start == "ringrun", program.command
+        ranks = int(flags.pop())
+        assert flags.pop() == "-n", program.command
+        done = ringrun(ranks, script, flags=flags, timeout=PATIENCE_S)
+    if program.output:
+        assert sorted(done.stdout.splitlines()) == sorted(program.output), done
+
+
+def notebook(ringrun: Launcher) -> dict[str, str]:
+    """The environment of a program that finds the package and its launcher."""
+    package = os.pathsep.join(entry for entry in sys.path if entry)
+    return {**os.environ, "PYTHONPATH": package, "PATH": f"{Path(ringrun.program).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -1,0 +1,137 @@
+"""Lower case: objects."""
+
+from ringtrain.mpi import MPI
+
+OBJECTS = [None, 7, 2.5, "words", b"", b"bytes", [1, [2]], {"a": 1, 2: (3,)}, "x" * 300_000]
+
+
+def check_ring(comm):
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for tag, obj in enumerate(OBJECTS):
+        status = MPI.Status()
+        request = comm.isend((comm.rank, obj), after, tag)
+        assert comm.recv(source=before, tag=tag, status=status) == (before, obj)
+        assert (status.source, status.tag) == (before, tag)
+        assert status.count > 0
+        request.wait()
+
+
+def check_any_source_and_tag(comm):
+    if comm.rank == 0:
+        got, status = {}, MPI.Status()
+        for _ in range(comm.size - 1):
+            obj = comm.recv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG, status=status)
+            got[status.Get_source()] = (status.Get_tag(), obj)
+        assert got == {rank: (10 + rank, rank * 2) for rank in range(1, comm.size)}
+    else:
+        comm.send(comm.rank * 2, dest=0, tag=10 + comm.rank)
+
+
+def check_sendrecv(comm):
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for obj in OBJECTS:
+        assert comm.sendrecv(obj, after, 3, None, before, 3) == obj
+
+
+def check_irecv(comm):
+    requests = [comm.irecv(source=rank, tag=5) for rank in range(comm.size)]
+    for rank in range(comm.size):
+        comm.send(comm.rank + 100, rank, 5)
+    assert MPI.Request.waitall(requests) == [rank + 100 for rank in range(comm.size)]
+    assert not any(requests)
+
+
+def check_no_process(comm):
+    status = MPI.Status()
+    comm.send(1, MPI.PROC_NULL)
+    assert comm.recv(source=MPI.PROC_NULL, status=status) is None
+    assert (status.source, status.tag, status.count) == (MPI.PROC_NULL, MPI.ANY_TAG, 0)
+    assert comm.irecv(source=MPI.PROC_NULL).wait() is None
+    assert comm.sendrecv(1, MPI.PROC_NULL, source=MPI.PROC_NULL) is None
+
+
+def check_probe(comm):
+    comm.isend("hello", comm.rank, 9).wait()
+    status = MPI.Status()
+    assert comm.probe(tag=9, status=status)
+    assert (status.source, status.tag) == (comm.rank, 9)
+    assert comm.iprobe(comm.rank, 9)
+    assert not comm.iprobe(comm.rank, 8)
+    assert comm.recv(source=comm.rank, tag=9) == "hello"
+    assert not comm.iprobe()
+
+
+def check_matched_probe(comm):
+    comm.isend({"a": 1}, comm.rank, 9).wait()
+    message = comm.mprobe(comm.rank, 9)
+    assert comm.improbe() is None
+    assert message.recv() == {"a": 1}
+    assert not message
+
+
+def check_bcast(comm):
+    for root in range(comm.size):
+        for obj in OBJECTS:
+            assert comm.bcast(obj if comm.rank == root else None, root=root) == obj
+
+
+def check_gather_and_scatter(comm):
+    for root in range(comm.size):
+        gathered = comm.gather((comm.rank, "x" * comm.rank), root=root)
+        assert gathered == ([(r, "x" * r) for r in range(comm.size)] if comm.rank == root else None)
+        assert comm.scatter([r**2 for r in range(comm.size)] if comm.rank == root else None, root=root) == comm.rank**2
+    assert comm.allgather(comm.rank) == list(range(comm.size))
+    assert comm.alltoall([(comm.rank, r) for r in range(comm.size)]) == [(r, comm.rank) for r in range(comm.size)]
+
+
+def check_reductions(comm):
+    ranks = list(range(comm.size))
+    for root in ranks:
+        total = comm.reduce(comm.rank, root=root)
+        assert total == (sum(ranks) if comm.rank == root else None)
+    assert comm.allreduce(comm.rank) == sum(ranks)
+    assert comm.allreduce([comm.rank]) == ranks, "in rank order, though lists do not commute"
+    assert comm.allreduce(str(comm.rank), op=lambda x, y: x + y) == "".join(map(str, ranks))
+    assert comm.allreduce(comm.rank + 1, op=MPI.PROD) == __import__("math").factorial(comm.size)
+    assert comm.allreduce(comm.rank, op=MPI.MAX) == comm.size - 1
+    assert comm.allreduce(comm.rank, op=max) == comm.size - 1
+    assert comm.allreduce((comm.rank % 2, comm.rank), op=MPI.MAXLOC) == (min(comm.size - 1, 1), min(comm.size - 1, 1))
+    assert comm.allreduce((-comm.rank, comm.rank), op=MPI.MINLOC) == (1 - comm.size, comm.size - 1)
+    assert comm.allreduce(comm.rank == 0, op=MPI.LOR) is True
+    assert comm.scan([comm.rank]) == ranks[: comm.rank + 1]
+    assert comm.exscan([comm.rank]) == (ranks[: comm.rank] or None)
+
+
+def check_wrong_arguments(comm):
+    for call, expected in (
+        (lambda: comm.send(1, comm.size), MPI.ERR_RANK),
+        (lambda: comm.send(1, 0, -5), MPI.ERR_TAG),
+        (lambda: comm.recv(source=comm.size), MPI.ERR_RANK),
+        (lambda: comm.isend(1, -9), MPI.ERR_RANK),
+        (lambda: comm.bcast(1, root=comm.size), MPI.ERR_ROOT),
+        (lambda: comm.gather(1, root=-1), MPI.ERR_ROOT),
+    ):
+        try:
+            call()
+        except MPI.Exception as error:
+            assert error.Get_error_class() == expected, (error, expected)
+        else:
+            raise AssertionError(expected)
+    if comm.rank == 0:
+        try:
+            comm.scatter([0] * (comm.size + 1))
+        except ValueError as error:
+            assert f"expecting {comm.size} items" in str(error)
+
+
+def check_isolation(comm):
+    """A message that nobody has asked for yet is not what a collective, or another communicator, gets."""
+    after = (comm.rank + 1) % comm.size
+    other = comm.Dup()
+    first = comm.isend("here", after, 1)
+    second = other.isend("there", after, 1)
+    assert comm.allgather(comm.rank) == list(range(comm.size))
+    assert other.recv(tag=1) == "there"
+    assert comm.recv(tag=1) == "here"
+    MPI.Request.waitall([first, second])
+    other.Free()

@@ -1,0 +1,136 @@
+"""Requests: one and many, persistent ones, and those of the program's own."""
+
+import numpy as np
+from ringtrain.mpi import MPI
+
+
+def check_null(comm):
+    R = MPI.Request
+    assert MPI.REQUEST_NULL.wait() is None
+    assert MPI.REQUEST_NULL.Wait() is True
+    assert MPI.REQUEST_NULL.test() == (True, None)
+    assert R.Waitany([]) == MPI.UNDEFINED
+    assert R.waitany([]) == (MPI.UNDEFINED, None)
+    assert R.testany([]) == (MPI.UNDEFINED, True, None)
+    assert R.testall([]) == (True, [])
+    assert R.waitall([]) == []
+    assert R.Waitsome([]) is None
+    assert R.testsome([]) == (None, None)
+    assert not MPI.REQUEST_NULL
+    assert MPI.REQUEST_NULL == MPI.Request()
+
+
+def ring(comm, count=5):
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    buffers = [np.zeros(100 * (i + 1)) for i in range(count)]
+    received = [comm.Irecv(buffer, before, i) for i, buffer in enumerate(buffers)]
+    sent = [comm.Isend(np.full(100 * (i + 1), float(comm.rank + i)), after, i) for i in range(count)]
+    return buffers, received, sent, before
+
+
+def right(buffers, before):
+    return all((buffer == before + i).all() for i, buffer in enumerate(buffers))
+
+
+def check_wait_all(comm):
+    buffers, received, sent, before = ring(comm)
+    statuses = []
+    MPI.Request.Waitall(received, statuses)
+    assert [(s.source, s.tag) for s in statuses] == [(before, i) for i in range(5)]
+    assert MPI.Request.Waitall(sent)
+    assert right(buffers, before)
+    assert not any(received)
+
+
+def check_wait_any(comm):
+    buffers, received, sent, before = ring(comm)
+    found = set()
+    status = MPI.Status()
+    while len(found) < 5:
+        i = MPI.Request.Waitany(received, status)
+        assert status.tag == i
+        found.add(i)
+    assert MPI.Request.Waitany(received) == MPI.UNDEFINED
+    MPI.Request.Waitall(sent)
+    assert right(buffers, before)
+
+
+def check_wait_some(comm):
+    buffers, received, sent, before = ring(comm)
+    found = []
+    while (some := MPI.Request.Waitsome(received)) is not None:
+        assert some
+        found += some
+    assert sorted(found) == list(range(5))
+    MPI.Request.Waitall(sent)
+    assert right(buffers, before)
+
+
+def check_test(comm):
+    buffers, received, sent, before = ring(comm)
+    while not MPI.Request.Testall(received):
+        pass
+    for request in sent:
+        while not request.Test():
+            pass
+        assert request == MPI.REQUEST_NULL
+    assert right(buffers, before)
+    while MPI.Request.Testany(sent) != (MPI.UNDEFINED, True):
+        raise AssertionError("all are null")
+
+
+def check_get_status(comm):
+    request, status = comm.irecv(source=comm.rank, tag=3), MPI.Status()
+    assert not request.Get_status()
+    comm.send("late", comm.rank, 3)
+    while not request.Get_status(status):
+        pass
+    assert (status.source, status.tag) == (comm.rank, 3)
+    assert request, "it stays until somebody waits for it"
+    assert request.wait() == "late"
+
+
+def check_cancel(comm):
+    request = comm.Irecv(np.zeros(3), comm.rank, 77)
+    status = MPI.Status()
+    request.Cancel()
+    request.Wait(status)
+    assert status.Is_cancelled()
+    assert not request
+
+
+def check_persistent(comm):
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    a, b = np.zeros(50), np.zeros(50)
+    requests = [comm.Recv_init(b, before, 2), comm.Send_init(a, after, 2)]
+    for step in range(4):
+        a[:] = comm.rank * 10 + step
+        MPI.Prequest.Startall(requests)
+        MPI.Request.Waitall(requests)
+        assert (b == before * 10 + step).all()
+        assert all(requests), "they may be started again"
+    for request in requests:
+        request.Free()
+    assert not any(requests)
+
+
+def check_persistent_collective(comm):
+    a, b = np.zeros(4), np.zeros(4)
+    request = comm.Allreduce_init(a, b, op=MPI.MAX)
+    for step in range(3):
+        a[:] = comm.rank + step
+        request.Start()
+        request.Wait()
+        assert (b == comm.size - 1 + step).all()
+    request.Free()
+
+
+def check_own(comm):
+    told = []
+    request = MPI.Grequest.Start(lambda status: status.Set_source(3), lambda: told.append("freed"))
+    assert not request.Test()
+    request.Complete()
+    status = MPI.Status()
+    request.Wait(status)
+    assert status.source == 3
+    assert told == ["freed"]

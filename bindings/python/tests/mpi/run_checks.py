@@ -1,0 +1,32 @@
+"""One rank of a job that runs the checks of a module, one after the other. A check that fails on one rank ends the job."""
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from ringtrain.mpi import MPI
+
+
+def main() -> None:
+    world = MPI.COMM_WORLD
+    module = importlib.import_module(sys.argv[1])
+    checks = [value for name, value in vars(module).items() if name.startswith("check_")]
+    for check in checks:
+        comm = world.Dup()
+        try:
+            check(comm)
+        except BaseException as error:
+            # Others only learn that the job has ended: who is at fault says it first.
+            if not (isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_PROC_ABORTED):
+                print(f"CHECK {check.__name__} failed\nrank {world.rank} of {world.size}\n{traceback.format_exc()}END", flush=True)
+            world.Abort(1)
+        comm.Barrier()
+        comm.Free()
+        if world.rank == 0:
+            print(f"CHECK {check.__name__} passed", flush=True)
+
+
+main()

@@ -1,0 +1,113 @@
+"""What ends jobs, and how processes find the package `mpi4py`."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import launch
+from ringtrain.mpi.path import directory
+
+FROM = "from ringtrain.mpi import MPI; comm = MPI.COMM_WORLD\n"
+
+
+def test_an_uncaught_exception_ends_the_others_and_names_the_rank() -> None:
+    done = launch(3, "-c", FROM + "if comm.rank == 1: raise ValueError('boom')\ncomm.recv(source=0, tag=1)")
+    assert done.returncode == 1
+    assert "rank 1" in done.stderr
+    assert "stopped the job: uncaught ValueError: boom" in done.stderr
+
+
+def test_an_exception_is_told_even_if_the_hook_was_replaced() -> None:
+    code = FROM + "import sys\nif comm.rank == 1: sys.excepthook = print; raise ValueError('boom')\ncomm.recv(source=0, tag=1)"
+    done = launch(2, "-c", code)
+    assert "uncaught ValueError: boom" in done.stderr
+
+
+def test_abort_ends_the_job_with_its_code() -> None:
+    done = launch(3, "-c", FROM + "comm.Abort(7) if comm.rank == 2 else comm.Barrier()")
+    assert done.returncode == 7
+    assert "called MPI.Comm.Abort(7)" in done.stderr
+
+
+def test_a_rank_that_dies_is_an_exception_elsewhere() -> None:
+    code = FROM + (
+        "import os\n"
+        "if comm.rank == 1: os.kill(os.getpid(), 9)\n"
+        "try: comm.recv(source=1)\n"
+        "except MPI.Exception as error: print(error.Get_error_class() == MPI.ERR_PROC_FAILED, 'rank 1' in str(error), error.__cause__.rank)"
+    )
+    done = launch(2, "-c", code)
+    assert "True True 1" in done.stdout, done.stdout + done.stderr
+
+
+def test_messages_arrive_from_ranks_that_have_left() -> None:
+    code = FROM + (
+        "if comm.rank == 0: comm.send('x' * 100, 1); comm.isend('y', 1)\n"
+        "else:\n"
+        "  import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(0.3)'])\n"
+        "  print(len(comm.recv(source=0)), comm.recv(source=0))"
+    )
+    done = launch(2, "-c", code)
+    assert (done.returncode, done.stdout) == (0, "100 y\n"), done.stderr
+
+
+def test_not_initialised_until_asked() -> None:
+    code = (
+        "import ringtrain.mpi; ringtrain.mpi.rc.initialize = False\n"
+        "from ringtrain.mpi import MPI\n"
+        "assert not MPI.Is_initialized()\n"
+        "try: MPI.COMM_WORLD.Get_rank()\n"
+        "except MPI.Exception as error: assert 'MPI_Init' in str(error)\n"
+        "MPI.Init(); assert MPI.Is_initialized(); assert MPI.COMM_WORLD.allreduce(1) == 2\n"
+        "MPI.Finalize(); assert MPI.Is_finalized()\n"
+        "try: MPI.COMM_WORLD.Barrier()\n"
+        "except MPI.Exception as error: print('finalised' if 'MPI_Finalize' in str(error) else error)"
+    )
+    done = launch(2, "-c", code)
+    assert done.stdout == "finalised\n" * 2, done.stderr
+
+
+def test_one_process_without_a_launcher() -> None:
+    code = FROM + "print(comm.size, comm.allreduce(3), comm.bcast('x'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "1 3 x\n"
+
+
+def test_the_path_is_told_without_joining() -> None:
+    done = subprocess.run([sys.executable, "-m", "ringtrain.mpi.path"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == directory()
+    assert os.path.isfile(os.path.join(directory(), "mpi4py", "__init__.py"))
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("import mpi4py.MPI, ringtrain.mpi.MPI; from mpi4py import MPI; print(MPI is mpi4py.MPI is ringtrain.mpi.MPI)", "True"),
+        ("import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Is_initialized())", "False"),
+        ("import mpi4py.rc, ringtrain.mpi; print(mpi4py.rc is ringtrain.mpi.rc)", "True"),
+        ("import mpi4py; print(mpi4py.__version__.split('.')[0])", "4"),
+        ("import pickle; from mpi4py import MPI; print(pickle.loads(pickle.dumps(MPI.DOUBLE)) is MPI.DOUBLE)", "True"),
+    ],
+)
+def test_the_package_mpi4py(code: str, printed: str) -> None:
+    done = shimmed("-c", code)
+    assert done.stdout.strip() == printed, done.stderr
+
+
+@pytest.mark.parametrize("name", ["mpi4py.futures", "mpi4py.util", "mpi4py.util.pkl5"])
+def test_what_mpi4py_has_and_this_has_not(name: str) -> None:
+    done = shimmed("-c", f"try: import {name}\nexcept ImportError as error: print(error, isinstance(error, NotImplementedError))")
+    assert done.stdout.strip().endswith("is not supported by ringtrain.mpi True"), done.stderr
+
+
+def test_run_as_mpi4py(tmp_path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from mpi4py import MPI; import sys; print(MPI.COMM_WORLD.size, sys.argv[1:], __name__)")
+    assert shimmed("-m", "mpi4py", str(script), "a", "b").stdout == "1 ['a', 'b'] __main__\n"
+
+
+def shimmed(*arguments: str) -> subprocess.CompletedProcess:
+    path = os.pathsep.join([directory(), os.path.dirname(__import__("ringtrain").__path__[0]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=60, check=False)

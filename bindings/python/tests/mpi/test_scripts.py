@@ -1,0 +1,68 @@
+"""Scripts written for mpi4py, run as they are, print what they print with mpi4py.
+
+`scripts/expected` is what mpi4py 4.1.2 with Open MPI 5.0.11 printed. With `MPI4PY_REFERENCE` set to a command such as
+`mpirun --oversubscribe -n {n} python`, they are run by that as well, and have to print the same.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+from functools import cache
+
+import pytest
+from conftest import HERE, launch, ringrun
+from ringtrain.mpi.path import directory
+
+SCRIPTS = sorted(path.stem for path in (HERE / "scripts").glob("*.py"))
+SIZES = (1, 2, 3, 4)
+
+
+@cache
+def has_option() -> bool:
+    """Whether this `ringrun` knows `--mpi4py`."""
+    return "--mpi4py" in subprocess.run([ringrun(), "--help"], capture_output=True, text=True, check=True).stdout
+
+
+def lines(text: str) -> list[str]:
+    return sorted(text.splitlines())
+
+
+def expected(script: str, size: int) -> list[str]:
+    text = (HERE / "scripts" / "expected" / f"{script}.txt").read_text()
+    sections = re.split(r"^== (\d+) ranks\n", text, flags=re.MULTILINE)[1:]
+    return lines(dict(zip(sections[::2], sections[1::2], strict=True))[str(size)])
+
+
+def check(script: str, size: int, **how) -> None:
+    done = launch(size, str(HERE / "scripts" / f"{script}.py"), **how)
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stdout) == expected(script, size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_with_the_package_first_on_the_path(script: str, size: int) -> None:
+    path = os.pathsep.join([directory(), package(), os.environ.get("PYTHONPATH", "")])
+    check(script, size, environment={"PYTHONPATH": path})
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_with_the_option(script: str) -> None:
+    if not has_option():
+        pytest.skip("this ringrun has no --mpi4py")
+    check(script, 3, options=("--mpi4py",))
+
+
+@pytest.mark.skipif("MPI4PY_REFERENCE" not in os.environ, reason="MPI4PY_REFERENCE is not set: what is expected is what was recorded")
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_as_the_reference(script: str, size: int) -> None:
+    command = shlex.split(os.environ["MPI4PY_REFERENCE"].format(n=size))
+    done = subprocess.run([*command, str(HERE / "scripts" / f"{script}.py")], capture_output=True, text=True, check=True, timeout=120)
+    assert lines(done.stdout) == expected(script, size)
+
+
+def package() -> str:
+    """The directory that the package under test lies in."""
+    return os.path.dirname(__import__("ringtrain").__path__[0])

@@ -1,0 +1,133 @@
+"""How the tests of `ringtrain.torch` start jobs. One launch runs many checks: importing torch costs seconds."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+# Nothing here takes longer on two busy cores; a job that hangs is ended by it.
+TIMEOUT_SECONDS = 180
+
+
+def _is_installed(name: str) -> bool:
+    spec = importlib.util.find_spec(name)
+    # A directory of this name, such as this one, makes a package without an origin.
+    return spec is not None and spec.origin is not None
+
+
+missing = [name for name in ("torch", "numpy") if not _is_installed(name)]
+ringrun = os.environ.get("RINGRUN") or shutil.which("ringrun")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = None
+    if missing:
+        reason = f"NOT TESTED: ringtrain.torch, because {' and '.join(missing)} cannot be imported"
+    elif ringrun is None:
+        reason = "NOT TESTED: ringtrain.torch, because there is no ringrun in PATH, and RINGRUN does not say where it is"
+    if reason is not None:
+        for item in items:
+            if Path(__file__).parent in Path(item.path).parents:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+Job = subprocess.CompletedProcess[str]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, and where the package is for processes that the tests start."""
+    import ringtrain
+
+    package = Path(next(iter(ringtrain.__path__))).parent
+    found = {name: value for name, value in os.environ.items() if not name.startswith(("RING_", "MASTER_"))}
+    return found | {"PYTHONPATH": f"{package}:{PROGRAMS}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def run(command: list[str]) -> Job:
+    """Runs a command to its end."""
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+
+
+@pytest.fixture
+def launch() -> Callable[..., Job]:
+    """Runs a program on n ranks under ringrun."""
+
+    def launched(n: int, program: str, *arguments: str, options: Sequence[str] = ()) -> Job:
+        return run([str(ringrun), *options, "-n", str(n), sys.executable, str(PROGRAMS / program), *arguments])
+
+    return launched
+
+
+@pytest.fixture
+def interrupt() -> Callable[..., tuple[Job, float]]:
+    """Presses Ctrl-C, as it were, when every rank has said "ready". Gives the seconds from then to the end, too."""
+
+    def launched(n: int, program: str, *arguments: str) -> tuple[Job, float]:
+        command = [str(ringrun), "-n", str(n), sys.executable, str(PROGRAMS / program), *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=environment(), **pipes) as process:
+            watchdog = threading.Timer(TIMEOUT_SECONDS, process.kill)
+            watchdog.start()
+            lines = []
+            while sum("ready" in line for line in lines) < n and (line := process.stdout.readline()):
+                lines.append(line)
+            start = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate()
+            watchdog.cancel()
+        return subprocess.CompletedProcess(command, process.returncode, "".join(lines) + out, err), time.monotonic() - start
+
+    return launched
+
+
+@pytest.fixture
+def torchrun() -> Callable[..., Job]:
+    """Runs a program on n ranks under torchrun."""
+
+    def launched(n: int, program: str, *arguments: str) -> Job:
+        options = ["--nnodes=1", f"--nproc-per-node={n}", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        return run([sys.executable, "-m", "torch.distributed.run", *options, str(PROGRAMS / program), *arguments])
+
+    return launched
+
+
+@pytest.fixture
+def by_address() -> Callable[..., list[Job]]:
+    """Runs a program as n processes that know nothing of each other but the place where they meet."""
+
+    def launched(n: int, program: str, *arguments: str) -> list[Job]:
+        # A port that was just given out is not given out again for long enough to start a process.
+        with socket.socket() as place:
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            place.bind(("127.0.0.1", 0))
+            method = f"tcp://127.0.0.1:{place.getsockname()[1]}"
+        command = [sys.executable, str(PROGRAMS / program), *arguments]
+        started = [
+            subprocess.Popen(
+                [*command, "--init-method", method, "--rank", str(rank), "--world-size", str(n)],
+                env=environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(n)
+        ]
+        jobs = []
+        for process in started:
+            out, err = process.communicate(timeout=TIMEOUT_SECONDS)
+            jobs.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+        return jobs
+
+    return launched

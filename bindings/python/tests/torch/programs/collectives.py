@@ -1,0 +1,347 @@
+"""Every collective and message of torch.distributed on the backend "ring", against what they should give. For any number of ranks."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed import ReduceOp
+
+import checks
+from ringtrain import _core as core
+from checks import raised
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
+MOVED = [*FLOATS, *INTEGERS, torch.bool, torch.complex64, torch.float8_e4m3fn]
+
+
+def of(rank: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (3, 5)) -> torch.Tensor:
+    """A rank's tensor, which everybody can compute. Its numbers are small, so that every type adds them exactly."""
+    numbers = torch.arange(torch.Size(shape).numel()).reshape(shape) % 7 + rank
+    return (numbers % 2 == 0) if dtype is torch.bool else numbers.to(dtype)
+
+
+def all_of(n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.stack([of(rank, dtype) for rank in range(n)])
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.dtype == expected.dtype, (found.dtype, expected.dtype)
+    assert torch.equal(found.float(), expected.float()) if not found.is_complex() else torch.equal(found, expected), (found, expected)
+
+
+def check_environment(rank: int, n: int) -> None:
+    assert dist.get_backend() == "ring"
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, n)
+    assert dist.group.WORLD.name() == "ring"
+
+
+def check_all_reduce(rank: int, n: int) -> None:
+    for dtype in FLOATS + INTEGERS:
+        whole = all_of(n, dtype)
+        expected = {
+            ReduceOp.SUM: whole.sum(0, dtype=dtype),
+            ReduceOp.MIN: whole.amin(0),
+            ReduceOp.MAX: whole.amax(0),
+            ReduceOp.PRODUCT: whole.double().prod(0).to(dtype),
+        }
+        if dtype in INTEGERS:
+            expected |= {ReduceOp.BAND: whole[0], ReduceOp.BOR: whole[0], ReduceOp.BXOR: whole[0]}
+            for other in whole[1:]:
+                expected[ReduceOp.BAND] = expected[ReduceOp.BAND] & other
+                expected[ReduceOp.BOR] = expected[ReduceOp.BOR] | other
+                expected[ReduceOp.BXOR] = expected[ReduceOp.BXOR] ^ other
+        if dtype in FLOATS:
+            expected[ReduceOp.AVG] = (whole.double().sum(0) / n).to(dtype)
+        for op, result in expected.items():
+            if op is ReduceOp.PRODUCT and result.double().abs().max() > 100:
+                continue
+            mine = of(rank, dtype)
+            dist.all_reduce(mine, op)
+            if op is ReduceOp.AVG:
+                torch.testing.assert_close(mine, result, rtol=1e-2, atol=1e-2)
+            else:
+                same(mine, result)
+            mine = of(rank, dtype)
+            work = dist.all_reduce(mine, op, async_op=True)
+            work.wait()
+            assert work.is_completed()
+            torch.testing.assert_close(mine, result, rtol=1e-2, atol=1e-2)
+
+
+def check_all_reduce_of_odd_things(rank: int, n: int) -> None:
+    bools = of(rank, torch.bool)
+    dist.all_reduce(bools, ReduceOp.MAX)
+    same(bools, all_of(n, torch.bool).any(0))
+    complexes = of(rank, torch.complex64) * (1 + 2j)
+    dist.all_reduce(complexes)
+    same(complexes, all_of(n, torch.complex64).sum(0) * (1 + 2j))
+    scaled = of(rank)
+    dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
+    same(scaled, all_of(n).sum(0) * 0.5)
+    across = of(rank).t()
+    assert not across.is_contiguous()
+    dist.all_reduce(across)
+    same(across, all_of(n).sum(0).t())
+    part = of(rank, shape=(6, 6))[::2, 1:3]
+    dist.all_reduce(part, async_op=True).wait()
+    same(part, sum(of(r, shape=(6, 6))[::2, 1:3] for r in range(n)))
+    number = torch.tensor(float(rank))
+    dist.all_reduce(number)
+    assert number.item() == sum(range(n))
+    dist.all_reduce(torch.empty(0))
+    large = torch.full((3 << 20,), 1.0 + rank)
+    dist.all_reduce(large)
+    assert torch.all(large == sum(1.0 + r for r in range(n)))
+
+
+def check_refusals(rank: int, n: int) -> None:
+    error = raised(core.Unsupported, lambda: dist.all_reduce(of(rank, torch.float8_e4m3fn)))
+    assert "float8" in str(error), error
+    error = raised(core.InvalidArgument, lambda: dist.all_reduce(of(rank).to_sparse()))
+    assert "to_dense" in str(error), error
+    error = raised(core.InvalidArgument, lambda: dist.broadcast(torch.empty(3, device="meta"), 0))
+    assert "meta" in str(error), error
+    raised(core.Unsupported, lambda: dist.all_reduce(of(rank), ReduceOp.BAND))
+    dist.barrier()
+
+
+def check_broadcast(rank: int, n: int) -> None:
+    for dtype in MOVED:
+        for root in range(n):
+            mine = of(rank, dtype)
+            dist.broadcast(mine, root)
+            same(mine, of(root, dtype))
+    mine = of(rank).t()
+    dist.broadcast(mine, 0, async_op=True).wait()
+    same(mine, of(0).t())
+
+
+def check_reduce(rank: int, n: int) -> None:
+    for root in range(n):
+        mine = of(rank)
+        dist.reduce(mine, root, ReduceOp.SUM)
+        same(mine, all_of(n).sum(0) if rank == root else of(rank))
+
+
+def check_all_gather(rank: int, n: int) -> None:
+    for dtype in MOVED:
+        parts = [torch.zeros(3, 5).to(dtype) for _ in range(n)]
+        dist.all_gather(parts, of(rank, dtype))
+        for other, part in enumerate(parts):
+            same(part, of(other, dtype))
+        into = torch.zeros(3 * n, 5).to(dtype)
+        dist.all_gather_into_tensor(into, of(rank, dtype))
+        same(into, torch.cat([of(other, dtype) for other in range(n)]))
+    uneven = [torch.zeros(other + 1, 2) for other in range(n)]
+    dist.all_gather(uneven, torch.full((rank + 1, 2), float(rank)), async_op=True).wait()
+    for other, part in enumerate(uneven):
+        same(part, torch.full((other + 1, 2), float(other)))
+
+
+def check_reduce_scatter(rank: int, n: int) -> None:
+    expected = all_of(n)[:, 0].sum(0) + n * torch.tensor(float(rank))
+    for asynchronous in (False, True):
+        parts = [of(rank)[0] + part for part in range(n)]
+        mine = torch.zeros(5)
+        work = dist.reduce_scatter(mine, parts, async_op=asynchronous)
+        if work is not None:
+            work.wait()
+        same(mine, expected)
+        work = dist.reduce_scatter_tensor(mine, torch.stack(parts), ReduceOp.AVG, async_op=asynchronous)
+        if work is not None:
+            work.wait()
+        torch.testing.assert_close(mine, expected / n)
+        work = dist.reduce_scatter_tensor(mine, torch.stack(parts), dist._make_nccl_premul_sum(2.0))
+        same(mine, 2 * expected)
+
+
+def check_gather_and_scatter(rank: int, n: int) -> None:
+    for root in range(n):
+        parts = [torch.zeros(3, 5) for _ in range(n)] if rank == root else None
+        dist.gather(of(rank), parts, root)
+        if parts is not None:
+            same(torch.stack(parts), all_of(n))
+        given = [of(other) for other in range(n)] if rank == root else None
+        mine = torch.zeros(3, 5)
+        dist.scatter(mine, given, root)
+        same(mine, of(rank))
+
+
+def check_all_to_all(rank: int, n: int) -> None:
+    received = [torch.zeros(3, 5) for _ in range(n)]
+    dist.all_to_all(received, [of(rank) * 10 + to for to in range(n)])
+    for source, part in enumerate(received):
+        same(part, of(source) * 10 + rank)
+    output = torch.zeros(n, 2)
+    dist.all_to_all_single(output, torch.tensor([[rank, to] for to in range(n)], dtype=torch.float32))
+    same(output, torch.tensor([[source, rank] for source in range(n)], dtype=torch.float32))
+    # Rank r sends r + 1 rows to each.
+    rows = torch.full((n * (rank + 1), 2), float(rank))
+    output = torch.zeros(sum(source + 1 for source in range(n)), 2)
+    dist.all_to_all_single(output, rows, [source + 1 for source in range(n)], [rank + 1] * n, async_op=True).wait()
+    same(output, torch.cat([torch.full((source + 1, 2), float(source)) for source in range(n)]))
+    ragged = [torch.zeros(source + 1) for source in range(n)]
+    dist.all_to_all(ragged, [torch.full((rank + 1,), float(rank)) for _ in range(n)])
+    same(torch.cat(ragged), torch.cat([torch.full((source + 1,), float(source)) for source in range(n)]))
+
+
+def check_coalesced(rank: int, n: int) -> None:
+    both = [of(rank), of(rank) * 2]
+    with dist._coalescing_manager():
+        for tensor in both:
+            dist.all_reduce(tensor)
+    same(both[0], all_of(n).sum(0))
+    same(both[1], all_of(n).sum(0) * 2)
+    outputs = [torch.zeros(3 * n, 5), torch.zeros(3 * n, 5)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for output in outputs:
+            dist.all_gather_into_tensor(output, of(rank))
+    manager.wait()
+    for output in outputs:
+        same(output, torch.cat([of(other) for other in range(n)]))
+
+
+def check_functional(rank: int, n: int) -> None:
+    # Newer torch prefers other names; these are in all versions.
+    warnings.simplefilter("ignore", FutureWarning)
+    group = dist.group.WORLD
+    same(functional.all_reduce(of(rank), "sum", group) + 0, all_of(n).sum(0))
+    same(functional.all_gather_tensor(of(rank), 0, group) + 0, torch.cat([of(other) for other in range(n)]))
+    whole = torch.cat([of(rank)] * n)
+    same(functional.reduce_scatter_tensor(whole, "sum", 0, group) + 0, all_of(n).sum(0))
+    same(functional.broadcast(of(rank), 0, group) + 0, of(0))
+    same(functional.all_to_all_single(torch.cat([of(rank)] * n), None, None, group) + 0, torch.cat([of(other) for other in range(n)]))
+    summed = functional.all_reduce_coalesced([of(rank), of(rank)], "sum", group)
+    for tensor in summed:
+        same(tensor + 0, all_of(n).sum(0))
+
+
+def check_messages(rank: int, n: int) -> None:
+    after, before = (rank + 1) % n, (rank - 1) % n
+    for dtype in MOVED:
+        mine = torch.zeros(3, 5).to(dtype)
+        sent = dist.isend(of(rank, dtype), after, tag=3)
+        dist.recv(mine, before, tag=3)
+        sent.wait()
+        same(mine, of(before, dtype))
+    if n > 1:
+        got = torch.zeros(3, 5)
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, of(rank), after), dist.P2POp(dist.irecv, got, before)])
+        for work in works:
+            work.wait()
+        same(got, of(before))
+    across = torch.zeros(5, 3).t()
+    sent = dist.isend(of(rank), after)
+    dist.recv(across, before)
+    sent.wait()
+    same(across, of(before))
+    # The future of a message that has not come yet keeps nothing else waiting.
+    late = dist.irecv(mine_late := torch.zeros(3, 5), before, tag=9)
+    future = late.get_future()
+    dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
+    dist.isend(of(rank), after, tag=9).wait()
+    future.wait()
+    same(mine_late, of(before))
+
+
+def check_any_source(rank: int, n: int) -> None:
+    if rank == 0:
+        sources = set()
+        for _ in range(n - 1):
+            got = torch.zeros(3, 5)
+            source = dist.recv(got)
+            same(got, of(source))
+            sources.add(source)
+        assert sources == set(range(1, n))
+    else:
+        dist.send(of(rank), 0)
+    dist.barrier()
+
+
+def check_objects(rank: int, n: int) -> None:
+    objects = [None] * n
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * (100 * rank)})
+    assert [found["rank"] for found in objects] == list(range(n))
+    told = [{"from": rank}, rank] if rank == 0 else [None, None]
+    dist.broadcast_object_list(told, 0)
+    assert told == [{"from": 0}, 0]
+    gathered = [None] * n if rank == 0 else None
+    dist.gather_object((rank, "x"), gathered, 0)
+    assert rank or gathered == [(other, "x") for other in range(n)]
+    mine = [None]
+    dist.scatter_object_list(mine, [f"for {other}" for other in range(n)] if rank == 0 else None, 0)
+    assert mine == [f"for {rank}"]
+
+
+def check_groups(rank: int, n: int) -> None:
+    evens = dist.new_group(list(range(0, n, 2)))
+    mixed = dist.new_group(list(range(n)), backend="gloo")
+    if rank % 2 == 0:
+        mine = of(rank)
+        dist.all_reduce(mine, group=evens)
+        same(mine, sum(of(other) for other in range(0, n, 2)))
+        roots = of(rank)
+        dist.broadcast(roots, max(range(0, n, 2)), group=evens)
+        same(roots, of(max(range(0, n, 2))))
+    mine = of(rank)
+    dist.all_reduce(mine, group=mixed)
+    same(mine, all_of(n).sum(0))
+    dist.barrier()
+    if rank % 2 == 0:
+        dist.destroy_process_group(evens)
+    again = dist.new_group(list(reversed(range(n))))
+    mine = of(rank)
+    dist.all_reduce(mine, group=again)
+    same(mine, all_of(n).sum(0))
+    mesh = dist.init_device_mesh("cpu", (n,), mesh_dim_names=("data",))
+    mine = of(rank)
+    dist.all_reduce(mine, group=mesh.get_group("data"))
+    same(mine, all_of(n).sum(0))
+
+
+def check_futures(rank: int, n: int) -> None:
+    # Continuations run in the order of the operations, and may wait for later ones themselves.
+    second: list[torch.Tensor] = []
+
+    def follow(future: torch.futures.Future) -> torch.Tensor:
+        another = future.value()[0] * 1.0
+        dist.all_reduce(another, async_op=True).get_future().wait()
+        second.append(another)
+        return another
+
+    works = [dist.all_reduce(torch.full((4,), float(rank)), async_op=True) for _ in range(6)]
+    chained = [work.get_future().then(follow) for work in works]
+    for future in chained:
+        assert torch.all(future.wait() == n * sum(range(n)))
+    assert len(second) == 6
+    done = dist.all_reduce(torch.ones(2), async_op=True)
+    done.wait()
+    assert torch.all(done.get_future().wait()[0] == n)
+
+
+def check_barriers(rank: int, n: int) -> None:
+    dist.barrier()
+    dist.barrier(async_op=True).wait()
+    dist.monitored_barrier(timeout=timedelta(seconds=30))
+    if n > 1:
+        # Rank 1 stays away until the others have given up on it.
+        if rank == 1:
+            dist.barrier()
+            error = raised(RuntimeError, lambda: dist.monitored_barrier(timeout=timedelta(seconds=5)))
+        else:
+            error = raised(RuntimeError, lambda: dist.monitored_barrier(timeout=timedelta(seconds=0.3), wait_all_ranks=True))
+            dist.barrier()
+        assert "rank 1 did not reach" in str(error), error
+        dist.monitored_barrier(timeout=timedelta(seconds=30))
+
+
+if __name__ == "__main__":
+    arguments = checks.parse()
+    dist.init_process_group("ring", init_method=arguments.init_method, rank=arguments.rank, world_size=arguments.world_size)
+    checks.run(globals(), dist.get_rank(), dist.get_world_size(), only=arguments.only)
+    dist.destroy_process_group()

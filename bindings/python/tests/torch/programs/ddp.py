@@ -1,0 +1,242 @@
+"""DistributedDataParallel on the backend "ring": the same as on Gloo, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+import checks
+import ringtrain.torch
+from ringtrain.torch import hooks
+
+STEPS = 4
+
+
+class Network(nn.Module):
+    """Two branches, of which a batch may use one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(20, 300)
+        self.norm = nn.BatchNorm1d(300)
+        self.left = nn.Linear(300, 300)
+        self.right = nn.Linear(300, 300)
+        self.last = nn.Linear(300, 5)
+
+    def forward(self, batch: torch.Tensor, branch: str = "both") -> torch.Tensor:
+        hidden = self.norm(self.first(batch)).relu()
+        total = torch.zeros_like(hidden)
+        if branch in ("both", "left"):
+            total = total + self.left(hidden)
+        if branch in ("both", "right"):
+            total = total + self.right(hidden)
+        return self.last(total.relu())
+
+
+Step = Callable[[DistributedDataParallel, torch.Tensor, int], torch.Tensor]
+Setup = Callable[[DistributedDataParallel, Any], None]
+
+
+def plain_step(model: DistributedDataParallel, batch: torch.Tensor, step: int) -> torch.Tensor:
+    loss = model(batch).square().mean()
+    loss.backward()
+    return loss
+
+
+def train(group: Any, rank: int, step: Step = plain_step, setup: Setup | None = None, **options: Any) -> tuple[list[float], torch.Tensor]:
+    """Losses and final parameters of a run on a process group; buckets are small, so that there are several."""
+    torch.manual_seed(3)
+    model = DistributedDataParallel(Network(), process_group=group, **({"bucket_cap_mb": 0.2} | options))
+    if setup is not None:
+        setup(model, group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(rank)
+    losses = []
+    for index in range(STEPS):
+        optimizer.zero_grad()
+        losses.append(step(model, torch.randn(8, 20, generator=generator), index).item())
+        optimizer.step()
+    return losses, torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def compare(rank: int, n: int, gloo: Any, tolerance: float = 1e-5, **options: Any) -> None:
+    losses, parameters = train(None, rank, **options)
+    expected_losses, expected = train(gloo, rank, **options)
+    torch.testing.assert_close(losses, expected_losses, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(parameters, expected, rtol=tolerance, atol=tolerance)
+    require_identical(parameters, n)
+
+
+def require_identical(parameters: torch.Tensor, n: int) -> None:
+    everybodys = [torch.zeros_like(parameters) for _ in range(n)]
+    dist.all_gather(everybodys, parameters)
+    assert all(torch.equal(everybodys[0], other) for other in everybodys), "ranks have different parameters"
+
+
+def check_plain(rank: int, n: int, gloo: Any) -> None:
+    compare(rank, n, gloo)
+
+
+def check_static_graph(rank: int, n: int, gloo: Any) -> None:
+    compare(rank, n, gloo, static_graph=True)
+
+
+def check_bucket_view(rank: int, n: int, gloo: Any) -> None:
+    compare(rank, n, gloo, gradient_as_bucket_view=True)
+
+
+def check_unused_parameters(rank: int, n: int, gloo: Any) -> None:
+    def step(model: DistributedDataParallel, batch: torch.Tensor, index: int) -> torch.Tensor:
+        loss = model(batch, "left" if (rank + index) % 2 else "right").square().mean()
+        loss.backward()
+        return loss
+
+    compare(rank, n, gloo, step=step, find_unused_parameters=True)
+
+
+def check_no_sync(rank: int, n: int, gloo: Any) -> None:
+    def step(model: DistributedDataParallel, batch: torch.Tensor, index: int) -> torch.Tensor:
+        with model.no_sync():
+            model(batch[:4]).square().mean().backward()
+        loss = model(batch[4:]).square().mean()
+        loss.backward()
+        return loss
+
+    compare(rank, n, gloo, step=step)
+
+
+def check_join(rank: int, n: int, gloo: Any) -> None:
+    """Rank r has r batches more than rank 0."""
+
+    def run(group: Any) -> torch.Tensor:
+        torch.manual_seed(3)
+        model = DistributedDataParallel(nn.Linear(20, 5), process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        with Join([model]):
+            for index in range(3 + rank):
+                optimizer.zero_grad()
+                model(torch.full((4, 20), float(index))).square().mean().backward()
+                optimizer.step()
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    found = run(None)
+    torch.testing.assert_close(found, run(gloo))
+    require_identical(found, n)
+
+
+def check_python_hook(rank: int, n: int, gloo: Any) -> None:
+    compare(rank, n, gloo, setup=lambda model, group: model.register_comm_hook(group, default_hooks.allreduce_hook))
+
+
+def check_torchs_compression(rank: int, n: int, gloo: Any) -> None:
+    hook = default_hooks.fp16_compress_hook
+    compare(rank, n, gloo, tolerance=1e-3, setup=lambda model, group: model.register_comm_hook(group, hook))
+
+
+def power_sgd(model: DistributedDataParallel, group: Any) -> None:
+    state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2, random_seed=5)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def check_power_sgd(rank: int, n: int, gloo: Any) -> None:
+    """Against Gloo with one bucket: with several it mixes up what the continuations of its futures begin."""
+    compare(rank, n, gloo, tolerance=1e-3, setup=power_sgd, bucket_cap_mb=25)
+
+
+def check_power_sgd_in_buckets(rank: int, n: int, gloo: Any) -> None:
+    """The continuation of a bucket's all-reduce begins others, while the backward pass goes on to the next buckets."""
+    runs = [train(None, rank, setup=power_sgd)[1] for _ in range(5)]
+    require_identical(runs[0], n)
+    assert all(torch.equal(runs[0], run) for run in runs), "the order of operations is not always the same"
+
+
+def check_our_hooks(rank: int, n: int, gloo: Any) -> None:
+    expected_losses, expected = train(gloo, rank)
+    states = {
+        hooks.fp16_hook: None,
+        hooks.bf16_hook: dist.group.WORLD,
+        hooks.compress_hook: hooks.Compression("bf16", error_feedback=True),
+    }
+    for hook, state in states.items():
+        losses, parameters = train(None, rank, setup=lambda model, _, hook=hook, state=state: model.register_comm_hook(state, hook))
+        torch.testing.assert_close(losses, expected_losses, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(parameters, expected, rtol=2e-2, atol=2e-2)
+        require_identical(parameters, n)
+
+
+def check_error_feedback(rank: int, n: int, gloo: Any) -> None:
+    """What bfloat16 cannot show at once comes through in time: a gradient just above 1, again and again."""
+    state = hooks.Compression("bf16", error_feedback=True)
+    total = torch.zeros(1)
+    for _ in range(64):
+        gradient = torch.full((1,), 1.0 + 1 / 1024)
+        state.feed_back(0, gradient)
+        total += gradient
+    assert abs(total.item() - 64 * (1 + 1 / 1024)) < 1 / 64, total
+
+
+def check_hooks_want_ring(rank: int, n: int, gloo: Any) -> None:
+    model = DistributedDataParallel(nn.Linear(3, 3), process_group=gloo)
+    model.register_comm_hook(gloo, hooks.bf16_hook)
+    error = checks.raised(Exception, lambda: model(torch.ones(2, 3)).sum().backward())
+    assert '"ring"' in str(error), error
+
+
+def check_zero_redundancy(rank: int, n: int, gloo: Any) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def run(group: Any) -> torch.Tensor:
+        torch.manual_seed(3)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 5)), process_group=group)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, process_group=group, lr=0.01)
+        for index in range(3):
+            optimizer.zero_grad()
+            model(torch.full((4, 20), float(index + rank))).square().mean().backward()
+            optimizer.step()
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    torch.testing.assert_close(run(dist.group.WORLD), run(gloo))
+
+
+def check_fsdp(rank: int, n: int, gloo: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    def build() -> nn.Module:
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
+
+    plain, sharded = build(), build()
+    mesh = dist.init_device_mesh("cpu", (n,))
+    for layer in sharded:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in (plain, sharded)]
+    for index in range(3):
+        batches = torch.randn(n, 4, 20, generator=torch.Generator().manual_seed(index))
+        expected = plain(batches.reshape(-1, 20)).square().mean()
+        loss = sharded(batches[rank]).square().mean()
+        for value, optimizer in zip((expected, loss), optimizers, strict=True):
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+        average = loss.detach().clone()
+        dist.all_reduce(average, dist.ReduceOp.AVG)
+        torch.testing.assert_close(average, expected.detach())
+    for whole, part in zip(plain.parameters(), sharded.parameters(), strict=True):
+        torch.testing.assert_close(part.full_tensor(), whole)
+
+
+if __name__ == "__main__":
+    arguments = checks.parse()
+    dist.init_process_group("ring")
+    gloo_group = dist.new_group(backend="gloo")
+    checks.run(globals(), dist.get_rank(), dist.get_world_size(), gloo_group, only=arguments.only)
+    dist.destroy_process_group()

@@ -1,0 +1,131 @@
+"""What goes wrong, and what the others see of it. `--only` chooses one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import checks
+import ringtrain.torch as hvd
+from ringtrain import _core as core
+
+
+def say(text: str) -> None:
+    """One write a line, so that lines of several ranks do not mix."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def killed(rank: int, static_graph: bool = False, hook: bool = False) -> None:
+    """The last rank is killed between two steps; the others raise in `backward`, and end as programs that have caught an error do."""
+    last = dist.get_world_size() - 1
+    model = DistributedDataParallel(nn.Sequential(*[nn.Linear(200, 200) for _ in range(8)]), bucket_cap_mb=0.3, static_graph=static_graph)
+    if hook:
+        model.register_comm_hook(None, hvd.hooks.bf16_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(1000):
+        if rank == last and step == 5:
+            say(f"killed at {time.time():.3f}")
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        loss = model(torch.randn(16, 200)).square().mean()
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            when = time.time()
+            assert f"rank {last}" in str(error) and "lost" in str(error), error
+            again = checks.raised(core.PeerLost, dist.barrier)
+            assert again.rank == last, again.rank
+            checks.raised(core.PeerLost, lambda: dist.all_reduce(torch.ones(3), async_op=True).wait())
+            dist.destroy_process_group()
+            say(f"rank {rank} raised at {when:.3f} in step {step}: {str(error).splitlines()[0]}")
+            return
+        optimizer.step()
+
+
+def killed_with_static_graph(rank: int) -> None:
+    killed(rank, static_graph=True)
+
+
+def killed_with_hook(rank: int) -> None:
+    killed(rank, hook=True)
+
+
+def timeouts(rank: int) -> None:
+    """A rank that stays away is noticed within the operation's own time, not the group's."""
+    if rank == 1:
+        time.sleep(4)
+        # The others did come to the first, and gave up there.
+        checks.raised(core.JobFailed, lambda: [dist.barrier() for _ in range(2)])
+        return
+    start = time.monotonic()
+    late = dist.irecv(torch.zeros(3), 1)
+    checks.raised(core.StillRunning, lambda: late.wait(timedelta(seconds=0.2)))
+    error = checks.raised(core.Timeout, lambda: dist.barrier(timeout=timedelta(seconds=1)))
+    assert time.monotonic() - start < 3.5, time.monotonic() - start
+    say(f"timed out: {error}")
+
+
+def exception(rank: int) -> None:
+    """An exception that nobody catches on rank 1 is told to the others, who wait for it."""
+    dist.barrier()
+    if rank == 1:
+        raise ValueError("the data of this rank is broken")
+    error = checks.raised(core.Aborted, lambda: dist.all_reduce(torch.ones(3)))
+    assert "the data of this rank is broken" in str(error) and error.rank == 1, error
+    say(f"rank {rank} was told: {error}")
+
+
+def subgroup(rank: int) -> None:
+    """Errors of a group that counts its own ranks name those of the world."""
+    group = dist.new_group([1, 2])
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1:
+        error = checks.raised(core.PeerLost, lambda: dist.all_reduce(torch.ones(3), group=group))
+        assert error.rank == 2 and "global rank 2" in str(error), error
+        say(f"rank 1 was told: {error}")
+    checks.raised(core.PeerLost, dist.barrier)
+
+
+def optimizer(rank: int) -> None:
+    """A rank is killed while `DistributedOptimizer` averages gradients."""
+    hvd.init()
+    model = nn.Sequential(*[nn.Linear(200, 200) for _ in range(8)])
+    made = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), bucket_bytes=200_000)
+    for step in range(1000):
+        if rank == hvd.size() - 1 and step == 5:
+            say(f"killed at {time.time():.3f}")
+            os.kill(os.getpid(), signal.SIGKILL)
+        made.zero_grad()
+        try:
+            model(torch.randn(16, 200)).square().mean().backward()
+            made.step()
+        except RuntimeError as error:
+            when = time.time()
+            assert f"rank {hvd.size() - 1}" in str(error), error
+            say(f"rank {rank} raised at {when:.3f} in step {step}: {error}")
+            return
+
+
+def endless(rank: int) -> None:
+    """Steps until somebody presses Ctrl-C; rank 1 waits in a collective for ever by then, and rank 0 computes."""
+    dist.all_reduce(torch.ones(3))
+    say("ready")
+    while rank == 0:
+        torch.randn(100, 100).square().sum()
+    dist.all_reduce(torch.ones(3))
+
+
+if __name__ == "__main__":
+    arguments = checks.parse()
+    dist.init_process_group("ring", timeout=timedelta(seconds=60))
+    globals()[arguments.only](dist.get_rank())

@@ -1,0 +1,290 @@
+"""Horovod's functions and `DistributedOptimizer`, against what one process computes from everybody's data. For any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import checks
+import ringtrain.torch as hvd
+from checks import raised
+from ringtrain import _core as core
+
+
+def of(rank: int, rows: int = 3) -> torch.Tensor:
+    return torch.arange(rows * 4, dtype=torch.float32).reshape(rows, 4) + 100 * rank
+
+
+def total(n: int) -> torch.Tensor:
+    return torch.stack([of(rank) for rank in range(n)]).sum(0)
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected)
+
+
+def check_ranks(rank: int, n: int) -> None:
+    assert hvd.is_initialized() and (hvd.local_rank(), hvd.local_size()) == (rank, n)
+    hvd.init()
+    assert raised(NotImplementedError, hvd.join).args[0].startswith("ringtrain.torch.join")
+    hvd.barrier()
+
+
+def check_allreduce(rank: int, n: int) -> None:
+    same(hvd.allreduce(of(rank)), total(n) / n)
+    same(hvd.allreduce(of(rank), average=False, name="a"), total(n))
+    same(hvd.allreduce(of(rank), op=hvd.Max), of(n - 1))
+    same(hvd.allreduce(of(rank), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), 2 * total(n))
+    raised(ValueError, lambda: hvd.allreduce(of(rank), average=True, op=hvd.Sum))
+    same(hvd.allreduce(torch.tensor([rank, 7])), torch.tensor([sum(range(n)) // n, 7]))
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        for dtype in (torch.float32, torch.float64):
+            found = hvd.allreduce(of(rank).to(dtype), compression=compression)
+            torch.testing.assert_close(found, (total(n) / n).to(dtype), rtol=1e-2, atol=1e-2)
+    mine = of(rank)
+    assert hvd.allreduce_(mine, op=hvd.Sum) is mine
+    same(mine, total(n))
+    across = of(rank).t()
+    hvd.allreduce_(across, op=hvd.Sum)
+    same(across, total(n).t())
+    handles = [hvd.allreduce_async(of(rank), op=hvd.Sum, name=str(index)) for index in range(5)]
+    for handle in handles:
+        same(hvd.synchronize(handle), total(n))
+        assert hvd.poll(handle)
+    for found in hvd.grouped_allreduce([of(rank), of(rank)], op=hvd.Sum):
+        same(found, total(n))
+    both = [of(rank), of(rank)]
+    hvd.grouped_allreduce_(both, op=hvd.Sum)
+    same(both[1], total(n))
+
+
+def check_others(rank: int, n: int) -> None:
+    same(hvd.allgather(of(rank, rank + 1)), torch.cat([of(other, other + 1) for other in range(n)]))
+    same(hvd.allgather(of(rank, rank)), torch.cat([of(other, other) for other in range(n)]))
+    if n > 1:
+        error = raised(core.InvalidArgument, lambda: hvd.allgather(torch.zeros(2, 4 + rank)))
+        assert "rank 1" in str(error), error
+    same(hvd.broadcast(of(rank), n - 1), of(n - 1))
+    mine = of(rank)
+    hvd.broadcast_(mine, 0)
+    same(mine, of(0))
+    same(hvd.alltoall(of(rank, n)), torch.stack([of(other, n)[rank] for other in range(n)]))
+    received, sizes = hvd.alltoall(of(rank, n * (rank + 1)), torch.tensor([rank + 1] * n))
+    assert sizes.tolist() == [other + 1 for other in range(n)]
+    same(received, torch.cat([of(other, n * (other + 1)).split(other + 1)[rank] for other in range(n)]))
+    rows = 2 * n + 1
+    part = sum(of(other, rows) for other in range(n)).tensor_split(n)[rank]
+    same(hvd.reducescatter(of(rank, rows), op=hvd.Sum), part)
+    assert hvd.metric_average(float(rank)) == sum(range(n)) / n
+    assert hvd.broadcast_object({"from": rank}, 0) == {"from": 0}
+    assert hvd.allgather_object(rank) == list(range(n))
+
+
+def check_gradients_of_collectives(rank: int, n: int) -> None:
+    mine = of(rank).requires_grad_()
+    hvd.allreduce(mine, op=hvd.Sum).sum().backward()
+    same(mine.grad, torch.full((3, 4), float(n)))
+    mine = of(rank, rank + 1).requires_grad_()
+    (hvd.allgather(mine) * (rank + 1)).sum().backward()
+    same(mine.grad, torch.full((rank + 1, 4), sum(other + 1 for other in range(n)) / n))
+    mine = of(rank).requires_grad_()
+    hvd.broadcast(mine, 0).sum().backward()
+    same(mine.grad, torch.ones(3, 4) if rank == 0 else torch.zeros(3, 4))
+
+
+class Network(nn.Module):
+    """One layer is never used, and which of two others is, is the batch's choice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.left, self.right, self.never, self.last = (nn.Linear(16, 16) for _ in range(5))
+
+    def forward(self, batch: torch.Tensor, left: bool = True, right: bool = True) -> torch.Tensor:
+        hidden = self.first(batch).tanh()
+        if left:
+            hidden = hidden + self.left(hidden)
+        if right:
+            hidden = hidden + self.right(hidden)
+        return self.last(hidden)
+
+
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def build() -> Network:
+    torch.manual_seed(11)
+    return Network()
+
+
+def batch_of(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * rank + step))
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def reference(n: int, steps: int, make: Make, uses: Callable[[int, int], tuple[bool, bool]] = lambda *_: (True, True)) -> Network:
+    """What one process makes of everybody's batches."""
+    model = build()
+    optimizer = make(model.parameters())
+    for step in range(steps):
+        optimizer.zero_grad()
+        for rank in range(n):
+            (model(batch_of(rank, step), *uses(rank, step)).square().mean() / n).backward()
+        optimizer.step()
+    return model
+
+
+def require_same(model: nn.Module, expected: nn.Module, tolerance: float = 1e-5) -> None:
+    for (name, found), wanted in zip(model.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        assert all(torch.equal(found, other) for other in hvd.allgather(found.detach().unsqueeze(0))), name
+
+
+def check_optimizer(rank: int, n: int) -> None:
+    for make in (sgd, lambda parameters: torch.optim.Adam(parameters, lr=0.01)):
+        for options in ({}, {"bucket_bytes": 2000}, {"gradient_predivide_factor": 2.0}):
+            model = build()
+            plain = make(model.parameters())
+            optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters(), **options)
+            assert isinstance(optimizer, type(plain))
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+            for step in range(4):
+                optimizer.zero_grad()
+                model(batch_of(rank, step)).square().mean().backward()
+                optimizer.step()
+                scheduler.step()
+            assert model.never.weight.grad is None
+            require_same(model, reference(n, 4, make))
+
+
+def check_unused_parameters(rank: int, n: int) -> None:
+    def uses(rank: int, step: int) -> tuple[bool, bool]:
+        return (rank + step) % 2 == 0, (rank + step) % 3 == 0
+
+    model = build()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), bucket_bytes=2000)
+    for step in range(6):
+        optimizer.zero_grad()
+        model(batch_of(rank, step), *uses(rank, step)).square().mean().backward()
+        optimizer.step()
+    require_same(model, reference(n, 6, sgd, uses))
+
+
+def check_passes_and_clipping(rank: int, n: int) -> None:
+    model, expected = build(), build()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), backward_passes_per_step=2, op=hvd.Sum)
+    plain = sgd(expected.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        plain.zero_grad()
+        for half in range(2):
+            model(batch_of(rank, 2 * step + half)).square().mean().backward()
+            for other in range(n):
+                expected(batch_of(other, 2 * step + half)).square().mean().backward()
+        optimizer.synchronize()
+        norms = [nn.utils.clip_grad_norm_(net.parameters(), 0.5) for net in (model, expected)]
+        torch.testing.assert_close(norms[0], norms[1])
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        plain.step()
+    require_same(model, expected)
+
+
+def check_misuse(rank: int, n: int) -> None:
+    model = build()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()))
+    model(batch_of(rank, 0)).sum().backward()
+    error = raised(AssertionError, lambda: model(batch_of(rank, 0)).sum().backward())
+    assert "backward_passes_per_step" in str(error), error
+    optimizer.step()
+    raised(ValueError, lambda: hvd.DistributedOptimizer(optimizer))
+    raised(ValueError, lambda: hvd.DistributedOptimizer(sgd(model.parameters()), named_parameters=[("x", model.first.weight)]))
+    raised(NotImplementedError, lambda: hvd.DistributedOptimizer(sgd(model.parameters()), op=hvd.Max))
+    raised(NotImplementedError, lambda: optimizer.add_param_group({"params": []}))
+    if n > 1:
+        odd = nn.Linear(3 + rank, 2)
+        error = raised(core.InvalidArgument, lambda: hvd.DistributedOptimizer(sgd(odd.parameters())))
+        assert "different parameters" in str(error), error
+
+
+def check_compression(rank: int, n: int) -> None:
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            model = build().to(dtype)
+            optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), compression=compression)
+            for step in range(3):
+                optimizer.zero_grad()
+                model(batch_of(rank, step).to(dtype)).square().mean().backward()
+                optimizer.step()
+            require_same(model.float(), reference(n, 3, sgd), tolerance=5e-2)
+
+
+def check_closures_and_zeroing(rank: int, n: int) -> None:
+    model = build()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()))
+    for step in range(3):
+
+        def closure(step: int = step) -> torch.Tensor:
+            optimizer.zero_grad(set_to_none=False)
+            loss = model(batch_of(rank, step)).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    require_same(model, reference(n, 3, sgd))
+
+
+def check_broadcasts_of_state(rank: int, n: int) -> None:
+    torch.manual_seed(rank)
+    model = Network()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_parameters(model.named_parameters(), root_rank=0)
+    torch.manual_seed(0)
+    require_same(model, Network(), tolerance=0.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (rank + 1))
+    if rank == 0:
+        model(batch_of(0, 0)).sum().backward()
+        optimizer.step()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    states = hvd.allgather_object(optimizer.state_dict()["state"])
+    assert all(other.keys() == states[0].keys() and other for other in states)
+    for key, values in states[0].items():
+        for name, value in values.items():
+            assert all(torch.equal(other[key][name], value) for other in states), (key, name)
+    raised(ValueError, lambda: hvd.broadcast_optimizer_state(torch.optim.LBFGS(model.parameters()), 0))
+
+
+def check_training_script(rank: int, n: int) -> None:
+    """What a Horovod script looks like."""
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression=hvd.Compression.fp16)
+    losses = []
+    for step in range(60):
+        optimizer.zero_grad()
+        batch = batch_of(rank, step)
+        loss = (model(batch).squeeze(1) - batch.sum(1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(hvd.metric_average(loss.item(), "loss"))
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    require_same(model, model)
+
+
+if __name__ == "__main__":
+    arguments = checks.parse()
+    assert not hvd.is_initialized()
+    assert "init()" in str(raised(core.Error, hvd.rank))
+    hvd.init()
+    checks.run(globals(), hvd.rank(), hvd.size(), only=arguments.only)
+    hvd.shutdown()

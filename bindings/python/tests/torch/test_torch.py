@@ -1,0 +1,96 @@
+"""`ringtrain.torch` over real processes. Each test is one launch; the programs say what they check."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+Launch = Callable[..., object]
+
+# What a crash of compiled code leaves behind.
+CRASHES = ("Fatal Python error", "terminate called", "panicked", "Segmentation fault", "core dumped", "SIGABRT")
+
+
+def passed(job) -> str:
+    """The output of a job that ended well; fails with all that it said otherwise."""
+    assert job.returncode == 0, f"exit code {job.returncode}\n{job.stdout}\n{job.stderr}"
+    require_no_crash(job)
+    return job.stdout
+
+
+def require_no_crash(job) -> None:
+    said = [crash for crash in CRASHES if crash in job.stdout + job.stderr]
+    assert not said, f"{said}\n{job.stdout}\n{job.stderr}"
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_collectives(launch: Launch, n: int) -> None:
+    assert passed(launch(n, "collectives.py")).count("checks passed") == n
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_data_parallel_and_sharded(launch: Launch, n: int) -> None:
+    assert passed(launch(n, "ddp.py")).count("checks passed") == n
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_horovod(launch: Launch, n: int) -> None:
+    assert passed(launch(n, "horovod.py")).count("checks passed") == n
+
+
+def test_under_torchrun(torchrun: Launch) -> None:
+    output = passed(torchrun(2, "meetings.py"))
+    assert output.count("met") == 2
+
+
+def test_by_address(by_address: Launch) -> None:
+    for job in by_address(2, "meetings.py"):
+        assert "met" in passed(job)
+
+
+@pytest.mark.parametrize(("n", "how"), [(3, "killed"), (2, "killed_with_hook"), (3, "optimizer")])
+def test_a_killed_rank_is_named_within_two_seconds(launch: Launch, n: int, how: str) -> None:
+    job = launch(n, "failures.py", "--only", how, options=["--grace", "100"])
+    require_no_crash(job)
+    killed = float(re.search(r"killed at (\d+\.\d+)", job.stdout)[1])
+    raised = re.findall(r"rank (\d) raised at (\d+\.\d+) in step 5: .*rank (\d) .*lost", job.stdout)
+    assert {int(rank) for rank, _, _ in raised} == set(range(n - 1)), job.stdout + job.stderr
+    assert all(int(named) == n - 1 for _, _, named in raised), job.stdout
+    assert all(float(when) - killed < 2 for _, when, _ in raised), job.stdout
+    # Who caught the error goes on and ends well.
+    assert job.returncode == 128 + 9
+    assert "exited with code 0" in job.stderr, job.stderr
+
+
+def test_an_operation_times_out_by_itself(launch: Launch) -> None:
+    output = passed(launch(2, "failures.py", "--only", "timeouts"))
+    assert "timed out: an operation did not end within 1000 ms" in output
+    assert "waits for rank 1" in output
+
+
+def test_an_uncaught_exception_is_told_to_the_others(launch: Launch) -> None:
+    job = launch(2, "failures.py", "--only", "exception", options=["--grace", "100"])
+    require_no_crash(job)
+    assert job.returncode == 1
+    assert "rank 0 was told: rank 1 on" in job.stdout and "ValueError: the data of this rank is broken" in job.stdout, job.stdout
+
+
+def test_errors_of_a_subgroup_name_global_ranks(launch: Launch) -> None:
+    job = launch(3, "failures.py", "--only", "subgroup", options=["--grace", "100"])
+    require_no_crash(job)
+    assert re.search(r"rank 1 was told: .* \(global rank 2; ", job.stdout), job.stdout + job.stderr
+
+
+def test_the_benchmark_runs(launch: Launch) -> None:
+    """A round of each, which also holds Gloo's results against ours."""
+    output = passed(launch(2, "../../../benchmarks/torch_compare.py", "--smoke"))
+    assert output.count("ratio") == 5
+
+
+def test_ctrl_c_ends_all(interrupt: Launch) -> None:
+    job, seconds = interrupt(2, "failures.py", "--only", "endless")
+    require_no_crash(job)
+    assert job.returncode == 128 + 2, job.stderr
+    assert seconds < 10, f"{seconds} s\n{job.stderr}"

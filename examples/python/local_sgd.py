@@ -1,0 +1,137 @@
+"""Asynchronous training: every rank trains a local model at its own pace, and models are averaged every so many steps, meanwhile.
+
+    ringrun -n 4 python local_sgd.py --every 20
+
+No rank waits for a slower one at every step, as it would with averaged gradients: while the average of the models is under way,
+a rank goes on training. When the average has come, the rank takes it, and adds what it has learnt since (Stich, "Local SGD
+Converges Fast and Communicates Little", 2019; Wang et al., "Overlap Local-SGD", 2020).
+
+Each rank has other classes of the data than the others, so that none can learn all of them alone, which is tried too. How many
+steps a rank takes while it waits depends on the machine, and so do the last digits; with `--ahead 0` they do not.
+"""
+
+import argparse
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ringtrain as ring
+
+Array = NDArray[np.float32]
+FEATURES, HIDDEN, CLASSES = 16, 32, 8
+
+
+class Network:
+    """Two layers, whose parameters lie in one flat array: one all-reduce averages them all."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        shapes = [(FEATURES, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,)]
+        ends = np.cumsum([np.prod(shape) for shape in shapes])
+        self.flat = random.normal(scale=0.2, size=ends[-1]).astype(np.float32)
+        self.layers = [part.reshape(shape) for part, shape in zip(np.split(self.flat, ends[:-1]), shapes, strict=True)]
+
+    def scores(self, inputs: Array) -> tuple[Array, Array]:
+        first, shift, second, bias = self.layers
+        hidden = np.maximum(inputs @ first + shift, 0)
+        return hidden, hidden @ second + bias
+
+    def learn(self, inputs: Array, labels: NDArray[np.int64], rate: float) -> None:
+        """One step down the cross entropy."""
+        first, shift, second, bias = self.layers
+        hidden, scores = self.scores(inputs)
+        slope = np.exp(scores - scores.max(1, keepdims=True))
+        slope /= slope.sum(1, keepdims=True)
+        slope[np.arange(len(labels)), labels] -= 1
+        slope *= rate / len(labels)
+        below = (slope @ second.T) * (hidden > 0)
+        second -= hidden.T @ slope
+        bias -= slope.sum(0)
+        first -= inputs.T @ below
+        shift -= below.sum(0)
+
+    def accuracy(self, inputs: Array, labels: NDArray[np.int64]) -> float:
+        return float((self.scores(inputs)[1].argmax(1) == labels).mean())
+
+
+class Learner:
+    """A rank's model, its data, and its pace."""
+
+    def __init__(self, rank: int, data: tuple[Array, NDArray[np.int64]], options: argparse.Namespace, delay: float) -> None:
+        self.network = Network(np.random.default_rng(options.seed))  # All ranks begin at the same place.
+        self.random = np.random.default_rng([options.seed, rank])  # Each draws other batches.
+        self.inputs, self.labels = data
+        self.rate, self.delay = options.rate, delay
+        self.steps = 0
+
+    def step(self) -> None:
+        chosen = self.random.integers(len(self.labels), size=32)
+        self.network.learn(self.inputs[chosen], self.labels[chosen], self.rate)
+        self.steps += 1
+        time.sleep(self.delay)
+
+
+def train_with_averaging(world: ring.Group, learner: Learner, options: argparse.Namespace) -> None:
+    flat = learner.network.flat
+    for _ in range(options.rounds):
+        # The copy belongs to the operation until it has ended; the model itself goes on changing.
+        begun = flat.copy()
+        average = world.all_reduce_async(begun, "avg")
+        for step in range(options.every + options.ahead):
+            # A fast rank goes on while slow ones are on their way, but not for ever: what it learns must not become too old.
+            if step >= options.every and average.test():
+                break
+            learner.step()
+        flat += average.wait() - begun
+    # All ranks end with the same model.
+    world.all_reduce(flat, "avg", out=flat)
+
+
+def make_data(count: int, seed: int) -> tuple[Array, NDArray[np.int64]]:
+    """Points around a centre for each class, sorted by class."""
+    random = np.random.default_rng(seed)
+    centres = random.normal(size=(CLASSES, FEATURES))
+    labels = np.sort(random.integers(CLASSES, size=count))
+    return (centres[labels] + 0.7 * random.normal(size=(count, FEATURES))).astype(np.float32), labels
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40, help="averages of the models (default: %(default)s)")
+    parser.add_argument(
+        "--every", type=int, default=10, help="steps from one average to the next, at least (default: %(default)s)"
+    )
+    parser.add_argument("--ahead", type=int, default=10, help="more steps while an average is under way (default: %(default)s)")
+    parser.add_argument(
+        "--straggle", type=float, default=1.0, help="milliseconds that the last rank's steps take longer (default: %(default)s)"
+    )
+    parser.add_argument("--rate", type=float, default=0.1, help="of learning (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+
+    world = ring.init()
+    inputs, labels = make_data(4000, options.seed)
+    part = np.array_split(np.arange(len(labels)), world.size)[world.rank]
+    own = inputs[part], labels[part]
+    delay = options.straggle / 1000 if world.rank == world.size - 1 else 0.0
+
+    alone = Learner(world.rank, own, options, delay=0.0)
+    for _ in range(options.rounds * options.every):
+        alone.step()
+    together = Learner(world.rank, own, options, delay)
+    train_with_averaging(world, together, options)
+
+    results = world.gather_object(
+        (alone.network.accuracy(inputs, labels), together.network.accuracy(inputs, labels), together.steps)
+    )
+    models = world.gather(together.network.flat)
+    if results is not None and models is not None:
+        apart, averaged, steps = zip(*results, strict=True)
+        print(f"steps of each rank: {' '.join(map(str, steps))}")
+        print(f"without averaging: accuracy on all data {np.mean(apart):.4f}, mean of {world.size} models")
+        is_same = bool((models == models[0]).all())
+        print(f"final: ranks {world.size}, accuracy on all data {averaged[0]:.4f}, the same model on all of them: {is_same}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Model and data parallelism together: a network in two stages, each of which is held by a group of half of the ranks.
+
+    ringrun -n 4 python pipeline.py
+
+Ranks 0 to n/2-1 hold the first layers, the others the last. Rank r of the first group and rank r of the second are one copy of
+the model: activations go forward between them and gradients go back, in micro-batches, so that both work at a time (Huang et al.,
+"GPipe", 2019). Within each group the copies of a stage average their gradients. What comes out is compared with the same network
+in one process.
+"""
+
+import argparse
+import sys
+
+import ringtrain as ring
+import torch
+from torch import Tensor, nn
+
+FEATURES, WIDTH = 16, 64
+FORWARD, BACKWARD = 1, 2
+
+
+def make_stages(seed: int) -> list[nn.Sequential]:
+    """The whole network, in two parts. The same for everybody."""
+    torch.manual_seed(seed)
+    first = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    last = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+    return [first, last]
+
+
+def make_batch(rows: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
+    """All ranks' rows of a step, and the targets for them."""
+    inputs = torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(seed * 100_003 + step))
+    return inputs, torch.sin(inputs[:, :1]) * inputs[:, 1:2]
+
+
+def first_stage(world: ring.Group, partner: int, stage: nn.Module, parts: tuple[Tensor, ...]) -> None:
+    """Sends activations on, and takes gradients back, of one micro-batch after the other."""
+    outputs, sent = [], []
+    for part in parts:
+        outputs.append(stage(part))
+        # Goes on by itself: the partner works on this micro-batch while the next is computed here.
+        sent.append(world.send_async(outputs[-1].detach().numpy(), partner, FORWARD))
+    for output in outputs:
+        slope = torch.empty_like(output)
+        world.receive(slope.numpy(), partner, BACKWARD)
+        output.backward(slope)
+    ring.wait_all(sent)
+
+
+def last_stage(world: ring.Group, partner: int, stage: nn.Module, targets: tuple[Tensor, ...]) -> Tensor:
+    """Takes activations, and sends back the gradients of the loss for them. Gives the mean loss."""
+    total = torch.zeros(())
+    sent = []
+    for target in targets:
+        activations = torch.empty(len(target), WIDTH)
+        world.receive(activations.numpy(), partner, FORWARD)
+        activations.requires_grad_()
+        # The gradients of equal micro-batches are added up, and are those of the whole batch's mean.
+        loss = nn.functional.mse_loss(stage(activations), target) / len(targets)
+        loss.backward()
+        sent.append(world.send_async(activations.grad.numpy(), partner, BACKWARD))
+        total += loss.detach()
+    ring.wait_all(sent)
+    return total
+
+
+def average_gradients(group: ring.Group, stage: nn.Module) -> None:
+    """Over all ranks that hold this stage. All begin before the first is waited for."""
+    gradients = [parameter.grad.numpy() for parameter in stage.parameters()]
+    ring.wait_all([group.all_reduce_async(gradient, "avg", out=gradient) for gradient in gradients])
+
+
+def train_in_one_process(options: argparse.Namespace, rows: int) -> list[nn.Sequential]:
+    """What the pipeline has to come to, but for rounding."""
+    stages = make_stages(options.seed)
+    model = nn.Sequential(*stages)
+    optimizer = torch.optim.Adam(model.parameters(), lr=options.rate)
+    for step in range(options.steps):
+        inputs, targets = make_batch(rows, options.seed, step)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    return stages
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--micro-batches", type=int, default=4, help="parts of a copy's batch (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=16, help="of a micro-batch (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=3e-3, help="of learning (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+
+    world = ring.init()
+    if world.size % 2:
+        # All ranks come here: nobody waits for the others.
+        print(f"two stages need an even number of ranks, and there are {world.size}", file=sys.stderr)
+        return 2
+    copies = world.size // 2
+    index, copy = divmod(world.rank, copies)
+    partner = world.rank + copies if index == 0 else world.rank - copies
+    group = world.split(index, key=copy)
+    stage = make_stages(options.seed)[index]
+    optimizer = torch.optim.Adam(stage.parameters(), lr=options.rate)
+
+    share = options.rows * options.micro_batches
+    for step in range(options.steps):
+        inputs, targets = (
+            whole.split(share)[copy].split(options.rows) for whole in make_batch(share * copies, options.seed, step)
+        )
+        optimizer.zero_grad()
+        if index == 0:
+            first_stage(world, partner, stage, inputs)
+        else:
+            loss = last_stage(world, partner, stage, targets)
+            mean = group.all_reduce(loss.numpy(), "avg")
+            if copy == 0 and step % 50 == 0:
+                print(f"step {step}: loss {mean:.6f}", flush=True)
+        average_gradients(group, stage)
+        optimizer.step()
+
+    expected = train_in_one_process(options, share * copies)[index]
+    pairs = zip(stage.parameters(), expected.parameters(), strict=True)
+    off = world.all_reduce(max(float((own - other).detach().abs().max()) for own, other in pairs), "max")
+    if world.rank == copies:
+        print(f"final: ranks {world.size}, loss {mean:.6f}, largest difference from one process {off:.2e}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
