@@ -46,7 +46,7 @@ def _tell_peers_of_uncaught_exceptions() -> None:
         # Who ends because the job has failed has nothing to add.
         if os.getpid() == _process and not isinstance(error, _core.JobFailed):
             for mortal in _youngest_first():
-                mortal.fail(f"{kind.__name__}: {error}" if str(error) else kind.__name__)
+                mortal.fail(f"its program ended with {kind.__name__}: {error}; look at that rank's own output for where")
         before(kind, error, traceback)
 
     sys.excepthook = tell

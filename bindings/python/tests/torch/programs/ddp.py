@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import checks
 import torch
 import torch.distributed as dist
+from ringtrain.torch import hooks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
-
-import checks
-import ringtrain.torch
-from ringtrain.torch import hooks
 
 STEPS = 4
 
@@ -50,7 +48,9 @@ def plain_step(model: DistributedDataParallel, batch: torch.Tensor, step: int) -
     return loss
 
 
-def train(group: Any, rank: int, step: Step = plain_step, setup: Setup | None = None, **options: Any) -> tuple[list[float], torch.Tensor]:
+def train(
+    group: Any, rank: int, step: Step = plain_step, setup: Setup | None = None, **options: Any
+) -> tuple[list[float], torch.Tensor]:
     """Losses and final parameters of a run on a process group; buckets are small, so that there are several."""
     torch.manual_seed(3)
     model = DistributedDataParallel(Network(), process_group=group, **({"bucket_cap_mb": 0.2} | options))
@@ -165,7 +165,9 @@ def check_our_hooks(rank: int, n: int, gloo: Any) -> None:
         hooks.compress_hook: hooks.Compression("bf16", error_feedback=True),
     }
     for hook, state in states.items():
-        losses, parameters = train(None, rank, setup=lambda model, _, hook=hook, state=state: model.register_comm_hook(state, hook))
+        losses, parameters = train(
+            None, rank, setup=lambda model, _, hook=hook, state=state: model.register_comm_hook(state, hook)
+        )
         torch.testing.assert_close(losses, expected_losses, rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(parameters, expected, rtol=2e-2, atol=2e-2)
         require_identical(parameters, n)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
-import torch
-import torch.distributed as dist
-
 import checks
 import ringtrain.torch as hvd
+import torch
+import torch.distributed as dist
 from ringtrain.torch import backend
 
 
