@@ -9,7 +9,7 @@ import weakref
 from types import TracebackType
 from typing import Protocol
 
-from ringtrain import _core
+from ringtrain import _core, _world
 
 
 class Mortal(Protocol):
@@ -33,6 +33,8 @@ def watch(mortal: Mortal) -> None:
     global _count, _process
     if not _count:
         _process = os.getpid()
+        # Groups that meet through torch's store have no world of ours, and data loaders fork all the same.
+        _world._prepare_for_the_end()
         _tell_peers_of_uncaught_exceptions()
         atexit.register(_end)
     _count += 1

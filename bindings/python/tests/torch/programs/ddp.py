@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -234,6 +236,20 @@ def check_fsdp(rank: int, n: int, gloo: Any) -> None:
         torch.testing.assert_close(average, expected.detach())
     for whole, part in zip(plain.parameters(), sharded.parameters(), strict=True):
         torch.testing.assert_close(part.full_tensor(), whole)
+
+
+def check_distributed_checkpoint(rank: int, n: int, gloo: Any) -> None:
+    from torch.distributed import checkpoint
+
+    place = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(place, 0)
+    checkpoint.save({"weights": torch.arange(10.0)}, checkpoint_id=place[0])
+    found = {"weights": torch.zeros(10)}
+    checkpoint.load(found, checkpoint_id=place[0])
+    assert torch.equal(found["weights"], torch.arange(10.0))
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(place[0])
 
 
 if __name__ == "__main__":
