@@ -65,7 +65,8 @@ def reduction(op: ReduceOp, dtype: torch.dtype) -> str:
 
 
 def factor(op: ReduceOp) -> float | torch.Tensor:
-    """What each rank multiplies its elements with before a `PREMUL_SUM`. Older versions of torch show it in the pickled state only."""
+    """What each rank multiplies its elements with before a `PREMUL_SUM`."""
+    # Older versions of torch show it in the pickled state only.
     found = getattr(op, "factor", None)
     return op.__getstate__()[1] if found is None else found
 
