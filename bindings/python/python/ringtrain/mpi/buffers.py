@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import constants as c
-from .datatypes import Datatype, as_datatype, lookup, typedict
+from .datatypes import Datatype, as_datatype, lookup, plain
 from .errors import Exception, unsupported
 
 _NOTHING = memoryview(bytearray(0))
@@ -288,12 +288,12 @@ def _elements(length: int, datatype: Datatype) -> int:
 
 def parse_block(message: object, writable: bool, blocks: int = 1) -> Block:
     """One block, or where there are several `blocks` of the same length one after the other, the first of them."""
-    if type(message) is np.ndarray:
+    if type(message) is np.ndarray and id(message.dtype) in plain:
         # The commonest case in few steps: what the cast does not take goes the general way.
-        with contextlib.suppress(TypeError, ValueError, KeyError):
+        with contextlib.suppress(TypeError, ValueError):
             memory = memoryview(message).cast("B")
             if not (writable and memory.readonly or message.size % max(blocks, 1)):
-                return Block(memory, 0, message.size // max(blocks, 1), typedict[message.dtype.char])
+                return Block(memory, 0, message.size // max(blocks, 1), plain[id(message.dtype)])
     count = displacement = kind = None
     if _is_buffer(message):
         data = message

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import _core
 from . import plans
+from .datatypes import plain
 from .errors import translated
 from .info import INFO_NULL
 from .operations import SUM, Op
@@ -52,7 +53,7 @@ class Collectives:
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
         """The root's buffer, on every rank."""
-        if type(buf) is _ndarray:
+        if type(buf) is _ndarray and id(buf.dtype) in plain:
             try:
                 return self._group.broadcast(memoryview(buf).cast("B"), root)
             except (_InvalidArgument, TypeError, ValueError):
@@ -63,7 +64,12 @@ class Collectives:
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
         """All ranks' buffers reduced, on every rank. `ValueError` if type or length of both buffers differ."""
-        if type(sendbuf) is _ndarray and type(recvbuf) is _ndarray and sendbuf.dtype is recvbuf.dtype:
+        if (
+            type(sendbuf) is _ndarray
+            and type(recvbuf) is _ndarray
+            and sendbuf.dtype is recvbuf.dtype
+            and id(recvbuf.dtype) in plain
+        ):
             native = op._plans.get(recvbuf.dtype.char) if op._plans else None
             if native is not None:
                 try:
@@ -76,7 +82,7 @@ class Collectives:
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """All ranks' buffers, one after the other, on every rank."""
-        if type(sendbuf) is _ndarray and type(recvbuf) is _ndarray:
+        if type(sendbuf) is _ndarray and type(recvbuf) is _ndarray and id(sendbuf.dtype) in plain and id(recvbuf.dtype) in plain:
             try:
                 return self._group.all_gather(memoryview(recvbuf).cast("B"), memoryview(sendbuf).cast("B"))
             except (_InvalidArgument, TypeError, ValueError):

@@ -432,6 +432,8 @@ typedict: dict[str, Datatype] = {code: PREDEFINED[name] for name, codes in _CODE
 typedict_c = {
     code: typedict[code] for code in "? b h i l q B H I L Q f d g F D G b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split()
 }
+# numpy's own types in the machine's byte order, by identity: what arrays are made of nearly always, found without comparing.
+plain = {id(dtype): typedict[dtype.char] for dtype in map(np.dtype, "?bBhHiIlLqQefdgFDG")}
 _FORTRAN = {
     "l": "LOGICAL", "i": "INTEGER", "r": "REAL", "s": "REAL", "d": "DOUBLE_PRECISION", "c": "COMPLEX", "z": "DOUBLE_COMPLEX",
     "l1": "LOGICAL1", "l2": "LOGICAL2", "l4": "LOGICAL4", "l8": "LOGICAL8", "i1": "INTEGER1", "i2": "INTEGER2", "i4": "INTEGER4",

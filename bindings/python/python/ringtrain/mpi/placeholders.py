@@ -33,8 +33,8 @@ _CLASSES = {
     " Get_position_shared Get_size Get_type_extent Get_view Iread Iread_all Iread_at Iread_at_all Iread_shared Iwrite Iwrite_all"
     " Iwrite_at Iwrite_at_all Iwrite_shared Preallocate Read Read_all Read_all_begin Read_all_end Read_at Read_at_all"
     " Read_at_all_begin Read_at_all_end Read_ordered Read_ordered_begin Read_ordered_end Read_shared Seek Seek_shared"
-    " Set_atomicity Set_info Set_size Set_view Sync Write Write_all Write_all_begin Write_all_end Write_at Write_at_all Write_at_all_begin"
-    " Write_at_all_end Write_ordered Write_ordered_begin Write_ordered_end Write_shared free",
+    " Set_atomicity Set_info Set_size Set_view Sync Write Write_all Write_all_begin Write_all_end Write_at Write_at_all"
+    " Write_at_all_begin Write_at_all_end Write_ordered Write_ordered_begin Write_ordered_end Write_shared free",
     "Session": f"Init {_ERRORS} {_HANDLES} Attach_buffer Create_group Detach_buffer Finalize Flush_buffer Get_info Get_nth_pset"
     " Get_num_psets Get_pset_info Iflush_buffer free",
     "Intercomm": "Create_from_groups Get_remote_group Get_remote_size Merge",

@@ -8,6 +8,7 @@ import numpy as np
 from .. import _core
 from . import constants as c
 from .buffers import Block, parse_block
+from .datatypes import plain
 from .errors import Exception, translated, unsupported
 from .messages import Message
 from .requests import NO_PROCESS, Done, Outcome, Prequest, Request, Sequel, _as_it_is, _failed
@@ -38,7 +39,7 @@ class PointToPoint:
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Sends a buffer. Returns when it may be used again."""
-        if type(buf) is _ndarray and dest >= 0 and 0 <= tag <= TAG_MAX:
+        if type(buf) is _ndarray and id(buf.dtype) in plain and dest >= 0 and 0 <= tag <= TAG_MAX:
             try:
                 return self._group.send_bytes(buf, dest, tag)
             except _InvalidArgument:
@@ -56,7 +57,7 @@ class PointToPoint:
 
     def Recv(self, buf: Any, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> None:
         """Receives into a buffer. `Exception` of class `ERR_TRUNCATE` if the message is longer; it is lost then."""
-        if type(buf) is _ndarray and source >= -1 and -1 <= tag <= TAG_MAX:
+        if type(buf) is _ndarray and id(buf.dtype) in plain and source >= -1 and -1 <= tag <= TAG_MAX:
             try:
                 got = self._group.receive_into_bytes(buf, None if source < 0 else source, None if tag < 0 else tag)
                 if status is not None:
