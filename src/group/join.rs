@@ -142,9 +142,9 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         .and_then(|sockets| sockets.paced(options.pacing))
         .map_err(StartError::SocketOptions)?;
     let (rank, lobby, roster) = match &options.meeting {
-        Meeting::Alone => return Ok(Group::solo()),
-        Meeting::Peers { file, .. } if file.world() == WorldSize::ONE => return Ok(Group::solo()),
-        Meeting::Launched(launched) if launched.world == WorldSize::ONE => return Ok(Group::solo()),
+        Meeting::Alone => return Ok(alone_with(options)),
+        Meeting::Peers { file, .. } if file.world() == WorldSize::ONE => return Ok(alone_with(options)),
+        Meeting::Launched(launched) if launched.world == WorldSize::ONE => return Ok(alone_with(options)),
         Meeting::Peers { file, rank, bind } => meet_by_file(options, &sockets, file, *rank, *bind)?,
         Meeting::Launched(launched) => meet_at_launcher(options, &sockets, launched)?,
     };
@@ -190,6 +190,13 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         group.share_memory()
     })?;
     Ok(group)
+}
+
+/// A world of one.
+fn alone_with(options: &JoinOptions) -> Group {
+    let mut group = Group::solo();
+    group.set_timeout(options.operation_timeout);
+    group
 }
 
 /// A job of this process alone, for its messages to itself. Nobody knows where it listens.

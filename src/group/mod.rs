@@ -268,7 +268,8 @@ impl Group {
     /// The job's sockets, by their numbers. A program that forks has its child close its copies of them: until then peers do
     /// not hear of this process's end. The child must not use the group, nor drop it.
     pub fn descriptors(&self) -> Vec<RawFd> {
-        self.job.as_ref().map(|job| job.driver.descriptors()).unwrap_or_default()
+        let job = self.job.as_ref().or_else(|| self.own.get());
+        job.map(|job| job.driver.descriptors()).unwrap_or_default()
     }
 
     /// What measures where time goes; in a world of one, nothing.

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The backend "ring" and Gloo side by side, in the same processes, round about: all_reduce, and an epoch of DistributedDataParallel.
+"""The backend "ring" and Gloo side by side, in the same processes, round about: all_reduce, and an epoch of
+DistributedDataParallel.
 
     ringrun -n 4 python benchmarks/torch_compare.py [--rounds 7] [--smoke]
 
@@ -14,12 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import ringtrain.torch  # noqa: F401  (registers the backend)
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-import ringtrain.torch  # noqa: F401  (registers the backend)
 
 # Bytes, and how many calls make a sample: enough that the clock's and the barrier's share is small.
 SIZES = {64: 50, 64 << 10: 30, 4 << 20: 6, 64 << 20: 2}
@@ -57,7 +57,15 @@ class Training:
 
     def __init__(self, group: Any) -> None:
         torch.manual_seed(1)
-        layers = [nn.Linear(512, 1400), nn.ReLU(), nn.Linear(1400, 2400), nn.ReLU(), nn.Linear(2400, 1000), nn.ReLU(), nn.Linear(1000, 10)]
+        layers = [
+            nn.Linear(512, 1400),
+            nn.ReLU(),
+            nn.Linear(1400, 2400),
+            nn.ReLU(),
+            nn.Linear(2400, 1000),
+            nn.ReLU(),
+            nn.Linear(1000, 10),
+        ]
         self.model = DistributedDataParallel(nn.Sequential(*layers), process_group=group)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         self.generator = torch.Generator().manual_seed(dist.get_rank())

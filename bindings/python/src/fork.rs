@@ -12,6 +12,8 @@ use crate::errors;
 
 /// This process was forked from a rank.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
+/// This process has had a group: one that has only loaded the module may fork ranks.
+static HAS_HAD_GROUPS: AtomicBool = AtomicBool::new(false);
 /// The groups that this process has.
 static GROUPS: Mutex<Vec<Weak<Messenger>>> = Mutex::new(Vec::new());
 /// The sockets that they had when the process began to fork.
@@ -19,6 +21,7 @@ static SOCKETS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
 /// Takes note of a group.
 pub(crate) fn remember(messenger: &Arc<Messenger>) {
+    HAS_HAD_GROUPS.store(true, Ordering::Release);
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     groups.retain(|group| group.strong_count() > 0);
     groups.push(Arc::downgrade(messenger));
@@ -45,7 +48,7 @@ pub(crate) fn before_fork(py: Python<'_>) {
 /// Tells the module that this process is a fork's child.
 #[pyfunction]
 pub(crate) fn after_fork() {
-    if IS_FORKED.swap(true, Ordering::AcqRel) {
+    if !HAS_HAD_GROUPS.load(Ordering::Acquire) || IS_FORKED.swap(true, Ordering::AcqRel) {
         return;
     }
     // Nobody had it when the process forked but the thread that did.

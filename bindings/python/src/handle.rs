@@ -1,6 +1,6 @@
 //! Operations that go on by themselves.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -48,39 +48,63 @@ impl Outcome {
 
 enum State {
     Running(ringtrain::Handle<Outcome>),
+    /// A thread waits for it, and others wait for that one.
+    Away,
     Ended(Result<Outcome, Error>),
     Cancelled,
 }
 
-/// An operation under way. It keeps its buffers alive; dropping it lets the operation go on.
+/// An operation under way. It keeps its buffers alive; dropping it lets the operation go on, unless that is a receive that has found
+/// no message yet, which is withdrawn.
 #[pyclass(frozen, module = "ringtrain._core")]
-pub(crate) struct Handle(Mutex<State>);
+pub(crate) struct Handle {
+    state: Mutex<State>,
+    /// A thread that waited for it has stopped.
+    returned: Condvar,
+}
 
 impl Handle {
     pub(crate) fn new(handle: ringtrain::Handle<Outcome>) -> Self {
-        Self(Mutex::new(State::Running(handle)))
+        Self { state: Mutex::new(State::Running(handle)), returned: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for as long as `patience`; whether it has ended.
     fn has_ended(&self, patience: Duration) -> bool {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match std::mem::replace(&mut *state, State::Cancelled) {
-            State::Running(handle) => {
-                *state = match handle.wait_timeout(patience) {
-                    Ok(result) => State::Ended(result),
-                    Err(handle) => State::Running(handle),
-                };
+        let started = Instant::now();
+        let mut state = self.lock();
+        loop {
+            let left = patience.saturating_sub(started.elapsed());
+            match std::mem::replace(&mut *state, State::Away) {
+                State::Running(handle) => {
+                    drop(state);
+                    let waited = handle.wait_timeout(left);
+                    let mut state = self.lock();
+                    *state = waited.map_or_else(State::Running, State::Ended);
+                    self.returned.notify_all();
+                    return !matches!(*state, State::Running(_));
+                }
+                State::Away if left.is_zero() => return false,
+                State::Away => {
+                    let waited = self.returned.wait_timeout(state, left);
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                ended => {
+                    *state = ended;
+                    return true;
+                }
             }
-            other => *state = other,
         }
-        !matches!(*state, State::Running(_))
     }
 
     fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         // Nobody keeps it long once the operation has ended.
-        let result = match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        let result = match &*self.lock() {
             State::Ended(result) => result.clone(),
-            State::Running(_) | State::Cancelled => {
+            State::Running(_) | State::Away | State::Cancelled => {
                 return Err(errors::plain(py, "the receive was cancelled"));
             }
         };
@@ -116,20 +140,22 @@ impl Handle {
 
     fn test(&self, py: Python<'_>) -> PyResult<bool> {
         fork::check(py)?;
-        Ok(py.detach(|| match self.0.try_lock() {
-            Ok(state) => match &*state {
-                State::Running(handle) => handle.test(),
-                State::Ended(_) | State::Cancelled => true,
-            },
-            // Somebody waits for it, and would not if it had ended.
-            Err(_) => false,
+        Ok(py.detach(|| match &*self.lock() {
+            State::Running(handle) => handle.test(),
+            // Whoever waits for it would not if it had ended.
+            State::Away => false,
+            State::Ended(_) | State::Cancelled => true,
         }))
     }
 
     pub(crate) fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
         fork::check(py)?;
         Ok(py.detach(|| {
-            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.lock();
+            while matches!(*state, State::Away) {
+                // Nobody waits for longer than a slice at a time.
+                state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
             let State::Running(handle) = &mut *state else { return false };
             let is_cancelled = handle.cancel();
             if is_cancelled {
@@ -142,7 +168,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let state = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let state = std::mem::replace(state, State::Cancelled);
         if fork::is_forked() {
             std::mem::forget(state);

@@ -17,9 +17,15 @@ pub(crate) fn is_interrupted() -> bool {
         return false;
     }
     Python::attach(|py| {
-        let is_main = IS_MAIN.get().unwrap_or_else(|| is_main_thread(py).unwrap_or(true));
-        IS_MAIN.set(Some(is_main));
-        let Err(raised) = py.check_signals() else { return false };
+        // Asking may itself run handlers: what they raise is not to be lost.
+        let asked = match IS_MAIN.get() {
+            Some(_) => py.check_signals(),
+            None => is_main_thread(py).and_then(|is_main| {
+                IS_MAIN.set(Some(is_main));
+                py.check_signals()
+            }),
+        };
+        let Err(raised) = asked else { return false };
         RAISED.set(Some(raised));
         true
     })

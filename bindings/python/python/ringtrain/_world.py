@@ -61,8 +61,6 @@ def _prepare_for_the_end() -> None:
     if _is_prepared:
         return
     _is_prepared = True
-    # A fork's child is no rank.
-    os.register_at_fork(before=_core.before_fork, after_in_child=_core.after_fork)
     atexit.register(_leave_at_exit)
     previous = sys.excepthook
 
@@ -83,3 +81,7 @@ def _leave_at_exit() -> None:
         leave()
     except _core.Forked:
         pass
+
+
+# A fork's child is no rank, if this process was one.
+os.register_at_fork(before=_core.before_fork, after_in_child=_core.after_fork)

@@ -61,6 +61,12 @@ def run(command: list[str]) -> Job:
 
 
 @pytest.fixture
+def run_text() -> Callable[[str], Job]:
+    """Runs a program given as text in a process of its own."""
+    return lambda program: run([sys.executable, "-c", program])
+
+
+@pytest.fixture
 def launch() -> Callable[..., Job]:
     """Runs a program on n ranks under ringrun."""
 

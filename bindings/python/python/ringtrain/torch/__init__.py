@@ -1,4 +1,5 @@
-"""PyTorch on ringtrain: a backend for `torch.distributed`, communication hooks for DistributedDataParallel, and Horovod's functions.
+"""PyTorch on ringtrain: a backend for `torch.distributed`, communication hooks for DistributedDataParallel, and Horovod's
+functions.
 
 Importing it registers the backend::
 

@@ -35,7 +35,8 @@ def create(options: Any, _backend_options: Any = None) -> RingProcessGroup:
 
 
 def ring_group(group: dist.ProcessGroup | None = None) -> RingProcessGroup:
-    """The ring group behind a process group, torch's world by default. Raises `ringtrain.InvalidArgument` if it is of another backend."""
+    """The ring group behind a process group, torch's world by default. Raises `ringtrain.InvalidArgument` if it is of another
+    backend."""
     found = group or dist.distributed_c10d._get_default_group()
     if not isinstance(found, RingProcessGroup):
         raise _core.InvalidArgument(f'this needs a process group of the backend "ring", and got one of "{found.name()}"')

@@ -36,11 +36,13 @@ class Settings:
 class Reducer:
     """Reduces the gradients of parameters: each as soon as it has been computed and all before it are under way.
 
-    Parameters are taken from the last to the first, which is about the order in which a backward pass comes by. All ranks begin the
-    buckets in this order, whatever the order in which they become complete.
+    Parameters are taken from the last to the first, which is about the order in which a backward pass comes by. All ranks begin
+    the buckets in this order, whatever the order in which they become complete.
     """
 
-    def __init__(self, group: _core.Group, parameters: Sequence[Parameter], names: dict[Parameter, str], settings: Settings) -> None:
+    def __init__(
+        self, group: _core.Group, parameters: Sequence[Parameter], names: dict[Parameter, str], settings: Settings
+    ) -> None:
         self._world = World(group)
         self._settings = settings
         self._passes = settings.passes
@@ -95,13 +97,16 @@ class Reducer:
         gradient = p.grad
         if gradient.is_sparse:
             if not self._settings.sparse_as_dense:
-                raise _core.InvalidArgument(f"the gradient of {self._names[p]} is sparse; pass sparse_as_dense=True, or sparse=False")
+                raise _core.InvalidArgument(
+                    f"the gradient of {self._names[p]} is sparse; pass sparse_as_dense=True, or sparse=False"
+                )
             gradient = gradient.to_dense()
         bucket.take(index, gradient)
 
 
 class Bucket:
-    """Gradients of one type, one after another in memory of the group's, each followed at the end by a mark: whether it is there."""
+    """Gradients of one type, one after another in memory of the group's, each followed at the end by a mark: whether it is
+    there."""
 
     def __init__(self, group: _core.Group, parameters: Sequence[Parameter]) -> None:
         self._group = group

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringtrain import _core
 from ringtrain.torch.works import Finished, Pending
 
 Tensors = list[torch.Tensor]

@@ -21,9 +21,9 @@ class Waitable(Protocol):
 class Completer:
     """Waits for operations one after the other, and runs what was asked for after each.
 
-    One thread, the leader, waits for the oldest operation. Before it runs what follows, it gives the lead to another, because what
-    follows may wait for a later operation itself (PowerSGD's hook does). Threads are started when an operation comes and nobody is
-    there to wait for it; they sleep on a condition otherwise.
+    One thread, the leader, waits for the oldest operation. Before it runs what follows, it gives the lead to another, because
+    what follows may wait for a later operation itself. Threads are started when an operation comes and
+    nobody is there to wait for it; they sleep on a condition otherwise.
     """
 
     def __init__(self, name: str) -> None:

@@ -8,8 +8,8 @@ import torch
 
 
 class Compressor:
-    """What `compression=` takes. A subclass may convert tensors itself; `wire` instead names a conversion that the ring does while it
-    sends float32, which costs no pass over memory and keeps sums in float32."""
+    """What `compression=` takes. A subclass may convert tensors itself; `wire` instead names a conversion that the ring does
+    while it sends float32, which costs no pass over memory and keeps sums in float32."""
 
     wire: str | None = None
 

@@ -19,7 +19,7 @@ def require() -> None:
     """Raises `ringtrain.InvalidArgument` if this process has no GPU to copy from."""
     if not torch.cuda.is_available():
         raise _core.InvalidArgument(
-            "the ring backend was given a tensor that is not in host memory, and CUDA is not available here; call .cpu() on it first"
+            "the ring backend was given a tensor that is not in host memory, and CUDA is not there; call .cpu() on it first"
         )
 
 
@@ -33,7 +33,9 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 def host_like(tensor: torch.Tensor) -> torch.Tensor:
     """Pinned memory on the host for as many elements, one after another."""
     if not tensor.is_cuda:
-        raise _core.InvalidArgument(f"the ring backend moves tensors on cpu and cuda, not on {tensor.device}; call .cpu() on it first")
+        raise _core.InvalidArgument(
+            f"the ring backend moves tensors on cpu and cuda, not on {tensor.device}; call .cpu() on it first"
+        )
     require()
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 

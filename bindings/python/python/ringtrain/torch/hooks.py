@@ -5,8 +5,8 @@
     ddp.register_comm_hook(None, ringtrain.torch.hooks.bf16_hook)                        # the world, no memory
     ddp.register_comm_hook(hooks.Compression("bf16", error_feedback=True), hooks.compress_hook)
 
-Unlike torch's `fp16_compress_hook`, which also adds in float16, gradients are float32 at both ends, and on one host, where ranks share
-memory, nothing is rounded on the way.
+Unlike torch's `fp16_compress_hook`, which also adds in float16, gradients are float32 at both ends, and on one host, where ranks
+share memory, nothing is rounded on the way.
 """
 
 # DistributedDataParallel compares the annotations of hooks with types, so they are not to be postponed here.
@@ -22,12 +22,14 @@ _WIRE_TYPES = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 class Compression:
     """The state of `compress_hook`.
 
-    `wire` is "bf16", "fp16" or None. With `error_feedback` a rank keeps what rounding took from its gradients and adds it to the next
-    ones (Seide et al., "1-bit Stochastic Gradient Descent", 2014), at the cost of one float32 for each parameter.
+    `wire` is "bf16", "fp16" or None. With `error_feedback` a rank keeps what rounding took from its gradients and adds it to the
+    next ones (Seide et al., "1-bit Stochastic Gradient Descent", 2014), at the cost of one float32 for each parameter.
     `process_group` is the one that DistributedDataParallel was given, and has the backend "ring".
     """
 
-    def __init__(self, wire: str | None = "bf16", error_feedback: bool = False, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, wire: str | None = "bf16", error_feedback: bool = False, process_group: dist.ProcessGroup | None = None
+    ) -> None:
         if wire not in _WIRE_TYPES:
             raise _core.InvalidArgument(f'wire is "fp16", "bf16" or None, not {wire!r}')
         self.wire = wire
@@ -37,7 +39,8 @@ class Compression:
         self._residuals: dict[int, torch.Tensor] = {}
 
     def feed_back(self, index: int, gradients: torch.Tensor) -> None:
-        """Adds what is left of earlier steps to the gradients of a bucket, and keeps what rounding them to the wire's type leaves."""
+        """Adds what is left of earlier steps to the gradients of a bucket, and keeps what rounding them to the wire's type
+        leaves."""
         if not self.error_feedback or self.wire is None:
             return
         residual = self._residuals.get(index)

@@ -1,7 +1,8 @@
-"""Horovod's functions for PyTorch, by the names in its documentation, so that `import ringtrain.torch as hvd` runs a Horovod script.
+"""Horovod's functions for PyTorch, by the names in its documentation, so that `import ringtrain.torch as hvd` runs a Horovod
+script.
 
-One thing differs: Horovod's ranks may begin operations in any order, which it sorts out by their names; here all ranks begin them in the
-same order, and names are only taken along. `DistributedOptimizer` sees to that for gradients.
+One thing differs: Horovod's ranks may begin operations in any order, which it sorts out by their names; here all ranks begin them
+in the same order, and names are only taken along. `DistributedOptimizer` sees to that for gradients.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ _current: World | None = None
 
 
 def init() -> None:
-    """Joins the job: torch.distributed's world if that is of the backend "ring", else the one that ringrun or torchrun has started
-    this process for, or else a world of one. Does nothing the second time."""
+    """Joins the job: torch.distributed's world if that is of the backend "ring", else the one that ringrun or torchrun has
+    started this process for, or else a world of one. Does nothing the second time."""
     global _current
     if _current is not None:
         return
@@ -251,8 +252,8 @@ def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tenso
 
 
 def alltoall(tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name: str | None = None) -> Any:
-    """Sends `splits[i]` rows of the first dimension to rank i, equally many to each without splits. Gives the rows received, in rank
-    order; with splits also how many came from each, as int32."""
+    """Sends `splits[i]` rows of the first dimension to rank i, equally many to each without splits. Gives the rows received, in
+    rank order; with splits also how many came from each, as int32."""
     group, source = world(), tensors.readable(tensor)
     if splits is None and source.shape[0] % group.size:
         raise _core.InvalidArgument(f"{source.shape[0]} rows cannot be split evenly among {group.size} ranks; give splits")
@@ -275,7 +276,8 @@ def alltoall(tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name:
 
 
 def reducescatter(tensor: Tensor, name: str | None = None, op: str | None = None) -> Tensor:
-    """Reduces tensors over all ranks and gives each a part of the rows; where they do not divide evenly the first ranks get one more."""
+    """Reduces tensors over all ranks and gives each a part of the rows; where they do not divide evenly the first ranks get one
+    more."""
     group, source = world(), tensors.readable(tensor)
     rows = [source.shape[0] // group.size + (index < source.shape[0] % group.size) for index in range(group.size)]
     result = torch.empty((rows[group.rank], *source.shape[1:]), dtype=source.dtype)
@@ -352,7 +354,8 @@ def _finish(tensor: Tensor, back: Callable[[], None] | None) -> Callable[[], Ten
 
 
 def _rows_of_all(group: _core.Group, source: Tensor) -> list[int]:
-    """The number of rows on each rank. Raises `ringtrain.InvalidArgument` on all if the rest of the shapes or the types differ."""
+    """The number of rows on each rank. Raises `ringtrain.InvalidArgument` on all if the rest of the shapes or the types
+    differ."""
     if source.dim() == 0:
         raise _core.InvalidArgument("allgather needs a first dimension; a single number has none")
     told = group.all_gather_bytes(f"{source.shape[0]}|{source.dtype}|{tuple(source.shape[1:])}".encode())
@@ -379,7 +382,9 @@ class _AllReduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.settings[0] not in (Average, Sum):
-            raise NotImplementedError(f"the gradient of the reduction {ctx.settings[0]!r} is not implemented; Average and Sum have one")
+            raise NotImplementedError(
+                f"the gradient of the reduction {ctx.settings[0]!r} is not implemented; Average and Sum have one"
+            )
         return _begin_allreduce(gradient, None, *ctx.settings).wait(), None, None, None, None
 
 

@@ -9,7 +9,7 @@ import weakref
 from types import TracebackType
 from typing import Protocol
 
-from ringtrain import _core
+from ringtrain import _core, _world
 
 
 class Mortal(Protocol):
@@ -33,6 +33,8 @@ def watch(mortal: Mortal) -> None:
     global _count, _process
     if not _count:
         _process = os.getpid()
+        # Groups that meet through torch's store have no world of ours, and data loaders fork all the same.
+        _world._prepare_for_the_end()
         _tell_peers_of_uncaught_exceptions()
         atexit.register(_end)
     _count += 1
@@ -46,7 +48,7 @@ def _tell_peers_of_uncaught_exceptions() -> None:
         # Who ends because the job has failed has nothing to add.
         if os.getpid() == _process and not isinstance(error, _core.JobFailed):
             for mortal in _youngest_first():
-                mortal.fail(f"{kind.__name__}: {error}" if str(error) else kind.__name__)
+                mortal.fail(f"its program ended with {kind.__name__}: {error}; look at that rank's own output for where")
         before(kind, error, traceback)
 
     sys.excepthook = tell

@@ -30,17 +30,19 @@ class Place:
 
 
 def launched(rank: int, size: int) -> bool:
-    """Whether this process belongs to a job of ours, already joined or made by ringrun, in which it has this rank among so many."""
+    """Whether this process belongs to a job of ours, already joined or made by ringrun, in which it has this rank among so
+    many."""
     if _world.is_joined():
-        world = _world.current()
+        world = _world.current().core
         return (world.rank, world.size) == (rank, size)
     return (os.environ.get("RING_RANK"), os.environ.get("RING_WORLD_SIZE")) == (str(rank), str(size))
 
 
 def join_launched(timeout: float) -> _core.Group:
-    """A group of the job's ranks with messages and collectives of its own, so that `ringtrain` and torch do not disturb each other."""
+    """A group of the job's ranks with messages and collectives of its own, so that `ringtrain` and torch do not disturb each
+    other."""
     world = _world.current() if _world.is_joined() else _world.join()
-    group = world.duplicate()
+    group = world.core.duplicate()
     group.timeout = timeout
     return group
 
@@ -48,8 +50,8 @@ def join_launched(timeout: float) -> _core.Group:
 def meet(store: Any, place: Place) -> _core.Group:
     """Meets the other ranks at a place that group rank 0 serves and names in the store.
 
-    Under ringrun the launcher's secret is the group's. Elsewhere the store passes a fresh one on: torch's stores ask nobody who they
-    are, so whoever can read the store can also join. Raises `ringtrain.StartError` if some rank does not come.
+    Under ringrun the launcher's secret is the group's. Elsewhere the store passes a fresh one on: torch's stores ask nobody who
+    they are, so whoever can read the store can also join. Raises `ringtrain.StartError` if some rank does not come.
     """
     seat = {"host": _host_id(), "address": _address_towards(_store_host(store))}
     store.set(f"{_KEY}/{place.rank}", json.dumps(seat))
@@ -96,7 +98,9 @@ def _forget(store: Any, keys: list[str]) -> None:
 def _launchers_secret() -> str:
     secret = os.environ.get("RING_SECRET")
     if not secret:
-        raise _core.StartError("group rank 0 was started by ringrun and this process was not, so it does not know the job's secret")
+        raise _core.StartError(
+            "group rank 0 was started by ringrun and this process was not, so it does not know the job's secret"
+        )
     return secret
 
 
@@ -111,8 +115,8 @@ def _host_id() -> str:
 
 
 def _serving_host(seats: list[dict[str, str]]) -> str:
-    """The address at which group rank 0 serves: the loopback on one host, else that of the interface from which others are reached.
-    `RINGTRAIN_HOST` overrides it."""
+    """The address at which group rank 0 serves: the loopback on one host, else that of the interface from which others are
+    reached. `RINGTRAIN_HOST` overrides it."""
     chosen = os.environ.get("RINGTRAIN_HOST")
     if chosen:
         return chosen

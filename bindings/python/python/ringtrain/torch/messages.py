@@ -13,8 +13,8 @@ from ringtrain import _core
 from ringtrain.torch import tensors
 from ringtrain.torch.works import Pending
 
-# Tags of our own lie at the upper end, out of the way of programs'. One for each monitored barrier, so that a rank that comes too late
-# for one is not taken for early at the next.
+# Tags of our own lie at the upper end, out of the way of programs'. One for each monitored barrier, so that a rank that comes too
+# late for one is not taken for early at the next.
 _BARRIER_TAGS = 1 << 16
 _BARRIER_TAG_FIRST = (1 << 32) - 1 - _BARRIER_TAGS
 _PASSED = b"+"
@@ -42,8 +42,8 @@ class Messages:
     recvAnysource = recv_anysource
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Waits until all ranks have come. Raises on every rank, naming who is missing after `timeout`: the first such rank, or all
-        with `wait_all_ranks`. Unlike an operation that times out, this does not end the job."""
+        """Waits until all ranks have come. Raises on every rank, naming who is missing after `timeout`: the first such rank, or
+        all with `wait_all_ranks`. Unlike an operation that times out, this does not end the job."""
         tag = _BARRIER_TAG_FIRST + self._barriers % _BARRIER_TAGS
         self._barriers += 1
         limit = self._timeout if timeout is None else timeout.total_seconds()

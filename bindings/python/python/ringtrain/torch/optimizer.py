@@ -28,17 +28,19 @@ def DistributedOptimizer(
     *,
     bucket_bytes: int = buckets.BYTES,
 ) -> torch.optim.Optimizer:
-    """An optimizer that averages gradients over all ranks before each step of `optimizer`, whose class, state and settings it has.
+    """An optimizer that averages gradients over all ranks before each step of `optimizer`, whose class, state and settings it
+    has.
 
-    All ranks have to make it, at the same place, of the same parameters in the same order. Gradients are reduced in buckets of about
-    `bucket_bytes`, begun in one order on all ranks as soon as a bucket's gradients are there, so that communication overlaps with the
-    backward pass. After a step `p.grad` is a view into the group's own memory, and written over by the next backward pass.
+    All ranks have to make it, at the same place, of the same parameters in the same order. Gradients are reduced in buckets of
+    about `bucket_bytes`, begun in one order on all ranks as soon as a bucket's gradients are there, so that communication
+    overlaps with the backward pass. After a step `p.grad` is a view into the group's own memory, and written over by the next
+    backward pass.
 
     A parameter that got no gradient on some ranks counts as zero there; one that got none anywhere keeps its `grad` of None.
     `backward_passes_per_step` gradients are added up before they are reduced. With `Average`, gradients are divided by
-    `gradient_predivide_factor` before they are added and by the rest of the number of ranks after it. `num_groups` and `groups`, with
-    which Horovod fuses gradients, are taken and have no effect. Raises ValueError where Horovod does, and NotImplementedError for other
-    reductions than Average and Sum and for process sets.
+    `gradient_predivide_factor` before they are added and by the rest of the number of ranks after it. `num_groups` and `groups`,
+    with which Horovod fuses gradients, are taken and have no effect. Raises ValueError where Horovod does, and
+    NotImplementedError for other reductions than Average and Sum and for process sets.
     """
     _check(optimizer, op, gradient_predivide_factor, process_set)
     # The order of the optimizer's own parameters; names are looked at for Horovod's checks alone.
@@ -127,7 +129,9 @@ def _names(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Paramete
         return {p: f"parameter {index}" for index, p in enumerate(everything)}
     pairs = list(named)
     if any(not isinstance(pair, tuple) for pair in pairs):
-        raise ValueError("named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()")
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()"
+        )
     seen: set[str] = set()
     doubles = {name for name, _ in pairs if name in seen or seen.add(name)}
     if doubles:

@@ -27,8 +27,8 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
     A call with `async_op=False` runs in the calling thread from beginning to end: no other thread is woken for it. With
     `async_op=True` it goes on by itself, and the tensors are not to be used before `Work.wait`.
 
-    Errors are `ringtrain.Error`s; once a rank is lost every later call raises the same one, naming it. `global_ranks` are the members'
-    numbers in torch's world, in which errors speak; `of_launcher` says whether one ringrun started them all.
+    Errors are `ringtrain.Error`s; once a rank is lost every later call raises the same one, naming it. `global_ranks` are the
+    members' numbers in torch's world, in which errors speak; `of_launcher` says whether one ringrun started them all.
     """
 
     def __init__(self, group: _core.Group, global_ranks: Sequence[int] = (), of_launcher: bool = False) -> None:
@@ -85,8 +85,8 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        # None until torch has taken the group up: its flight recorder wants something to attach to on groups that have devices, and a
-        # process group written in Python has nothing.
+        # None until torch has taken the group up: its flight recorder wants something to attach to on groups that have devices,
+        # and a process group written in Python has nothing.
         if self not in dist.distributed_c10d._world.pg_map:
             return []
         return [torch.device("cpu")] + ([torch.device("cuda")] if torch.cuda.is_available() else [])
@@ -164,7 +164,8 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
         return self._run("reduce", _options_of(opts, timeout), (None, name, root, tensors.memory(source, False)), [target])
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist._Work:
-        """Gathers every rank's tensor on all. Tensors may differ in size if each rank knows the sizes of all, as its outputs show."""
+        """Gathers every rank's tensor on all. Tensors may differ in size if each rank knows the sizes of all, as its outputs
+        show."""
         parts, mine = _list_of(outputs), tensors.readable(_one(inputs))
         flat, back = tensors.flat_output(parts)
         arguments = (tensors.memory(flat), tensors.memory(mine, False), tensors.counts(parts, flat))
@@ -263,7 +264,9 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
 
     # How they are run.
 
-    def _run(self, name: str, options: Any, arguments: tuple, outputs: Sequence[Any], back: Callable[[], None] | None = None) -> dist._Work:
+    def _run(
+        self, name: str, options: Any, arguments: tuple, outputs: Sequence[Any], back: Callable[[], None] | None = None
+    ) -> dist._Work:
         """Runs an operation in this thread, or begins it if torch is to wait for it later."""
         limit = None if options is None else seconds(options.timeout)
         if options is not None and not options.asyncOp and limit is None:

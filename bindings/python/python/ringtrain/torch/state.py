@@ -26,8 +26,8 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int) -> None:
-    """Copies the root's parameters into every rank's. `params` is a `state_dict()` or `named_parameters()`, of the same order on all
-    ranks; what is no tensor is passed over."""
+    """Copies the root's parameters into every rank's. `params` is a `state_dict()` or `named_parameters()`, of the same order on
+    all ranks; what is no tensor is passed over."""
     named = params.items() if isinstance(params, Mapping) else params
     found = [tensor for _, tensor in named if isinstance(tensor, torch.Tensor)]
     for handle in [horovod.broadcast_async_(tensor, root_rank) for tensor in found]:

@@ -1,4 +1,5 @@
-"""Tensors as memory that the compiled part reads and writes: element types, reductions, and copies where memory is not in order."""
+"""Tensors as memory that the compiled part reads and writes: element types, reductions, and copies where memory is not in
+order."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def reduction(op: ReduceOp, dtype: torch.dtype) -> str:
 
 
 def factor(op: ReduceOp) -> float | torch.Tensor:
-    """What each rank multiplies its elements with before a `PREMUL_SUM`. Torch before 2.13 shows it in the pickled state only."""
+    """What each rank multiplies its elements with before a `PREMUL_SUM`."""
+    # Older versions of torch show it in the pickled state only.
     found = getattr(op, "factor", None)
     return op.__getstate__()[1] if found is None else found
 
@@ -85,7 +87,9 @@ def require_dense(tensor: torch.Tensor) -> None:
     """Raises `ringtrain.InvalidArgument` for what has no plain memory."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
-        raise _core.InvalidArgument(f"the ring backend moves dense tensors, not {kind} ones; call to_dense() or dequantize() first")
+        raise _core.InvalidArgument(
+            f"the ring backend moves dense tensors, not {kind} ones; call to_dense() or dequantize() first"
+        )
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from ringtrain import _core
 from ringtrain.torch.completion import Completer
 
-# How often a thread that waits for a future looks whether its group is being closed. A thread that stayed in compiled code when the
-# interpreter ends would be unwound through it.
+# How often a thread that waits for a future looks whether its group is being closed. A thread that stayed in compiled code when
+# the interpreter ends would be unwound through it.
 _LOOK_UP_SECONDS = 0.25
 
 # Their continuations only convert numbers, and may run whenever they like.
@@ -74,9 +74,9 @@ class Finished(dist._Work):
 
 
 class Pending(dist._Work):
-    """Operations under way, one handle for each. `tensors` is what they result in, and `after` brings it there where the memory that
-    they write is not the tensors' own. `completer` finishes futures; without one each gets a thread of its own, as for messages, which
-    end in any order."""
+    """Operations under way, one handle for each. `tensors` is what they result in, and `after` brings it there where the memory
+    that they write is not the tensors' own. `completer` finishes futures; without one each gets a thread of its own, as for
+    messages, which end in any order."""
 
     def __init__(
         self,
@@ -99,7 +99,8 @@ class Pending(dist._Work):
         self._future: torch.futures.Future | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits for the end. Raises what the operation failed with, or `ringtrain.StillRunning` after `timeout`: it goes on then."""
+        """Waits for the end. Raises what the operation failed with, or `ringtrain.StillRunning` after `timeout`: it goes on
+        then."""
         self.wait_seconds(seconds(timeout))
         return True
 
@@ -152,8 +153,8 @@ class Pending(dist._Work):
 
         An error is raised by a continuation, never set on the future: DistributedDataParallel crashes on the latter.
 
-        In a communication hook this waits for the operation, so that what follows runs at once and in this thread. A continuation may
-        begin other collectives, as PowerSGD's does, and must do so at the same place among all others on every rank.
+        In a communication hook this waits for the operation, so that what follows runs at once and in this thread. A continuation
+        may begin other collectives, as PowerSGD's does, and must do so at the same place among all others on every rank.
         """
         if self._completer is not None and _called_by_hook():
             self.wait()
@@ -209,8 +210,8 @@ class Pending(dist._Work):
 
 
 def _called_by_hook() -> bool:
-    """Whether a Python function that the backward pass has called, such as a communication hook, has called our caller. When torch's
-    compiled part calls it, the pass itself is the last thing that Python has called."""
+    """Whether a Python function that the backward pass has called, such as a communication hook, has called our caller. When
+    torch's compiled part calls it, the pass itself is the last thing that Python has called."""
     frame: types.FrameType | None = sys._getframe(2)
     if frame is None or frame.f_globals.get("__name__") in _HOOKS_THAT_BEGIN_NOTHING or _is_backward(frame):
         return False

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 import ringtrain.torch  # noqa: F401  (registers the backend)
+import torch
 
 
 def parse() -> argparse.Namespace:
@@ -25,7 +24,9 @@ def parse() -> argparse.Namespace:
 
 def run(found: dict[str, Any], *arguments: Any, only: str = "") -> None:
     """Runs them all; says which, and how long they took, on rank 0."""
-    named: dict[str, Callable[..., None]] = {name: value for name, value in found.items() if name.startswith("check_") and only in name}
+    named: dict[str, Callable[..., None]] = {
+        name: value for name, value in found.items() if name.startswith("check_") and only in name
+    }
     for name, check in named.items():
         start = time.perf_counter()
         torch.manual_seed(7)

@@ -1,18 +1,18 @@
-"""Every collective and message of torch.distributed on the backend "ring", against what they should give. For any number of ranks."""
+"""Every collective and message of torch.distributed on the backend "ring", against what they should give. For any number of
+ranks."""
 
 from __future__ import annotations
 
 import warnings
 from datetime import timedelta
 
+import checks
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch.distributed import ReduceOp
-
-import checks
-from ringtrain import _core as core
 from checks import raised
+from ringtrain import _core as core
+from torch.distributed import ReduceOp
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
@@ -31,7 +31,10 @@ def all_of(n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def same(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert found.dtype == expected.dtype, (found.dtype, expected.dtype)
-    assert torch.equal(found.float(), expected.float()) if not found.is_complex() else torch.equal(found, expected), (found, expected)
+    assert torch.equal(found.float(), expected.float()) if not found.is_complex() else torch.equal(found, expected), (
+        found,
+        expected,
+    )
 
 
 def check_environment(rank: int, n: int) -> None:
@@ -215,7 +218,10 @@ def check_functional(rank: int, n: int) -> None:
     whole = torch.cat([of(rank)] * n)
     same(functional.reduce_scatter_tensor(whole, "sum", 0, group) + 0, all_of(n).sum(0))
     same(functional.broadcast(of(rank), 0, group) + 0, of(0))
-    same(functional.all_to_all_single(torch.cat([of(rank)] * n), None, None, group) + 0, torch.cat([of(other) for other in range(n)]))
+    same(
+        functional.all_to_all_single(torch.cat([of(rank)] * n), None, None, group) + 0,
+        torch.cat([of(other) for other in range(n)]),
+    )
     summed = functional.all_reduce_coalesced([of(rank), of(rank)], "sum", group)
     for tensor in summed:
         same(tensor + 0, all_of(n).sum(0))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import checks
 import torch
 import torch.distributed as dist
+from ringtrain.torch import hooks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
-
-import checks
-import ringtrain.torch
-from ringtrain.torch import hooks
 
 STEPS = 4
 
@@ -50,7 +50,9 @@ def plain_step(model: DistributedDataParallel, batch: torch.Tensor, step: int) -
     return loss
 
 
-def train(group: Any, rank: int, step: Step = plain_step, setup: Setup | None = None, **options: Any) -> tuple[list[float], torch.Tensor]:
+def train(
+    group: Any, rank: int, step: Step = plain_step, setup: Setup | None = None, **options: Any
+) -> tuple[list[float], torch.Tensor]:
     """Losses and final parameters of a run on a process group; buckets are small, so that there are several."""
     torch.manual_seed(3)
     model = DistributedDataParallel(Network(), process_group=group, **({"bucket_cap_mb": 0.2} | options))
@@ -165,7 +167,9 @@ def check_our_hooks(rank: int, n: int, gloo: Any) -> None:
         hooks.compress_hook: hooks.Compression("bf16", error_feedback=True),
     }
     for hook, state in states.items():
-        losses, parameters = train(None, rank, setup=lambda model, _, hook=hook, state=state: model.register_comm_hook(state, hook))
+        losses, parameters = train(
+            None, rank, setup=lambda model, _, hook=hook, state=state: model.register_comm_hook(state, hook)
+        )
         torch.testing.assert_close(losses, expected_losses, rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(parameters, expected, rtol=2e-2, atol=2e-2)
         require_identical(parameters, n)
@@ -232,6 +236,20 @@ def check_fsdp(rank: int, n: int, gloo: Any) -> None:
         torch.testing.assert_close(average, expected.detach())
     for whole, part in zip(plain.parameters(), sharded.parameters(), strict=True):
         torch.testing.assert_close(part.full_tensor(), whole)
+
+
+def check_distributed_checkpoint(rank: int, n: int, gloo: Any) -> None:
+    from torch.distributed import checkpoint
+
+    place = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(place, 0)
+    checkpoint.save({"weights": torch.arange(10.0)}, checkpoint_id=place[0])
+    found = {"weights": torch.zeros(10)}
+    checkpoint.load(found, checkpoint_id=place[0])
+    assert torch.equal(found["weights"], torch.arange(10.0))
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(place[0])
 
 
 if __name__ == "__main__":

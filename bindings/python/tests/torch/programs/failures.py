@@ -8,14 +8,13 @@ import sys
 import time
 from datetime import timedelta
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
 import checks
 import ringtrain.torch as hvd
+import torch
+import torch.distributed as dist
 from ringtrain import _core as core
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 def say(text: str) -> None:
@@ -25,9 +24,12 @@ def say(text: str) -> None:
 
 
 def killed(rank: int, static_graph: bool = False, hook: bool = False) -> None:
-    """The last rank is killed between two steps; the others raise in `backward`, and end as programs that have caught an error do."""
+    """The last rank is killed between two steps; the others raise in `backward`, and end as programs that have caught an error
+    do."""
     last = dist.get_world_size() - 1
-    model = DistributedDataParallel(nn.Sequential(*[nn.Linear(200, 200) for _ in range(8)]), bucket_cap_mb=0.3, static_graph=static_graph)
+    model = DistributedDataParallel(
+        nn.Sequential(*[nn.Linear(200, 200) for _ in range(8)]), bucket_cap_mb=0.3, static_graph=static_graph
+    )
     if hook:
         model.register_comm_hook(None, hvd.hooks.bf16_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -1,17 +1,17 @@
-"""Horovod's functions and `DistributedOptimizer`, against what one process computes from everybody's data. For any number of ranks."""
+"""Horovod's functions and `DistributedOptimizer`, against what one process computes from everybody's data. For any number of
+ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import nn
-
 import checks
 import ringtrain.torch as hvd
+import torch
 from checks import raised
 from ringtrain import _core as core
+from torch import nn
 
 
 def of(rank: int, rows: int = 3) -> torch.Tensor:

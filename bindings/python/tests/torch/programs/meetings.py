@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
-import torch
-import torch.distributed as dist
-
 import checks
 import ringtrain.torch as hvd
+import torch
+import torch.distributed as dist
 from ringtrain.torch import backend
 
 
@@ -29,6 +28,9 @@ def meet(arguments: object) -> None:
     dist.all_reduce(mine, group=pair)
     assert torch.all(mine == 1)
     assert not backend.ring_group().of_launcher
+    # Workers are forked from a rank, and are none.
+    for batch in torch.utils.data.DataLoader(torch.arange(12.0).reshape(6, 2), num_workers=2, batch_size=2):
+        dist.all_reduce(batch)
     # Ranks of one host find each other's memory, however they were started.
     assert backend.ring_group().core.transport == "shm"
 
