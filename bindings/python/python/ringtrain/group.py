@@ -2,6 +2,7 @@
 
 import math
 import operator
+import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -123,7 +124,8 @@ class Group(Objects):
             raise InvalidArgument(f"no array has the shape {shape}")
         count = math.prod(shape)
         dtype = np.dtype(dtype)
-        shared = self.core.alloc(count, arrays.name_of(dtype))
+        # A length that cannot be is an error on every rank, so the others have to hear of it.
+        shared = self.core.alloc(min(count, sys.maxsize), arrays.name_of(dtype))
         return np.frombuffer(shared, dtype=dtype, count=count).reshape(shape)
 
     # Reductions

@@ -1,0 +1,265 @@
+"""The module itself: its stubs, what it imports, a world of one, and how programs end."""
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringtrain as ring
+from ranks import Launcher, raised
+from ringtrain import _core
+
+STUB = Path(_core.__file__).with_name("_core.pyi")
+
+
+def described() -> dict:
+    """The names of the stub: what they are and their signatures."""
+    names: dict = {}
+
+    def parameters(function: ast.FunctionDef) -> list:
+        arguments = function.args
+        positional = [*arguments.posonlyargs, *arguments.args]
+        defaults = [None] * (len(positional) - len(arguments.defaults)) + [ast.unparse(default) for default in arguments.defaults]
+        found = [(one.arg, default, False) for one, default in zip(positional, defaults, strict=True)]
+        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            found.append((one.arg, None if default is None else ast.unparse(default), True))
+        return found
+
+    def visit(body, prefix) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                names[prefix + node.name] = "class"
+                visit(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.FunctionDef):
+                names[prefix + node.name] = parameters(node)
+            elif isinstance(node, ast.AnnAssign):
+                names[f"{prefix}{node.target.id}"] = "attribute"
+
+    visit(ast.parse(STUB.read_text()).body, "")
+    return names
+
+
+def found(name: str):
+    thing = _core
+    for part in name.split("."):
+        thing = getattr(thing, part)
+    return thing
+
+
+NAMES = described()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_stub_says_is_there(name: str):
+    described = NAMES[name]
+    if described == "class":
+        assert isinstance(found(name), type)
+    elif described == "attribute":
+        owner = found(name.rpartition(".")[0])
+        assert hasattr(owner, name.rpartition(".")[2]), f"{name} is missing"
+    elif name.endswith("__buffer__"):
+        pass
+    else:
+        thing = found(name.removesuffix(".__init__"))
+        signature = inspect.signature(thing)
+        actual = []
+        for parameter in signature.parameters.values():
+            default = None if parameter.default is inspect.Parameter.empty else repr(parameter.default).replace("'", '"')
+            actual.append((parameter.name, default, parameter.kind is inspect.Parameter.KEYWORD_ONLY))
+        expected = [
+            (one, None if default is None else default.replace("'", '"'), is_named)
+            for one, default, is_named in described
+            if not (one == "self" and name.endswith(".__init__"))
+        ]
+        assert actual == expected
+
+
+def test_what_is_there_the_stub_says():
+    for name in vars(_core):
+        assert name.startswith("__") or name in NAMES, f"{name} is not in {STUB.name}"
+    for kind in ("Group", "Handle", "Memory", "Rendezvous", "Shared"):
+        for name in vars(getattr(_core, kind)):
+            assert name.startswith("__") or f"{kind}.{name}" in NAMES, f"{kind}.{name} is not in {STUB.name}"
+        assert getattr(_core, kind).__module__ == "ringtrain._core"
+
+
+def test_every_name_of_the_package_can_be_used():
+    assert ring.__all__ == list(dict.fromkeys(ring.__all__)), "no name is there twice"
+    for name in ring.__all__:
+        thing = getattr(ring, name)
+        assert thing.__doc__, f"{name} says nothing of itself"
+    for name, thing in vars(ring.Group).items():
+        assert name.startswith("_") or thing.__doc__, f"Group.{name} says nothing of itself"
+    operations = {name for name in dir(ring.Group) if not name.startswith("_") and callable(getattr(ring.Group, name))}
+    assert operations - set(ring.__all__) <= {"close", "algorithm"}
+    for name in ("Error", "PeerLost", "StillRunning"):
+        assert getattr(ring, name) is getattr(_core, name)
+
+
+def test_before_the_start_there_is_no_group():
+    text = """
+        import ringtrain as ring
+        assert not ring.is_initialized()
+        for call in (ring.rank, ring.size, ring.world, ring.barrier, lambda: ring.all_reduce(1)):
+            try:
+                call()
+            except ring.Error as error:
+                assert "ringtrain.init()" in str(error)
+            else:
+                raise AssertionError(call)
+        ring.shutdown()
+        with ring.init() as world:
+            assert ring.is_initialized() and ring.all_reduce(2) == 2
+        assert not ring.is_initialized()
+        ring.shutdown()
+    """
+    assert python(text).returncode == 0
+
+
+def python(text: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(entry for entry in sys.path if entry))
+    command = [sys.executable, *arguments, "-c", textwrap.dedent(text)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, **options)
+    print(done.stdout, done.stderr)
+    return done
+
+
+def test_importing_is_cheap_and_silent():
+    done = python("import sys, ringtrain; print(sorted({'torch', 'mpi4py', 'ringtrain.torch', 'ringtrain.mpi', 'pytest'} & set(sys.modules)))", "-W", "error")
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
+
+
+def test_subclasses_and_strange_objects():
+    for final in (_core.Group, _core.Handle, _core.Shared, _core.Rendezvous):
+        raised(TypeError, type, "Sub", (final,), {})
+    for kind in (_core.Group, _core.Handle, _core.Shared):
+        raised(TypeError, kind)
+    group = ring.solo()
+
+    class Strange:
+        def __array__(self, dtype=None, copy=None):
+            return np.arange(3.0)
+
+    assert group.all_reduce(Strange()).tolist() == [0, 1, 2]
+    assert group.all_reduce(np.ma.array([1.0, 2.0], mask=[0, 1])).tolist() == [1, 2]
+    assert type(group.all_reduce(np.rec.array([(1.0,)], dtype=[("a", "f8")])["a"])) is np.ndarray
+
+    class Liar:
+        def __index__(self):
+            raise ZeroDivisionError
+
+    raised(ZeroDivisionError, group.broadcast, np.zeros(3), Liar())
+    raised(ring.InvalidArgument, group.broadcast, np.zeros(3), True)  # rank 1
+    handle = group.barrier_async()
+    raised(TypeError, ring.wait_any, 5)
+    raised((TypeError, AttributeError), ring.wait_any, [5])
+    raised((TypeError, AttributeError), ring.wait_any, [handle, None])
+    import copy
+    import pickle
+
+    raised(TypeError, pickle.dumps, group)
+    raised(TypeError, copy.deepcopy, handle)
+
+
+def test_alone_everything_is_the_identity():
+    group = ring.solo()
+    x = np.arange(12.0).reshape(4, 3)
+    for call in (group.all_reduce, group.reduce, group.reduce_scatter, group.scan, group.broadcast, group.all_to_all):
+        assert np.array_equal(call(x), x), call
+    for op in ("sum", "avg", "min", "max", "prod"):
+        assert np.array_equal(group.all_reduce(x, op), x)
+        assert np.array_equal(group.all_reduce_async(x, op).wait(), x)
+    assert np.array_equal(group.scatter(x), x)
+    assert np.array_equal(group.all_gather(x), x[None]) and np.array_equal(group.gather(x), x[None])
+    assert group.exscan(x) is None and group.barrier() is None
+    assert group.all_gather_object("x") == ["x"] == group.gather_object("x")
+    assert group.broadcast_object("x") == group.scatter_object(["x"]) == group.all_to_all_object(["x"])[0] == "x"
+    assert group.split(0).size == group.duplicate().size == group.subgroup([0]).size == 1
+    assert (group.rank, group.size, group.local_rank, group.local_size, group.members, group.transport) == (0, 1, 0, 1, [0], "none")
+    with group:
+        pass
+    raised(ring.Error, group.all_reduce, x)
+
+
+def test_arrays_of_gigabytes_of_counts():
+    """Counts that do not fit memory are refused, and nothing overflows."""
+    group = ring.solo()
+    zeros = np.broadcast_to(np.float64(0), (2**40,))
+    raised((MemoryError, ring.InvalidArgument), group.all_reduce, zeros)
+    raised((MemoryError, ring.Error), group.alloc, 2**61)
+    raised((MemoryError, ring.Error), group.alloc, (2**40, 2**40))
+    raised(ring.InvalidArgument, group.all_gather, np.zeros((1, 2)), counts=[2**62])
+    raised((ring.Error, OverflowError), group.core.alloc, 2**64, "u8")
+
+
+def test_threads_that_are_in_calls_do_not_keep_a_program_from_its_end(ringrun: Launcher, tmp_path: Path):
+    """A daemon thread blocks while the interpreter goes down."""
+    path = tmp_path / "daemons.py"
+    path.write_text(
+        textwrap.dedent("""
+        import sys, threading
+        import numpy as np
+        import ringtrain as ring
+        from ranks import leave, read_when_there, wait_until_asleep
+        world = ring.init(timeout=40)
+        twin = world.duplicate()
+        other = 1 - world.rank
+        calls = (
+            lambda: world.barrier() if world.rank else world.receive(np.zeros(1), other),
+            lambda: world.receive(np.zeros(1), other, 3),
+            lambda: world.receive_object(other, 4),
+            lambda: twin.all_reduce_async(1).wait() if world.rank else twin.receive_async(np.zeros(1)).wait(),
+            lambda: world.probe(other, 5, 30),
+        )
+        threads = [threading.Thread(target=call, daemon=True) for call in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            wait_until_asleep(thread.native_id)
+        # The other's end is an error to this one's threads.
+        leave(f"{sys.argv[1]}/ready-{world.rank}", "")
+        read_when_there(f"{sys.argv[1]}/ready-{other}")
+        print("ends", flush=True)
+        sys.exit(0)
+        """)
+    )
+    done = ringrun(2, path, tmp_path, code=None, timeout=20)
+    assert "ends" in done.lines(0) and "ends" in done.lines(1)
+    assert done.code == 0, done
+    assert "panicked" not in str(done) and "Fatal" not in str(done), done
+
+
+def test_a_program_that_keeps_everything_ends_well(ringrun: Launcher, tmp_path: Path):
+    """Groups, handles and arrays in modules, cycles and threads' locals are let go of in any order."""
+    path = tmp_path / "keeps.py"
+    path.write_text(
+        textwrap.dedent("""
+        import sys
+        import numpy as np
+        import ringtrain as ring
+        world = ring.init(timeout=20)
+        cycle = []
+        cycle.append((cycle, world.duplicate(), world.split(0), world.alloc(1000), world.all_reduce_async(np.ones(10))))
+        sys.modules["kept"] = cycle
+        handles = [world.all_gather_async(np.ones(1000)) for _ in range(5)]
+        receive = world.receive_async(np.ones(3), tag=3)
+        solo = ring.solo()
+        class Last:
+            def __del__(self, world=world):
+                try:
+                    world.all_reduce(1)
+                except ring.Error:
+                    pass
+        last = Last()
+        world.barrier()
+        """)
+    )
+    for n in (1, 3):
+        done = ringrun(n, path)
+        assert done.stderr == "", done
