@@ -154,7 +154,9 @@ def check_alltoallv(comm):
     got_displacements = [extent * sum(got_counts[:r]) for r in range(size)]
     got[:] = 0
     types = [MPI.INT64_T] * size
-    for _ in each_way(comm, "Alltoallw", [sent, (sent_counts, displacements), types], [got, (got_counts, got_displacements), types]):
+    for _ in each_way(
+        comm, "Alltoallw", [sent, (sent_counts, displacements), types], [got, (got_counts, got_displacements), types]
+    ):
         assert (got == expected).all()
 
 

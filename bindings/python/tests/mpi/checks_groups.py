@@ -30,7 +30,15 @@ def check_split(comm):
 def check_null(comm):
     null = MPI.COMM_NULL
     assert not null
-    for call in (null.Get_rank, null.Get_size, null.Barrier, lambda: null.send(1, 0), lambda: null.bcast(1), lambda: null.rank, null.Free):
+    for call in (
+        null.Get_rank,
+        null.Get_size,
+        null.Barrier,
+        lambda: null.send(1, 0),
+        lambda: null.bcast(1),
+        lambda: null.rank,
+        null.Free,
+    ):
         assert class_of(call) == MPI.ERR_COMM
 
 
@@ -52,7 +60,16 @@ def check_predefined(comm):
     assert MPI.COMM_SELF.allreduce(5) == 5
     assert MPI.COMM_WORLD.name == "MPI_COMM_WORLD"
     assert class_of(MPI.COMM_WORLD.Free) == MPI.ERR_COMM
-    for constant in (MPI.COMM_WORLD, MPI.COMM_SELF, MPI.COMM_NULL, MPI.INT, MPI.SUM, MPI.REQUEST_NULL, MPI.INFO_NULL, MPI.GROUP_EMPTY):
+    for constant in (
+        MPI.COMM_WORLD,
+        MPI.COMM_SELF,
+        MPI.COMM_NULL,
+        MPI.INT,
+        MPI.SUM,
+        MPI.REQUEST_NULL,
+        MPI.INFO_NULL,
+        MPI.GROUP_EMPTY,
+    ):
         assert pickle.loads(pickle.dumps(constant)) == constant
     assert MPI.Intracomm(MPI.COMM_WORLD) == MPI.COMM_WORLD
     assert MPI.Is_initialized()

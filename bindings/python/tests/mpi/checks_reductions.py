@@ -10,7 +10,8 @@ INTEGERS, FLOATS, COMPLEX = "bBhHiIlLqQ", "efdg", "FDG"
 CASES = [
     (MPI.SUM, np.add, INTEGERS + FLOATS + COMPLEX), (MPI.PROD, np.multiply, INTEGERS + FLOATS + COMPLEX),
     (MPI.MAX, np.maximum, INTEGERS + FLOATS), (MPI.MIN, np.minimum, INTEGERS + FLOATS),
-    (MPI.LAND, np.logical_and, "?" + INTEGERS), (MPI.LOR, np.logical_or, "?" + INTEGERS), (MPI.LXOR, np.logical_xor, "?" + INTEGERS),
+    (MPI.LAND, np.logical_and, "?" + INTEGERS), (MPI.LOR, np.logical_or, "?" + INTEGERS),
+    (MPI.LXOR, np.logical_xor, "?" + INTEGERS),
     (MPI.BAND, np.bitwise_and, INTEGERS), (MPI.BOR, np.bitwise_or, INTEGERS), (MPI.BXOR, np.bitwise_xor, INTEGERS),
 ]  # fmt: skip
 

@@ -22,12 +22,24 @@ def ringrun() -> str:
     return found
 
 
-def launch(size: int, *command: str, options: tuple[str, ...] = (), environment: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+def launch(
+    size: int, *command: str, options: tuple[str, ...] = (), environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess:
     """Runs a job of `size` ranks of this Python, and gives what they printed."""
     package = str(Path(__import__("ringtrain").__path__[0]).parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     everything = {**os.environ, "PYTHONPATH": path, **(environment or {})}
-    line = [ringrun(), "-n", str(size), "--no-tag-output", "--job-timeout", str(JOB_TIMEOUT_S), *options, sys.executable, *command]
+    line = [
+        ringrun(),
+        "-n",
+        str(size),
+        "--no-tag-output",
+        "--job-timeout",
+        str(JOB_TIMEOUT_S),
+        *options,
+        sys.executable,
+        *command,
+    ]
     return subprocess.run(line, env=everything, capture_output=True, text=True, timeout=JOB_TIMEOUT_S + 30, check=False)
 
 

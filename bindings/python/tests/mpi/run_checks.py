@@ -21,7 +21,9 @@ def main() -> None:
         except BaseException as error:
             # Others only learn that the job has ended: who is at fault says it first.
             if not (isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_PROC_ABORTED):
-                print(f"CHECK {check.__name__} failed\nrank {world.rank} of {world.size}\n{traceback.format_exc()}END", flush=True)
+                print(
+                    f"CHECK {check.__name__} failed\nrank {world.rank} of {world.size}\n{traceback.format_exc()}END", flush=True
+                )
             world.Abort(1)
         comm.Barrier()
         comm.Free()

@@ -35,7 +35,8 @@ def test_a_rank_that_dies_is_an_exception_elsewhere() -> None:
         "import os\n"
         "if comm.rank == 1: os.kill(os.getpid(), 9)\n"
         "try: comm.recv(source=1)\n"
-        "except MPI.Exception as error: print(error.Get_error_class() == MPI.ERR_PROC_FAILED, 'rank 1' in str(error), error.__cause__.rank)"
+        "except MPI.Exception as error:\n"
+        "  print(error.Get_error_class() == MPI.ERR_PROC_FAILED, 'rank 1' in str(error), error.__cause__.rank)"
     )
     done = launch(2, "-c", code)
     assert "True True 1" in done.stdout, done.stdout + done.stderr

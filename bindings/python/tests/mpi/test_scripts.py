@@ -54,12 +54,16 @@ def test_with_the_option(script: str) -> None:
     check(script, 3, options=("--mpi4py",))
 
 
-@pytest.mark.skipif("MPI4PY_REFERENCE" not in os.environ, reason="MPI4PY_REFERENCE is not set: what is expected is what was recorded")
+@pytest.mark.skipif(
+    "MPI4PY_REFERENCE" not in os.environ, reason="MPI4PY_REFERENCE is not set: what is expected is what was recorded"
+)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_as_the_reference(script: str, size: int) -> None:
     command = shlex.split(os.environ["MPI4PY_REFERENCE"].format(n=size))
-    done = subprocess.run([*command, str(HERE / "scripts" / f"{script}.py")], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [*command, str(HERE / "scripts" / f"{script}.py")], capture_output=True, text=True, check=True, timeout=120
+    )
     assert lines(done.stdout) == expected(script, size)
 
 

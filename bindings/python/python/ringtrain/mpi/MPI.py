@@ -2,7 +2,6 @@
 
 import platform
 import socket
-import sys
 import threading
 import time
 from collections.abc import Hashable
@@ -42,13 +41,11 @@ from .info import (
 from .messages import MESSAGE_NO_PROC, MESSAGE_NULL, Message
 from .operations import BAND, BOR, BXOR, LAND, LOR, LXOR, MAX, MAXLOC, MIN, MINLOC, NO_OP, OP_NULL, PROD, REPLACE, SUM, Op
 from .pickling import Pickle, pickle
-from .placeholders import FILE_NULL, SESSION_NULL, WIN_NULL, File, Intercomm, Session, Win
+from .placeholders import FILE_NULL, SESSION_NULL, WIN_NULL, Distgraphcomm, File, Graphcomm, Intercomm, Session, Win
 from .requests import REQUEST_NULL, Grequest, Prequest, Request
 from .status import Status
 
 memory = buffer
-Graphcomm = type("Graphcomm", (Topocomm,), {"__doc__": "Not supported: there are no objects of this class."})
-Distgraphcomm = type("Distgraphcomm", (Topocomm,), {"__doc__": "Not supported: there are no objects of this class."})
 
 # The integers, the datatypes and what is not supported have lists of their own.
 globals().update({name: value for name, value in vars(_constants).items() if name.isupper()})

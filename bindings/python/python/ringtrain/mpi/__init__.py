@@ -1,7 +1,7 @@
 """An interface to ringtrain that scripts written for mpi4py can use as it is: `from ringtrain.mpi import MPI`.
 
-Importing this package does nothing; importing `ringtrain.mpi.MPI` joins the job, as importing `mpi4py.MPI` initialises MPI, unless
-`ringtrain.mpi.rc.initialize` was set to False before.
+Importing this package does nothing; importing `ringtrain.mpi.MPI` joins the job, as importing `mpi4py.MPI` initialises MPI,
+unless `ringtrain.mpi.rc.initialize` was set to False before.
 """
 
 import sys
@@ -16,8 +16,8 @@ class Rc:
     """What may be chosen before `MPI` is imported. The names are mpi4py's; `timeout` is ringtrain's own.
 
     `initialize` (True): join the job on import. `finalize` (None): leave it at exit, if this module has joined it.
-    `recv_mprobe`, `fast_reduce`, `irecv_bufsz`, `threads`, `thread_level`, `errors`: accepted; objects are always received whole, and
-    threads may always call anything. `timeout` (None): seconds that an operation may take; None is for ever, as in MPI.
+    `recv_mprobe`, `fast_reduce`, `irecv_bufsz`, `threads`, `thread_level`, `errors`: accepted; objects are always received whole,
+    and threads may always call anything. `timeout` (None): seconds that an operation may take; None is for ever, as in MPI.
     """
 
     initialize = True

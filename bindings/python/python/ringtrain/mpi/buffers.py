@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import constants as c
-from .datatypes import Datatype, as_datatype, lookup
+from .datatypes import Datatype, as_datatype, lookup, typedict
 from .errors import Exception, unsupported
 
 _NOTHING = memoryview(bytearray(0))
@@ -88,7 +88,10 @@ class Block:
         """The bytes where they lie, of a block that is flat."""
         end = self.offset + self.count * self.datatype._wire
         if end > len(self.memory):
-            raise ValueError(f"message: {self.count} elements of {self.datatype._extent} bytes reach beyond the buffer, which has {len(self.memory)} bytes")
+            raise ValueError(
+                f"message: {self.count} elements of {self.datatype._extent} bytes reach beyond "
+                f"the buffer of {len(self.memory)} bytes"
+            )
         return self.memory[self.offset : end]
 
     def outgoing(self) -> memoryview:
@@ -214,7 +217,13 @@ def _array_memory(array: np.ndarray, writable: bool) -> tuple[memoryview, str]:
         raise BufferError("Object is not writable.")
     dtype = array.dtype
     kind = dtype.kind
-    code = dtype.str if not dtype.isnative else dtype.char if kind not in "SUV" or dtype.itemsize == (4 if kind == "U" else 1) else dtype.str[1:]
+    code = (
+        dtype.str
+        if not dtype.isnative
+        else dtype.char
+        if kind not in "SUV" or dtype.itemsize == (4 if kind == "U" else 1)
+        else dtype.str[1:]
+    )
     if array.size == 0:
         return _NOTHING, code
     if dtype.hasobject:
@@ -271,13 +280,20 @@ def _elements(length: int, datatype: Datatype) -> int:
         raise ValueError(f"message: cannot infer count, datatype extent {extent} (lb:{lb}, ub:{lb + extent})")
     if length % extent:
         raise ValueError(
-            f"message: cannot infer count, buffer length {length} is not a multiple of datatype extent {extent} (lb:{lb}, ub:{lb + extent})"
+            f"message: cannot infer count, buffer length {length} is not a multiple of "
+            f"datatype extent {extent} (lb:{lb}, ub:{lb + extent})"
         )
     return length // extent
 
 
 def parse_block(message: object, writable: bool, blocks: int = 1) -> Block:
     """One block, or where there are several `blocks` of the same length one after the other, the first of them."""
+    if type(message) is np.ndarray:
+        # The commonest case in few steps: what the cast does not take goes the general way.
+        with contextlib.suppress(TypeError, ValueError, KeyError):
+            memory = memoryview(message).cast("B")
+            if not (writable and memory.readonly or message.size % max(blocks, 1)):
+                return Block(memory, 0, message.size // max(blocks, 1), typedict[message.dtype.char])
     count = displacement = kind = None
     if _is_buffer(message):
         data = message
@@ -426,7 +442,11 @@ class buffer(np.ndarray):  # noqa: N801  (MPI's name)
     @staticmethod
     def fromaddress(address: int, nbytes: int, readonly: bool = False) -> "buffer":
         """So many bytes at an address. Nobody checks that they are there."""
-        view = np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), np.uint8).view(buffer) if nbytes else buffer.allocate(0)
+        view = (
+            np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), np.uint8).view(buffer)
+            if nbytes
+            else buffer.allocate(0)
+        )
         return view.toreadonly() if readonly else view
 
     def __setitem__(self, where: Any, value: Any) -> None:

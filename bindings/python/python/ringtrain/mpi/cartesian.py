@@ -165,7 +165,7 @@ def _on_grid(group: Any, grid: Grid) -> Cartcomm:
 
 
 def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
-    """Sizes of a grid of `nnodes` places, as near to each other as can be, in falling order. Those of `dims` that are not 0 stay."""
+    """Sizes of a grid of `nnodes` places, near to each other, in falling order. Those of `dims` that are not 0 stay."""
     given = [0] * index(dims) if isinstance(dims, int) else [index(size) for size in dims]
     fixed = math.prod(size for size in given if size > 0)
     if any(size < 0 for size in given) or nnodes < 1 or nnodes % fixed:

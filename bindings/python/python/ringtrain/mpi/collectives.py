@@ -40,8 +40,8 @@ class Collectives:
             raise translated(error) from error
         return Request._of(handle, None if finish is None else _after(finish))
 
-    # The blocking methods that count in microseconds: a contiguous array goes straight to ringtrain, and what it does not take as it
-    # is has sent nothing yet and goes the general way.
+    # The blocking methods that count in microseconds: a contiguous array goes straight to ringtrain, and what it does not
+    # take as it is has sent nothing yet and goes the general way.
 
     def Barrier(self) -> None:
         """Waits for all ranks."""
@@ -52,10 +52,10 @@ class Collectives:
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
         """The root's buffer, on every rank."""
-        if type(buf) is _ndarray and buf.flags.carray and buf.size and buf.dtype.isbuiltin == 1 and buf.dtype.char not in "OUSVMm":
+        if type(buf) is _ndarray:
             try:
                 return self._group.broadcast(memoryview(buf).cast("B"), root)
-            except _InvalidArgument:
+            except (_InvalidArgument, TypeError, ValueError):
                 pass
             except _Error as error:
                 raise translated(error) from error
@@ -73,6 +73,17 @@ class Collectives:
                 except _Error as error:
                     raise translated(error) from error
         return self._run(plans.allreduce(self, sendbuf, recvbuf, op))
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+        """All ranks' buffers, one after the other, on every rank."""
+        if type(sendbuf) is _ndarray and type(recvbuf) is _ndarray:
+            try:
+                return self._group.all_gather(memoryview(recvbuf).cast("B"), memoryview(sendbuf).cast("B"))
+            except (_InvalidArgument, TypeError, ValueError):
+                pass
+            except _Error as error:
+                raise translated(error) from error
+        return self._run(plans.allgather(self, sendbuf, recvbuf))
 
 
 def _after(finish: Callable[[], None]) -> Callable[[Any], Outcome]:
@@ -119,13 +130,14 @@ def _define(name: str, plan: Callable[..., Plan]) -> None:
         method = functools.wraps(plan)(make(plan))
         method.__name__, method.__qualname__ = method_name, f"Comm.{method_name}"
         method.__doc__ = (plan.__doc__ or "") + ending
-        method.__signature__ = signature.replace(parameters=[*parameters, *extra], return_annotation=signature.empty)  # type: ignore[attr-defined]
+        shown = signature.replace(parameters=[*parameters, *extra], return_annotation=signature.empty)
+        method.__signature__ = shown  # type: ignore[attr-defined]
         setattr(Collectives, method_name, method)
 
 
 for _plan in (
     plans.barrier, plans.bcast, plans.gather, plans.gatherv, plans.scatter, plans.scatterv, plans.allgather, plans.allgatherv,
-    plans.alltoall, plans.alltoallv, plans.alltoallw, plans.reduce, plans.allreduce, plans.reduce_scatter, plans.reduce_scatter_block,
-    plans.scan, plans.exscan,
+    plans.alltoall, plans.alltoallv, plans.alltoallw, plans.reduce, plans.allreduce, plans.reduce_scatter,
+    plans.reduce_scatter_block, plans.scan, plans.exscan,
 ):  # fmt: skip
     _define(_plan.__name__.capitalize(), _plan)

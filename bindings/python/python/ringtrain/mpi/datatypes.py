@@ -24,7 +24,9 @@ class Datatype:
                 setattr(self, slot, getattr(datatype, slot))
         return self
 
-    def _set(self, name: str, dtype: np.dtype | None, layout: Layout | None, code: str | None, combiner: int, made: tuple = ()) -> None:
+    def _set(
+        self, name: str, dtype: np.dtype | None, layout: Layout | None, code: str | None, combiner: int, made: tuple = ()
+    ) -> None:
         self.dtype = dtype
         self._name = name
         self._layout = layout
@@ -84,7 +86,11 @@ class Datatype:
         """Bytes that an element takes when it is sent."""
         self._valid()
         # Padding within the predefined pairs travels, but is no part of their size.
-        return sum(self.dtype[i].itemsize for i in range(len(self.dtype))) if self.dtype is not None and self.dtype.names else self._wire
+        return (
+            sum(self.dtype[i].itemsize for i in range(len(self.dtype)))
+            if self.dtype is not None and self.dtype.names
+            else self._wire
+        )
 
     def Get_extent(self) -> tuple[int, int]:
         """The lower bound and the extent, in bytes."""
@@ -158,12 +164,16 @@ class Datatype:
         return self._derived(layout, c.COMBINER_HINDEXED_BLOCK, (self, blocklength, list(displacements)))
 
     @classmethod
-    def Create_struct(cls, blocklengths: Sequence[int], displacements: Sequence[int], datatypes: Sequence["Datatype"]) -> "Datatype":
+    def Create_struct(
+        cls, blocklengths: Sequence[int], displacements: Sequence[int], datatypes: Sequence["Datatype"]
+    ) -> "Datatype":
         """Blocks of different types, at displacements in bytes."""
         layout = derive.struct(blocklengths, displacements, [datatype._valid() for datatype in datatypes])
         return cls._derived(layout, c.COMBINER_STRUCT, (list(blocklengths), list(displacements), list(datatypes)))
 
-    def Create_subarray(self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = c.ORDER_C) -> "Datatype":
+    def Create_subarray(
+        self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = c.ORDER_C
+    ) -> "Datatype":
         """A part of an array of `sizes`: `subsizes` elements from `starts` on, in each dimension."""
         layout = derive.subarray(self._valid(), sizes, subsizes, starts, order == c.ORDER_FORTRAN)
         return self._derived(layout, c.COMBINER_SUBARRAY, (self, list(sizes), list(subsizes), list(starts), order))
@@ -415,10 +425,13 @@ _CODES = {
     "UNSIGNED_SHORT": "H u 1u", "UNSIGNED": "I", "UNSIGNED_LONG": "L N P", "UNSIGNED_LONG_LONG": "Q", "FLOAT16_T": "e f2",
     "FLOAT": "f f4", "DOUBLE": "d f8", "LONG_DOUBLE": "g f16", "C_FLOAT_COMPLEX": "Zf F c8", "C_DOUBLE_COMPLEX": "Zd D c16",
     "C_LONG_DOUBLE_COMPLEX": "Zg G c32", "INT8_T": "i1", "INT16_T": "i2", "INT32_T": "i4", "INT64_T": "i8 M M8 m m8",
-    "UINT8_T": "u1", "UINT16_T": "u2", "UINT32_T": "u4", "UINT64_T": "u8", "AINT": "p", "CHAR": "c a S S1 s 1s", "WCHAR": "U U1 w 1w",
+    "UINT8_T": "u1", "UINT16_T": "u2", "UINT32_T": "u4", "UINT64_T": "u8", "AINT": "p", "CHAR": "c a S S1 s 1s",
+    "WCHAR": "U U1 w 1w",
 }  # fmt: skip
 typedict: dict[str, Datatype] = {code: PREDEFINED[name] for name, codes in _CODES.items() for code in codes.split()}
-typedict_c = {code: typedict[code] for code in "? b h i l q B H I L Q f d g F D G b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split()}
+typedict_c = {
+    code: typedict[code] for code in "? b h i l q B H I L Q f d g F D G b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split()
+}
 _FORTRAN = {
     "l": "LOGICAL", "i": "INTEGER", "r": "REAL", "s": "REAL", "d": "DOUBLE_PRECISION", "c": "COMPLEX", "z": "DOUBLE_COMPLEX",
     "l1": "LOGICAL1", "l2": "LOGICAL2", "l4": "LOGICAL4", "l8": "LOGICAL8", "i1": "INTEGER1", "i2": "INTEGER2", "i4": "INTEGER4",

@@ -54,7 +54,9 @@ def struct(blocklengths: Sequence[int], displacements: Sequence[int], olds: Sequ
 def subarray(old: Layout, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], is_fortran: bool) -> Layout:
     """A part of an array; its extent is the whole array's."""
     _require(len(sizes) == len(subsizes) == len(starts) > 0, c.ERR_ARG)
-    _require(all(0 <= start and start + part <= size for size, part, start in zip(sizes, subsizes, starts, strict=True)), c.ERR_ARG)
+    _require(
+        all(0 <= start and start + part <= size for size, part, start in zip(sizes, subsizes, starts, strict=True)), c.ERR_ARG
+    )
     dimensions = list(zip(sizes, subsizes, starts, strict=True))
     places = np.zeros(1, np.int64)
     step = old.extent

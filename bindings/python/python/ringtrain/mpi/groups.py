@@ -58,7 +58,7 @@ class Group:
     rank = property(Get_rank)
 
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: "Group | None" = None) -> list[int]:
-        """The places in `group` of members of this one (all, if `ranks` is None), or in the job; `UNDEFINED` where it has them not."""
+        """The places of members (all, if `ranks` is None) in `group`, or in the job; `UNDEFINED` of whom it has not."""
         members = self._valid()
         # Without a second group it is that of all processes, whose places are the numbers by which members are known.
         place = {m: m for m in members} if group is None else {m: i for i, m in enumerate(group._valid())}

@@ -10,7 +10,7 @@ _UNITS = (8, 4, 2, 1)
 
 @dataclass(slots=True)
 class Layout:
-    """Blocks of bytes in the order in which they are sent: `offsets` from the element's address, and `lengths`. Both are int64 arrays.
+    """Blocks of bytes in the order in which they are sent: `offsets` from the element's address, and `lengths`, both int64.
 
     `sizes` are those of the basic elements in the same order, or one number where they are all alike.
     """

@@ -1,7 +1,7 @@
 """Groups that only their members form, without the other ranks of the communicator: `Create_group`.
 
-ringtrain's groups are formed by all ranks of the group that they come from. So the members meet as a job of their own, at a place that
-the first of them opens and tells the others of.
+ringtrain's groups are formed by all ranks of the group that they come from. So the members meet as a job of their own, at a
+place that the first of them opens and tells the others of.
 """
 
 import json

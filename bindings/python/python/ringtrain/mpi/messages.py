@@ -66,7 +66,9 @@ class Message:
         return cls(comm.Mprobe(source, tag, status))
 
     @classmethod
-    def Iprobe(cls, comm: "Comm", source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> "Message | None":
+    def Iprobe(
+        cls, comm: "Comm", source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None
+    ) -> "Message | None":
         """`Comm.Improbe`."""
         message = comm.Improbe(source, tag, status)
         return None if message is None else cls(message)

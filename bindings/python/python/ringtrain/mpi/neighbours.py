@@ -31,8 +31,8 @@ class Neighbours:
     def _exchanged(self, outgoing: Sequence[Any], incoming: Sequence[Block]) -> Request:
         """One message to each neighbour and one from each.
 
-        What goes to the neighbour after arrives there as from the one before: the places of a pair of neighbours are swapped, which
-        tells messages apart where both are the same rank.
+        What goes to the neighbour after arrives there as from the one before: the places of a pair of neighbours are swapped,
+        which tells messages apart where both are the same rank.
         """
         beside, handles, settled = self._state.beside, [], []
         try:
@@ -143,9 +143,7 @@ class Neighbours:
                 for place, (rank, item) in enumerate(zip(ranks, items, strict=True))
                 if rank != c.PROC_NULL
             ]
-            received = [
-                None if rank == c.PROC_NULL else beside.receive_bytes(rank, place)[0] for place, rank in enumerate(ranks)
-            ]
+            received = [None if rank == c.PROC_NULL else beside.receive_bytes(rank, place)[0] for place, rank in enumerate(ranks)]
             for handle in sent:
                 handle.wait()
         except _core.Error as error:

@@ -59,7 +59,11 @@ class Op:
     def _fold(self, left: Block, right: Block) -> None:
         """Puts `left op right` into `right`."""
         if self._user is not None:
-            self._user(np.frombuffer(left.memory, np.uint8).view(buffer), np.frombuffer(right.memory, np.uint8).view(buffer), right.datatype)
+            self._user(
+                np.frombuffer(left.memory, np.uint8).view(buffer),
+                np.frombuffer(right.memory, np.uint8).view(buffer),
+                right.datatype,
+            )
         else:
             a, b = left.array(), right.array()
             b[...] = self._arrays(a, b)

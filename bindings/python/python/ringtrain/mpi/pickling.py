@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Pickle:
-    """A pair of functions, objects to bytes and back. `PROTOCOL` is the pickle protocol; `THRESHOLD` is kept for mpi4py's sake."""
+    """A pair of functions, objects to bytes and back. `PROTOCOL` is the pickle protocol; `THRESHOLD` is for `dumps_oob`."""
 
     def __init__(
         self,

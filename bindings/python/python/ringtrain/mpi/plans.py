@@ -1,9 +1,10 @@
-"""What each collective on buffers comes to: the operation of ringtrain's that does it, its arguments, and what is left to do after it.
+"""What each collective on buffers comes to: ringtrain's operation, its arguments, and what is left to do after it.
 
-What is only moved travels as bytes, so that datatypes need to match in length alone. Reductions that ringtrain knows are done by it;
-others gather what all ranks have, and reduce it here from rank 0 on.
+What is only moved travels as bytes, so that datatypes need to match in length alone. Reductions that ringtrain knows are done by
+it; others gather what all ranks have, and reduce it here from rank 0 on.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ def gather(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
 
 
 def gatherv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-    """The same with lengths and places of each rank's own. Only the root knows them all: it is an exchange in which others get nothing."""
+    """The same with lengths and places of each rank's own. Only the root knows them: others get nothing in an exchange."""
     size, rank = comm.size, comm.rank
     nothing = [0] * size
     if not _is_root(comm, root):
@@ -118,7 +119,7 @@ def allgatherv(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
 
 def alltoall(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
     """The parts that each rank has for this one, one after the other."""
-    whole, own = _whole(comm, recvbuf)
+    whole, _ = _whole(comm, recvbuf)
     if _in_place(sendbuf):
         sent = memoryview(bytes(whole.outgoing()))
     else:
@@ -130,13 +131,17 @@ def alltoall(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
 def alltoallv(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
     """The same with lengths and places of each rank's own."""
     received = parse_blocks(recvbuf, True, comm.size)
-    return _exchange(comm, received if _in_place(sendbuf) else parse_blocks(sendbuf, False, comm.size), received, _in_place(sendbuf))
+    return _exchange(
+        comm, received if _in_place(sendbuf) else parse_blocks(sendbuf, False, comm.size), received, _in_place(sendbuf)
+    )
 
 
 def alltoallw(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
     """The same with datatypes of each rank's own, too."""
     received = parse_blocks_w(recvbuf, True, comm.size)
-    return _exchange(comm, received if _in_place(sendbuf) else parse_blocks_w(sendbuf, False, comm.size), received, _in_place(sendbuf))
+    return _exchange(
+        comm, received if _in_place(sendbuf) else parse_blocks_w(sendbuf, False, comm.size), received, _in_place(sendbuf)
+    )
 
 
 def _exchange(comm: Any, sent: Blocks, received: Blocks, is_in_place: bool) -> Plan:
@@ -221,7 +226,10 @@ def _reduce_scatter(comm: Any, whole: Block, target: Block, counts: list[int], o
     extent = whole.datatype._extent
     data = bytes(exact(whole).memory)
     everything = bytearray(target.count * extent * comm.size)
-    parts = [Block(memoryview(everything)[at : at + target.count * extent], 0, target.count, target.datatype) for at in _starts(target, comm.size)]
+    parts = [
+        Block(memoryview(everything)[at : at + target.count * extent], 0, target.count, target.datatype)
+        for at in _starts(target, comm.size)
+    ]
     arguments = (everything, data, [count * extent for count in counts], [target.count * extent] * comm.size)
     return Plan("all_to_all", arguments, lambda: _fold_into(op, parts, target))
 
@@ -331,7 +339,7 @@ def _gathering(comm: Any, block: Block) -> tuple[list[Block], tuple[bytearray, m
 
 def _fold_into(op: Op, parts: list[Block], target: Block) -> None:
     """Reduces the parts from left to right, each into the next one, and puts the last where it belongs."""
-    for left, right in zip(parts, parts[1:], strict=False):
+    for left, right in itertools.pairwise(parts):
         op._fold(left, right)
     if parts:
         last = parts[-1].memory

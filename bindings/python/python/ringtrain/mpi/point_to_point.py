@@ -280,5 +280,3 @@ def _arrived(block: Block, place: memoryview) -> Callable[[tuple[int, int, int]]
 
 def _in_its_place(got: tuple[int, int, int]) -> Outcome:
     return (None, *got)
-
-

@@ -59,7 +59,7 @@ class Sequel:
 
 
 class Request:
-    """An operation under way. Lower case methods give the object that was received, upper case ones only say that it has ended."""
+    """An operation under way. Lower case methods give the object that was received."""
 
     def __new__(cls, request: "Request | None" = None) -> "Request":
         self = super().__new__(cls)
@@ -221,7 +221,9 @@ class Request:
         return [i for i, request in enumerate(requests) if request._handle is not None and request._is_ready()]
 
     @classmethod
-    def _complete_all(cls, requests: Sequence["Request"], statuses: list[Status] | None, which: Sequence[int] | None = None) -> list[Any]:
+    def _complete_all(
+        cls, requests: Sequence["Request"], statuses: list[Status] | None, which: Sequence[int] | None = None
+    ) -> list[Any]:
         objects, first = [], None
         _lengthen(statuses, len(requests) if which is None else len(which))
         for place, i in enumerate(range(len(requests)) if which is None else which):
@@ -295,7 +297,9 @@ class Request:
         return cls.waitsome(requests, statuses)[0]
 
     @classmethod
-    def waitsome(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> tuple[list[int] | None, list[Any] | None]:
+    def waitsome(
+        cls, requests: Sequence["Request"], statuses: list[Status] | None = None
+    ) -> tuple[list[int] | None, list[Any] | None]:
         """The same, and their objects."""
         which = cls._some(requests, True)
         return (None, None) if which is None else (which, cls._complete_all(requests, statuses, which))
@@ -306,7 +310,9 @@ class Request:
         return cls.testsome(requests, statuses)[0]
 
     @classmethod
-    def testsome(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> tuple[list[int] | None, list[Any] | None]:
+    def testsome(
+        cls, requests: Sequence["Request"], statuses: list[Status] | None = None
+    ) -> tuple[list[int] | None, list[Any] | None]:
         """The same, and their objects."""
         which = cls._some(requests, False)
         return (None, None) if which is None else (which, cls._complete_all(requests, statuses, which))
@@ -400,7 +406,7 @@ class Grequest(Request):
         args: tuple | None = None,
         kwargs: dict[str, Any] | None = None,
     ) -> "Grequest":
-        """Begins one. `query_fn(status, ..)` fills the status, `free_fn(..)` is called at the end, `cancel_fn(completed, ..)` to cancel."""
+        """Begins one. `query_fn(status, ..)` fills the status, `free_fn(..)` ends and `cancel_fn(completed, ..)` cancels it."""
         self = cls.__new__(cls)
         event = self._event = _Event(cancel_fn, args or (), kwargs or {})
 

@@ -1,6 +1,7 @@
 """Joining the job and leaving it: what MPI_Init and MPI_Finalize are here, and what an uncaught exception does to the job."""
 
 import atexit
+import contextlib
 import math
 import os
 import sys
@@ -87,10 +88,8 @@ class Runtime:
         # What came from the end of the job is no news to the others.
         if isinstance(value.__cause__, _core.JobFailed) or isinstance(value, _core.JobFailed):
             return
-        try:
+        with contextlib.suppress(_core.Error):  # the job has ended already
             self.abort("uncaught " + "".join(traceback.format_exception_only(value)).strip())
-        except _core.Error:
-            pass  # the job has ended already
 
     def _at_exit(self) -> None:
         if not self.is_initialized or self.is_finalized or os.getpid() != self._own_pid:
@@ -100,10 +99,8 @@ class Runtime:
         if last is not None and not hasattr(sys, "ps1") and not sys.flags.interactive:
             self._abort_for(last)
         if rc.finalize is not False:
-            try:
+            with contextlib.suppress(_core.Error):  # the job has ended; whoever failed has been named
                 self.finish()
-            except _core.Error:
-                pass  # the job has ended; whoever failed has been named
 
 
 def prepared(group: _core.Group) -> _core.Group:

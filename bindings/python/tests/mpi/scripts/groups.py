@@ -17,7 +17,9 @@ comm = world.Create(evens)
 if comm != MPI.COMM_NULL:
     print(f"{world.rank}: evens {comm.allreduce(world.rank)} {evens.Translate_ranks([0], group)}")
     comm.Free()
-print(f"{world.rank}: {evens.Get_size()} {odds.Get_size()} {MPI.Group.Compare(group, group.Dup()) == MPI.IDENT} {odds.Get_rank()}")
+print(
+    f"{world.rank}: {evens.Get_size()} {odds.Get_size()} {MPI.Group.Compare(group, group.Dup()) == MPI.IDENT} {odds.Get_rank()}"
+)
 
 if evens.Get_rank() != MPI.UNDEFINED:
     comm = world.Create_group(evens, tag=3)

@@ -1,0 +1,85 @@
+"""What calls of the mpi4py interface cost: runs as it is under mpi4py, and under `ringrun --mpi4py`.
+
+Prints one line for each measurement, `name bytes microseconds`, from rank 0. Every result is checked while it is measured.
+"""
+
+import argparse
+
+import numpy as np
+from mpi4py import MPI
+
+BYTES_OF_A_FLOAT = 4
+SIZES = (8, 1 << 10, 16 << 10, 256 << 10, 4 << 20, 16 << 20)
+DICTIONARY = {"step": 17, "loss": 0.25, "names": ["a", "b", "c"], "shape": (3, 4)}
+
+
+def repetitions(nbytes: int, budget: int) -> int:
+    """Enough to tell, and not too many of what is long."""
+    return max(5, min(budget, (256 << 20) // max(nbytes, 1)))
+
+
+def timed(comm: MPI.Comm, count: int, call) -> float:
+    """The seconds that a call takes, of the slowest rank; some calls go first unmeasured."""
+    for _ in range(max(count // 10, 2)):
+        call()
+    comm.Barrier()
+    begin = MPI.Wtime()
+    for _ in range(count):
+        call()
+    return comm.allreduce((MPI.Wtime() - begin) / count, op=MPI.MAX)
+
+
+def ping_pong(comm: MPI.Comm, nbytes: int, budget: int) -> float:
+    """Seconds one way, between ranks 0 and 1."""
+    out, into = np.full(nbytes, comm.rank + 1, "u1"), np.zeros(nbytes, "u1")
+
+    def call() -> None:
+        if comm.rank == 0:
+            comm.Send(out, 1, 0)
+            comm.Recv(into, 1, 0)
+        elif comm.rank == 1:
+            comm.Recv(into, 0, 0)
+            comm.Send(out, 0, 0)
+
+    seconds = timed(comm, repetitions(nbytes, budget), call) / 2
+    assert comm.rank > 1 or (into == 2 - comm.rank).all()
+    return seconds
+
+
+def all_reduce(comm: MPI.Comm, nbytes: int, budget: int) -> float:
+    """Seconds for a sum of 32-bit floats."""
+    out, into = np.full(nbytes // BYTES_OF_A_FLOAT, 1.0, "f"), np.zeros(nbytes // BYTES_OF_A_FLOAT, "f")
+    seconds = timed(comm, repetitions(nbytes * 4, budget), lambda: comm.Allreduce(out, into))
+    assert (into == comm.size).all()
+    return seconds
+
+
+def broadcast(comm: MPI.Comm, nbytes: int, budget: int) -> float:
+    """Seconds for a buffer to all."""
+    data = np.full(nbytes, 7 if comm.rank == 0 else 0, "u1")
+    seconds = timed(comm, repetitions(nbytes, budget), lambda: comm.Bcast(data))
+    assert (data == 7).all()
+    return seconds
+
+
+def broadcast_object(comm: MPI.Comm, _nbytes: int, budget: int) -> float:
+    """Seconds for a dictionary to all."""
+    assert comm.bcast(DICTIONARY if comm.rank == 0 else None) == DICTIONARY
+    return timed(comm, budget, lambda: comm.bcast(DICTIONARY if comm.rank == 0 else None))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--budget", type=int, default=2000, help="how often short calls are made")
+    budget = parser.parse_args().budget
+    comm = MPI.COMM_WORLD
+    measured = [("ping_pong", ping_pong, size) for size in SIZES] if comm.size > 1 else []
+    measured += [("allreduce", all_reduce, size) for size in SIZES] + [("bcast", broadcast, size) for size in SIZES[:4]]
+    measured.append(("bcast_dict", broadcast_object, 0))
+    for name, measure, nbytes in measured:
+        seconds = measure(comm, nbytes, budget)
+        if comm.rank == 0:
+            print(f"{name} {nbytes} {seconds * 1e6:.3f}", flush=True)
+
+
+main()
