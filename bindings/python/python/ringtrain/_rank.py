@@ -1,8 +1,11 @@
 """A rank that `ringtrain.run` has started: calls the function, and leaves what it returned where the caller looks."""
 
+import fcntl
 import os
 import pickle
+import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -15,6 +18,7 @@ from . import _core, _world
 def main() -> int:
     directory = Path(sys.argv[1])
     rank = int(os.environ["RING_RANK"])
+    threading.Thread(target=_end_with_caller, args=(directory,), daemon=True).start()
     try:
         func, args, kwargs = pickle.loads((directory / "task").read_bytes())
         outcome = (True, func(*args, **kwargs), "", time.time())
@@ -34,6 +38,17 @@ def main() -> int:
         return 1
     _leave(directory, rank, data)
     return 0
+
+
+def _end_with_caller(directory: Path) -> None:
+    """The caller has a lock for as long as it lives; whoever gets it has nobody left to work for."""
+    try:
+        with open(directory / "caller", "r+") as caller:
+            fcntl.lockf(caller, fcntl.LOCK_EX)
+    except OSError:
+        # There are file systems without locks.
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _leave(directory: Path, rank: int, data: bytes) -> None:

@@ -1,5 +1,6 @@
 """Ranks from a notebook, or from any program that is none itself."""
 
+import fcntl
 import os
 import pickle
 import shutil
@@ -49,7 +50,8 @@ def run(
     their
     numbers. `timeout` are the seconds that all of it may take; `env` are variables that the ranks have beside this process's own.
 
-    Raises `RunError` with the rank that failed first and its traceback. An interrupted run leaves no process behind.
+    Raises `RunError` with the rank that failed first and its traceback. An interrupted run leaves no process behind, nor does a
+    caller that is killed.
     """
     if np < 1:
         raise InvalidArgument(f"{np} processes cannot be started")
@@ -61,7 +63,10 @@ def run(
         if timeout is not None:
             command += ["--job-timeout", str(timeout)]
         command += [sys.executable, "-m", _WORD, directory]
-        code, tail = _watch(command, dict(os.environ, PYTHONUNBUFFERED="1", PYTHONPATH=_path(), **(env or {})))
+        with open(Path(directory) / "caller", "w") as caller:
+            # The system lets go of it when this process dies, however that comes about: the ranks wait for that.
+            fcntl.lockf(caller, fcntl.LOCK_EX)
+            code, tail = _watch(command, {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _path(), **(env or {})})
         return _results(Path(directory), np, code, tail)
 
 

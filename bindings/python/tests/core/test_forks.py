@@ -1,0 +1,256 @@
+"""Processes that are forked from a rank are none: they are told so, and neither the rank nor its peers are any the worse for it."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringtrain as ring
+from ranks import Launcher, is_alive, leave, raised, read_when_there, wait_until
+
+HERE = Path(__file__)
+
+
+def in_child(call) -> tuple[int, bytes]:
+    """Runs it in a forked child; its exit code, and what it gave."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(out)
+        code = 1
+        try:
+            os.write(into, str(call()).encode())
+            code = 0
+        except BaseException as error:  # noqa: BLE001
+            os.write(into, f"{type(error).__name__}: {error}".encode())
+        os._exit(code)
+    os.close(into)
+    with open(out, "rb") as reader:
+        text = reader.read()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text
+
+
+def children(directory: Path) -> None:
+    """Children in the middle of everything; the parent goes on."""
+    world = ring.init(timeout=20)
+    n, rank = world.size, world.rank
+    part = world.split(0)
+    x = world.alloc(1000)
+    pending = world.all_reduce_async(np.ones(1000))
+    receive = world.receive_async(np.zeros(3), (rank - 1) % n, 5)
+
+    def tries() -> str:
+        calls = (
+            lambda: world.all_reduce(1),
+            lambda: world.barrier(),
+            lambda: part.all_reduce(1),
+            lambda: world.send(np.zeros(1), 0),
+            lambda: world.receive(np.zeros(1)),
+            lambda: world.probe(),
+            lambda: world.all_gather_object(1),
+            lambda: world.send_object(1, 0),
+            lambda: world.receive_object(),
+            lambda: world.split(0),
+            lambda: world.alloc(3),
+            lambda: world.statistics(),
+            lambda: world.abort("by a child"),
+            lambda: world.close(),
+            lambda: pending.wait(),
+            lambda: pending.test(),
+            lambda: receive.cancel(),
+            lambda: ring.wait_any([pending]),
+            lambda: ring.solo(),
+            lambda: ring.shutdown(),
+            lambda: ring.init(start_timeout=1.0),
+            lambda: setattr(world, "timeout", 3.0),
+        )
+        texts = {str(raised(ring.Forked, call)) for call in calls}
+        assert texts == {"this process was forked from a rank, and is none: communicate in the parent, or start processes by spawn"}
+        return "told"
+
+    code, text = in_child(tries)
+    assert (code, text) == (0, b"told"), text
+    # A child that lets go of everything, collects it, and ends as programs end.
+    pid = os.fork()
+    if pid == 0:
+        del world, part, pending, receive
+        ring._world._world = None
+        import gc
+
+        gc.collect()
+        sys.exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        raise RuntimeError("a child's own, which nobody else has to know")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    # A child may start other programs.
+    assert in_child(lambda: os.system("true")) == (0, b"0")
+    assert np.all(pending.wait() == n)
+    world.send(np.arange(3.0), (rank + 1) % n, 5)
+    assert receive.wait().count == 3
+    x[...] = 1
+    assert np.all(world.all_reduce(x, out=x) == n)
+    for _ in range(20):
+        assert world.all_reduce(1) == n == part.all_reduce(1)
+
+
+def square(value: int) -> int:
+    return value * value
+
+
+def tries_to_reduce(_: int) -> str:
+    try:
+        return str(ring.all_reduce(1))
+    except ring.Error as error:
+        return type(error).__name__
+
+
+class Loader:
+    """Batches made by forked workers, as data loaders do."""
+
+    def __init__(self, workers: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self.tasks, self.batches = context.Queue(), context.Queue()
+        self.workers = [context.Process(target=self.work, daemon=True) for _ in range(workers)]
+        for worker in self.workers:
+            worker.start()
+
+    def work(self) -> None:
+        while (index := self.tasks.get()) is not None:
+            self.batches.put((index, np.full(1000, index, np.float32)))
+
+    def close(self) -> None:
+        for _ in self.workers:
+            self.tasks.put(None)
+        for worker in self.workers:
+            worker.join(20)
+            assert worker.exitcode == 0
+
+
+def pools(directory: Path) -> None:
+    world = ring.init(timeout=20)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(square, range(20)) == [i * i for i in range(20)]
+        assert set(pool.map(tries_to_reduce, range(4))) == {"Forked"}
+        assert world.all_reduce(1) == world.size
+    loader = Loader(2)
+    for step in range(20):
+        loader.tasks.put(step)
+        index, batch = loader.batches.get(timeout=20)
+        assert np.all(world.all_reduce(batch, "avg") == step)
+    loader.close()
+    process = multiprocessing.get_context("fork").Process(target=sys.exit, args=(5,))
+    process.start()
+    process.join(20)
+    assert process.exitcode == 5
+    spawned = multiprocessing.get_context("spawn").Process(target=print, args=("spawned",))
+    spawned.start()
+    spawned.join(30)
+    assert spawned.exitcode == 0
+    assert world.all_reduce(1) == world.size
+
+
+def threads_at_work(directory: Path) -> None:
+    """Forks while other threads are in operations: no child may stop at a lock that its parent's thread had."""
+    import threading
+
+    world = ring.init(timeout=20)
+    twin = world.duplicate()
+    is_over = False
+
+    def reduce() -> None:
+        while not twin.all_reduce(is_over, "lor"):
+            world.send_object_async(b"x" * 100, world.rank)
+            world.receive_object(world.rank)
+
+    thread = threading.Thread(target=reduce)
+    thread.start()
+    for _ in range(30):
+        pid = os.fork()
+        if pid == 0:
+            raised(ring.Forked, world.all_reduce, 1)
+            sys.exit(0)
+        wait_until("the child ends", lambda: os.waitpid(pid, os.WNOHANG) != (0, 0), 10)
+    is_over = True
+    thread.join(20)
+    assert not thread.is_alive()
+    world.barrier()
+
+
+def alone_and_forked(directory: Path) -> None:
+    """A group that `init` has not made is forked, too."""
+    group = ring.solo()
+    group.send_async(np.zeros(3), 0)
+
+    def ends() -> str:
+        return type(raised(ring.Error, group.all_reduce, 1)).__name__
+
+    assert in_child(ends) == (0, b"Forked")
+    pid = os.fork()
+    if pid == 0:
+        del group
+        sys.exit(0)
+    wait_until("the child ends", lambda: os.waitpid(pid, os.WNOHANG) != (0, 0), 10)
+    assert group.receive(np.zeros(3)).count == 3
+
+
+def child_outlives_parent(directory: Path) -> None:
+    world = ring.init(timeout=20, transport=os.environ["TEST_TRANSPORT"])
+    world.barrier()
+    if world.rank == 1:
+        if os.fork() == 0:
+            # It lives on, out of reach of who ends its parent.
+            os.setsid()
+            leave(directory / "child", os.getpid())
+            signal.pause()
+        read_when_there(directory / "child")
+        leave(directory / "parent", os.getpid())
+    try:
+        if world.rank == 1:
+            signal.pause()
+        world.all_reduce(np.ones(5))
+    except ring.JobFailed as error:
+        leave(directory / f"saw-{world.rank}", f"{time.monotonic()} {type(error).__name__} {error.rank}")
+
+
+@pytest.mark.parametrize("n", (1, 3))
+@pytest.mark.parametrize("what", ("children", "pools", "threads_at_work", "alone_and_forked"))
+def test_forks(ringrun: Launcher, tmp_path: Path, what: str, n: int):
+    if what == "alone_and_forked" and n > 1:
+        n = 2
+    ringrun(n, HERE, what, tmp_path)
+
+
+@pytest.mark.parametrize("transport", ("auto", "tcp"))
+def test_a_child_that_outlives_its_parent_does_not_hide_its_death(ringrun: Launcher, tmp_path: Path, transport: str):
+    """A forked child has the parent's sockets: while it lives, nobody sees them close."""
+    job = ringrun.start(3, HERE, "child_outlives_parent", tmp_path, env={"TEST_TRANSPORT": transport}, flags=("--grace", "15"))
+    child = int(read_when_there(tmp_path / "child"))
+    try:
+        parent = int(read_when_there(tmp_path / "parent"))
+        killed = time.monotonic()
+        os.kill(parent, signal.SIGKILL)
+        for rank in (0, 2):
+            when, name, culprit = read_when_there(tmp_path / f"saw-{rank}").split()
+            assert (name, culprit) == ("PeerLost", "1")
+            print(f"rank {rank} knows after {1000 * (float(when) - killed):.0f} ms")
+            assert float(when) - killed < 2
+    finally:
+        os.kill(child, signal.SIGKILL)
+        job.finish()
+    assert not is_alive(parent)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
