@@ -55,7 +55,7 @@ class Runtime:
         try:
             # Messages of `ringtrain`'s own interface must not meet those of this one: the world's group is for them, and for
             # what communicators have to tell each other, with tags of their own.
-            self.control = _world.join()
+            self.control = _world.join().core
             world = self.control.duplicate()
         except _core.Error as error:
             raise translated(error) from error
