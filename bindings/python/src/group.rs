@@ -210,7 +210,10 @@ impl Drop for Group {
             self.slot.leak();
         } else {
             // The last group of a job says goodbye, which may take a while.
-            Python::attach(|py| py.detach(|| self.slot.close()));
+            // An interpreter that ends has nobody who would wait meanwhile.
+            if Python::try_attach(|py| py.detach(|| self.slot.close())).is_none() {
+                self.slot.close();
+            }
         }
     }
 }

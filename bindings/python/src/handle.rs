@@ -174,7 +174,7 @@ impl Drop for Handle {
             std::mem::forget(state);
         } else if matches!(state, State::Running(_)) {
             // It takes a lock that other threads hold while they let go of Python's objects.
-            Python::attach(|py| py.detach(move || drop(state)));
+            Python::try_attach(|py| py.detach(move || drop(state)));
         }
     }
 }

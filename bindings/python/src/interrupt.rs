@@ -16,7 +16,7 @@ pub(crate) fn is_interrupted() -> bool {
     if IS_MAIN.get() == Some(false) {
         return false;
     }
-    Python::attach(|py| {
+    let answer = Python::try_attach(|py| {
         // Asking may itself run handlers: what they raise is not to be lost.
         let asked = match IS_MAIN.get() {
             Some(_) => py.check_signals(),
@@ -28,7 +28,9 @@ pub(crate) fn is_interrupted() -> bool {
         let Err(raised) = asked else { return false };
         RAISED.set(Some(raised));
         true
-    })
+    });
+    // An interpreter that ends runs no handlers any more.
+    answer.unwrap_or(false)
 }
 
 /// What a handler raised while this thread waited.

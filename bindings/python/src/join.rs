@@ -59,7 +59,7 @@ impl Drop for Rendezvous {
             std::mem::forget(server);
         } else {
             // It waits for its thread.
-            Python::attach(|py| py.detach(move || drop(server)));
+            Python::try_attach(|py| py.detach(move || drop(server)));
         }
     }
 }

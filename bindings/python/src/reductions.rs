@@ -34,13 +34,15 @@ impl Group {
         let compression = compression_of(py, compression, output.kind)?;
         let (dtype, op) = reduced(py, output.kind, op)?;
         if compression != Compression::None {
+            let (output, input) = (&mut output, input.as_ref());
             return self.turn(py, move |group| {
-                output.copy_from(input.as_ref());
+                output.copy_from(input);
                 group.all_reduce_compressed(output.elements_mut::<f32>(), op, compression)
             });
         }
+        let (output, input) = (&mut output, input.as_ref());
         with_type!(dtype, T => self.turn(py, move |group| {
-            output.copy_from(input.as_ref());
+            output.copy_from(input);
             group.all_reduce(output.elements_mut::<T>(), op)
         }))
     }
@@ -92,8 +94,9 @@ impl Group {
         let output = output.ok_or_else(|| errors::invalid(py, "there is nothing to put the result in"))?;
         let (mut output, input) = place(output, input)?;
         let (dtype, op) = reduced(py, output.kind, op)?;
+        let (output, input) = (&mut output, input.as_ref());
         with_type!(dtype, T => self.turn(py, move |group| {
-            output.copy_from(input.as_ref());
+            output.copy_from(input);
             group.reduce(output.elements_mut::<T>(), op, root)
         }))
     }
@@ -183,8 +186,9 @@ impl Group {
     ) -> PyResult<()> {
         let (mut output, input) = place(output, input)?;
         let (dtype, op) = reduced(py, output.kind, op)?;
+        let (output, input) = (&mut output, input.as_ref());
         with_type!(dtype, T => self.turn(py, move |group| {
-            output.copy_from(input.as_ref());
+            output.copy_from(input);
             group.scan(output.elements_mut::<T>(), op)
         }))
     }

@@ -197,6 +197,8 @@ impl Region {
 
 // SAFETY: the keeper keeps the elements where they are whichever thread has the region.
 unsafe impl Send for Region {}
+// SAFETY: what is shared of it is only read.
+unsafe impl Sync for Region {}
 
 /// Whether items with this format hold references to objects, which mean nothing elsewhere. Names stand between colons.
 fn has_objects(format: &[u8]) -> bool {

@@ -101,7 +101,7 @@ impl Drop for Shared {
         if fork::is_forked() {
             std::mem::forget(buffer);
         } else {
-            Python::attach(|py| py.detach(move || drop(buffer)));
+            Python::try_attach(|py| py.detach(move || drop(buffer)));
         }
     }
 }

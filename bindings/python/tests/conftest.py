@@ -13,7 +13,9 @@ def ringrun() -> Launcher:
     """Runs programs under ringrun: `done = ringrun(4, "script.py", "argument")`. See `ranks.Launcher`."""
     program = os.environ.get("RINGRUN") or shutil.which("ringrun")
     if program is None:
-        pytest.fail("ringrun is not on the path, and RINGRUN does not say where it is: cargo build --release --bins", pytrace=False)
+        pytest.fail(
+            "ringrun is not on the path, and RINGRUN does not say where it is: cargo build --release --bins", pytrace=False
+        )
     return Launcher(program)
 
 

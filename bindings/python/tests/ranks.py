@@ -122,7 +122,12 @@ class Running:
         self.timeout = timeout
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            command, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
 
     def signal(self, number: int) -> None:
@@ -159,10 +164,13 @@ class Launcher:
         timeout: float = PATIENCE_S,
         command: Sequence[str] = (sys.executable,),
     ) -> Running:
-        """Starts it, and gives what can be signalled and waited for. `flags` are ringrun's, `command` what comes before the arguments."""
+        """Starts it, and gives what can be signalled and waited for. `flags` are ringrun's, `command` what comes before the
+        arguments."""
         line = [self.program, "-n", str(n), *flags, *command, *map(str, arguments)]
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        return Running(line, {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", _MARK: _OWN_MARK, **(env or {})}, timeout)
+        return Running(
+            line, {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", _MARK: _OWN_MARK, **(env or {})}, timeout
+        )
 
     def __call__(self, n: int, *arguments: object, code: int | None = 0, **options: Any) -> Done:
         """Runs it to its end, which has to be with the exit code `code`, or with any if that is `None`."""
@@ -204,7 +212,8 @@ def left_behind() -> list[str]:
 
 
 class Cases:
-    """The checks of a file. Each is a function of the world's group, which all ranks call at the same time; one launch of the file for each
+    """The checks of a file. Each is a function of the world's group, which all ranks call at the same time; one launch of the
+    file for each
     world size runs all of them, and pytest reports them one by one.
 
         cases = Cases(__file__, sizes=(1, 2, 4))
@@ -233,7 +242,9 @@ class Cases:
         self.functions[function.__name__] = (function, sizes or self.sizes)
         return function
 
-    def over(self, values: Iterable[Any], sizes: Sequence[int] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def over(
+        self, values: Iterable[Any], sizes: Sequence[int] | None = None
+    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
         """Adds a check for each value, which the function gets behind the group."""
 
         def add(function: Callable[..., None]) -> Callable[..., None]:
@@ -326,7 +337,9 @@ def in_threads(n: int, work: Callable[[Any], Any], **options: Any) -> list[Any]:
 
     def one(rank: int) -> None:
         try:
-            joined = _core.join(rank=rank, size=n, rendezvous=place.address, job_id=job, secret=secret, **{"timeout": 20.0, **options})
+            joined = _core.join(
+                rank=rank, size=n, rendezvous=place.address, job_id=job, secret=secret, **{"timeout": 20.0, **options}
+            )
             with ring.Group(joined) as group:
                 results[rank] = work(group)
         except BaseException as error:  # noqa: BLE001  (the caller looks)
@@ -341,7 +354,9 @@ def in_threads(n: int, work: Callable[[Any], Any], **options: Any) -> list[Any]:
     return results
 
 
-def raised(kind: type[BaseException] | tuple[type[BaseException], ...], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def raised(
+    kind: type[BaseException] | tuple[type[BaseException], ...], call: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     """The exception of this kind that the call raises."""
     try:
         result = call(*args, **kwargs)

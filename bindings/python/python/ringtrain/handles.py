@@ -7,7 +7,8 @@ from . import _core
 
 
 class Handle:
-    """An operation under way. Nobody may use its arrays before `wait` has returned. Dropping it lets the operation go on, but withdraws a
+    """An operation under way. Nobody may use its arrays before `wait` has returned. Dropping it lets the operation go on, but
+    withdraws a
     receive that has found no message yet."""
 
     __slots__ = ("_core", "_finish")

@@ -14,7 +14,21 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 NUMBERS = FLOATS + INTEGERS
 COMPLEX = ("complex64", "complex128")
 STRUCTURED = np.dtype([("id", "<i4"), ("O", "u1"), ("value", "<f8", (2,))])
-MOVED = (*NUMBERS, "bool", *COMPLEX, "datetime64[ns]", "timedelta64[s]", ">i4", ">f8", ">c16", "longdouble", "S5", "U3", "V7", STRUCTURED)
+MOVED = (
+    *NUMBERS,
+    "bool",
+    *COMPLEX,
+    "datetime64[ns]",
+    "timedelta64[s]",
+    ">i4",
+    ">f8",
+    ">c16",
+    "longdouble",
+    "S5",
+    "U3",
+    "V7",
+    STRUCTURED,
+)
 SHAPES = ((), (0,), (1,), (7,), (3, 5), (2, 0, 3), (2, 3, 4, 5), (1021,), (300_007,))
 SMALL_SHAPES = SHAPES[:-2]
 
@@ -50,7 +64,16 @@ def reference(op, arrays) -> np.ndarray:
     stack = np.stack(arrays)
     dtype = stack.dtype
     if dtype.kind == "b":
-        names = {"sum": "any", "max": "any", "lor": "any", "bor": "any", "prod": "all", "min": "all", "land": "all", "band": "all"}
+        names = {
+            "sum": "any",
+            "max": "any",
+            "lor": "any",
+            "bor": "any",
+            "prod": "all",
+            "min": "all",
+            "land": "all",
+            "band": "all",
+        }
         if op in ("lxor", "bxor"):
             return np.logical_xor.reduce(stack, axis=0)
         return getattr(np, names[op])(stack, axis=0)
@@ -76,7 +99,9 @@ def reference(op, arrays) -> np.ndarray:
 def average_of_integers(stack) -> np.ndarray:
     """The sum, divided as the library divides integers: towards zero."""
     total = np.sum(stack, axis=0, dtype="i8" if stack.dtype.kind == "i" else "u8")
-    return (np.sign(total) * (np.abs(total) // len(stack)) if stack.dtype.kind == "i" else total // len(stack)).astype(stack.dtype)
+    return (np.sign(total) * (np.abs(total) // len(stack)) if stack.dtype.kind == "i" else total // len(stack)).astype(
+        stack.dtype
+    )
 
 
 def stacked(arrays) -> np.ndarray:
@@ -444,7 +469,9 @@ WRONG = {
     "a root beyond the group to scatter from": lambda g, x: g.scatter(x, root=g.size),
     "a root beyond the group for objects": lambda g, x: g.broadcast_object(1, root=g.size),
     "a negative root for objects": lambda g, x: g.gather_object(1, root=-1),
-    "rows that do not divide": lambda g, x: g.reduce_scatter(np.zeros(g.size + 1)) if g.size > 1 else g.reduce_scatter(np.zeros(())),
+    "rows that do not divide": lambda g, x: (
+        g.reduce_scatter(np.zeros(g.size + 1)) if g.size > 1 else g.reduce_scatter(np.zeros(()))
+    ),
     "no rows to exchange": lambda g, x: g.all_to_all(np.zeros(())),
     "too few counts": lambda g, x: g.all_gather(x, counts=[len(x)] * (g.size - 1)),
     "too many counts": lambda g, x: g.reduce_scatter(x, counts=[len(x)] + [0] * g.size),
@@ -455,9 +482,11 @@ WRONG = {
     "negative counts of a scattering": lambda g, x: g.scatter(x, counts=[-len(x)] * g.size),
     "counts that do not come to the rows": lambda g, x: g.reduce_scatter(x, counts=[len(x) + 1] * g.size),
     "counts that are not this array's": lambda g, x: g.all_gather(x, counts=[len(x) + 1] * g.size),
-    "counts beyond memory": lambda g, x: g.all_gather(x[:0], counts=[0 if r == g.rank else 2**62 for r in range(g.size)])
-    if g.size > 1
-    else g.all_gather(x, counts=[2**62]),
+    "counts beyond memory": lambda g, x: (
+        g.all_gather(x[:0], counts=[0 if r == g.rank else 2**62 for r in range(g.size)])
+        if g.size > 1
+        else g.all_gather(x, counts=[2**62])
+    ),
     "only the counts that are sent": lambda g, x: g.all_to_all(x, send_counts=[len(x)] + [0] * (g.size - 1)),
     "only the counts that are received": lambda g, x: g.all_to_all(x, receive_counts=[0] * g.size),
     "a message to nobody": lambda g, x: g.send(x, g.size),

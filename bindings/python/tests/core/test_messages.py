@@ -114,7 +114,15 @@ def into_the_beginning_of_a_longer_array(world):
 def bytes_and_any_buffer(world):
     n, rank = world.size, world.rank
     core, right, left = world.core, (rank + 1) % n, (rank - 1) % n
-    for data in (b"", b"abc", bytearray(b"xyz"), memoryview(b"12345"), np.arange(4, dtype="i4"), np.float64(1.5), np.zeros((3, 0))):
+    for data in (
+        b"",
+        b"abc",
+        bytearray(b"xyz"),
+        memoryview(b"12345"),
+        np.arange(4, dtype="i4"),
+        np.float64(1.5),
+        np.zeros((3, 0)),
+    ):
         expected = bytes(memoryview(data)) if not isinstance(data, np.generic) else data.tobytes()
         core.send_bytes_async(data, right, 1)
         assert core.receive_bytes(left, 1) == (expected, left, 1)

@@ -131,7 +131,11 @@ def python(text: str, *arguments: str, **options) -> subprocess.CompletedProcess
 
 
 def test_importing_is_cheap_and_silent():
-    done = python("import sys, ringtrain; print(sorted({'torch', 'mpi4py', 'ringtrain.torch', 'ringtrain.mpi', 'pytest'} & set(sys.modules)))", "-W", "error")
+    done = python(
+        "import sys, ringtrain; print(sorted({'torch', 'mpi4py', 'ringtrain.torch', 'ringtrain.mpi', 'pytest'} & set(sys.modules)))",
+        "-W",
+        "error",
+    )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
 
 
@@ -181,7 +185,14 @@ def test_alone_everything_is_the_identity():
     assert group.all_gather_object("x") == ["x"] == group.gather_object("x")
     assert group.broadcast_object("x") == group.scatter_object(["x"]) == group.all_to_all_object(["x"])[0] == "x"
     assert group.split(0).size == group.duplicate().size == group.subgroup([0]).size == 1
-    assert (group.rank, group.size, group.local_rank, group.local_size, group.members, group.transport) == (0, 1, 0, 1, [0], "none")
+    assert (group.rank, group.size, group.local_rank, group.local_size, group.members, group.transport) == (
+        0,
+        1,
+        0,
+        1,
+        [0],
+        "none",
+    )
     with group:
         pass
     raised(ring.Error, group.all_reduce, x)

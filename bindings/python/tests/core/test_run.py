@@ -133,9 +133,11 @@ def test_a_time_that_is_too_short():
 
 
 def test_variables_of_the_ranks():
-    found = ring.run(lambda: (os.environ["PYTHONPATH"], os.environ["OMP_NUM_THREADS"]), 1, env={
-        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry) + ":/mine", "OMP_NUM_THREADS": "7"
-    })
+    found = ring.run(
+        lambda: (os.environ["PYTHONPATH"], os.environ["OMP_NUM_THREADS"]),
+        1,
+        env={"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry) + ":/mine", "OMP_NUM_THREADS": "7"},
+    )
     assert found[0][0].endswith(":/mine") and found[0][1] == "7"
 
 
@@ -209,7 +211,11 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, name: str):
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(entry for entry in sys.path if entry))
     # In a notebook the signal reaches this process alone, and not its children as in a terminal.
     process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(tmp_path)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     ranks = [int(read_when_there(tmp_path / f"rank-{rank}")) for rank in range(2)]
     started = time.monotonic()

@@ -1,4 +1,5 @@
-"""Ctrl-C and other signals, whatever a rank is blocked in: its handler runs at once, what it raises ends the call, and the others are told."""
+"""Ctrl-C and other signals, whatever a rank is blocked in: its handler runs at once, what it raises ends the call, and the
+others are told."""
 
 import os
 import signal
@@ -274,7 +275,9 @@ def finished(job: Running, directory: Path) -> tuple[str, str]:
 
 @pytest.mark.parametrize(("what", "transport", "name"), BLOCKING)
 def test_a_signal_ends(ringrun: Launcher, tmp_path: Path, what: str, transport: str, name: str, record_property):
-    job = ringrun.start(2, HERE, "is_interrupted", tmp_path, what, name, env={"TEST_TRANSPORT": transport}, flags=("--grace", "10"))
+    job = ringrun.start(
+        2, HERE, "is_interrupted", tmp_path, what, name, env={"TEST_TRANSPORT": transport}, flags=("--grace", "10")
+    )
     latency, kind = finished(job, tmp_path)
     print(f"{what}, {transport}, {name}: {latency}")
     record_property("latency", latency)

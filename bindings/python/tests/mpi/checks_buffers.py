@@ -3,6 +3,7 @@
 import array
 
 import numpy as np
+
 from ringtrain.mpi import MPI
 
 CODES = "?bBhHiIlLqQefdgFDG"

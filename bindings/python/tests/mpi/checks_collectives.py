@@ -1,6 +1,7 @@
 """Collectives that move buffers: blocking, going on by themselves and persistent, with every type."""
 
 import numpy as np
+
 from ringtrain.mpi import MPI
 
 CODES = "?bBhHiIlLefdgFD"

@@ -1,6 +1,7 @@
 """Datatypes: those that MPI names, and those made from them."""
 
 import numpy as np
+
 from ringtrain.mpi import MPI
 
 

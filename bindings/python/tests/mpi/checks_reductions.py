@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 from checks_collectives import each_way
+
 from ringtrain.mpi import MPI
 
 INTEGERS, FLOATS, COMPLEX = "bBhHiIlLqQ", "efdg", "FDG"

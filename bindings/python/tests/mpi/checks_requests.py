@@ -1,6 +1,7 @@
 """Requests: one and many, persistent ones, and those of the program's own."""
 
 import numpy as np
+
 from ringtrain.mpi import MPI
 
 

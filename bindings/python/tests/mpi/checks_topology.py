@@ -1,6 +1,7 @@
 """Grids, and what neighbours exchange."""
 
 import numpy as np
+
 from ringtrain.mpi import MPI
 
 

@@ -1,6 +1,7 @@
 """Every check of every `checks_*.py`, with 1 to 4 ranks; a module's checks share one job for each number of ranks."""
 
 import pytest
+
 from conftest import HERE, checked, checks_of
 
 MODULES = sorted(path.stem for path in HERE.glob("checks_*.py"))

@@ -11,6 +11,7 @@ import subprocess
 from functools import cache
 
 import pytest
+
 from conftest import HERE, launch, ringrun
 from ringtrain.mpi.path import directory
 

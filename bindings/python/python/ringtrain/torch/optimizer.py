@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-
 from ringtrain.torch import buckets, horovod
 from ringtrain.torch.compression import Compression, Compressor
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import checks
+from checks import raised
+
 import ringtrain.torch as hvd
 import torch
-from checks import raised
 from ringtrain import _core as core
 from torch import nn
 
