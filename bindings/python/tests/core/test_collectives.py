@@ -541,7 +541,7 @@ def a_scattering_that_cannot_be_divided_fails_on_every_rank(world):
 
 @cases
 def errors_say_which_error_they_are(world):
-    x = np.zeros(4, np.float32)
+    x = np.zeros(12, np.float32)
     for call in (world.all_reduce, world.reduce, world.scan, world.reduce_scatter):
         assert isinstance(raised(ring.Unsupported, call, x.astype("M8[s]")), ValueError)
     for call in (world.all_reduce_async, world.reduce_async, world.scan_async, world.exscan_async):
