@@ -101,21 +101,47 @@ def any_of_several(world):
 
 @cases
 def dropped_handles_let_the_operation_go_on(world):
-    n = world.size
-    result = np.full(1000, float(world.rank))
+    """What comes of it on the rank that does not wait is not said; the others have their results, and the group goes on."""
+    n, rank = world.size, world.rank
+    for k in range(50):
+        handle = world.all_reduce_async(np.full(k * 600 + 1, k), out=np.zeros(k * 600 + 1, np.int64))
+        if rank == k % n:
+            del handle
+        else:
+            assert np.all(handle.wait() == k * n)
     for _ in range(20):
-        world.all_reduce_async(result[:10].copy())
-    handle = world.all_reduce_async(result, out=result)
-    del handle
+        world.all_gather_async(np.ones(1000))
     gc.collect()
-    # It may end later than what is begun after it, but it ends without anybody's help.
-    wait_until("the dropped operation ends", lambda: np.all(result == float(sum(range(n)))))
-    outs = [np.zeros(100_000, np.float32) for _ in range(10)]
-    for k, out in enumerate(outs):
-        world.all_reduce_async(np.full(100_000, k, np.float32), out=out)
     assert world.all_reduce(1) == n
-    for k, out in enumerate(outs):
-        wait_until("the dropped operation ends", lambda k=k, out=out: np.all(out == k * n))
+
+
+@cases
+def what_has_ended_is_there(world):
+    """Who asks `test` until it says so finds the result in the array."""
+    n, rank = world.size, world.rank
+    for count in (1, 1000, 100_000):
+        x = np.full(count, float(rank))
+        total, parts, got = np.zeros(count), np.zeros((n, count)), np.zeros(count)
+        mine, exchanged, first = np.zeros(1), np.zeros(n), np.zeros((n, count))
+        each = np.full(n, float(rank))
+        checks = [
+            (world.all_reduce_async(x, out=total), total, np.full(count, sum(range(n)))),
+            (world.all_gather_async(x, out=parts), parts, np.repeat(np.arange(n), count).reshape(n, count)),
+            (world.reduce_scatter_async(each, out=mine), mine, np.full(1, sum(range(n)))),
+            (world.all_to_all_async(each, out=exchanged), exchanged, np.arange(n)),
+            (world.all_to_all_async(each, out=(uneven := np.zeros(n)), send_counts=[1] * n, receive_counts=[1] * n), uneven, np.arange(n)),
+            (world.scan_async(x, out=(scanned := np.zeros(count))), scanned, np.full(count, sum(range(rank + 1)))),
+            (world.scatter_async(each if rank == 0 else None, out=(part := np.ones(1))), part, np.zeros(1)),
+            (world.receive_async(got, (rank - 1) % n, 2), got, np.full(count, (rank - 1) % n)),
+        ]
+        if rank == 0:
+            checks.append((world.gather_async(x, out=first), first, np.repeat(np.arange(n), count).reshape(n, count)))
+        else:
+            world.gather_async(x)
+        world.send(x, (rank + 1) % n, 2)
+        for k, (handle, out, expected) in enumerate(checks):
+            wait_until("it ends", handle.test)
+            assert np.array_equal(out, expected), (count, k)
 
 
 @cases
