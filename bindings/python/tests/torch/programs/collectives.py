@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from checks import raised
-from ringtrain import _core as core
 from torch.distributed import ReduceOp
+
+from ringtrain import _core as core
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]

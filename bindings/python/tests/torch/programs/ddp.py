@@ -10,11 +10,12 @@ from typing import Any
 import checks
 import torch
 import torch.distributed as dist
-from ringtrain.torch import hooks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
+
+from ringtrain.torch import hooks
 
 STEPS = 4
 

@@ -9,12 +9,13 @@ import time
 from datetime import timedelta
 
 import checks
-import ringtrain.torch as hvd
 import torch
 import torch.distributed as dist
-from ringtrain import _core as core
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+import ringtrain.torch as hvd
+from ringtrain import _core as core
 
 
 def say(text: str) -> None:

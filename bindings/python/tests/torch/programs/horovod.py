@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import checks
-import ringtrain.torch as hvd
 import torch
 from checks import raised
-from ringtrain import _core as core
 from torch import nn
+
+import ringtrain.torch as hvd
+from ringtrain import _core as core
 
 
 def of(rank: int, rows: int = 3) -> torch.Tensor:

@@ -6,9 +6,10 @@ import os
 from datetime import timedelta
 
 import checks
-import ringtrain.torch as hvd
 import torch
 import torch.distributed as dist
+
+import ringtrain.torch as hvd
 from ringtrain.torch import backend
 
 
