@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from conftest import launch
+from mpi_jobs import launch
 from ringtrain.mpi.path import directory
 
 FROM = "from ringtrain.mpi import MPI; comm = MPI.COMM_WORLD\n"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from ringtrain import _core
 from ringtrain.torch import cuda, tensors
 from ringtrain.torch.compression import Compressor

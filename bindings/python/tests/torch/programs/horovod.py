@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import checks
+import torch
 from checks import raised
+from torch import nn
 
 import ringtrain.torch as hvd
-import torch
 from ringtrain import _core as core
-from torch import nn
 
 
 def of(rank: int, rows: int = 3) -> torch.Tensor:
