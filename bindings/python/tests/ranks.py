@@ -290,10 +290,10 @@ class Cases:
             return done, outcomes
 
     def main(self) -> None:
-        """What a rank does: all checks, one after the other."""
+        """What a rank does: all checks, one after the other. TEST_TRANSPORT may be "tcp", and RINGTRAIN_ONLY a part of the names of checks."""
         import ringtrain as ring
 
-        world = ring.init(timeout=self.timeout, **self.options)
+        world = ring.init(timeout=self.timeout, transport=os.environ.get("TEST_TRANSPORT"), **self.options)
         only = os.environ.get("RINGTRAIN_ONLY")
         failures = 0
         ended = ""

@@ -42,7 +42,10 @@ def contiguous(values: ArrayLike) -> NDArray:
 def place(out: NDArray | None, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
     """Where a result goes: `out`, which has to be such an array, or a new one."""
     if out is None:
-        return np.empty(shape, dtype)
+        try:
+            return np.empty(shape, dtype)
+        except ValueError as error:
+            raise InvalidArgument(f"no array has the shape {shape}: {error}") from None
     out = written(out)
     if out.shape != shape or out.dtype != dtype:
         raise InvalidArgument(f"out is {out.dtype} of shape {out.shape}; the result is {dtype} of shape {shape}")

@@ -151,7 +151,7 @@ def everybodys(world, dtype, shape, seed=0) -> list[np.ndarray]:
 def all_reduce_in_all_forms(world, dtype):
     results = []
     for op, shape in itertools.product(operations(dtype), SHAPES):
-        if shape == SHAPES[-1] and op != "sum":
+        if shape == SHAPES[-1] and (op != "sum" or dtype == "float16"):
             continue
         arrays = everybodys(world, dtype, shape)
         own, expected, what = arrays[world.rank], reference(op, arrays), (dtype, op, shape)
@@ -531,7 +531,7 @@ def wrong_arguments_are_refused_and_nothing_is_sent(world, name):
 def a_scattering_that_cannot_be_divided_fails_on_every_rank(world):
     """The root tells the others the shape first, and what comes of it is the same everywhere."""
     x = np.arange(2 * world.size + 1)
-    raised(ring.InvalidArgument, world.scatter, x, counts=[3] * world.size)
+    raised(ring.InvalidArgument, world.scatter, x, counts=[len(x) + 1] * world.size)
     raised(ring.InvalidArgument, world.scatter, np.zeros(()))
     raised(ring.InvalidArgument, world.scatter_async, np.zeros(()), counts=[0] * world.size)
     if world.size > 1:
@@ -541,7 +541,7 @@ def a_scattering_that_cannot_be_divided_fails_on_every_rank(world):
 
 @cases
 def errors_say_which_error_they_are(world):
-    x = np.zeros(4, np.float32)
+    x = np.zeros(12, np.float32)
     for call in (world.all_reduce, world.reduce, world.scan, world.reduce_scatter):
         assert isinstance(raised(ring.Unsupported, call, x.astype("M8[s]")), ValueError)
     for call in (world.all_reduce_async, world.reduce_async, world.scan_async, world.exscan_async):

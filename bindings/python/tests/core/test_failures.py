@@ -99,7 +99,8 @@ def test_who_is_late_is_named():
         group.timeout = 0.5
         started = time.monotonic()
         error = raised(ring.Timeout, group.all_reduce, np.zeros(5))
-        assert 0.4 < time.monotonic() - started < 5
+        # Whoever came first has told this one.
+        assert time.monotonic() - started < 5
         return error
 
     errors = all_raise(in_threads(3, work), ring.Timeout)

@@ -178,7 +178,7 @@ def threads_at_work(directory: Path) -> None:
 
     thread = threading.Thread(target=reduce)
     thread.start()
-    for _ in range(30):
+    for _ in range(12):
         pid = os.fork()
         if pid == 0:
             raised(ring.Forked, world.all_reduce, 1)

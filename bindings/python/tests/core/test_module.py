@@ -265,7 +265,8 @@ def test_a_program_that_keeps_everything_ends_well(ringrun: Launcher, tmp_path: 
             def __del__(self, world=world):
                 try:
                     world.all_reduce(1)
-                except ring.Error:
+                except Exception:
+                    # Modules may be gone by then. What it must not do is abort the process.
                     pass
         last = Last()
         world.barrier()

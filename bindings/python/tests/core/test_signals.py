@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,13 @@ class Enough(Exception):
     """What a handler raises."""
 
 
-def blocked_in(what: str, world: ring.Group, directory: Path) -> None:
-    """Blocks for a minute, for rank 1 does not do the same."""
-    {
+def blocking(what: str, world: ring.Group) -> Callable[[], object]:
+    """What blocks for a minute, for rank 1 does not do the same."""
+    if what == "a group that another thread is in":
+        return in_turn(world)
+    if what == "a handle that another thread waits for":
+        return for_one_handle(world)
+    return {
         "a small collective": lambda: world.all_reduce(np.zeros(4)),
         "a large collective": lambda: world.all_reduce(np.zeros(3_000_000)),
         "a barrier": world.barrier,
@@ -45,23 +50,21 @@ def blocked_in(what: str, world: ring.Group, directory: Path) -> None:
         "Handle.wait with a timeout": lambda: world.receive_async(np.zeros(4), 1).wait(60),
         "wait_any": lambda: ring.wait_any([world.receive_async(np.zeros(4), 1), world.barrier_async()]),
         "wait_all": lambda: ring.wait_all([world.receive_async(np.zeros(4), 1), world.barrier_async()]),
-        "a group that another thread is in": lambda: in_turn(world),
-        "a handle that another thread waits for": lambda: for_one_handle(world),
-    }[what]()
+    }[what]
 
 
-def in_turn(world) -> None:
+def in_turn(world: ring.Group) -> Callable[[], object]:
     thread = threading.Thread(target=lambda: raised(ring.Error, world.barrier), daemon=True)
     thread.start()
     wait_until_asleep(thread.native_id)
-    world.all_reduce(1)
+    return lambda: world.all_reduce(1)
 
 
-def for_one_handle(world) -> None:
+def for_one_handle(world: ring.Group) -> Callable[[], object]:
     handle = world.all_reduce_async(np.zeros(4))
     for _ in range(2):
         threading.Thread(target=lambda: raised(ring.Error, handle.wait), daemon=True).start()
-    handle.wait()
+    return handle.wait
 
 
 def signal_when_blocked(number: int, sent: list) -> None:
@@ -98,9 +101,10 @@ def is_interrupted(directory: Path, what: str, name: str) -> None:
     if name == "SIGALRM":
         signal.signal(signal.SIGALRM, handler)
     sent: list[float] = []
+    call = (lambda: ring.init(start_timeout=60)) if what == "the start" else blocking(what, world)
     signal_when_blocked(getattr(signal, name), sent)
     try:
-        ring.init(start_timeout=60) if what == "the start" else blocked_in(what, world, directory)
+        call()
     except (KeyboardInterrupt, Enough) as error:
         leave(directory / "interrupted", f"{time.monotonic() - sent[0]} {type(error).__name__}")
         raise
