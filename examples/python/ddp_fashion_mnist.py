@@ -14,13 +14,13 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import ringtrain.torch  # noqa: F401  (makes the backend "ring" known)
-import torch
-from torch import Tensor, nn
 
 # What the Debian package dataset-fashion-mnist installs.
 DATA = Path("/usr/share/datasets/fashion-mnist")

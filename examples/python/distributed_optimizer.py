@@ -8,12 +8,12 @@ A Horovod script needs one line changed: `import ringtrain.torch as hvd` instead
 import argparse
 import math
 
+import torch
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import ringtrain.torch as hvd
-import torch
-from torch import Tensor, nn
 
 
 def make_moons(count: int, seed: int) -> TensorDataset:

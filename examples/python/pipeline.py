@@ -11,9 +11,10 @@ in one process.
 import argparse
 import sys
 
-import ringtrain as ring
 import torch
 from torch import Tensor, nn
+
+import ringtrain as ring
 
 FEATURES, WIDTH = 16, 64
 FORWARD, BACKWARD = 1, 2

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringtrain.torch  # noqa: F401  (registers the backend)
-import torch
-from torch import nn
 
 # Bytes, and how many calls make a sample: enough that the clock's and the barrier's share is small.
 SIZES = {64: 50, 64 << 10: 30, 4 << 20: 6, 64 << 20: 2}

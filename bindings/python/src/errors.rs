@@ -1,6 +1,7 @@
 //! From the library's errors to Python's exceptions, which `ringtrain/_errors.py` defines.
 
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use ringtrain::wire::Cause;
 use ringtrain::{Error, StartError};
@@ -23,18 +24,29 @@ const NAMES: [&str; 14] = [
     "StillRunning",
 ];
 
+/// The classes, in the order of their names. An interpreter that ends imports nothing any more.
+static CLASSES: PyOnceLock<Vec<Py<PyType>>> = PyOnceLock::new();
+
+fn classes(py: Python<'_>) -> PyResult<&'static [Py<PyType>]> {
+    let find = || {
+        let errors = py.import(MODULE)?;
+        let class = |name: &&str| Ok(errors.getattr(*name)?.cast_into::<PyType>()?.unbind());
+        NAMES.iter().map(class).collect::<PyResult<Vec<_>>>()
+    };
+    CLASSES.get_or_try_init(py, find).map(Vec::as_slice)
+}
+
 /// The classes are the module's too.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let errors = module.py().import(MODULE)?;
-    NAMES.iter().try_for_each(|&name| module.add(name, errors.getattr(name)?))
+    let classes = classes(module.py())?;
+    NAMES.iter().zip(classes).try_for_each(|(&name, class)| module.add(name, class))
 }
 
 /// An exception of one of the classes.
 fn exception(py: Python<'_>, name: &str, message: String) -> PyErr {
-    let class =
-        py.import(MODULE).and_then(|errors| errors.getattr(name)?.cast_into::<PyType>().map_err(PyErr::from));
-    match class {
-        Ok(class) => PyErr::from_type(class, message),
+    let place = NAMES.iter().position(|&known| known == name).unwrap_or_default();
+    match classes(py) {
+        Ok(classes) => PyErr::from_type(classes[place].bind(py).clone(), message),
         Err(error) => error,
     }
 }

@@ -6,6 +6,7 @@ use ringtrain::{Element, ForeignBuffer};
 use crate::dtype::Kind;
 use crate::errors;
 use crate::group::Group;
+use crate::shared::Shared;
 use crate::view::View;
 
 /// `count` elements of type `dtype` at `address`, which stay valid for as long as `owner` lives. Nobody checks that.
@@ -71,7 +72,10 @@ impl Region {
     /// The elements of a buffer that is only read.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
-        let region = if let Ok(memory) = object.cast::<Memory>() {
+        let region = if let Ok(shared) = object.cast::<Shared>() {
+            // The buffer protocol has no word for all of its types.
+            Self { kind: shared.get().kind(), ..Self::of_buffer(object)? }
+        } else if let Ok(memory) = object.cast::<Memory>() {
             let memory = memory.get();
             Self {
                 start: memory.address as *mut u8,

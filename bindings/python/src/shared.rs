@@ -50,6 +50,12 @@ impl Group {
     }
 }
 
+impl Shared {
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
 #[pymethods]
 impl Shared {
     fn __len__(&self) -> usize {

@@ -70,7 +70,9 @@ def children(directory: Path) -> None:
             lambda: setattr(world, "timeout", 3.0),
         )
         texts = {str(raised(ring.Forked, call)) for call in calls}
-        assert texts == {"this process was forked from a rank, and is none: communicate in the parent, or start processes by spawn"}
+        assert texts == {
+            "this process was forked from a rank, and is none: communicate in the parent, or start processes by spawn"
+        }
         return "told"
 
     code, text = in_child(tries)

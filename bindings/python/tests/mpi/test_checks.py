@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import HERE, checked, checks_of
+from mpi_jobs import HERE, checked, checks_of
 
 MODULES = sorted(path.stem for path in HERE.glob("checks_*.py"))
 CASES = [(module, size, check) for module in MODULES for size in (1, 2, 3, 4) for check in checks_of(module)]

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from conftest import HERE
+from mpi_jobs import HERE
 
 DOCUMENT = HERE.parent.parent / "docs" / "mpi.md"
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from conftest import launch
+from mpi_jobs import launch
 from ringtrain.mpi.path import directory
 
 FROM = "from ringtrain.mpi import MPI; comm = MPI.COMM_WORLD\n"
@@ -16,7 +16,7 @@ def test_an_uncaught_exception_ends_the_others_and_names_the_rank() -> None:
     done = launch(3, "-c", FROM + "if comm.rank == 1: raise ValueError('boom')\ncomm.recv(source=0, tag=1)")
     assert done.returncode == 1
     assert "rank 1" in done.stderr
-    assert "stopped the job: uncaught ValueError: boom" in done.stderr
+    assert "stopped the job: its program ended with ValueError: boom" in done.stderr
 
 
 def test_an_exception_is_told_even_if_the_hook_was_replaced() -> None:

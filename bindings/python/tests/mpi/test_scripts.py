@@ -12,7 +12,7 @@ from functools import cache
 
 import pytest
 
-from conftest import HERE, launch, ringrun
+from mpi_jobs import HERE, launch, ringrun
 from ringtrain.mpi.path import directory
 
 SCRIPTS = sorted(path.stem for path in (HERE / "scripts").glob("*.py"))

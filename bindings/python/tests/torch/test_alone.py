@@ -35,6 +35,7 @@ class Stream:
 def test_a_tensor_on_a_gpu_is_reduced_piece_by_piece(count: int) -> None:
     """The order of copies and reductions, on host memory: every piece comes down, is reduced once, and goes up."""
     import torch
+
     from ringtrain.torch import cuda
 
     begun: list[int] = []

@@ -35,7 +35,7 @@ def test_data_parallel_and_sharded(launch: Launch, n: int) -> None:
     assert passed(launch(n, "ddp.py")).count("checks passed") == n
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [1, 2, 3])
 def test_horovod(launch: Launch, n: int) -> None:
     assert passed(launch(n, "horovod.py")).count("checks passed") == n
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from ringtrain import _core
 from ringtrain.torch import cuda, tensors
 from ringtrain.torch.compression import Compressor
@@ -152,8 +153,12 @@ class Bucket:
         if not packed.is_cpu:
             cuda.all_reduce(packed, lambda host: self._group.all_reduce_async(tensors.memory(host), settings.op, None, wire))
             return
-        memory = self._shared if packed is self._flat and self._shared is not None else tensors.memory(packed)
+        memory = self._shared if packed is self._flat and self._is_known_by_itself() else tensors.memory(packed)
         self._handle = self._group.all_reduce_async(memory, settings.op, None, wire)
+
+    def _is_known_by_itself(self) -> bool:
+        """Whether the shared memory says of what type it is: Python's buffers have no name for bfloat16."""
+        return self._shared is not None and self._flat.dtype is not torch.bfloat16
 
     def finish(self, settings: Settings) -> None:
         """Waits for the reduction, and hands the parameters what came of it."""

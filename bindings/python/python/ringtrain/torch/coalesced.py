@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-import torch
 from ringtrain.torch.works import Finished, Pending
 
 Tensors = list[torch.Tensor]

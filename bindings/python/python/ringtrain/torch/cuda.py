@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 import torch
+
 from ringtrain import _core
 
 # One piece's copy takes about as long as its reduction, and few pieces make the ends, which overlap with nothing, long.

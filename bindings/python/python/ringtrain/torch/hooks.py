@@ -10,9 +10,9 @@ share memory, nothing is rounded on the way.
 """
 
 # DistributedDataParallel compares the annotations of hooks with types, so they are not to be postponed here.
+import torch
 import torch.distributed as dist
 
-import torch
 from ringtrain import _core
 from ringtrain.torch.backend import ring_group
 

@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-import torch
 from ringtrain import _core, _world
 from ringtrain.torch import lifetime, meeting, tensors
 from ringtrain.torch.backend import ring_group

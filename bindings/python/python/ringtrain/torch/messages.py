@@ -6,9 +6,9 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-import torch
 from ringtrain import _core
 from ringtrain.torch import tensors
 from ringtrain.torch.works import Pending

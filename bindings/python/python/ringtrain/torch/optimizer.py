@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+
 from ringtrain.torch import buckets, horovod
 from ringtrain.torch.compression import Compression, Compressor
 

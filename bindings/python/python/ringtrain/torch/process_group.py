@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-import torch
 from ringtrain import _core
 from ringtrain.torch import cuda, tensors
 from ringtrain.torch.coalesced import Coalesced

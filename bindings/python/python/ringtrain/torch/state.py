@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+
 from ringtrain.torch import horovod, tensors
 
 

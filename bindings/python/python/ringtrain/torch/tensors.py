@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch.distributed import ReduceOp
 
-import torch
 from ringtrain import _core
 from ringtrain.torch import cuda
 

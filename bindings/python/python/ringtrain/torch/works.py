@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-import torch
 from ringtrain import _core
 from ringtrain.torch.completion import Completer
 

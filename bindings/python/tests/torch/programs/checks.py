@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import ringtrain.torch  # noqa: F401  (registers the backend)
 import torch
+
+import ringtrain.torch  # noqa: F401  (registers the backend)
 
 
 def parse() -> argparse.Namespace:

@@ -7,12 +7,12 @@ import warnings
 from datetime import timedelta
 
 import checks
+import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from checks import raised
 from torch.distributed import ReduceOp
 
-import torch
 from ringtrain import _core as core
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import checks
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-import torch
 from ringtrain.torch import hooks
-from torch import nn
 
 STEPS = 4
 

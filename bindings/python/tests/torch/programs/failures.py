@@ -9,13 +9,13 @@ import time
 from datetime import timedelta
 
 import checks
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringtrain.torch as hvd
-import torch
 from ringtrain import _core as core
-from torch import nn
 
 
 def say(text: str) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import checks
+import torch
 from checks import raised
+from torch import nn
 
 import ringtrain.torch as hvd
-import torch
 from ringtrain import _core as core
-from torch import nn
 
 
 def of(rank: int, rows: int = 3) -> torch.Tensor:
@@ -211,6 +211,18 @@ def check_misuse(rank: int, n: int) -> None:
         odd = nn.Linear(3 + rank, 2)
         error = raised(core.InvalidArgument, lambda: hvd.DistributedOptimizer(sgd(odd.parameters())))
         assert "different parameters" in str(error), error
+
+
+def check_types_of_gradients(rank: int, n: int) -> None:
+    """Exactly, for each type and way over the wire: rank r's gradient is r + 1, which all types can hold."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
+            for count in (3, 70_000):
+                weight = nn.Parameter(torch.zeros(count, dtype=dtype))
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), compression=compression, op=hvd.Sum)
+                (weight * (rank + 1)).sum().backward()
+                optimizer.step()
+                assert torch.all(weight == -sum(range(1, n + 1))), (dtype, compression, weight)
 
 
 def check_compression(rank: int, n: int) -> None:

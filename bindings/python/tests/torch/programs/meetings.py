@@ -6,10 +6,10 @@ import os
 from datetime import timedelta
 
 import checks
+import torch
 import torch.distributed as dist
 
 import ringtrain.torch as hvd
-import torch
 from ringtrain.torch import backend
 
 
