@@ -140,11 +140,15 @@ impl Handle {
 
     fn test(&self, py: Python<'_>) -> PyResult<bool> {
         fork::check(py)?;
-        Ok(py.detach(|| match &*self.lock() {
-            State::Running(handle) => handle.test(),
-            // Whoever waits for it would not if it had ended.
-            State::Away => false,
-            State::Ended(_) | State::Cancelled => true,
+        Ok(py.detach(|| {
+            let is_over = match &*self.lock() {
+                State::Running(handle) => handle.test(),
+                // Whoever waits for it would not if it had ended.
+                State::Away => false,
+                State::Ended(_) | State::Cancelled => true,
+            };
+            // The last step, which may be what puts the result in its place, is done by who waits.
+            is_over && self.has_ended(Duration::ZERO)
         }))
     }
 
