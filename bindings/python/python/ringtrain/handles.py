@@ -7,9 +7,8 @@ from . import _core
 
 
 class Handle:
-    """An operation under way. Nobody may use its arrays before `wait` has returned. Dropping it lets the operation go on, but
-    withdraws a
-    receive that has found no message yet."""
+    """An operation under way. Nobody may use its arrays before `wait` has returned. Dropping it lets the operation go on for the
+    other ranks, but its result may never come here; a receive that has found no message yet is withdrawn."""
 
     __slots__ = ("_core", "_finish")
 
