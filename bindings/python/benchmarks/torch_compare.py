@@ -25,7 +25,6 @@ import ringtrain.torch  # noqa: F401  (registers the backend)
 # Bytes, and how many calls make a sample: enough that the clock's and the barrier's share is small.
 SIZES = {64: 50, 64 << 10: 30, 4 << 20: 6, 64 << 20: 2}
 EPOCH_STEPS = 8
-BATCH = 32
 
 
 def sampled(call: Callable[[], None], group: Any) -> float:
@@ -56,7 +55,7 @@ def all_reduces(group: Any, buffer: torch.Tensor, calls: int) -> float:
 class Training:
     """A model of 6.5 million parameters (25 MiB) with its optimizer, on one backend."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, batch: int) -> None:
         torch.manual_seed(1)
         layers = [
             nn.Linear(512, 1400),
@@ -67,15 +66,17 @@ class Training:
             nn.ReLU(),
             nn.Linear(1000, 10),
         ]
-        self.model = DistributedDataParallel(nn.Sequential(*layers), process_group=group)
+        model = nn.Sequential(*layers)
+        self.model = model if group is None else DistributedDataParallel(model, process_group=group)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         self.generator = torch.Generator().manual_seed(dist.get_rank())
         self.losses: list[float] = []
+        self.batch = batch
 
     def epoch(self) -> None:
         for _ in range(EPOCH_STEPS):
             self.optimizer.zero_grad()
-            batch = torch.randn(BATCH, 512, generator=self.generator)
+            batch = torch.randn(self.batch, 512, generator=self.generator)
             loss = (self.model(batch).mean(1) - batch.mean(1)).square().mean()
             loss.backward()
             self.optimizer.step()
@@ -97,11 +98,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--smoke", action="store_true", help="a size that tests run")
+    parser.add_argument("--batch", type=int, default=32, help="samples of a rank in a step")
+    parser.add_argument("--only-epochs", action="store_true")
     arguments = parser.parse_args()
     rounds = 1 if arguments.smoke else arguments.rounds
     dist.init_process_group("ring")
     groups = {"ring": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    for size, calls in SIZES.items():
+    for size, calls in () if arguments.only_epochs else SIZES.items():
         buffer = torch.empty(size // 4)
         times: dict[str, list[float]] = {name: [] for name in groups}
         for index in range(rounds + 1):
@@ -111,14 +114,19 @@ def main() -> None:
                 if index or arguments.smoke:
                     times[name].append(spent)
         report(f"all_reduce of {size} bytes", times)
-    trainings = {name: Training(group) for name, group in groups.items()}
-    times = {name: [] for name in groups}
+    trainings = {name: Training(group, arguments.batch) for name, group in groups.items()}
+    # What is left if communication takes no time.
+    bystander = Training(None, arguments.batch)
+    times = {name: [] for name in (*groups, "no communication")}
     for index in range(rounds + 1):
         for name, training in trainings.items():
             spent = sampled(training.epoch, groups[name])
             if index or arguments.smoke:
                 times[name].append(spent)
-    report(f"epoch of {EPOCH_STEPS} steps", times)
+        alone = sampled(bystander.epoch, groups["ring"])
+        if index or arguments.smoke:
+            times["no communication"].append(alone)
+    report(f"epoch of {EPOCH_STEPS} steps of {arguments.batch}", times)
     torch.testing.assert_close(trainings["ring"].losses, trainings["gloo"].losses, rtol=1e-3, atol=1e-3)
     dist.destroy_process_group()
 

@@ -21,7 +21,7 @@ use crate::reduce::Kernels;
 use crate::types::{Contract, Rank};
 
 /// How long a thread looks at its desk before it falls asleep: longer than others usually need for a round.
-const PATIENCE: Duration = Duration::from_micros(200);
+pub(super) const PATIENCE: Duration = Duration::from_micros(200);
 /// How often a thread looks, a few microseconds in all, before it lets others have its processor between looks.
 const LOOKS_ALONE: u32 = 500;
 

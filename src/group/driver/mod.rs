@@ -5,6 +5,7 @@
 //! waits for the sockets and the others for it. Operations that nobody waits for are driven by the progress thread, which
 //! is started with the first of them and sleeps while there are none.
 
+mod attending;
 mod core;
 mod guard;
 mod journey;
@@ -210,7 +211,9 @@ impl Driver {
     /// Waits for an operation's outcome, until `until` at most.
     pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<Outcome, Error>> {
         let started = self.shared.now();
+        let attending = self.shared.attend(std::iter::once(id));
         let outcome = self.shared.wait(id, until);
+        drop(attending);
         self.expose(started);
         outcome
     }
@@ -235,7 +238,9 @@ impl Driver {
         let started = self.shared.now();
         let ended =
             |core: &mut Core| lists.iter().position(|ids| ids.iter().all(|id| !core.pending.contains(id)));
+        let attending = self.shared.attend(lists.iter().copied().flatten().copied());
         let index = self.shared.wait_until(until, ended);
+        drop(attending);
         self.expose(started);
         index
     }

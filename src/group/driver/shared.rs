@@ -11,7 +11,7 @@ use mio::Waker;
 use super::Outcome;
 use super::core::{Core, State, Step};
 use super::guard::{Guard, Lock};
-use super::local::Lookout;
+use super::local::{Lookout, PATIENCE};
 use super::tally::Tally;
 use crate::engine::{OpId, Timestamp};
 use crate::group::profile::{Meter, Part};
@@ -157,7 +157,7 @@ impl Shared {
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
         let (started, mut looks) = (Instant::now(), 0);
         let result = self.meter.time(Part::Wait, || {
-            while started.elapsed() < self.spin {
+            while started.elapsed() < PATIENCE {
                 let is_posted = lookouts.iter().any(Lookout::is_posted);
                 if is_posted || poller.wait(Some(Duration::ZERO), &mut events)? || !events.is_empty() {
                     return Ok(true);

@@ -1,4 +1,4 @@
-"""Processes that are forked from a rank are none: they are told so, and neither the rank nor its peers are any the worse for it."""
+"""Processes that are forked from a rank are none: they are told so, and neither the rank nor its peers are the worse for it."""
 
 import multiprocessing
 import os

@@ -129,7 +129,11 @@ def what_has_ended_is_there(world):
             (world.all_gather_async(x, out=parts), parts, np.repeat(np.arange(n), count).reshape(n, count)),
             (world.reduce_scatter_async(each, out=mine), mine, np.full(1, sum(range(n)))),
             (world.all_to_all_async(each, out=exchanged), exchanged, np.arange(n)),
-            (world.all_to_all_async(each, out=(uneven := np.zeros(n)), send_counts=[1] * n, receive_counts=[1] * n), uneven, np.arange(n)),
+            (
+                world.all_to_all_async(each, out=(uneven := np.zeros(n)), send_counts=[1] * n, receive_counts=[1] * n),
+                uneven,
+                np.arange(n),
+            ),
             (world.scan_async(x, out=(scanned := np.zeros(count))), scanned, np.full(count, sum(range(rank + 1)))),
             (world.scatter_async(each if rank == 0 else None, out=(part := np.ones(1))), part, np.zeros(1)),
             (world.receive_async(got, (rank - 1) % n, 2), got, np.full(count, (rank - 1) % n)),

@@ -176,7 +176,8 @@ def test_functions_of_main(tmp_path: Path, how: str):
     guard = "if __name__ == '__main__':\n    " if how == "file" else ""
     text = PROGRAM.format(guard=guard)
     if how == "notebook":
-        text = f"import types, sys\nmain = types.ModuleType('__main__')\nsys.modules['__main__'] = main\nexec({text!r}, main.__dict__)"
+        made = "import types, sys\nmain = types.ModuleType('__main__')\nsys.modules['__main__'] = main\n"
+        text = f"{made}exec({text!r}, main.__dict__)"
     path = tmp_path / "program.py"
     path.write_text(text)
     command = {"standard input": [sys.executable, "-"], "-c": [sys.executable, "-c", text]}.get(how, [sys.executable, str(path)])

@@ -332,7 +332,7 @@ def test_a_signal_to_ringrun_ends_all(ringrun: Launcher, tmp_path: Path, name: s
     assert done.code == (130 if name == "SIGINT" else 143), done
     assert time.monotonic() - started < 5, done
     if name == "SIGINT":
-        # Whoever had the signal first has told the others, perhaps before they had it: then it may come while they write that down.
+        # Whoever had the signal first has told the others, perhaps before they had it: it may come while they write.
         saw = [tmp_path / f"saw-{rank}" for rank in range(3)]
         seen = {path.read_text() for path in saw if path.exists()}
         assert "KeyboardInterrupt" in seen and seen <= {"KeyboardInterrupt", "Aborted"}
