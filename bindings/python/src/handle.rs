@@ -54,8 +54,8 @@ enum State {
     Cancelled,
 }
 
-/// An operation under way. It keeps its buffers alive; dropping it lets the operation go on, unless that is a receive that has found
-/// no message yet, which is withdrawn.
+/// An operation under way. It keeps its buffers alive; dropping it lets the operation go on, unless that is a receive that has
+/// found no message yet, which is withdrawn.
 #[pyclass(frozen, module = "ringtrain._core")]
 pub(crate) struct Handle {
     state: Mutex<State>,

@@ -58,8 +58,8 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        // SAFETY: the view has been filled and not been released, and the interpreter's lock is held. An interpreter that ends has
-        // no use for it any more.
+        // SAFETY: the view has been filled and not been released, and the interpreter's lock is held. An interpreter that ends
+        // has no use for it any more.
         Python::try_attach(|_| unsafe { ffi::PyBuffer_Release(&raw mut *self.0) });
     }
 }

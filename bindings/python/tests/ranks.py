@@ -290,7 +290,7 @@ class Cases:
             return done, outcomes
 
     def main(self) -> None:
-        """What a rank does: all checks, one after the other. TEST_TRANSPORT may be "tcp", RINGTRAIN_ONLY a part of checks' names."""
+        """What a rank does: all checks, in turn. TEST_TRANSPORT may be "tcp", RINGTRAIN_ONLY a part of checks' names."""
         import ringtrain as ring
 
         world = ring.init(timeout=self.timeout, transport=os.environ.get("TEST_TRANSPORT"), **self.options)

@@ -1,5 +1,6 @@
-//! Operations that go on by themselves, while somebody waits for them: that thread drives them then, and may stay awake for them as
-//! it does for those that it calls; the progress thread, which takes no processor from who computes, has them back afterwards.
+//! Operations that go on by themselves, while somebody waits for them: that thread drives them then, and may stay awake for
+//! them as it does for those that it calls; the progress thread, which takes no processor from who computes, has them back
+//! afterwards.
 
 use super::shared::Shared;
 use crate::engine::OpId;

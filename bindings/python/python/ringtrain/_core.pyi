@@ -82,8 +82,8 @@ class Shared:
 
 @final
 class Handle:
-    """An operation under way. It keeps its buffers alive. Dropping it lets the operation go on for the other ranks, but its result
-    may never come to this rank's buffers; a receive that has found no message yet is withdrawn."""
+    """An operation under way. It keeps its buffers alive. Dropping it lets the operation go on for the other ranks, but its
+    result may never come to this rank's buffers; a receive that has found no message yet is withdrawn."""
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for the end, `timeout` seconds at most (`StillRunning`), and gives the result: `None` for collectives and sends,
         `(source, tag, count)` for `receive_async`, `(bytes, source, tag)` for `receive_bytes_async`. May be called again, by any
