@@ -1,12 +1,13 @@
 //! Processes that are forked from a rank. They are none themselves: they must not speak on its connections, and must not keep
 //! them open either, for the others would not hear of the rank's end while a child of it lives.
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::prelude::*;
 use ringtrain::Messenger;
+use rustix::fs::FileType;
 
 use crate::errors;
 
@@ -59,6 +60,12 @@ pub(crate) fn after_fork() {
         return;
     };
     for &socket in &*sockets {
+        // SAFETY: it is only looked at, and may have been closed since the number was taken down.
+        let looked = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(socket) });
+        let is_socket = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+        if !looked.is_ok_and(is_socket) {
+            continue;
+        }
         // SAFETY: it was open when the process forked, and is a copy of the parent's; nobody uses it here any more.
         let mut socket = std::mem::ManuallyDrop::new(unsafe { std::os::fd::FromRawFd::from_raw_fd(socket) });
         let _ = rustix::io::dup3(&nothing, &mut socket, rustix::io::DupFlags::CLOEXEC);

@@ -9,7 +9,7 @@ use ringtrain::{Error, Messenger, Rank};
 
 use crate::handle::duration;
 use crate::slot::{Denied, Slot};
-use crate::{errors, fork, interrupt, site};
+use crate::{errors, fork, graves, interrupt, site};
 
 /// Some ranks of a job, seen from one of them.
 #[pyclass(frozen, module = "ringtrain._core")]
@@ -43,6 +43,7 @@ impl Group {
         fork::check(py)?;
         let site = site::find(py);
         let result = py.detach(|| site::at(site, || self.slot.with(work)));
+        graves::clear(py);
         // What a signal's handler raised comes first, whatever has become of the operation.
         if let Some(raised) = interrupt::take_raised() {
             return Err(raised);
@@ -71,6 +72,7 @@ impl Group {
             drop(messenger);
             result
         });
+        graves::clear(py);
         match interrupt::take_raised() {
             Some(raised) => Err(raised),
             None => result.map_err(|error| errors::of(py, &error)),

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringtrain::{Error, Status};
 
-use crate::{errors, fork};
+use crate::{errors, fork, graves};
 
 /// How long a thread waits before it looks whether a signal's handler raised.
 const SLICE: Duration = Duration::from_millis(50);
@@ -119,6 +119,7 @@ impl Handle {
             let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
             let patience = left.map_or(SLICE, |left| left.min(SLICE));
             if py.detach(|| self.has_ended(patience)) {
+                graves::clear(py);
                 return self.result(py).map(Some);
             }
             py.check_signals()?;
@@ -178,7 +179,10 @@ impl Drop for Handle {
             std::mem::forget(state);
         } else if matches!(state, State::Running(_)) {
             // It takes a lock that other threads hold while they let go of Python's objects.
-            Python::try_attach(|py| py.detach(move || drop(state)));
+            Python::try_attach(|py| {
+                py.detach(move || drop(state));
+                graves::clear(py);
+            });
         }
     }
 }

@@ -9,6 +9,7 @@ mod dtype;
 mod errors;
 mod exchanges;
 mod fork;
+mod graves;
 mod group;
 mod handle;
 mod interrupt;

@@ -5,6 +5,7 @@ use ringtrain::{Element, ForeignBuffer};
 
 use crate::dtype::Kind;
 use crate::errors;
+use crate::graves::Kept;
 use crate::group::Group;
 use crate::shared::Shared;
 use crate::view::View;
@@ -195,7 +196,7 @@ impl Region {
             Keeper::Buffer(buffer) => Py::new(py, Hold(buffer))?.into_any(),
         };
         // SAFETY: as above; the keeper goes with it.
-        Ok(unsafe { ForeignBuffer::new(start, count, keeper) })
+        Ok(unsafe { ForeignBuffer::new(start, count, Kept::new(keeper)) })
     }
 }
 

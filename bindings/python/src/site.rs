@@ -22,8 +22,9 @@ struct File {
 }
 
 thread_local! {
-    /// By the address of the name's object, which is kept alive: names are few.
-    static FILES: RefCell<HashMap<usize, (Py<PyString>, File)>> = RefCell::new(HashMap::new());
+    /// By the address of the name's object, which is kept alive for ever: names are few, and a thread that ends has no
+    /// interpreter's lock to let go of them.
+    static FILES: RefCell<HashMap<usize, File>> = RefCell::new(HashMap::new());
 }
 
 /// Lines of programs are not in these: what calls from there was called by somebody else.
@@ -64,7 +65,7 @@ pub(crate) fn find(py: Python<'_>) -> Option<Site> {
 fn file_of(py: Python<'_>, name: &Bound<'_, PyString>) -> Option<File> {
     FILES.with_borrow_mut(|files| {
         let address = name.as_ptr() as usize;
-        if let Some((_, file)) = files.get(&address) {
+        if let Some(file) = files.get(&address) {
             return Some(*file);
         }
         if files.len() >= FILES_MAX {
@@ -75,7 +76,8 @@ fn file_of(py: Python<'_>, name: &Bound<'_, PyString>) -> Option<File> {
             || FRAMEWORKS.iter().any(|framework| text.contains(framework));
         // A program has so many files and no more: what is kept of each is never given back.
         let file = File { name: text.to_owned().leak(), is_ours };
-        files.insert(address, (name.clone().unbind(), file));
+        std::mem::forget(name.clone());
+        files.insert(address, file);
         Some(file)
     })
 }
