@@ -2,10 +2,14 @@
 
 import os
 import shutil
+import signal
 
 import pytest
 
 from ranks import Launcher, left_behind
+
+# Who runs the tests in a shell's background ignores Ctrl-C, and so would all programs that they start, which are sent it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
