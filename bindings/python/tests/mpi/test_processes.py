@@ -45,9 +45,14 @@ def test_a_rank_that_dies_is_an_exception_elsewhere() -> None:
 
 def test_messages_arrive_from_ranks_that_have_left() -> None:
     code = FROM + (
+        "import os, select\n"
+        "if comm.rank == 0: comm.send(os.getpid(), 1, tag=1); comm.recv(source=1, tag=2)\n"
         "if comm.rank == 0: comm.send('x' * 100, 1); comm.isend('y', 1)\n"
         "else:\n"
-        "  import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(0.3)'])\n"
+        "  ended = select.poll()\n"
+        "  ended.register(os.pidfd_open(comm.recv(source=0, tag=1)), select.POLLIN)\n"
+        "  comm.send(None, 0, tag=2)\n"
+        "  assert ended.poll(30_000), 'rank 0 has not ended'\n"
         "  print(len(comm.recv(source=0)), comm.recv(source=0))"
     )
     done = launch(2, "-c", code)
