@@ -15,6 +15,8 @@ from machine import cores, processors
 
 HERE = pathlib.Path(__file__).resolve().parent
 WARM_UP = 5
+# What the keys of an earlier build's programs end in.
+BEFORE = "-before"
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 # What `--install` fetches, each into a virtual environment of its own: the two MPIs would overwrite each other's mpicc.
@@ -77,10 +79,19 @@ class Ringbench(Program):
     @staticmethod
     def all(args, scratch):
         """The programs, and (key, reason) of those that are not there."""
-        if not all((args.programs / name).exists() for name in ("ringrun", "ringbench")):
-            reason = f"no ringrun and ringbench in {args.programs}; run cargo build --release"
-            return [], [(key, reason) for key in ("ringbench", "ringbench-alloc", "ringbench-tcp")]
-        told = subprocess.run([args.programs / "ringbench", "--help"], capture_output=True, text=True, check=False)
+        found, absent = Ringbench.in_directory(args.programs, args.our_congestion, scratch, "")
+        if args.before:
+            more = Ringbench.in_directory(args.before, args.our_congestion, scratch, BEFORE)
+            found, absent = found + more[0], absent + more[1]
+        return found, absent
+
+    @staticmethod
+    def in_directory(directory, congestion, scratch, suffix):
+        """The programs of one build; the suffix tells two builds apart."""
+        if not all((directory / name).exists() for name in ("ringrun", "ringbench")):
+            reason = f"no ringrun and ringbench in {directory}; run cargo build --release"
+            return [], [(key + suffix, reason) for key in ("ringbench", "ringbench-alloc", "ringbench-tcp")]
+        told = subprocess.run([directory / "ringbench", "--help"], capture_output=True, text=True, check=False)
         auto, tcp = (["--transport", name] if knows_transport(told.stdout, name) else None for name in ("auto", "tcp"))
         if auto and tcp:
             lent = ("ringbench-alloc", "ringbench --alloc", [*auto, "--alloc"])
@@ -88,9 +99,10 @@ class Ringbench(Program):
             absent = []
         else:
             columns = [("ringbench", "ringbench", [])]
-            absent = [(key, "this ringbench has no --transport auto, so it is what `ringbench` does anyway")
+            absent = [(key + suffix, "this ringbench has no --transport auto, so it is what `ringbench` does anyway")
                       for key in ("ringbench-alloc", "ringbench-tcp")]
-        return [Ringbench(*column[:2], args.programs, column[2], args.our_congestion, scratch) for column in columns], absent
+        named = [(key + suffix, name + suffix.replace("-", ", "), flags) for key, name, flags in columns]
+        return [Ringbench(key, name, directory, flags, congestion, scratch) for key, name, flags in named], absent
 
     def lacks(self, case):
         if "--alloc" in self.transport and case.operation != "all_reduce":

@@ -10,6 +10,7 @@ import types
 import unittest
 import xml.dom.minidom
 
+import before_after
 import machine
 import peers
 import plot
@@ -194,6 +195,23 @@ class Reports(unittest.TestCase):
         self.assertEqual(rounds.busbw_factor("all_reduce", 4), 1.5)
         self.assertEqual(rounds.busbw_factor("all_gather", 4), 0.75)
         self.assertEqual(rounds.busbw_factor("broadcast", 4), 1)
+
+
+class BeforeAndAfter(unittest.TestCase):
+    def test_the_interval_is_that_of_the_sign_test(self):
+        # With 15 values the 4th and the 12th: 2 * (1 + 15 + 105 + 455) / 2^15 = 3.5%.
+        self.assertEqual(before_after.median_interval(range(1, 16)), (8, (4, 12)))
+        self.assertEqual(before_after.median_interval(range(1, 7)), (3.5, (1, 6)))
+        self.assertEqual(before_after.median_interval([2, 1, 3]), (2, None))
+
+    def test_each_case_is_compared_with_the_same_case_of_the_build_before(self):
+        programs = [Fake("ringbench", 30.0), Fake("ringbench-before", 20.0), Fake("gloo")]
+        rows = before_after.comparison(measured(programs, rounds=6)[0])
+        self.assertEqual([row["program"] for row in rows], ["ringbench"] * 4)
+        self.assertTrue(all(row["ratio"] == 1.5 and row["interval"] == (1.5, 1.5) for row in rows))
+        self.assertAlmostEqual(before_after.geometric_mean(rows), 1.5)
+        self.assertIn("| ringbench | all_reduce | f32 | bbr | 2 | 64 | 1.500 | 1.500 - 1.500 |", before_after.table(rows))
+        self.assertEqual(before_after.comparison(measured([Fake("ringbench")])[0]), [])
 
 
 class Plots(unittest.TestCase):

@@ -1,0 +1,58 @@
+"""Compares two builds of ringbench that were measured in the same rounds."""
+
+import math
+import statistics
+
+from peers import BEFORE
+from report import size_text
+
+# The chance that the interval does not contain the true median.
+MISS_MAX = 0.05
+
+
+def median_interval(values):
+    """The median of `values` and a 95% confidence interval of it, or None for the interval if there are fewer than six values.
+
+    The interval lies between two order statistics (a sign test), so it assumes nothing about the distribution.
+    """
+    ordered = sorted(values)
+    count, skipped, miss = len(ordered), 0, 0.0
+    # Each further value left out at both ends adds this to the chance of a miss.
+    while (miss := miss + 2 * math.comb(count, skipped) / 2**count) <= MISS_MAX:
+        skipped += 1
+    interval = (ordered[skipped - 1], ordered[-skipped]) if skipped else None
+    return statistics.median(ordered), interval
+
+
+def comparison(rounds):
+    """A row for each case that both builds measured: the time of the build divided by that of the build before, round by round."""
+    rows = []
+    for key, after in rounds.rows.items():
+        before = rounds.rows.get(key.__class__(**{**vars(key), "program": key.program + BEFORE}))
+        if not before:
+            continue
+        ratios = [new["time_us"] / old["time_us"] for new, old in zip(after, before)]
+        ratio, interval = median_interval(ratios)
+        rows.append({**vars(key), "ratio": ratio, "interval": interval, "rounds_ratio": ratios})
+    return rows
+
+
+def geometric_mean(rows):
+    """The geometric mean of the rows' ratios."""
+    return math.exp(statistics.fmean(math.log(row["ratio"]) for row in rows))
+
+
+def table(rows):
+    """Markdown: the ratio of each case, with its interval, and the geometric mean for each program."""
+    lines = ["**this build's time divided by the time of the build before (median of the rounds, 95% interval)**", ""]
+    lines += ["| program | operation | type | congestion | ranks | bytes | ratio | 95% interval |", "|---" * 8 + "|"]
+    for row in rows:
+        interval = "{:.3f} - {:.3f}".format(*row["interval"]) if row["interval"] else "too few rounds"
+        what = [row[name] for name in ("program", "operation", "dtype", "congestion", "world")]
+        cells = [*map(str, what), size_text(row["bytes"]), f"{row['ratio']:.3f}", interval]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append("")
+    for program in dict.fromkeys(row["program"] for row in rows):
+        own = [row for row in rows if row["program"] == program]
+        lines.append(f"- {program}: geometric mean of {len(own)} ratios {geometric_mean(own):.3f}")
+    return "\n".join(lines)
