@@ -86,7 +86,7 @@ const COLUMNS_MAX: usize = 130;
 
 /// Where tests may sleep: in the one loop that waits for a condition, and where a moment in time is itself the test.
 const MAY_SLEEP: &[(&str, usize)] =
-    &[("tests/util/mod.rs", 2), ("tests/launch_end.rs", 1), ("tests/idle.rs", 1)];
+    &[("tests/util/mod.rs", 2), ("tests/launch/ending.rs", 1), ("tests/idle.rs", 1)];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -1,0 +1,286 @@
+//! ringrun: how jobs end, what it says of them, and that nothing is left of them.
+
+use std::fs;
+use std::path::Path;
+use std::process::Child;
+use std::time::Duration;
+
+use crate::util::{
+    Done, finish, processes_with, read_pid, ringrun, ringrun_script, run, signal, wait_until, wait_until_gone,
+};
+
+/// A rank with a child in its group and one in a session of its own, who all leave their numbers in `$DIR`.
+const FAMILY: &str = r#"
+    put() { echo "$2" > "$DIR/part.$RANK.$1" && mv "$DIR/part.$RANK.$1" "$DIR/$1.$RANK"; }
+    sleep 1000 & put child $!
+    setsid sh -c 'echo $$ > "$DIR/part.$RANK.away" && mv "$DIR/part.$RANK.away" "$DIR/away.$RANK"; sleep 1000' &
+    put rank $$
+    wait"#;
+
+/// Starts a job of such families and waits until everybody is there.
+fn start_family(ranks: u32, arguments: &[&str], script: &str, folder: &Path) -> (Child, Vec<u32>) {
+    let count = ranks.to_string();
+    let mut all = vec!["-n", &count];
+    all.extend(arguments);
+    let child = ringrun_script(&all, script).env("DIR", folder).spawn().unwrap();
+    let mut pids = Vec::new();
+    for rank in 0..ranks {
+        for name in ["rank", "child", "away"] {
+            pids.push(read_pid(&folder.join(format!("{name}.{rank}"))));
+        }
+    }
+    (child, pids)
+}
+
+fn keeper_of(ringrun: u32) -> Vec<u32> {
+    let children = fs::read_to_string(format!("/proc/{ringrun}/task/{ringrun}/children")).unwrap();
+    let is_keeper = |pid: &u32| {
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "ring-keeper")
+    };
+    let keepers: Vec<u32> =
+        children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_keeper).collect();
+    assert_eq!(keepers.len(), 1);
+    keepers
+}
+
+fn assert_nothing_left(folder: &Path, pids: &[u32]) {
+    wait_until_gone(pids);
+    let entry = format!("DIR={}", folder.display());
+    wait_until("no process of the job is left", || processes_with(&entry).is_empty());
+}
+
+#[track_caller]
+fn assert_says(done: &Done, parts: &[&str]) {
+    let text = done.stderr();
+    for part in parts {
+        assert!(text.contains(part), "`{part}` is not in:\n{text}");
+    }
+}
+
+#[test]
+fn the_first_failure_is_the_jobs() {
+    let script = r#"echo "I am $RANK"; [ $RANK = 1 ] && exit 7; sleep 1000"#;
+    let done = run(&mut ringrun_script(&["-n", "3", "--grace", "0"], script));
+    assert_eq!(done.code(), Some(7));
+    assert_says(
+        &done,
+        &[
+            "ringrun: rank 1 (pid ",
+            "exited with code 7",
+            "last lines of rank 1:\n  | I am 1\n",
+            "ranks 0,2 were killed by signal 15",
+        ],
+    );
+}
+
+/// The others, having lost a peer, exit with the code for it: that is not the cause, in whatever order they are seen.
+#[test]
+fn survivors_that_end_by_themselves_are_not_blamed() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    let script =
+        r#"[ $RANK = 1 ] && { exec 3> "$FIFO"; kill -9 $$; }; cat "$FIFO"; echo "lost rank 1"; exit 6"#;
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let done = run(ringrun_script(&["-n", "2"], script).env("FIFO", &fifo));
+    assert_eq!(done.code(), Some(137));
+    assert_says(
+        &done,
+        &["rank 1 (pid ", "was killed by signal 9 (SIGKILL)", "ringrun: rank 0 exited with code 6"],
+    );
+}
+
+#[test]
+fn a_killed_rank_takes_the_job_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (child, pids) = start_family(3, &["--grace", "0.1"], FAMILY, folder.path());
+    signal("KILL", read_pid(&folder.path().join("rank.1")));
+    let done = finish(child);
+    assert_eq!(done.code(), Some(137));
+    assert_says(
+        &done,
+        &["rank 1 (pid ", "killed by signal 9 (SIGKILL)", "ranks 0,2 were killed by signal 15 (SIGTERM)"],
+    );
+    assert_nothing_left(folder.path(), &pids);
+}
+
+#[test]
+fn ranks_that_ignore_sigterm_are_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    // Rank 0 fails only once rank 1 is deaf.
+    let script = r#"
+        [ $RANK = 0 ] && { read x < "$FIFO"; exit 5; }
+        trap '' TERM; echo deaf > "$FIFO"; while :; do sleep 1000; done"#;
+    let arguments = ["-n", "2", "--grace", "0", "--kill-after", "0.2"];
+    let done = run(ringrun_script(&arguments, script).env("FIFO", &fifo));
+    assert_eq!(done.code(), Some(5));
+    assert_says(&done, &["ringrun: rank 1 was killed by signal 9 (SIGKILL)"]);
+}
+
+#[test]
+fn nothing_outlives_a_ringrun_that_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (child, pids) = start_family(3, &[], FAMILY, folder.path());
+    signal("KILL", child.id());
+    assert_eq!(finish(child).code(), None);
+    assert_nothing_left(folder.path(), &pids);
+}
+
+/// Killed at any moment of its start, also between the start of a rank and the word to the keeper.
+#[test]
+fn nothing_outlives_a_ringrun_that_is_killed_while_it_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "sleep 1000 & setsid sleep 1000 & sleep 1000";
+    for step in 0..12 {
+        let mut child = ringrun_script(&["-n", "16"], script).env("DIR", folder.path()).spawn().unwrap();
+        // Not a synchronisation: each round kills at another moment.
+        std::thread::sleep(Duration::from_millis(step * 2));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_nothing_left(folder.path(), &[]);
+    }
+    assert_nothing_left(folder.path(), &[]);
+}
+
+#[test]
+fn ctrl_c_stops_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    let (child, pids) = start_family(2, &[], FAMILY, folder.path());
+    signal("INT", child.id());
+    let done = finish(child);
+    assert_eq!(done.code(), Some(130));
+    assert_says(&done, &["ringrun: stopped by signal 2 (SIGINT)"]);
+    assert_nothing_left(folder.path(), &pids);
+}
+
+#[test]
+fn a_second_ctrl_c_kills_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let deaf = format!("trap 'echo > \"$DIR/heard.$RANK\"' INT; {FAMILY}; while :; do wait; done");
+    let (child, pids) = start_family(1, &["--kill-after", "1000"], &deaf, folder.path());
+    signal("INT", child.id());
+    wait_until("the rank has heard the first", || folder.path().join("heard.0").exists());
+    signal("INT", child.id());
+    assert_eq!(finish(child).code(), Some(130));
+    assert_nothing_left(folder.path(), &pids);
+}
+
+#[test]
+fn sigterm_leaves_time_to_save() {
+    let folder = tempfile::tempdir().unwrap();
+    for (code, expected) in [(0, 0), (3, 143)] {
+        let script = format!("trap 'echo saved; exit {code}' TERM; {FAMILY}");
+        let (child, pids) = start_family(2, &[], &script, folder.path());
+        signal("TERM", child.id());
+        let done = finish(child);
+        assert_eq!(
+            (done.code(), done.sorted_lines()),
+            (Some(expected), vec!["[0]<stdout>:saved".to_owned(), "[1]<stdout>:saved".to_owned()])
+        );
+        assert_nothing_left(folder.path(), &pids);
+        for file in fs::read_dir(folder.path()).unwrap().flatten() {
+            fs::remove_file(file.path()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn other_signals_are_passed_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!("trap 'echo got it; exit 0' USR1; {FAMILY}");
+    let (child, _) = start_family(2, &[], &script, folder.path());
+    signal("USR1", child.id());
+    let done = finish(child);
+    assert_eq!((done.code(), done.stdout().lines().count()), (Some(0), 2));
+}
+
+#[test]
+fn a_job_has_a_deadline() {
+    let done = run(&mut ringrun(&["-n", "2", "--job-timeout", "0.2", "sleep", "1000"]));
+    assert_eq!(done.code(), Some(124));
+    assert_says(&done, &["--job-timeout"]);
+}
+
+#[test]
+fn the_keeper_goes_with_the_job_and_its_loss_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let (child, pids) = start_family(1, &[], FAMILY, folder.path());
+    let keeper = keeper_of(child.id());
+    signal("TERM", keeper[0]);
+    signal("INT", keeper[0]);
+    assert!(crate::util::is_alive(keeper[0]), "it is deaf to what stops jobs");
+    signal("KILL", keeper[0]);
+    wait_until_gone(&keeper);
+    signal("INT", child.id());
+    let done = finish(child);
+    assert_eq!(done.code(), Some(130));
+    assert_says(&done, &["keeper process was killed"]);
+    assert_nothing_left(folder.path(), &pids);
+}
+
+/// Stopped together with the job, the keeper is woken by ringrun's death.
+#[test]
+fn a_stopped_keeper_does_its_work_all_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let (child, pids) = start_family(2, &[], FAMILY, folder.path());
+    let keeper = keeper_of(child.id());
+    for &pid in pids.iter().chain(&keeper) {
+        signal("STOP", pid);
+    }
+    signal("KILL", child.id());
+    assert_eq!(finish(child).code(), None);
+    assert_nothing_left(folder.path(), &pids);
+    wait_until_gone(&keeper);
+}
+
+#[test]
+fn bad_commands_are_told_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = folder.path().join("plain");
+    fs::write(&plain, "no program").unwrap();
+    let orphan = folder.path().join("orphan");
+    fs::write(&orphan, "#!/no/such/interpreter\n").unwrap();
+    assert!(std::process::Command::new("chmod").arg("+x").arg(&orphan).status().unwrap().success());
+    for (command, code, part) in [
+        ("no-such-command-anywhere", 127, "`no-such-command-anywhere` is not on PATH"),
+        ("./no-such-command", 127, "command not found"),
+        ("", 127, "command not found"),
+        (plain.to_str().unwrap(), 126, "you may not execute it"),
+        (folder.path().to_str().unwrap(), 126, "it is a directory"),
+        (orphan.to_str().unwrap(), 127, "could not execute its command: No such file"),
+    ] {
+        let done = run(&mut ringrun(&["-n", "3", "--", command]));
+        assert_eq!(done.code(), Some(code), "{command}: {}", done.stderr());
+        assert_says(&done, &[part]);
+        assert!(done.stderr().lines().count() <= 4, "{}", done.stderr());
+    }
+}
+
+#[test]
+fn bad_arguments() {
+    for (arguments, code, part) in [
+        (&["-n", "0", "true"][..], 2, "at least 1 rank"),
+        (&["-n", "1000000", "true"], 2, "at most 1024"),
+        (&["-n", "2"], 2, "COMMAND"),
+        (&["-n", "2", "-n", "3", "true"], 2, "multiple times"),
+        (&[], 2, "required"),
+        (&["--frobnicate", "-n", "2", "true"], 2, "--frobnicate"),
+        (&["-n", "2", "-x", "NO_SUCH_VARIABLE", "true"], 2, "is not set"),
+        (&["-n", "2", "--wdir", "/no/such", "true"], 3, "/no/such"),
+        (&["-n", "2", "--wdir", "/dev/null", "true"], 3, "/dev/null"),
+    ] {
+        let done = run(&mut ringrun(arguments));
+        assert_eq!(done.code(), Some(code), "{arguments:?}: {}", done.stderr());
+        assert_says(&done, &[part]);
+    }
+}
+
+#[test]
+fn help_and_version() {
+    for argument in ["--help", "--version"] {
+        let done = run(&mut ringrun(&[argument]));
+        assert_eq!((done.code(), done.stderr()), (Some(0), String::new()));
+        assert!(done.stdout().contains("ringrun"));
+    }
+}

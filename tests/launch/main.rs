@@ -1,0 +1,13 @@
+//! The programs as users start them: `ringrun`, and ranks that are processes.
+
+mod bench_arguments;
+mod blame;
+mod ending;
+mod examples;
+mod exit_codes;
+mod killed_ranks;
+mod mpi4py;
+mod output;
+mod shared_memory;
+#[path = "../util/mod.rs"]
+mod util;

@@ -1,0 +1,263 @@
+//! ringrun: what the ranks find in their environment, and what becomes of what they print.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Read as _;
+use std::net::TcpListener;
+use std::process::Stdio;
+
+use crate::util::{finish, ringrun, ringrun_script, run, signal, wait_until, wait_until_gone};
+
+#[test]
+fn each_rank_knows_its_place() {
+    let done = run(ringrun_script(
+        &["-n", "3"],
+        "echo $RING_RANK $RING_WORLD_SIZE $RANK $WORLD_SIZE $LOCAL_RANK $HOROVOD_RANK $OMPI_COMM_WORLD_RANK $OMP_NUM_THREADS",
+    )
+    .env_remove("OMP_NUM_THREADS"));
+    let expected: Vec<_> =
+        (0..3).map(|rank| format!("[{rank}]<stdout>:{rank} 3 {rank} 3 {rank} {rank} {rank} 1")).collect();
+    assert_eq!((done.code(), done.sorted_lines()), (Some(0), expected));
+}
+
+#[test]
+fn the_job_has_one_secret_which_no_argument_list_shows() {
+    let script = "echo $RING_SECRET $RING_JOB_ID; tr '\\0' ' ' < /proc/$PPID/cmdline; echo";
+    let lines =
+        |done: &crate::util::Done| -> BTreeSet<String> { done.stdout().lines().map(str::to_owned).collect() };
+    let first = lines(&run(&mut ringrun_script(&["-n", "2", "--no-tag-output"], script)));
+    let second = lines(&run(&mut ringrun_script(&["-n", "2", "--no-tag-output"], script)));
+    let secrets: Vec<_> = first.iter().chain(&second).filter(|line| !line.contains("ringrun")).collect();
+    assert_eq!(secrets.len(), 2, "one for each job: {secrets:?}");
+    assert_ne!(secrets[0], secrets[1]);
+    for line in secrets {
+        let (secret, job) = line.split_once(' ').unwrap();
+        assert_eq!((secret.len(), job.len()), (64, 32));
+        assert!(first.iter().chain(&second).all(|other| other == line || !other.contains(secret)));
+    }
+}
+
+#[test]
+fn the_master_port_is_free_to_listen_on() {
+    let mut child =
+        ringrun_script(&["-n", "1", "--no-tag-output"], "echo $MASTER_PORT; sleep 1000").spawn().unwrap();
+    let mut port = String::new();
+    let stdout = child.stdout.as_mut().unwrap();
+    while !port.ends_with('\n') {
+        let mut byte = [0];
+        stdout.read_exact(&mut byte).unwrap();
+        port.push(char::from(byte[0]));
+    }
+    let port: u16 = port.trim().parse().unwrap();
+    for address in ["0.0.0.0", "127.0.0.1"] {
+        TcpListener::bind((address, port)).unwrap_or_else(|error| panic!("{address}:{port}: {error}"));
+    }
+    signal("INT", child.id());
+    assert_eq!(finish(child).code(), Some(130));
+}
+
+#[test]
+fn further_variables_and_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().canonicalize().unwrap();
+    let arguments = [
+        "-n",
+        "2",
+        "--no-tag-output",
+        "--wdir",
+        place.to_str().unwrap(),
+        "-x",
+        "A=1 2",
+        "-x",
+        "B",
+        "-x",
+        "MASTER_PORT=7",
+    ];
+    let done = run(ringrun_script(&arguments, "echo \"$A,$B,$MASTER_PORT,$(pwd)\"").env("B", "from outside"));
+    let line = format!("1 2,from outside,7,{}", place.display());
+    assert_eq!((done.code(), done.sorted_lines()), (Some(0), vec![line.clone(), line]));
+}
+
+#[test]
+fn lines_are_tagged_with_rank_and_stream() {
+    let done = run(&mut ringrun_script(&["-n", "2"], "echo out; echo err >&2; printf 'no newline'"));
+    assert_eq!(
+        done.sorted_lines(),
+        ["[0]<stdout>:no newline", "[0]<stdout>:out", "[1]<stdout>:no newline", "[1]<stdout>:out"]
+    );
+    let errors: BTreeSet<_> = done.stderr().lines().map(str::to_owned).collect();
+    assert_eq!(errors, ["[0]<stderr>:err", "[1]<stderr>:err"].map(str::to_owned).into());
+}
+
+#[test]
+fn untagged_output_is_byte_for_byte() {
+    let done = run(&mut ringrun_script(&["-n", "1", "--no-tag-output"], r"printf 'a\377\000b\r\n\n\nlast'"));
+    assert_eq!(done.stdout, b"a\xff\0b\r\n\n\nlast");
+}
+
+#[test]
+fn output_dir_keeps_every_byte_beside_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let logs = folder.path().join("new/logs");
+    let script = r#"printf 'rank %s\377' $RANK; echo "problem $RANK" >&2"#;
+    let done = run(&mut ringrun_script(&["-n", "11", "--output-dir", logs.to_str().unwrap()], script));
+    assert_eq!((done.code(), done.stdout().lines().count()), (Some(0), 11));
+    for rank in 0..11 {
+        let place = logs.join(format!("rank.{rank:02}"));
+        assert_eq!(
+            fs::read(place.join("stdout")).unwrap(),
+            [format!("rank {rank}").as_bytes(), b"\xff"].concat()
+        );
+        assert_eq!(fs::read_to_string(place.join("stderr")).unwrap(), format!("problem {rank}\n"));
+    }
+}
+
+#[test]
+fn an_output_dir_that_cannot_be_made_is_told_before_anything_starts() {
+    let done = run(&mut ringrun(&["-n", "2", "--output-dir", "/proc/nowhere", "echo", "started"]));
+    assert_eq!((done.code(), done.stdout().as_str()), (Some(3), ""));
+    assert!(done.stderr().contains("/proc/nowhere"), "{}", done.stderr());
+}
+
+/// Lines of several ranks, each longer than any buffer on the way, must neither be lost nor mixed.
+#[test]
+fn long_lines_stay_whole() {
+    let script = "head -c 200000 /dev/zero | tr '\\0' $RANK; echo; head -c 200000 /dev/zero | tr '\\0' $RANK";
+    let done = run(&mut ringrun_script(&["-n", "3"], script));
+    assert_eq!(done.code(), Some(0));
+    let mut counts = [0; 3];
+    for line in done.stdout().lines() {
+        let (tag, text) = line.split_once(':').unwrap();
+        let rank = usize::from(tag.as_bytes()[1] - b'0');
+        assert!(text.bytes().all(|byte| usize::from(byte - b'0') == rank), "a mixed line of rank {rank}");
+        counts[rank] += text.len();
+    }
+    assert_eq!(counts, [400_000; 3]);
+}
+
+#[test]
+fn a_rank_that_closes_its_output_early() {
+    let done = run(&mut ringrun_script(&["-n", "2"], "echo before; exec >&- 2>&-; exit 4"));
+    assert_eq!(done.code(), Some(4));
+    assert!(done.stderr().contains("  | before"), "{}", done.stderr());
+}
+
+#[test]
+fn many_ranks() {
+    let done = run(&mut ringrun(&["-n", "64", "true"]));
+    assert_eq!((done.code(), done.stdout.len(), done.stderr()), (Some(0), 0, String::new()));
+}
+
+/// `ringrun ... | head -1` must neither panic nor train on with nobody to read.
+#[test]
+fn a_closed_stdout_stops_the_job() {
+    let mut child = ringrun_script(&["-n", "2"], "while echo line; do sleep 0.01; done").spawn().unwrap();
+    let mut some = [0; 10];
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut some).unwrap();
+    drop(stdout);
+    let done = finish(child);
+    assert_eq!(done.code(), Some(141), "{}", done.stderr());
+    assert!(done.stderr().contains("standard output was closed"), "{}", done.stderr());
+}
+
+/// Ranks that leave in order when they are told to have not done all that they were asked.
+#[test]
+fn a_closed_stdout_is_told_however_orderly_the_ranks_leave() {
+    let script = "trap 'exit 0' TERM; while echo line; do sleep 0.01; done; exit 0";
+    let mut child = ringrun_script(&["-n", "2"], script).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 10]).unwrap();
+    drop(stdout);
+    let done = finish(child);
+    assert_eq!(done.code(), Some(141), "{}", done.stderr());
+    assert!(done.stderr().contains("closed by its reader; the job was stopped"), "{}", done.stderr());
+}
+
+fn full() -> fs::File {
+    fs::OpenOptions::new().write(true).open("/dev/full").unwrap()
+}
+
+#[test]
+fn a_full_stdout_is_not_a_reader_that_left() {
+    let done = run(ringrun_script(&["-n", "2"], "while echo line; do sleep 0.01; done").stdout(full()));
+    assert_eq!(done.code(), Some(1), "{}", done.stderr());
+    let expected = "ringrun: standard output cannot be written: No space left on device";
+    assert!(done.stderr().contains(expected), "{}", done.stderr());
+    // Also of a job that is over before it can be stopped, and of one that is not stopped for it.
+    let folder = tempfile::tempdir().unwrap();
+    for arguments in [&["-n", "1"][..], &["-n", "1", "--output-dir", folder.path().to_str().unwrap()]] {
+        let done = run(ringrun(arguments).args(["echo", "hello"]).stdout(full()));
+        assert_eq!(done.code(), Some(1), "{}", done.stderr());
+        assert!(done.stderr().contains("No space left on device"), "{}", done.stderr());
+    }
+}
+
+#[test]
+fn files_that_are_not_complete_are_told_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let logs = folder.path().join("rank.1");
+    fs::create_dir(&logs).unwrap();
+    std::os::unix::fs::symlink("/dev/full", logs.join("stdout")).unwrap();
+    let arguments = ["-n", "2", "--output-dir", folder.path().to_str().unwrap()];
+    for (code, expected) in [(0, 1), (4, 4)] {
+        let done = run(&mut ringrun_script(&arguments, &format!("echo hello; exit {code}")));
+        assert_eq!(done.code(), Some(expected), "{}", done.stderr());
+        let told = done.stderr();
+        let last = told.lines().last().unwrap();
+        assert!(
+            last.starts_with("ringrun: stdout of rank 1 in ") && last.contains("No space left"),
+            "{told}"
+        );
+        assert_eq!(fs::read_to_string(folder.path().join("rank.0/stdout")).unwrap(), "hello\n");
+    }
+}
+
+#[test]
+fn with_files_the_job_needs_no_reader() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["-n", "1", "--output-dir", folder.path().to_str().unwrap()];
+    let mut command = ringrun_script(&arguments, "read x < \"$GATE\"; for i in 1 2 3; do echo $i; done");
+    let gate = folder.path().join("gate");
+    assert!(std::process::Command::new("mkfifo").arg(&gate).status().unwrap().success());
+    let mut child = command.env("GATE", &gate).spawn().unwrap();
+    drop(child.stdout.take());
+    fs::write(&gate, "go\n").unwrap();
+    assert_eq!(finish(child).code(), Some(0));
+    assert_eq!(fs::read_to_string(folder.path().join("rank.0/stdout")).unwrap(), "1\n2\n3\n");
+}
+
+/// A process that a rank leaves in the background holds the pipe open; ringrun must not wait for its end.
+#[test]
+fn a_grandchild_that_holds_the_pipe() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, start) in [("group", "sleep 1000 &"), ("session", "setsid sleep 1000 &")] {
+        let file = folder.path().join(name);
+        let script = format!("{start} echo $! > \"$FILE\"; echo done");
+        let done = run(ringrun_script(&["-n", "1"], &script).env("FILE", &file));
+        assert_eq!((done.code(), done.stdout().as_str()), (Some(0), "[0]<stdout>:done\n"), "{name}");
+        let pid = fs::read_to_string(&file).unwrap().trim().parse().unwrap();
+        wait_until_gone(&[pid]);
+    }
+}
+
+/// All output of a job must arrive also when its reader begins to read after the job has ended.
+#[test]
+fn a_slow_reader_gets_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "head -c 300000 /dev/zero | tr '\\0' 'x' | fold -w 100; echo > \"$FILE.$RANK\"";
+    let mut command = ringrun_script(&["-n", "2", "--no-tag-output"], script);
+    let child = command.env("FILE", folder.path().join("end")).stderr(Stdio::null()).spawn().unwrap();
+    // Three pipes of 64 KiB lie between the ranks and us: the ranks cannot have ended when we begin, but they wait on us.
+    let id = child.id();
+    wait_until("the pipe to us is full", || {
+        fs::read_to_string(format!("/proc/{id}/task/{id}/comm")).is_ok() && {
+            let tasks = fs::read_dir(format!("/proc/{id}/task")).unwrap().flatten();
+            tasks.into_iter().any(|task| {
+                fs::read_to_string(task.path().join("wchan")).is_ok_and(|place| place.contains("pipe_write"))
+            })
+        }
+    });
+    let done = finish(child);
+    assert_eq!((done.code(), done.stdout().matches('x').count()), (Some(0), 600_000));
+}

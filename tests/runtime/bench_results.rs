@@ -1,0 +1,173 @@
+//! Benchmarks of whole jobs: every operation, element type and reduction is right, and what is not is counted.
+
+use clap::Parser as _;
+use ringtrain::cli::bench::args::BenchArgs;
+use ringtrain::cli::bench::measure::Row;
+use ringtrain::cli::bench::plan::Plan;
+use ringtrain::cli::bench::report::Report;
+use ringtrain::cli::bench::subject::Subject;
+use ringtrain::cli::bench::{BenchError, bench};
+use ringtrain::cli::exit::Exit;
+use ringtrain::group::LocalTransport;
+use ringtrain::{Group, JoinOptions, Rank};
+
+use crate::util::ranks;
+
+const SEGMENT_BYTES: usize = 1024;
+
+fn plan(flags: &str) -> Plan {
+    let words = ["ringbench"].into_iter().chain(flags.split_whitespace());
+    Plan::new(&BenchArgs::try_parse_from(words).expect("flags")).expect("a plan")
+}
+
+fn measure(mut group: Group, flags: &str) -> (Report, String) {
+    let mut table = Vec::new();
+    let report = bench(&mut group, &plan(flags), SEGMENT_BYTES, &mut table).expect("a report");
+    (report, String::from_utf8(table).expect("text"))
+}
+
+fn run(n: u32, flags: impl Into<String>) -> Vec<(Report, String)> {
+    let flags = flags.into();
+    ranks::run_with(n, |options| options.segment_bytes = SEGMENT_BYTES, move |group| measure(group, &flags))
+}
+
+/// The operations that make sense in a world of `n`.
+fn subjects(n: u32) -> impl Iterator<Item = Subject> {
+    Subject::ALL.iter().copied().filter(move |subject| n >= subject.ranks_min())
+}
+
+#[test]
+fn every_operation_type_and_reduction_is_right_in_worlds_of_any_size() {
+    for n in 1..=5 {
+        for subject in subjects(n) {
+            let root = n / 2;
+            let flags = format!("{subject} -b 1 -e 20001 -f 141 -t all -o all -n 1 -w 0 --root {root}");
+            for (report, _) in run(n, flags.clone()) {
+                assert_eq!(report.wrong(), Some(0), "{flags} in a world of {n}");
+                let is_as_asked = |row: &Row| row.world_size == n && row.iterations == 1;
+                assert!(report.results.iter().all(is_as_asked), "{flags} in a world of {n}");
+            }
+        }
+    }
+}
+
+#[test]
+fn further_iterations_and_checks_are_right_too() {
+    for subject in subjects(3) {
+        let flags = format!("{subject} -b 1 -e 300K -f 800 -t f64 -n 3 -w 2 -c 3 --root 2");
+        for (report, _) in run(3, flags.clone()) {
+            assert_eq!(report.wrong(), Some(0), "{flags}");
+            let root = subject.operation().has_root().then_some(2);
+            assert!(report.results.iter().all(|row| row.root == root), "{flags}");
+            let reduction = subject.reduces().then_some("sum");
+            assert!(report.results.iter().all(|row| row.reduction == reduction), "{flags}");
+        }
+    }
+}
+
+#[test]
+fn the_algorithm_is_the_one_that_was_used() {
+    let cases: [(&str, &[&str]); 5] = [
+        ("broadcast", &["tree", "tree", "ring"]),
+        ("reduce", &["tree", "tree", "chain"]),
+        ("scan", &["chain", "chain", "chain"]),
+        ("all_to_all", &["direct", "direct", "direct"]),
+        ("barrier", &["dissemination"]),
+    ];
+    for (operation, expected) in cases {
+        let (report, table) = run(2, format!("{operation} -b 4K -e 1M -f 16 -n 1 -w 0")).swap_remove(0);
+        let algorithms: Vec<&str> = report.results.iter().map(|row| row.algorithm).collect();
+        assert_eq!(algorithms, expected, "{operation}");
+        let printed: Vec<&str> = table
+            .lines()
+            .filter(|line| line.starts_with(' '))
+            .filter_map(|row| row.split_whitespace().last())
+            .collect();
+        assert_eq!(printed, expected, "{operation}:\n{table}");
+    }
+}
+
+#[test]
+fn buffers_of_equal_parts_are_as_large_as_all_parts() {
+    for operation in ["gather", "scatter", "all_to_all"] {
+        let (report, _) = run(3, format!("{operation} -b 4 -e 256 -f 4 -n 1 -w 0")).swap_remove(1);
+        let bytes: Vec<u64> = report.results.iter().map(|row| row.bytes).collect();
+        assert_eq!(bytes, [12, 60, 252], "{operation}");
+        let row = &report.results[2];
+        assert!((row.busbw_gb_per_s - row.algbw_gb_per_s * 2.0 / 3.0).abs() < 1e-9, "{operation}");
+    }
+}
+
+#[test]
+fn rank_0_alone_prints_and_all_know_the_figures() {
+    let results = run(2, "all_reduce -b 64 -e 64 -n 4");
+    let row = |rank: usize| &results[rank].0.results[0];
+    assert_eq!(row(0).time_us, row(1).time_us, "the slowest rank's time is everybody's");
+    assert_eq!((row(0).transport, row(0).algorithm), ("tcp", "one-shot"));
+    assert!(row(0).time_us_min <= row(0).time_us && row(0).time_us <= row(0).time_us_p99);
+    assert_eq!(row(0).busbw_gb_per_s, row(0).algbw_gb_per_s, "2(n-1)/n is 1 for n = 2");
+    assert!(results[1].1.is_empty());
+    let header = &results[0].1;
+    for line in ["2 rank(s)", "transport tcp  congestion control", "#  Rank  1 Pid", "iters: 4 validation: 1"]
+    {
+        assert!(header.contains(line), "{line} in\n{header}");
+    }
+}
+
+#[test]
+fn buffers_of_the_group_are_measured_and_named() {
+    for transport in [LocalTransport::Tcp, LocalTransport::Shm] {
+        let flags = "all_reduce --alloc -b 4 -e 3M -f 90 -n 2 -w 1 -o sum,avg -t f32,u8";
+        let adjust = |options: &mut JoinOptions| options.transport = transport;
+        for (report, table) in ranks::run_with(3, adjust, move |group| measure(group, flags)) {
+            assert_eq!((report.wrong(), report.environment.alloc), (Some(0), true));
+            assert!(
+                table.is_empty() || table.contains("in place, in buffers of the group (--alloc)"),
+                "{table}"
+            );
+        }
+    }
+    let (report, table) = run(2, "all_reduce -b 4 -e 4 -n 1 -w 0").swap_remove(0);
+    assert!(!report.environment.alloc && !table.contains("--alloc"), "{table}");
+}
+
+#[test]
+fn a_root_that_does_not_exist_is_everybodys_usage_error() {
+    let errors = ranks::run(2, |mut group| {
+        let plan = plan("broadcast -e 4 --root 2");
+        bench(&mut group, &plan, SEGMENT_BYTES, &mut std::io::sink()).err()
+    });
+    for error in errors {
+        let error = error.expect("an error");
+        assert!(matches!(error, BenchError::Plan(_)), "{error}");
+        assert_eq!(error.exit(), Exit::Usage);
+    }
+}
+
+#[test]
+fn messages_need_two_ranks() {
+    for operation in ["ping_pong", "send_receive"] {
+        let error = bench(&mut Group::solo(), &plan(operation), SEGMENT_BYTES, &mut std::io::sink()).err();
+        let error = error.expect("an error");
+        assert_eq!(error.exit(), Exit::Usage, "{error}");
+        assert!(error.to_string().starts_with(operation), "{error}");
+    }
+}
+
+#[test]
+fn different_flags_are_a_mismatch() {
+    let errors = ranks::run(2, |mut group| {
+        let mine = if group.rank() == Rank::ZERO { "all_reduce -e 4" } else { "all_reduce -e 4 -o max" };
+        bench(&mut group, &plan(mine), SEGMENT_BYTES, &mut std::io::sink()).err()
+    });
+    for error in errors {
+        let error = error.expect("an error");
+        assert_eq!(error.exit(), Exit::Mismatch, "{error}");
+    }
+}
+
+#[test]
+fn wrong_results_have_an_exit_code_of_their_own() {
+    assert_eq!(BenchError::Wrong(3).exit() as u8, 15);
+    assert_eq!(BenchError::Wrong(3).to_string(), "3 elements of results are wrong");
+}

@@ -1,0 +1,475 @@
+//! Every collective, blocking and going on by itself, x element type x reduction x group size x length over real TCP,
+//! against a naive reference. All values are small, so that every result is exact whatever the order of the operands.
+
+mod forms;
+mod functions;
+use std::ops::Range;
+
+use crate::util::ranks::{self, GROUNDS, Ground};
+use half::{bf16, f16};
+use ringtrain::{Element, F32Loc, F64Loc, Group, I32Loc, I64Loc, JoinOptions, Rank, ReduceOp};
+
+const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
+const LONG: usize = 1_000_003;
+
+/// A plain number.
+trait Number: Element {
+    fn from_f64(value: f64) -> Self;
+    fn to_f64(self) -> f64;
+}
+
+macro_rules! numbers {
+    ($($ty:ty: $from:expr, $to:expr);+ $(;)?) => { $( impl Number for $ty {
+        fn from_f64(value: f64) -> Self { let from: fn(f64) -> Self = $from; from(value) }
+        fn to_f64(self) -> f64 { let to: fn(Self) -> f64 = $to; to(self) }
+    } )+ };
+}
+
+numbers! {
+    f16: f16::from_f64, f16::to_f64;
+    bf16: bf16::from_f64, bf16::to_f64;
+    f32: |v| v as f32, f64::from;
+    f64: |v| v, |v| v;
+    i8: |v| v as i8, f64::from;
+    u8: |v| v as u8, f64::from;
+    i16: |v| v as i16, f64::from;
+    u16: |v| v as u16, f64::from;
+    i32: |v| v as i32, f64::from;
+    u32: |v| v as u32, f64::from;
+    i64: |v| v as i64, |v| v as f64;
+    u64: |v| v as u64, |v| v as f64;
+}
+
+/// What is reduced: what a rank puts at an index, and what those of some ranks come to.
+struct Case<'a, T> {
+    op: ReduceOp,
+    value: &'a dyn Fn(u32, usize) -> T,
+    expected: &'a dyn Fn(Range<u32>, usize) -> T,
+}
+
+/// Small, different on every rank, and mostly 1 where a product has to stay exact.
+fn value<T: Number>(op: ReduceOp, rank: u32, index: usize) -> T {
+    let is_signed = !matches!(T::DTYPE.name(), "u8" | "u16" | "u32" | "u64");
+    let mixed = (index as i64 * 7 + i64::from(rank) * 13) % 11 - 5;
+    T::from_f64(match op {
+        ReduceOp::Product if (index + rank as usize).is_multiple_of(5) => 2.0,
+        ReduceOp::Product => 1.0,
+        _ if is_signed => mixed as f64,
+        _ => mixed.unsigned_abs() as f64,
+    })
+}
+
+fn expected<T: Number>(op: ReduceOp, ranks: Range<u32>, index: usize) -> T {
+    let truth = |is_true| if is_true { 1.0 } else { 0.0 };
+    let n = f64::from(ranks.end - ranks.start);
+    let mut values = ranks.map(|rank| value::<T>(op, rank, index).to_f64());
+    T::from_f64(match op {
+        ReduceOp::Sum | ReduceOp::PreMulSum => values.sum(),
+        ReduceOp::Product => values.product(),
+        ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
+        ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
+        // A conversion to an integer truncates, as the division does.
+        ReduceOp::Average => values.sum::<f64>() / n,
+        ReduceOp::BitAnd => values.fold(-1, |bits, value| bits & value as i64) as f64,
+        ReduceOp::BitOr => values.fold(0, |bits, value| bits | value as i64) as f64,
+        ReduceOp::BitXor => values.fold(0, |bits, value| bits ^ value as i64) as f64,
+        ReduceOp::LogicalAnd => truth(values.all(|value| value != 0.0)),
+        ReduceOp::LogicalOr => truth(values.any(|value| value != 0.0)),
+        ReduceOp::LogicalXor => truth(values.filter(|&value| value != 0.0).count() % 2 == 1),
+        ReduceOp::MinLoc | ReduceOp::MaxLoc | ReduceOp::Custom => unreachable!("no reductions of numbers"),
+    })
+}
+
+/// Parts of which some are empty, and which come to `count`.
+fn uneven(n: usize, count: usize) -> Vec<usize> {
+    let mut counts: Vec<usize> = (0..n).map(|rank| count / n * (rank % 3) / 2).collect();
+    counts[n / 2] += count - counts.iter().sum::<usize>();
+    counts
+}
+
+fn part(counts: &[usize], rank: Rank) -> Range<usize> {
+    let start = counts[..rank.index()].iter().sum();
+    start..start + counts[rank.index()]
+}
+
+/// What ranks and elements are called when they are wrong, without printing a million of them.
+#[track_caller]
+fn assert_elements<T: Element>(
+    found: &[T],
+    expected: impl ExactSizeIterator<Item = T>,
+    what: &str,
+    group: &Group,
+) {
+    let (n, rank, count) = (group.size(), group.rank(), expected.len());
+    assert_eq!(found.len(), count, "{what}, {} elements, rank {rank} of {n}", T::DTYPE);
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert_eq!(*found, expected, "{what} of {count} x {}, rank {rank} of {n}, [{index}]", T::DTYPE);
+    }
+}
+
+/// All reductions: the asynchronous ones are all under way while the blocking ones run.
+fn reduce<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
+    let Case { op, value, expected } = *case;
+    let (n, rank) = (group.size().get(), group.rank());
+    let root = Rank::new(count as u32 % n);
+    let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
+    let all = || (0..count).map(|index| expected(0..n, index));
+    let counts = uneven(n as usize, count);
+    let (even_part, uneven_part) = (group.chunk(count, rank), part(&counts, rank));
+    let of_part = |part: &Range<usize>| part.clone().map(|index| expected(0..n, index));
+
+    let all_reduced = group.all_reduce_async(own.clone(), op).unwrap();
+    let reduced = group.reduce_async(own.clone(), op, root).unwrap();
+    let scattered = group.reduce_scatter_async(own.clone(), op).unwrap();
+    let unevenly = group.reduce_scatter_uneven_async(&own, &counts, op).unwrap();
+
+    let mut buffer = own.clone();
+    group.all_reduce(&mut buffer, op).unwrap();
+    assert_elements(&buffer, all(), &format!("all_reduce {op}"), group);
+    buffer.clone_from(&own);
+    group.reduce(&mut buffer, op, root).unwrap();
+    if rank == root {
+        assert_elements(&buffer, all(), &format!("reduce {op}"), group);
+    }
+    buffer.clone_from(&own);
+    assert_eq!(group.reduce_scatter(&mut buffer, op).unwrap(), even_part);
+    assert_elements(&buffer[even_part.clone()], of_part(&even_part), &format!("reduce_scatter {op}"), group);
+    let found = group.reduce_scatter_uneven(&own, &counts, op).unwrap();
+    assert_elements(&found, of_part(&uneven_part), &format!("reduce_scatter_uneven {op}"), group);
+
+    let found = unevenly.wait().unwrap();
+    assert_elements(&found, of_part(&uneven_part), &format!("reduce_scatter_uneven_async {op}"), group);
+    assert_elements(&all_reduced.wait().unwrap(), all(), &format!("all_reduce_async {op}"), group);
+    let found = scattered.wait().unwrap();
+    assert_elements(&found, of_part(&even_part), &format!("reduce_scatter_async {op}"), group);
+    let found = reduced.wait().unwrap();
+    if rank == root {
+        assert_elements(&found, all(), &format!("reduce_async {op}"), group);
+    }
+}
+
+/// Reductions of the first ranks.
+fn prefixes<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
+    let Case { op, value, expected } = *case;
+    let rank = group.rank().get();
+    let own: Vec<T> = (0..count).map(|index| value(rank, index)).collect();
+    let upto = |end: u32| (0..count).map(move |index| expected(0..end, index));
+    let scanned = group.scan_async(own.clone(), op).unwrap();
+    let exscanned = group.exscan_async(&own, op).unwrap();
+    let mut buffer = own.clone();
+    group.scan(&mut buffer, op).unwrap();
+    assert_elements(&buffer, upto(rank + 1), &format!("scan {op}"), group);
+    for (found, what) in
+        [(group.exscan(&own, op).unwrap(), "exscan"), (exscanned.wait().unwrap(), "exscan_async")]
+    {
+        assert_eq!(found.is_none(), rank == 0, "{what}");
+        if let Some(found) = found {
+            assert_elements(&found, upto(rank), &format!("{what} {op}"), group);
+        }
+    }
+    assert_elements(&scanned.wait().unwrap(), upto(rank + 1), &format!("scan_async {op}"), group);
+}
+
+/// The collectives that only move elements between all ranks.
+fn spread<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+    let (size, rank) = (group.size(), group.rank());
+    let n = size.as_usize();
+    let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
+    let counts = uneven(n, count);
+    let uneven_part = part(&counts, rank);
+
+    let mut chunks = own.clone();
+    let gathered = group.all_gather_async(own.clone()).unwrap();
+    let unevenly = group.all_gather_uneven_async(&own[uneven_part.clone()], &counts).unwrap();
+    group.all_gather(&mut chunks).unwrap();
+    let owner = |index| size.ranks().find(|&owner| group.chunk(count, owner).contains(&index)).unwrap();
+    let expected: Vec<T> = (0..count).map(|index| value(owner(index).get(), index)).collect();
+    assert_elements(&chunks, expected.iter().copied(), "all_gather", group);
+    assert_elements(&gathered.wait().unwrap(), expected.into_iter(), "all_gather_async", group);
+
+    let of_part = |owner: Rank| part(&counts, owner).map(move |index| value(owner.get(), index));
+    let expected: Vec<T> = size.ranks().flat_map(of_part).collect();
+    let found = group.all_gather_uneven(&own[uneven_part.clone()], &counts).unwrap();
+    assert_elements(&found, expected.iter().copied(), "all_gather_uneven", group);
+    assert_elements(&unevenly.wait().unwrap(), expected.iter().copied(), "all_gather_uneven_async", group);
+    let found = group.all_gather_any(&own[uneven_part]).unwrap();
+    assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), counts, "all_gather_any");
+    assert_elements(&found.concat(), expected.into_iter(), "all_gather_any", group);
+    // As many elements as a whole buffer has come from each rank, so it is kept short.
+    let short = &own[..count.min(100)];
+    let expected: Vec<T> =
+        size.ranks().flat_map(|owner| (0..short.len()).map(move |index| value(owner.get(), index))).collect();
+    assert_elements(&group.all_gather_from(short).unwrap(), expected.into_iter(), "all_gather_from", group);
+}
+
+/// The collectives with a root.
+fn rooted<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+    let (size, rank) = (group.size(), group.rank());
+    let root = Rank::new((count as u32 + 1) % size.get());
+    let (is_root, counts) = (rank == root, uneven(size.as_usize(), count));
+    let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
+    let of_root = |range: Range<usize>| range.map(|index| value(root.get(), index));
+
+    let told = group.broadcast_async(own.clone(), root).unwrap();
+    let scattered = group.scatter_async(if is_root { &own[..] } else { &[] }, count, root).unwrap();
+    let each = count / size.as_usize();
+    let gathered = group.gather_async(&own[..each], root).unwrap();
+
+    let mut buffer = own.clone();
+    group.broadcast(&mut buffer, root).unwrap();
+    assert_elements(&buffer, of_root(0..count), "broadcast", group);
+    let chunk = group.chunk(count, rank);
+    let found = group.scatter(if is_root { &own[..] } else { &[] }, count, root).unwrap();
+    assert_elements(&found, of_root(chunk.clone()), "scatter", group);
+    let own_part = part(&counts, rank);
+    let found = group.scatter_uneven(if is_root { &own[..] } else { &[] }, &counts, root).unwrap();
+    assert_elements(&found, of_root(own_part.clone()), "scatter_uneven", group);
+
+    let of = |owner: Rank, range: Range<usize>| range.map(move |index| value(owner.get(), index));
+    let even: Vec<T> = size.ranks().filter(|_| is_root).flat_map(|owner| of(owner, 0..each)).collect();
+    let found = group.gather(&own[..each], root).unwrap();
+    assert_elements(&found, even.iter().copied(), "gather", group);
+    let parts = size.ranks().filter(|_| is_root).flat_map(|owner| of(owner, part(&counts, owner)));
+    let parts: Vec<T> = parts.collect();
+    let found = group.gather_uneven(&own[own_part], &counts, root).unwrap();
+    assert_elements(&found, parts.into_iter(), "gather_uneven", group);
+
+    assert_elements(&gathered.wait().unwrap(), even.into_iter(), "gather_async", group);
+    assert_elements(&told.wait().unwrap(), of_root(0..count), "broadcast_async", group);
+    assert_elements(&scattered.wait().unwrap(), of_root(chunk), "scatter_async", group);
+}
+
+/// Every rank has something for every other, and for itself.
+fn exchange<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+    let (size, rank) = (group.size(), group.rank());
+    let n = size.as_usize();
+    // What a rank has for another: `pair` names both.
+    let of_pair = |from: Rank, to: Rank, count: usize| {
+        (0..count).map(move |index| value(from.get() * 31 + to.get(), index))
+    };
+    let each = count / n;
+    let own: Vec<T> = size.ranks().flat_map(|to| of_pair(rank, to, each)).collect();
+    let expected: Vec<T> = size.ranks().flat_map(|from| of_pair(from, rank, each)).collect();
+    let handle = group.all_to_all_async(&own).unwrap();
+    let barrier = group.barrier_async().unwrap();
+    assert_elements(&group.all_to_all(&own).unwrap(), expected.iter().copied(), "all_to_all", group);
+    // Nothing for some, more for others.
+    let length = |from: Rank, to: Rank| (from.index() * 2 + to.index()) % 3 * each;
+    let counts: Vec<usize> = size.ranks().map(|to| length(rank, to)).collect();
+    let from_counts: Vec<usize> = size.ranks().map(|from| length(from, rank)).collect();
+    let uneven: Vec<T> = size.ranks().flat_map(|to| of_pair(rank, to, length(rank, to))).collect();
+    let unevenly = group.all_to_all_uneven_async(&uneven, &counts, &from_counts).unwrap();
+    let parts: Vec<T> = size.ranks().flat_map(|from| of_pair(from, rank, length(from, rank))).collect();
+    let found = group.all_to_all_uneven(&uneven, &counts, &from_counts).unwrap();
+    assert_elements(&found, parts.iter().copied(), "all_to_all_uneven", group);
+    assert_elements(&unevenly.wait().unwrap(), parts.into_iter(), "all_to_all_uneven_async", group);
+    barrier.wait().unwrap();
+    assert_elements(&handle.wait().unwrap(), expected.into_iter(), "all_to_all_async", group);
+    group.barrier().unwrap();
+}
+
+fn lengths(n: u32) -> [usize; 5] {
+    [0, 1, n as usize - 1, n as usize + 1, 1000]
+}
+
+/// One element type with every reduction that is defined on it.
+fn check_numbers<T: Number>(group: &mut Group) {
+    let n = group.size().get();
+    for count in lengths(n) {
+        for &op in ReduceOp::ALL.iter().filter(|op| op.applies_to(T::DTYPE) && **op != ReduceOp::Custom) {
+            let case = Case {
+                op,
+                value: &|rank, index| value::<T>(op, rank, index),
+                expected: &|ranks, index| expected::<T>(op, ranks, index),
+            };
+            reduce(group, count, &case);
+            if op != ReduceOp::Average {
+                prefixes(group, count, &case);
+            }
+        }
+        check_moves::<T>(group, count, &|rank, index| value(ReduceOp::Sum, rank, index));
+    }
+}
+
+fn check_moves<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+    spread(group, count, value);
+    rooted(group, count, value);
+    exchange(group, count, value);
+}
+
+/// One located type, with ties between ranks that the lowest index decides.
+fn check_located<T: Element>(group: &mut Group, make: fn(i64, u64) -> T) {
+    let pair = |rank: u32, index: usize| {
+        let mixed = (index as i64 * 5 + i64::from(rank) * 7) % 3 - 1;
+        (mixed, u64::from(rank * 5 % 8))
+    };
+    for count in lengths(group.size().get()) {
+        for op in [ReduceOp::MinLoc, ReduceOp::MaxLoc] {
+            let sign = if op == ReduceOp::MinLoc { 1 } else { -1 };
+            let case = Case {
+                op,
+                value: &|rank, index| {
+                    let (value, place) = pair(rank, index);
+                    make(value, place)
+                },
+                expected: &|ranks, index| {
+                    let best = ranks.map(|rank| pair(rank, index)).min_by_key(|one| (sign * one.0, one.1));
+                    let (value, place) = best.expect("there is a rank");
+                    make(value, place)
+                },
+            };
+            reduce(group, count, &case);
+            prefixes(group, count, &case);
+            check_moves(group, count, case.value);
+        }
+    }
+}
+
+/// Runs `work` on `n` ranks over sockets, then in shared memory, then on several hosts.
+fn on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 'static) {
+    for ground in GROUNDS {
+        ranks::run_with(n, |options| ground.put(options), work);
+    }
+}
+
+/// Each algorithm takes all sizes, also those that it is not for.
+#[test]
+fn every_algorithm_in_turn() {
+    for n in [2, 3, 4, 5, 8] {
+        for ground in GROUNDS {
+            let algorithms = [
+                "one-shot",
+                "doubling",
+                "butterfly",
+                "direct",
+                "double-tree",
+                "hierarchy",
+                "ring",
+                "tree",
+                "direct:0-64;ring:65-max",
+            ];
+            for algorithm in algorithms {
+                let adjust = |options: &mut JoinOptions| {
+                    ground.put(options);
+                    options.algorithms = algorithm.parse().unwrap();
+                };
+                ranks::run_with(n, adjust, |mut group| {
+                    check_numbers::<f32>(&mut group);
+                    check_numbers::<bf16>(&mut group);
+                });
+            }
+        }
+    }
+}
+
+/// So long that a second child may not send all of its part before its parent is ready for it.
+#[test]
+fn long_buffers_in_a_double_tree() {
+    for n in [2, 3, 4, 8] {
+        let adjust = |options: &mut JoinOptions| {
+            Ground::Tcp.put(options);
+            options.algorithms = "double-tree".parse().unwrap();
+        };
+        ranks::run_with(n, adjust, |mut group| {
+            let value = |rank, index| value::<f32>(ReduceOp::Average, rank, index);
+            let expected = |ranks, index| expected::<f32>(ReduceOp::Average, ranks, index);
+            reduce(&mut group, LONG, &Case { op: ReduceOp::Average, value: &value, expected: &expected });
+        });
+    }
+}
+
+#[test]
+fn every_collective_of_every_number_and_reduction() {
+    for n in WORLDS {
+        on_every_transport(n, |mut group| {
+            check_numbers::<f16>(&mut group);
+            check_numbers::<bf16>(&mut group);
+            check_numbers::<f32>(&mut group);
+            check_numbers::<f64>(&mut group);
+            check_numbers::<i8>(&mut group);
+            check_numbers::<u8>(&mut group);
+            check_numbers::<i16>(&mut group);
+            check_numbers::<u16>(&mut group);
+            check_numbers::<i32>(&mut group);
+            check_numbers::<u32>(&mut group);
+            check_numbers::<i64>(&mut group);
+            check_numbers::<u64>(&mut group);
+        });
+    }
+}
+
+#[test]
+fn every_collective_of_every_located_type() {
+    for n in WORLDS {
+        on_every_transport(n, |mut group| {
+            check_located(&mut group, |value, index| F32Loc::new(value as f32, index as u32));
+            check_located(&mut group, |value, index| F64Loc::new(value as f64, index));
+            check_located(&mut group, |value, index| I32Loc::new(value as i32, index as u32));
+            check_located(&mut group, I64Loc::new);
+        });
+    }
+}
+
+#[test]
+fn long_buffers() {
+    fn check<T: Number>(group: &mut Group, op: ReduceOp) {
+        let value = |rank, index| value::<T>(op, rank, index);
+        let case = Case { op, value: &value, expected: &|ranks, index| expected::<T>(op, ranks, index) };
+        reduce(group, LONG, &case);
+        prefixes(group, LONG, &case);
+        check_moves(group, LONG, &value);
+    }
+    for n in WORLDS {
+        on_every_transport(n, |mut group| {
+            check::<f32>(&mut group, ReduceOp::Sum);
+            check::<u8>(&mut group, ReduceOp::Max);
+        });
+    }
+}
+
+/// Input and result in other places than usual.
+#[test]
+fn every_form_of_every_collective() {
+    fn check<T: Number>(group: &mut Group, op: ReduceOp, counts: &[usize]) {
+        for &count in counts {
+            let value = |rank, index| value::<T>(op, rank, index);
+            let case = Case { op, value: &value, expected: &|ranks, index| expected::<T>(op, ranks, index) };
+            forms::reduce(group, count, &case);
+            if op != ReduceOp::Average {
+                forms::prefixes(group, count, &case);
+            }
+            forms::moves(group, count, &value);
+        }
+    }
+    for n in WORLDS {
+        on_every_transport(n, |mut group| {
+            let lengths = lengths(group.size().get());
+            check::<f32>(&mut group, ReduceOp::Average, &lengths);
+            check::<bf16>(&mut group, ReduceOp::Max, &lengths);
+            check::<i8>(&mut group, ReduceOp::LogicalOr, &lengths);
+            check::<u64>(&mut group, ReduceOp::Sum, &lengths);
+            check::<f64>(&mut group, ReduceOp::Min, &[LONG / 4]);
+            forms::refusals(&mut group);
+        });
+    }
+}
+
+/// Where the order of operands matters, all ranks still end with the same bits, and so do both ways to call.
+#[test]
+fn rounded_sums_have_the_same_bits_on_every_rank() {
+    for n in WORLDS {
+        // Sockets by themselves: in shared memory the order is that of the ranks.
+        let results = ranks::run(n, |mut group| {
+            let rank = group.rank().get() as f32;
+            let own: Vec<f32> = (0..70_001).map(|i| ((i as f32) * 0.37 + rank * 1.7).sin() * 1e3).collect();
+            let handle = group.all_reduce_async(own.clone(), ReduceOp::Sum).unwrap();
+            let mut blocking = own;
+            group.all_reduce(&mut blocking, ReduceOp::Sum).unwrap();
+            let bits = |sums: Vec<f32>| sums.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let blocking = bits(blocking);
+            assert!(bits(handle.wait().unwrap()) == blocking);
+            blocking
+        });
+        assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "n={n}");
+    }
+}

@@ -1,0 +1,159 @@
+//! Functions of the program's own, and what is multiplied or rounded on the way.
+
+use ringtrain::{Compression, Rank, ReduceOp};
+
+use super::{LONG, WORLDS, assert_elements, lengths, value};
+use crate::util::ranks;
+
+/// x -> a x + b modulo 2^32, in one element; one after the other is associative, and does not commute.
+fn affine(rank: u32, index: usize) -> u64 {
+    let mixed = (index as u64 + 1) * 0x9e37_79b9 + u64::from(rank) * 0x85eb_ca6b;
+    (mixed | 1) << 32 | (mixed >> 7 & 0xffff_ffff)
+}
+
+fn after(first: u64, second: u64) -> u64 {
+    let split = |one: u64| ((one >> 32) as u32, one as u32);
+    let ((a, b), (c, d)) = (split(first), split(second));
+    u64::from(a.wrapping_mul(c)) << 32 | u64::from(b.wrapping_mul(c).wrapping_add(d))
+}
+
+#[test]
+fn functions_that_do_not_commute() {
+    for n in WORLDS {
+        super::on_every_transport(n, |mut group| {
+            let (n, rank) = (group.size().get(), group.rank());
+            for count in lengths(n).into_iter().chain([LONG]) {
+                let own: Vec<u64> = (0..count).map(|index| affine(rank.get(), index)).collect();
+                let whole = |index| (0..n).map(|rank| affine(rank, index)).reduce(after).expect("a rank");
+                let expected: Vec<u64> = (0..count).map(whole).collect();
+                let mut buffer = own.clone();
+                group.all_reduce_with(&mut buffer, |&first, &second| after(first, second)).unwrap();
+                assert_elements(&buffer, expected.iter().copied(), "all_reduce_with", &group);
+                let handle = group.all_reduce_with_async(own.clone(), |&first, &second| after(first, second));
+                assert_elements(&handle.unwrap().wait().unwrap(), expected.into_iter(), "async", &group);
+                let expected: Vec<u64> = (0..count).map(whole).collect();
+                let roots = if count == LONG { 1..2.min(n) } else { 0..n };
+                for root in roots.map(Rank::new) {
+                    buffer.clone_from(&own);
+                    group.reduce_with(&mut buffer, root, |&first, &second| after(first, second)).unwrap();
+                    if rank == root {
+                        assert_elements(&buffer, expected.iter().copied(), "reduce_with", &group);
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn sums_of_what_was_multiplied_before() {
+    for n in WORLDS {
+        super::on_every_transport(n, |mut group| {
+            let (n, rank) = (group.size().get(), group.rank().get());
+            for count in lengths(n) {
+                let scaled =
+                    |rank: u32, index| value::<f64>(ReduceOp::Sum, rank, index) * f64::from(rank + 1);
+                let expected = |index| (0..n).map(|rank| scaled(rank, index)).sum();
+                let mut floats: Vec<f64> =
+                    (0..count).map(|index| value(ReduceOp::Sum, rank, index)).collect();
+                group.all_reduce_scaled(&mut floats, f64::from(rank + 1)).unwrap();
+                assert_elements(&floats, (0..count).map(expected), "all_reduce_scaled", &group);
+                let mut integers: Vec<i32> =
+                    (0..count).map(|index| value(ReduceOp::Sum, rank, index)).collect();
+                group.all_reduce_scaled(&mut integers, rank as i32 + 1).unwrap();
+                let expected = (0..count).map(|index| expected(index) as i32);
+                assert_elements(&integers, expected, "all_reduce_scaled", &group);
+            }
+        });
+    }
+}
+
+/// Prefixes in rank order, of a function that does not commute.
+#[test]
+fn prefixes_of_functions_that_do_not_commute() {
+    for n in WORLDS {
+        super::on_every_transport(n, |mut group| {
+            let (n, rank) = (group.size().get(), group.rank().get());
+            for count in lengths(n).into_iter().chain([LONG]) {
+                let own: Vec<u64> = (0..count).map(|index| affine(rank, index)).collect();
+                let upto = |end: u32| {
+                    move |index| (0..end).map(|rank| affine(rank, index)).reduce(after).expect("a rank")
+                };
+                let scanned = group.scan_with_async(own.clone(), |&a, &b| after(a, b)).unwrap();
+                let exscanned = group.exscan_with_async(&own, |&a, &b| after(a, b)).unwrap();
+                let mut buffer = own.clone();
+                group.scan_with(&mut buffer, |&a, &b| after(a, b)).unwrap();
+                assert_elements(&buffer, (0..count).map(upto(rank + 1)), "scan_with", &group);
+                for found in
+                    [group.exscan_with(&own, |&a, &b| after(a, b)).unwrap(), exscanned.wait().unwrap()]
+                {
+                    assert_eq!(found.is_none(), rank == 0);
+                    let Some(found) = found else { continue };
+                    assert_elements(&found, (0..count).map(upto(rank)), "exscan_with", &group);
+                }
+                let found = scanned.wait().unwrap();
+                assert_elements(&found, (0..count).map(upto(rank + 1)), "scan_with_async", &group);
+            }
+        });
+    }
+}
+
+#[test]
+fn parts_of_reductions_with_functions() {
+    for n in WORLDS {
+        super::on_every_transport(n, |mut group| {
+            let (n, rank) = (group.size().get(), group.rank());
+            for count in lengths(n).into_iter().chain([LONG]) {
+                // The greatest common divisor.
+                let number = |rank: u32, index: usize| (index as u64 % 60 + 1) * u64::from(rank % 3 + 1);
+                let gcd = |mut a: u64, mut b: u64| {
+                    while b > 0 {
+                        (a, b) = (b, a % b);
+                    }
+                    a
+                };
+                let own: Vec<u64> = (0..count).map(|index| number(rank.get(), index)).collect();
+                let expected = |index| (0..n).map(|rank| number(rank, index)).reduce(gcd).expect("a rank");
+                let chunk = group.chunk(count, rank);
+                let handle = group.reduce_scatter_with_async(own.clone(), move |&a, &b| gcd(a, b)).unwrap();
+                let mut buffer = own;
+                assert_eq!(
+                    group.reduce_scatter_with(&mut buffer, move |&a, &b| gcd(a, b)),
+                    Ok(chunk.clone())
+                );
+                let what = "reduce_scatter_with";
+                assert_elements(&buffer[chunk.clone()], chunk.clone().map(expected), what, &group);
+                assert_elements(&handle.wait().unwrap(), chunk.map(expected), what, &group);
+            }
+        });
+    }
+}
+
+/// Some ranks wait and some do not, which is one operation: and all have the same bits.
+#[test]
+fn what_is_rounded_or_multiplied_on_the_way_may_go_on_by_itself() {
+    for n in WORLDS {
+        for compression in [Compression::None, Compression::Fp16, Compression::Bf16] {
+            let results = ranks::run(n, move |mut group| {
+                let rank = group.rank().get();
+                let mut bits = Vec::new();
+                for count in [0, 1, 70_000, 2_500_000] {
+                    let mut own: Vec<f32> =
+                        (0..count).map(|index| ((index + rank as usize) % 1000) as f32 * 0.1).collect();
+                    if rank.is_multiple_of(2) {
+                        let handle = group.all_reduce_compressed_async(own, ReduceOp::Sum, compression);
+                        own = handle.unwrap().wait().unwrap();
+                    } else {
+                        group.all_reduce_compressed(&mut own, ReduceOp::Sum, compression).unwrap();
+                    }
+                    bits.extend(own.into_iter().map(f32::to_bits));
+                }
+                let scaled = group.all_reduce_scaled_async(vec![1i64, 10], i64::from(rank) + 1).unwrap();
+                let sum: i64 = (1..=i64::from(group.size().get())).sum();
+                assert_eq!(scaled.wait().unwrap(), [sum, 10 * sum]);
+                bits
+            });
+            assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "n={n}, {compression}");
+        }
+    }
+}

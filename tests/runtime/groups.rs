@@ -1,0 +1,363 @@
+//! Groups of some of the ranks: who is in them, in which order, and that they do not get in each other's way.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Instant;
+
+use crate::util::ranks;
+use ringtrain::{Error, Group, Rank, ReduceOp};
+
+fn numbers(ranks: &[Rank]) -> Vec<u32> {
+    ranks.iter().map(|rank| rank.get()).collect()
+}
+
+/// That all its members are there, and nobody else: the sum of what each puts in, and who sits where.
+fn check(group: &mut Group, world_rank: u32, members: &[u32]) {
+    assert_eq!(numbers(group.members()), members);
+    assert_eq!(group.size().as_usize(), members.len());
+    assert_eq!(members[group.rank().index()], world_rank);
+    // All ranks of these tests share one machine, unless they are told that they do not.
+    if std::env::var("TEST_TRANSPORT").as_deref() != Ok("hosts") {
+        assert_eq!((group.local_rank(), group.local_size()), (group.rank(), group.size()));
+    }
+    assert_eq!(group.all_gather_from(&[world_rank]).unwrap(), members);
+    let mut sum = vec![u64::from(world_rank); 100_000];
+    group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    let expected: u64 = members.iter().map(|&member| u64::from(member)).sum();
+    assert!(sum.iter().all(|&element| element == expected));
+    for root in group.size().ranks() {
+        let mut told = [world_rank];
+        group.broadcast(&mut told, root).unwrap();
+        assert_eq!(told, [members[root.index()]]);
+    }
+    group.barrier().unwrap();
+}
+
+#[test]
+fn a_split_sorts_by_colour_then_key_then_rank() {
+    ranks::run(7, |mut world| {
+        let rank = world.rank().get();
+        // Backwards within two colours.
+        let mut half = world.split(Some(rank % 2), -i64::from(rank)).unwrap().unwrap();
+        check(&mut half, rank, if rank.is_multiple_of(2) { &[6, 4, 2, 0] } else { &[5, 3, 1] });
+        // Equal keys keep the order; who has no colour is in no group.
+        let part = world.split((rank != 3).then_some(9), i64::from(rank < 2)).unwrap();
+        assert_eq!(part.is_none(), rank == 3);
+        if let Some(mut part) = part {
+            check(&mut part, rank, &[2, 4, 5, 6, 0, 1]);
+        }
+        // Keys at the ends of their range, and colours as well.
+        let key = if rank == 0 { i64::MAX } else { i64::MIN + i64::from(rank) };
+        let mut all = world.split(Some(u32::MAX), key).unwrap().unwrap();
+        check(&mut all, rank, &[1, 2, 3, 4, 5, 6, 0]);
+        // A part of a part, whose ranks are those of the part.
+        let mut quarter = half.split(Some(half.rank().get() / 2), 0).unwrap().unwrap();
+        let members: &[u32] = match rank {
+            6 | 4 => &[6, 4],
+            2 | 0 => &[2, 0],
+            5 | 3 => &[5, 3],
+            _ => &[1],
+        };
+        check(&mut quarter, rank, members);
+        check(&mut half, rank, if rank.is_multiple_of(2) { &[6, 4, 2, 0] } else { &[5, 3, 1] });
+        check(&mut world, rank, &[0, 1, 2, 3, 4, 5, 6]);
+    });
+}
+
+#[test]
+fn nobody_need_be_in_a_group() {
+    ranks::run(3, |mut world| {
+        assert!(world.split(None, 0).unwrap().is_none());
+        assert!(world.subgroup(&[]).unwrap().is_none());
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_subgroup_has_the_order_of_its_list() {
+    ranks::run(5, |mut world| {
+        let rank = world.rank().get();
+        let group = world.subgroup(&[4, 0, 3].map(Rank::new)).unwrap();
+        assert_eq!(group.is_some(), [4, 0, 3].contains(&rank));
+        let Some(mut group) = group else { return };
+        check(&mut group, rank, &[4, 0, 3]);
+        for wrong in [&[Rank::new(3)][..], &[Rank::ZERO, Rank::ZERO]] {
+            assert!(matches!(group.subgroup(wrong), Err(Error::InvalidPeer { .. })));
+        }
+        // Ranks of the subgroup, not of the world.
+        let pair = group.subgroup(&[2, 0].map(Rank::new)).unwrap();
+        assert_eq!(pair.is_some(), rank != 0);
+        if let Some(mut pair) = pair {
+            check(&mut pair, rank, &[3, 4]);
+            let other = Rank::new(1 - pair.rank().get());
+            let mut told = [0];
+            pair.send_receive((&[rank], other, 1), (&mut told, other.into(), Some(1))).unwrap();
+            assert_eq!(told, [7 - rank]);
+        }
+    });
+}
+
+/// Alone within a job: there are links, and none is used.
+#[test]
+fn a_group_of_one_does_what_a_world_of_one_does() {
+    ranks::run(3, |mut world| {
+        let rank = world.rank().get();
+        let mut alone = world.split(Some(rank), 0).unwrap().unwrap();
+        check(&mut alone, rank, &[rank]);
+        let solo = Group::solo();
+        for (mut group, what) in [(solo, "a world of one"), (alone, "a group of one")] {
+            let mut truth = [0u8, 5, 1];
+            group.all_reduce(&mut truth, ReduceOp::LogicalOr).unwrap();
+            assert_eq!(truth, [0, 1, 1], "{what}: all_reduce");
+            let truth = group.all_reduce_async(vec![7i32, 0], ReduceOp::LogicalAnd).unwrap().wait().unwrap();
+            assert_eq!(truth, [1, 0], "{what}: all_reduce_async");
+            let mut truth = [3.5f32, 0.0];
+            group.reduce(&mut truth, ReduceOp::LogicalXor, Rank::ZERO).unwrap();
+            assert_eq!(truth, [1.0, 0.0], "{what}: reduce");
+            let mut truth = [3u8, 0];
+            group.scan(&mut truth, ReduceOp::LogicalOr).unwrap();
+            assert_eq!(truth, [1, 0], "{what}: scan");
+            assert_eq!(group.exscan(&truth, ReduceOp::Sum), Ok(None), "{what}");
+            assert_eq!(group.reduce_scatter_uneven(&[4u8], &[1], ReduceOp::LogicalOr), Ok(vec![1]), "{what}");
+            let mut mean = [6i32];
+            group.all_reduce(&mut mean, ReduceOp::Average).unwrap();
+            group.all_reduce_with(&mut mean, |a, b| a + b).unwrap();
+            assert_eq!(mean, [6], "{what}");
+            assert_eq!(group.all_to_all(&[1, 2]), Ok(vec![1, 2]), "{what}");
+            assert_eq!(group.scatter(&[1, 2], 2, Rank::ZERO), Ok(vec![1, 2]), "{what}");
+            assert_eq!(group.gather(&[1, 2], Rank::ZERO), Ok(vec![1, 2]), "{what}");
+            assert_eq!(group.all_gather_object(&"x".to_owned()), Ok(vec!["x".to_owned()]), "{what}");
+            group.send(&[1], Rank::ZERO, 0).unwrap();
+            let mut own = [0];
+            group.receive(&mut own, Rank::ZERO, 0).unwrap();
+            assert_eq!(own, [1], "{what}");
+            let mut again = group.duplicate().unwrap();
+            again.barrier().unwrap();
+        }
+        world.barrier().unwrap();
+    });
+}
+
+/// Messages and collectives of one group are not taken for those of another that has the same ranks.
+#[test]
+fn a_duplicate_is_a_world_of_its_own() {
+    ranks::run(2, |mut world| {
+        let mut twin = world.duplicate().unwrap();
+        let other = Rank::new(1 - world.rank().get());
+        if world.rank() == Rank::ZERO {
+            twin.send(&[1u8], other, 5).unwrap();
+            world.send(&[2u8], other, 5).unwrap();
+        } else {
+            let mut buffer = [0u8];
+            world.receive(&mut buffer, other, 5).unwrap();
+            assert_eq!(buffer, [2]);
+            assert!(world.probe_now(other, None).unwrap().is_none());
+            twin.receive(&mut buffer, other, None).unwrap();
+            assert_eq!(buffer, [1]);
+        }
+        // The two groups' operations may begin in another order on each rank.
+        let begin = |group: &mut Group, value: u32| {
+            group.all_reduce_async(vec![value; 200_000], ReduceOp::Sum).unwrap()
+        };
+        let (first, second) = if world.rank() == Rank::ZERO {
+            let first = begin(&mut world, 1);
+            (first, begin(&mut twin, 10))
+        } else {
+            let second = begin(&mut twin, 20);
+            (begin(&mut world, 2), second)
+        };
+        assert!(first.wait().unwrap().iter().all(|&sum| sum == 3));
+        assert!(second.wait().unwrap().iter().all(|&sum| sum == 30));
+    });
+}
+
+/// Work of one thread of a rank: a group of its own.
+fn work(mut group: Group, salt: u64, rounds: u64) {
+    let n = u64::from(group.size().get());
+    let rank = u64::from(group.rank().get());
+    for round in 0..rounds {
+        let count = [10, 30_000, 0, 1000][(round + salt) as usize % 4];
+        let mut sum = vec![salt + round + rank; count];
+        group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        let expected = n * (salt + round) + n * (n - 1) / 2;
+        assert!(sum.iter().all(|&element| element == expected), "thread {salt}, round {round}");
+        let (to, from) = (group.size().after(group.rank(), 1), group.size().before(group.rank(), 1));
+        let mut told = [0];
+        group.send_receive((&[salt << 32 | rank], to, 1), (&mut told, from.into(), None)).unwrap();
+        assert_eq!(told, [salt << 32 | u64::from(from.get())]);
+    }
+}
+
+#[test]
+fn threads_of_one_rank_use_groups_at_the_same_time() {
+    for n in [2, 3, 5] {
+        ranks::run(n, |mut world| {
+            let groups: Vec<Group> = (0..4).map(|_| world.duplicate().unwrap()).collect();
+            let threads: Vec<_> = (0..)
+                .zip(groups)
+                .map(|(salt, group)| thread::spawn(move || work(group, salt * 1000, 40)))
+                .collect();
+            work(world, 77_000, 40);
+            for thread in threads {
+                thread.join().expect("the thread ends well");
+            }
+        });
+    }
+}
+
+/// Whoever asks again and again may end what others wait for, and those have to learn of it at once and not at a deadline.
+#[test]
+fn threads_that_test_do_not_keep_others_waiting() {
+    ranks::run(2, |mut world| {
+        let mut busy = world.duplicate().unwrap();
+        let groups: Vec<Group> = (0..3).map(|_| world.duplicate().unwrap()).collect();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&is_over);
+        let tester = thread::spawn(move || {
+            loop {
+                // The ranks end in the same round.
+                let own = vec![u32::from(stop.load(Ordering::SeqCst)); 1000];
+                let handle = busy.all_reduce_async(own, ReduceOp::Min).unwrap();
+                while !handle.test() {}
+                if handle.wait().unwrap()[0] == 1 {
+                    return;
+                }
+            }
+        });
+        let started = Instant::now();
+        let workers: Vec<_> = (0..)
+            .zip(groups)
+            .map(|(salt, group)| thread::spawn(move || work(group, salt * 1000, 300)))
+            .collect();
+        for thread in workers {
+            thread.join().expect("the thread ends well");
+        }
+        let elapsed = started.elapsed();
+        is_over.store(true, Ordering::SeqCst);
+        tester.join().expect("the thread ends well");
+        assert!(elapsed < world.timeout() / 2, "it took {elapsed:?}");
+    });
+}
+
+/// Threads that split their groups at the same time do not end up in one group.
+#[test]
+fn threads_of_one_rank_split_groups_at_the_same_time() {
+    ranks::run(3, |mut world| {
+        let groups: Vec<Group> = (0..3).map(|_| world.duplicate().unwrap()).collect();
+        let start = Arc::new(Barrier::new(groups.len()));
+        let threads: Vec<_> = (0..)
+            .zip(groups)
+            .map(|(salt, mut group)| {
+                let start = Arc::clone(&start);
+                thread::spawn(move || {
+                    for round in 0..10 {
+                        start.wait();
+                        let part = group.duplicate().unwrap();
+                        // Not before all have split: that they use what they got at the same time is the point.
+                        start.wait();
+                        work(part, salt * 1000 + round, 4);
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().expect("the thread ends well");
+        }
+    });
+}
+
+#[test]
+fn a_group_is_dropped_while_others_live() {
+    ranks::run(4, |mut world| {
+        let rank = world.rank().get();
+        for round in 0..20 {
+            let mut half = world.split(Some((rank + round) % 2), 0).unwrap().unwrap();
+            let handle = half.all_reduce_async(vec![1u32; 50_000], ReduceOp::Sum).unwrap();
+            drop(half);
+            world.barrier().unwrap();
+            assert!(handle.wait().unwrap().iter().all(|&sum| sum == 2));
+        }
+        let mut twin = world.duplicate().unwrap();
+        // The first group goes, and the job lives on in the other.
+        world.close();
+        check(&mut twin, rank, &[0, 1, 2, 3]);
+    });
+}
+
+/// An operation keeps its job alive, and whoever drops its handle as well as the group still does his part.
+#[test]
+fn operations_outlive_their_groups() {
+    ranks::run(3, |mut world| {
+        let forgotten = world.all_reduce_async(vec![1u32; 500_000], ReduceOp::Sum).unwrap();
+        let handle = world.all_reduce_async(vec![1u32; 500_000], ReduceOp::Sum).unwrap();
+        if world.rank() == Rank::ZERO {
+            drop((forgotten, handle, world));
+            return;
+        }
+        drop((forgotten, world));
+        assert!(handle.wait().unwrap().iter().all(|&sum| sum == 3));
+    });
+}
+
+/// A failure is the job's: a group that had no part in it fails as well, with the same cause.
+#[test]
+fn a_failure_in_one_group_ends_the_others() {
+    let causes = ranks::run(4, |mut world| {
+        let rank = world.rank().get();
+        let mut half = world.split(Some(rank / 2), 0).unwrap().unwrap();
+        // Who is not yet through may learn of the failure here.
+        let mut called = world.barrier();
+        if rank == 0 {
+            called = Err(half.abort("enough"));
+        }
+        while called.is_ok() {
+            called = half.barrier().and_then(|()| world.barrier());
+        }
+        let error = called.unwrap_err();
+        assert_eq!(world.barrier(), Err(error.clone()));
+        error.cause().expect("the job failed").clone()
+    });
+    assert!(causes.iter().all(|cause| *cause == causes[0]), "{causes:#?}");
+}
+
+/// What goes on by itself gives what the blocking call gives, also with uneven parts and functions of one's own.
+#[test]
+fn uneven_and_custom_operations_go_on_by_themselves() {
+    ranks::run(3, |mut group| {
+        let (rank, root) = (group.rank().index(), Rank::new(1));
+        let counts = [2, 0, 3];
+        let own = vec![rank as u32; counts[rank]];
+        // The chain folds from the left, so the digits come in rank order.
+        let follow = |left: &u32, right: &u32| left * 10 + right;
+        let gathered = group.gather_uneven_async(&own, &counts, root).unwrap();
+        let all = [5u32, 6, 7, 8, 9];
+        let scattered = group.scatter_uneven_async(&all, &counts, root).unwrap();
+        let everywhere = group.all_reduce_with_async(vec![rank as u32 + 1; 4], follow).unwrap();
+        let at_root = group.reduce_with_async(vec![rank as u32 + 1; 4], root, follow).unwrap();
+        let at_root = at_root.wait().unwrap();
+        assert_eq!(everywhere.wait().unwrap(), [123; 4]);
+        assert_eq!(scattered.wait().unwrap(), [&all[..2], &[], &all[2..]][rank]);
+        let gathered = gathered.wait().unwrap();
+        if group.rank() == root {
+            assert_eq!((gathered, at_root), (vec![0, 0, 2, 2, 2], vec![123; 4]));
+        } else {
+            assert!(gathered.is_empty());
+        }
+    });
+}
+
+/// Whoever has another list is found, and both are told where.
+#[test]
+fn ranks_that_list_other_members_do_not_agree() {
+    let told = ranks::run(3, |mut world| {
+        let odd = world.rank().get() == 1;
+        let list: &[u32] = if odd { &[1, 0] } else { &[0, 1] };
+        let list: Vec<Rank> = list.iter().copied().map(Rank::new).collect();
+        let made = world.subgroup(&list).map(|_| ());
+        made.and_then(|()| world.barrier()).unwrap_err().to_string()
+    });
+    for text in &told {
+        assert!(text.contains("rank 1 called") && text.contains("tests/groups.rs:"), "{text}");
+    }
+}

@@ -1,0 +1,181 @@
+//! Groups of ranks on several hosts: in shared memory within them, over sockets between them.
+
+use crate::util::ranks;
+use ringtrain::group::{Algorithms, LocalTransport};
+use ringtrain::types::{Algorithm, Operation};
+use ringtrain::{Group, JoinOptions, Meeting, Rank, ReduceOp};
+
+/// Hosts in a row and in turns, of one size and of several.
+const PLACEMENTS: [&[u32]; 5] =
+    [&[0, 0, 1, 1], &[0, 1, 0, 1], &[0, 0, 0, 1], &[0, 1, 1, 2, 2, 2], &[0, 0, 1, 1, 2, 2, 3, 3]];
+/// So long that an operation is cut into several blocks: more than 512 KiB for each slice of each host.
+const LONG: usize = 3 << 20;
+
+fn run_on<R: Send + 'static>(
+    hosts: &'static [u32],
+    work: impl Fn(Group) -> R + Send + Sync + 'static,
+) -> Vec<R> {
+    let adjust = |options: &mut JoinOptions| {
+        let Meeting::Launched(launched) = &options.meeting else { unreachable!("ranks are launched") };
+        options.host_id = Some(format!("host {}", hosts[launched.rank.index()]));
+        options.transport = LocalTransport::Auto;
+    };
+    ranks::run_with(hosts.len() as u32, adjust, work)
+}
+
+fn value(rank: usize, index: usize) -> f32 {
+    ((index % 1021) * 3 + rank * 7) as f32
+}
+
+fn sum(ranks: usize, index: usize) -> f32 {
+    (0..ranks).map(|rank| value(rank, index)).sum()
+}
+
+fn own(group: &Group, count: usize) -> Vec<f32> {
+    (0..count).map(|index| value(group.rank().index(), index)).collect()
+}
+
+#[test]
+fn collectives_of_all_lengths_on_all_placements() {
+    for hosts in PLACEMENTS {
+        run_on(hosts, |mut group| {
+            let n = group.size().as_usize();
+            assert_eq!(group.transport(), "shm+tcp");
+            for operation in
+                [Operation::AllReduce, Operation::Reduce, Operation::Broadcast, Operation::Barrier]
+            {
+                assert_eq!(group.algorithm(operation, 1000), Algorithm::Hierarchy);
+            }
+            for count in [0, 1, n - 1, n, 1000, 70_001, LONG + 13] {
+                let mut buffer = own(&group, count);
+                group.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+                assert!(buffer.iter().enumerate().all(|(index, &found)| found == sum(n, index)), "{count}");
+                let mut buffer = own(&group, count);
+                group.all_reduce(&mut buffer, ReduceOp::Average).unwrap();
+                let average = |index| sum(n, index) / n as f32;
+                assert!(buffer.iter().enumerate().all(|(index, &found)| found == average(index)), "{count}");
+                for root in [0, n / 2, n - 1] {
+                    let root_rank = Rank::new(root as u32);
+                    let mut buffer = own(&group, count);
+                    group.reduce(&mut buffer, ReduceOp::Sum, root_rank).unwrap();
+                    let is_sum = buffer.iter().enumerate().all(|(index, &found)| found == sum(n, index));
+                    assert!(group.rank() != root_rank || is_sum, "{count} elements to {root}");
+                    let mut buffer = own(&group, count);
+                    group.broadcast(&mut buffer, root_rank).unwrap();
+                    let is_root = |(index, &found): (usize, &f32)| found == value(root, index);
+                    assert!(buffer.iter().enumerate().all(is_root), "{count} elements from {root}");
+                    group.barrier().unwrap();
+                }
+            }
+        });
+    }
+}
+
+/// Those that go by hosts, those that do not and messages, many at once, and waited for in any order.
+#[test]
+fn operations_at_once() {
+    for hosts in PLACEMENTS {
+        run_on(hosts, |mut group| {
+            let n = group.size().as_usize();
+            let counts = [5, LONG, 0, 1000, 300_000, 1, LONG / 2];
+            let mut sums = Vec::new();
+            let mut gathers = Vec::new();
+            for &count in &counts {
+                sums.push(group.all_reduce_async(own(&group, count), ReduceOp::Sum).unwrap());
+                let part = vec![group.rank().get(); n * 3];
+                gathers.push(group.all_gather_async(part).unwrap());
+                let mut flat = vec![1.5f64; 10];
+                group.reduce_scatter(&mut flat, ReduceOp::Max).unwrap();
+            }
+            let mut blocking = own(&group, 12_345);
+            group.all_reduce(&mut blocking, ReduceOp::Sum).unwrap();
+            assert!(blocking.iter().enumerate().all(|(index, &found)| found == sum(n, index)));
+            for (handle, count) in sums.into_iter().zip(counts).rev() {
+                let buffer = handle.wait().unwrap();
+                assert_eq!(buffer.len(), count);
+                assert!(buffer.iter().enumerate().all(|(index, &found)| found == sum(n, index)), "{count}");
+            }
+            for handle in gathers {
+                let all = handle.wait().unwrap();
+                assert!(all.iter().enumerate().all(|(index, &rank)| rank as usize == index / 3));
+            }
+        });
+    }
+}
+
+/// A handle that is dropped leaves its operation to go on for the other ranks.
+#[test]
+fn what_nobody_waits_for_goes_on() {
+    run_on(&[0, 0, 1, 1], |mut group| {
+        for _ in 0..20 {
+            drop(group.all_reduce_async(own(&group, 100_000), ReduceOp::Sum).unwrap());
+        }
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn all_ranks_have_the_same_bits() {
+    let noise = |rank: Rank, index: usize| (index as f32 * 0.37 + rank.get() as f32).sin() * 1e3;
+    for hosts in PLACEMENTS {
+        let results = run_on(hosts, move |mut group| {
+            let mut buffer: Vec<f32> = (0..600_000).map(|index| noise(group.rank(), index)).collect();
+            group.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+            buffer.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        });
+        assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
+    }
+}
+
+/// Groups within a host, across hosts, and both.
+#[test]
+fn groups_of_groups() {
+    run_on(&[0, 0, 1, 1], |mut world| {
+        let rank = world.rank().get();
+        let mut host = world.split(Some(rank / 2), 0).unwrap().unwrap();
+        let mut column = world.split(Some(rank % 2), 0).unwrap().unwrap();
+        let mut three = world.split((rank != 3).then_some(0), -i64::from(rank)).unwrap();
+        assert_eq!((host.transport(), column.transport()), ("shm", "tcp"));
+        for _ in 0..3 {
+            let mut one = [rank];
+            host.all_reduce(&mut one, ReduceOp::Sum).unwrap();
+            column.all_reduce(&mut one, ReduceOp::Sum).unwrap();
+            assert_eq!(one, [6]);
+            if let Some(three) = &mut three {
+                assert_eq!(three.transport(), "shm+tcp");
+                let mut one = vec![rank; 100_000];
+                three.all_reduce(&mut one, ReduceOp::Sum).unwrap();
+                assert!(one.iter().all(|&sum| sum == 3));
+            }
+        }
+        world.duplicate().unwrap().barrier().unwrap();
+    });
+}
+
+/// What is asked for comes first; what cannot be done is not done.
+#[test]
+fn algorithms_that_are_asked_for() {
+    let with = |transport, algorithms: &str, hosts: [u32; 3]| {
+        let algorithms: Algorithms = algorithms.parse().unwrap();
+        let adjust = move |options: &mut JoinOptions| {
+            let Meeting::Launched(launched) = &options.meeting else { unreachable!("ranks are launched") };
+            options.host_id = Some(hosts[launched.rank.index()].to_string());
+            options.transport = transport;
+            options.algorithms = algorithms.clone();
+        };
+        let found = ranks::run_with(3, adjust, |mut group| {
+            let mut one = [1u8; 100];
+            group.all_reduce(&mut one, ReduceOp::Sum).unwrap();
+            assert_eq!(one, [3; 100]);
+            (group.transport(), group.algorithm(Operation::AllReduce, 100))
+        });
+        found[0]
+    };
+    let (auto, shm, tcp) = (LocalTransport::Auto, LocalTransport::Shm, LocalTransport::Tcp);
+    assert_eq!(with(auto, "auto", [0, 0, 1]), ("shm+tcp", Algorithm::Hierarchy));
+    assert_eq!(with(auto, "ring", [0, 0, 1]), ("shm+tcp", Algorithm::Ring));
+    assert_eq!(with(shm, "hierarchy", [0, 0, 1]), ("shm+tcp", Algorithm::Hierarchy));
+    assert_eq!(with(tcp, "ring:0-10;hierarchy:0-max", [0, 0, 1]).0, "tcp");
+    assert_eq!(with(shm, "auto", [0, 1, 2]).0, "tcp");
+    assert_eq!(with(auto, "hierarchy", [0, 0, 0]).0, "shm");
+}

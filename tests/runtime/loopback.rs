@@ -1,0 +1,197 @@
+//! Messages of a rank to itself, in jobs of one and of several, and waiting for one of several operations.
+
+use std::time::Duration;
+
+use crate::util::{PATIENCE, ranks};
+use ndarray::{Array2, arr2};
+use ringtrain::group::{Received, Source, Status};
+use ringtrain::{
+    DType, Error, Group, Handle, Rank, ReduceOp, test_all, test_any, wait_all_timeout, wait_any,
+    wait_any_timeout,
+};
+
+/// In every kind of group: one of its own, one of one that was split off, one of several.
+fn in_every_group(check: fn(&mut Group)) {
+    check(&mut Group::solo());
+    check(&mut Group::solo().duplicate().unwrap());
+    for n in [1, 2, 3] {
+        ranks::run(n, move |mut group| {
+            check(&mut group);
+            let rank = group.rank().get();
+            check(&mut group.split(Some(rank), 0).unwrap().expect("a group of one"));
+            check(&mut group.duplicate().unwrap());
+            group.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_a_rank_sends_to_itself_is_kept_until_it_is_received() {
+    in_every_group(|group| {
+        let own = group.rank();
+        // Long ones return at once as well.
+        for (number, count) in [0, 1, 1000, 1_000_000].into_iter().enumerate() {
+            group.send(&vec![number as u64; count], own, number as u32).unwrap();
+        }
+        let status = Status { source: own, tag: 1, dtype: DType::U64, count: 1 };
+        assert_eq!(group.probe_now(own, 1), Ok(Some(status)));
+        // The first of any tag is the oldest.
+        assert_eq!(group.receive(&mut [0u64; 5], Source::Any, None).unwrap().tag, 0);
+        let mut buffer = vec![0u64; 1_000_000];
+        for tag in [3, 1, 2] {
+            let status = group.receive(&mut buffer, own, tag).unwrap();
+            assert_eq!((status.source, status.tag), (own, tag));
+            assert!(buffer[..status.count].iter().all(|&element| element == u64::from(tag)));
+        }
+        assert_eq!(group.probe_now(own, None), Ok(None));
+        assert_eq!(group.probe_for(own, None, Duration::MAX), Ok(None), "nobody else could send it");
+    });
+}
+
+#[test]
+fn receives_that_were_there_first_are_served_first() {
+    in_every_group(|group| {
+        let own = group.rank();
+        let any = group.receive_async::<f32>(usize::MAX, Source::Any, None).unwrap();
+        let second = group.receive_async::<f32>(usize::MAX, own, 7).unwrap();
+        assert!(!any.test());
+        let sent = group.send_async(vec![1f32; 10], own, 7).unwrap();
+        group.send(&[2f32], own, 7).unwrap();
+        assert_eq!(sent.wait().unwrap(), [1.0; 10]);
+        let Received { elements, status } = any.wait().unwrap();
+        assert_eq!((elements, status.source), (vec![1.0; 10], own));
+        assert_eq!(second.wait().unwrap().elements, [2.0]);
+    });
+}
+
+#[test]
+fn a_rank_that_would_wait_for_itself_is_told() {
+    in_every_group(|group| {
+        let own = group.rank();
+        assert_eq!(group.receive(&mut [0u8], own, 0), Err(Error::NothingSent));
+        group.send(&[1u8], own, 1).unwrap();
+        assert_eq!(group.receive(&mut [0u8], own, 0), Err(Error::NothingSent));
+        if group.size().get() == 1 {
+            assert_eq!(group.receive(&mut [0u8], Source::Any, 2), Err(Error::NothingSent));
+        }
+        group.receive(&mut [0u8], own, 1).unwrap();
+    });
+}
+
+#[test]
+fn a_ring_of_any_size_turns() {
+    in_every_group(|group| {
+        let (size, rank) = (group.size(), group.rank());
+        let (right, left) = (size.after(rank, 1), size.before(rank, 1));
+        let own = vec![rank.get(); 100_000];
+        let mut buffer = own.clone();
+        let status =
+            group.send_receive((&own, right, 4), (&mut buffer, Source::Rank(left), Some(4))).unwrap();
+        assert_eq!(status.source, left);
+        assert!(buffer.iter().all(|&element| element == left.get()));
+        let object = ("ring", rank.get());
+        group.send_object(&object, rank, 5).unwrap();
+        assert_eq!(group.receive_object::<(String, u32)>(rank, 5).unwrap().0, ("ring".into(), rank.get()));
+    });
+}
+
+/// Both come to whoever takes from any source.
+#[test]
+fn messages_of_its_own_and_of_others_meet() {
+    ranks::run(3, |mut group| {
+        let rank = group.rank();
+        let handles: Vec<_> =
+            (0..3).map(|_| group.receive_async::<u32>(1, Source::Any, 1).unwrap()).collect();
+        for to in group.size().ranks() {
+            group.send(&[rank.get()], to, 1).unwrap();
+        }
+        let mut found: Vec<u32> =
+            handles.into_iter().map(|handle| handle.wait().unwrap().elements[0]).collect();
+        found.sort_unstable();
+        assert_eq!(found, [0, 1, 2]);
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_message_to_itself_of_another_type_ends_the_job() {
+    ranks::run(2, |mut group| {
+        let own = group.rank();
+        if own == Rank::ZERO {
+            group.send(&[1u8], own, 0).unwrap();
+            let error = group.receive(&mut [0f32], own, 0).unwrap_err();
+            assert!(error.to_string().contains("tests/itself.rs"), "{error}");
+        } else {
+            assert!(group.barrier().is_err());
+        }
+    });
+}
+
+#[test]
+fn arrays_are_sent_and_received_as_they_lie() {
+    in_every_group(|group| {
+        let own = group.rank();
+        let array = arr2(&[[1f32, 2.0, 3.0], [4.0, 5.0, 6.0]]);
+        group.send(&array, own, 0).unwrap();
+        let mut came = Array2::<f32>::zeros((2, 3));
+        group.receive(&mut came, own, 0).unwrap();
+        assert_eq!(came, array);
+        let n = group.size().get() as f32;
+        let summed = group.all_reduce_from(&array, ReduceOp::Sum).unwrap();
+        assert_eq!(summed, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0].map(|element| element * n));
+        group.all_reduce_into(&array, &mut came, ReduceOp::Sum).unwrap();
+        assert_eq!(came, &array * n);
+        assert_eq!(group.all_gather_from(&array.t()), Err(Error::NotContiguous));
+        assert_eq!(group.send(&array.t(), own, 0), Err(Error::NotContiguous));
+    });
+}
+
+#[test]
+fn one_of_several_is_waited_for_and_named_by_its_place() {
+    in_every_group(|group| {
+        let own = group.rank();
+        let mut handles: Vec<Handle<Received<u8>>> =
+            (0..4).map(|tag| group.receive_async(1, own, tag).unwrap()).collect();
+        assert!(wait_any_timeout(&mut handles, Duration::from_millis(5)).unwrap().is_none());
+        assert!(test_any(&mut handles).unwrap().is_none() && !test_all(&handles));
+        group.send(&[2u8], own, 2).unwrap();
+        let (place, received) = wait_any(&mut handles).unwrap().expect("one has come");
+        assert_eq!((place, received.elements, handles.len()), (2, vec![2], 3));
+        group.send(&[3u8], own, 3).unwrap();
+        // It has moved up.
+        assert_eq!(wait_any_timeout(&mut handles, Duration::MAX).unwrap().expect("it has come").0, 2);
+        let Err(mut handles) = wait_all_timeout(handles, Duration::from_millis(5)) else {
+            panic!("too early")
+        };
+        group.send(&[1u8], own, 1).unwrap();
+        assert_eq!(test_any(&mut handles).unwrap().expect("it has come").0, 1);
+        group.send(&[0u8], own, 0).unwrap();
+        let handle = handles.remove(0);
+        assert!(handle.wait_timeout(Duration::MAX).is_ok_and(|result| result.is_ok()));
+        assert!(wait_any(&mut handles).unwrap().is_none(), "nothing is left");
+        assert_eq!(wait_all_timeout(handles, PATIENCE).map(|all| all.unwrap().len()).ok(), Some(0));
+    });
+}
+
+#[test]
+fn operations_of_several_jobs_are_waited_for_together() {
+    let mut groups = [Group::solo(), Group::solo()];
+    let own = Rank::ZERO;
+    let mut handles: Vec<Handle<Received<u8>>> =
+        groups.iter_mut().map(|group| group.receive_async(1, own, 0).unwrap()).collect();
+    assert!(wait_any_timeout(&mut handles, Duration::from_millis(5)).unwrap().is_none());
+    for (index, group) in groups.iter_mut().enumerate().rev() {
+        group.send(&[index as u8], own, 0).unwrap();
+        let (place, received) = wait_any(&mut handles).unwrap().expect("it has come");
+        assert_eq!((place, received.elements), (index, vec![index as u8]));
+    }
+}
+
+#[test]
+fn a_group_of_one_that_has_been_given_up_sends_nothing() {
+    let group = Group::solo();
+    let pending = group.receive_async::<u8>(1, Rank::ZERO, 0).unwrap();
+    group.abort("no more");
+    assert!(pending.wait().is_err());
+    assert!(group.send(&[1u8], Rank::ZERO, 0).is_err());
+}

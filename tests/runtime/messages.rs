@@ -1,0 +1,443 @@
+//! Messages between two ranks: order, selection, probing, being held back, and what goes wrong, over real TCP.
+
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use crate::util::{PATIENCE, ranks};
+use ringtrain::group::{Received, Source, Status, wait_all, wait_any};
+use ringtrain::wire::Cause;
+use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
+
+const R0: Rank = Rank::ZERO;
+const R1: Rank = Rank::new(1);
+/// 64 KiB of `u64`.
+const SHORT: usize = 8 << 10;
+/// Bytes of a header on the wire.
+const HEADER: u64 = 64;
+/// What a receiver stores unasked for, at most.
+const CREDIT: u64 = 1 << 20;
+
+/// The elements of the message with this number: no two messages share one.
+fn content(number: u64, count: usize) -> Vec<u64> {
+    (0..count as u64).map(|index| number << 32 | index).collect()
+}
+
+fn receive(
+    group: &mut Group,
+    count: usize,
+    source: impl Into<Source>,
+    tag: impl Into<Option<u32>>,
+) -> Vec<u64> {
+    let Received { elements, .. } = group.receive_async(count, source, tag).unwrap().wait().unwrap();
+    elements
+}
+
+#[test]
+fn messages_of_one_tag_keep_their_order_whatever_is_received_between_them() {
+    ranks::run(2, |mut group| {
+        let length = |number: u64| (number * 37 % 200) as usize;
+        if group.rank() == R0 {
+            for number in 0..300 {
+                group.send(&content(number, length(number)), R1, (number % 3) as u32).unwrap();
+            }
+            group.barrier().unwrap();
+            return;
+        }
+        // Tag 2 first, then 0 and 1 as they come, so that most messages wait for a while.
+        for number in (0..300).filter(|number| number % 3 == 2) {
+            let mut buffer = [0; 200];
+            let status = group.receive(&mut buffer, R0, 2).unwrap();
+            assert_eq!(buffer[..status.count], content(number, length(number)));
+        }
+        for number in (0..300).filter(|number| number % 3 != 2) {
+            let Received { elements, status } =
+                group.receive_async::<u64>(200, R0, None).unwrap().wait().unwrap();
+            assert_eq!(elements, content(number, length(number)));
+            assert_eq!((status.source, status.tag), (R0, (number % 3) as u32));
+        }
+        group.barrier().unwrap();
+    });
+}
+
+/// Megabytes of another tag are in the way, in few long messages or in many short ones.
+#[test]
+fn a_message_passes_those_that_nobody_receives() {
+    for (messages, count) in [(5, 400_000), (300, SHORT), (3000, 10), (20_000, 0)] {
+        ranks::run(2, move |mut group| {
+            if group.rank() == R0 {
+                let handles: Vec<_> = (0..messages)
+                    .map(|number| group.send_async(content(number, count), R1, 1).unwrap())
+                    .collect();
+                group.send(&[42u64], R1, 2).unwrap();
+                group.send(&content(7, 300_000), R1, 3).unwrap();
+                wait_all(handles).unwrap();
+            } else {
+                assert_eq!(receive(&mut group, 1, R0, 2), [42]);
+                assert_eq!(receive(&mut group, 300_000, R0, 3), content(7, 300_000));
+                for number in 0..messages {
+                    assert_eq!(
+                        receive(&mut group, count, R0, 1),
+                        content(number, count),
+                        "{messages} x {count}"
+                    );
+                }
+            }
+            group.barrier().unwrap();
+        });
+    }
+}
+
+/// 256 MiB that nobody asks for: what reaches the receiver is counted on its side, because both ranks share one process and
+/// its memory says nothing about either.
+#[test]
+fn a_flood_is_held_back_at_its_source() {
+    ranks::run(2, |mut group| {
+        const FLOOD: u64 = 4096;
+        group.barrier().unwrap();
+        if group.rank() == R0 {
+            let handles: Vec<_> =
+                (0..FLOOD).map(|number| group.send_async(content(number, SHORT), R1, 1).unwrap()).collect();
+            group.send(&[0u64], R1, 2).unwrap();
+            // The receiver has got what comes after the flood, and of the flood no more than it has credit for.
+            assert_eq!(receive(&mut group, 1, R1, 3), [0]);
+            let sent = handles.iter().filter(|handle| handle.test()).count();
+            assert!((1..=CREDIT as usize / (8 * SHORT)).contains(&sent), "{sent} messages have left");
+            group.send(&[0u64], R1, 4).unwrap();
+            wait_all(handles).unwrap();
+        } else {
+            let before = group.statistics().bytes_received;
+            receive(&mut group, 1, R0, 2);
+            group.send(&[0u64], R0, 3).unwrap();
+            receive(&mut group, 1, R0, 4);
+            let stored = group.statistics().bytes_received - before;
+            assert!(stored <= CREDIT + 2 * FLOOD * HEADER, "{stored} bytes came unasked for");
+            for number in 0..FLOOD {
+                assert_eq!(receive(&mut group, SHORT, R0, 1), content(number, SHORT));
+            }
+        }
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn any_source_and_any_tag_take_what_comes_in_the_order_of_each_sender() {
+    ranks::run(5, |mut group| {
+        const EACH: u64 = 40;
+        let rank = u64::from(group.rank().get());
+        if rank != 0 {
+            for number in 0..EACH {
+                group.send(&content(rank << 8 | number, (number * 50) as usize), R0, number as u32).unwrap();
+            }
+            group.barrier().unwrap();
+            return;
+        }
+        let mut next = [0; 5];
+        for _ in 0..4 * EACH {
+            let Received { elements, status } =
+                group.receive_async::<u64>(EACH as usize * 50, Source::Any, None).unwrap().wait().unwrap();
+            let number = next[status.source.index()];
+            next[status.source.index()] += 1;
+            assert_eq!(u64::from(status.tag), number, "messages of one sender overtook each other");
+            assert_eq!(elements, content(u64::from(status.source.get()) << 8 | number, number as usize * 50));
+        }
+        assert_eq!(next, [0, EACH, EACH, EACH, EACH]);
+        group.barrier().unwrap();
+    });
+}
+
+/// Receives that are posted first take what fits them in the order in which they were posted.
+#[test]
+fn receives_posted_first_are_served_in_their_order() {
+    ranks::run(3, |mut group| {
+        if group.rank() == R0 {
+            let any = group.receive_async::<u64>(10, Source::Any, 7).unwrap();
+            let of_two = group.receive_async::<u64>(10, Rank::new(2), None).unwrap();
+            let first = group.receive_async::<u64>(10, R1, 1).unwrap();
+            let second = group.receive_async::<u64>(10, R1, 1).unwrap();
+            group.barrier().unwrap();
+            assert_eq!(any.wait().unwrap().status.source, R1);
+            assert_eq!(of_two.wait().unwrap().elements, [3]);
+            assert_eq!((first.wait().unwrap().elements, second.wait().unwrap().elements), (vec![1], vec![2]));
+            return;
+        }
+        group.barrier().unwrap();
+        if group.rank() == R1 {
+            group.send(&[1u64], R0, 1).unwrap();
+            group.send(&[2u64], R0, 1).unwrap();
+            group.send(&[0u64], R0, 7).unwrap();
+        } else {
+            group.send(&[3u64], R0, 9).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_probe_describes_a_message_and_leaves_it() {
+    ranks::run(2, |mut group| {
+        if group.rank() == R1 {
+            group.send(&content(5, 123), R0, 17).unwrap();
+            let long = group.send_async(content(6, 100_000), R0, 18).unwrap();
+            group.send(&[0u64], R0, 19).unwrap();
+            long.wait().unwrap();
+            group.barrier().unwrap();
+            return;
+        }
+        // What was sent before it has come, or has begun to come.
+        receive(&mut group, 1, R1, 19);
+        let expected = Status { source: R1, tag: 17, dtype: DType::U64, count: 123 };
+        assert_eq!(group.probe_now(R1, 17), Ok(Some(expected)));
+        assert_eq!(group.probe_for(Source::Any, None, PATIENCE), Ok(Some(expected)));
+        assert_eq!(group.probe_now(R1, 99), Ok(None));
+        let long = group.probe_now(R1, 18).unwrap().expect("it has begun to come");
+        assert_eq!(long.count, 100_000);
+        assert_eq!(receive(&mut group, long.count, R1, 18), content(6, 100_000));
+        assert_eq!(receive(&mut group, expected.count, R1, 17), content(5, 123));
+        assert_eq!(group.probe_now(Source::Any, None), Ok(None));
+        assert_eq!(group.probe_for(Source::Any, None, Duration::from_millis(20)), Ok(None));
+        group.barrier().unwrap();
+    });
+}
+
+/// Nothing else is under way while it waits.
+#[test]
+fn a_probe_waits_for_a_message() {
+    ranks::run(2, |mut group| {
+        if group.rank() == R1 {
+            group.send(&[1u8], R0, 3).unwrap();
+        } else {
+            let found = group.probe_for(R1, None, PATIENCE).unwrap().expect("the message comes");
+            assert_eq!((found.tag, found.count), (3, 1));
+            group.receive(&mut [0u8], R1, None).unwrap();
+        }
+        group.barrier().unwrap();
+    });
+}
+
+/// The progress thread waits for the sockets, and whoever probes is told of what it reads.
+#[test]
+fn a_probe_is_answered_while_something_else_is_under_way() {
+    ranks::run(2, |mut group| {
+        let other = Rank::new(1 - group.rank().get());
+        let pending = group.receive_async::<u8>(1, other, 1).unwrap();
+        group.barrier().unwrap();
+        // Which of the two threads waits for the sockets is a matter of chance.
+        for _ in 0..200 {
+            if group.rank() == R1 {
+                let asked = group.receive_async::<u8>(1, R0, 2).unwrap().wait().unwrap();
+                group.send(&asked.elements, R0, 3).unwrap();
+            } else {
+                group.send(&[1u8], R1, 2).unwrap();
+                let started = Instant::now();
+                assert!(group.probe_for(R1, 3, PATIENCE / 6).unwrap().is_some());
+                assert!(started.elapsed() < PATIENCE / 6, "it took {:?}", started.elapsed());
+                group.receive(&mut [0u8], R1, 3).unwrap();
+            }
+        }
+        group.send(&[0u8], other, 1).unwrap();
+        pending.wait().unwrap();
+    });
+}
+
+/// Polling without ever waiting finds it in the end.
+#[test]
+fn a_message_is_found_by_looking_again_and_again() {
+    ranks::run(2, |mut group| {
+        if group.rank() == R1 {
+            group.send(&[1u8], R0, 3).unwrap();
+        } else {
+            let found = crate::util::wait_for("the message comes", || group.probe_now(R1, None).unwrap());
+            assert_eq!((found.tag, found.count), (3, 1));
+            group.receive(&mut [0u8], R1, None).unwrap();
+        }
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn neighbours_exchange_long_messages_without_waiting_for_each_other() {
+    for n in [2, 3, 5] {
+        ranks::run(n, move |group| {
+            let (size, rank) = (group.size(), group.rank());
+            let own = content(rank.get().into(), 500_000);
+            let (right, left) = (size.after(rank, 1), size.before(rank, 1));
+            let mut buffer = vec![0; own.len()];
+            let status =
+                group.send_receive((&own, right, 4), (&mut buffer, Source::Rank(left), Some(4))).unwrap();
+            assert_eq!((status.source, status.count), (left, own.len()));
+            assert!(buffer == content(left.get().into(), own.len()));
+        });
+    }
+}
+
+/// Whole segments are longer than what may be sent unasked.
+#[test]
+fn segments_longer_than_what_may_be_sent_unasked() {
+    ranks::run_with(
+        2,
+        |options: &mut JoinOptions| options.segment_bytes = 1 << 20,
+        |mut group| {
+            if group.rank() == R0 {
+                let long = group.send_async(content(1, 300_000), R1, 1).unwrap();
+                let short = group.send_async(content(2, 10), R1, 2).unwrap();
+                wait_all([long, short]).unwrap();
+            } else {
+                assert_eq!(receive(&mut group, 10, R0, 2), content(2, 10));
+                assert_eq!(receive(&mut group, 300_000, R0, 1), content(1, 300_000));
+            }
+            let mut sum = vec![1u64; 1_000_000];
+            group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            assert!(sum.iter().all(|&element| element == 2));
+        },
+    );
+}
+
+/// What has come stays good when its sender has left, in order, in the meantime.
+#[test]
+fn messages_of_a_rank_that_has_left_can_still_be_received() {
+    let gone = Arc::new(Barrier::new(3));
+    ranks::run(3, move |mut group| {
+        if group.rank() == R0 {
+            group.send(&content(1, 1000), R1, 1).unwrap();
+            group.close();
+            gone.wait();
+            return;
+        }
+        gone.wait();
+        // Long enough under way for rank 0's last word to be read.
+        let (own, other) = (group.rank(), Rank::new(3 - group.rank().get()));
+        for _ in 0..20 {
+            let mut buffer = [0; 1000];
+            group
+                .send_receive((&content(2, 1000), other, 2), (&mut buffer, Source::Rank(other), Some(2)))
+                .unwrap();
+        }
+        if own == R1 {
+            assert_eq!(receive(&mut group, 1000, R0, 1), content(1, 1000));
+        }
+    });
+}
+
+/// Its sender has long let go of it and of the group.
+#[test]
+fn a_message_whose_handle_was_dropped_still_comes() {
+    ranks::run(2, |mut group| {
+        if group.rank() == R0 {
+            for number in 0..3 {
+                drop(group.send_async(content(number, 300_000), R1, 1).unwrap());
+            }
+            return;
+        }
+        for number in 0..3 {
+            assert!(receive(&mut group, 300_000, R0, 1) == content(number, 300_000));
+        }
+    });
+}
+
+/// Short jobs that end at once: the last operation's frames and the goodbye behind them may come before what some rank
+/// still waits for from another.
+#[test]
+fn ranks_leave_as_soon_as_their_own_part_is_done() {
+    for round in 0..20 {
+        ranks::run(4, move |mut group| {
+            let mut element = [group.rank().get()];
+            match round % 3 {
+                0 => group.barrier().unwrap(),
+                1 => group.reduce(&mut element, ReduceOp::Sum, R0).unwrap(),
+                _ => assert_eq!(group.all_gather_from(&element).unwrap(), [0, 1, 2, 3]),
+            }
+        });
+    }
+}
+
+#[test]
+fn whichever_message_comes_first_is_taken_first() {
+    ranks::run(3, |group| {
+        if group.rank() != R0 {
+            let rank = u64::from(group.rank().get());
+            group.send(&content(rank, 50_000), R0, 5).unwrap();
+            return;
+        }
+        let mut handles: Vec<_> =
+            [R1, Rank::new(2)].map(|source| group.receive_async::<u64>(50_000, source, 5).unwrap()).into();
+        let mut sources = Vec::new();
+        while let Some((_, Received { elements, status })) = wait_any(&mut handles).unwrap() {
+            assert_eq!(elements, content(status.source.get().into(), 50_000));
+            sources.push(status.source.get());
+        }
+        sources.sort_unstable();
+        assert_eq!(sources, [1, 2]);
+    });
+}
+
+/// Both ranks fail with one cause, which says what both asked for and where: `send` and `receive` return their line.
+fn assert_disagreement(
+    send: impl Fn(&mut Group) -> (u32, Result<(), Error>) + Send + Sync + 'static,
+    receive: impl Fn(&mut Group) -> (u32, Result<(), Error>) + Send + Sync + 'static,
+    asked: [&str; 2],
+) {
+    let told = ranks::run(2, move |mut group| {
+        // Collectives, and messages both ways, have the same numbers as the one that does not fit.
+        let other = Rank::new(1 - group.rank().get());
+        for _ in 0..10 {
+            group.barrier().unwrap();
+            group.send_receive((&[1u8], other, 1), (&mut [0u8], Source::Any, Some(1))).unwrap();
+        }
+        let (line, result) = if group.rank() == R0 { send(&mut group) } else { receive(&mut group) };
+        // A short message may be on its way, and well so for its sender, before its receiver sees it.
+        let error = result.and_then(|()| group.barrier()).expect_err("both ranks fail");
+        (line, error.cause().expect("the job failed").clone())
+    });
+    let (lines, causes): (Vec<u32>, Vec<Cause>) = told.into_iter().unzip();
+    assert_eq!(causes[0], causes[1]);
+    let told = causes[0].to_string();
+    for asked in asked {
+        assert!(told.contains(asked), "`{asked}` in: {told}");
+    }
+    let Cause::Mismatch { first_site, second_site, .. } = &causes[0] else { panic!("{told}") };
+    for (line, site) in lines.iter().zip([first_site, second_site]) {
+        assert_eq!(*site, format!("tests/messages.rs:{line}"), "{told}");
+    }
+}
+
+#[test]
+fn a_message_that_is_too_long_fails_both_ranks() {
+    for count in [11, 1_000_000] {
+        assert_disagreement(
+            move |group| (line!(), group.send(&vec![0u64; count], R1, 3)),
+            |group| (line!(), group.receive(&mut [0u64; 10], R0, 3).map(|_| ())),
+            [
+                &format!("rank 0 called message(tag 3, {count} x u64)"),
+                "rank 1 called message(tag 3, 10 x u64)",
+            ],
+        );
+    }
+}
+
+#[test]
+fn a_message_of_another_type_fails_both_ranks() {
+    assert_disagreement(
+        |group| (line!(), group.send(&[1.0f32; 2], R1, 3)),
+        |group| (line!(), group.receive(&mut [0u64; 10], R0, 3).map(|_| ())),
+        ["rank 0 called message(tag 3, 2 x f32)", "rank 1 called message(tag 3, 10 x u64)"],
+    );
+}
+
+#[test]
+fn ranks_and_tags_that_are_none_are_refused_before_anything_is_sent() {
+    ranks::run(2, |mut group| {
+        let own = group.rank();
+        let peer = Rank::new(2);
+        assert!(
+            matches!(group.send(&[1u8], peer, 0), Err(Error::InvalidPeer { peer: found, .. }) if found == peer)
+        );
+        assert!(matches!(group.receive(&mut [1u8], peer, 0), Err(Error::InvalidPeer { .. })));
+        assert!(matches!(group.probe_now(peer, 0), Err(Error::InvalidPeer { .. })));
+        // The tag that stands for any is no tag.
+        let other = Rank::new(1 - own.get());
+        assert_eq!(group.send(&[1u8], other, u32::MAX), Err(Error::InvalidTag));
+        assert_eq!(group.receive(&mut [1u8], other, u32::MAX), Err(Error::InvalidTag));
+        assert_eq!(group.receive_async::<u8>(1, other, u32::MAX).map(|_| ()), Err(Error::InvalidTag));
+        assert_eq!(group.probe_now(other, u32::MAX), Err(Error::InvalidTag));
+        group.barrier().unwrap();
+    });
+}

@@ -1,0 +1,473 @@
+//! Ranks that do not call the same: every rank that is in a call learns the same root cause, in time, and it says what was
+//! asked for and where.
+
+use std::panic::Location;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::util::ranks::{self, Ground};
+use ringtrain::group::at;
+use ringtrain::types::Operation;
+use ringtrain::wire::Cause;
+use ringtrain::{Compression, Error, Group, JoinOptions, Rank, ReduceOp, Site};
+
+type Called = Result<(), Error>;
+type Ask = fn(&mut Group) -> Called;
+
+/// Disagreements that are found at once must not need it, those that only it can find must not need much more.
+const DEADLINE: Duration = Duration::from_secs(1);
+/// What machines that are busy with something else may add.
+const GRACE: Duration = Duration::from_secs(15);
+const WORLDS: [u32; 4] = [2, 3, 4, 5];
+const R0: Rank = Rank::ZERO;
+const R1: Rank = Rank::new(1);
+
+/// Every other world takes the ring whatever costs less, one shares memory, and one has several hosts: it must make no
+/// difference.
+fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
+    move |options| {
+        options.operation_timeout = DEADLINE;
+        if n.is_multiple_of(2) {
+            options.algorithms = "ring".parse().expect("an algorithm");
+        }
+        match n {
+            3 => Ground::Shm.put(options),
+            5 => Ground::Hosts.put(options),
+            _ => {}
+        }
+    }
+}
+
+/// Calls on and on, until the job has failed.
+fn cause_of(group: &mut Group, first: Called) -> Cause {
+    let started = Instant::now();
+    let mut called = first;
+    while called.is_ok() {
+        assert!(started.elapsed() < GRACE, "it goes on as if nothing were wrong");
+        called = group.barrier();
+    }
+    called.expect_err("the job has failed").cause().expect("the job failed, not the call").clone()
+}
+
+/// What every rank comes to believe when `odd_rank` asks for something else than the others.
+fn causes(n: u32, odd_rank: u32, common: Ask, odd: Ask) -> Vec<Cause> {
+    ranks::run_with(n, adjust(n), move |mut group| {
+        let rank = group.rank().get();
+        // Once one is through all have joined; who is not yet through may learn of the failure here.
+        let met = group.barrier();
+        // Ranks come to the call at different times.
+        (0..(rank + odd_rank) % n * 50).for_each(|_| thread::yield_now());
+        let started = Instant::now();
+        let called = met.and_then(|()| if rank == odd_rank { odd(&mut group) } else { common(&mut group) });
+        let cause = cause_of(&mut group, called);
+        assert!(started.elapsed() < DEADLINE + GRACE, "it took {:?}", started.elapsed());
+        cause
+    })
+}
+
+/// All the same; returns what it says.
+fn agreed(what: &str, causes: &[Cause]) -> String {
+    let same = causes.iter().all(|cause| *cause == causes[0]);
+    assert!(same, "{what}: not the same everywhere: {causes:#?}");
+    causes[0].to_string()
+}
+
+/// The line of a place in this file.
+fn line_of(site: &str) -> usize {
+    let line = site.strip_prefix("tests/mismatches.rs:").and_then(|line| line.parse().ok());
+    line.unwrap_or_else(|| panic!("`{site}` is no place here"))
+}
+
+/// That both places are those of the two calls: in the order in which they stand in the assertion that begins at `start`, or
+/// in the one function that they share.
+fn assert_sites(start: u32, common: &str, odd: &str, told: &str) {
+    let source: Vec<&str> = include_str!("mismatches.rs").lines().collect();
+    let start = start as usize;
+    let end = start + source[start..].iter().position(|line| *line == "    );").expect("it ends");
+    let lines = [common, odd].map(line_of);
+    let is_shared = |line: usize| source[line - 2].starts_with("fn sum(");
+    for line in lines {
+        assert!((start..=end).contains(&line) || is_shared(line), "line {line}: {told}");
+    }
+    assert!(lines[0] < lines[1] || lines.into_iter().any(is_shared), "{told}");
+}
+
+/// That ranks which send each other frames that do not agree say so, and where.
+#[track_caller]
+fn assert_mismatch(what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
+    assert_mismatch_in(&WORLDS, what, common, odd, asked);
+}
+
+/// The same in some worlds alone.
+#[track_caller]
+fn assert_mismatch_in(worlds: &[u32], what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
+    let start = Location::caller().line();
+    for &n in worlds {
+        for odd_rank in 0..n {
+            let causes = causes(n, odd_rank, common, odd);
+            let told = agreed(&format!("{what}, rank {odd_rank} of {n}"), &causes);
+            let Cause::Mismatch { first, first_site, second_site, .. } = &causes[0] else {
+                panic!("{what}, rank {odd_rank} of {n}: {told}")
+            };
+            let (odd_site, site) =
+                if first.get() == odd_rank { (first_site, second_site) } else { (second_site, first_site) };
+            assert_sites(start, site, odd_site, &told);
+            assert!(told.contains(asked[0]), "{what}, rank {odd_rank} of {n}: `{}` in: {told}", asked[0]);
+            let odd_asked = format!("rank {odd_rank} called {}", asked[1]);
+            assert!(told.contains(&odd_asked), "{what}, rank {odd_rank} of {n}: `{odd_asked}` in: {told}");
+        }
+    }
+}
+
+/// That ranks of which nobody hears anything wrong say at their deadline, or before, who waits in what, and where.
+fn assert_found(what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
+    for n in WORLDS {
+        for odd_rank in [0, n - 1] {
+            let causes = causes(n, odd_rank, common, odd);
+            let told = agreed(&format!("{what}, rank {odd_rank} of {n}"), &causes);
+            for asked in asked {
+                assert!(told.contains(asked), "{what}, rank {odd_rank} of {n}: `{asked}` in: {told}");
+            }
+            let sites = told.matches("tests/mismatches.rs:").count();
+            assert!(sites >= 2, "{what}, rank {odd_rank} of {n}: {told}");
+        }
+    }
+}
+
+fn sum(group: &mut Group, count: usize) -> Called {
+    group.all_reduce(&mut vec![1f32; count], ReduceOp::Sum)
+}
+
+#[test]
+fn counts() {
+    assert_mismatch(
+        "count",
+        |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
+        |group| group.all_reduce(&mut [0f32; 200], ReduceOp::Sum),
+        ["all_reduce(sum, 100 x f32, ", "all_reduce(sum, 200 x f32, "],
+    );
+    assert_mismatch(
+        "count of a long buffer",
+        |group| group.scan(&mut vec![0u8; 1_000_000], ReduceOp::Sum),
+        |group| group.scan(&mut vec![0u8; 1_000_001], ReduceOp::Sum),
+        ["scan(sum, 1000000 x u8, ", "scan(sum, 1000001 x u8, "],
+    );
+}
+
+#[test]
+fn element_types() {
+    assert_mismatch(
+        "dtype",
+        |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
+        |group| group.all_reduce(&mut [0i32; 100], ReduceOp::Sum),
+        ["all_reduce(sum, 100 x f32, ", "all_reduce(sum, 100 x i32, "],
+    );
+}
+
+#[test]
+fn operations() {
+    assert_mismatch(
+        "operation",
+        |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
+        |group| group.all_gather(&mut [0f32; 100]),
+        ["all_reduce(sum, 100 x f32, ", "all_gather(100 x f32, "],
+    );
+    assert_mismatch(
+        "one that waits and one that does not",
+        |group| group.all_to_all(&[0u64; 60]).map(|_| ()),
+        |group| group.all_reduce_async(vec![0u64; 60], ReduceOp::BitOr)?.wait().map(|_| ()),
+        ["all_to_all(60 x u64, ", "all_reduce(bor, 60 x u64, "],
+    );
+}
+
+/// The place is the caller's also where one call makes several operations.
+#[test]
+fn operations_within_a_call() {
+    assert_mismatch(
+        "objects and a split",
+        |group| group.broadcast_object(&"text".to_owned(), R0).map(|_| ()),
+        |group| group.split(Some(1), 0).map(|_| ()),
+        ["broadcast(root 0, 1 x u64, ", "all_gather("],
+    );
+    assert_mismatch(
+        "parts of unknown lengths and compressed ones",
+        |group| group.all_gather_any(&[0u8; 3]).map(|_| ()),
+        |group| group.all_reduce_compressed(&mut [0f32; 3], ReduceOp::Sum, Compression::Fp16),
+        ["all_gather(", "all_reduce(sum, 3 x f16, "],
+    );
+}
+
+#[test]
+fn reductions() {
+    assert_mismatch(
+        "reduction",
+        |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
+        |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Max),
+        ["all_reduce(sum, 100 x f32, ", "all_reduce(max, 100 x f32, "],
+    );
+    assert_mismatch(
+        "factor",
+        |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
+        |group| group.all_reduce_scaled(&mut [0f32; 100], 0.5),
+        ["all_reduce(sum, 100 x f32, ", "all_reduce(premulsum, 100 x f32, "],
+    );
+    // Where one goes by hosts and the other from rank to rank, nobody hears of rank 0 what it asks for.
+    assert_mismatch_in(
+        &WORLDS[..3],
+        "function",
+        |group| group.all_reduce_with(&mut [0f32; 100], |a, b| a + b),
+        |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
+        ["all_reduce(custom, 100 x f32, ", "all_reduce(sum, 100 x f32, "],
+    );
+}
+
+/// Two ranks may each take the other for the root, and nobody hears anything that is wrong.
+#[test]
+fn roots() {
+    assert_found(
+        "root of a broadcast",
+        |group| group.broadcast(&mut [0f32; 100], R0),
+        |group| group.broadcast(&mut [0f32; 100], R1),
+        ["broadcast(root 0, 100 x f32, ", "broadcast(root 1, 100 x f32, "],
+    );
+    assert_found(
+        "root of a scatter",
+        |group| group.scatter(&[0f32; 100], 100, R0).map(|_| ()),
+        |group| group.scatter(&[0f32; 100], 100, R1).map(|_| ()),
+        ["scatter(root 0, 100 x f32, ", "scatter(root 1, 100 x f32, "],
+    );
+    assert_found(
+        "root of a gather",
+        |group| group.gather(&[0f32; 10], R0).map(|_| ()),
+        |group| group.gather(&[0f32; 10], R1).map(|_| ()),
+        ["gather(root 0, ", "gather(root 1, "],
+    );
+    assert_found(
+        "root of a reduction",
+        |group| group.reduce(&mut [0f32; 10], ReduceOp::Sum, R0),
+        |group| group.reduce(&mut [0f32; 10], ReduceOp::Sum, R1),
+        ["reduce(sum, root 0, 10 x f32, ", "reduce(sum, root 1, 10 x f32, "],
+    );
+}
+
+/// Parts that come to the same total, but the first rank's is longer by what the second's is shorter.
+fn uneven(group: &Group, shift: usize) -> (Vec<usize>, usize) {
+    let mut counts = vec![10; group.size().as_usize()];
+    counts[0] += shift;
+    counts[1] -= shift;
+    let own = counts[group.rank().index()];
+    (counts, own)
+}
+
+#[test]
+fn uneven_parts() {
+    let parts = "uneven parts ";
+    assert_mismatch(
+        "parts of an all_gather",
+        |group| {
+            let (counts, own) = uneven(group, 1);
+            group.all_gather_uneven(&vec![0u8; own], &counts).map(|_| ())
+        },
+        |group| {
+            let (counts, own) = uneven(group, 2);
+            group.all_gather_uneven(&vec![0u8; own], &counts).map(|_| ())
+        },
+        [parts, "all_gather("],
+    );
+    assert_mismatch(
+        "parts of a reduce_scatter, one of them even",
+        |group| {
+            let (counts, _) = uneven(group, 1);
+            group.reduce_scatter_uneven(&vec![0u8; counts.len() * 10], &counts, ReduceOp::Sum).map(|_| ())
+        },
+        |group| {
+            let count = group.size().as_usize() * 10;
+            group.reduce_scatter(&mut vec![0u8; count], ReduceOp::Sum).map(|_| ())
+        },
+        [parts, "reduce_scatter(sum, "],
+    );
+    assert_mismatch(
+        "parts of a scatter",
+        |group| {
+            let (counts, _) = uneven(group, 1);
+            group.scatter_uneven(&vec![0u8; counts.len() * 10], &counts, R0).map(|_| ())
+        },
+        |group| {
+            let (counts, _) = uneven(group, 2);
+            group.scatter_uneven(&vec![0u8; counts.len() * 10], &counts, R0).map(|_| ())
+        },
+        [parts, "scatter(root 0, "],
+    );
+}
+
+/// What one rank means to send is not what another expects: no contract says so, as the ranks' counts differ anyway.
+#[test]
+fn parts_of_an_exchange() {
+    const LINE: u32 = line!() + 3;
+    fn exchange(group: &mut Group, count: usize) -> Called {
+        let counts = vec![count; group.size().as_usize()];
+        group.all_to_all_uneven(&vec![0u8; counts.iter().sum()], &counts, &counts).map(|_| ())
+    }
+    for (common, odd) in [(10, 11), (11, 10), (300_000, 10), (10, 300_000)] {
+        for n in WORLDS {
+            let causes = ranks::run_with(n, adjust(n), move |mut group| {
+                let count = if group.rank() == R1 { odd } else { common };
+                // Once one is through all have joined; who is not yet through may learn of the failure here.
+                let met = group.barrier();
+                let called = met.and_then(|()| exchange(&mut group, count));
+                cause_of(&mut group, called)
+            });
+            let told = agreed(&format!("{common} elements, but {odd} on rank 1 of {n}"), &causes);
+            let Cause::Mismatch { first, first_asked, first_site, second, second_asked, second_site, .. } =
+                &causes[0]
+            else {
+                panic!("{told}")
+            };
+            for (rank, asked, site) in [(first, first_asked, first_site), (second, second_asked, second_site)]
+            {
+                let count = if *rank == R1 { odd } else { common };
+                assert_eq!((asked.operation, asked.count), (Operation::AllToAll, count as u64), "{told}");
+                assert_eq!(*site, format!("tests/mismatches.rs:{LINE}"), "{told}");
+            }
+            assert!(*first == R1 || *second == R1, "{told}");
+        }
+    }
+}
+
+#[test]
+fn the_order_of_two_calls() {
+    assert_mismatch(
+        "order",
+        |group| {
+            group.broadcast(&mut [0u8; 4], R0)?;
+            sum(group, 10)
+        },
+        |group| {
+            sum(group, 10)?;
+            group.broadcast(&mut [0u8; 4], R0)
+        },
+        ["broadcast(root 0, 4 x u8, ", "all_reduce(sum, 10 x f32, "],
+    );
+}
+
+#[test]
+fn a_call_too_many() {
+    assert_mismatch(
+        "a barrier too many",
+        |group| {
+            sum(group, 10)?;
+            sum(group, 10)
+        },
+        |group| {
+            group.barrier()?;
+            sum(group, 10)
+        },
+        ["all_reduce(sum, 10 x f32, ", "barrier("],
+    );
+}
+
+/// One rank calls on a group, the others on another one of the same ranks.
+#[test]
+fn the_group() {
+    for n in WORLDS {
+        for odd_rank in [0, n - 1] {
+            let causes = ranks::run_with(n, adjust(n), move |mut group| {
+                let mut twin = group.duplicate().expect("all ranks agree so far");
+                let called =
+                    if group.rank().get() == odd_rank { sum(&mut twin, 7) } else { sum(&mut group, 7) };
+                cause_of(&mut group, called)
+            });
+            let told = agreed(&format!("rank {odd_rank} of {n}"), &causes);
+            let Cause::Timeout { waiting, .. } = &causes[0] else { panic!("{told}") };
+            assert_eq!(waiting.len(), n as usize, "{told}");
+            for waiting in waiting {
+                assert_eq!(waiting.group != 0, waiting.rank.get() == odd_rank, "{told}");
+                assert!(waiting.site.contains("tests/mismatches.rs:"), "{told}");
+            }
+        }
+    }
+}
+
+/// One rank never calls: those that wait for it name it, and say where they wait.
+#[test]
+fn a_rank_that_never_calls() {
+    let asks: [(&str, Ask); 4] = [
+        ("all_reduce(sum, 10 x f32, ", |group| sum(group, 10)),
+        ("all_reduce(sum, 1000000 x f32, ", |group| sum(group, 1_000_000)),
+        ("barrier(", |group| group.barrier()),
+        ("all_to_all(", |group| group.all_to_all(&vec![0u8; group.size().as_usize()]).map(|_| ())),
+    ];
+    for (asked, ask) in asks {
+        for n in WORLDS {
+            let missing = n / 2;
+            let failed = Arc::new(Barrier::new(n as usize));
+            let causes = ranks::run_with(n, adjust(n), move |mut group| {
+                if group.rank().get() == missing {
+                    failed.wait();
+                    return None;
+                }
+                let called = ask(&mut group);
+                let cause = cause_of(&mut group, called);
+                failed.wait();
+                Some(cause)
+            });
+            let causes: Vec<Cause> = causes.into_iter().flatten().collect();
+            let told = agreed(&format!("{asked}, rank {missing} of {n}"), &causes);
+            assert!(matches!(causes[0], Cause::Timeout { .. }), "{told}");
+            assert!(told.contains(&format!("everybody waits for rank {missing} on ")), "{n} ranks: {told}");
+            assert!(told.contains(asked), "{n} ranks: {told}");
+            assert!(told.contains("tests/mismatches.rs:"), "{n} ranks: {told}");
+        }
+    }
+}
+
+/// Programs in other languages say themselves where they call.
+#[test]
+fn places_that_are_given_by_hand() {
+    let sites_of = |causes: &[Cause]| {
+        let told = agreed("a place given by hand", causes);
+        let Cause::Mismatch { first, first_site, second_site, .. } = &causes[0] else { panic!("{told}") };
+        assert!(told.contains("train.py:12"), "{told}");
+        let (one, other) = (first_site.clone(), second_site.clone());
+        if *first == R1 { (one, other) } else { (other, one) }
+    };
+    let by_hand: [Ask; 2] = [
+        |group| at(Site::new("train.py", 12), || group.all_reduce(&mut [0f32; 200], ReduceOp::Sum)),
+        |group| {
+            let begun =
+                at(Site::new("train.py", 12), || group.all_reduce_async(vec![0f32; 200], ReduceOp::Sum));
+            begun?.wait().map(|_| ())
+        },
+    ];
+    for n in WORLDS {
+        for odd in by_hand {
+            let common: Ask = |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum);
+            let (by_hand, by_itself) = sites_of(&causes(n, 1, common, odd));
+            assert_eq!(by_hand, "train.py:12", "{n} ranks");
+            assert!(by_itself.starts_with("tests/mismatches.rs:"), "{n} ranks: {by_itself}");
+        }
+        let send: Ask = |group| at(Site::new("send.py", 3), || group.send(&[0u8; 10], R1, 6));
+        let receive: Ask =
+            |group| at(Site::new("train.py", 12), || group.receive(&mut [0u8; 9], R0, 6)).map(|_| ());
+        let sites = sites_of(&causes(n, 1, send, receive));
+        assert_eq!(sites, ("train.py:12".to_owned(), "send.py:3".to_owned()), "{n} ranks");
+    }
+}
+
+/// A message that never comes: the receiver's deadline, and what the sender is doing instead.
+#[test]
+fn a_message_that_never_comes() {
+    let causes = ranks::run_with(2, adjust(2), |mut group| {
+        let called = if group.rank() == R0 {
+            at(Site::new("wait.py", 4), || group.receive(&mut [0u8; 4], R1, 6)).map(|_| ())
+        } else {
+            group.receive(&mut [0u8; 4], R0, 6).map(|_| ())
+        };
+        cause_of(&mut group, called)
+    });
+    let told = agreed("two receives", &causes);
+    assert!(told.contains("the ranks wait for each other"), "{told}");
+    assert_eq!(told.matches("waits in message(tag 6, 4 x u8)").count(), 2, "{told}");
+    assert!(told.contains("wait.py:4"), "{told}");
+}

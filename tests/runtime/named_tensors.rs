@@ -1,0 +1,438 @@
+//! Named tensors over real TCP: any order, any thread, fusion, the cache, joining, and everything that goes wrong.
+
+use std::sync::{Arc, Barrier, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use crate::util::ranks;
+use crate::util::wait_until;
+use ringtrain::named;
+use ringtrain::wire::Cause;
+use ringtrain::{
+    Group, NamedError, NamedHandle, NamedOptions, NamedStatistics, NamedTensors, Rank, ReduceOp,
+};
+
+const WORLDS: [u32; 4] = [1, 2, 3, 4];
+
+fn named_of(group: &mut Group, adjust: impl FnOnce(&mut NamedOptions)) -> NamedTensors {
+    let mut options = NamedOptions::default();
+    adjust(&mut options);
+    NamedTensors::new(group, options).expect("the group is sound")
+}
+
+/// The numbers below `count` in an order that depends on the seed.
+fn shuffled(count: usize, seed: u64) -> Vec<usize> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut order: Vec<usize> = (0..count).collect();
+    for index in (1..count).rev() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        order.swap(index, (state >> 33) as usize % (index + 1));
+    }
+    order
+}
+
+/// What rank `rank` submits as tensor `tensor` in `step`: small whole numbers, so that sums are exact.
+fn values(tensor: usize, step: usize, rank: u32) -> Vec<f32> {
+    let length = [1, 3, 0, 17, 1000, 33, 20_000][tensor % 7] + tensor / 7;
+    (0..length).map(|index| ((index + 3 * tensor + 5 * step) % 11 + rank as usize) as f32).collect()
+}
+
+fn sums(tensor: usize, step: usize, n: u32) -> Vec<f32> {
+    let all: Vec<Vec<f32>> = (0..n).map(|rank| values(tensor, step, rank)).collect();
+    (0..all[0].len()).map(|index| all.iter().map(|one| one[index]).sum()).collect()
+}
+
+const TENSORS: usize = 300;
+const STEPS: usize = 4;
+const THREADS: usize = 3;
+
+/// Each thread of a rank submits its third of the tensors in an order of its own, then waits for them in another.
+fn in_any_order(n: u32) -> Vec<NamedStatistics> {
+    ranks::run(n, move |mut group| {
+        let tensors = named_of(&mut group, |_| {});
+        let rank = group.rank().get();
+        thread::scope(|scope| {
+            for part in 0..THREADS {
+                let tensors = &tensors;
+                scope.spawn(move || {
+                    for step in 0..STEPS {
+                        let seed = u64::from(rank) * 100 + (step * 10 + part) as u64;
+                        let order = shuffled(TENSORS / THREADS, seed);
+                        let mut handles: Vec<(usize, NamedHandle<Vec<f32>>)> = Vec::new();
+                        for tensor in order.iter().map(|index| index * THREADS + part) {
+                            let name = format!("layer{tensor}/weights");
+                            let submitted =
+                                tensors.all_reduce(&name, values(tensor, step, rank), ReduceOp::Sum);
+                            handles.push((tensor, submitted.expect("it is accepted")));
+                        }
+                        for index in shuffled(handles.len(), seed + 7) {
+                            // Waiting takes the handle; an empty place says that it has been.
+                            wait_until("some tensor has ended", || handles[index].1.test());
+                        }
+                        for (tensor, handle) in handles {
+                            assert_eq!(handle.wait().expect("it is reduced"), sums(tensor, step, n));
+                        }
+                    }
+                });
+            }
+        });
+        let statistics = tensors.statistics();
+        tensors.close().expect("all close");
+        statistics
+    })
+}
+
+#[test]
+fn any_order_from_any_thread_gives_exact_results_in_fewer_operations() {
+    for n in WORLDS {
+        for statistics in in_any_order(n) {
+            let NamedStatistics { tensors, cached, operations, reports, .. } = statistics;
+            assert_eq!(tensors, (TENSORS * STEPS) as u64);
+            // All but those of the first step are known.
+            assert_eq!(cached, (TENSORS * (STEPS - 1)) as u64, "{statistics:?}");
+            assert!(operations <= tensors && reports <= tensors + 1, "{statistics:?}");
+            if n > 1 {
+                assert!(operations < tensors, "{statistics:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_becomes_ready_at_once_is_fused_up_to_the_threshold() {
+    const COUNT: u64 = 40;
+    for (fusion_bytes, operations_max) in [(1 << 20, COUNT - 1), (0, COUNT)] {
+        let all = ranks::run(2, move |mut group| {
+            let tensors = named_of(&mut group, |options| options.fusion_bytes = fusion_bytes);
+            let submit = |rank: Rank| {
+                (0..COUNT)
+                    .map(|index| tensors.all_reduce(&index.to_string(), vec![rank.get()], ReduceOp::Sum))
+                    .collect::<Result<Vec<_>, _>>()
+                    .expect("they are accepted")
+            };
+            // Nothing is ready before the second rank comes, and then nearly everything is at once.
+            let handles = if group.rank() == Rank::ZERO { submit(Rank::ZERO) } else { Vec::new() };
+            group.barrier().expect("the group is free");
+            let handles = if group.rank() == Rank::ZERO { handles } else { submit(Rank::new(1)) };
+            for handle in handles {
+                assert_eq!(handle.wait(), Ok(vec![1]));
+            }
+            tensors.statistics().operations
+        });
+        assert_eq!(all[0], all[1]);
+        assert!(all[0] <= operations_max, "{all:?}");
+        if fusion_bytes == 0 {
+            assert_eq!(all[0], COUNT);
+        }
+    }
+}
+
+#[test]
+fn broadcasts_gathers_and_all_types_go_by_name() {
+    ranks::run(3, |mut group| {
+        let tensors = named_of(&mut group, |_| {});
+        let rank = group.rank().get();
+        let gathered = tensors.all_gather("g", vec![u64::from(rank); 2]).unwrap();
+        let told = tensors.broadcast("b", vec![rank as u8; 3], Rank::new(2)).unwrap();
+        let also = tensors.broadcast("c", vec![rank as u8; 2], Rank::new(2)).unwrap();
+        let most = tensors.all_reduce("m", vec![f64::from(rank)], ReduceOp::Max).unwrap();
+        let average = tensors.all_reduce("a", vec![i32::try_from(rank).unwrap()], ReduceOp::Average).unwrap();
+        assert_eq!(average.wait(), Ok(vec![1]));
+        assert_eq!(most.wait(), Ok(vec![2.0]));
+        assert_eq!(told.wait(), Ok(vec![2, 2, 2]));
+        assert_eq!(also.wait(), Ok(vec![2, 2]));
+        assert_eq!(gathered.wait(), Ok(vec![0, 0, 1, 1, 2, 2]));
+        assert!(matches!(tensors.all_reduce("x", vec![1f32], ReduceOp::BitAnd), Err(NamedError::Job(_))));
+        assert!(matches!(tensors.broadcast("x", vec![1f32], Rank::new(3)), Err(NamedError::Job(_))));
+    });
+}
+
+#[test]
+fn a_disagreement_is_an_error_on_every_rank_and_for_that_tensor_alone() {
+    let all = ranks::run(3, |mut group| {
+        let tensors = named_of(&mut group, |_| {});
+        let length = if group.rank().get() == 1 { 20 } else { 10 };
+        let bad = tensors.all_reduce("x", vec![0f32; length], ReduceOp::Sum).unwrap();
+        let good = tensors.all_reduce("y", vec![1f32; 5], ReduceOp::Sum).unwrap();
+        assert_eq!(good.wait(), Ok(vec![3.0; 5]));
+        let error = bad.wait().expect_err("they do not agree");
+        // The name is free again.
+        let again = tensors.all_reduce("x", vec![1f32; 2], ReduceOp::Sum).unwrap();
+        assert_eq!(again.wait(), Ok(vec![3.0; 2]));
+        error.to_string()
+    });
+    let expected = "the ranks do not agree about tensor `x`: ranks 0 and 2: all_reduce(sum, 10 x f32); \
+                    rank 1: all_reduce(sum, 20 x f32)";
+    assert_eq!(all, [expected; 3]);
+}
+
+#[test]
+fn a_name_in_flight_is_refused_at_once() {
+    ranks::run(2, |mut group| {
+        let tensors = named_of(&mut group, |_| {});
+        let first = (group.rank() == Rank::ZERO).then(|| {
+            let first = tensors.all_reduce("x", vec![1u8], ReduceOp::Sum).unwrap();
+            let second = tensors.all_reduce("x", vec![1u8], ReduceOp::Sum);
+            assert_eq!(second.map(|_| ()), Err(NamedError::InFlight("x".into())));
+            let first = first.wait_timeout(Duration::from_millis(1));
+            first.map(|_| ()).expect_err("the other rank has not submitted it")
+        });
+        group.barrier().unwrap();
+        let first = first.unwrap_or_else(|| tensors.all_reduce("x", vec![2u8], ReduceOp::Sum).unwrap());
+        assert_eq!(first.wait(), Ok(vec![3]));
+    });
+}
+
+#[test]
+fn a_cache_that_is_too_small_does_no_harm() {
+    ranks::run(3, |mut group| {
+        let tensors = named_of(&mut group, |options| options.cache_capacity = 5);
+        for step in 0..30usize {
+            let order = shuffled(12, step as u64 * 10 + u64::from(group.rank().get()));
+            let submit = |index: &usize| {
+                // Now and then a tensor changes its length.
+                let length = 1 + (step / 10) * (index % 3);
+                tensors.all_reduce(&format!("t{index}"), vec![1u32; length], ReduceOp::Sum).unwrap()
+            };
+            for handle in order.iter().map(submit).collect::<Vec<_>>() {
+                assert!(handle.wait().unwrap().iter().all(|&sum| sum == 3));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_runs_out_of_data_joins_and_counts_as_zeros() {
+    for n in WORLDS {
+        let all = ranks::run(n, move |mut group| {
+            let tensors = named_of(&mut group, |_| {});
+            let rank = group.rank().get();
+            for epoch in 0..2 {
+                // Rank r has r + 1 batches: in batch b the ranks from b on take part.
+                for batch in 0..=rank {
+                    let sum = tensors.all_reduce("x", vec![1u32; 3], ReduceOp::Sum).unwrap();
+                    let other = tensors.all_reduce(&format!("{batch}"), vec![2u32], ReduceOp::Sum).unwrap();
+                    assert_eq!(sum.wait(), Ok(vec![n - batch; 3]), "epoch {epoch}");
+                    assert_eq!(other.wait(), Ok(vec![2 * (n - batch)]));
+                }
+                assert_eq!(tensors.join(), Ok(Rank::new(n - 1)));
+            }
+            tensors.close()
+        });
+        assert!(all.iter().all(Result::is_ok));
+    }
+}
+
+#[test]
+fn other_reductions_do_not_go_without_those_that_joined() {
+    let all = ranks::run(3, |mut group| {
+        let tensors = named_of(&mut group, |_| {});
+        if group.rank().get() == 2 {
+            tensors.join().unwrap();
+            return String::new();
+        }
+        let most = tensors.all_reduce("x", vec![1f32], ReduceOp::Max).unwrap();
+        let error = most.wait().expect_err("rank 2 does not take part").to_string();
+        tensors.join().unwrap();
+        error
+    });
+    assert_eq!(all[0], all[1]);
+    assert!(all[0].contains("tensor `x`") && all[0].contains("rank 2 joined"), "{}", all[0]);
+}
+
+#[test]
+fn what_stalls_is_told_on_rank_0_and_forgotten_when_it_goes_on() {
+    ranks::run(3, |mut group| {
+        let tensors = named_of(&mut group, |options| {
+            options.stall_warning = Duration::from_millis(20);
+            options.stall_abort = None;
+        });
+        let submit = || tensors.all_reduce("slow", vec![1u8], ReduceOp::Sum).unwrap();
+        let rank = group.rank();
+        let early = (rank != Rank::new(1)).then(submit);
+        if rank == Rank::ZERO {
+            wait_until("the stall is found", || !tensors.stalled().is_empty());
+            let stalls = tensors.stalled();
+            assert_eq!(stalls[0].tensor.as_deref(), Some("slow"));
+            // Rank 2's report may be on its way.
+            assert!(stalls[0].missing.contains(&Rank::new(1)), "{stalls:?}");
+            assert!(stalls[0].to_string().contains("tensor `slow` has waited"), "{}", stalls[0]);
+        }
+        group.barrier().unwrap();
+        let handle = early.unwrap_or_else(submit);
+        assert_eq!(handle.wait(), Ok(vec![3]));
+        assert_eq!(tensors.stalled(), []);
+    });
+}
+
+/// The causes that the ranks' errors have.
+fn causes(errors: &[NamedError]) -> Vec<&Cause> {
+    let mut causes = Vec::new();
+    for error in errors {
+        match error {
+            NamedError::Job(error) => causes.push(error.cause().expect("the job failed")),
+            other => panic!("{other:?}"),
+        }
+    }
+    causes
+}
+
+#[test]
+fn what_stalls_for_too_long_ends_the_job_with_the_same_words_everywhere() {
+    let errors = ranks::run(3, |mut group| {
+        let tensors = named_of(&mut group, |options| {
+            options.stall_warning = Duration::from_millis(20);
+            options.stall_abort = Some(Duration::from_millis(300));
+        });
+        if group.rank().get() == 1 {
+            // It waits for something else, which the others never submit.
+            return tensors.all_reduce("other", vec![1u8], ReduceOp::Sum).unwrap().wait().unwrap_err();
+        }
+        let handle = tensors.all_reduce("slow", vec![1u8], ReduceOp::Sum).unwrap();
+        let error = handle.wait().unwrap_err();
+        let later = tensors.all_reduce("later", vec![1u8], ReduceOp::Sum).map(|_| ());
+        assert_eq!(later, Err(error.clone()));
+        assert_eq!(tensors.join(), Err(error.clone()));
+        assert_eq!(tensors.close(), Err(error.clone()));
+        error
+    });
+    let causes = causes(&errors);
+    assert!(causes.windows(2).all(|pair| pair[0] == pair[1]), "{causes:#?}");
+    let text = causes[0].to_string();
+    let slow = text.contains("tensor `slow` has waited") && text.contains("for rank 1 to submit it");
+    let other = text.contains("tensor `other` has waited") && text.contains("for ranks 0 and 2 to submit it");
+    assert!(slow || other, "{text}");
+}
+
+#[test]
+fn a_rank_that_waits_alone_for_the_end_ends_the_job_too() {
+    let errors = ranks::run(2, |mut group| {
+        let tensors = named_of(&mut group, |options| {
+            options.stall_warning = Duration::from_millis(20);
+            options.stall_abort = Some(Duration::from_millis(200));
+        });
+        if group.rank().get() == 1 {
+            return tensors.join().unwrap_err();
+        }
+        // The group's barrier ends with the job.
+        let error = tensors.all_reduce("x", vec![1u8], ReduceOp::Max).unwrap().wait().unwrap_err();
+        assert!(matches!(error, NamedError::WithoutJoined { .. }), "{error}");
+        NamedError::Job(group.barrier().unwrap_err())
+    });
+    let causes = causes(&errors);
+    assert_eq!(causes[0], causes[1]);
+    assert!(causes[0].to_string().contains("joined or closed"), "{}", causes[0]);
+}
+
+#[test]
+fn what_a_closed_rank_has_not_submitted_is_an_error_and_the_rest_runs() {
+    ranks::run(3, |mut group| {
+        let tensors = named_of(&mut group, |_| {});
+        let both = tensors.all_reduce("both", vec![1u8], ReduceOp::Sum).unwrap();
+        if group.rank().get() == 1 {
+            // Dropping the handle and closing leaves the tensor under way.
+            drop(both);
+            tensors.close().unwrap();
+            return;
+        }
+        let never = tensors.all_reduce("never", vec![1u8], ReduceOp::Sum).unwrap();
+        assert_eq!(both.wait(), Ok(vec![3]));
+        let error = never.wait().unwrap_err();
+        assert!(error.to_string().contains("rank 1 closed without submitting it"), "{error}");
+    });
+}
+
+#[test]
+fn the_group_goes_on_after_named_tensors_have_been_closed_and_opened_again() {
+    ranks::run(2, |mut group| {
+        for round in 0..3u32 {
+            let tensors = named_of(&mut group, |_| {});
+            let sum = tensors.all_reduce("x", vec![round], ReduceOp::Sum).unwrap();
+            assert_eq!(sum.wait(), Ok(vec![2 * round]));
+            tensors.close().unwrap();
+            let mut own = [1u8];
+            group.all_reduce(&mut own, ReduceOp::Sum).unwrap();
+            assert_eq!(own, [2]);
+        }
+    });
+}
+
+#[test]
+fn when_the_job_fails_every_pending_tensor_gets_its_error() {
+    let errors = ranks::run(4, |mut group| {
+        let tensors = named_of(&mut group, |_| {});
+        let submit = |index: usize| tensors.all_reduce(&format!("{index}"), vec![0f32; 1000], ReduceOp::Sum);
+        if group.rank().get() == 3 {
+            let some: Vec<_> = (0..20).map(|index| submit(index).unwrap()).collect();
+            for handle in some {
+                drop(handle.wait().unwrap());
+            }
+            return vec![NamedError::Job(group.abort("out of coffee"))];
+        }
+        let handles: Vec<_> = (0..50).map(submit).collect();
+        let results = handles.into_iter().map(|handle| handle.and_then(NamedHandle::wait));
+        results.filter_map(Result::err).collect()
+    });
+    for of_rank in &errors {
+        assert!(of_rank.len() == 1 || of_rank.len() >= 30, "{} errors", of_rank.len());
+        assert!(causes(of_rank).iter().all(|cause| cause.to_string().contains("out of coffee")));
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_the_job_leaves_nobody_waiting() {
+    let meet = Arc::new(Barrier::new(3));
+    ranks::run(3, move |mut group| {
+        let (told, waited) = mpsc::channel();
+        let tensors = named_of(&mut group, |_| {});
+        let first = tensors.all_reduce("first", vec![1u8], ReduceOp::Sum).unwrap();
+        assert_eq!(first.wait(), Ok(vec![3]));
+        if group.rank().get() == 2 {
+            meet.wait();
+            drop(tensors);
+            drop(group);
+            return;
+        }
+        let pending = tensors.all_reduce("pending", vec![1u8], ReduceOp::Sum).unwrap();
+        meet.wait();
+        let waiting = thread::spawn(move || told.send(pending.wait()));
+        let error = waited.recv_timeout(crate::util::PATIENCE).expect("it does not hang").unwrap_err();
+        assert!(matches!(error, NamedError::Left { .. } | NamedError::Job(_)), "{error}");
+        waiting.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn tensors_of_all_kinds_and_lengths() {
+    for n in WORLDS {
+        ranks::run(n, |mut group| {
+            let (size, rank) = (group.size(), group.rank());
+            let tensors = named_of(&mut group, |_| {});
+            for step in 0..3 {
+                // Another length on every rank and in every step.
+                let own = vec![rank.get(); (rank.index() + step) % 3];
+                let gathered = tensors.all_gather("uneven", own).unwrap();
+                let part = tensors.reduce_scatter("part", vec![1i64; 10], ReduceOp::Sum).unwrap();
+                let factor = f64::from(rank.get() + 1);
+                let scaled = tensors.all_reduce_scaled("scaled", vec![1.0; 3], ReduceOp::Sum, (factor, 0.5));
+                let expected: Vec<u32> =
+                    size.ranks().flat_map(|rank| vec![rank.get(); (rank.index() + step) % 3]).collect();
+                assert_eq!(gathered.wait().unwrap(), expected);
+                let chunk = group.chunk(10, rank).len();
+                assert_eq!(part.wait().unwrap(), vec![i64::from(size.get()); chunk]);
+                let sum: f64 = (1..=size.get()).map(f64::from).sum();
+                assert_eq!(scaled.unwrap().wait().unwrap(), [sum * 0.5; 3]);
+            }
+            let handles = (0..5).map(|i| tensors.all_reduce(&i.to_string(), vec![i], ReduceOp::Max).unwrap());
+            assert_eq!(named::wait_all(handles).unwrap(), [[0], [1], [2], [3], [4]]);
+            let mut handles: Vec<_> =
+                (0..5).map(|i| tensors.all_reduce(&i.to_string(), vec![i], ReduceOp::Max).unwrap()).collect();
+            let mut left: Vec<i32> = (0..5).collect();
+            while let Some((place, result)) = named::wait_any(&mut handles) {
+                assert_eq!(result.unwrap(), [left.remove(place)]);
+            }
+            assert!(left.is_empty());
+            tensors.close().unwrap();
+        });
+    }
+}

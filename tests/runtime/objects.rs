@@ -1,0 +1,208 @@
+//! Objects: whatever serde can serialise, between all ranks and between two.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::util::ranks;
+use ringtrain::group::Source;
+use ringtrain::{Error, Group, Rank, ReduceOp};
+use serde::{Deserialize, Serialize, Serializer};
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+struct Checkpoint {
+    name: String,
+    step: Option<u64>,
+    shapes: Vec<(usize, usize)>,
+    metrics: HashMap<String, f64>,
+    inner: Option<Box<Checkpoint>>,
+    kind: Kind,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+enum Kind {
+    Empty,
+    Weights(Vec<f32>),
+    Named { words: BTreeMap<i8, char>, unit: () },
+}
+
+/// Different on every rank, in length as well.
+fn checkpoint(rank: u32) -> Checkpoint {
+    let leaf = Checkpoint {
+        name: "é\u{1f980}".repeat(rank as usize),
+        step: (!rank.is_multiple_of(2)).then_some(u64::MAX - u64::from(rank)),
+        shapes: vec![(rank as usize, usize::MAX); rank as usize],
+        metrics: (0..rank).map(|i| (format!("metric {i}"), f64::from(i) / 3.0)).collect(),
+        inner: None,
+        kind: Kind::Empty,
+    };
+    let words = BTreeMap::from([(-1, 'a'), (i8::MAX, '\0')]);
+    Checkpoint {
+        kind: if rank.is_multiple_of(2) {
+            Kind::Named { words, unit: () }
+        } else {
+            Kind::Weights(vec![f32::MIN_POSITIVE; 50_000 * rank as usize])
+        },
+        inner: Some(Box::new(leaf.clone())),
+        ..leaf
+    }
+}
+
+#[test]
+fn objects_come_back_as_they_were() {
+    for n in [1, 2, 3, 5] {
+        ranks::run(n, |mut group| {
+            let (size, rank) = (group.size(), group.rank());
+            let own = checkpoint(rank.get());
+            let all: Vec<Checkpoint> = size.ranks().map(|rank| checkpoint(rank.get())).collect();
+            assert_eq!(group.all_gather_object(&own).unwrap(), all);
+            for root in size.ranks() {
+                assert_eq!(group.broadcast_object(&own, root).unwrap(), all[root.index()]);
+                let gathered = group.gather_object(&own, root).unwrap();
+                assert_eq!(gathered, if rank == root { &all[..] } else { &[] });
+                let dealt = group.scatter_object(if rank == root { &all } else { &[] }, root).unwrap();
+                assert_eq!(dealt, own);
+            }
+            assert_eq!(group.broadcast_object(&(), Rank::ZERO), Ok(()));
+            assert_eq!(group.all_gather_object(&None::<String>).unwrap(), vec![None; size.as_usize()]);
+        });
+    }
+}
+
+#[test]
+fn objects_are_sent_to_one_rank() {
+    ranks::run(3, |group| {
+        if group.rank() != Rank::ZERO {
+            let rank = group.rank().get();
+            group.send_object(&checkpoint(rank), Rank::ZERO, rank).unwrap();
+            group.send_object(&"short", Rank::ZERO, 9).unwrap();
+            return;
+        }
+        let (of_two, status) = group.receive_object::<Checkpoint>(Rank::new(2), 2).unwrap();
+        assert_eq!((of_two, status.source, status.tag), (checkpoint(2), Rank::new(2), 2));
+        let (of_one, status) = group.receive_object::<Checkpoint>(Source::Any, 1).unwrap();
+        assert_eq!((of_one, status.source), (checkpoint(1), Rank::new(1)));
+        for _ in 0..2 {
+            let (text, status) = group.receive_object::<String>(Source::Any, None).unwrap();
+            assert_eq!((text.as_str(), status.tag), ("short", 9));
+        }
+    });
+}
+
+/// Cannot be encoded on the rank that it names.
+#[derive(Deserialize)]
+struct Broken {
+    on: u32,
+    rank: u32,
+}
+
+impl Serialize for Broken {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.on == self.rank {
+            return Err(serde::ser::Error::custom("a lock is held"));
+        }
+        (self.on, self.rank).serialize(serializer)
+    }
+}
+
+#[test]
+fn an_object_that_cannot_be_encoded_is_everybodys_error() {
+    for n in [1, 2, 4] {
+        ranks::run(n, move |mut group| {
+            let (rank, odd) = (group.rank().get(), n - 1);
+            let root = Rank::new(odd);
+            let broken = || Broken { on: odd, rank };
+            let usable = |group: &mut Group| {
+                let mut sum = [1];
+                group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+                assert_eq!(sum, [n]);
+            };
+            assert!(matches!(group.broadcast_object(&broken(), root), Err(Error::Object(_))));
+            usable(&mut group);
+            assert!(matches!(group.all_gather_object(&broken()), Err(Error::Object(_))));
+            usable(&mut group);
+            for root in group.size().ranks() {
+                assert!(matches!(group.gather_object(&broken(), root), Err(Error::Object(_))));
+                usable(&mut group);
+            }
+            let all: Vec<Broken> = (0..n).map(|_| broken()).collect();
+            assert!(matches!(group.scatter_object(&all, root), Err(Error::Object(_))));
+            usable(&mut group);
+            // One object too few, which only the root knows.
+            let few = vec![0u8; n as usize - 1];
+            assert!(group.scatter_object(&few, Rank::ZERO).is_err());
+            usable(&mut group);
+            if n > 1 {
+                // Nothing is sent, so that nobody need receive it.
+                let next = group.size().after(group.rank(), 1);
+                let own = Broken { on: rank, rank };
+                assert!(matches!(group.send_object(&own, next, 0), Err(Error::Object(_))));
+            }
+            usable(&mut group);
+        });
+    }
+}
+
+/// What came is no such object on one rank: its own error, and the group goes on.
+#[test]
+fn an_object_that_cannot_be_decoded_is_the_receivers_error() {
+    ranks::run(3, |mut group| {
+        if group.rank().get() == 2 {
+            assert!(matches!(group.broadcast_object(&Kind::Empty, Rank::ZERO), Err(Error::Object(_))));
+        } else {
+            assert_eq!(group.broadcast_object(&vec![7u8], Rank::ZERO), Ok(vec![7]));
+        }
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn objects_travel_by_themselves() {
+    for n in [1, 2, 3, 5] {
+        ranks::run(n, |mut group| {
+            let (size, rank) = (group.size(), group.rank());
+            let own = checkpoint(rank.get());
+            let all: Vec<Checkpoint> = size.ranks().map(|rank| checkpoint(rank.get())).collect();
+            let root = Rank::new(size.get() - 1);
+            let others = if rank == root { &all[..] } else { &[] };
+            let told = group.broadcast_object_async(&own, root).unwrap();
+            let everybodys = group.all_gather_object_async(&own).unwrap();
+            // No receive of the program's takes what belongs to one of them.
+            let next = group.receive_object_async::<Checkpoint>(Source::Any, None).unwrap();
+            let gathered = group.gather_object_async(&own, root).unwrap();
+            let dealt = group.scatter_object_async(others, root).unwrap();
+            let pairs: Vec<(u32, u32)> = size.ranks().map(|to| (rank.get(), to.get())).collect();
+            let exchanged = group.all_to_all_object_async(&pairs).unwrap();
+            let sent = group.send_object_async(&own, size.after(rank, 1), 3).unwrap();
+            let expected: Vec<(u32, u32)> = size.ranks().map(|from| (from.get(), rank.get())).collect();
+            assert_eq!(group.all_to_all_object(&pairs).unwrap(), expected);
+            assert_eq!(exchanged.wait().unwrap(), expected);
+            assert_eq!(dealt.wait().unwrap(), own);
+            assert_eq!(gathered.wait().unwrap(), others);
+            assert_eq!(everybodys.wait().unwrap(), all);
+            assert_eq!(told.wait().unwrap(), all[root.index()]);
+            sent.wait().unwrap();
+            let (object, status) = next.wait().unwrap();
+            assert_eq!(
+                (object, status.source),
+                (all[size.before(rank, 1).index()].clone(), size.before(rank, 1))
+            );
+            group.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_object_that_cannot_be_encoded_is_nobodys_to_wait_for() {
+    for n in [1, 2, 4] {
+        ranks::run(n, move |mut group| {
+            let (rank, root) = (group.rank().get(), Rank::new(n - 1));
+            let broken = || Broken { on: n - 1, rank };
+            let everybody = group.all_gather_object_async(&broken()).unwrap();
+            let told = group.broadcast_object_async(&broken(), root).unwrap();
+            assert!(matches!(told.wait(), Err(Error::Object(_))));
+            assert!(matches!(everybody.wait(), Err(Error::Object(_))));
+            let too_few = vec![0u8; n as usize - 1];
+            assert!(group.all_to_all_object(&too_few).is_err());
+            group.barrier().unwrap();
+        });
+    }
+}

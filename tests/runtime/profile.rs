@@ -1,0 +1,195 @@
+//! Where the time of calls goes: as the library counts it, and as `ringbench --profile` prints it.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use clap::Parser as _;
+use ringtrain::cli::bench::args::BenchArgs;
+use ringtrain::cli::bench::bench;
+use ringtrain::cli::bench::plan::Plan;
+use ringtrain::cli::bench::profile::Parts;
+use ringtrain::cli::bench::subject::Subject;
+use ringtrain::cli::exit::Exit;
+use ringtrain::group::LocalTransport;
+use ringtrain::{Group, Profile, Rank, ReduceOp, Spent};
+use serde_json::Value;
+
+use crate::util::{ranks, ringrun, ringrun_script, run};
+
+const TRANSPORTS: [LocalTransport; 2] = [LocalTransport::Tcp, LocalTransport::Shm];
+const PARTS: [&str; 5] = ["send", "receive", "reduce", "wait", "other"];
+
+/// A rounding of microseconds.
+const ROUNDING_US: f64 = 1e-3;
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is a number"))
+}
+
+/// Runs `work` on every rank of a world of `n`, profiled, over that transport.
+fn profiled(n: u32, transport: LocalTransport, work: fn(&mut Group)) -> Vec<(Profile, Duration)> {
+    let work = move |mut group: Group| {
+        assert_eq!(group.profile(), Profile::default(), "nobody has asked yet");
+        group.set_profiling(true);
+        let started = Instant::now();
+        work(&mut group);
+        let wall = started.elapsed();
+        group.set_profiling(false);
+        let profile = group.profile();
+        group.barrier().expect("all are there");
+        assert_eq!(group.profile().calls, profile.calls, "nobody asks any more");
+        (profile, wall)
+    };
+    ranks::run_with(n, |options| options.transport = transport, work)
+}
+
+#[test]
+fn blocking_calls_send_receive_reduce_and_wait_in_their_own_time() {
+    for transport in TRANSPORTS {
+        let results = profiled(3, transport, |group| {
+            let mut buffer = vec![1f32; 1 << 18];
+            for count in [16, 1 << 18] {
+                group.all_reduce(&mut buffer[..count], ReduceOp::Sum).expect("all are there");
+            }
+        });
+        for (profile, wall) in results {
+            let calls = profile.calls;
+            for part in [calls.send, calls.receive, calls.reduce, calls.wait] {
+                assert!(part > Duration::ZERO, "{transport:?}: {profile:?}");
+            }
+            assert!(calls.total() <= wall, "{transport:?}: {profile:?} in {wall:?}");
+            assert_eq!(profile.background.total(), Duration::ZERO, "{transport:?}");
+        }
+    }
+}
+
+#[test]
+fn what_goes_on_by_itself_is_counted_in_the_background_or_with_who_waits() {
+    for transport in TRANSPORTS {
+        let results = profiled(2, transport, |group| {
+            let handle = group.all_reduce_async(vec![1f32; 1 << 18], ReduceOp::Sum).expect("all are there");
+            // Nobody waits for it; somebody looks.
+            while !handle.test() {
+                std::thread::yield_now();
+            }
+            handle.wait().expect("all are there");
+        });
+        for (Profile { calls, background }, _) in results {
+            let parts = |of: Spent| [of.send, of.receive, of.reduce];
+            for (here, there) in parts(calls).into_iter().zip(parts(background)) {
+                assert!(here + there > Duration::ZERO, "{transport:?}: {calls:?} {background:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_one_that_others_wait_for_waits_less() {
+    const LATE: Duration = Duration::from_millis(5);
+    for transport in TRANSPORTS {
+        let results = profiled(2, transport, |group| {
+            for _ in 0..10 {
+                let started = Instant::now();
+                while group.rank() == Rank::ZERO && started.elapsed() < LATE {
+                    std::hint::spin_loop();
+                }
+                group.barrier().expect("all are there");
+            }
+        });
+        let waits: Vec<Duration> = results.iter().map(|(profile, _)| profile.calls.wait).collect();
+        assert!(waits[0] < waits[1], "{transport:?}: {waits:?}");
+    }
+}
+
+#[test]
+fn the_parts_of_every_operation_come_to_the_whole() {
+    for transport in TRANSPORTS {
+        for &subject in Subject::ALL {
+            let flags = format!("ringbench {subject} -b 64 -e 64K -f 1024 -n 5 -w 1 --profile");
+            let args = BenchArgs::try_parse_from(flags.split_whitespace()).expect("flags");
+            let plan = Plan::new(&args).expect("a plan");
+            let measure = move |mut group: Group| {
+                bench(&mut group, &plan, 1024, &mut std::io::sink()).expect("a report")
+            };
+            for report in ranks::run_with(3, |options| options.transport = transport, measure) {
+                for row in report.results {
+                    let ranks = row.profile.expect("it was asked for");
+                    let involved: Vec<u32> = (0..3).filter(|&r| subject.involves(Rank::new(r))).collect();
+                    assert_eq!(ranks.iter().map(|of| of.rank).collect::<Vec<_>>(), involved, "{subject}");
+                    for of in ranks {
+                        let Parts { wall_us, send_us, receive_us, reduce_us, wait_us, other_us } = of.parts;
+                        let parts = [send_us, receive_us, reduce_us, wait_us, other_us];
+                        let is_whole = (parts.iter().sum::<f64>() - wall_us).abs() < ROUNDING_US;
+                        assert!(is_whole, "{subject}, {transport:?}: {:?}", of.parts);
+                        assert!(parts.iter().all(|&part| part >= 0.0), "{subject}, {transport:?}: {parts:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn ringbench_says_so_in_table_and_json_over_both_transports() {
+    for transport in ["tcp", "shm"] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("out.json");
+        let flags = format!(
+            "-n 3 --no-tag-output ringbench all_reduce -b 64 -e 1M -f 16384 -n 10 --transport {transport} --profile"
+        );
+        let mut command = ringrun(&flags.split_whitespace().collect::<Vec<_>>());
+        let done = run(command.arg("--json").arg(&path));
+        assert_eq!(done.code(), Some(0), "{}", done.stderr());
+
+        let table = done.stdout();
+        let lines: Vec<&str> = table.lines().filter(|line| line.contains(" send ")).collect();
+        assert_eq!(lines.len(), 6, "three lines for each of two rows:\n{table}");
+        for (line, name) in lines.iter().zip(["mean of 3", "waits least", "waits most"].into_iter().cycle()) {
+            assert!(line.starts_with('#') && line.contains(name), "{name}:\n{table}");
+            assert!(PARTS.iter().all(|part| line.contains(&format!(" {part} "))), "{line}");
+        }
+
+        let report: Value = serde_json::from_slice(&fs::read(&path).expect("a report")).expect("JSON");
+        for row in report["results"].as_array().expect("rows") {
+            assert_eq!(row["transport"], transport);
+            let ranks = row["profile"].as_array().expect("a profile");
+            assert_eq!(ranks.iter().map(|of| of["rank"].as_u64()).collect::<Vec<_>>(), [0, 1, 2].map(Some));
+            for of in ranks {
+                let parts = PARTS.map(|part| number(&of[format!("{part}_us")]));
+                assert!(parts.iter().all(|&part| part >= 0.0), "{of}");
+                // Of a short message all is reduced where it lies in shared memory, and nothing copied.
+                let is_seen = row["bytes"] == 64 || parts[..4].iter().all(|&part| part > 0.0);
+                assert!(is_seen, "each part has been seen: {of}");
+                assert!((parts.iter().sum::<f64>() - number(&of["wall_us"])).abs() < ROUNDING_US, "{of}");
+            }
+        }
+    }
+}
+
+#[test]
+fn without_the_flag_nothing_is_said() {
+    let flags = ["-n", "2", "--no-tag-output", "ringbench", "all_reduce", "-e", "64", "-n", "2", "--json"];
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("out.json");
+    let done = run(ringrun(&flags).arg(&path));
+    assert_eq!(done.code(), Some(0), "{}", done.stderr());
+    assert!(!done.stdout().contains("wait"), "{}", done.stdout());
+    let report: Value = serde_json::from_slice(&fs::read(&path).expect("a report")).expect("JSON");
+    let row = report["results"][0].as_object().expect("a row");
+    assert!(!row.contains_key("profile"), "{row:?}");
+}
+
+#[test]
+fn a_rank_alone_with_the_flag_is_found_out() {
+    let script = format!(
+        "[ $RANK = 1 ] && flag=--profile; exec {} all_reduce -e 64 -n 2 $flag",
+        env!("CARGO_BIN_EXE_ringbench")
+    );
+    let done = run(&mut ringrun_script(&["-n", "2"], &script));
+    assert_eq!(done.code(), Some(Exit::Mismatch as i32), "{}", done.stderr());
+    assert!(
+        done.stderr().contains("rank 1 was started with another --profile than rank 0"),
+        "{}",
+        done.stderr()
+    );
+}

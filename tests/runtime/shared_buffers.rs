@@ -1,0 +1,343 @@
+//! Buffers that ranks have of their group: all-reduces of them are done where they lie, and give the same bits as by slots.
+
+use std::time::Duration;
+
+use crate::util::ranks;
+use half::{bf16, f16};
+use ringtrain::group::LocalTransport;
+use ringtrain::{
+    Element, Error, F32Loc, F64Loc, Group, Handle, I32Loc, I64Loc, JoinOptions, Rank, ReduceOp, SharedBuffer,
+    wait_all,
+};
+
+const WORLDS: [u32; 6] = [1, 2, 3, 4, 5, 8];
+/// Elements that are more than a slot of any type, in three blocks of four bytes.
+const LONG: usize = 300_007;
+
+/// An element made of a number.
+trait Drawn: Element {
+    fn of(value: f64) -> Self;
+}
+
+macro_rules! drawn {
+    ($($ty:ty: $from:expr);+ $(;)?) => { $( impl Drawn for $ty {
+        fn of(value: f64) -> Self { let from: fn(f64) -> Self = $from; from(value) }
+    } )+ };
+}
+
+drawn! {
+    f16: f16::from_f64;
+    bf16: bf16::from_f64;
+    f32: |v| v as f32;
+    f64: |v| v;
+    i8: |v| v as i8;
+    u8: |v| v.abs() as u8;
+    i16: |v| v as i16;
+    u16: |v| v.abs() as u16;
+    i32: |v| v as i32;
+    u32: |v| v.abs() as u32;
+    i64: |v| v as i64;
+    u64: |v| v.abs() as u64;
+    F32Loc: |v| F32Loc::new((v as i32 % 3) as f32, v.abs() as u32);
+    F64Loc: |v| F64Loc::new(f64::from(v as i32 % 3), v.abs() as u64);
+    I32Loc: |v| I32Loc::new(v as i32 % 3, v.abs() as u32);
+    I64Loc: |v| I64Loc::new(v as i64 % 3, v.abs() as u64);
+}
+
+/// No sum of these is exact: whoever adds them in another order gets other bits.
+fn value<T: Drawn>(rank: Rank, index: usize) -> T {
+    T::of((index as f64 * 0.37 + f64::from(rank.get()) * 1.7).sin() * 100.0)
+}
+
+fn contribution<T: Drawn>(group: &Group, count: usize) -> Vec<T> {
+    (0..count).map(|index| value(group.rank(), index)).collect()
+}
+
+fn bits<T: Element>(elements: &[T]) -> &[u8] {
+    bytemuck::cast_slice(elements)
+}
+
+/// Runs `work` on ranks that share memory, or must not; short buffers go the way of the long ones.
+fn run(n: u32, transport: LocalTransport, work: impl Fn(Group) + Send + Sync + 'static) {
+    let adjust = |options: &mut JoinOptions| {
+        options.transport = transport;
+        options.algorithms = "direct".parse().expect("an algorithm");
+    };
+    ranks::run_with(n, adjust, work);
+}
+
+/// What an all-reduce gives by slots, and in a part of a buffer of the group that begins at another place on each rank.
+fn check<T: Drawn>(group: &mut Group, count: usize, op: ReduceOp, lends: &dyn Fn(Rank) -> bool) {
+    let (n, rank) = (group.size(), group.rank());
+    let own = contribution::<T>(group, count);
+    let mut expected = own.clone();
+    group.all_reduce(&mut expected, op).unwrap();
+    let start = rank.index() % 3;
+    let mut buffer = group.alloc::<T>(start + count + 2).unwrap();
+    assert_eq!(buffer.is_shared(), group.transport() == "shm");
+    assert!(bits(&buffer).iter().all(|&byte| byte == 0), "zeros");
+    buffer[start..start + count].copy_from_slice(&own);
+    let mut private = own;
+    let found = if lends(rank) { &mut buffer[start..start + count] } else { &mut private[..] };
+    group.all_reduce(found, op).unwrap();
+    let what = format!("{count} x {} {op}, rank {rank} of {n}", T::DTYPE);
+    assert!(bits(found) == bits(&expected), "{what}");
+    if lends(rank) {
+        let around = [&buffer[..start], &buffer[start + count..]].concat();
+        assert!(bits(&around).iter().all(|&byte| byte == 0), "{what}: nothing else was written");
+    }
+}
+
+fn check_type<T: Drawn>(group: &mut Group) {
+    let n = group.size().as_usize();
+    for op in ReduceOp::ALL.iter().copied().filter(|op| op.applies_to(T::DTYPE) && *op != ReduceOp::Custom) {
+        for count in [0, 1, n - 1, n + 1, 4099] {
+            check::<T>(group, count, op, &|_| true);
+        }
+    }
+}
+
+#[test]
+fn in_place_gives_the_same_bits_as_by_slots() {
+    for n in WORLDS {
+        run(n, LocalTransport::Auto, |mut group| {
+            check_type::<f16>(&mut group);
+            check_type::<bf16>(&mut group);
+            check_type::<f32>(&mut group);
+            check_type::<f64>(&mut group);
+            check_type::<i8>(&mut group);
+            check_type::<u8>(&mut group);
+            check_type::<i16>(&mut group);
+            check_type::<u16>(&mut group);
+            check_type::<i32>(&mut group);
+            check_type::<u32>(&mut group);
+            check_type::<i64>(&mut group);
+            check_type::<u64>(&mut group);
+            check_type::<F32Loc>(&mut group);
+            check_type::<F64Loc>(&mut group);
+            check_type::<I32Loc>(&mut group);
+            check_type::<I64Loc>(&mut group);
+            check::<f32>(&mut group, LONG, ReduceOp::Average, &|_| true);
+            check::<F64Loc>(&mut group, LONG / 4, ReduceOp::MaxLoc, &|_| true);
+        });
+    }
+}
+
+/// Some ranks pass a buffer of the group's, others their own: all get the same.
+#[test]
+fn some_lend_their_buffers_and_some_do_not() {
+    let patterns: [fn(Rank) -> bool; 4] =
+        [|rank| rank.get() == 0, |rank| rank.get() > 0, |rank| rank.get() % 2 == 1, |rank| rank.get() != 1];
+    for n in WORLDS {
+        run(n, LocalTransport::Auto, move |mut group| {
+            for lends in patterns {
+                for count in [0, 1, group.size().as_usize() + 1, 4099, LONG] {
+                    check::<f32>(&mut group, count, ReduceOp::Sum, &lends);
+                    check::<bf16>(&mut group, count, ReduceOp::Average, &lends);
+                }
+                check::<F64Loc>(&mut group, 4099, ReduceOp::MinLoc, &lends);
+            }
+        });
+    }
+}
+
+/// Neither commutative nor associative: only one order gives this.
+#[test]
+fn a_function_of_ones_own_gets_its_operands_in_rank_order() {
+    for n in WORLDS {
+        run(n, LocalTransport::Auto, |mut group| {
+            let own = contribution::<u64>(&group, 10_001);
+            let of = |a: &u64, b: &u64| a.wrapping_mul(3).wrapping_add(*b);
+            let mut expected = own.clone();
+            group.all_reduce_with(&mut expected, of).unwrap();
+            let mut buffer = group.alloc::<u64>(own.len()).unwrap();
+            buffer.copy_from_slice(&own);
+            group.all_reduce_with(&mut buffer, of).unwrap();
+            assert!(*buffer == *expected);
+        });
+    }
+}
+
+#[test]
+fn sockets_take_them_as_any_other_memory() {
+    for n in [1, 2, 3] {
+        run(n, LocalTransport::Tcp, |mut group| {
+            for count in [0, 1, 4099] {
+                check::<f32>(&mut group, count, ReduceOp::Sum, &|_| true);
+            }
+            let mut buffer = group.alloc::<f32>(5).unwrap();
+            buffer.fill(1.0);
+            buffer = group.all_reduce_async(buffer, ReduceOp::Sum).unwrap().wait().unwrap();
+            assert!(!buffer.is_shared() && *buffer == [group.size().get() as f32; 5]);
+        });
+    }
+}
+
+/// Every other collective takes them too.
+#[test]
+fn they_are_memory_like_any_other() {
+    run(3, LocalTransport::Shm, |mut group| {
+        let rank = group.rank();
+        let mut buffer = group.alloc::<u32>(100_000).unwrap();
+        buffer.fill(rank.get());
+        group.broadcast(&mut buffer, Rank::new(2)).unwrap();
+        assert!(buffer.iter().all(|&element| element == 2));
+        group.reduce(&mut buffer, ReduceOp::Sum, Rank::new(1)).unwrap();
+        assert!(rank != Rank::new(1) || buffer.iter().all(|&element| element == 6));
+        buffer.fill(rank.get() + 1);
+        assert!(group.all_reduce_from(&buffer, ReduceOp::Max).unwrap().iter().all(|&element| element == 3));
+        // Another group of the same ranks does not know it, and goes by slots.
+        let mut other = group.duplicate().unwrap();
+        other.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        assert!(buffer.iter().all(|&element| element == 6));
+        assert!(format!("{:?}", &group.alloc::<u8>(2).unwrap()) == "[0, 0]");
+    });
+}
+
+#[test]
+fn buffers_come_and_go_in_any_order() {
+    run(3, LocalTransport::Shm, |mut group| {
+        let (rank, n) = (group.rank(), group.size().get());
+        let mut buffers: Vec<Option<SharedBuffer<f32>>> =
+            (0..6).map(|index| Some(group.alloc(5000 + index).unwrap())).collect();
+        for round in 0..30u32 {
+            // Each rank drops others, and what is passed is another buffer on each rank.
+            let gone = (round as usize + rank.index()) % buffers.len();
+            buffers[gone] = None;
+            let mut kept: Vec<&mut SharedBuffer<f32>> = buffers.iter_mut().flatten().collect();
+            let place = round as usize % kept.len();
+            let buffer = &mut kept[place][..4099];
+            buffer.fill(round as f32);
+            group.all_reduce(buffer, ReduceOp::Sum).unwrap();
+            assert!(buffer.iter().all(|&sum| sum == (round * n) as f32));
+            let count = 4099 + rank.index();
+            buffers[gone] = Some(group.alloc(count).unwrap());
+        }
+        // One that outlives its group is still memory.
+        let mut last = buffers.pop().flatten().unwrap();
+        drop((buffers, group));
+        last.fill(1.5);
+        assert_eq!(last.iter().sum::<f32>(), 1.5 * last.len() as f32);
+    });
+}
+
+/// One rank has dropped its buffer, the others still pass theirs.
+#[test]
+fn a_rank_may_drop_its_own_before_the_others() {
+    run(4, LocalTransport::Shm, |mut group| {
+        let rank = group.rank();
+        let mut buffer = Some(group.alloc::<i32>(200_000).unwrap());
+        for round in 0..4 {
+            if rank.get() == round {
+                buffer = None;
+            }
+            let mut own = vec![1; 200_000];
+            let elements = buffer.as_deref_mut().unwrap_or(&mut own);
+            elements.fill(1);
+            group.all_reduce(elements, ReduceOp::Sum).unwrap();
+            assert!(elements.iter().all(|&sum| sum == 4));
+            assert!(group.alloc::<u8>(round as usize).unwrap().is_shared());
+        }
+    });
+}
+
+#[test]
+fn asynchronous_ones_give_the_buffer_back() {
+    for n in WORLDS {
+        run(n, LocalTransport::Auto, |mut group| {
+            let own = contribution::<f32>(&group, 70_001);
+            let mut expected = own.clone();
+            group.all_reduce(&mut expected, ReduceOp::Sum).unwrap();
+            let mut buffers: Vec<SharedBuffer<f32>> =
+                (0..3).map(|_| group.alloc(own.len()).unwrap()).collect();
+            for _ in 0..3 {
+                let mut handles = Vec::new();
+                for mut buffer in buffers {
+                    buffer.copy_from_slice(&own);
+                    handles.push(group.all_reduce_async(buffer, ReduceOp::Sum).unwrap());
+                }
+                // What blocks comes after what goes on by itself, in memory that is lent to another thread.
+                let mut blocking = group.alloc(own.len()).unwrap();
+                blocking.copy_from_slice(&own);
+                group.all_reduce(&mut blocking, ReduceOp::Sum).unwrap();
+                assert!(bits(&blocking) == bits(&expected));
+                buffers = wait_all(handles).unwrap();
+                for buffer in &buffers {
+                    assert_eq!(buffer.is_shared(), group.transport() == "shm");
+                    assert!(bits(buffer) == bits(&expected));
+                }
+            }
+            // Nobody wants this one's result.
+            drop(group.all_reduce_async(buffers.remove(0), ReduceOp::Sum).unwrap());
+            group.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn one_rank_may_not_have_more_than_1024() {
+    run(2, LocalTransport::Shm, |mut group| {
+        let mut buffers: Vec<SharedBuffer<u8>> = (0..1024).map(|_| group.alloc(1).unwrap()).collect();
+        if group.rank() == Rank::ZERO {
+            buffers.clear();
+        }
+        for _ in 0..2 {
+            let refused = group.alloc::<u8>(1).expect_err("rank 1 has 1024");
+            assert_eq!(refused, Error::TooManyBuffers(1024));
+        }
+        buffers.pop();
+        assert!(group.alloc::<u8>(1).unwrap().is_shared());
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn what_no_memory_can_hold_is_refused_on_all_ranks() {
+    run(3, LocalTransport::Shm, |mut group| {
+        for count in [usize::MAX, usize::MAX / 8 + 1, isize::MAX as usize] {
+            let count = if group.rank().get() == 1 { count } else { 7 };
+            let refused = group.alloc::<f64>(count).expect_err("rank 1 wants too much");
+            assert!(matches!(refused, Error::InvalidCounts(_)), "{refused}");
+        }
+        assert!(group.alloc::<f64>(7).unwrap().is_shared());
+    });
+    run(2, LocalTransport::Tcp, |mut group| assert!(group.alloc::<f64>(usize::MAX).is_err()));
+}
+
+/// The caller has its buffer again, though others may have it in mind: what was not part of the operation is as it was.
+#[test]
+fn a_failed_operation_gives_the_buffer_back() {
+    for is_busy in [false, true] {
+        let adjust = |options: &mut JoinOptions| {
+            options.transport = LocalTransport::Shm;
+            options.operation_timeout = Duration::from_millis(300);
+        };
+        ranks::run_with(3, adjust, move |mut group| {
+            let mut buffer = group.alloc::<u64>(400_000).unwrap();
+            buffer.fill(7);
+            if group.rank().get() == 2 {
+                // It never comes; the others' deadline ends the job.
+                return;
+            }
+            let handle = is_busy.then(|| group.all_reduce_async(vec![1u8; 100_000], ReduceOp::Sum));
+            let error =
+                group.all_reduce(&mut buffer[..200_000], ReduceOp::Sum).expect_err("a rank is missing");
+            assert!(error.cause().is_some(), "{error}");
+            assert!(buffer[200_000..].iter().all(|&element| element == 7));
+            buffer.fill(8);
+            assert!(buffer.iter().all(|&element| element == 8));
+            assert!(handle.is_none_or(|handle| handle.and_then(Handle::wait).is_err()));
+        });
+    }
+}
+
+/// Ranks that do not agree learn of it as always.
+#[test]
+fn a_mismatch_is_found_out() {
+    run(3, LocalTransport::Shm, |mut group| {
+        let mut buffer = group.alloc::<f32>(50_000).unwrap();
+        let count = if group.rank().get() == 1 { 40_000 } else { 50_000 };
+        let error = group.all_reduce(&mut buffer[..count], ReduceOp::Sum).expect_err("lengths differ");
+        assert!(error.to_string().contains("do not agree"), "{error}");
+    });
+}

@@ -1,0 +1,27 @@
+//! Fashion-MNIST (Debian package `dataset-fashion-mnist`) on four ranks: the IDX files as they are packaged, for real.
+
+use std::path::Path;
+use std::process::Command;
+
+const PLACE: &str = "/usr/share/datasets/fashion-mnist";
+
+/// Two epochs; ten reach 0.88 and take the better part of a minute on two cores, which is for a person to try.
+#[test]
+fn fashion_mnist_trains_on_four_ranks() {
+    if !Path::new(PLACE).join("train-images-idx3-ubyte.gz").exists() {
+        println!("SKIPPED: no Fashion-MNIST in {PLACE}; install the Debian package dataset-fashion-mnist");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_ringrun"))
+        .args(["-n", "4", "ringtrain", "--data", PLACE, "--model", "mlp:64", "--epochs", "2"])
+        .args(["--report", report.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
+    let accuracy = report["test_accuracy"].as_f64().unwrap();
+    assert!(accuracy >= 0.82, "test accuracy {accuracy}");
+    assert_eq!(report["history"].as_array().unwrap().len(), 2);
+}
