@@ -20,7 +20,7 @@ fn main() -> ExitCode {
             launch::name_process("ringbench");
             cli::bench::run(env::args_os())
         }
-        _ if name == launch::KEEPER || name == launch::SHIM => {
+        _ if name == launch::WATCHDOG || name == launch::SHIM => {
             launch::internal_program(name, arguments).unwrap_or(ExitCode::FAILURE)
         }
         _ => cli::run::run(arguments),

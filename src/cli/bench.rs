@@ -1,15 +1,15 @@
 //! `ringbench`: how fast the collectives are, and whether they are right.
 
-mod agree;
 pub mod args;
+mod flags_agree;
 pub mod measure;
+pub mod operation;
 pub mod pattern;
 pub mod plan;
 mod plan_error;
-pub mod profile;
 pub mod report;
 pub mod sample;
-pub mod subject;
+pub mod time_breakdown;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -20,12 +20,12 @@ use clap::Parser as _;
 use half::{bf16, f16};
 
 use self::args::BenchArgs;
-use self::measure::{Method, Row, measure};
-use self::plan::{Case, Plan, PlanError};
-use self::report::{Environment, Report};
-use super::complaint::complain;
+use self::measure::{BenchRow, MeasureOptions, measure};
+use self::plan::{BenchCase, BenchPlan, BenchPlanError};
+use self::report::{BenchEnvironment, BenchReport};
 use super::exit::Exit;
 use super::group_args::{JoinError, exit_of};
+use super::print_error::print_error;
 use crate::group::{Error, Group};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
 
@@ -34,7 +34,7 @@ const ROW_US: f64 = 500_000.0;
 /// The time that all rows together aim at.
 const RUN_US: f64 = 30_000_000.0;
 /// Bytes in which a rank tells the others its host and process id.
-const CARD_BYTES: usize = 128;
+const HOST_RECORD_BYTES: usize = 128;
 
 /// Why a benchmark did not come to a good end.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +42,7 @@ const CARD_BYTES: usize = 128;
 pub enum BenchError {
     /// The flags contradict each other or the machine.
     #[error(transparent)]
-    Plan(#[from] PlanError),
+    Plan(#[from] BenchPlanError),
     /// The job did not start.
     #[error(transparent)]
     Join(#[from] JoinError),
@@ -102,22 +102,22 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     match run_with(&args) {
         Ok(()) => Exit::Success.into(),
         Err(error) => {
-            complain("ringbench", &error);
+            print_error("ringbench", &error);
             error.exit().into()
         }
     }
 }
 
 fn run_with(args: &BenchArgs) -> Result<(), BenchError> {
-    let plan = Plan::new(args)?;
+    let plan = BenchPlan::new(args)?;
     plan.check_memory(WorldSize::ONE, available_memory())?;
     if let Some(path) = &plan.json {
         // Better to learn now than when all is measured.
         report::check_place(path)
-            .map_err(|error| PlanError::Report { path: path.clone(), problem: error.to_string() })?;
+            .map_err(|error| BenchPlanError::Report { path: path.clone(), problem: error.to_string() })?;
     }
     let mut group = args.group.join()?;
-    let mut stdout = Quiet(io::stdout().lock());
+    let mut stdout = IgnoreBrokenPipe(io::stdout().lock());
     let report = bench(&mut group, &plan, args.group.segment_bytes, &mut stdout)?;
     if let Some(path) = plan.json.as_ref().filter(|_| group.rank().get() == 0) {
         report.save(path).map_err(|source| BenchError::Json { path: path.clone(), source })?;
@@ -136,11 +136,11 @@ fn run_with(args: &BenchArgs) -> Result<(), BenchError> {
 /// [`BenchError`]; wrong results are no error here but stand in the report.
 pub fn bench(
     group: &mut Group,
-    plan: &Plan,
+    plan: &BenchPlan,
     segment_bytes: usize,
     out: &mut dyn Write,
-) -> Result<Report, BenchError> {
-    agree::agree(group, plan)?;
+) -> Result<BenchReport, BenchError> {
+    flags_agree::check_flags_agree(group, plan)?;
     let fitting = plan
         .for_world(group.size())
         .and_then(|plan| plan.check_memory(group.local_size(), available_memory()).map(|()| plan));
@@ -148,12 +148,12 @@ pub fn bench(
         // The others may have more memory than this host.
         let _ = group.abort(&error.to_string());
     })?;
-    let ranks = introduce(group)?;
-    let environment = Environment::new(group, plan, &ranks, segment_bytes);
+    let ranks = gather_hosts(group)?;
+    let environment = BenchEnvironment::new(group, plan, &ranks, segment_bytes);
     let mut sink = io::sink();
     let out: &mut dyn Write = if group.rank().get() == 0 { out } else { &mut sink };
     environment.write_header(out, group, plan, &ranks).map_err(BenchError::Output)?;
-    let method = Method {
+    let method = MeasureOptions {
         iterations: plan.iterations,
         warm_up: plan.warm_up,
         checks: plan.checks,
@@ -169,13 +169,13 @@ pub fn bench(
         results.push(row);
     }
     group.set_profiling(false);
-    let report = Report { environment, results };
+    let report = BenchReport { environment, results };
     report.write_footer(out).map_err(BenchError::Output)?;
     Ok(report)
 }
 
 /// [`measure`] for the case's element type.
-fn measure_any(group: &mut Group, case: Case, method: Method) -> Result<Row, Error> {
+fn measure_any(group: &mut Group, case: BenchCase, method: MeasureOptions) -> Result<BenchRow, Error> {
     match case.dtype {
         DType::F16 => measure::<f16>(group, case, method),
         DType::Bf16 => measure::<bf16>(group, case, method),
@@ -197,10 +197,10 @@ fn measure_any(group: &mut Group, case: Case, method: Method) -> Result<Row, Err
 }
 
 /// Every rank's host and process id, in rank order: a card of the same size from each, gathered.
-fn introduce(group: &mut Group) -> Result<Vec<(String, u32)>, Error> {
+fn gather_hosts(group: &mut Group) -> Result<Vec<(String, u32)>, Error> {
     let host = crate::rendezvous::host_name();
-    let mut cards = vec![0u8; CARD_BYTES * group.size().as_usize()];
-    let own = &mut cards[group.rank().index() * CARD_BYTES..][..CARD_BYTES];
+    let mut cards = vec![0u8; HOST_RECORD_BYTES * group.size().as_usize()];
+    let own = &mut cards[group.rank().index() * HOST_RECORD_BYTES..][..HOST_RECORD_BYTES];
     let (process, name) = own.split_at_mut(size_of::<u32>());
     process.copy_from_slice(&std::process::id().to_le_bytes());
     let length = host.floor_char_boundary(host.len().min(name.len()));
@@ -212,7 +212,7 @@ fn introduce(group: &mut Group) -> Result<Vec<(String, u32)>, Error> {
         let shown = name.trim_end_matches('\0').chars().filter(|c| !c.is_control()).collect();
         (shown, process.try_into().map_or(0, u32::from_le_bytes))
     };
-    Ok(cards.chunks_exact(CARD_BYTES).map(read).collect())
+    Ok(cards.chunks_exact(HOST_RECORD_BYTES).map(read).collect())
 }
 
 /// Bytes that a new process can have without swapping; `None` where the kernel does not say.
@@ -223,9 +223,9 @@ fn available_memory() -> Option<u64> {
 }
 
 /// A writer whose reader may leave: the job goes on, because other ranks and the JSON file still need it.
-struct Quiet<W>(W);
+struct IgnoreBrokenPipe<W>(W);
 
-impl<W: Write> Write for Quiet<W> {
+impl<W: Write> Write for IgnoreBrokenPipe<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self.0.write(bytes) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(bytes.len()),

@@ -1,8 +1,8 @@
 //! The programs: arguments -> checked configuration -> run -> exit code.
 
 pub mod bench;
-mod complaint;
 pub mod group_args;
+mod print_error;
 pub mod run;
 pub mod train;
 

@@ -1,4 +1,4 @@
-//! ringrun's arguments: checked one by one by clap, then lifted to a [`Plan`].
+//! ringrun's arguments: checked one by one by clap, then lifted to a [`LaunchPlan`].
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -9,9 +9,11 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Command, CommandFactory as _, FromArgMatches as _, Parser};
 
-use super::complaint::complain;
+use super::print_error::print_error;
 use crate::exit::Exit;
-use crate::launch::{self, LOCAL_RANKS_MAX, Limits, Mpi4py, OWN_PREFIX, Plan, Terminal, Verbosity};
+use crate::launch::{
+    self, LOCAL_RANKS_MAX, LaunchLimits, LaunchPlan, Mpi4py, OWN_PREFIX, OutputFormat, Verbosity,
+};
 use crate::types::WorldSize;
 
 /// The longest time that any option takes: a year.
@@ -58,7 +60,7 @@ Exit codes:
 /// Runs COMMAND as N ranks of one job on this machine.
 #[derive(Parser, Debug)]
 #[command(name = "ringrun", version, after_help = EXAMPLES, max_term_width = 130)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own; `Plan` has enums")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own; `LaunchPlan` has enums")]
 struct LowArgs {
     /// How many ranks to start (also -np N).
     #[arg(short = 'n', long = "np", visible_alias = "num-proc", value_name = "N", required = true)]
@@ -131,13 +133,13 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match launch::run(&plan) {
         Ok(code) => code.into(),
         Err(error) => {
-            complain("ringrun", &error);
+            print_error("ringrun", &error);
             error.exit().into()
         }
     }
 }
 
-fn parse(mut arguments: Vec<OsString>) -> Result<Plan, clap::Error> {
+fn parse(mut arguments: Vec<OsString>) -> Result<LaunchPlan, clap::Error> {
     let mut command = LowArgs::command();
     rewrite_np(&command, &mut arguments);
     arguments.insert(0, "ringrun".into());
@@ -174,7 +176,7 @@ fn rewrite_np(command: &Command, arguments: &mut [OsString]) {
 }
 
 /// The checks that concern more than the form of one value.
-fn lift(low: LowArgs, chose_start: bool) -> Result<Plan, String> {
+fn lift(low: LowArgs, chose_start: bool) -> Result<LaunchPlan, String> {
     let world = u32::try_from(low.ranks).ok().and_then(WorldSize::new);
     let world = world.filter(|world| world.get() <= LOCAL_RANKS_MAX).ok_or_else(|| {
         format!("-n {}: one machine carries at least 1 rank and at most {LOCAL_RANKS_MAX}", low.ranks)
@@ -193,16 +195,16 @@ fn lift(low: LowArgs, chose_start: bool) -> Result<Plan, String> {
     let variables = low.variables.into_iter().map(variable).collect::<Result<_, _>>()?;
     let mut command = low.command.into_iter();
     let program = command.next().ok_or("there is no COMMAND to run")?;
-    Ok(Plan {
+    Ok(LaunchPlan {
         world,
         program,
         arguments: command.collect(),
         variables,
         mpi4py: if low.mpi4py { Mpi4py::Ours } else { Mpi4py::AsInstalled },
         directory: low.wdir,
-        terminal: if low.no_tag_output { Terminal::Raw } else { Terminal::Tagged },
+        output_format: if low.no_tag_output { OutputFormat::Raw } else { OutputFormat::Tagged },
         output_dir: low.output_dir,
-        limits: Limits {
+        limits: LaunchLimits {
             start_timeout,
             grace: low.grace,
             kill_after: low.kill_after,
@@ -253,7 +255,7 @@ fn positive_seconds(text: &str) -> Result<Duration, String> {
 mod tests {
     use super::*;
 
-    fn plan(line: &str) -> Result<Plan, String> {
+    fn plan(line: &str) -> Result<LaunchPlan, String> {
         parse(line.split_whitespace().map(OsString::from).collect()).map_err(|error| error.to_string())
     }
 
@@ -324,8 +326,11 @@ mod tests {
 
     #[test]
     fn the_last_word_on_tags_holds() {
-        assert_eq!(plan("-n 2 --no-tag-output prog").unwrap().terminal, Terminal::Raw);
-        assert_eq!(plan("-n 2 --no-tag-output --tag-output prog").unwrap().terminal, Terminal::Tagged);
-        assert_eq!(plan("-n 2 prog").unwrap().terminal, Terminal::Tagged);
+        assert_eq!(plan("-n 2 --no-tag-output prog").unwrap().output_format, OutputFormat::Raw);
+        assert_eq!(
+            plan("-n 2 --no-tag-output --tag-output prog").unwrap().output_format,
+            OutputFormat::Tagged
+        );
+        assert_eq!(plan("-n 2 prog").unwrap().output_format, OutputFormat::Tagged);
     }
 }

@@ -13,8 +13,8 @@ use clap::Parser;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use self::args::LowArgs;
-use super::complaint::complain;
 use super::group_args;
+use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::group::Algorithms;
 use crate::train::{self, Console, Display, Observer, Phase, Silent, TrainError};
@@ -41,7 +41,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     match train(low) {
         Ok(()) => Exit::Success.into(),
         Err(Failure { exit, message }) => {
-            complain("ringtrain", format_args!("error: {message}"));
+            print_error("ringtrain", format_args!("error: {message}"));
             exit.into()
         }
     }

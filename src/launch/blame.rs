@@ -4,20 +4,20 @@
 //! sees to it that the others hear of it: they may well end before it, and with the same code. But they say whose fault it was,
 //! in the words of [`Cause`](crate::wire::Cause), which do not depend on the program.
 
-use super::outcome::{Ended, Member, Verdict};
+use super::outcome::{JobOutcome, RankEnd, RankStatus};
 use crate::types::Rank;
 
 /// What follows `rank N on HOST` where the words name a culprit.
 const FAULTS: [&str; 4] =
     [" was lost: ", " closed its group while ", " stopped the job: ", " broke the protocol: "];
 
-/// The verdict after having heard the ranks: from the rank that is blamed to the one that it names, and from there on, as long
+/// The outcome after having heard the ranks: from the rank that is blamed to the one that it names, and from there on, as long
 /// as these ended by themselves and badly. `tails` holds the last lines of each rank.
-pub(super) fn trace(verdict: Verdict, members: &[Member], tails: &[Vec<String>]) -> Verdict {
-    let Verdict::Failed(first) = verdict else { return verdict };
+pub(super) fn trace(outcome: JobOutcome, members: &[RankStatus], tails: &[Vec<String>]) -> JobOutcome {
+    let JobOutcome::Failed(first) = outcome else { return outcome };
     let gave_up = |rank: Rank| {
         let ended = members.get(rank.index()).and_then(|member| member.ended);
-        matches!(ended, Some((Ended::Exited(code), _)) if code != 0)
+        matches!(ended, Some((RankEnd::Exited(code), _)) if code != 0)
     };
     let mut heard = vec![first];
     let mut rank = first;
@@ -30,12 +30,12 @@ pub(super) fn trace(verdict: Verdict, members: &[Member], tails: &[Vec<String>])
     {
         if heard.contains(&named) {
             // They accuse each other: the first by time it is.
-            return verdict;
+            return outcome;
         }
         heard.push(named);
         rank = named;
     }
-    Verdict::Failed(rank)
+    JobOutcome::Failed(rank)
 }
 
 /// The rank that a line names as the one whose fault it was.
@@ -62,18 +62,18 @@ mod tests {
         Cause::Aborted { rank, host, message }.to_string()
     }
 
-    fn traced(ends: &[Ended], said: &[&str]) -> u32 {
-        let members: Vec<Member> = (0..)
+    fn traced(ends: &[RankEnd], said: &[&str]) -> u32 {
+        let members: Vec<RankStatus> = (0..)
             .zip(ends)
-            .map(|(rank, &ended)| Member {
+            .map(|(rank, &ended)| RankStatus {
                 rank: Rank::new(rank),
                 pid: 1,
                 ended: Some((ended, Duration::ZERO)),
             })
             .collect();
         let tails: Vec<Vec<String>> = said.iter().map(|line| vec![(*line).to_owned()]).collect();
-        match trace(Verdict::Failed(Rank::new(1)), &members, &tails) {
-            Verdict::Failed(rank) => rank.get(),
+        match trace(JobOutcome::Failed(Rank::new(1)), &members, &tails) {
+            JobOutcome::Failed(rank) => rank.get(),
             other => panic!("{other:?}"),
         }
     }
@@ -102,18 +102,18 @@ mod tests {
 
     #[test]
     fn the_rank_that_the_others_name_is_blamed() {
-        let (one, other) = (Ended::Exited(1), Ended::Exited(101));
+        let (one, other) = (RankEnd::Exited(1), RankEnd::Exited(101));
         let lost = "rank 1 on h was lost: reset; look at that rank's own output for why";
-        let cases: [(&[Ended], [&str; 3], u32); 8] = [
+        let cases: [(&[RankEnd], [&str; 3], u32); 8] = [
             (&[one, one, other], [&aborted(2), &aborted(2), "thread panicked"], 2),
             (&[one, one, one], [&aborted(2), &aborted(2), &aborted(2)], 2),
             // Along the chain.
             (&[one, one, one], ["out of memory", &aborted(2), "rank 0 on h was lost: reset"], 0),
             // Nobody is named, or whoever is has ended well, or has been killed.
             (&[one, one, one], ["x", "y", "z"], 1),
-            (&[one, one, Ended::Exited(0)], ["x", &aborted(2), ""], 1),
-            (&[one, one, Ended::Killed(15)], ["x", &aborted(2), ""], 1),
-            (&[one, Ended::Killed(9), one], ["x", &aborted(2), "z"], 1),
+            (&[one, one, RankEnd::Exited(0)], ["x", &aborted(2), ""], 1),
+            (&[one, one, RankEnd::Killed(15)], ["x", &aborted(2), ""], 1),
+            (&[one, RankEnd::Killed(9), one], ["x", &aborted(2), "z"], 1),
             // They accuse each other.
             (&[one, one, one], ["x", &aborted(2), lost], 1),
         ];

@@ -13,7 +13,7 @@ pub(super) const JOB_ID: &str = "RING_JOB_ID";
 
 /// What the whole job has in common.
 #[derive(Clone, Debug)]
-pub struct Common {
+pub struct JobVariables {
     /// How many ranks there are, all on this machine.
     pub world: WorldSize,
     /// Where the rendezvous listens.
@@ -31,7 +31,7 @@ pub struct Common {
 }
 
 /// The variables of one rank, in the order in which `--verbose` users meet them in `env`: ours first.
-pub fn environment(rank: Rank, common: &Common) -> Vec<(String, String)> {
+pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
     let rank = rank.to_string();
     let size = common.world.to_string();
     let host = common.rendezvous.ip().to_string();
@@ -86,8 +86,8 @@ pub fn environment(rank: Rank, common: &Common) -> Vec<(String, String)> {
 mod tests {
     use super::*;
 
-    fn common(one_thread: bool) -> Common {
-        Common {
+    fn common(one_thread: bool) -> JobVariables {
+        JobVariables {
             world: WorldSize::new(4).unwrap(),
             rendezvous: "127.0.0.1:4321".parse().unwrap(),
             master_port: 5678,

@@ -19,15 +19,15 @@ use socket2::{Domain, Socket, Type};
 
 use super::blame::trace;
 use super::command::Program;
-use super::environment::{Common, environment};
-use super::keeper::Keeper;
+use super::environment::{JobVariables, environment};
 use super::mpi4py::{self, Surroundings};
-use super::outcome::{EPIPE, Member, Verdict, exit_code, report, seconds};
-use super::output::{Event, Files, Output, Remains, stdout_is_incomplete};
-use super::ranks::Ranks;
+use super::outcome::{EPIPE, JobOutcome, RankStatus, exit_code, report, seconds};
+use super::output::{Output, OutputEvent, OutputFiles, OutputSummary, stdout_is_incomplete};
+use super::rank_processes::RankProcesses;
 use super::signals::Signals;
-use super::supervisor::{Action, Supervisor};
-use super::{LaunchError, Mpi4py, Plan, Verbosity, shim};
+use super::supervisor::{Supervisor, SupervisorAction};
+use super::watchdog::Watchdog;
+use super::{LaunchError, LaunchPlan, Mpi4py, Verbosity, shim};
 use crate::exit::Exit;
 use crate::rendezvous::Server;
 use crate::wire::Secret;
@@ -45,7 +45,7 @@ const FILES_PER_RANK: u64 = 5;
 const FILES_BESIDES: u64 = 64;
 
 /// Runs the job and returns what ringrun exits with.
-pub(super) fn run(plan: &Plan) -> Result<u8, LaunchError> {
+pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let directory = working_directory(plan)?;
     let mut extra = extra_variables(plan)?;
     let path = extra.get(&OsString::from("PATH")).cloned().or_else(|| env::var_os("PATH"));
@@ -61,16 +61,16 @@ pub(super) fn run(plan: &Plan) -> Result<u8, LaunchError> {
     }
     allow_files(plan)?;
     let files = match &plan.output_dir {
-        Some(place) => Files::create(place, plan.world)
+        Some(place) => OutputFiles::create(place, plan.world)
             .map_err(|(path, source)| LaunchError::OutputDir { path, source })?,
-        None => Files::default(),
+        None => OutputFiles::default(),
     };
-    let mut job = Job::open(plan, files)?;
+    let mut job = RunningJob::open(plan, files)?;
     let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
     let server = serve_rendezvous(plan, &secret, &job.id)?;
     let master_port =
         ReservedPort::new().map_err(|source| LaunchError::System { what: "a free port", source })?;
-    let common = Common {
+    let common = JobVariables {
         world: plan.world,
         rendezvous: server.address(),
         master_port: master_port.number,
@@ -87,21 +87,23 @@ pub(super) fn run(plan: &Plan) -> Result<u8, LaunchError> {
         let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
         job.output.read(rank, streams);
     }
-    let (verdict, members) = job.watch(Supervisor::new(plan.limits, &job.ranks.pids()))?;
+    let (outcome, members) = job.watch(Supervisor::new(plan.limits, &job.ranks.pids()))?;
     job.sweep()?;
-    let Some(Remains { tails, incomplete }) = job.drain()? else { return Ok(exit_code(verdict, &members)) };
-    let verdict = trace(verdict, &members, &tails);
-    let mut text = report(verdict, &members, &tails);
+    let Some(OutputSummary { tails, incomplete }) = job.drain()? else {
+        return Ok(exit_code(outcome, &members));
+    };
+    let outcome = trace(outcome, &members, &tails);
+    let mut text = report(outcome, &members, &tails);
     // Told when it happened, but that may be pages ago.
     text.extend(incomplete.iter().map(|sentence| format!("ringrun: {sentence}\n")));
     // Nobody may read it.
     let _ = io::stderr().write_all(text.as_bytes());
-    let code = exit_code(verdict, &members);
+    let code = exit_code(outcome, &members);
     Ok(if code == 0 && !incomplete.is_empty() { Exit::Failure as u8 } else { code })
 }
 
 /// Serves the rendezvous of the job to which this secret and this id, in hexadecimal, belong.
-fn serve_rendezvous(plan: &Plan, secret: &str, id: &str) -> Result<Server, LaunchError> {
+fn serve_rendezvous(plan: &LaunchPlan, secret: &str, id: &str) -> Result<Server, LaunchError> {
     let secret = Secret::new(secret.as_bytes()).map_err(|error| LaunchError::Rendezvous(error.into()))?;
     let id = u128::from_str_radix(id, 16).expect("an id that this program has just made").to_be_bytes();
     Server::start(Ipv4Addr::LOCALHOST.into(), plan.world, secret, id, plan.limits.start_timeout)
@@ -109,8 +111,8 @@ fn serve_rendezvous(plan: &Plan, secret: &str, id: &str) -> Result<Server, Launc
 }
 
 /// What a running job consists of.
-struct Job<'a> {
-    plan: &'a Plan,
+struct RunningJob<'a> {
+    plan: &'a LaunchPlan,
     id: String,
     begin: Instant,
     poll: Poll,
@@ -119,20 +121,20 @@ struct Job<'a> {
     /// has yet seen.
     _waker: Arc<Waker>,
     output: Output,
-    ranks: Ranks,
+    ranks: RankProcesses,
     warned: bool,
 }
 
-impl<'a> Job<'a> {
+impl<'a> RunningJob<'a> {
     /// Everything but the ranks. Signals come first: from here on none kills us unawares.
-    fn open(plan: &'a Plan, files: Files) -> Result<Self, LaunchError> {
+    fn open(plan: &'a LaunchPlan, files: OutputFiles) -> Result<Self, LaunchError> {
         let system = |what| move |source| LaunchError::System { what, source };
         let poll = Poll::new().map_err(system("a poll"))?;
         let signals = Signals::register(poll.registry(), SIGNALS).map_err(system("the signal handlers"))?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKE).map_err(system("a waker"))?);
         let id = hex(&rand::random::<[u8; 16]>());
-        let ranks = Ranks::new(Keeper::start(&id).map_err(system("the keeper process"))?);
-        let output = Output::start(plan.world, plan.terminal, files, Arc::clone(&waker))
+        let ranks = RankProcesses::new(Watchdog::start(&id).map_err(system("the watchdog process"))?);
+        let output = Output::start(plan.world, plan.output_format, files, Arc::clone(&waker))
             .map_err(system("the output thread"))?;
         Ok(Self {
             plan,
@@ -148,7 +150,7 @@ impl<'a> Job<'a> {
     }
 
     /// Until every rank has ended, or cannot be made to.
-    fn watch(&mut self, mut supervisor: Supervisor) -> Result<(Verdict, Vec<Member>), LaunchError> {
+    fn watch(&mut self, mut supervisor: Supervisor) -> Result<(JobOutcome, Vec<RankStatus>), LaunchError> {
         while !supervisor.is_over() {
             let timeout = supervisor.deadline().map(|until| until.saturating_sub(self.begin.elapsed()));
             for signal in self.wait(timeout)? {
@@ -170,12 +172,12 @@ impl<'a> Job<'a> {
                     self.output.note(&format!("rank {rank} {ended} after {}", seconds(now)));
                 }
             }
-            if let Ok(Event::Closed(errno)) = self.output.event() {
+            if let Ok(OutputEvent::Closed(errno)) = self.output.event() {
                 supervisor.output_closed(errno, now);
             }
             supervisor.tick(now);
             self.act(&mut supervisor);
-            self.warn_of_lost_keeper();
+            self.warn_of_lost_watchdog();
         }
         Ok(supervisor.into_result())
     }
@@ -183,8 +185,8 @@ impl<'a> Job<'a> {
     fn act(&self, supervisor: &mut Supervisor) {
         while let Some(action) = supervisor.poll_action() {
             match action {
-                Action::Signal(signal) => self.ranks.signal(signal),
-                Action::Note(text) => self.output.note(&text),
+                SupervisorAction::Signal(signal) => self.ranks.signal(signal),
+                SupervisorAction::Note(text) => self.output.note(&text),
             }
         }
     }
@@ -210,22 +212,22 @@ impl<'a> Job<'a> {
 
     /// What remains once everything is written; `None` if a signal said not to wait for that. Whoever reads us may
     /// take all the time in the world (a pager does), so this is the one wait whose deadline is the person's.
-    fn drain(&mut self) -> Result<Option<Remains>, LaunchError> {
+    fn drain(&mut self) -> Result<Option<OutputSummary>, LaunchError> {
         self.output.finish();
         let mut lost = None;
         loop {
             match self.output.event() {
-                Ok(Event::Drained(mut remains)) => {
+                Ok(OutputEvent::Drained(mut remains)) => {
                     remains.incomplete.extend(lost.map(stdout_is_incomplete));
                     return Ok(Some(remains));
                 }
                 // A reader that leaves once the ranks have ended has seen what it wanted.
-                Ok(Event::Closed(EPIPE)) => continue,
-                Ok(Event::Closed(errno)) => {
+                Ok(OutputEvent::Closed(EPIPE)) => continue,
+                Ok(OutputEvent::Closed(errno)) => {
                     lost = Some(errno);
                     continue;
                 }
-                Err(TryRecvError::Disconnected) => return Ok(Some(Remains::default())),
+                Err(TryRecvError::Disconnected) => return Ok(Some(OutputSummary::default())),
                 Err(TryRecvError::Empty) => {}
             }
             let signals = self.wait(None)?;
@@ -246,10 +248,10 @@ impl<'a> Job<'a> {
         }
     }
 
-    fn warn_of_lost_keeper(&mut self) {
-        if self.ranks.keeper_ended() && !self.warned {
+    fn warn_of_lost_watchdog(&mut self) {
+        if self.ranks.watchdog_ended() && !self.warned {
             self.warned = true;
-            self.output.note("the keeper process was killed; if ringrun is now killed too, what its ranks started may survive");
+            self.output.note("the watchdog process was killed; if ringrun is now killed too, what its ranks started may survive");
         }
     }
 
@@ -289,7 +291,7 @@ impl ReservedPort {
     }
 }
 
-fn working_directory(plan: &Plan) -> Result<PathBuf, LaunchError> {
+fn working_directory(plan: &LaunchPlan) -> Result<PathBuf, LaunchError> {
     let chosen = plan.directory.as_deref().unwrap_or(Path::new("."));
     let wrong = |source| LaunchError::Directory { path: chosen.to_owned(), source };
     let absolute = chosen.canonicalize().map_err(wrong)?;
@@ -300,7 +302,7 @@ fn working_directory(plan: &Plan) -> Result<PathBuf, LaunchError> {
 }
 
 /// The variables of `-x`, those without a value taken from our own environment.
-fn extra_variables(plan: &Plan) -> Result<BTreeMap<OsString, OsString>, LaunchError> {
+fn extra_variables(plan: &LaunchPlan) -> Result<BTreeMap<OsString, OsString>, LaunchError> {
     let mut found = BTreeMap::new();
     for (name, value) in &plan.variables {
         let value = value.clone().or_else(|| env::var_os(name));
@@ -311,7 +313,7 @@ fn extra_variables(plan: &Plan) -> Result<BTreeMap<OsString, OsString>, LaunchEr
 }
 
 /// Raises the soft limit of open files where the job needs it. The ranks inherit it.
-fn allow_files(plan: &Plan) -> Result<(), LaunchError> {
+fn allow_files(plan: &LaunchPlan) -> Result<(), LaunchError> {
     let needed = u64::from(plan.world.get()) * FILES_PER_RANK + FILES_BESIDES;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= needed) {

@@ -13,7 +13,7 @@ const TAIL_LINE_BYTES_MAX: usize = 512;
 
 /// How a piece of output ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum End {
+pub(super) enum LineEnd {
     /// With a newline, which is not part of the piece.
     Newline,
     /// Without one: the line is too long, or the stream has ended.
@@ -22,17 +22,17 @@ pub(super) enum End {
 
 /// Cuts a stream of bytes into lines.
 #[derive(Default, Debug)]
-pub(super) struct Splitter {
+pub(super) struct LineSplitter {
     pending: Vec<u8>,
 }
 
-impl Splitter {
+impl LineSplitter {
     /// Hands each line that `bytes` completes to `emit`.
-    pub(super) fn push(&mut self, bytes: &[u8], mut emit: impl FnMut(&[u8], End)) {
+    pub(super) fn push(&mut self, bytes: &[u8], mut emit: impl FnMut(&[u8], LineEnd)) {
         let mut rest = bytes;
         while let Some(at) = rest.iter().position(|&byte| byte == b'\n') {
             self.take(&rest[..at], &mut emit);
-            emit(&self.pending, End::Newline);
+            emit(&self.pending, LineEnd::Newline);
             self.pending.clear();
             rest = &rest[at + 1..];
         }
@@ -40,20 +40,20 @@ impl Splitter {
     }
 
     /// The stream has ended: hands over what is left of a line without its newline.
-    pub(super) fn finish(&mut self, mut emit: impl FnMut(&[u8], End)) {
+    pub(super) fn finish(&mut self, mut emit: impl FnMut(&[u8], LineEnd)) {
         if !self.pending.is_empty() {
-            emit(&self.pending, End::Open);
+            emit(&self.pending, LineEnd::Open);
             self.pending.clear();
         }
     }
 
     /// Adds the part of one line, and hands over full pieces of it. The last piece stays, so that a line of exactly the
     /// maximal length is still one line.
-    fn take(&mut self, mut part: &[u8], emit: &mut impl FnMut(&[u8], End)) {
+    fn take(&mut self, mut part: &[u8], emit: &mut impl FnMut(&[u8], LineEnd)) {
         while self.pending.len() + part.len() > LINE_BYTES_MAX {
             let (fits, after) = part.split_at(LINE_BYTES_MAX - self.pending.len());
             self.pending.extend_from_slice(fits);
-            emit(&self.pending, End::Open);
+            emit(&self.pending, LineEnd::Open);
             self.pending.clear();
             part = after;
         }
@@ -63,11 +63,11 @@ impl Splitter {
 
 /// The last lines of one rank, of both its streams.
 #[derive(Default, Debug)]
-pub(super) struct Tail {
+pub(super) struct LastLines {
     lines: VecDeque<Vec<u8>>,
 }
 
-impl Tail {
+impl LastLines {
     /// Adds a line and forgets the oldest when there are too many.
     pub(super) fn push(&mut self, line: &[u8]) {
         if self.lines.len() == TAIL_LINES_MAX {
@@ -93,9 +93,9 @@ impl Tail {
 mod tests {
     use super::*;
 
-    fn split(parts: &[&[u8]]) -> Vec<(Vec<u8>, End)> {
+    fn split(parts: &[&[u8]]) -> Vec<(Vec<u8>, LineEnd)> {
         let mut found = Vec::new();
-        let mut splitter = Splitter::default();
+        let mut splitter = LineSplitter::default();
         for part in parts {
             splitter.push(part, |line, end| found.push((line.to_vec(), end)));
         }
@@ -106,11 +106,11 @@ mod tests {
     #[test]
     fn lines_do_not_depend_on_how_the_bytes_arrive() {
         let text = b"one\n\ntwo\xff\0\r\nthree";
-        let expected: Vec<(Vec<u8>, End)> = vec![
-            (b"one".to_vec(), End::Newline),
-            (b"".to_vec(), End::Newline),
-            (b"two\xff\0\r".to_vec(), End::Newline),
-            (b"three".to_vec(), End::Open),
+        let expected: Vec<(Vec<u8>, LineEnd)> = vec![
+            (b"one".to_vec(), LineEnd::Newline),
+            (b"".to_vec(), LineEnd::Newline),
+            (b"two\xff\0\r".to_vec(), LineEnd::Newline),
+            (b"three".to_vec(), LineEnd::Open),
         ];
         for size in 1..=text.len() {
             let parts: Vec<&[u8]> = text.chunks(size).collect();
@@ -135,14 +135,14 @@ mod tests {
                     pieces,
                     "{length}, {size}"
                 );
-                assert_eq!(found.last().unwrap().1, End::Newline);
+                assert_eq!(found.last().unwrap().1, LineEnd::Newline);
             }
         }
     }
 
     #[test]
     fn the_tail_is_bounded_and_printable() {
-        let mut tail = Tail::default();
+        let mut tail = LastLines::default();
         for number in 0..100 {
             tail.push(format!("line {number}").as_bytes());
         }

@@ -4,7 +4,7 @@
 //!  ringrun ---- job: one thread waits for signals (SIGCHLD among them), output's events and the supervisor's deadlines
 //!   |  |  \---- output: one thread reads every rank's pipes
 //!   |  |
-//!   |  +------- keeper: a process that kills the rest if ringrun is killed
+//!   |  +------- watchdog: a process that kills the rest if ringrun is killed
 //!   +---------- rank 0, 1, ...: the shim, which becomes the command; each leads a process group
 //! ```
 //!
@@ -15,16 +15,16 @@ mod blame;
 mod command;
 mod environment;
 mod job;
-mod keeper;
 mod lines;
 mod mpi4py;
 mod outcome;
 mod output;
 mod processes;
-mod ranks;
+mod rank_processes;
 mod shim;
 mod signals;
 mod supervisor;
+mod watchdog;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -33,10 +33,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 pub use command::Program;
-pub use environment::{Common, OWN_PREFIX, environment};
-pub use keeper::KEEPER;
-pub use outcome::{Ended, Verdict};
+pub use environment::{JobVariables, OWN_PREFIX, environment};
+pub use outcome::{JobOutcome, RankEnd};
 pub use shim::SHIM;
+pub use watchdog::WATCHDOG;
 
 use crate::exit::Exit;
 use crate::rendezvous::StartError;
@@ -48,7 +48,7 @@ pub const LOCAL_RANKS_MAX: u32 = 1024;
 
 /// A job, its arguments checked.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct LaunchPlan {
     /// How many ranks.
     pub world: WorldSize,
     /// What each of them runs: a program of ours, a name to be found on `PATH`, or a path.
@@ -62,11 +62,11 @@ pub struct Plan {
     /// Where the ranks run; `None` for here.
     pub directory: Option<PathBuf>,
     /// How their output appears on ours.
-    pub terminal: Terminal,
+    pub output_format: OutputFormat,
     /// Where a copy of their output goes.
     pub output_dir: Option<PathBuf>,
     /// How long things may take.
-    pub limits: Limits,
+    pub limits: LaunchLimits,
     /// How much ringrun says.
     pub verbosity: Verbosity,
 }
@@ -82,7 +82,7 @@ pub enum Mpi4py {
 
 /// How the ranks' lines appear on ringrun's standard output and error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Terminal {
+pub enum OutputFormat {
     /// Each with `[RANK]<stdout>:` or `[RANK]<stderr>:` before it.
     Tagged,
     /// As they are.
@@ -100,7 +100,7 @@ pub enum Verbosity {
 
 /// How long things may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct LaunchLimits {
     /// The ranks' meeting; passed on to them.
     pub start_timeout: Duration,
     /// After the first failure, until the other ranks are told to end.
@@ -113,7 +113,7 @@ pub struct Limits {
     pub job_timeout: Option<Duration>,
 }
 
-/// Why a job could not be run. What went wrong in a rank is no such error: that is a [`Verdict`].
+/// Why a job could not be run. What went wrong in a rank is no such error: that is a [`JobOutcome`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
@@ -224,14 +224,14 @@ impl LaunchError {
 /// # Errors
 ///
 /// If the job could not be started; see [`LaunchError`].
-pub fn run(plan: &Plan) -> Result<u8, LaunchError> {
+pub fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     job::run(plan)
 }
 
 /// The programs that ringrun's executable becomes for its own use, by the name it is called by.
 pub fn internal_program(name: &OsStr, arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
-    if name == KEEPER {
-        Some(keeper::main())
+    if name == WATCHDOG {
+        Some(watchdog::main())
     } else if name == SHIM {
         Some(shim::main(arguments))
     } else {

@@ -17,10 +17,10 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use signal_hook::consts::SIGKILL;
 
 use super::command::Program;
-use super::lines::{Splitter, Tail};
-use super::outcome::{Ended, seconds};
-use super::shim::{self, Line};
-use super::{LaunchError, Plan, processes};
+use super::lines::{LastLines, LineSplitter};
+use super::outcome::{RankEnd, seconds};
+use super::shim::{self, ShimSocket};
+use super::{LaunchError, LaunchPlan, processes};
 
 /// The module that prints the directory when it is run.
 const MODULE: &str = "ringtrain.mpi.path";
@@ -47,7 +47,7 @@ pub(super) struct Surroundings<'a> {
 ///
 /// It waits for an answer as long as the ranks would for each other.
 pub(super) fn put_first(
-    plan: &Plan,
+    plan: &LaunchPlan,
     around: Surroundings<'_>,
     variables: &mut BTreeMap<OsString, OsString>,
 ) -> Result<(), LaunchError> {
@@ -75,7 +75,7 @@ fn interpreter(command: &OsStr) -> &OsStr {
 /// Runs the command, and returns the last line of its output; an error is what to tell the person. Nothing of it is left.
 fn ask(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
     let cannot = |error: io::Error| format!("it cannot be run: {error}");
-    let (line, theirs) = Line::pair().map_err(cannot)?;
+    let (line, theirs) = ShimSocket::pair().map_err(cannot)?;
     command.stdin(theirs).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(cannot)?;
     drop(command);
@@ -107,8 +107,8 @@ fn ask(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
 /// Why an interpreter says that it cannot answer.
 fn complaint(status: ExitStatus, words: &[u8]) -> String {
     let ended = match status.code() {
-        Some(code) => Ended::Exited(code as u8),
-        None => Ended::Killed(status.signal().unwrap_or(SIGKILL)),
+        Some(code) => RankEnd::Exited(code as u8),
+        None => RankEnd::Killed(status.signal().unwrap_or(SIGKILL)),
     };
     match printable(words) {
         words if words.is_empty() => format!("it {ended} without a word"),
@@ -118,7 +118,7 @@ fn complaint(status: ExitStatus, words: &[u8]) -> String {
 
 /// The last line that is not blank of all that comes.
 fn last_line(mut pipe: impl Read) -> Vec<u8> {
-    let (mut splitter, mut last, mut buffer) = (Splitter::default(), Vec::new(), [0; 4096]);
+    let (mut splitter, mut last, mut buffer) = (LineSplitter::default(), Vec::new(), [0; 4096]);
     let mut keep = |line: &[u8]| {
         if !line.trim_ascii().is_empty() {
             last = line.to_vec();
@@ -153,7 +153,7 @@ fn check(answer: &[u8]) -> Result<PathBuf, String> {
 
 /// A line of a program's as text that is safe to print, and not too long.
 fn printable(line: &[u8]) -> String {
-    let mut tail = Tail::default();
+    let mut tail = LastLines::default();
     tail.push(line.trim_ascii());
     tail.into_text().concat()
 }

@@ -16,7 +16,7 @@ const VICTIMS: [Exit; 4] = [Exit::PeerLost, Exit::Mismatch, Exit::Timeout, Exit:
 
 /// How one rank's process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
+pub enum RankEnd {
     /// It exited by itself, with this code.
     Exited(u8),
     /// A signal killed it.
@@ -25,7 +25,7 @@ pub enum Ended {
     NotRun(i32),
 }
 
-impl Ended {
+impl RankEnd {
     /// Whether the rank did what it was asked.
     pub fn is_success(self) -> bool {
         self == Self::Exited(0)
@@ -57,7 +57,7 @@ impl Ended {
     }
 }
 
-impl fmt::Display for Ended {
+impl fmt::Display for RankEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Exited(code) => write!(f, "exited with code {code}"),
@@ -82,7 +82,7 @@ pub(super) fn signal_name(signal: i32) -> &'static str {
 
 /// Why the job ended, or is being ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum JobOutcome {
     /// Nothing went wrong: every rank exits with 0.
     Success,
     /// This rank failed first.
@@ -102,16 +102,16 @@ pub enum Verdict {
 
 /// One rank's part of the report.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Member {
+pub(super) struct RankStatus {
     /// Its number.
     pub(super) rank: Rank,
     /// Its process.
     pub(super) pid: i32,
     /// How it ended and how long after the start; `None` while it runs, or for ever if it cannot be killed.
-    pub(super) ended: Option<(Ended, Duration)>,
+    pub(super) ended: Option<(RankEnd, Duration)>,
 }
 
-impl Member {
+impl RankStatus {
     fn is_success(&self) -> bool {
         self.ended.is_some_and(|(ended, _)| ended.is_success())
     }
@@ -127,53 +127,53 @@ impl Member {
 }
 
 /// What ringrun itself exits with.
-pub(super) fn exit_code(verdict: Verdict, members: &[Member]) -> u8 {
-    let all_well = members.iter().all(Member::is_success);
-    match verdict {
-        Verdict::Success => 0,
-        Verdict::Failed(rank) => {
+pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
+    let all_well = members.iter().all(RankStatus::is_success);
+    match outcome {
+        JobOutcome::Success => 0,
+        JobOutcome::Failed(rank) => {
             members[rank.index()].ended.map_or(Exit::Failure as u8, |(ended, _)| ended.code())
         }
-        Verdict::Interrupted(signal) => signal_code(signal),
-        Verdict::TimedOut => Exit::JobTimeout as u8,
+        JobOutcome::Interrupted(signal) => signal_code(signal),
+        JobOutcome::TimedOut => Exit::JobTimeout as u8,
         // Ranks that saved their work and left in order make the job a success.
-        Verdict::Terminated if all_well => 0,
-        Verdict::Terminated => signal_code(SIGTERM),
+        JobOutcome::Terminated if all_well => 0,
+        JobOutcome::Terminated => signal_code(SIGTERM),
         // The job was cut short, however orderly its ranks left: whoever asks must not take it for finished.
-        Verdict::OutputClosed { errno: EPIPE } => signal_code(SIGPIPE),
-        Verdict::OutputClosed { .. } => Exit::Failure as u8,
+        JobOutcome::OutputClosed { errno: EPIPE } => signal_code(SIGPIPE),
+        JobOutcome::OutputClosed { .. } => Exit::Failure as u8,
     }
 }
 
 /// The text for standard error once the job is over, each line with its end; empty when there is nothing to say.
 /// `tail` holds the last lines of each rank.
-pub(super) fn report(verdict: Verdict, members: &[Member], tails: &[Vec<String>]) -> String {
+pub(super) fn report(outcome: JobOutcome, members: &[RankStatus], tails: &[Vec<String>]) -> String {
     let mut text = String::new();
-    let all_well = members.iter().all(Member::is_success);
-    let headline = match verdict {
-        Verdict::Success => return text,
-        Verdict::Terminated if all_well => return text,
-        Verdict::Failed(rank) => {
+    let all_well = members.iter().all(RankStatus::is_success);
+    let headline = match outcome {
+        JobOutcome::Success => return text,
+        JobOutcome::Terminated if all_well => return text,
+        JobOutcome::Failed(rank) => {
             let others = if members.len() > 1 { "; the other ranks were stopped" } else { "" };
             let alone = members.iter().all(|member| member.rank == rank || member.is_success());
             format!("{}{}", members[rank.index()].sentence(), if alone { "" } else { others })
         }
-        Verdict::Interrupted(signal) => format!("stopped by signal {signal} ({})", signal_name(signal)),
-        Verdict::Terminated => "stopped by signal 15 (SIGTERM)".to_owned(),
-        Verdict::TimedOut => "the job passed its --job-timeout and was stopped".to_owned(),
-        Verdict::OutputClosed { errno: EPIPE } => {
+        JobOutcome::Interrupted(signal) => format!("stopped by signal {signal} ({})", signal_name(signal)),
+        JobOutcome::Terminated => "stopped by signal 15 (SIGTERM)".to_owned(),
+        JobOutcome::TimedOut => "the job passed its --job-timeout and was stopped".to_owned(),
+        JobOutcome::OutputClosed { errno: EPIPE } => {
             "standard output was closed by its reader; the job was stopped".to_owned()
         }
-        Verdict::OutputClosed { errno } => {
+        JobOutcome::OutputClosed { errno } => {
             let error = std::io::Error::from_raw_os_error(errno);
             format!("standard output cannot be written: {error}; the job was stopped")
         }
     };
     let _ = writeln!(text, "ringrun: {headline}");
-    if let Verdict::Failed(rank) = verdict {
+    if let JobOutcome::Failed(rank) = outcome {
         write_tail(&mut text, rank, tails.get(rank.index()).map_or(&[], Vec::as_slice));
     }
-    let blamed = if let Verdict::Failed(rank) = verdict { Some(rank) } else { None };
+    let blamed = if let JobOutcome::Failed(rank) = outcome { Some(rank) } else { None };
     for (ranks, what) in groups(members, blamed) {
         let _ = writeln!(text, "ringrun: {ranks} {what}");
     }
@@ -192,8 +192,8 @@ fn write_tail(text: &mut String, rank: Rank, lines: &[String]) {
 }
 
 /// The ranks besides `blamed`, gathered by how they ended, so that a thousand ranks take a few lines.
-fn groups(members: &[Member], blamed: Option<Rank>) -> Vec<(String, String)> {
-    let mut kinds: Vec<(Option<Ended>, Vec<Rank>)> = Vec::new();
+fn groups(members: &[RankStatus], blamed: Option<Rank>) -> Vec<(String, String)> {
+    let mut kinds: Vec<(Option<RankEnd>, Vec<Rank>)> = Vec::new();
     for member in members.iter().filter(|member| Some(member.rank) != blamed) {
         let ended = member.ended.map(|(ended, _)| ended);
         match kinds.iter_mut().find(|(kind, _)| *kind == ended) {
@@ -239,10 +239,10 @@ pub(super) fn seconds(duration: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn members(ends: &[Option<Ended>]) -> Vec<Member> {
+    fn members(ends: &[Option<RankEnd>]) -> Vec<RankStatus> {
         (0..)
             .zip(ends)
-            .map(|(number, ended)| Member {
+            .map(|(number, ended)| RankStatus {
                 rank: Rank::new(number),
                 pid: 100 + number as i32,
                 ended: ended.map(|ended| (ended, Duration::from_millis(12_340))),
@@ -252,36 +252,36 @@ mod tests {
 
     #[test]
     fn exit_codes() {
-        let ok = Some(Ended::Exited(0));
+        let ok = Some(RankEnd::Exited(0));
         let one = Rank::new(1);
-        for (verdict, ends, expected) in [
-            (Verdict::Success, [ok, ok], 0),
-            (Verdict::Failed(one), [ok, Some(Ended::Exited(3))], 3),
-            (Verdict::Failed(one), [Some(Ended::Exited(6)), Some(Ended::Killed(9))], 137),
-            (Verdict::Failed(one), [ok, Some(Ended::NotRun(2))], 127),
-            (Verdict::Failed(one), [ok, Some(Ended::NotRun(8))], 126),
-            (Verdict::Failed(one), [ok, None], 1),
-            (Verdict::Interrupted(2), [ok, ok], 130),
-            (Verdict::Terminated, [ok, ok], 0),
-            (Verdict::Terminated, [ok, Some(Ended::Killed(15))], 143),
-            (Verdict::TimedOut, [ok, ok], 124),
-            (Verdict::OutputClosed { errno: EPIPE }, [ok, ok], 141),
-            (Verdict::OutputClosed { errno: EPIPE }, [ok, Some(Ended::Killed(15))], 141),
-            (Verdict::OutputClosed { errno: 28 }, [ok, ok], 1),
+        for (outcome, ends, expected) in [
+            (JobOutcome::Success, [ok, ok], 0),
+            (JobOutcome::Failed(one), [ok, Some(RankEnd::Exited(3))], 3),
+            (JobOutcome::Failed(one), [Some(RankEnd::Exited(6)), Some(RankEnd::Killed(9))], 137),
+            (JobOutcome::Failed(one), [ok, Some(RankEnd::NotRun(2))], 127),
+            (JobOutcome::Failed(one), [ok, Some(RankEnd::NotRun(8))], 126),
+            (JobOutcome::Failed(one), [ok, None], 1),
+            (JobOutcome::Interrupted(2), [ok, ok], 130),
+            (JobOutcome::Terminated, [ok, ok], 0),
+            (JobOutcome::Terminated, [ok, Some(RankEnd::Killed(15))], 143),
+            (JobOutcome::TimedOut, [ok, ok], 124),
+            (JobOutcome::OutputClosed { errno: EPIPE }, [ok, ok], 141),
+            (JobOutcome::OutputClosed { errno: EPIPE }, [ok, Some(RankEnd::Killed(15))], 141),
+            (JobOutcome::OutputClosed { errno: 28 }, [ok, ok], 1),
         ] {
-            assert_eq!(exit_code(verdict, &members(&ends)), expected, "{verdict:?} {ends:?}");
+            assert_eq!(exit_code(outcome, &members(&ends)), expected, "{outcome:?} {ends:?}");
         }
     }
 
     #[test]
     fn the_report_names_the_rank_and_gathers_the_others() {
-        let mut ends = vec![Some(Ended::Exited(6)); 6];
-        ends[2] = Some(Ended::Killed(9));
-        ends[4] = Some(Ended::Killed(15));
+        let mut ends = vec![Some(RankEnd::Exited(6)); 6];
+        ends[2] = Some(RankEnd::Killed(9));
+        ends[4] = Some(RankEnd::Killed(15));
         let mut tails = vec![Vec::new(); 6];
         tails[2] = vec!["step 7".to_owned(), "step 8".to_owned()];
         assert_eq!(
-            report(Verdict::Failed(Rank::new(2)), &members(&ends), &tails),
+            report(JobOutcome::Failed(Rank::new(2)), &members(&ends), &tails),
             "ringrun: rank 2 (pid 102) was killed by signal 9 (SIGKILL) after 12.3 s; the other ranks were stopped\n\
              ringrun: last lines of rank 2:\n  | step 7\n  | step 8\n\
              ringrun: ranks 0-1,3,5 exited with code 6\n\
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn nothing_is_said_of_a_success() {
-        assert_eq!(report(Verdict::Success, &members(&[Some(Ended::Exited(0))]), &[]), "");
-        assert_eq!(report(Verdict::Terminated, &members(&[Some(Ended::Exited(0))]), &[]), "");
+        assert_eq!(report(JobOutcome::Success, &members(&[Some(RankEnd::Exited(0))]), &[]), "");
+        assert_eq!(report(JobOutcome::Terminated, &members(&[Some(RankEnd::Exited(0))]), &[]), "");
     }
 }

@@ -16,10 +16,10 @@ use mio::unix::pipe;
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustix::io::Errno;
 
-use super::Terminal;
-use super::lines::{End, Splitter, Tail};
+use super::OutputFormat;
+use super::lines::{LastLines, LineEnd, LineSplitter};
 use super::outcome::EPIPE;
-use super::ranks::Streams;
+use super::rank_processes::RankStreams;
 use crate::types::{Rank, WorldSize};
 
 /// One read from a rank's pipe: what the pipe itself holds.
@@ -53,24 +53,24 @@ impl Stream {
     }
 }
 
-enum Order {
-    Read(Rank, Streams),
+enum OutputCommand {
+    Read(Rank, RankStreams),
     Note(String),
     Finish,
 }
 
 /// What the output tells the job, which it wakes for it.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum OutputEvent {
     /// Our standard output cannot be written any more, for this `errno`.
     Closed(i32),
     /// All is written.
-    Drained(Remains),
+    Drained(OutputSummary),
 }
 
 /// What is left of the output once all is written.
 #[derive(Default, Debug)]
-pub(super) struct Remains {
+pub(super) struct OutputSummary {
     /// The last lines of each rank.
     pub(super) tails: Vec<Vec<String>>,
     /// What was to be written to `--output-dir` and could not be, a sentence for each file.
@@ -80,8 +80,8 @@ pub(super) struct Remains {
 /// The output thread, from the job's side.
 #[derive(Debug)]
 pub(super) struct Output {
-    orders: Sender<Order>,
-    events: Receiver<Event>,
+    commands: Sender<OutputCommand>,
+    events: Receiver<OutputEvent>,
     waker: Waker,
 }
 
@@ -89,59 +89,59 @@ impl Output {
     /// Starts the thread; `job` is woken when there is an event.
     pub(super) fn start(
         world: WorldSize,
-        terminal: Terminal,
-        files: Files,
+        output_format: OutputFormat,
+        files: OutputFiles,
         job: Arc<Waker>,
     ) -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKE)?;
-        let (orders, orders_in) = channel();
+        let (commands, commands_in) = channel();
         let (events_out, events) = channel();
         let wake_at_end = WakeOnDrop(Arc::clone(&job));
-        let mut pump = Pump {
+        let mut reader = OutputReader {
             poll,
-            orders: orders_in,
+            commands: commands_in,
             events: events_out,
             job,
-            sources: Vec::new(),
+            pipes: Vec::new(),
             files,
-            sink: Sink::new(terminal),
+            sink: TerminalWriter::new(output_format),
             incomplete: Vec::new(),
-            tails: (0..world.get()).map(|_| Tail::default()).collect(),
+            tails: (0..world.get()).map(|_| LastLines::default()).collect(),
             finishing: false,
         };
         thread::Builder::new().name("output".to_owned()).spawn(move || {
-            pump.run();
+            reader.run();
             // The channel first, then the call to look at it; a panic keeps that order too.
-            drop(pump);
+            drop(reader);
             drop(wake_at_end);
         })?;
-        Ok(Self { orders, events, waker })
+        Ok(Self { commands, events, waker })
     }
 
     /// Reads these from now on.
-    pub(super) fn read(&self, rank: Rank, streams: Streams) {
-        self.order(Order::Read(rank, streams));
+    pub(super) fn read(&self, rank: Rank, streams: RankStreams) {
+        self.send(OutputCommand::Read(rank, streams));
     }
 
     /// Writes a line of ringrun's own to standard error, between the lines of the ranks.
     pub(super) fn note(&self, text: &str) {
-        self.order(Order::Note(format!("ringrun: {text}\n")));
+        self.send(OutputCommand::Note(format!("ringrun: {text}\n")));
     }
 
-    /// Every rank has ended: writes what is still in the pipes, then answers with [`Event::Drained`].
+    /// Every rank has ended: writes what is still in the pipes, then answers with [`OutputEvent::Drained`].
     pub(super) fn finish(&self) {
-        self.order(Order::Finish);
+        self.send(OutputCommand::Finish);
     }
 
     /// What has happened since: nothing is `Empty`, and `Disconnected` means that nothing will, because the thread has ended.
-    pub(super) fn event(&self) -> Result<Event, TryRecvError> {
+    pub(super) fn event(&self) -> Result<OutputEvent, TryRecvError> {
         self.events.try_recv()
     }
 
-    fn order(&self, order: Order) {
-        // A thread that has ended needs no orders.
-        let _ = self.orders.send(order);
+    fn send(&self, order: OutputCommand) {
+        // A thread that has ended needs no commands.
+        let _ = self.commands.send(order);
         let _ = self.waker.wake();
     }
 }
@@ -157,13 +157,13 @@ impl Drop for WakeOnDrop {
 
 /// The files of `--output-dir`: `DIR/rank.N/stdout` and `stderr`, N with leading zeros, as Horovod lays them out.
 #[derive(Default, Debug)]
-pub(super) struct Files {
+pub(super) struct OutputFiles {
     /// Those of the ranks that have not yet been started.
     by_rank: BTreeMap<Rank, [File; 2]>,
     directory: Option<PathBuf>,
 }
 
-impl Files {
+impl OutputFiles {
     /// Creates them all before anything is started; the error comes with its path.
     pub(super) fn create(directory: &Path, world: WorldSize) -> Result<Self, (PathBuf, io::Error)> {
         let mut by_rank = BTreeMap::new();
@@ -186,38 +186,38 @@ fn folder(rank: Rank, world: WorldSize) -> String {
 }
 
 /// One pipe of a rank.
-struct Source {
+struct RankPipe {
     rank: Rank,
     stream: Stream,
     /// `None` at its end.
     pipe: Option<pipe::Receiver>,
-    splitter: Splitter,
+    splitter: LineSplitter,
     file: Option<File>,
     readable: bool,
     /// How much may still be read once the ranks have ended.
     drain_bytes: usize,
 }
 
-struct Pump {
+struct OutputReader {
     poll: Poll,
-    orders: Receiver<Order>,
-    events: Sender<Event>,
+    commands: Receiver<OutputCommand>,
+    events: Sender<OutputEvent>,
     job: Arc<Waker>,
-    sources: Vec<Source>,
-    files: Files,
-    sink: Sink,
+    pipes: Vec<RankPipe>,
+    files: OutputFiles,
+    sink: TerminalWriter,
     incomplete: Vec<String>,
-    tails: Vec<Tail>,
+    tails: Vec<LastLines>,
     finishing: bool,
 }
 
-impl Pump {
+impl OutputReader {
     fn run(&mut self) {
         let mut events = Events::with_capacity(256);
         let mut buffer = vec![0; READ_BYTES];
         let mut silent_since = Instant::now();
         loop {
-            let busy = self.sources.iter().any(|source| source.readable);
+            let busy = self.pipes.iter().any(|source| source.readable);
             let timeout = match (busy, self.finishing) {
                 (true, _) => Some(Duration::ZERO),
                 (false, true) => Some(DRAIN_SILENCE.saturating_sub(silent_since.elapsed())),
@@ -229,23 +229,23 @@ impl Pump {
                 break;
             }
             for token in events.iter().map(mio::event::Event::token).filter(|token| *token != WAKE) {
-                if let Some(source) = self.sources.get_mut(token.0) {
+                if let Some(source) = self.pipes.get_mut(token.0) {
                     source.readable = true;
                 }
             }
             let was_finishing = self.finishing;
-            if self.take_orders().is_err() {
+            if self.take_commands().is_err() {
                 break;
             }
             // Each readable pipe in turn, one read each, so that a rank that prints without end leaves room for the others.
             let mut any = false;
-            for index in 0..self.sources.len() {
-                any |= self.sources[index].readable && self.read(index, &mut buffer);
+            for index in 0..self.pipes.len() {
+                any |= self.pipes[index].readable && self.read(index, &mut buffer);
             }
             if any || self.finishing != was_finishing {
                 silent_since = Instant::now();
             }
-            let open = self.sources.iter().any(|source| source.pipe.is_some());
+            let open = self.pipes.iter().any(|source| source.pipe.is_some());
             if self.finishing && (!open || silent_since.elapsed() >= DRAIN_SILENCE) {
                 break;
             }
@@ -255,26 +255,26 @@ impl Pump {
 
     /// Hands over unfinished lines and answers.
     fn close(&mut self) {
-        for index in 0..self.sources.len() {
+        for index in 0..self.pipes.len() {
             self.end(index);
         }
-        let tails = self.tails.drain(..).map(Tail::into_text).collect();
+        let tails = self.tails.drain(..).map(LastLines::into_text).collect();
         let incomplete = std::mem::take(&mut self.incomplete);
-        self.tell(Event::Drained(Remains { tails, incomplete }));
+        self.tell(OutputEvent::Drained(OutputSummary { tails, incomplete }));
     }
 
     /// An error means that the job has gone.
-    fn take_orders(&mut self) -> Result<(), TryRecvError> {
+    fn take_commands(&mut self) -> Result<(), TryRecvError> {
         loop {
-            match self.orders.try_recv() {
-                Ok(Order::Read(rank, streams)) => {
+            match self.commands.try_recv() {
+                Ok(OutputCommand::Read(rank, streams)) => {
                     let files = self.files.by_rank.remove(&rank);
                     let (stdout, stderr) = files.map_or((None, None), |[out, err]| (Some(out), Some(err)));
                     self.add(rank, Stream::Stdout, streams.stdout.into(), stdout);
                     self.add(rank, Stream::Stderr, streams.stderr.into(), stderr);
                 }
-                Ok(Order::Note(text)) => self.sink.write(Stream::Stderr, text.as_bytes()),
-                Ok(Order::Finish) => self.finishing = true,
+                Ok(OutputCommand::Note(text)) => self.sink.write(Stream::Stderr, text.as_bytes()),
+                Ok(OutputCommand::Finish) => self.finishing = true,
                 Err(TryRecvError::Empty) => return Ok(()),
                 Err(gone) => return Err(gone),
             }
@@ -282,7 +282,7 @@ impl Pump {
     }
 
     fn add(&mut self, rank: Rank, stream: Stream, mut pipe: pipe::Receiver, file: Option<File>) {
-        let token = Token(self.sources.len());
+        let token = Token(self.pipes.len());
         let registered = pipe
             .set_nonblocking(true)
             .and_then(|()| self.poll.registry().register(&mut pipe, token, Interest::READABLE));
@@ -290,8 +290,8 @@ impl Pump {
             let text = format!("ringrun: cannot read {} of rank {rank}: {error}\n", stream.name());
             self.sink.write(Stream::Stderr, text.as_bytes());
         }
-        let splitter = Splitter::default();
-        let source = Source {
+        let splitter = LineSplitter::default();
+        let source = RankPipe {
             rank,
             stream,
             pipe: Some(pipe),
@@ -300,12 +300,12 @@ impl Pump {
             readable: false,
             drain_bytes: DRAIN_BYTES_MAX,
         };
-        self.sources.push(source);
+        self.pipes.push(source);
     }
 
     /// One read; whether it brought anything.
     fn read(&mut self, index: usize, buffer: &mut [u8]) -> bool {
-        let source = &mut self.sources[index];
+        let source = &mut self.pipes[index];
         let Some(pipe) = &mut source.pipe else {
             source.readable = false;
             return false;
@@ -349,7 +349,7 @@ impl Pump {
     }
 
     fn end(&mut self, index: usize) {
-        let source = &mut self.sources[index];
+        let source = &mut self.pipes[index];
         (source.pipe, source.file, source.readable) = (None, None, false);
         let (sink, tail) = (&self.sink, &mut self.tails[source.rank.index()]);
         let mut text = Vec::new();
@@ -369,40 +369,40 @@ impl Pump {
             && was_open
         {
             if self.files.directory.is_none() {
-                self.tell(Event::Closed(errno));
+                self.tell(OutputEvent::Closed(errno));
             } else if errno != EPIPE {
                 self.incomplete.push(stdout_is_incomplete(errno));
             }
         }
     }
 
-    fn tell(&self, event: Event) {
+    fn tell(&self, event: OutputEvent) {
         let _ = self.events.send(event);
         let _ = self.job.wake();
     }
 }
 
 /// Our own standard output and error.
-struct Sink {
-    terminal: Terminal,
+struct TerminalWriter {
+    output_format: OutputFormat,
     /// Whether it can be written; if not, why, as an `errno`.
     stdout: Result<(), i32>,
     stderr: Result<(), i32>,
 }
 
-impl Sink {
-    fn new(terminal: Terminal) -> Self {
-        Self { terminal, stdout: Ok(()), stderr: Ok(()) }
+impl TerminalWriter {
+    fn new(output_format: OutputFormat) -> Self {
+        Self { output_format, stdout: Ok(()), stderr: Ok(()) }
     }
 
     /// Adds a line as the terminal is to show it.
-    fn format(&self, text: &mut Vec<u8>, rank: Rank, stream: Stream, line: &[u8], end: End) {
-        if self.terminal == Terminal::Tagged {
+    fn format(&self, text: &mut Vec<u8>, rank: Rank, stream: Stream, line: &[u8], end: LineEnd) {
+        if self.output_format == OutputFormat::Tagged {
             text.extend_from_slice(format!("[{rank}]<{}>:", stream.name()).as_bytes());
         }
         text.extend_from_slice(line);
         // Untagged output is the ranks' own, byte for byte; a tagged piece always is a line.
-        if end == End::Newline || self.terminal == Terminal::Tagged {
+        if end == LineEnd::Newline || self.output_format == OutputFormat::Tagged {
             text.push(b'\n');
         }
     }
@@ -456,13 +456,13 @@ mod tests {
     #[test]
     fn how_a_line_is_shown() {
         for (terminal, end, expected) in [
-            (Terminal::Tagged, End::Newline, "[3]<stderr>:hello\n"),
-            (Terminal::Tagged, End::Open, "[3]<stderr>:hello\n"),
-            (Terminal::Raw, End::Newline, "hello\n"),
-            (Terminal::Raw, End::Open, "hello"),
+            (OutputFormat::Tagged, LineEnd::Newline, "[3]<stderr>:hello\n"),
+            (OutputFormat::Tagged, LineEnd::Open, "[3]<stderr>:hello\n"),
+            (OutputFormat::Raw, LineEnd::Newline, "hello\n"),
+            (OutputFormat::Raw, LineEnd::Open, "hello"),
         ] {
             let mut text = Vec::new();
-            let sink = Sink::new(terminal);
+            let sink = TerminalWriter::new(terminal);
             sink.format(&mut text, Rank::new(3), Stream::Stderr, b"hello", end);
             assert_eq!(text, expected.as_bytes());
         }

@@ -1,6 +1,6 @@
 //! The shim: what runs in a rank's process before the rank's own command does.
 //!
-//! It asks the kernel to kill it when ringrun dies, waits until ringrun has made the rank known to the keeper, and then turns
+//! It asks the kernel to kill it when ringrun dies, waits until ringrun has made the rank known to the watchdog, and then turns
 //! into the command by `exec`, which keeps that request. What cannot be executed is reported to ringrun with its `errno`, apart
 //! from the command's own exit code: a command may well exit with 127 itself.
 //!
@@ -39,11 +39,11 @@ pub(super) fn command(program: &Program, arguments: &[OsString]) -> Command {
 
 /// ringrun's end of the socket.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct ShimSocket {
     stream: UnixStream,
 }
 
-impl Line {
+impl ShimSocket {
     /// Both ends: ours, and the rank's standard input.
     pub(super) fn pair() -> io::Result<(Self, Stdio)> {
         let (ours, theirs) = UnixStream::pair()?;

@@ -32,15 +32,15 @@ fn start_family(ranks: u32, arguments: &[&str], script: &str, folder: &Path) -> 
     (child, pids)
 }
 
-fn keeper_of(ringrun: u32) -> Vec<u32> {
+fn watchdog_of(ringrun: u32) -> Vec<u32> {
     let children = fs::read_to_string(format!("/proc/{ringrun}/task/{ringrun}/children")).unwrap();
-    let is_keeper = |pid: &u32| {
-        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "ring-keeper")
+    let is_watchdog = |pid: &u32| {
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "ring-watchdog")
     };
-    let keepers: Vec<u32> =
-        children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_keeper).collect();
-    assert_eq!(keepers.len(), 1);
-    keepers
+    let watchdogs: Vec<u32> =
+        children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_watchdog).collect();
+    assert_eq!(watchdogs.len(), 1);
+    watchdogs
 }
 
 fn assert_nothing_left(folder: &Path, pids: &[u32]) {
@@ -127,7 +127,7 @@ fn nothing_outlives_a_ringrun_that_is_killed() {
     assert_nothing_left(folder.path(), &pids);
 }
 
-/// Killed at any moment of its start, also between the start of a rank and the word to the keeper.
+/// Killed at any moment of its start, also between the start of a rank and the word to the watchdog.
 #[test]
 fn nothing_outlives_a_ringrun_that_is_killed_while_it_starts() {
     let folder = tempfile::tempdir().unwrap();
@@ -203,35 +203,35 @@ fn a_job_has_a_deadline() {
 }
 
 #[test]
-fn the_keeper_goes_with_the_job_and_its_loss_is_told() {
+fn the_watchdog_goes_with_the_job_and_its_loss_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let (child, pids) = start_family(1, &[], FAMILY, folder.path());
-    let keeper = keeper_of(child.id());
-    signal("TERM", keeper[0]);
-    signal("INT", keeper[0]);
-    assert!(crate::util::is_alive(keeper[0]), "it is deaf to what stops jobs");
-    signal("KILL", keeper[0]);
-    wait_until_gone(&keeper);
+    let watchdog = watchdog_of(child.id());
+    signal("TERM", watchdog[0]);
+    signal("INT", watchdog[0]);
+    assert!(crate::util::is_alive(watchdog[0]), "it is deaf to what stops jobs");
+    signal("KILL", watchdog[0]);
+    wait_until_gone(&watchdog);
     signal("INT", child.id());
     let done = finish(child);
     assert_eq!(done.code(), Some(130));
-    assert_says(&done, &["keeper process was killed"]);
+    assert_says(&done, &["watchdog process was killed"]);
     assert_nothing_left(folder.path(), &pids);
 }
 
-/// Stopped together with the job, the keeper is woken by ringrun's death.
+/// Stopped together with the job, the watchdog is woken by ringrun's death.
 #[test]
-fn a_stopped_keeper_does_its_work_all_the_same() {
+fn a_stopped_watchdog_does_its_work_all_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let (child, pids) = start_family(2, &[], FAMILY, folder.path());
-    let keeper = keeper_of(child.id());
-    for &pid in pids.iter().chain(&keeper) {
+    let watchdog = watchdog_of(child.id());
+    for &pid in pids.iter().chain(&watchdog) {
         signal("STOP", pid);
     }
     signal("KILL", child.id());
     assert_eq!(finish(child).code(), None);
     assert_nothing_left(folder.path(), &pids);
-    wait_until_gone(&keeper);
+    wait_until_gone(&watchdog);
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use clap::Parser as _;
 use ringtrain::cli::bench::args::BenchArgs;
-use ringtrain::cli::bench::measure::Row;
-use ringtrain::cli::bench::plan::Plan;
-use ringtrain::cli::bench::report::Report;
-use ringtrain::cli::bench::subject::Subject;
+use ringtrain::cli::bench::measure::BenchRow;
+use ringtrain::cli::bench::operation::BenchOperation;
+use ringtrain::cli::bench::plan::BenchPlan;
+use ringtrain::cli::bench::report::BenchReport;
 use ringtrain::cli::bench::{BenchError, bench};
 use ringtrain::cli::exit::Exit;
 use ringtrain::group::LocalTransport;
@@ -15,36 +15,36 @@ use crate::util::ranks;
 
 const SEGMENT_BYTES: usize = 1024;
 
-fn plan(flags: &str) -> Plan {
+fn plan(flags: &str) -> BenchPlan {
     let words = ["ringbench"].into_iter().chain(flags.split_whitespace());
-    Plan::new(&BenchArgs::try_parse_from(words).expect("flags")).expect("a plan")
+    BenchPlan::new(&BenchArgs::try_parse_from(words).expect("flags")).expect("a plan")
 }
 
-fn measure(mut group: Group, flags: &str) -> (Report, String) {
+fn measure(mut group: Group, flags: &str) -> (BenchReport, String) {
     let mut table = Vec::new();
     let report = bench(&mut group, &plan(flags), SEGMENT_BYTES, &mut table).expect("a report");
     (report, String::from_utf8(table).expect("text"))
 }
 
-fn run(n: u32, flags: impl Into<String>) -> Vec<(Report, String)> {
+fn run(n: u32, flags: impl Into<String>) -> Vec<(BenchReport, String)> {
     let flags = flags.into();
     ranks::run_with(n, |options| options.segment_bytes = SEGMENT_BYTES, move |group| measure(group, &flags))
 }
 
 /// The operations that make sense in a world of `n`.
-fn subjects(n: u32) -> impl Iterator<Item = Subject> {
-    Subject::ALL.iter().copied().filter(move |subject| n >= subject.ranks_min())
+fn operations(n: u32) -> impl Iterator<Item = BenchOperation> {
+    BenchOperation::ALL.iter().copied().filter(move |operation| n >= operation.ranks_min())
 }
 
 #[test]
 fn every_operation_type_and_reduction_is_right_in_worlds_of_any_size() {
     for n in 1..=5 {
-        for subject in subjects(n) {
+        for operation in operations(n) {
             let root = n / 2;
-            let flags = format!("{subject} -b 1 -e 20001 -f 141 -t all -o all -n 1 -w 0 --root {root}");
+            let flags = format!("{operation} -b 1 -e 20001 -f 141 -t all -o all -n 1 -w 0 --root {root}");
             for (report, _) in run(n, flags.clone()) {
                 assert_eq!(report.wrong(), Some(0), "{flags} in a world of {n}");
-                let is_as_asked = |row: &Row| row.world_size == n && row.iterations == 1;
+                let is_as_asked = |row: &BenchRow| row.world_size == n && row.iterations == 1;
                 assert!(report.results.iter().all(is_as_asked), "{flags} in a world of {n}");
             }
         }
@@ -53,13 +53,13 @@ fn every_operation_type_and_reduction_is_right_in_worlds_of_any_size() {
 
 #[test]
 fn further_iterations_and_checks_are_right_too() {
-    for subject in subjects(3) {
-        let flags = format!("{subject} -b 1 -e 300K -f 800 -t f64 -n 3 -w 2 -c 3 --root 2");
+    for operation in operations(3) {
+        let flags = format!("{operation} -b 1 -e 300K -f 800 -t f64 -n 3 -w 2 -c 3 --root 2");
         for (report, _) in run(3, flags.clone()) {
             assert_eq!(report.wrong(), Some(0), "{flags}");
-            let root = subject.operation().has_root().then_some(2);
+            let root = operation.group_operation().has_root().then_some(2);
             assert!(report.results.iter().all(|row| row.root == root), "{flags}");
-            let reduction = subject.reduces().then_some("sum");
+            let reduction = operation.reduces().then_some("sum");
             assert!(report.results.iter().all(|row| row.reduction == reduction), "{flags}");
         }
     }

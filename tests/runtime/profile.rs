@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use clap::Parser as _;
 use ringtrain::cli::bench::args::BenchArgs;
 use ringtrain::cli::bench::bench;
-use ringtrain::cli::bench::plan::Plan;
-use ringtrain::cli::bench::profile::Parts;
-use ringtrain::cli::bench::subject::Subject;
+use ringtrain::cli::bench::operation::BenchOperation;
+use ringtrain::cli::bench::plan::BenchPlan;
+use ringtrain::cli::bench::time_breakdown::TimeBreakdown;
 use ringtrain::cli::exit::Exit;
 use ringtrain::group::LocalTransport;
 use ringtrain::{Group, Profile, Rank, ReduceOp, Spent};
@@ -85,12 +85,12 @@ fn what_goes_on_by_itself_is_counted_in_the_background_or_with_who_waits() {
 
 #[test]
 fn the_one_that_others_wait_for_waits_less() {
-    const LATE: Duration = Duration::from_millis(5);
+    const LAST_RANK_DELAY: Duration = Duration::from_millis(5);
     for transport in TRANSPORTS {
         let results = profiled(2, transport, |group| {
             for _ in 0..10 {
                 let started = Instant::now();
-                while group.rank() == Rank::ZERO && started.elapsed() < LATE {
+                while group.rank() == Rank::ZERO && started.elapsed() < LAST_RANK_DELAY {
                     std::hint::spin_loop();
                 }
                 group.barrier().expect("all are there");
@@ -104,24 +104,28 @@ fn the_one_that_others_wait_for_waits_less() {
 #[test]
 fn the_parts_of_every_operation_come_to_the_whole() {
     for transport in TRANSPORTS {
-        for &subject in Subject::ALL {
-            let flags = format!("ringbench {subject} -b 64 -e 64K -f 1024 -n 5 -w 1 --profile");
+        for &operation in BenchOperation::ALL {
+            let flags = format!("ringbench {operation} -b 64 -e 64K -f 1024 -n 5 -w 1 --profile");
             let args = BenchArgs::try_parse_from(flags.split_whitespace()).expect("flags");
-            let plan = Plan::new(&args).expect("a plan");
+            let plan = BenchPlan::new(&args).expect("a plan");
             let measure = move |mut group: Group| {
                 bench(&mut group, &plan, 1024, &mut std::io::sink()).expect("a report")
             };
             for report in ranks::run_with(3, |options| options.transport = transport, measure) {
                 for row in report.results {
                     let ranks = row.profile.expect("it was asked for");
-                    let involved: Vec<u32> = (0..3).filter(|&r| subject.involves(Rank::new(r))).collect();
-                    assert_eq!(ranks.iter().map(|of| of.rank).collect::<Vec<_>>(), involved, "{subject}");
+                    let involved: Vec<u32> = (0..3).filter(|&r| operation.involves(Rank::new(r))).collect();
+                    assert_eq!(ranks.iter().map(|of| of.rank).collect::<Vec<_>>(), involved, "{operation}");
                     for of in ranks {
-                        let Parts { wall_us, send_us, receive_us, reduce_us, wait_us, other_us } = of.parts;
+                        let TimeBreakdown { wall_us, send_us, receive_us, reduce_us, wait_us, other_us } =
+                            of.parts;
                         let parts = [send_us, receive_us, reduce_us, wait_us, other_us];
                         let is_whole = (parts.iter().sum::<f64>() - wall_us).abs() < ROUNDING_US;
-                        assert!(is_whole, "{subject}, {transport:?}: {:?}", of.parts);
-                        assert!(parts.iter().all(|&part| part >= 0.0), "{subject}, {transport:?}: {parts:?}");
+                        assert!(is_whole, "{operation}, {transport:?}: {:?}", of.parts);
+                        assert!(
+                            parts.iter().all(|&part| part >= 0.0),
+                            "{operation}, {transport:?}: {parts:?}"
+                        );
                     }
                 }
             }

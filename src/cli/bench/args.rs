@@ -1,10 +1,10 @@
-//! The flags of `ringbench`: what may be typed. Whether it makes sense together is [`Plan`](super::plan::Plan)'s to say.
+//! The flags of `ringbench`, each checked alone. [`BenchPlan`](super::plan::BenchPlan) checks them together.
 
 use std::path::PathBuf;
 
 use clap::Parser;
 
-use super::subject::Subject;
+use super::operation::BenchOperation;
 use crate::cli::group_args::GroupArgs;
 use crate::types::{DType, ReduceOp};
 
@@ -39,7 +39,7 @@ pub struct BenchArgs {
     /// written allreduce, all-reduce and so on. ping_pong sends a message from rank 0 to rank 1 and one back, half of which is
     /// its time; with send_receive (sendrecv) every rank sends to the next one and receives from the one before at once
     #[arg(value_name = "OPERATION")]
-    pub operation: Subject,
+    pub operation: BenchOperation,
 
     /// Smallest buffer, in bytes; suffixes K, M, G (or KiB, MiB, GiB) are powers of 1024 [default: 4].
     /// Sizes are rounded down to whole elements, but never below one element; for gather, scatter and all_to_all
@@ -75,14 +75,14 @@ pub struct BenchArgs {
     /// f64_loc i32_loc i64_loc
     #[arg(short = 't', visible_short_alias = 'd', long = "dtype", value_name = "TYPE",
           default_value = "f32", value_delimiter = ',', value_parser = dtypes)]
-    pub dtypes: Vec<Listed<DType>>,
+    pub dtypes: Vec<ListItem<DType>>,
 
     /// Reductions, separated by commas, or all: sum avg min max prod premulsum land lor lxor, of integers also band bor
     /// bxor, of values with a location only minloc maxloc. All leaves out what is not defined, such as avg for scan and
     /// exscan. Means nothing where nothing is reduced
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_delimiter = ',',
           value_parser = reductions)]
-    pub reductions: Vec<Listed<ReduceOp>>,
+    pub reductions: Vec<ListItem<ReduceOp>>,
 
     /// Checked iterations for each row, beside the timed ones: every element on every rank; 0 for none
     #[arg(short = 'c', long = "check", value_name = "COUNT", default_value_t = 1,
@@ -114,14 +114,14 @@ pub struct BenchArgs {
 
 /// One element of a list that may also say `all`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Listed<T> {
+pub enum ListItem<T> {
     /// Every one there is.
     All,
     /// This one.
     One(T),
 }
 
-impl<T: Copy + PartialEq> Listed<T> {
+impl<T: Copy + PartialEq> ListItem<T> {
     /// Whether a list of them names this one, rather than all.
     pub fn names(list: &[Self], value: T) -> bool {
         list.contains(&Self::One(value))
@@ -145,10 +145,10 @@ impl<T: Copy + PartialEq> Listed<T> {
     }
 }
 
-fn dtypes(text: &str) -> Result<Listed<DType>, String> {
+fn dtypes(text: &str) -> Result<ListItem<DType>, String> {
     // What nccl-tests calls them.
     let name = match text {
-        "all" => return Ok(Listed::All),
+        "all" => return Ok(ListItem::All),
         "half" | "float16" => "f16",
         "bfloat16" => "bf16",
         "float" | "float32" => "f32",
@@ -163,16 +163,16 @@ fn dtypes(text: &str) -> Result<Listed<DType>, String> {
         "uint64" => "u64",
         other => other,
     };
-    name.parse().map(Listed::One)
+    name.parse().map(ListItem::One)
 }
 
-fn reductions(text: &str) -> Result<Listed<ReduceOp>, String> {
+fn reductions(text: &str) -> Result<ListItem<ReduceOp>, String> {
     if text == "all" {
-        return Ok(Listed::All);
+        return Ok(ListItem::All);
     }
     match text.parse() {
         Ok(ReduceOp::Custom) => Err("`custom` stands for a function that only a program has".into()),
-        parsed => parsed.map(Listed::One),
+        parsed => parsed.map(ListItem::One),
     }
 }
 
@@ -222,16 +222,16 @@ mod tests {
 
     #[test]
     fn names_and_their_other_spellings() {
-        assert_eq!(dtypes("bfloat16"), Ok(Listed::One(DType::Bf16)));
-        assert_eq!(dtypes("int16"), Ok(Listed::One(DType::I16)));
-        assert_eq!(dtypes("uint16"), Ok(Listed::One(DType::U16)));
-        assert_eq!(dtypes("all"), Ok(Listed::All));
+        assert_eq!(dtypes("bfloat16"), Ok(ListItem::One(DType::Bf16)));
+        assert_eq!(dtypes("int16"), Ok(ListItem::One(DType::I16)));
+        assert_eq!(dtypes("uint16"), Ok(ListItem::One(DType::U16)));
+        assert_eq!(dtypes("all"), Ok(ListItem::All));
         assert!(dtypes("f8").is_err());
-        assert_eq!(reductions("maxloc"), Ok(Listed::One(ReduceOp::MaxLoc)));
+        assert_eq!(reductions("maxloc"), Ok(ListItem::One(ReduceOp::MaxLoc)));
         assert!(reductions("custom").is_err() && reductions("nand").is_err());
-        let list = [Listed::One(DType::U8), Listed::All];
-        assert_eq!(Listed::expand(&list, DType::ALL).len(), DType::ALL.len());
-        assert_eq!(Listed::expand(&list, DType::ALL)[0], DType::U8);
-        assert!(Listed::names(&list, DType::U8) && !Listed::names(&list, DType::I8));
+        let list = [ListItem::One(DType::U8), ListItem::All];
+        assert_eq!(ListItem::expand(&list, DType::ALL).len(), DType::ALL.len());
+        assert_eq!(ListItem::expand(&list, DType::ALL)[0], DType::U8);
+        assert!(ListItem::names(&list, DType::U8) && !ListItem::names(&list, DType::I8));
     }
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use super::pattern::Pattern;
-use super::plan::{Case, Iterations};
-use super::profile::RankProfile;
+use super::operation::BenchOperation;
+use super::pattern::TestPattern;
+use super::plan::{BenchCase, IterationCount};
 use super::sample::Sample;
-use super::subject::Subject;
+use super::time_breakdown::RankProfile;
 use crate::group::{Error, Group, SharedBuffer, Spent};
 use crate::types::{Rank, ReduceOp, WorldSize};
 
@@ -19,16 +19,16 @@ const ITERATIONS_MIN: u32 = 5;
 /// The most.
 const ITERATIONS_MAX: u32 = 1000;
 /// How late the last rank enters a barrier that is checked: long after the others wait in it.
-const LATE: Duration = Duration::from_millis(2);
+const LAST_RANK_DELAY: Duration = Duration::from_millis(2);
 /// How long a rank waits that has no part in what is measured.
-const PATIENCE: Duration = Duration::from_hours(24);
+const IDLE_RANK_TIMEOUT: Duration = Duration::from_hours(24);
 /// The tag of all messages.
 const TAG: u32 = 0;
 
 /// How each row is measured.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Method {
-    pub(super) iterations: Iterations,
+pub(super) struct MeasureOptions {
+    pub(super) iterations: IterationCount,
     pub(super) warm_up: u32,
     pub(super) checks: u32,
     /// Whether a row says where its time went.
@@ -41,7 +41,7 @@ pub(super) struct Method {
 
 /// A measured row. `size` and `count` are the whole buffer's, whichever part of it the operation moves.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Row {
+pub struct BenchRow {
     /// What was measured.
     pub operation: &'static str,
     /// The element type.
@@ -70,7 +70,7 @@ pub struct Row {
     pub time_us_p99: f64,
     /// Bytes by median time, in 10^9 bytes a second.
     pub algbw_gb_per_s: f64,
-    /// [`Subject::bus_factor`] times that.
+    /// [`BenchOperation::bus_factor`] times that.
     pub busbw_gb_per_s: f64,
     /// Wrong elements on all ranks; `None` if none were looked at.
     pub wrong: Option<u64>,
@@ -80,7 +80,7 @@ pub struct Row {
 }
 
 /// What one rank has measured.
-struct Timed {
+struct TimedIterations {
     /// Each iteration's time.
     times_us: Vec<f64>,
     /// All of them together, by the same clock.
@@ -90,26 +90,26 @@ struct Timed {
 }
 
 /// One rank's memory for one case.
-struct Buffers<T: Sample> {
+struct BenchBuffers<T: Sample> {
     /// What this rank contributes, and in place also the result.
     input: Vec<T>,
-    /// The result, where it is not in place.
+    /// The result, where it is not in position.
     output: Vec<T>,
     /// What is used instead of `input`, if buffers are to be the group's.
     shared: Option<SharedBuffer<T>>,
 }
 
-impl<T: Sample> Buffers<T> {
+impl<T: Sample> BenchBuffers<T> {
     /// Small contents: whatever is done to them again and again, no denormal slows the sum down. They are written, for the
     /// kernel gives memory only to what is.
-    fn new(group: &mut Group, case: Case, allocates: bool) -> Result<Self, Error> {
+    fn new(group: &mut Group, case: BenchCase, allocates: bool) -> Result<Self, Error> {
         let zeros = |count| {
             let mut zeros = Vec::new();
             zeros.resize(count, T::zeroed());
             zeros
         };
         let (input, output) = (case.input_count(group.size(), group.rank()), case.output_count(group.rank()));
-        if allocates && case.operation == Subject::AllReduce {
+        if allocates && case.operation == BenchOperation::AllReduce {
             let mut shared = group.alloc(input)?;
             shared.fill(T::zeroed());
             return Ok(Self { input: Vec::new(), output: zeros(output), shared: Some(shared) });
@@ -121,26 +121,34 @@ impl<T: Sample> Buffers<T> {
         self.shared.as_deref_mut().unwrap_or(&mut self.input)
     }
 
-    fn result(&self, case: Case) -> &[T] {
+    fn result(&self, case: BenchCase) -> &[T] {
         let in_place = self.shared.as_deref().unwrap_or(&self.input);
         if case.operation.is_in_place() { in_place } else { &self.output }
     }
 }
 
 /// Measures one case; all ranks have to do so together.
-pub(super) fn measure<T: Sample>(group: &mut Group, case: Case, method: Method) -> Result<Row, Error> {
+pub(super) fn measure<T: Sample>(
+    group: &mut Group,
+    case: BenchCase,
+    method: MeasureOptions,
+) -> Result<BenchRow, Error> {
     let timeout = group.timeout();
     if !case.operation.involves(group.rank()) {
         // It waits for many operations of others at once. Each of those has its deadline.
-        group.set_timeout(PATIENCE);
+        group.set_timeout(IDLE_RANK_TIMEOUT);
     }
-    let row = measure_patiently::<T>(group, case, method);
+    let row = measure_within_timeout::<T>(group, case, method);
     group.set_timeout(timeout);
     row
 }
 
-fn measure_patiently<T: Sample>(group: &mut Group, case: Case, method: Method) -> Result<Row, Error> {
-    let mut buffers = Buffers::<T>::new(group, case, method.allocates)?;
+fn measure_within_timeout<T: Sample>(
+    group: &mut Group,
+    case: BenchCase,
+    method: MeasureOptions,
+) -> Result<BenchRow, Error> {
+    let mut buffers = BenchBuffers::<T>::new(group, case, method.allocates)?;
     let mut warm_up_us = Vec::new();
     for _ in 0..method.warm_up {
         let started = Instant::now();
@@ -148,11 +156,11 @@ fn measure_patiently<T: Sample>(group: &mut Group, case: Case, method: Method) -
         warm_up_us.push(started.elapsed().as_secs_f64() * 1e6);
     }
     let iterations = match method.iterations {
-        Iterations::Fixed(count) => count,
-        Iterations::Adaptive => adapt(group, case, method.budget_us, &warm_up_us, &mut buffers)?,
+        IterationCount::Fixed(count) => count,
+        IterationCount::Adaptive => adapt(group, case, method.budget_us, &warm_up_us, &mut buffers)?,
     };
-    let Timed { mut times_us, wall, spent } = time(group, case, iterations, &mut buffers)?;
-    if case.operation == Subject::PingPong {
+    let TimedIterations { mut times_us, wall, spent } = time(group, case, iterations, &mut buffers)?;
+    if case.operation == BenchOperation::PingPong {
         // The rank that begins has both ways on one clock, and half of them is what one takes.
         let part = if group.rank() == Rank::ZERO { 0.5 } else { 0.0 };
         for time_us in &mut times_us {
@@ -169,19 +177,19 @@ fn measure_patiently<T: Sample>(group: &mut Group, case: Case, method: Method) -
     };
     let wrong = match (method.checks, case.operation) {
         (0, _) => None,
-        (checks, Subject::Barrier) => check_barrier(group, checks)?,
+        (checks, BenchOperation::Barrier) => check_barrier(group, checks)?,
         (checks, _) => Some(check(group, case, checks, &mut buffers)?),
     };
-    Ok(Row { profile, ..row(group, case, times_us, wrong) })
+    Ok(BenchRow { profile, ..row(group, case, times_us, wrong) })
 }
 
 /// As many iterations as fit the budget; all ranks agree on the slowest's answer.
 fn adapt<T: Sample>(
     group: &mut Group,
-    case: Case,
+    case: BenchCase,
     budget_us: f64,
     warm_up_us: &[f64],
-    buffers: &mut Buffers<T>,
+    buffers: &mut BenchBuffers<T>,
 ) -> Result<u32, Error> {
     // The second half of the warm-up is warm. Without a warm-up one iteration tells.
     let mut warm = warm_up_us[warm_up_us.len() / 2..].to_vec();
@@ -198,10 +206,10 @@ fn adapt<T: Sample>(
 /// add its own skew to every short operation.
 fn time<T: Sample>(
     group: &mut Group,
-    case: Case,
+    case: BenchCase,
     iterations: u32,
-    buffers: &mut Buffers<T>,
-) -> Result<Timed, Error> {
+    buffers: &mut BenchBuffers<T>,
+) -> Result<TimedIterations, Error> {
     let mut times_us = Vec::with_capacity(iterations as usize);
     group.barrier()?;
     let before = group.profile().calls;
@@ -213,19 +221,19 @@ fn time<T: Sample>(
         times_us.push((now - last).as_secs_f64() * 1e6);
         last = now;
     }
-    Ok(Timed { times_us, wall: last - started, spent: group.profile().calls.since(before) })
+    Ok(TimedIterations { times_us, wall: last - started, spent: group.profile().calls.since(before) })
 }
 
 /// Wrong elements of all ranks in `checks` iterations, each with contents of its own.
 fn check<T: Sample>(
     group: &mut Group,
-    case: Case,
+    case: BenchCase,
     checks: u32,
-    buffers: &mut Buffers<T>,
+    buffers: &mut BenchBuffers<T>,
 ) -> Result<u64, Error> {
     let mut wrong = [0u64];
     for seed in 0..checks {
-        let pattern = Pattern::<T>::new(case, group.size(), group.rank(), seed.into());
+        let pattern = TestPattern::<T>::new(case, group.size(), group.rank(), seed.into());
         buffers.output.fill(T::zeroed());
         pattern.fill(buffers.contribution());
         perform(group, case, buffers)?;
@@ -244,7 +252,7 @@ fn check_barrier(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
     let mut early = 0;
     for round in 0..checks {
         if group.rank().get() == round % group.size().get() {
-            thread::sleep(LATE);
+            thread::sleep(LAST_RANK_DELAY);
         }
         let entered = nanoseconds();
         group.barrier()?;
@@ -266,25 +274,29 @@ fn nanoseconds() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-fn perform<T: Sample>(group: &mut Group, case: Case, buffers: &mut Buffers<T>) -> Result<(), Error> {
-    let Buffers { input, output, shared } = buffers;
+fn perform<T: Sample>(
+    group: &mut Group,
+    case: BenchCase,
+    buffers: &mut BenchBuffers<T>,
+) -> Result<(), Error> {
+    let BenchBuffers { input, output, shared } = buffers;
     let op = case.reduction.unwrap_or(ReduceOp::Sum);
     match case.operation {
-        Subject::AllReduce => group.all_reduce(shared.as_deref_mut().unwrap_or(input), op)?,
-        Subject::Reduce => group.reduce(input, op, case.root)?,
-        Subject::ReduceScatter => {
+        BenchOperation::AllReduce => group.all_reduce(shared.as_deref_mut().unwrap_or(input), op)?,
+        BenchOperation::Reduce => group.reduce(input, op, case.root)?,
+        BenchOperation::ReduceScatter => {
             group.reduce_scatter(input, op)?;
         }
-        Subject::AllGather => group.all_gather(input)?,
-        Subject::Broadcast => group.broadcast(input, case.root)?,
-        Subject::Gather => *output = group.gather(input, case.root)?,
-        Subject::Scatter => *output = group.scatter(input, case.count, case.root)?,
-        Subject::AllToAll => *output = group.all_to_all(input)?,
-        Subject::Scan => group.scan(input, op)?,
-        Subject::Exscan => *output = group.exscan(input, op)?.unwrap_or_default(),
-        Subject::Barrier => group.barrier()?,
-        Subject::PingPong => ping_pong(group, buffers)?,
-        Subject::SendReceive => {
+        BenchOperation::AllGather => group.all_gather(input)?,
+        BenchOperation::Broadcast => group.broadcast(input, case.root)?,
+        BenchOperation::Gather => *output = group.gather(input, case.root)?,
+        BenchOperation::Scatter => *output = group.scatter(input, case.count, case.root)?,
+        BenchOperation::AllToAll => *output = group.all_to_all(input)?,
+        BenchOperation::Scan => group.scan(input, op)?,
+        BenchOperation::Exscan => *output = group.exscan(input, op)?.unwrap_or_default(),
+        BenchOperation::Barrier => group.barrier()?,
+        BenchOperation::PingPong => ping_pong(group, buffers)?,
+        BenchOperation::SendReceive => {
             let (next, previous) =
                 (group.size().after(group.rank(), 1), group.size().before(group.rank(), 1));
             group.send_receive((input, next, TAG), (output, previous.into(), Some(TAG)))?;
@@ -294,8 +306,8 @@ fn perform<T: Sample>(group: &mut Group, case: Case, buffers: &mut Buffers<T>) -
 }
 
 /// Rank 0 sends and receives, rank 1 receives and sends, each what is its own; the others do nothing.
-fn ping_pong<T: Sample>(group: &mut Group, buffers: &mut Buffers<T>) -> Result<(), Error> {
-    let Buffers { input, output, .. } = buffers;
+fn ping_pong<T: Sample>(group: &mut Group, buffers: &mut BenchBuffers<T>) -> Result<(), Error> {
+    let BenchBuffers { input, output, .. } = buffers;
     let peer = match group.rank().get() {
         0 => Rank::new(1),
         1 => Rank::ZERO,
@@ -312,19 +324,19 @@ fn ping_pong<T: Sample>(group: &mut Group, buffers: &mut Buffers<T>) -> Result<(
     Ok(())
 }
 
-fn row(group: &Group, case: Case, mut times_us: Vec<f64>, wrong: Option<u64>) -> Row {
+fn row(group: &Group, case: BenchCase, mut times_us: Vec<f64>, wrong: Option<u64>) -> BenchRow {
     times_us.sort_by(f64::total_cmp);
     let median_us = median(&times_us);
     // Bytes by microsecond are 10^6 bytes a second.
     let algbw = if median_us > 0.0 { case.bytes() as f64 / median_us / 1e3 } else { 0.0 };
-    Row {
+    BenchRow {
         operation: case.operation.name(),
-        dtype: if case.operation == Subject::Barrier { "none" } else { case.dtype.name() },
+        dtype: if case.operation == BenchOperation::Barrier { "none" } else { case.dtype.name() },
         reduction: case.reduction.map(ReduceOp::name),
         algorithm: algorithm(group, case),
         transport: group.transport(),
         world_size: group.size().get(),
-        root: case.operation.operation().has_root().then_some(case.root.get()),
+        root: case.operation.group_operation().has_root().then_some(case.root.get()),
         bytes: case.bytes() as u64,
         count: case.count as u64,
         iterations: times_us.len() as u32,
@@ -339,9 +351,9 @@ fn row(group: &Group, case: Case, mut times_us: Vec<f64>, wrong: Option<u64>) ->
 }
 
 /// How the case's traffic is routed.
-fn algorithm(group: &Group, case: Case) -> &'static str {
+fn algorithm(group: &Group, case: BenchCase) -> &'static str {
     let is_alone = group.size() == WorldSize::ONE;
-    if is_alone { "none" } else { group.algorithm(case.operation.operation(), case.bytes()).name() }
+    if is_alone { "none" } else { group.algorithm(case.operation.group_operation(), case.bytes()).name() }
 }
 
 fn median(sorted: &[f64]) -> f64 {

@@ -5,19 +5,19 @@
 
 use std::ops::Range;
 
-use super::plan::Case;
-use super::sample::{Place, Sample};
-use super::subject::Subject;
+use super::operation::BenchOperation;
+use super::plan::BenchCase;
+use super::sample::{Sample, SamplePosition};
 use crate::schedule::partition::chunk;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
 /// Elements after which contents repeat. A prime: no power of two, hence no slip by a segment or a chunk, maps contents
 /// onto themselves.
-const PERIOD: usize = 8191;
+const PATTERN_PERIOD: usize = 8191;
 
 /// What one rank's checked iteration starts from and has to end with.
-pub struct Pattern<T> {
-    case: Case,
+pub struct TestPattern<T> {
+    case: BenchCase,
     world: WorldSize,
     rank: Rank,
     seed: u64,
@@ -26,7 +26,7 @@ pub struct Pattern<T> {
 }
 
 /// A part of a result.
-struct Piece<T> {
+struct ExpectedPart<T> {
     /// Where it is in the result.
     range: Range<usize>,
     /// The number of its first element in the whole buffer from which it comes.
@@ -35,42 +35,43 @@ struct Piece<T> {
     tile: Vec<T>,
 }
 
-impl<T: Sample> Pattern<T> {
+impl<T: Sample> TestPattern<T> {
     /// The pattern that `seed` gives for `case`; the same on all ranks but for what is `rank`'s own.
-    pub fn new(case: Case, world: WorldSize, rank: Rank, seed: u64) -> Self {
+    pub fn new(case: BenchCase, world: WorldSize, rank: Rank, seed: u64) -> Self {
         let mut pattern = Self { case, world, rank, seed, reduced: Vec::new() };
         if let Some(op) = case.reduction {
-            pattern.reduced = (0..case.count.min(PERIOD)).map(|index| pattern.reduce(op, index)).collect();
+            pattern.reduced =
+                (0..case.count.min(PATTERN_PERIOD)).map(|index| pattern.reduce(op, index)).collect();
         }
         pattern
     }
 
-    /// Fills this rank's input ([`Case::input_count`]) with what it contributes, and zeros, which no result holds, where it
+    /// Fills this rank's input ([`BenchCase::input_count`]) with what it contributes, and zeros, which no result holds, where it
     /// contributes nothing.
     pub fn fill(&self, input: &mut [T]) {
         let chunk = chunk(self.case.count, self.world, self.rank);
         let (own, start) = match self.case.operation {
-            Subject::AllGather => (chunk.clone(), chunk.start),
-            Subject::Gather => (0..input.len(), chunk.start),
-            Subject::Broadcast if self.rank != self.case.root => (0..0, 0),
-            Subject::AllReduce
-            | Subject::Reduce
-            | Subject::ReduceScatter
-            | Subject::Broadcast
-            | Subject::Scatter
-            | Subject::AllToAll
-            | Subject::Scan
-            | Subject::Exscan
-            | Subject::Barrier
-            | Subject::PingPong
-            | Subject::SendReceive => (0..input.len(), 0),
+            BenchOperation::AllGather => (chunk.clone(), chunk.start),
+            BenchOperation::Gather => (0..input.len(), chunk.start),
+            BenchOperation::Broadcast if self.rank != self.case.root => (0..0, 0),
+            BenchOperation::AllReduce
+            | BenchOperation::Reduce
+            | BenchOperation::ReduceScatter
+            | BenchOperation::Broadcast
+            | BenchOperation::Scatter
+            | BenchOperation::AllToAll
+            | BenchOperation::Scan
+            | BenchOperation::Exscan
+            | BenchOperation::Barrier
+            | BenchOperation::PingPong
+            | BenchOperation::SendReceive => (0..input.len(), 0),
         };
         input.fill(T::zeroed());
         let tile = self.contribution(self.rank);
         let own = &mut input[own];
         let mut done = 0;
         while done < own.len() {
-            let offset = (start + done) % PERIOD;
+            let offset = (start + done) % PATTERN_PERIOD;
             let length = (own.len() - done).min(tile.len() - offset);
             own[done..done + length].copy_from_slice(&tile[offset..offset + length]);
             done += length;
@@ -81,7 +82,7 @@ impl<T: Sample> Pattern<T> {
     /// looked at.
     pub fn count_wrong(&self, result: &[T]) -> u64 {
         let mut wrong = 0;
-        for Piece { range, start, tile } in self.pieces() {
+        for ExpectedPart { range, start, tile } in self.pieces() {
             let end = range.end.min(result.len());
             let found = &result[range.start.min(end)..end];
             wrong += (range.len() - found.len()) as u64 + differences(found, &tile, start);
@@ -90,65 +91,75 @@ impl<T: Sample> Pattern<T> {
     }
 
     /// What the result has to be made of.
-    fn pieces(&self) -> Vec<Piece<T>> {
+    fn pieces(&self) -> Vec<ExpectedPart<T>> {
         let Self { case, world, rank, .. } = *self;
         let own = chunk(case.count, world, rank);
-        let whole = |tile| vec![Piece { range: 0..case.count, start: 0, tile }];
+        let whole = |tile| vec![ExpectedPart { range: 0..case.count, start: 0, tile }];
         let from = |rank| whole(self.contribution(rank));
         match case.operation {
-            Subject::AllReduce | Subject::Scan => whole(self.reduced.clone()),
-            Subject::Reduce if rank == case.root => whole(self.reduced.clone()),
-            Subject::Exscan if rank != Rank::ZERO => whole(self.reduced.clone()),
-            Subject::ReduceScatter => {
-                vec![Piece { start: own.start, range: own, tile: self.reduced.clone() }]
+            BenchOperation::AllReduce | BenchOperation::Scan => whole(self.reduced.clone()),
+            BenchOperation::Reduce if rank == case.root => whole(self.reduced.clone()),
+            BenchOperation::Exscan if rank != Rank::ZERO => whole(self.reduced.clone()),
+            BenchOperation::ReduceScatter => {
+                vec![ExpectedPart { start: own.start, range: own, tile: self.reduced.clone() }]
             }
-            Subject::Gather if rank != case.root => Vec::new(),
-            Subject::AllGather | Subject::Gather => self.chunks(|chunk| chunk.start),
-            Subject::AllToAll => self.chunks(|_| own.start),
-            Subject::Broadcast => from(case.root),
-            Subject::Scatter => {
-                vec![Piece { range: 0..own.len(), start: own.start, tile: self.contribution(case.root) }]
+            BenchOperation::Gather if rank != case.root => Vec::new(),
+            BenchOperation::AllGather | BenchOperation::Gather => self.chunks(|chunk| chunk.start),
+            BenchOperation::AllToAll => self.chunks(|_| own.start),
+            BenchOperation::Broadcast => from(case.root),
+            BenchOperation::Scatter => {
+                vec![ExpectedPart {
+                    range: 0..own.len(),
+                    start: own.start,
+                    tile: self.contribution(case.root),
+                }]
             }
-            Subject::SendReceive => from(world.before(rank, 1)),
-            Subject::PingPong if case.operation.involves(rank) => from(Rank::new(1 - rank.get())),
-            Subject::Reduce | Subject::Exscan | Subject::Barrier | Subject::PingPong => Vec::new(),
+            BenchOperation::SendReceive => from(world.before(rank, 1)),
+            BenchOperation::PingPong if case.operation.involves(rank) => from(Rank::new(1 - rank.get())),
+            BenchOperation::Reduce
+            | BenchOperation::Exscan
+            | BenchOperation::Barrier
+            | BenchOperation::PingPong => Vec::new(),
         }
     }
 
     /// A chunk from each rank, which comes from where `start` says.
-    fn chunks(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<Piece<T>> {
+    fn chunks(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<ExpectedPart<T>> {
         let piece = |rank| {
             let range = chunk(self.case.count, self.world, rank);
-            Piece { start: start(&range), range, tile: self.contribution(rank) }
+            ExpectedPart { start: start(&range), range, tile: self.contribution(rank) }
         };
         self.world.ranks().map(piece).collect()
     }
 
     /// One period of what `rank` contributes.
     fn contribution(&self, rank: Rank) -> Vec<T> {
-        (0..self.case.count.min(PERIOD)).map(|index| self.draw(rank, index)).collect()
+        (0..self.case.count.min(PATTERN_PERIOD)).map(|index| self.draw(rank, index)).collect()
     }
 
     fn draw(&self, rank: Rank, index: usize) -> T {
         let bits = mix(mix(self.seed ^ u64::from(rank.get()) << 32) ^ index as u64);
-        T::draw(self.case.reduction, Place { bits, at: rank.index() + index, world: self.world.as_usize() })
+        T::draw(
+            self.case.reduction,
+            SamplePosition { bits, at: rank.index() + index, world: self.world.as_usize() },
+        )
     }
 
     fn reduce(&self, op: ReduceOp, index: usize) -> T {
         let ranks = match self.case.operation {
-            Subject::Scan => 0..self.rank.get() + 1,
-            Subject::Exscan => 0..self.rank.get(),
-            Subject::AllReduce
-            | Subject::Reduce
-            | Subject::ReduceScatter
-            | Subject::AllGather
-            | Subject::Broadcast
-            | Subject::Gather
-            | Subject::Scatter
-            | Subject::AllToAll
-            | Subject::Barrier
-            | Subject::PingPong
-            | Subject::SendReceive => 0..self.world.get(),
+            BenchOperation::Scan => 0..self.rank.get() + 1,
+            BenchOperation::Exscan => 0..self.rank.get(),
+            BenchOperation::AllReduce
+            | BenchOperation::Reduce
+            | BenchOperation::ReduceScatter
+            | BenchOperation::AllGather
+            | BenchOperation::Broadcast
+            | BenchOperation::Gather
+            | BenchOperation::Scatter
+            | BenchOperation::AllToAll
+            | BenchOperation::Barrier
+            | BenchOperation::PingPong
+            | BenchOperation::SendReceive => 0..self.world.get(),
         };
         T::reduce(op, ranks.map(|rank| self.draw(Rank::new(rank), index)), self.world)
     }
@@ -160,7 +171,7 @@ fn differences<T: PartialEq>(elements: &[T], tile: &[T], start: usize) -> u64 {
     let mut wrong = 0;
     let mut done = 0;
     while done < elements.len() {
-        let offset = (start + done) % PERIOD;
+        let offset = (start + done) % PATTERN_PERIOD;
         let length = (elements.len() - done).min(tile.len() - offset);
         let (found, expected) = (&elements[done..done + length], &tile[offset..offset + length]);
         wrong += found.iter().zip(expected).filter(|(found, expected)| found != expected).count();
@@ -184,8 +195,8 @@ mod tests {
     use super::*;
     use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc};
 
-    fn case(operation: Subject, dtype: DType, reduction: Option<ReduceOp>, count: usize) -> Case {
-        Case { operation, dtype, reduction, root: Rank::ZERO, count }
+    fn case(operation: BenchOperation, dtype: DType, reduction: Option<ReduceOp>, count: usize) -> BenchCase {
+        BenchCase { operation, dtype, reduction, root: Rank::ZERO, count }
     }
 
     /// Reduces in rank order with rounding after each step, as a ring would.
@@ -205,8 +216,8 @@ mod tests {
         let world = WorldSize::new(ranks).unwrap();
         let is_measured = |op: &&ReduceOp| op.applies_to(T::DTYPE) && **op != ReduceOp::Custom;
         for &op in ReduceOp::ALL.iter().filter(is_measured) {
-            let case = case(Subject::AllReduce, T::DTYPE, Some(op), 60);
-            let pattern = Pattern::<T>::new(case, world, Rank::ZERO, 7);
+            let case = case(BenchOperation::AllReduce, T::DTYPE, Some(op), 60);
+            let pattern = TestPattern::<T>::new(case, world, Rank::ZERO, 7);
             let contributions: Vec<Vec<T>> = world.ranks().map(|rank| pattern.contribution(rank)).collect();
             let mut result = in_steps(op, &contributions);
             assert_eq!(pattern.count_wrong(&result), 0, "{} {op} of {ranks}", T::DTYPE);
@@ -246,14 +257,14 @@ mod tests {
         for ranks in [2, 3, 8, 127, 2100] {
             let world = WorldSize::new(ranks).unwrap();
             for op in [ReduceOp::LogicalAnd, ReduceOp::LogicalOr, ReduceOp::LogicalXor] {
-                let case = case(Subject::AllReduce, DType::I32, Some(op), 500);
-                let reduced = Pattern::<i32>::new(case, world, Rank::ZERO, 7).reduced;
+                let case = case(BenchOperation::AllReduce, DType::I32, Some(op), 500);
+                let reduced = TestPattern::<i32>::new(case, world, Rank::ZERO, 7).reduced;
                 let ones = reduced.iter().filter(|&&value| value == 1).count();
                 assert!((100..=400).contains(&ones), "{op} of {ranks}: {ones} of 500");
             }
             for op in [ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor] {
-                let case = case(Subject::AllReduce, DType::U32, Some(op), 500);
-                let reduced = Pattern::<u32>::new(case, world, Rank::ZERO, 7).reduced;
+                let case = case(BenchOperation::AllReduce, DType::U32, Some(op), 500);
+                let reduced = TestPattern::<u32>::new(case, world, Rank::ZERO, 7).reduced;
                 let ones: u32 = reduced.iter().map(|value| value.count_ones()).sum();
                 assert!((500..=15_500).contains(&ones), "{op} of {ranks}: {ones} of 16000");
             }
@@ -264,11 +275,11 @@ mod tests {
     fn a_missing_contribution_and_a_slip_are_seen() {
         let world = WorldSize::new(4).unwrap();
         let count = 40_000;
-        let case = case(Subject::AllReduce, DType::F32, Some(ReduceOp::Sum), count);
-        let pattern = Pattern::<f32>::new(case, world, Rank::ZERO, 1);
+        let case = case(BenchOperation::AllReduce, DType::F32, Some(ReduceOp::Sum), count);
+        let pattern = TestPattern::<f32>::new(case, world, Rank::ZERO, 1);
         let mut own = vec![0.0; count];
         pattern.fill(&mut own);
-        let right: Vec<f32> = (0..count).map(|index| pattern.reduced[index % PERIOD]).collect();
+        let right: Vec<f32> = (0..count).map(|index| pattern.reduced[index % PATTERN_PERIOD]).collect();
         assert_eq!(pattern.count_wrong(&right), 0);
         let missing: Vec<f32> = right.iter().zip(&own).map(|(sum, own)| sum - own).collect();
         assert_eq!(pattern.count_wrong(&missing), count as u64);
@@ -279,7 +290,7 @@ mod tests {
     }
 
     /// The results on all ranks, worked out from what all contribute.
-    fn by_hand(case: Case, world: WorldSize, inputs: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    fn by_hand(case: BenchCase, world: WorldSize, inputs: &[Vec<u32>]) -> Vec<Vec<u32>> {
         let sum = |ranks: Range<usize>| -> Vec<u32> {
             let add = |index: usize| {
                 inputs[ranks.clone()].iter().map(|input| input[index]).fold(0, u32::wrapping_add)
@@ -289,27 +300,27 @@ mod tests {
         let part = |rank: usize| chunk(case.count, world, Rank::new(rank as u32));
         let (n, root) = (world.as_usize(), case.root.index());
         let result = |rank: usize| match case.operation {
-            Subject::AllReduce | Subject::Reduce | Subject::ReduceScatter => sum(0..n),
-            Subject::Scan => sum(0..rank + 1),
-            Subject::Exscan => sum(0..rank),
-            Subject::AllGather => (0..n).flat_map(|from| inputs[from][part(from)].to_vec()).collect(),
-            Subject::Gather if rank == root => inputs.concat(),
-            Subject::Broadcast => inputs[root].clone(),
-            Subject::Scatter => inputs[root][part(rank)].to_vec(),
-            Subject::AllToAll => (0..n).flat_map(|from| inputs[from][part(rank)].to_vec()).collect(),
-            Subject::SendReceive => inputs[(rank + n - 1) % n].clone(),
-            Subject::PingPong if rank < 2 => inputs[1 - rank].clone(),
-            Subject::Gather | Subject::PingPong | Subject::Barrier => Vec::new(),
+            BenchOperation::AllReduce | BenchOperation::Reduce | BenchOperation::ReduceScatter => sum(0..n),
+            BenchOperation::Scan => sum(0..rank + 1),
+            BenchOperation::Exscan => sum(0..rank),
+            BenchOperation::AllGather => (0..n).flat_map(|from| inputs[from][part(from)].to_vec()).collect(),
+            BenchOperation::Gather if rank == root => inputs.concat(),
+            BenchOperation::Broadcast => inputs[root].clone(),
+            BenchOperation::Scatter => inputs[root][part(rank)].to_vec(),
+            BenchOperation::AllToAll => (0..n).flat_map(|from| inputs[from][part(rank)].to_vec()).collect(),
+            BenchOperation::SendReceive => inputs[(rank + n - 1) % n].clone(),
+            BenchOperation::PingPong if rank < 2 => inputs[1 - rank].clone(),
+            BenchOperation::Gather | BenchOperation::PingPong | BenchOperation::Barrier => Vec::new(),
         };
         (0..n).map(result).collect()
     }
 
     /// The elements that an operation promises, of a result in which they stand.
-    fn promised(case: Case, world: WorldSize, rank: Rank, result: &[u32]) -> Range<usize> {
+    fn promised(case: BenchCase, world: WorldSize, rank: Rank, result: &[u32]) -> Range<usize> {
         match case.operation {
-            Subject::ReduceScatter => chunk(case.count, world, rank),
-            Subject::Reduce if rank != case.root => 0..0,
-            Subject::Exscan if rank == Rank::ZERO => 0..0,
+            BenchOperation::ReduceScatter => chunk(case.count, world, rank),
+            BenchOperation::Reduce if rank != case.root => 0..0,
+            BenchOperation::Exscan if rank == Rank::ZERO => 0..0,
             _ => 0..result.len(),
         }
     }
@@ -317,12 +328,13 @@ mod tests {
     #[test]
     fn right_results_of_every_operation_are_right_and_each_wrong_element_is_seen() {
         let world = WorldSize::new(4).unwrap();
-        for &operation in Subject::ALL {
+        for &operation in BenchOperation::ALL {
             let reduction = operation.reduces().then_some(ReduceOp::Sum);
-            let case = Case { operation, dtype: DType::U32, reduction, root: Rank::new(2), count: 20_000 };
-            let patterns: Vec<Pattern<u32>> =
-                world.ranks().map(|rank| Pattern::new(case, world, rank, 5)).collect();
-            let fill = |pattern: &Pattern<u32>| {
+            let case =
+                BenchCase { operation, dtype: DType::U32, reduction, root: Rank::new(2), count: 20_000 };
+            let patterns: Vec<TestPattern<u32>> =
+                world.ranks().map(|rank| TestPattern::new(case, world, rank, 5)).collect();
+            let fill = |pattern: &TestPattern<u32>| {
                 let mut input = vec![9; case.input_count(world, pattern.rank)];
                 pattern.fill(&mut input);
                 input
@@ -359,20 +371,21 @@ mod tests {
     fn what_was_never_received_is_seen() {
         let world = WorldSize::new(3).unwrap();
         let count = 20_000;
-        for (operation, missing) in [(Subject::AllGather, 13_333), (Subject::Broadcast, 20_000)] {
+        for (operation, missing) in [(BenchOperation::AllGather, 13_333), (BenchOperation::Broadcast, 20_000)]
+        {
             let case = case(operation, DType::Bf16, None, count);
-            let pattern = Pattern::<bf16>::new(case, world, Rank::new(1), 3);
+            let pattern = TestPattern::<bf16>::new(case, world, Rank::new(1), 3);
             let mut buffer = vec![bf16::ONE; count];
             pattern.fill(&mut buffer);
             assert_eq!(pattern.count_wrong(&buffer), missing, "{operation}");
         }
         // Outside its own chunk reduce-scatter promises nothing.
-        let case = case(Subject::ReduceScatter, DType::I8, Some(ReduceOp::Max), count);
-        let pattern = Pattern::<i8>::new(case, world, Rank::new(1), 3);
+        let case = case(BenchOperation::ReduceScatter, DType::I8, Some(ReduceOp::Max), count);
+        let pattern = TestPattern::<i8>::new(case, world, Rank::new(1), 3);
         let own = chunk(count, world, Rank::new(1));
         let mut buffer = vec![0i8; count];
         for index in own {
-            buffer[index] = pattern.reduced[index % PERIOD];
+            buffer[index] = pattern.reduced[index % PATTERN_PERIOD];
         }
         assert_eq!(pattern.count_wrong(&buffer), 0);
     }

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::args::{BenchArgs, Listed};
-pub use super::plan_error::PlanError;
-use super::subject::Subject;
+use super::args::{BenchArgs, ListItem};
+use super::operation::BenchOperation;
+pub use super::plan_error::BenchPlanError;
 use crate::schedule::partition::chunk;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
@@ -19,7 +19,7 @@ pub(super) const ROWS_MAX: usize = 10_000;
 
 /// How many iterations are timed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Iterations {
+pub enum IterationCount {
     /// So many.
     Fixed(u32),
     /// As many as fit the time that a row may take.
@@ -28,9 +28,9 @@ pub enum Iterations {
 
 /// One row of the table, before it is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Case {
+pub struct BenchCase {
     /// What is measured.
-    pub operation: Subject,
+    pub operation: BenchOperation,
     /// The element type.
     pub dtype: DType,
     /// The reduction, where there is one.
@@ -41,7 +41,7 @@ pub struct Case {
     pub count: usize,
 }
 
-impl Case {
+impl BenchCase {
     /// Bytes of the whole buffer.
     pub fn bytes(&self) -> usize {
         self.count * self.dtype.size_bytes()
@@ -50,23 +50,23 @@ impl Case {
     /// Elements that `rank` of `world` contributes; where the operation works in place, those of its whole buffer.
     pub fn input_count(&self, world: WorldSize, rank: Rank) -> usize {
         match self.operation {
-            Subject::AllReduce
-            | Subject::Reduce
-            | Subject::ReduceScatter
-            | Subject::AllGather
-            | Subject::Broadcast
-            | Subject::AllToAll
-            | Subject::Scan
-            | Subject::Exscan
-            | Subject::SendReceive => self.count,
-            Subject::Gather => chunk(self.count, world, rank).len(),
-            Subject::Scatter if rank == self.root => self.count,
-            Subject::PingPong => self.output_count(rank),
-            Subject::Scatter | Subject::Barrier => 0,
+            BenchOperation::AllReduce
+            | BenchOperation::Reduce
+            | BenchOperation::ReduceScatter
+            | BenchOperation::AllGather
+            | BenchOperation::Broadcast
+            | BenchOperation::AllToAll
+            | BenchOperation::Scan
+            | BenchOperation::Exscan
+            | BenchOperation::SendReceive => self.count,
+            BenchOperation::Gather => chunk(self.count, world, rank).len(),
+            BenchOperation::Scatter if rank == self.root => self.count,
+            BenchOperation::PingPong => self.output_count(rank),
+            BenchOperation::Scatter | BenchOperation::Barrier => 0,
         }
     }
 
-    /// Elements of the buffer into which `rank` receives; none where the library makes it or the result is in place.
+    /// Elements of the buffer into which `rank` receives; none where the library makes it or the result is in position.
     pub fn output_count(&self, rank: Rank) -> usize {
         let receives = self.operation.is_of_messages() && self.operation.involves(rank);
         if receives { self.count } else { 0 }
@@ -84,11 +84,11 @@ impl Case {
 
 /// A checked plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Plan {
+pub struct BenchPlan {
     /// What is measured.
-    pub operation: Subject,
+    pub operation: BenchOperation,
     /// The rows, in the order in which they are measured.
-    pub cases: Vec<Case>,
+    pub cases: Vec<BenchCase>,
     /// `-b` as it came out.
     pub bytes_min: usize,
     /// `-e` as it came out.
@@ -96,7 +96,7 @@ pub struct Plan {
     /// How the sizes follow each other, as the header prints it.
     pub step: String,
     /// Timed iterations for each row.
-    pub iterations: Iterations,
+    pub iterations: IterationCount,
     /// Iterations before those.
     pub warm_up: u32,
     /// Checked iterations for each row.
@@ -111,33 +111,33 @@ pub struct Plan {
     pub json: Option<PathBuf>,
 }
 
-impl Plan {
+impl BenchPlan {
     /// The plan that the flags describe.
     ///
     /// # Errors
     ///
-    /// [`PlanError`] for flags that contradict each other.
-    pub fn new(args: &BenchArgs) -> Result<Self, PlanError> {
+    /// [`BenchPlanError`] for flags that contradict each other.
+    pub fn new(args: &BenchArgs) -> Result<Self, BenchPlanError> {
         let bytes_min = args.bytes_min.unwrap_or_else(|| args.bytes_max.unwrap_or(BYTES_MIN).min(BYTES_MIN));
         let bytes_max = args.bytes_max.unwrap_or_else(|| bytes_min.max(BYTES_MAX));
         if bytes_min > bytes_max {
-            return Err(PlanError::Inverted { min: bytes_min, max: bytes_max });
+            return Err(BenchPlanError::Inverted { min: bytes_min, max: bytes_max });
         }
         let step = match (args.step_bytes, args.step_factor.unwrap_or(STEP_FACTOR)) {
-            (Some(0), _) => return Err(PlanError::Step),
-            (Some(bytes), _) => Step::Bytes(bytes),
+            (Some(0), _) => return Err(BenchPlanError::Step),
+            (Some(bytes), _) => SizeStep::Bytes(bytes),
             (None, factor) if factor == 0 || (factor == 1 && bytes_min < bytes_max) => {
-                return Err(PlanError::Factor { factor, min: bytes_min });
+                return Err(BenchPlanError::Factor { factor, min: bytes_min });
             }
-            (None, factor) => Step::Factor(factor),
+            (None, factor) => SizeStep::Factor(factor),
         };
         if let Some(path) = args.json.as_ref().filter(|path| !directory_exists(path)) {
-            return Err(PlanError::NoDirectory { path: path.clone() });
+            return Err(BenchPlanError::NoDirectory { path: path.clone() });
         }
-        if args.alloc && args.operation != Subject::AllReduce {
-            return Err(PlanError::Alloc { operation: args.operation });
+        if args.alloc && args.operation != BenchOperation::AllReduce {
+            return Err(BenchPlanError::Alloc { operation: args.operation });
         }
-        let root = Rank::new(if args.operation.operation().has_root() { args.root } else { 0 });
+        let root = Rank::new(if args.operation.group_operation().has_root() { args.root } else { 0 });
         let sizes = sizes(bytes_min, bytes_max, step)?;
         Ok(Self {
             operation: args.operation,
@@ -145,7 +145,7 @@ impl Plan {
             bytes_min,
             bytes_max,
             step: step.to_string(),
-            iterations: args.iterations.map_or(Iterations::Adaptive, Iterations::Fixed),
+            iterations: args.iterations.map_or(IterationCount::Adaptive, IterationCount::Fixed),
             warm_up: args.warm_up,
             checks: args.checks,
             root,
@@ -185,13 +185,13 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`PlanError::Root`] and [`PlanError::TooFewRanks`].
-    pub fn for_world(&self, world: WorldSize) -> Result<Self, PlanError> {
+    /// [`BenchPlanError::Root`] and [`BenchPlanError::TooFewRanks`].
+    pub fn for_world(&self, world: WorldSize) -> Result<Self, BenchPlanError> {
         if world.get() < self.operation.ranks_min() {
-            return Err(PlanError::TooFewRanks { operation: self.operation, world });
+            return Err(BenchPlanError::TooFewRanks { operation: self.operation, world });
         }
         if !world.contains(self.root) {
-            return Err(PlanError::Root { root: self.root, world });
+            return Err(BenchPlanError::Root { root: self.root, world });
         }
         let mut plan = self.clone();
         plan.cases.iter_mut().for_each(|case| *case = case.for_world(world));
@@ -204,13 +204,13 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`PlanError::Memory`].
-    pub fn check_memory(&self, ranks: WorldSize, available: Option<u64>) -> Result<(), PlanError> {
-        let bytes = self.cases.iter().map(Case::bytes).max().unwrap_or_default();
+    /// [`BenchPlanError::Memory`].
+    pub fn check_memory(&self, ranks: WorldSize, available: Option<u64>) -> Result<(), BenchPlanError> {
+        let bytes = self.cases.iter().map(BenchCase::bytes).max().unwrap_or_default();
         let needed = self.operation.memory_bytes(bytes as u64, ranks.get());
         match available {
             Some(available) if needed > available => {
-                Err(PlanError::Memory { bytes, needed, ranks: ranks.get(), available })
+                Err(BenchPlanError::Memory { bytes, needed, ranks: ranks.get(), available })
             }
             _ => Ok(()),
         }
@@ -218,12 +218,12 @@ impl Plan {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum SizeStep {
     Bytes(usize),
     Factor(usize),
 }
 
-impl std::fmt::Display for Step {
+impl std::fmt::Display for SizeStep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Bytes(bytes) => write!(f, "{bytes}(bytes)"),
@@ -232,17 +232,17 @@ impl std::fmt::Display for Step {
     }
 }
 
-fn sizes(min: usize, max: usize, step: Step) -> Result<Vec<usize>, PlanError> {
+fn sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, BenchPlanError> {
     let next = |size: &usize| match step {
-        Step::Bytes(bytes) => size.checked_add(bytes),
+        SizeStep::Bytes(bytes) => size.checked_add(bytes),
         // From nothing a factor leads to one byte.
-        Step::Factor(factor) => size.checked_mul(factor).map(|next| next.max(1)),
+        SizeStep::Factor(factor) => size.checked_mul(factor).map(|next| next.max(1)),
     };
     let mut sizes = Vec::new();
     let mut size = Some(min);
     while let Some(bytes) = size.filter(|&bytes| bytes <= max) {
         if sizes.len() == ROWS_MAX {
-            return Err(PlanError::TooManyRows);
+            return Err(BenchPlanError::TooManyRows);
         }
         sizes.push(bytes);
         size = next(&bytes).filter(|&next| next > bytes);
@@ -252,27 +252,27 @@ fn sizes(min: usize, max: usize, step: Step) -> Result<Vec<usize>, PlanError> {
 
 /// Every type with every reduction at every size, sizes rounded to whole elements and each measured once. Where a reduction
 /// is not defined on a type there is no case, unless both were asked for by name.
-fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<Case>, PlanError> {
+fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>, BenchPlanError> {
     let operation = args.operation;
-    if operation == Subject::Barrier {
+    if operation == BenchOperation::Barrier {
         // It has no buffer.
-        return Ok(vec![Case { operation, dtype: DType::U8, reduction: None, root, count: 0 }]);
+        return Ok(vec![BenchCase { operation, dtype: DType::U8, reduction: None, root, count: 0 }]);
     }
     let reductions = reductions(args)?;
     let mut cases = Vec::new();
-    for dtype in Listed::expand(&args.dtypes, DType::ALL) {
+    for dtype in ListItem::expand(&args.dtypes, DType::ALL) {
         let mut counts: Vec<usize> = sizes.iter().map(|bytes| (bytes / dtype.size_bytes()).max(1)).collect();
         counts.dedup();
         for &reduction in &reductions {
             if let Some(op) = reduction.filter(|op| !op.applies_to(dtype)) {
-                if Listed::names(&args.reductions, op) && Listed::names(&args.dtypes, dtype) {
-                    return Err(PlanError::Undefined { op, dtype });
+                if ListItem::names(&args.reductions, op) && ListItem::names(&args.dtypes, dtype) {
+                    return Err(BenchPlanError::Undefined { op, dtype });
                 }
                 continue;
             }
-            cases.extend(counts.iter().map(|&count| Case { operation, dtype, reduction, root, count }));
+            cases.extend(counts.iter().map(|&count| BenchCase { operation, dtype, reduction, root, count }));
             if cases.len() > ROWS_MAX {
-                return Err(PlanError::TooManyRows);
+                return Err(BenchPlanError::TooManyRows);
             }
         }
     }
@@ -280,13 +280,13 @@ fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<Case>, Pla
 }
 
 /// The reductions to measure; a single `None` where nothing is reduced.
-fn reductions(args: &BenchArgs) -> Result<Vec<Option<ReduceOp>>, PlanError> {
+fn reductions(args: &BenchArgs) -> Result<Vec<Option<ReduceOp>>, BenchPlanError> {
     let operation = args.operation;
     if !operation.reduces() {
         return Ok(vec![None]);
     }
-    if operation.reduces_prefixes() && Listed::names(&args.reductions, ReduceOp::Average) {
-        return Err(PlanError::Average { operation });
+    if operation.reduces_prefixes() && ListItem::names(&args.reductions, ReduceOp::Average) {
+        return Err(BenchPlanError::Average { operation });
     }
     let is_measured = |op: &ReduceOp| match op {
         // There is no function that would be known on all ranks.
@@ -294,7 +294,7 @@ fn reductions(args: &BenchArgs) -> Result<Vec<Option<ReduceOp>>, PlanError> {
         ReduceOp::Average => !operation.reduces_prefixes(),
         _ => true,
     };
-    let all = Listed::expand(&args.reductions, ReduceOp::ALL);
+    let all = ListItem::expand(&args.reductions, ReduceOp::ALL);
     Ok(all.into_iter().filter(is_measured).map(Some).collect())
 }
 
@@ -312,13 +312,13 @@ mod tests {
 
     use super::*;
 
-    fn plan(flags: &str) -> Result<Plan, PlanError> {
+    fn plan(flags: &str) -> Result<BenchPlan, BenchPlanError> {
         let words = ["ringbench"].into_iter().chain(flags.split_whitespace());
-        Plan::new(&BenchArgs::try_parse_from(words).expect("flags that parse"))
+        BenchPlan::new(&BenchArgs::try_parse_from(words).expect("flags that parse"))
     }
 
     fn sizes_of(flags: &str) -> Vec<usize> {
-        plan(flags).expect("a plan").cases.iter().map(Case::bytes).collect()
+        plan(flags).expect("a plan").cases.iter().map(BenchCase::bytes).collect()
     }
 
     #[test]
@@ -337,7 +337,7 @@ mod tests {
     fn equal_parts_are_of_whole_elements() {
         let three = WorldSize::new(3).unwrap();
         let sizes = |flags: &str| -> Vec<usize> {
-            plan(flags).unwrap().for_world(three).unwrap().cases.iter().map(Case::bytes).collect()
+            plan(flags).unwrap().for_world(three).unwrap().cases.iter().map(BenchCase::bytes).collect()
         };
         for operation in ["gather", "scatter", "alltoall"] {
             assert_eq!(sizes(&format!("{operation} -b 4 -e 256 -f 4")), [12, 60, 252], "{operation}");
@@ -390,26 +390,32 @@ mod tests {
 
     #[test]
     fn what_does_not_go_together() {
-        assert_eq!(plan("all_reduce -b 8 -e 4"), Err(PlanError::Inverted { min: 8, max: 4 }));
-        assert_eq!(plan("all_reduce -b 8 -e 9 -f 1"), Err(PlanError::Factor { factor: 1, min: 8 }));
-        assert_eq!(plan("all_reduce -f 0"), Err(PlanError::Factor { factor: 0, min: 4 }));
-        assert_eq!(plan("all_reduce -i 0"), Err(PlanError::Step));
-        assert_eq!(plan("all_reduce -i 1"), Err(PlanError::TooManyRows));
-        assert!(matches!(plan("broadcast --alloc"), Err(PlanError::Alloc { .. })));
-        let undefined = |op, dtype| Err(PlanError::Undefined { op, dtype });
+        assert_eq!(plan("all_reduce -b 8 -e 4"), Err(BenchPlanError::Inverted { min: 8, max: 4 }));
+        assert_eq!(plan("all_reduce -b 8 -e 9 -f 1"), Err(BenchPlanError::Factor { factor: 1, min: 8 }));
+        assert_eq!(plan("all_reduce -f 0"), Err(BenchPlanError::Factor { factor: 0, min: 4 }));
+        assert_eq!(plan("all_reduce -i 0"), Err(BenchPlanError::Step));
+        assert_eq!(plan("all_reduce -i 1"), Err(BenchPlanError::TooManyRows));
+        assert!(matches!(plan("broadcast --alloc"), Err(BenchPlanError::Alloc { .. })));
+        let undefined = |op, dtype| Err(BenchPlanError::Undefined { op, dtype });
         assert_eq!(plan("all_reduce -t i8,f32 -o bor"), undefined(ReduceOp::BitOr, DType::F32));
         assert_eq!(plan("all_reduce -t f32_loc"), undefined(ReduceOp::Sum, DType::F32Loc));
         let two = WorldSize::new(2).unwrap();
-        let average = |operation| Err(PlanError::Average { operation });
-        assert_eq!(plan("scan -o sum,avg"), average(Subject::Scan));
-        assert_eq!(plan("exscan -o avg -t all"), average(Subject::Exscan));
+        let average = |operation| Err(BenchPlanError::Average { operation });
+        assert_eq!(plan("scan -o sum,avg"), average(BenchOperation::Scan));
+        assert_eq!(plan("exscan -o avg -t all"), average(BenchOperation::Exscan));
         for flags in ["broadcast --root 2", "reduce --root 2", "gather --root 2", "scatter --root 2"] {
-            assert!(matches!(plan(flags).unwrap().for_world(two), Err(PlanError::Root { .. })), "{flags}");
+            assert!(
+                matches!(plan(flags).unwrap().for_world(two), Err(BenchPlanError::Root { .. })),
+                "{flags}"
+            );
         }
         assert!(plan("all_reduce --root 2").unwrap().for_world(two).is_ok(), "it has no root");
         for flags in ["ping_pong", "sendrecv"] {
             let plan = plan(flags).unwrap();
-            assert!(matches!(plan.for_world(WorldSize::ONE), Err(PlanError::TooFewRanks { .. })), "{flags}");
+            assert!(
+                matches!(plan.for_world(WorldSize::ONE), Err(BenchPlanError::TooFewRanks { .. })),
+                "{flags}"
+            );
             assert!(plan.for_world(two).is_ok(), "{flags}");
         }
         let large = plan("all_reduce -e 1G").unwrap();

@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
+use super::operation::BenchOperation;
 use super::plan::ROWS_MAX;
-use super::subject::Subject;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
 /// Why the flags cannot be followed together. All of them are the person's to mend: exit code 2.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum PlanError {
+pub enum BenchPlanError {
     /// The smallest is larger than the largest.
     #[error("the smallest size (-b {min}) is larger than the largest (-e {max})")]
     Inverted {
@@ -46,7 +46,7 @@ pub enum PlanError {
     #[error("{operation} takes any reduction but avg: the average of some of the ranks alone is not defined")]
     Average {
         /// The operation.
-        operation: Subject,
+        operation: BenchOperation,
     },
     /// Nobody to send to.
     #[error(
@@ -54,7 +54,7 @@ pub enum PlanError {
     )]
     TooFewRanks {
         /// The operation.
-        operation: Subject,
+        operation: BenchOperation,
         /// The ranks.
         world: WorldSize,
     },
@@ -99,6 +99,6 @@ pub enum PlanError {
     #[error("--alloc is for all_reduce, and {operation} has no use for it; leave it out")]
     Alloc {
         /// The operation.
-        operation: Subject,
+        operation: BenchOperation,
     },
 }

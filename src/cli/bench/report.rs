@@ -7,9 +7,9 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::measure::Row;
-use super::plan::{Iterations, Plan};
-use super::profile;
+use super::measure::BenchRow;
+use super::plan::{BenchPlan, IterationCount};
+use super::time_breakdown;
 use crate::group::Group;
 use crate::train::atomic_file;
 use crate::types::WorldSize;
@@ -17,13 +17,13 @@ use crate::types::WorldSize;
 /// What a report takes at most, unless it has very many rows.
 const TRIAL_BYTES: usize = 64 << 10;
 /// The most ranks that the header lists.
-const RANKS_LISTED: usize = 64;
+const LISTED_RANKS_MAX: usize = 64;
 /// Where the kernel names the congestion control that a socket gets by default.
 const HOST_CONGESTION: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
 /// Where and under what the figures were measured.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Environment {
+pub struct BenchEnvironment {
     /// Versions of what took part.
     pub versions: Versions,
     /// Rank 0's host.
@@ -61,16 +61,16 @@ pub struct Versions {
 
 /// Everything that was measured.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     /// Where and under what.
-    pub environment: Environment,
+    pub environment: BenchEnvironment,
     /// A row for each size, type and reduction.
-    pub results: Vec<Row>,
+    pub results: Vec<BenchRow>,
 }
 
-impl Environment {
+impl BenchEnvironment {
     /// This host's, with every rank's host and process id as they were gathered.
-    pub fn new(group: &Group, plan: &Plan, ranks: &[(String, u32)], segment_bytes: usize) -> Self {
+    pub fn new(group: &Group, plan: &BenchPlan, ranks: &[(String, u32)], segment_bytes: usize) -> Self {
         let host_default = read_line(HOST_CONGESTION);
         let congestion = match (group.size(), group.congestion_control()) {
             (WorldSize::ONE, _) => "none".to_owned(),
@@ -103,13 +103,13 @@ impl Environment {
         &self,
         out: &mut dyn Write,
         group: &Group,
-        plan: &Plan,
+        plan: &BenchPlan,
         ranks: &[(String, u32)],
     ) -> io::Result<()> {
         let Versions { ringtrain, profile } = self.versions;
         let iterations = match plan.iterations {
-            Iterations::Fixed(count) => count.to_string(),
-            Iterations::Adaptive => "adaptive".to_owned(),
+            IterationCount::Fixed(count) => count.to_string(),
+            IterationCount::Adaptive => "adaptive".to_owned(),
         };
         let place = if plan.operation.is_in_place() { "in place" } else { "out of place" };
         let whose = if self.alloc { ", in buffers of the group (--alloc)" } else { "" };
@@ -139,14 +139,14 @@ impl Environment {
                 "# NOTE: built with debug assertions; build with --release before quoting a figure"
             )?;
         }
-        for (rank, (host, process)) in ranks.iter().take(RANKS_LISTED).enumerate() {
+        for (rank, (host, process)) in ranks.iter().take(LISTED_RANKS_MAX).enumerate() {
             writeln!(out, "#  Rank {rank:2} Pid {process:6} on {host}")?;
         }
-        if ranks.len() > RANKS_LISTED {
-            writeln!(out, "#  ... and {} more", ranks.len() - RANKS_LISTED)?;
+        if ranks.len() > LISTED_RANKS_MAX {
+            writeln!(out, "#  ... and {} more", ranks.len() - LISTED_RANKS_MAX)?;
         }
         if plan.profiles {
-            profile::write_legend(out)?;
+            time_breakdown::write_legend(out)?;
         }
         writeln!(out, "#")?;
         write_titles(out)
@@ -181,7 +181,7 @@ fn write_titles(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{}\n{}", title(names), title(units))
 }
 
-impl Row {
+impl BenchRow {
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let wrong = self.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
         // As in nccl-tests: -1 where there is no root.
@@ -202,13 +202,13 @@ impl Row {
             self.algorithm
         )?;
         if let Some(ranks) = &self.profile {
-            profile::write(out, ranks)?;
+            time_breakdown::write(out, ranks)?;
         }
         out.flush()
     }
 }
 
-impl Report {
+impl BenchReport {
     /// Wrong elements in all rows; `None` if no row was checked.
     pub fn wrong(&self) -> Option<u64> {
         self.results.iter().filter_map(|row| row.wrong).reduce(|a, b| a + b)

@@ -11,7 +11,7 @@ use crate::types::{Element, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp, WorldSize}
 
 /// Where a sample is drawn.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct SamplePosition {
     /// Random bits of its own.
     pub(super) bits: u64,
     /// Rank plus index: where not all ranks can contribute, they take turns along the index.
@@ -20,7 +20,7 @@ pub struct Place {
     pub(super) world: usize,
 }
 
-impl Place {
+impl SamplePosition {
     /// How many ranks may contribute here, and whether this one does, if at most `limit` may.
     fn turn(self, limit: usize) -> (usize, bool) {
         let stride = self.world.div_ceil(limit);
@@ -73,7 +73,7 @@ impl Place {
 /// An element type whose results can be foretold.
 pub trait Sample: Element {
     /// What one rank contributes at one place; not zero where nothing is reduced.
-    fn draw(op: Option<ReduceOp>, place: Place) -> Self;
+    fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self;
     /// The reduction of all contributions.
     fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self;
 }
@@ -88,7 +88,7 @@ fn truth(op: ReduceOp, mut values: impl Iterator<Item = bool>) -> bool {
 }
 
 /// The exact reduction of floats, an average not divided yet.
-fn fold(op: ReduceOp, values: impl Iterator<Item = f64>) -> f64 {
+fn reduce_floats(op: ReduceOp, values: impl Iterator<Item = f64>) -> f64 {
     match op {
         ReduceOp::Sum | ReduceOp::PreMulSum | ReduceOp::Average => values.sum(),
         ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
@@ -101,15 +101,15 @@ fn fold(op: ReduceOp, values: impl Iterator<Item = f64>) -> f64 {
 macro_rules! floats {
     ($($ty:ty as $computed:ty: $exact_max:literal, $exponent_max:literal, $to:expr, $from:expr;)+) => { $(
         impl Sample for $ty {
-            fn draw(op: Option<ReduceOp>, place: Place) -> Self {
+            fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self {
                 let round: fn($computed) -> $ty = $from;
-                round(place.float(op, $exact_max, $exponent_max) as $computed)
+                round(position.float(op, $exact_max, $exponent_max) as $computed)
             }
 
             fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self {
                 let widen: fn($ty) -> $computed = $to;
                 let round: fn($computed) -> $ty = $from;
-                let exact = fold(op, contributions.map(|value| f64::from(widen(value)))) as $computed;
+                let exact = reduce_floats(op, contributions.map(|value| f64::from(widen(value)))) as $computed;
                 round(if op == ReduceOp::Average { exact / world.get() as $computed } else { exact })
             }
         }
@@ -126,14 +126,14 @@ floats! {
 macro_rules! integers {
     ($($ty:ty => $wider:ty),+ $(,)?) => { $(
         impl Sample for $ty {
-            fn draw(op: Option<ReduceOp>, place: Place) -> Self {
-                let value = place.bits as $ty;
+            fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self {
+                let value = position.bits as $ty;
                 match op {
                     // Odd: not zero, and no product of such is.
                     None | Some(ReduceOp::Product) => value | 1,
-                    Some(ReduceOp::BitAnd) => !(place.sparse_bit(<$ty>::BITS) as $ty),
-                    Some(ReduceOp::BitOr) => place.sparse_bit(<$ty>::BITS) as $ty,
-                    Some(op) if op.is_logical() => place.truth(op) as $ty,
+                    Some(ReduceOp::BitAnd) => !(position.sparse_bit(<$ty>::BITS) as $ty),
+                    Some(ReduceOp::BitOr) => position.sparse_bit(<$ty>::BITS) as $ty,
+                    Some(op) if op.is_logical() => position.truth(op) as $ty,
                     Some(_) => value,
                 }
             }
@@ -164,12 +164,12 @@ integers!(i8 => i64, u8 => u64, i16 => i64, u16 => u64, i32 => i64, u32 => u64, 
 macro_rules! located {
     ($($located:ty { $value:ty, $index:ty }),+ $(,)?) => { $(
         impl Sample for $located {
-            fn draw(op: Option<ReduceOp>, place: Place) -> Self {
-                let index = (place.bits >> 16) as $index;
+            fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self {
+                let index = (position.bits >> 16) as $index;
                 match op {
-                    None => Self::new((1 + place.bits % 127) as $value, index),
+                    None => Self::new((1 + position.bits % 127) as $value, index),
                     // Few values, so that indices often decide.
-                    Some(_) => Self::new((place.bits % 5) as $value - 2 as $value, index),
+                    Some(_) => Self::new((position.bits % 5) as $value - 2 as $value, index),
                 }
             }
 

@@ -4,7 +4,7 @@ use crate::types::{Operation, Rank, WorldSize};
 
 /// What is measured: a collective, or messages between ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Subject {
+pub enum BenchOperation {
     /// [`Group::all_reduce`](crate::Group::all_reduce).
     AllReduce,
     /// [`Group::reduce`](crate::Group::reduce).
@@ -33,7 +33,7 @@ pub enum Subject {
     SendReceive,
 }
 
-impl Subject {
+impl BenchOperation {
     /// All of them, in the order in which people are told of them.
     pub const ALL: &'static [Self] = &[
         Self::AllReduce,
@@ -56,12 +56,12 @@ impl Subject {
         match self {
             Self::PingPong => "ping_pong",
             Self::SendReceive => "send_receive",
-            collective => collective.operation().name(),
+            collective => collective.group_operation().name(),
         }
     }
 
     /// What the group is asked for.
-    pub const fn operation(self) -> Operation {
+    pub const fn group_operation(self) -> Operation {
         match self {
             Self::AllReduce => Operation::AllReduce,
             Self::Reduce => Operation::Reduce,
@@ -180,13 +180,13 @@ impl Subject {
     }
 }
 
-impl std::fmt::Display for Subject {
+impl std::fmt::Display for BenchOperation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl std::str::FromStr for Subject {
+impl std::str::FromStr for BenchOperation {
     type Err = String;
 
     /// Case, `_` and `-` make no difference; `sendrecv` is what nccl-tests says.
@@ -194,8 +194,8 @@ impl std::str::FromStr for Subject {
         let plain = |name: &str| name.to_ascii_lowercase().replace(['_', '-'], "");
         let typed = plain(text);
         let typed = if typed == "sendrecv" { "sendreceive".to_owned() } else { typed };
-        Self::ALL.iter().copied().find(|subject| plain(subject.name()) == typed).ok_or_else(|| {
-            let names: Vec<&str> = Self::ALL.iter().map(|subject| subject.name()).collect();
+        Self::ALL.iter().copied().find(|operation| plain(operation.name()) == typed).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|operation| operation.name()).collect();
             format!("`{text}` is not one of {}", names.join(", "))
         })
     }
@@ -207,35 +207,39 @@ mod tests {
 
     #[test]
     fn bus_factors_are_those_of_nccl_tests() {
-        let of = |subject: Subject, n| subject.bus_factor(WorldSize::new(n).unwrap());
-        assert_eq!(of(Subject::AllReduce, 4), 1.5);
-        for subject in
-            [Subject::ReduceScatter, Subject::AllGather, Subject::Gather, Subject::Scatter, Subject::AllToAll]
-        {
-            assert_eq!((of(subject, 4), of(subject, 2)), (0.75, 0.5), "{subject}");
+        let of = |operation: BenchOperation, n| operation.bus_factor(WorldSize::new(n).unwrap());
+        assert_eq!(of(BenchOperation::AllReduce, 4), 1.5);
+        for operation in [
+            BenchOperation::ReduceScatter,
+            BenchOperation::AllGather,
+            BenchOperation::Gather,
+            BenchOperation::Scatter,
+            BenchOperation::AllToAll,
+        ] {
+            assert_eq!((of(operation, 4), of(operation, 2)), (0.75, 0.5), "{operation}");
         }
-        for subject in [Subject::Broadcast, Subject::Reduce, Subject::SendReceive] {
-            assert_eq!(of(subject, 8), 1.0, "{subject}");
+        for operation in [BenchOperation::Broadcast, BenchOperation::Reduce, BenchOperation::SendReceive] {
+            assert_eq!(of(operation, 8), 1.0, "{operation}");
         }
-        assert_eq!(of(Subject::AllReduce, 1), 0.0);
+        assert_eq!(of(BenchOperation::AllReduce, 1), 0.0);
     }
 
     #[test]
     fn names_and_their_other_spellings() {
-        for &subject in Subject::ALL {
-            assert_eq!(subject.name().parse(), Ok(subject));
+        for &operation in BenchOperation::ALL {
+            assert_eq!(operation.name().parse(), Ok(operation));
         }
         let cases = [
-            ("allreduce", Subject::AllReduce),
-            ("reduce-scatter", Subject::ReduceScatter),
-            ("alltoall", Subject::AllToAll),
-            ("All-To-All", Subject::AllToAll),
-            ("sendrecv", Subject::SendReceive),
-            ("pingpong", Subject::PingPong),
+            ("allreduce", BenchOperation::AllReduce),
+            ("reduce-scatter", BenchOperation::ReduceScatter),
+            ("alltoall", BenchOperation::AllToAll),
+            ("All-To-All", BenchOperation::AllToAll),
+            ("sendrecv", BenchOperation::SendReceive),
+            ("pingpong", BenchOperation::PingPong),
         ];
         for (text, expected) in cases {
             assert_eq!(text.parse(), Ok(expected));
         }
-        assert!("message".parse::<Subject>().is_err() && "".parse::<Subject>().is_err());
+        assert!("message".parse::<BenchOperation>().is_err() && "".parse::<BenchOperation>().is_err());
     }
 }

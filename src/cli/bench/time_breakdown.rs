@@ -11,7 +11,7 @@ use crate::types::Rank;
 /// Figures that a rank tells the others.
 const FIGURES: usize = 5;
 /// The most ranks of which each gets a line.
-const RANKS_LISTED: usize = 2;
+const LISTED_RANKS_MAX: usize = 2;
 
 /// Where the time of a timed iteration went on one rank.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
@@ -20,12 +20,12 @@ pub struct RankProfile {
     pub rank: u32,
     /// Where its time went.
     #[serde(flatten)]
-    pub parts: Parts,
+    pub parts: TimeBreakdown,
 }
 
 /// Where the time of a timed iteration went: the mean of all of them, in microseconds. The parts come to the whole.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub struct Parts {
+pub struct TimeBreakdown {
     /// All of it, by this rank's clock. The row's `time_us` is another figure: the median of the slowest ranks.
     pub wall_us: f64,
     /// [`Spent::send`].
@@ -52,13 +52,13 @@ impl RankProfile {
         let (all, _) = all.as_chunks::<FIGURES>();
         let of = |(rank, own): (Rank, &[u64; FIGURES])| Self {
             rank: rank.get(),
-            parts: Parts::new(*own, iterations),
+            parts: TimeBreakdown::new(*own, iterations),
         };
         Ok(group.size().ranks().zip(all).map(of).collect())
     }
 }
 
-impl Parts {
+impl TimeBreakdown {
     /// The mean of nanoseconds in all iterations.
     fn new([wall, parts @ ..]: [u64; FIGURES], iterations: u32) -> Self {
         let mean_us = |nanoseconds: u64| nanoseconds as f64 / f64::from(iterations.max(1)) / 1e3;
@@ -112,10 +112,10 @@ pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
 /// Two ranks as they are. Of more their mean, the one that waits least, for which the others wait very likely, and the one
 /// that waits most.
 pub(super) fn write(out: &mut dyn Write, ranks: &[RankProfile]) -> io::Result<()> {
-    if ranks.len() <= RANKS_LISTED {
+    if ranks.len() <= LISTED_RANKS_MAX {
         return ranks.iter().try_for_each(|of| of.parts.write(out, &format!("rank {}", of.rank)));
     }
-    Parts::mean(ranks).write(out, &format!("mean of {}", ranks.len()))?;
+    TimeBreakdown::mean(ranks).write(out, &format!("mean of {}", ranks.len()))?;
     let by_wait = |a: &&RankProfile, b: &&RankProfile| a.parts.wait_us.total_cmp(&b.parts.wait_us);
     let extremes =
         [(ranks.iter().min_by(by_wait), "waits least"), (ranks.iter().max_by(by_wait), "waits most")];
@@ -132,15 +132,19 @@ mod tests {
 
     #[test]
     fn parts_come_to_the_whole() {
-        let parts = Parts::new([10_000, 1000, 2000, 3000, 3500], 2);
+        let parts = TimeBreakdown::new([10_000, 1000, 2000, 3000, 3500], 2);
         let sum: f64 = parts.named().iter().map(|(_, time_us)| time_us).sum();
         assert_eq!((parts.wall_us, parts.send_us, parts.other_us, sum), (5.0, 0.5, 0.25, 5.0));
-        assert_eq!(Parts::new([1, 1, 1, 0, 0], 0).other_us, 0.0, "clocks of threads may differ by a tick");
+        assert_eq!(
+            TimeBreakdown::new([1, 1, 1, 0, 0], 0).other_us,
+            0.0,
+            "clocks of threads may differ by a tick"
+        );
     }
 
     #[test]
     fn of_many_ranks_the_extremes_are_shown() {
-        let of = |rank, wait| RankProfile { rank, parts: Parts::new([8000, 1000, 0, 0, wait], 1) };
+        let of = |rank, wait| RankProfile { rank, parts: TimeBreakdown::new([8000, 1000, 0, 0, wait], 1) };
         let lines = |ranks: &[RankProfile]| {
             let mut text = Vec::new();
             write(&mut text, ranks).unwrap();

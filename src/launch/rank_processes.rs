@@ -14,57 +14,57 @@ use rustix::process::{
 };
 use signal_hook::consts::SIGKILL;
 
-use super::keeper::Keeper;
-use super::outcome::Ended;
+use super::outcome::RankEnd;
 use super::processes;
-use super::shim::Line;
+use super::shim::ShimSocket;
+use super::watchdog::Watchdog;
 use crate::types::Rank;
 
 /// The process of one rank.
 #[derive(Debug)]
-struct Process {
+struct RankProcess {
     pid: Pid,
-    line: Line,
+    line: ShimSocket,
     running: bool,
 }
 
 /// All processes of the job. Dropping it kills them.
 #[derive(Debug)]
-pub(super) struct Ranks {
-    processes: Vec<Process>,
-    keeper: Keeper,
-    keeper_ended: bool,
+pub(super) struct RankProcesses {
+    processes: Vec<RankProcess>,
+    watchdog: Watchdog,
+    watchdog_ended: bool,
 }
 
 /// The streams of a rank that has been started.
 #[derive(Debug)]
-pub(super) struct Streams {
+pub(super) struct RankStreams {
     pub(super) stdout: ChildStdout,
     pub(super) stderr: ChildStderr,
 }
 
-impl Ranks {
-    pub(super) fn new(keeper: Keeper) -> Self {
-        // Refused by some sandboxes: descendants that leave their group are then the keeper's affair alone.
+impl RankProcesses {
+    pub(super) fn new(watchdog: Watchdog) -> Self {
+        // Refused by some sandboxes: descendants that leave their group are then the watchdog's affair alone.
         let _ = set_child_subreaper(Some(getpid()));
-        Self { processes: Vec::new(), keeper, keeper_ended: false }
+        Self { processes: Vec::new(), watchdog, watchdog_ended: false }
     }
 
     /// Starts the next rank. It must be called on a thread that lives as long as the job: the kernel ties a child's request to
     /// die with its parent to the parent's thread.
-    pub(super) fn start(&mut self, mut command: Command) -> io::Result<Streams> {
-        let (line, theirs) = Line::pair()?;
+    pub(super) fn start(&mut self, mut command: Command) -> io::Result<RankStreams> {
+        let (line, theirs) = ShimSocket::pair()?;
         let mut child =
             command.stdin(theirs).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()?;
         // Our copy of the rank's end of the socket goes with the command.
         drop(command);
         let pid = Pid::from_child(&child);
-        self.keeper.add(pid);
+        self.watchdog.add(pid);
         line.go();
-        self.processes.push(Process { pid, line, running: true });
+        self.processes.push(RankProcess { pid, line, running: true });
         let stdout = child.stdout.take().expect("its stdout was asked for");
         let stderr = child.stderr.take().expect("its stderr was asked for");
-        Ok(Streams { stdout, stderr })
+        Ok(RankStreams { stdout, stderr })
     }
 
     /// The processes' numbers, by rank.
@@ -80,7 +80,7 @@ impl Ranks {
     }
 
     /// The ranks that have ended since the last call. Whatever a rank leaves in its process group dies with it.
-    pub(super) fn reap(&mut self) -> Vec<(Rank, Ended)> {
+    pub(super) fn reap(&mut self) -> Vec<(Rank, RankEnd)> {
         let mut batch = Vec::new();
         for index in 0..self.processes.len() {
             let process = &self.processes[index];
@@ -100,11 +100,11 @@ impl Ranks {
     }
 
     /// Reaps what has become our child because its own parent ended.
-    fn reap_orphans(&mut self, batch: &mut Vec<(Rank, Ended)>) {
+    fn reap_orphans(&mut self, batch: &mut Vec<(Rank, RankEnd)>) {
         while let Ok(Some((pid, status))) = retry(|| wait(WaitOptions::NOHANG)) {
-            if pid == self.keeper.pid() {
-                self.keeper_ended = true;
-                self.keeper.lost();
+            if pid == self.watchdog.pid() {
+                self.watchdog_ended = true;
+                self.watchdog.lost();
             }
             // A rank that ended since we looked.
             let found = self.processes.iter().position(|process| process.running && process.pid == pid);
@@ -116,21 +116,21 @@ impl Ranks {
     }
 
     /// A rank has ended: kills the rest of its group and says how it ended.
-    fn bury(&mut self, index: usize, code: Option<i32>, signal: Option<i32>) -> Ended {
+    fn bury(&mut self, index: usize, code: Option<i32>, signal: Option<i32>) -> RankEnd {
         let process = &mut self.processes[index];
         process.running = false;
         processes::signal_group(process.pid, SIGKILL);
-        self.keeper.remove(process.pid);
+        self.watchdog.remove(process.pid);
         match (process.line.exec_error(), code) {
-            (Some(errno), _) => Ended::NotRun(errno),
-            (None, Some(code)) => Ended::Exited(code as u8),
-            (None, None) => Ended::Killed(signal.unwrap_or(SIGKILL)),
+            (Some(errno), _) => RankEnd::NotRun(errno),
+            (None, Some(code)) => RankEnd::Exited(code as u8),
+            (None, None) => RankEnd::Killed(signal.unwrap_or(SIGKILL)),
         }
     }
 
-    /// Whether the keeper ended before its time.
-    pub(super) fn keeper_ended(&self) -> bool {
-        self.keeper_ended
+    /// Whether the watchdog ended before its time.
+    pub(super) fn watchdog_ended(&self) -> bool {
+        self.watchdog_ended
     }
 
     /// Kills what the ranks have left behind outside of their groups, and says how many there were, dead ones that nobody has
@@ -139,17 +139,17 @@ impl Ranks {
     ///
     /// They are our children and only we reap them, so their numbers cannot come to mean others.
     pub(super) fn kill_leftovers(&self) -> usize {
-        let keeper = self.keeper.pid();
+        let watchdog = self.watchdog.pid();
         let leftovers = processes::children(getpid());
-        leftovers.iter().filter(|&&pid| pid != keeper && kill_process(pid, Signal::KILL).is_ok()).count()
+        leftovers.iter().filter(|&&pid| pid != watchdog && kill_process(pid, Signal::KILL).is_ok()).count()
     }
 }
 
-impl Drop for Ranks {
+impl Drop for RankProcesses {
     fn drop(&mut self) {
         self.signal(SIGKILL);
-        if self.processes.iter().all(|process| !process.running) && !self.keeper_ended {
-            self.keeper.dismiss();
+        if self.processes.iter().all(|process| !process.running) && !self.watchdog_ended {
+            self.watchdog.dismiss();
         }
     }
 }

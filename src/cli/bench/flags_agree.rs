@@ -3,7 +3,7 @@
 use sha2::{Digest as _, Sha256};
 
 use super::BenchError;
-use super::plan::Plan;
+use super::plan::BenchPlan;
 use crate::group::Group;
 
 /// Compares every rank's flags with rank 0's.
@@ -11,7 +11,7 @@ use crate::group::Group;
 /// # Errors
 ///
 /// [`BenchError::FlagsDiffer`], the same on all ranks, with the lowest rank that differs and all flags in which it does.
-pub(super) fn agree(group: &mut Group, plan: &Plan) -> Result<(), BenchError> {
+pub(super) fn check_flags_agree(group: &mut Group, plan: &BenchPlan) -> Result<(), BenchError> {
     let flags = plan.shared();
     let own: Vec<u64> = flags.iter().map(|(_, value)| digest(value)).collect();
     let table = group.all_gather_from(&own)?;

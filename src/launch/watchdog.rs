@@ -1,7 +1,7 @@
-//! The keeper: a second process of ringrun that outlives it by a moment, so that a ringrun killed by SIGKILL leaves no orphan.
+//! The watchdog: a second process of ringrun that outlives it by a moment, so that a ringrun killed by SIGKILL leaves no orphan.
 //!
 //! It holds one end of a pipe whose other end only ringrun has, and learns through it which process groups there are. When the
-//! pipe ends without the word `done`, ringrun is gone, and the keeper kills what ringrun would have killed: those groups, and
+//! pipe ends without the word `done`, ringrun is gone, and the watchdog kills what ringrun would have killed: those groups, and
 //! whatever else carries the job's id in its environment. The latter also closes the gap between the start of a rank and the
 //! announcement of its group.
 //!
@@ -24,28 +24,28 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP, SI
 use super::environment::JOB_ID;
 use super::processes;
 
-/// By this name (`argv[0]`) ringrun's executable acts as the keeper.
-pub const KEEPER: &str = "ring-keeper";
+/// By this name (`argv[0]`) ringrun's executable acts as the watchdog.
+pub const WATCHDOG: &str = "ring-watchdog";
 
-/// How long the keeper goes on killing what keeps appearing.
+/// How long the watchdog goes on killing what keeps appearing.
 const SWEEP_TIME: Duration = Duration::from_secs(5);
 
 /// How long it waits for the kernel between two sweeps.
 const SWEEP_PAUSE: Duration = Duration::from_millis(5);
 
-/// ringrun's side of the keeper.
+/// ringrun's side of the watchdog.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct Watchdog {
     pid: Pid,
     /// `None` once it has been lost.
     pipe: Option<ChildStdin>,
 }
 
-impl Keeper {
-    /// Starts the keeper and waits until it is out of the reach of our terminal's signals.
+impl Watchdog {
+    /// Starts the watchdog and waits until it is out of the reach of our terminal's signals.
     pub(super) fn start(job_id: &str) -> io::Result<Self> {
         let mut child = Command::new("/proc/self/exe")
-            .arg0(KEEPER)
+            .arg0(WATCHDOG)
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -54,9 +54,9 @@ impl Keeper {
             .spawn()?;
         let mut ready = [0];
         child.stdout.take().expect("its stdout was asked for").read_exact(&mut ready)?;
-        let mut keeper = Self { pid: Pid::from_child(&child), pipe: child.stdin.take() };
-        keeper.say(&format!("job {job_id}"));
-        Ok(keeper)
+        let mut watchdog = Self { pid: Pid::from_child(&child), pipe: child.stdin.take() };
+        watchdog.say(&format!("job {job_id}"));
+        Ok(watchdog)
     }
 
     pub(super) fn pid(&self) -> Pid {
@@ -73,7 +73,7 @@ impl Keeper {
         self.say(&format!("-{group}"));
     }
 
-    /// Nothing is left to guard. A keeper that somebody has stopped would not hear it, but it cannot miss a SIGKILL.
+    /// Nothing is left to guard. A watchdog that somebody has stopped would not hear it, but it cannot miss a SIGKILL.
     pub(super) fn dismiss(&mut self) {
         self.say("done");
         self.pipe = None;
@@ -81,13 +81,13 @@ impl Keeper {
         let _ = waitpid(Some(self.pid), WaitOptions::empty());
     }
 
-    /// The keeper has ended although nobody told it to.
+    /// The watchdog has ended although nobody told it to.
     pub(super) fn lost(&mut self) {
         self.pipe = None;
     }
 
-    /// A line is shorter than a pipe's atomic write, so that the keeper never sees half of one. Several thousand lines fit into
-    /// a pipe that nobody reads, more than there are ranks: a stopped keeper cannot stop us.
+    /// A line is shorter than a pipe's atomic write, so that the watchdog never sees half of one. Several thousand lines fit into
+    /// a pipe that nobody reads, more than there are ranks: a stopped watchdog cannot stop us.
     fn say(&mut self, line: &str) {
         if let Some(pipe) = &mut self.pipe
             && pipe.write_all(format!("{line}\n").as_bytes()).is_err()
@@ -97,15 +97,15 @@ impl Keeper {
     }
 }
 
-/// What the keeper has been told.
+/// What the watchdog has been told.
 #[derive(Default, Debug, PartialEq, Eq)]
-struct Charge {
+struct WatchedJob {
     job: Option<String>,
     groups: BTreeSet<i32>,
     done: bool,
 }
 
-impl Charge {
+impl WatchedJob {
     fn hear(&mut self, line: &str) {
         if line == "done" {
             self.done = true;
@@ -132,7 +132,7 @@ impl Charge {
     }
 }
 
-/// The keeper's program.
+/// The watchdog's program.
 pub(super) fn main() -> ExitCode {
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2] {
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
@@ -140,19 +140,19 @@ pub(super) fn main() -> ExitCode {
     let _ = rustix::process::setsid();
     // Somebody may have stopped us together with the job. When ringrun dies the kernel then wakes us, and we do our work.
     let _ = set_parent_process_death_signal(Some(Signal::CONT));
-    super::name_process(KEEPER);
+    super::name_process(WATCHDOG);
     if env::args_os().len() > 1 || io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).is_err() {
         return ExitCode::FAILURE;
     }
-    let mut charge = Charge::default();
+    let mut watched = WatchedJob::default();
     for line in io::stdin().lock().lines() {
         match line {
-            Ok(line) => charge.hear(&line),
+            Ok(line) => watched.hear(&line),
             Err(_) => break,
         }
     }
-    if !charge.done {
-        charge.kill_all();
+    if !watched.done {
+        watched.kill_all();
     }
     ExitCode::SUCCESS
 }
@@ -163,12 +163,12 @@ mod tests {
 
     #[test]
     fn what_it_hears() {
-        let mut charge = Charge::default();
+        let mut watched = WatchedJob::default();
         for line in ["job abc", "+12", "+13", "-12", "", "nonsense", "+x", "-99"] {
-            charge.hear(line);
+            watched.hear(line);
         }
-        assert_eq!(charge, Charge { job: Some("abc".to_owned()), groups: [13].into(), done: false });
-        charge.hear("done");
-        assert!(charge.done);
+        assert_eq!(watched, WatchedJob { job: Some("abc".to_owned()), groups: [13].into(), done: false });
+        watched.hear("done");
+        assert!(watched.done);
     }
 }
