@@ -98,6 +98,9 @@ fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
 
 fn conclusion(report: &train::Report) -> String {
     let mut line = format!("final: train loss {:.6}", report.train_loss);
+    if report.stopped {
+        line += " in the current epoch so far, not evaluated after the signal";
+    }
     for (name, value) in [
         ("test loss", report.test_loss),
         ("test accuracy", report.test_accuracy),

@@ -55,10 +55,10 @@ pub struct Report {
     pub epochs: u64,
     /// Steps taken, those before a resumption included.
     pub steps: u64,
-    /// Whether a signal ended the run before its last epoch.
+    /// Whether a signal ended the run. Such a run evaluates nothing: the metrics below are `None`.
     pub stopped: bool,
     /// Mean loss over the whole training set with the final parameters: squared error (in the target's unit) for
-    /// regression, cross-entropy in nats otherwise.
+    /// regression, cross-entropy in nats otherwise. After a signal, the mean over the samples of the current epoch so far.
     pub train_loss: f64,
     /// The same over the test set.
     pub test_loss: Option<f64>,

@@ -10,7 +10,7 @@ use super::config::{Config, Existing};
 use super::plan::Plan;
 use super::progress::Observer;
 use super::report::{Report, parameters_hash};
-use super::trainer::{Ending, Metrics, Trainer};
+use super::trainer::{Metrics, Trainer};
 use super::{Phase, TrainError, atomic_file};
 use crate::group::Group;
 use crate::types::Rank;
@@ -25,8 +25,8 @@ pub struct Summary {
 }
 
 /// Trains as `config` says, with all ranks of `group`. `observer` is told of what happens (pass
-/// [`Silent`](super::Silent) on all ranks but 0). Once `stop` is true on any rank, all ranks finish the step, save, and
-/// return in order.
+/// [`Silent`](super::Silent) on all ranks but 0). Once `stop` is true on any rank, all ranks finish the step, save, write the
+/// report and return, without another evaluation.
 ///
 /// # Errors
 ///
@@ -46,10 +46,10 @@ pub fn run(
     let clock = Instant::now();
     let before = group.statistics();
     let mut trainer = Trainer::new(config, &plan, state, group, stop);
-    let ending = trainer.train(group, observer)?;
+    trainer.train(group, observer)?;
     let train = trainer.evaluate(group, &plan.dataset.train)?;
     let test = trainer.evaluate(group, &plan.dataset.test)?;
-    if ending == Ending::Stopped {
+    if trainer.stopped {
         let steps = trainer.state.position.steps_total;
         let saved = if config.checkpoint.is_some() { "saved; go on with --resume" } else { "nothing saved" };
         observer.notice(&format!("stopped by a signal after step {steps}, {saved}"));
@@ -73,8 +73,8 @@ pub fn run(
         bucket_bytes: trainer.bucket_bytes(),
         epochs: trainer.state.position.epoch,
         steps: trainer.state.position.steps_total,
-        stopped: ending == Ending::Stopped,
-        train_loss: train.map_or(0.0, |metrics| metrics.loss),
+        stopped: trainer.stopped,
+        train_loss: train.map_or_else(|| trainer.running_loss(), |metrics| metrics.loss),
         test_loss: test.map(|metrics| metrics.loss),
         test_accuracy: figure(test, |metrics| metrics.accuracy),
         train_accuracy: figure(train, |metrics| metrics.accuracy),

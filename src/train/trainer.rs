@@ -36,18 +36,11 @@ pub(crate) struct Trainer<'a> {
     /// How gradients travel while others are still computed; `None` to reduce them after the backward pass.
     buckets: Option<Buckets>,
     workspace: Workspace,
+    /// Whether a rank was asked to stop. All ranks learn it in the same step or in the same block of an evaluation.
+    pub(crate) stopped: bool,
     /// Seconds and samples of this process's steps.
     pub(crate) step_seconds: f64,
     pub(crate) step_samples: u64,
-}
-
-/// Whether a run came to its end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Ending {
-    /// All epochs are done.
-    Complete,
-    /// A rank was asked to stop.
-    Stopped,
 }
 
 /// Figures over a set of samples.
@@ -90,6 +83,7 @@ impl<'a> Trainer<'a> {
             gradients: vec![0.0; count],
             buckets: bytes.map(|bytes| Buckets::new(bytes, config.compression)),
             workspace: plan.network.workspace(batch.max(EVALUATION_ROWS_MIN)),
+            stopped: false,
             step_seconds: 0.0,
             step_samples: 0,
         }
@@ -101,49 +95,49 @@ impl<'a> Trainer<'a> {
     }
 
     /// Trains until the last epoch is done or a rank is asked to stop.
-    pub(crate) fn train(
-        &mut self,
-        group: &mut Group,
-        observer: &mut dyn Observer,
-    ) -> Result<Ending, TrainError> {
-        let epochs = self.config.epochs;
-        while self.state.position.epoch < epochs {
-            if self.epoch(group, observer)? == Ending::Stopped && self.state.position.epoch < epochs {
-                return Ok(Ending::Stopped);
-            }
+    pub(crate) fn train(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        while self.state.position.epoch < self.config.epochs && !self.stopped {
+            self.epoch(group, observer)?;
         }
-        Ok(Ending::Complete)
+        Ok(())
     }
 
-    /// Trains through an epoch, or what is left of it, tests and saves. Asked to stop in the middle, it only saves.
-    fn epoch(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<Ending, TrainError> {
+    /// Mean loss of the current epoch's samples so far; between two epochs, of the last one.
+    pub(crate) fn running_loss(&self) -> f64 {
+        let position = self.state.position;
+        match self.state.history.last() {
+            Some(record) if position.samples == 0 => record.train_loss,
+            _ => position.loss_sum / position.samples.max(1) as f64,
+        }
+    }
+
+    /// Trains through an epoch, or through the rest of one, tests and saves. After a stop signal it saves without testing: the
+    /// launcher kills ranks that take too long to end.
+    fn epoch(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let (config, plan) = (self.config, self.plan);
         let start = self.state.position;
         let batches = Batches::new(config.seed, start.epoch, plan.dataset.train.len(), config.batch_size);
         observer.epoch_started(start.epoch + 1, config.epochs, start.step, batches.count() as u64);
         let clock = Instant::now();
         let mut samples = 0;
-        let mut ending = Ending::Complete;
         for index in start.step as usize..batches.count() {
             let batch = batches.batch(index);
-            let (loss, stopped) = self.step(group, batch)?;
+            let loss = self.step(group, batch)?;
             samples += batch.len() as u64;
             observer.step_taken(loss / batch.len() as f64, samples as f64 / clock.elapsed().as_secs_f64());
-            if stopped {
-                ending = Ending::Stopped;
+            if self.stopped {
                 break;
             }
         }
         let seconds = clock.elapsed().as_secs_f64();
         self.step_seconds += seconds;
         self.step_samples += samples;
+        let train_loss = self.running_loss();
         let position = &mut self.state.position;
         if position.step < batches.count() as u64 {
             observer.epoch_ended(config.epochs, None);
-            self.save(group)?;
-            return Ok(ending);
+            return self.save(group);
         }
-        let train_loss = position.loss_sum / position.samples.max(1) as f64;
         (position.epoch, position.step, position.loss_sum, position.samples) =
             (position.epoch + 1, 0, 0.0, 0);
         let test = self.evaluate(group, &plan.dataset.test)?;
@@ -160,19 +154,18 @@ impl<'a> Trainer<'a> {
         };
         observer.epoch_ended(config.epochs, Some(&record));
         self.state.history.push(record);
-        self.save(group)?;
-        Ok(ending)
+        self.save(group)
     }
 
-    /// One step on a global batch. Returns the sum of its losses, and whether a rank asked to stop.
-    fn step(&mut self, group: &mut Group, batch: &[u32]) -> Result<(f64, bool), TrainError> {
+    /// One step on a global batch. Returns the sum of its losses.
+    fn step(&mut self, group: &mut Group, batch: &[u32]) -> Result<f64, TrainError> {
         let plan = self.plan;
         let mine = batch[part(batch.len(), group.rank(), group.size())].iter().map(|&sample| sample as usize);
         let train = &plan.dataset.train;
         let input = self.workspace.input.slice_mut(s![..mine.len(), ..]);
         train.features.gather(mine.clone(), plan.standardizer.as_ref(), input);
         let slice = self.buckets.as_ref().map_or(usize::MAX, Buckets::elements);
-        let mut launched = Ok(());
+        let mut sent = Ok(());
         let outcome = plan.network.differentiate(
             &self.state.parameters,
             &mut self.gradients,
@@ -180,22 +173,22 @@ impl<'a> Trainer<'a> {
             (&train.targets, mine),
             1.0 / batch.len() as f32,
             (slice, |range, gradients: &mut [f32]| {
-                if let (Some(buckets), Ok(())) = (&mut self.buckets, &launched) {
-                    launched = buckets.add(group, range, gradients);
+                if let (Some(buckets), Ok(())) = (&mut self.buckets, &sent) {
+                    sent = buckets.add(group, range, gradients);
                 }
             }),
         );
         if !outcome.loss.is_finite() {
             return Err(self.diverged(group, outcome.loss));
         }
-        launched?;
-        let mut shared = [outcome.loss, f64::from(u8::from(self.stop.load(Ordering::Relaxed)))];
+        sent?;
+        let mut shared = [outcome.loss, self.stop_flag()];
         if let Some(buckets) = &mut self.buckets {
             buckets.flush(group, &self.gradients)?;
             let figures = group.all_reduce_async(shared.to_vec(), ReduceOp::Sum)?;
             let (optimizer, parameters) = (&mut self.optimizer, &mut self.state.parameters);
             optimizer.begin();
-            buckets.land(&mut self.gradients, |range, gradients| {
+            buckets.drain(&mut self.gradients, |range, gradients| {
                 optimizer.update(range, parameters, gradients);
             })?;
             shared.copy_from_slice(&figures.wait()?);
@@ -210,7 +203,13 @@ impl<'a> Trainer<'a> {
         position.steps_total += 1;
         position.loss_sum += shared[0];
         position.samples += batch.len() as u64;
-        Ok((shared[0], shared[1] > 0.0))
+        self.stopped = shared[1] > 0.0;
+        Ok(shared[0])
+    }
+
+    /// 1 if this rank was asked to stop: ranks add their flags up.
+    fn stop_flag(&self) -> f64 {
+        f64::from(u8::from(self.stop.load(Ordering::Relaxed)))
     }
 
     /// Stops the job on all ranks: this one's loss is no number.
@@ -231,30 +230,38 @@ impl<'a> Trainer<'a> {
         TrainError::Diverged(message)
     }
 
-    /// Figures over `samples`, the work and the result shared by all ranks; `None` for no samples.
+    /// Figures over `samples`, computed by all ranks together. `None` if there are no samples or a rank was asked to stop,
+    /// which ends the evaluation after the current block.
     pub(crate) fn evaluate(
         &mut self,
         group: &mut Group,
         samples: &Samples,
     ) -> Result<Option<Metrics>, TrainError> {
-        if samples.is_empty() {
-            return Ok(None);
-        }
         let mine = part(samples.len(), group.rank(), group.size());
-        let mut sums = [0.0, 0.0];
+        // Rank 0's part is the longest. All ranks take as many blocks, if with fewer samples.
+        let longest = part(samples.len(), Rank::ZERO, group.size()).len();
         let block = self.workspace.input.nrows();
-        for start in mine.clone().step_by(block) {
+        let mut sums = [0.0; 3];
+        for index in 0..longest.div_ceil(block) {
+            if self.stopped {
+                return Ok(None);
+            }
+            let start = mine.end.min(mine.start + index * block);
             let rows = start..mine.end.min(start + block);
             let input = self.workspace.input.slice_mut(s![..rows.len(), ..]);
             samples.features.gather(rows.clone(), self.plan.standardizer.as_ref(), input);
             let network = &self.plan.network;
             let outcome =
                 network.evaluate(&self.state.parameters, &mut self.workspace, &samples.targets, rows);
-            sums[0] += outcome.loss;
-            sums[1] += outcome.correct as f64;
+            let mut shared = [outcome.loss, outcome.correct as f64, self.stop_flag()];
+            group.all_reduce(&mut shared, ReduceOp::Sum)?;
+            sums.iter_mut().zip(shared).for_each(|(sum, value)| *sum += value);
+            self.stopped = sums[2] > 0.0;
         }
-        group.all_reduce(&mut sums, ReduceOp::Sum)?;
-        let [loss, correct] = sums;
+        if self.stopped || samples.is_empty() {
+            return Ok(None);
+        }
+        let [loss, correct, _] = sums;
         if !loss.is_finite() {
             // All ranks hold the same sum and return together; none is left waiting.
             let steps = self.state.position.steps_total;

@@ -150,6 +150,28 @@ fn a_resumed_run_is_the_uninterrupted_one() {
     }
 }
 
+/// Evaluating a large table takes longer than a launcher waits after SIGTERM; it then kills the rank and the report is lost.
+#[test]
+fn a_stopped_run_saves_and_reports_without_another_evaluation() {
+    // Digits in batches of 100 are 15 steps: the third case asks to stop after the epoch's last step, before the test.
+    for steps in [1, 7, 15] {
+        let directory = tempfile::tempdir().unwrap();
+        let stop = AtomicBool::new(false);
+        let config = Config {
+            batch_size: 100,
+            checkpoint: Some(saving(directory.path(), Existing::Refuse)),
+            report: Some(directory.path().join("report.json")),
+            ..config()
+        };
+        let report =
+            run(&mut Group::solo(), &config, &stop, &mut StopAfter { steps, stop: &stop }).unwrap().report;
+        assert!(report.stopped);
+        assert_eq!((report.test_loss, report.train_accuracy), (None, None));
+        assert!((0.1..3.0).contains(&report.train_loss), "{}", report.train_loss);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "a checkpoint and a report");
+    }
+}
+
 #[test]
 fn a_checkpoint_is_neither_overwritten_nor_misused() {
     let directory = tempfile::tempdir().unwrap();
