@@ -276,3 +276,12 @@ def test_a_program_that_keeps_everything_ends_well(ringrun: Launcher, tmp_path: 
     for n in (1, 3):
         done = ringrun(n, path)
         assert done.stderr == "", done
+
+
+@pytest.mark.parametrize("ending", ["sys.excepthook = print; raise ValueError('boom')", "raise ValueError('boom')"])
+def test_the_other_ranks_get_the_exception_that_ended_a_program(ringrun: Launcher, ending: str):
+    """Without this, a program that replaced the hook left with a goodbye, and the others named no cause."""
+    program = f"import sys, ringtrain as ring; ring.init()\nif ring.rank() == 1: {ending}\nring.barrier()"
+    done = ringrun(2, "-c", program, code=None)
+    assert done.code == 1, done
+    assert any("its program ended with ValueError: boom" in line for line in done.errors(0)), done

@@ -15,7 +15,7 @@ MPI4PY_VERSION = "4.1.2"
 class Rc:
     """What may be chosen before `MPI` is imported. The names are mpi4py's; `timeout` is ringtrain's own.
 
-    `initialize` (True): join the job on import. `finalize` (None): leave it at exit, if this module has joined it.
+    `initialize` (True): join the job on import. `finalize`: accepted; a program that ends leaves the job in any case.
     `recv_mprobe`, `fast_reduce`, `irecv_bufsz`, `threads`, `thread_level`, `errors`: accepted; objects are always received whole,
     and threads may always call anything. `timeout` (None): seconds that an operation may take; None is for ever, as in MPI.
     """

@@ -1,13 +1,8 @@
-"""Joining the job and leaving it: what MPI_Init and MPI_Finalize are here, and what an uncaught exception does to the job."""
+"""Joining the job and leaving it: MPI_Init and MPI_Finalize. `_shutdown` does the latter for a program that does not."""
 
-import atexit
-import contextlib
 import math
 import os
-import sys
 import threading
-import traceback
-from types import TracebackType
 from typing import Any, NoReturn
 
 from .. import _core, _world
@@ -44,7 +39,6 @@ class Runtime:
         self.control: Any = BEFORE
         self.main_thread = threading.main_thread()
         self._own_pid = os.getpid()
-        self._hook = sys.excepthook
         self.buffer: object = None
 
     def start(self) -> tuple[_core.Group, _core.Group]:
@@ -60,8 +54,6 @@ class Runtime:
         except _core.Error as error:
             raise translated(error) from error
         self.is_initialized = True
-        self._hook, sys.excepthook = sys.excepthook, self._excepted
-        atexit.register(self._at_exit)
         return prepared(world), prepared(_core.solo())
 
     def finish(self) -> None:
@@ -77,30 +69,6 @@ class Runtime:
         """Ends the job on every rank, which are told `text`."""
         if self.is_initialized and not self.is_finalized and os.getpid() == self._own_pid:
             self.control.abort(text)
-
-    def _excepted(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        """`sys.excepthook`: the others are told at once what ended this rank, and not left to find out."""
-        self._hook(kind, value, trace)
-        if not hasattr(sys, "ps1") and not sys.flags.interactive:
-            self._abort_for(value)
-
-    def _abort_for(self, value: BaseException) -> None:
-        # What came from the end of the job is no news to the others.
-        if isinstance(value.__cause__, _core.JobFailed) or isinstance(value, _core.JobFailed):
-            return
-        with contextlib.suppress(_core.Error):  # the job has ended already
-            self.abort("uncaught " + "".join(traceback.format_exception_only(value)).strip())
-
-    def _at_exit(self) -> None:
-        if not self.is_initialized or self.is_finalized or os.getpid() != self._own_pid:
-            return
-        # A program may have replaced the hook; the interpreter remembers what ended it all the same.
-        last = getattr(sys, "last_value", None)
-        if last is not None and not hasattr(sys, "ps1") and not sys.flags.interactive:
-            self._abort_for(last)
-        if rc.finalize is not False:
-            with contextlib.suppress(_core.Error):  # the job has ended; whoever failed has been named
-                self.finish()
 
 
 def prepared(group: _core.Group) -> _core.Group:

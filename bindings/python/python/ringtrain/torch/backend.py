@@ -6,8 +6,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringtrain import _core
-from ringtrain.torch import lifetime, meeting
+from ringtrain import _core, _shutdown
+from ringtrain.torch import meeting
 from ringtrain.torch.process_group import RingProcessGroup
 
 NAME = "ring"
@@ -30,7 +30,7 @@ def create(options: Any, _backend_options: Any = None) -> RingProcessGroup:
     else:
         group = meeting.meet(options.store, meeting.Place(rank, size, timeout, of_launcher))
     made = RingProcessGroup(group, options.global_ranks_in_group, of_launcher)
-    lifetime.watch(made)
+    _shutdown.register(made)
     return made
 
 

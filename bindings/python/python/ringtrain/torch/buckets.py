@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from ringtrain import _core
+from ringtrain import _core, _shutdown
 from ringtrain.torch import cuda, tensors
 from ringtrain.torch.compression import Compressor
-from ringtrain.torch.horovod import World
 
 # Large enough for the full bandwidth, and small enough that most of a model of 25 MB is on its way before the backward pass ends.
 BYTES = 4 << 20
@@ -43,7 +42,7 @@ class Reducer:
     def __init__(
         self, group: _core.Group, parameters: Sequence[Parameter], names: dict[Parameter, str], settings: Settings
     ) -> None:
-        self._world = World(group)
+        self._resource = _shutdown.GroupResource(group)
         self._settings = settings
         self._passes = settings.passes
         self._names = names

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringtrain import _core, _world
-from ringtrain.torch import lifetime, meeting, tensors
+from ringtrain import _core, _shutdown, _world
+from ringtrain.torch import meeting, tensors
 from ringtrain.torch.backend import ring_group
 from ringtrain.torch.compression import Compression, Compressor
 
@@ -26,27 +26,7 @@ Average, Sum, Min, Max, Product = "avg", "sum", "min", "max", "prod"
 _TIMEOUT_SECONDS = 1800.0  # torch's own default.
 
 
-class World:
-    """The ranks among which Horovod's functions work."""
-
-    def __init__(self, group: _core.Group) -> None:
-        self.group = group
-        lifetime.watch(self)
-
-    def fail(self, message: str) -> None:
-        try:
-            self.group.abort(message)
-        except _core.Error:
-            pass  # They know already.
-
-    def shutdown(self) -> None:
-        try:
-            self.group.close()
-        except _core.Error:
-            pass  # The job has failed, and whoever asked for something has been told.
-
-
-_current: World | None = None
+_current: _shutdown.GroupResource | None = None
 
 
 def init() -> None:
@@ -65,7 +45,7 @@ def init() -> None:
         group = meeting.meet(dist.PrefixStore("ringtrain.torch", store), place)
     else:
         group = _core.solo()
-    _current = World(group)
+    _current = _shutdown.GroupResource(group)
 
 
 def shutdown() -> None:
