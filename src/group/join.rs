@@ -16,10 +16,10 @@ use super::streams::Streams;
 use super::{Error, Group, Job, Membership, tune};
 use crate::engine::Settings;
 use crate::rendezvous::{
-    Arrival, Launched, Member, PeersFile, Roster, Shared, StartError, arrive, from_environment, host_name,
-    is_loopback, machine, preside, secret_from_environment,
+    Launched, Member, PeersFile, Registration, Roster, Shared, StartError, from_environment, host_name,
+    is_loopback, machine, register, secret_from_environment, serve,
 };
-use crate::transport::lobby::{Identity, Lobby};
+use crate::transport::listener::{Identity, Listener};
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate, SocketOptions, TcpTransport};
 use crate::types::{Rank, WorldSize};
 use crate::wire::frame::SEGMENT_BYTES_MAX;
@@ -141,7 +141,7 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     let sockets = SocketOptions::new(&options.congestion, options.operation_timeout)
         .and_then(|sockets| sockets.paced(options.pacing))
         .map_err(StartError::SocketOptions)?;
-    let (rank, lobby, roster) = match &options.meeting {
+    let (rank, listener, roster) = match &options.meeting {
         Meeting::Alone => return Ok(alone_with(options)),
         Meeting::Peers { file, .. } if file.world() == WorldSize::ONE => return Ok(alone_with(options)),
         Meeting::Launched(launched) if launched.world == WorldSize::ONE => return Ok(alone_with(options)),
@@ -155,7 +155,7 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     let spins = roster.at_processors_of(rank) <= processors;
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
-    let transport = TcpTransport::new(lobby, rank, roster.addresses(), sockets, streams.at_first());
+    let transport = TcpTransport::new(listener, rank, roster.addresses(), sockets, streams.at_first());
     let settings = Settings {
         rank,
         world,
@@ -207,9 +207,9 @@ pub(super) fn alone() -> Result<Job, Error> {
     let nobody = handshake::Job { id: rand::random(), world: 1, peers_digest: [0; 32] };
     let identity = Identity { secret: Secret::none(), job: nobody, rank: Some(Rank::ZERO) };
     let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let lobby = listen(&sockets, at, Rank::ZERO, identity)
+    let listener = listen(&sockets, at, Rank::ZERO, identity)
         .map_err(|error| refused("an event queue", error.to_string()))?;
-    let transport = TcpTransport::new(lobby, Rank::ZERO, vec![at], sockets, 1);
+    let transport = TcpTransport::new(listener, Rank::ZERO, vec![at], sockets, 1);
     let settings = Settings {
         rank: Rank::ZERO,
         world: WorldSize::ONE,
@@ -259,7 +259,7 @@ fn meet_by_file(
     file: &PeersFile,
     rank: Rank,
     bind: Option<IpAddr>,
-) -> Result<(Rank, Lobby, Roster), StartError> {
+) -> Result<(Rank, Listener, Roster), StartError> {
     let world = file.world();
     if !world.contains(rank) {
         return Err(StartError::RankOutOfRange { rank, world });
@@ -274,7 +274,7 @@ fn meet_by_file(
     let job = handshake::Job { id: [0; 16], world: world.get(), peers_digest: file.digest() };
     let identity = Identity { secret: options.secret.clone(), job, rank: Some(rank) };
     let listen_at = SocketAddr::new(bind.unwrap_or(own.ip()), own.port());
-    let mut lobby = listen(sockets, listen_at, rank, identity.clone())?;
+    let mut listener = listen(sockets, listen_at, rank, identity.clone())?;
     let member = Member {
         host: file.host(rank).to_owned(),
         machine: machine(options.host_id.as_deref()),
@@ -283,9 +283,9 @@ fn meet_by_file(
     };
     let name = |rank| file.name(rank);
     let roster = if rank == Rank::ZERO {
-        preside(&mut lobby, world, Some((rank, member)), options.start_timeout, name)?
+        serve(&mut listener, world, Some((rank, member)), options.start_timeout, name)?
     } else {
-        let arrival = Arrival {
+        let registration = Registration {
             identity: &identity,
             rank,
             world,
@@ -293,23 +293,23 @@ fn meet_by_file(
             who: "rank 0".into(),
             start_timeout: options.start_timeout,
         };
-        arrive(&arrival, |_| Ok(member), name)?
+        register(&registration, |_| Ok(member), name)?
     };
-    Ok((rank, lobby, roster))
+    Ok((rank, listener, roster))
 }
 
 fn meet_at_launcher(
     options: &JoinOptions,
     sockets: &SocketOptions,
     launched: &Launched,
-) -> Result<(Rank, Lobby, Roster), StartError> {
+) -> Result<(Rank, Listener, Roster), StartError> {
     let Launched { rank, world, rendezvous, job_id, .. } = *launched;
     if options.secret.is_none() && !is_loopback(rendezvous.ip()) {
         return Err(StartError::NeedsSecret { address: rendezvous });
     }
     let job = handshake::Job { id: job_id, world: world.get(), peers_digest: [0; 32] };
     let identity = Identity { secret: options.secret.clone(), job, rank: Some(rank) };
-    let arrival = Arrival {
+    let registration = Registration {
         identity: &identity,
         rank,
         world,
@@ -317,20 +317,21 @@ fn meet_at_launcher(
         who: "the launcher's rendezvous".into(),
         start_timeout: options.start_timeout,
     };
-    let mut lobby = None;
+    let mut listener = None;
     // The interface that leads to the rendezvous is the right one for the peers as well.
-    let register = |local: IpAddr| {
+    let start_listening = |local: IpAddr| {
         let listening = listen(sockets, SocketAddr::new(local, 0), rank, identity.clone())?;
         let address = listening
             .local_address()
             .map_err(|source| StartError::System { what: "this rank's own address", source })?;
-        lobby = Some(listening);
+        listener = Some(listening);
         let machine = machine(options.host_id.as_deref());
         Ok(Member { host: host_name(), machine, address, shared: shared(options) })
     };
-    let roster = arrive(&arrival, register, |rank| format!("rank {rank}"))?;
-    let lobby = lobby.ok_or_else(|| StartError::Refused("nobody asked where this rank listens".into()))?;
-    Ok((rank, lobby, roster))
+    let roster = register(&registration, start_listening, |rank| format!("rank {rank}"))?;
+    let listener =
+        listener.ok_or_else(|| StartError::Refused("nobody asked where this rank listens".into()))?;
+    Ok((rank, listener, roster))
 }
 
 fn listen(
@@ -338,12 +339,12 @@ fn listen(
     address: SocketAddr,
     rank: Rank,
     identity: Identity,
-) -> Result<Lobby, StartError> {
+) -> Result<Listener, StartError> {
     let listener = sockets.listen(address).map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => StartError::PortInUse { address, rank },
         _ => StartError::CannotListen { address, rank, source },
     })?;
-    Lobby::new(listener, identity).map_err(|source| StartError::System { what: "an event queue", source })
+    Listener::new(listener, identity).map_err(|source| StartError::System { what: "an event queue", source })
 }
 
 fn shared(options: &JoinOptions) -> Shared {

@@ -288,7 +288,7 @@ impl<T: Transport> Pump<T> {
 
     /// Makes lanes for peers that have opened links of their own accord.
     fn admit(&mut self) {
-        while let Some(peer) = self.transport.take_newcomer() {
+        while let Some(peer) = self.transport.take_incoming() {
             if let Entry::Vacant(place) = self.lanes.entry(peer) {
                 place.insert(Lane::new());
                 self.peers.push(peer);

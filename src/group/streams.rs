@@ -107,7 +107,7 @@ pub(super) fn choose(group: &mut Group, local: LocalTransport) -> Result<(), Err
     let count = if has_memory { 1 } else { measure(group)? };
     group.with_job(|job| {
         if count == 1 {
-            job.driver.become_one();
+            job.driver.use_single_connection();
         } else {
             job.driver.use_streams(count);
         }

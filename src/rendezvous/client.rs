@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::message::{self, FromRank, ToRank};
 use super::server::name_missing;
 use super::{Member, Roster, StartError};
-use crate::transport::lobby::{DialError, HANDSHAKE_TIMEOUT, Identity, advance, nonce};
+use crate::transport::listener::{DialError, HANDSHAKE_TIMEOUT, Identity, advance, nonce};
 use crate::types::{Rank, WorldSize};
 use crate::wire::handshake::{Dialer, Introduction, Purpose, Stream};
 
@@ -19,7 +19,7 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A rank on its way to the rendezvous.
-pub struct Arrival<'a> {
+pub struct Registration<'a> {
     /// Who we are.
     pub identity: &'a Identity,
     /// Our rank.
@@ -34,35 +34,35 @@ pub struct Arrival<'a> {
     pub start_timeout: Duration,
 }
 
-/// Goes to the rendezvous. `register` is given the address of this host by which the rendezvous was reached, and says
-/// where this rank listens; `name` names a rank in errors.
+/// Registers this rank and returns the roster once all ranks have registered. `listen` is given the address of this host by
+/// which the rendezvous was reached, and says where this rank listens; `name` names a rank in errors.
 ///
 /// # Errors
 ///
 /// [`StartError`] naming who did not come, or what is wrong between us and the rendezvous.
-pub fn arrive(
-    arrival: &Arrival<'_>,
-    register: impl FnOnce(IpAddr) -> Result<Member, StartError>,
+pub fn register(
+    registration: &Registration<'_>,
+    listen: impl FnOnce(IpAddr) -> Result<Member, StartError>,
     name: impl Fn(Rank) -> String,
 ) -> Result<Roster, StartError> {
     let started = Instant::now();
-    let mut stream = arrival.connect(started)?;
-    let local = stream.local_addr().map_err(|error| arrival.lost(&error.to_string()))?;
-    let member = register(local.ip())?;
-    arrival.say(&mut stream, &FromRank::Register(member))?;
+    let mut stream = registration.connect(started)?;
+    let local = stream.local_addr().map_err(|error| registration.lost(&error.to_string()))?;
+    let member = listen(local.ip())?;
+    registration.say(&mut stream, &FromRank::Register(member))?;
     let mut input = Vec::new();
-    if let Some(answer) = arrival.hear(&mut stream, &mut input, started + arrival.start_timeout)? {
-        return arrival.interpret(answer, &name);
+    if let Some(answer) = registration.hear(&mut stream, &mut input, started + registration.start_timeout)? {
+        return registration.interpret(answer, &name);
     }
     // Our patience is over, though others may have come later and still have some: who is it that we miss?
-    arrival.say(&mut stream, &FromRank::Ask)?;
-    match arrival.hear(&mut stream, &mut input, Instant::now() + ASK_TIMEOUT)? {
-        Some(answer) => arrival.interpret(answer, &name),
-        None => Err(arrival.lost("it does not say who is missing")),
+    registration.say(&mut stream, &FromRank::Ask)?;
+    match registration.hear(&mut stream, &mut input, Instant::now() + ASK_TIMEOUT)? {
+        Some(answer) => registration.interpret(answer, &name),
+        None => Err(registration.lost("it does not say who is missing")),
     }
 }
 
-impl Arrival<'_> {
+impl Registration<'_> {
     /// Dials until somebody answers and both have proved themselves.
     fn connect(&self, started: Instant) -> Result<TcpStream, StartError> {
         let (from, to, stream) = (self.rank, Rank::ZERO, Stream::ONLY);

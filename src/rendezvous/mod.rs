@@ -16,13 +16,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-pub use client::{Arrival, arrive};
+pub use client::{Registration, register};
 pub use environment::{
     EnvironmentError, Launched, SECRET_VARIABLE, from_environment, secret_from_environment,
 };
 pub use error::StartError;
 pub use peers_file::{PeersFile, PeersFileError};
-pub use server::{Server, preside};
+pub use server::{Server, serve};
 
 use crate::types::{Rank, WorldSize};
 

@@ -1,4 +1,4 @@
-//! Serving the rendezvous: admits ranks, keeps the roll, and sends the roster when the last has come.
+//! Serving the rendezvous: admits ranks, keeps the registry, and sends the roster when the last has come.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
@@ -13,34 +13,36 @@ use mio::net::TcpStream;
 
 use super::message::{self, FROM_RANK_BYTES_MAX, FromRank, ToRank};
 use super::{Member, Roster, StartError, is_loopback, list};
-use crate::transport::lobby::{Event, Identity, Lobby};
+use crate::transport::listener::{Event, Identity, Listener};
 use crate::types::{Rank, WorldSize};
 use crate::wire::Secret;
 use crate::wire::handshake::{Job, Purpose};
 
 /// How long the last messages may take to leave.
-const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
+const FINAL_SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a server that may be stopped looks whether it has been.
 const STOP_CHECK: Duration = Duration::from_millis(100);
 
-/// Serves the rendezvous on `lobby` until all of `world` have come; `own` is the serving rank's own registration.
+/// Serves the rendezvous on `listener` until all of `world` have come; `own` is the serving rank's own registration.
 ///
 /// # Errors
 ///
 /// [`StartError::Missing`] at the deadline, and [`StartError::PeerLost`] if a rank goes away before that. All ranks that
 /// have come are told the same.
-pub fn preside(
-    lobby: &mut Lobby,
+pub fn serve(
+    listener: &mut Listener,
     world: WorldSize,
     own: Option<(Rank, Member)>,
     start_timeout: Duration,
     name: impl Fn(Rank) -> String,
 ) -> Result<Roster, StartError> {
-    let mut roll = Roll::new(lobby, world, start_timeout);
+    let mut registry = Registry::new(listener, world, start_timeout);
     if let Some((rank, member)) = own {
-        roll.members.insert(rank, member);
+        registry.members.insert(rank, member);
     }
-    roll.run(&AtomicBool::new(false), &name).map(|roster| roster.unwrap_or(Roster { members: Vec::new() }))
+    registry
+        .run(&AtomicBool::new(false), &name)
+        .map(|roster| roster.unwrap_or(Roster { members: Vec::new() }))
 }
 
 /// A launcher's rendezvous, served by a thread of its own until all ranks have come.
@@ -70,13 +72,13 @@ impl Server {
             return Err(StartError::NeedsSecret { address });
         }
         let job = Job { id: job_id, world: world.get(), peers_digest: [0; 32] };
-        let mut lobby = Lobby::new(listener, Identity { secret, job, rank: None })
+        let mut listener = Listener::new(listener, Identity { secret, job, rank: None })
             .map_err(system("an event queue for the rendezvous"))?;
         let is_stopped = Arc::new(AtomicBool::new(false));
         let stop = Arc::clone(&is_stopped);
         let serve = move || {
             let result =
-                Roll::new(&mut lobby, world, start_timeout).run(&stop, &|rank| format!("rank {rank}"));
+                Registry::new(&mut listener, world, start_timeout).run(&stop, &|rank| format!("rank {rank}"));
             match result {
                 Ok(_) => log::debug!("all {world} ranks have met"),
                 // The ranks have been told and report it themselves.
@@ -107,28 +109,28 @@ impl Drop for Server {
     }
 }
 
-/// The roll being called.
-struct Roll<'a> {
-    lobby: &'a mut Lobby,
+/// The ranks that have registered so far.
+struct Registry<'a> {
+    listener: &'a mut Listener,
     world: WorldSize,
     start_timeout: Duration,
     started: Instant,
     members: BTreeMap<Rank, Member>,
-    visitors: BTreeMap<Token, Visitor>,
+    clients: BTreeMap<Token, Client>,
 }
 
 /// A rank's connection to the rendezvous.
-struct Visitor {
+struct Client {
     stream: TcpStream,
     rank: Rank,
-    standing: Standing,
+    state: ClientState,
     input: Vec<u8>,
     output: Vec<u8>,
 }
 
-/// How far a visitor has come.
+/// How far a client has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum ClientState {
     /// It has proved who it is.
     Known,
     /// It has said where it listens.
@@ -137,23 +139,23 @@ enum Standing {
     Refused,
 }
 
-/// Why the roll ends before all have come.
-enum Trouble {
+/// Why serving ends before all have come.
+enum ServeError {
     /// A rank went away.
     Gone { rank: Rank, detail: String },
     /// This machine refused to wait.
     System(io::Error),
 }
 
-impl<'a> Roll<'a> {
-    fn new(lobby: &'a mut Lobby, world: WorldSize, start_timeout: Duration) -> Self {
+impl<'a> Registry<'a> {
+    fn new(listener: &'a mut Listener, world: WorldSize, start_timeout: Duration) -> Self {
         Self {
-            lobby,
+            listener,
             world,
             start_timeout,
             started: Instant::now(),
             members: BTreeMap::new(),
-            visitors: BTreeMap::new(),
+            clients: BTreeMap::new(),
         }
     }
 
@@ -173,9 +175,11 @@ impl<'a> Roll<'a> {
                 return Err(self.time_out(name));
             }
             let until = self.start_timeout.min(now + STOP_CHECK);
-            self.turn(now, until, &mut events).map_err(|trouble| match trouble {
-                Trouble::Gone { rank, detail } => self.lose(rank, detail),
-                Trouble::System(source) => StartError::System { what: "waiting at the rendezvous", source },
+            self.poll(now, until, &mut events).map_err(|error| match error {
+                ServeError::Gone { rank, detail } => self.lose(rank, detail),
+                ServeError::System(source) => {
+                    StartError::System { what: "waiting at the rendezvous", source }
+                }
             })?;
         }
         let roster = Roster { members: self.members.values().cloned().collect() };
@@ -183,73 +187,73 @@ impl<'a> Roll<'a> {
         Ok(Some(roster))
     }
 
-    fn turn(&mut self, now: Duration, until: Duration, events: &mut Vec<Event>) -> Result<(), Trouble> {
+    fn poll(&mut self, now: Duration, until: Duration, events: &mut Vec<Event>) -> Result<(), ServeError> {
         events.clear();
-        self.lobby.wait(now, Some(until), events).map_err(Trouble::System)?;
+        self.listener.wait(now, Some(until), events).map_err(ServeError::System)?;
         let mut tokens: Vec<Token> = events.iter().map(|event| event.token).collect();
-        while let Some(admitted) = self.lobby.take_admitted(Purpose::Rendezvous) {
-            let visitor = Visitor {
-                stream: admitted.stream,
-                rank: admitted.introduction.from,
-                standing: Standing::Known,
+        while let Some(accepted) = self.listener.take_accepted(Purpose::Rendezvous) {
+            let client = Client {
+                stream: accepted.stream,
+                rank: accepted.introduction.from,
+                state: ClientState::Known,
                 input: Vec::new(),
                 output: Vec::new(),
             };
-            self.visitors.insert(admitted.token, visitor);
-            tokens.push(admitted.token);
+            self.clients.insert(accepted.token, client);
+            tokens.push(accepted.token);
         }
         for token in tokens {
-            self.serve(token)?;
+            self.serve_client(token)?;
         }
         Ok(())
     }
 
-    /// Reads what a visitor says, answers, and lets go of those who are done.
-    fn serve(&mut self, token: Token) -> Result<(), Trouble> {
-        let Some(mut visitor) = self.visitors.remove(&token) else { return Ok(()) };
+    /// Reads what a client says, answers, and lets go of those who are done.
+    fn serve_client(&mut self, token: Token) -> Result<(), ServeError> {
+        let Some(mut client) = self.clients.remove(&token) else { return Ok(()) };
         // What it said before it went counts, or a rank that registered and died at once would seem never to have come.
-        let ending = visitor.read();
-        let result = self.answer_all(&mut visitor).and(ending).and_then(|()| visitor.write());
+        let ending = client.read();
+        let result = self.answer_all(&mut client).and(ending).and_then(|()| client.write());
         match result {
             Ok(()) => {
-                self.visitors.insert(token, visitor);
+                self.clients.insert(token, client);
                 Ok(())
             }
-            Err(detail) if visitor.standing == Standing::Refused => {
-                log::info!("the second rank {} is gone: {detail}", visitor.rank);
+            Err(detail) if client.state == ClientState::Refused => {
+                log::info!("the second rank {} is gone: {detail}", client.rank);
                 Ok(())
             }
-            Err(detail) => Err(Trouble::Gone { rank: visitor.rank, detail }),
+            Err(detail) => Err(ServeError::Gone { rank: client.rank, detail }),
         }
     }
 
-    fn answer_all(&mut self, visitor: &mut Visitor) -> Result<(), String> {
-        while let Some(said) = message::decode(&mut visitor.input, FROM_RANK_BYTES_MAX)? {
-            self.answer(visitor, said);
+    fn answer_all(&mut self, client: &mut Client) -> Result<(), String> {
+        while let Some(said) = message::decode(&mut client.input, FROM_RANK_BYTES_MAX)? {
+            self.answer(client, said);
         }
         Ok(())
     }
 
-    fn answer(&mut self, visitor: &mut Visitor, said: FromRank) {
+    fn answer(&mut self, client: &mut Client, said: FromRank) {
         let reply = match said {
             FromRank::Ask => ToRank::Missing { ranks: self.missing() },
-            FromRank::Register(_) if visitor.standing == Standing::Registered => return,
+            FromRank::Register(_) if client.state == ClientState::Registered => return,
             FromRank::Register(member) => {
-                let Some(first) = self.members.get(&visitor.rank) else {
-                    visitor.standing = Standing::Registered;
-                    self.members.insert(visitor.rank, member);
+                let Some(first) = self.members.get(&client.rank) else {
+                    client.state = ClientState::Registered;
+                    self.members.insert(client.rank, member);
                     return;
                 };
-                visitor.standing = Standing::Refused;
+                client.state = ClientState::Refused;
                 ToRank::Refused {
                     reason: format!(
                         "rank {} is taken by a process on {} that listens on {}; was it started twice?",
-                        visitor.rank, first.host, first.address
+                        client.rank, first.host, first.address
                     ),
                 }
             }
         };
-        visitor.output.extend_from_slice(&message::encode(&reply));
+        client.output.extend_from_slice(&message::encode(&reply));
     }
 
     fn missing(&self) -> Vec<Rank> {
@@ -271,22 +275,22 @@ impl<'a> Roll<'a> {
         StartError::PeerLost { rank, host, detail }
     }
 
-    /// Tells every visitor the same and gives the words time to leave.
+    /// Tells every client the same and gives the words time to leave.
     fn tell_all(&mut self, words: &ToRank) {
         let words = message::encode(words);
-        for visitor in self.visitors.values_mut() {
-            visitor.output.extend_from_slice(&words);
+        for client in self.clients.values_mut() {
+            client.output.extend_from_slice(&words);
         }
-        let deadline = self.started.elapsed() + FAREWELL_TIMEOUT;
+        let deadline = self.started.elapsed() + FINAL_SEND_TIMEOUT;
         let mut events = Vec::new();
         loop {
-            self.visitors.retain(|_, visitor| visitor.write().is_ok() && !visitor.output.is_empty());
+            self.clients.retain(|_, client| client.write().is_ok() && !client.output.is_empty());
             let now = self.started.elapsed();
-            if self.visitors.is_empty() || now >= deadline {
+            if self.clients.is_empty() || now >= deadline {
                 return;
             }
             events.clear();
-            if let Err(error) = self.lobby.wait(now, Some(deadline), &mut events) {
+            if let Err(error) = self.listener.wait(now, Some(deadline), &mut events) {
                 log::warn!("the rendezvous ended early: {error}");
                 return;
             }
@@ -294,7 +298,7 @@ impl<'a> Roll<'a> {
     }
 }
 
-impl Visitor {
+impl Client {
     fn read(&mut self) -> Result<(), String> {
         let mut bytes = [0; 4096];
         loop {

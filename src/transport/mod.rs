@@ -1,6 +1,6 @@
 //! Moves bytes between this rank and its peers, and knows no collectives.
 
-pub mod lobby;
+pub mod listener;
 pub mod poller;
 pub(crate) mod prompt;
 pub mod shm;
@@ -46,7 +46,7 @@ pub trait Transport {
     fn finish(&mut self, peer: Rank);
 
     /// A peer that has opened a link of its own accord since the last call.
-    fn take_newcomer(&mut self) -> Option<Rank>;
+    fn take_incoming(&mut self) -> Option<Rank>;
 
     /// How bytes travel, as benchmarks print it.
     fn name(&self) -> &'static str;

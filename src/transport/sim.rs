@@ -345,7 +345,7 @@ impl Transport for SimTransport {
         }
     }
 
-    fn take_newcomer(&mut self) -> Option<Rank> {
+    fn take_incoming(&mut self) -> Option<Rank> {
         let mut network = self.network.borrow_mut();
         network.look(self.rank);
         let ends = network.links.keys().filter_map(|&(a, b)| match self.rank {

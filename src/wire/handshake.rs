@@ -76,7 +76,7 @@ pub struct Introduction {
     pub purpose: Purpose,
     /// Who dials.
     pub from: Rank,
-    /// Who is dialled: a rank, or for the rendezvous whoever serves it.
+    /// Who is dialed: a rank, or for the rendezvous whoever serves it.
     pub to: Rank,
     /// Which of a link's connections it is; for the rendezvous [`Stream::ONLY`].
     pub stream: Stream,
@@ -310,7 +310,7 @@ impl Acceptor {
         Self { secret, job, own_rank, nonce, state, input: Vec::new(), output: Vec::new() }
     }
 
-    /// Who dialled, once the handshake is over.
+    /// Who dialed, once the handshake is over.
     pub fn introduction(&self) -> Option<Introduction> {
         match self.state {
             AcceptorState::Done(introduction) => Some(introduction),

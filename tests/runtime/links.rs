@@ -103,7 +103,7 @@ fn after(own: Rank, step: u32, n: u32) -> Rank {
     Rank::new((own.get() + step) % n)
 }
 
-/// A rank that computed for longer than a connection may take was reported as lost by whoever dialled it, lower or higher.
+/// A rank that computed for longer than a connection may take was reported as lost by whoever dialed it, lower or higher.
 #[test]
 fn a_rank_that_is_away_for_longer_than_a_connection_may_take_is_not_lost() {
     let (back, away) = mpsc::channel();

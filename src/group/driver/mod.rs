@@ -106,8 +106,8 @@ impl Driver {
     }
 
     /// Goes on with one connection for each link.
-    pub(super) fn become_one(&self) {
-        self.shared.lock().pump.transport_mut().become_one();
+    pub(super) fn use_single_connection(&self) {
+        self.shared.lock().pump.transport_mut().use_single_connection();
     }
 
     pub(super) fn statistics(&self) -> Statistics {

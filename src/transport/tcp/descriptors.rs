@@ -2,19 +2,19 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 
-use super::{State, TcpTransport};
+use super::{LinkState, TcpTransport};
 
 impl TcpTransport {
     /// The sockets that are open now, by their numbers. For as long as a forked process has copies of them, peers do not hear of
     /// this one's end.
     pub fn descriptors(&self) -> Vec<RawFd> {
-        let mut all = self.lobby.descriptors();
+        let mut all = self.listener.descriptors();
         for link in self.links.values() {
             match &link.state {
-                State::Open(stream) => all.push(stream.as_raw_fd()),
-                State::Bundled(bundle) => all.extend(bundle.pipes().map(AsRawFd::as_raw_fd)),
+                LinkState::Open(stream) => all.push(stream.as_raw_fd()),
+                LinkState::Bundled(bundle) => all.extend(bundle.connections().map(AsRawFd::as_raw_fd)),
                 // Both are closed or opened again by whoever has them next; the peer has not been let in yet.
-                State::Meeting(_) | State::Lost(_) => {}
+                LinkState::Opening(_) | LinkState::Lost(_) => {}
             }
         }
         all

@@ -1,4 +1,4 @@
-//! The connections of a link beyond the first. Whoever has dialled the link opens them once it is settled on, each with a
+//! The connections of a link beyond the first. Whoever has dialed the link opens them once it is settled on, each with a
 //! handshake of its own. What becomes of one before both ends have it is no matter of life and death: the link works with
 //! those that it has.
 
@@ -8,8 +8,8 @@ use mio::Token;
 use mio::net::TcpStream;
 
 use super::bundle::Bundle;
-use super::{CONNECT_TIMEOUT, Dial, Link, State, TcpTransport};
-use crate::transport::lobby::{Admitted, Dialled, HANDSHAKE_TIMEOUT};
+use super::{CONNECT_TIMEOUT, Dial, Link, LinkState, TcpTransport};
+use crate::transport::listener::{Accepted, DialProgress, HANDSHAKE_TIMEOUT};
 use crate::types::Rank;
 use crate::wire::handshake::Stream;
 
@@ -30,16 +30,16 @@ impl Extra {
 impl TcpTransport {
     fn bundle(&mut self, peer: Rank) -> Option<&mut Bundle<TcpStream>> {
         match self.links.get_mut(&peer) {
-            Some(Link { state: State::Bundled(bundle), .. }) => Some(bundle),
+            Some(Link { state: LinkState::Bundled(bundle), .. }) => Some(bundle),
             _ => None,
         }
     }
 
-    /// Begins to open the other connections of a link that this rank has dialled.
+    /// Begins to open the other connections of a link that this rank has dialed.
     pub(super) fn open_extras(&mut self, now: Duration, peer: Rank) {
         let Some(bundle) = self.bundle(peer) else { return };
         let of = bundle.of();
-        bundle.await_others(usize::from(of) - 1);
+        bundle.expect_connections(usize::from(of) - 1);
         for index in 1..of {
             self.open_extra(now, peer, Stream { index, of });
         }
@@ -55,27 +55,27 @@ impl TcpTransport {
     }
 
     /// Lets a connection that is being opened go as far as it can.
-    pub(super) fn pursue_extra(&mut self, now: Duration, token: Token) {
+    pub(super) fn advance_extra(&mut self, now: Duration, token: Token) {
         let Some(mut extra) = self.extras.remove(&token) else { return };
         let dial = &mut extra.dial;
-        match dial.handshake.pursue(&mut dial.stream) {
-            Dialled::Connecting => {}
-            Dialled::Pending => dial.deadline = None,
-            Dialled::Ready => {
+        match dial.handshake.advance(&mut dial.stream) {
+            DialProgress::Connecting => {}
+            DialProgress::Pending => dial.deadline = None,
+            DialProgress::Ready => {
                 let Extra { peer, stream: Stream { index, .. }, dial } = extra;
                 self.ranks.insert(token, peer);
                 if let Some(bundle) = self.bundle(peer) {
-                    bundle.despair();
+                    bundle.expect_one_less();
                     bundle.add(index, dial.stream, token);
                 }
                 return;
             }
             // We were away in the middle of the handshake, as with a link's first connection.
-            Dialled::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT => {
+            DialProgress::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT => {
                 return self.open_extra(now, extra.peer, extra.stream);
             }
-            Dialled::Closed(error) => return self.give_up(extra.peer, extra.stream, &error.to_string()),
-            Dialled::Failed(error) => return self.give_up(extra.peer, extra.stream, &error.to_string()),
+            DialProgress::Closed(error) => return self.give_up(extra.peer, extra.stream, &error.to_string()),
+            DialProgress::Failed(error) => return self.give_up(extra.peer, extra.stream, &error.to_string()),
         }
         self.extras.insert(token, extra);
     }
@@ -83,10 +83,10 @@ impl TcpTransport {
     fn give_up(&mut self, peer: Rank, stream: Stream, why: &str) {
         let Stream { index, of } = stream;
         if let Some(bundle) = self.bundle(peer) {
-            if bundle.lacks(index) {
+            if bundle.is_missing(index) {
                 log::info!("the link with rank {peer} goes on without connection {index} of {of}: {why}");
             }
-            bundle.despair();
+            bundle.expect_one_less();
         }
     }
 
@@ -96,7 +96,7 @@ impl TcpTransport {
             self.extras.iter().filter(|(_, extra)| is_late(extra)).map(|(&token, _)| token).collect();
         for token in late {
             // Perhaps it is we who were away, and there is a connection by now.
-            self.pursue_extra(now, token);
+            self.advance_extra(now, token);
             if self.extras.get(&token).is_some_and(is_late)
                 && let Some(Extra { peer, stream, .. }) = self.extras.remove(&token)
             {
@@ -106,10 +106,10 @@ impl TcpTransport {
     }
 
     /// A peer has opened a further connection of a link and proved itself.
-    pub(super) fn meet_extra(&mut self, admitted: Admitted) {
-        let (peer, token) = (admitted.introduction.from, admitted.token);
-        let Stream { index, of } = admitted.introduction.stream;
-        let has_place = |bundle: &mut Bundle<TcpStream>| bundle.of() == of && bundle.lacks(index);
+    pub(super) fn accept_extra(&mut self, accepted: Accepted) {
+        let (peer, token) = (accepted.introduction.from, accepted.token);
+        let Stream { index, of } = accepted.introduction.stream;
+        let has_place = |bundle: &mut Bundle<TcpStream>| bundle.of() == of && bundle.is_missing(index);
         if !self.bundle(peer).is_some_and(has_place) {
             // A link that has closed its others is one reason.
             log::debug!(
@@ -117,7 +117,7 @@ impl TcpTransport {
             );
             return;
         }
-        match self.take_in(admitted) {
+        match self.confirm(accepted) {
             Ok(stream) => {
                 self.ranks.insert(token, peer);
                 if let Some(bundle) = self.bundle(peer) {
@@ -133,10 +133,10 @@ impl TcpTransport {
         self.used = used.clamp(1, self.streams);
         let used = self.used;
         for link in self.links.values_mut() {
-            if let State::Bundled(bundle) = &mut link.state {
+            if let LinkState::Bundled(bundle) = &mut link.state {
                 bundle.use_streams(used.into());
-                for pipe in bundle.pipes() {
-                    if let Err(error) = self.options.pace(pipe, bundle.of().min(used)) {
+                for connection in bundle.connections() {
+                    if let Err(error) = self.options.pace(connection, bundle.of().min(used)) {
                         log::debug!("a connection keeps its rate: {error}");
                     }
                 }
@@ -145,12 +145,12 @@ impl TcpTransport {
     }
 
     /// From now on links have one connection alone. What the others still carry arrives, and then they are closed.
-    pub fn become_one(&mut self) {
+    pub fn use_single_connection(&mut self) {
         self.use_streams(1);
         self.streams = 1;
         for link in self.links.values_mut() {
-            if let State::Bundled(bundle) = &mut link.state {
-                bundle.become_one();
+            if let LinkState::Bundled(bundle) = &mut link.state {
+                bundle.use_single_connection();
             }
         }
     }

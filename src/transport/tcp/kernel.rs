@@ -11,7 +11,7 @@ const FIGURES: usize = libc::SK_MEMINFO_DROPS as usize + 1;
 
 /// What a socket's sending side holds, in bytes as the kernel counts them, its own overhead included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Room {
+pub(super) struct SendSpace {
     /// Not sent, or not acknowledged.
     pub(super) queued: usize,
     /// What it may still take.
@@ -19,7 +19,7 @@ pub(super) struct Room {
 }
 
 /// What a socket's sending side holds and may take.
-pub(super) fn room<S: AsFd>(socket: &S) -> io::Result<Room> {
+pub(super) fn room<S: AsFd>(socket: &S) -> io::Result<SendSpace> {
     let mut figures = [0u32; FIGURES];
     let mut length = size_of_val(&figures) as libc::socklen_t;
     let descriptor = socket.as_fd().as_raw_fd();
@@ -33,7 +33,7 @@ pub(super) fn room<S: AsFd>(socket: &S) -> io::Result<Room> {
     }
     let figure = |which: libc::c_int| figures[which as usize] as usize;
     let queued = figure(libc::SK_MEMINFO_WMEM_QUEUED);
-    Ok(Room { queued, free: figure(libc::SK_MEMINFO_SNDBUF).saturating_sub(queued) })
+    Ok(SendSpace { queued, free: figure(libc::SK_MEMINFO_SNDBUF).saturating_sub(queued) })
 }
 
 /// Whether a socket would take bytes now. If not, the kernel takes note that somebody wants to know: an event comes when it

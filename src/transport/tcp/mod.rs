@@ -1,16 +1,16 @@
-//! TCP links: one connection for each pair of ranks that talk, opened when first needed.
+//! TCP links: one link for each pair of ranks that communicate, opened when it is first needed.
 //!
-//! Whoever needs a link dials. If both do, `crossing` says which connection becomes the link. A link may consist of several
-//! connections (`bundle`), of which whoever has dialled it opens the others as well (`extra`).
+//! A rank that needs a link dials. If both ranks dial, `simultaneous_open` decides which connection becomes the link. A link may
+//! consist of several connections (`bundle`); the rank that dialed the first one also opens the others (`extra`).
 
 mod bundle;
-mod crossing;
 mod descriptors;
 mod extra;
 mod kernel;
 mod options;
 mod pacing;
-mod surplus;
+mod read_ahead;
+mod simultaneous_open;
 #[cfg(test)]
 mod tests;
 
@@ -23,12 +23,12 @@ use mio::net::TcpStream;
 use mio::{Interest, Token};
 
 use self::bundle::Bundle;
-use self::crossing::{Crossing, Next};
 use self::extra::Extra;
 pub use self::options::{CongestionControl, SocketOptions, available_congestion_controls};
 pub use self::pacing::PacingRate;
-use self::surplus::{Read, Surplus};
-use super::lobby::{Admitted, Dialled, Dialling, Event, HANDSHAKE_TIMEOUT, Lobby};
+use self::read_ahead::{Read, ReadAhead};
+use self::simultaneous_open::{Resolution, SimultaneousOpen};
+use super::listener::{Accepted, DialProgress, Event, HANDSHAKE_TIMEOUT, Listener, OutgoingHandshake};
 use super::poller::Poller;
 use super::{Moved, Transport};
 use crate::types::Rank;
@@ -40,7 +40,7 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Links over TCP.
 pub struct TcpTransport {
-    lobby: Lobby,
+    listener: Listener,
     rank: Rank,
     /// Where each rank listens, in rank order.
     addresses: Vec<SocketAddr>,
@@ -53,21 +53,21 @@ pub struct TcpTransport {
     /// Connections of links that have others, while they are opened.
     extras: BTreeMap<Token, Extra>,
     /// Peers whose links nobody has asked for here.
-    newcomers: VecDeque<Rank>,
+    incoming: VecDeque<Rank>,
 }
 
 struct Link {
-    state: State,
+    state: LinkState,
     is_readable: bool,
     is_writable: bool,
     /// The peer has ended its side.
     is_ended: bool,
-    surplus: Surplus,
+    read_ahead: ReadAhead,
 }
 
-enum State {
+enum LinkState {
     /// We dial the peer, and perhaps it dials us.
-    Meeting(Box<Crossing<Dial, Admitted>>),
+    Opening(Box<SimultaneousOpen<Dial, Accepted>>),
     /// Both ends have proved themselves.
     Open(TcpStream),
     /// The same, with several connections.
@@ -79,7 +79,7 @@ enum State {
 struct Dial {
     stream: TcpStream,
     token: Token,
-    handshake: Dialling,
+    handshake: OutgoingHandshake,
     began: Duration,
     /// Of how many connections the link is to consist.
     of: u8,
@@ -88,61 +88,61 @@ struct Dial {
 }
 
 impl Link {
-    fn new(state: State, is_ready: bool) -> Self {
+    fn new(state: LinkState, is_ready: bool) -> Self {
         Self {
             state,
             is_readable: is_ready,
             is_writable: is_ready,
             is_ended: false,
-            surplus: Surplus::default(),
+            read_ahead: ReadAhead::default(),
         }
     }
 }
 
 impl TcpTransport {
-    /// A transport for `rank` whose peers listen at `addresses`, in rank order, and which accepts through `lobby`. The links
+    /// A transport for `rank` whose peers listen at `addresses`, in rank order, and which accepts through `listener`. The links
     /// that it opens consist of so many connections.
     pub fn new(
-        lobby: Lobby,
+        listener: Listener,
         rank: Rank,
         addresses: Vec<SocketAddr>,
         options: SocketOptions,
         streams: u8,
     ) -> Self {
-        let (links, ranks, newcomers) = (BTreeMap::new(), HashMap::new(), VecDeque::new());
+        let (links, ranks, incoming) = (BTreeMap::new(), HashMap::new(), VecDeque::new());
         let (extras, used) = (BTreeMap::new(), streams);
-        Self { lobby, rank, addresses, options, streams, used, links, ranks, extras, newcomers }
+        Self { listener, rank, addresses, options, streams, used, links, ranks, extras, incoming }
     }
 
     /// The event queue, whose events [`TcpTransport::serve`] wants to know.
     pub fn take_poller(&mut self) -> Option<Poller> {
-        self.lobby.take_poller()
+        self.listener.take_poller()
     }
 
     /// Takes note of what has happened to the sockets.
     pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>) {
         let mut others = Vec::new();
-        self.lobby.serve(now, events, &mut others);
+        self.listener.serve(now, events, &mut others);
         for event in others {
             if self.extras.contains_key(&event.token) {
-                self.pursue_extra(now, event.token);
+                self.advance_extra(now, event.token);
                 continue;
             }
             let Some(&peer) = self.ranks.get(&event.token) else { continue };
             let Some(link) = self.links.get_mut(&peer) else { continue };
-            if let State::Bundled(bundle) = &mut link.state {
+            if let LinkState::Bundled(bundle) = &mut link.state {
                 bundle.note(event);
                 continue;
             }
             link.is_readable |= event.is_readable;
             link.is_writable |= event.is_writable;
             link.is_ended |= event.is_ended;
-            self.pursue(now, peer);
+            self.advance_dial(now, peer);
         }
-        while let Some(admitted) = self.lobby.take_admitted(Purpose::Link) {
-            match admitted.introduction.stream.index {
-                0 => self.meet(now, admitted),
-                _ => self.meet_extra(admitted),
+        while let Some(accepted) = self.listener.take_accepted(Purpose::Link) {
+            match accepted.introduction.stream.index {
+                0 => self.handle_accepted(now, accepted),
+                _ => self.accept_extra(accepted),
             }
         }
         self.expire(now);
@@ -158,11 +158,11 @@ impl TcpTransport {
     fn open(&mut self, now: Duration, peer: Rank, which: Stream) -> io::Result<Dial> {
         let address = self.addresses.get(peer.index()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let mut stream = self.options.connect(*address, self.sharers(which.of))?;
-        let token = self.lobby.token();
-        self.lobby.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
+        let token = self.listener.token();
+        self.listener.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
         let (from, to, stream_of_link) = (self.rank, peer, which);
         let introduction = Introduction { purpose: Purpose::Link, from, to, stream: stream_of_link };
-        let handshake = Dialling::new(self.lobby.identity(), introduction);
+        let handshake = OutgoingHandshake::new(self.listener.identity(), introduction);
         let deadline = Some(now + CONNECT_TIMEOUT);
         Ok(Dial { stream, token, handshake, began: now, deadline, of: which.of })
     }
@@ -173,106 +173,110 @@ impl TcpTransport {
     }
 
     /// Lets a dial go as far as it can.
-    fn pursue(&mut self, now: Duration, peer: Rank) {
-        let Some(Link { state: State::Meeting(crossing), .. }) = self.links.get_mut(&peer) else { return };
-        let dial = &mut crossing.ours;
-        match dial.handshake.pursue(&mut dial.stream) {
-            Dialled::Connecting => {}
-            Dialled::Pending => dial.deadline = None,
-            Dialled::Ready => self.settle(now, peer, "", Crossing::answer),
+    fn advance_dial(&mut self, now: Duration, peer: Rank) {
+        let Some(Link { state: LinkState::Opening(opening), .. }) = self.links.get_mut(&peer) else { return };
+        let dial = &mut opening.ours;
+        match dial.handshake.advance(&mut dial.stream) {
+            DialProgress::Connecting => {}
+            DialProgress::Pending => dial.deadline = None,
+            DialProgress::Ready => self.resolve(now, peer, "", SimultaneousOpen::handle_accepted),
             // We were away in the middle of the handshake, and the peer could not know who kept it waiting.
-            Dialled::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT && !crossing.has_theirs() => {
+            DialProgress::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT && !opening.has_theirs() => {
                 self.dial_again(now, peer);
             }
-            Dialled::Closed(error) => {
-                self.settle(now, peer, &format!("no connection: {error}"), Crossing::fail);
+            DialProgress::Closed(error) => {
+                self.resolve(now, peer, &format!("no connection: {error}"), SimultaneousOpen::handle_failed);
             }
-            Dialled::Failed(error) => {
-                self.settle(now, peer, &format!("no connection: {error}"), Crossing::fail);
+            DialProgress::Failed(error) => {
+                self.resolve(now, peer, &format!("no connection: {error}"), SimultaneousOpen::handle_failed);
             }
         }
     }
 
     fn dial_again(&mut self, now: Duration, peer: Rank) {
-        let dialled = self.dial(now, peer);
-        let Some(Link { state: State::Meeting(crossing), .. }) = self.links.get_mut(&peer) else { return };
-        match dialled {
+        let dialed = self.dial(now, peer);
+        let Some(Link { state: LinkState::Opening(opening), .. }) = self.links.get_mut(&peer) else { return };
+        match dialed {
             Ok(dial) => {
-                self.ranks.remove(&crossing.ours.token);
-                crossing.ours = dial;
+                self.ranks.remove(&opening.ours.token);
+                opening.ours = dial;
             }
-            Err(error) => self.settle(now, peer, &format!("no connection: {error}"), Crossing::fail),
+            Err(error) => {
+                self.resolve(now, peer, &format!("no connection: {error}"), SimultaneousOpen::handle_failed);
+            }
         }
     }
 
     /// A peer has opened a connection and proved itself.
-    fn meet(&mut self, now: Duration, admitted: Admitted) {
-        let peer = admitted.introduction.from;
+    fn handle_accepted(&mut self, now: Duration, accepted: Accepted) {
+        let peer = accepted.introduction.from;
         match self.links.get(&peer).map(|link| &link.state) {
             None => {
-                let state = self.welcome(peer, admitted);
+                let state = self.accept_link(peer, accepted);
                 self.links.insert(peer, Link::new(state, true));
-                self.newcomers.push_back(peer);
+                self.incoming.push_back(peer);
             }
-            Some(State::Meeting(_)) => self.settle(now, peer, "", |crossing| crossing.knock(admitted)),
-            // The usual end of a crossing: it had not given its connection up when it made its proof.
-            Some(State::Open(_) | State::Bundled(_) | State::Lost(_)) => {
-                log::debug!("rank {peer} dialled too; closed");
+            Some(LinkState::Opening(_)) => {
+                self.resolve(now, peer, "", |opening| opening.handle_peer_dial(accepted));
+            }
+            // The usual end of a simultaneous open: it had not given its connection up when it made its proof.
+            Some(LinkState::Open(_) | LinkState::Bundled(_) | LinkState::Lost(_)) => {
+                log::debug!("rank {peer} dialed too; closed");
             }
         }
     }
 
-    fn welcome(&mut self, peer: Rank, admitted: Admitted) -> State {
-        let (token, of) = (admitted.token, admitted.introduction.stream.of);
+    fn accept_link(&mut self, peer: Rank, accepted: Accepted) -> LinkState {
+        let (token, of) = (accepted.token, accepted.introduction.stream.of);
         self.ranks.insert(token, peer);
-        match self.take_in(admitted) {
+        match self.confirm(accepted) {
             Ok(stream) => self.opened(stream, token, of),
-            Err((what, error)) => State::Lost(format!("its connection {what}: {error}")),
+            Err((what, error)) => LinkState::Lost(format!("its connection {what}: {error}")),
         }
     }
 
     /// Sets a connection up that a peer has opened, and tells the peer that it is welcome.
-    fn take_in(&self, admitted: Admitted) -> Result<TcpStream, (&'static str, io::Error)> {
-        let sharers = self.sharers(admitted.introduction.stream.of);
-        let set_up = self.options.apply(&admitted.stream, sharers);
+    fn confirm(&self, accepted: Accepted) -> Result<TcpStream, (&'static str, io::Error)> {
+        let sharers = self.sharers(accepted.introduction.stream.of);
+        let set_up = self.options.apply(&accepted.stream, sharers);
         set_up.map_err(|error| ("could not be set up", error))?;
-        admitted.welcome().map_err(|error| ("could not be welcomed", error))
+        accepted.confirm().map_err(|error| ("could not be welcomed", error))
     }
 
     /// A link whose first connection this is.
-    fn opened(&self, stream: TcpStream, token: Token, of: u8) -> State {
+    fn opened(&self, stream: TcpStream, token: Token, of: u8) -> LinkState {
         if of == 1 {
-            return State::Open(stream);
+            return LinkState::Open(stream);
         }
         let mut bundle = Bundle::new(stream, token, of);
         bundle.use_streams(self.used.into());
         if self.streams == 1 {
-            bundle.become_one();
+            bundle.use_single_connection();
         }
-        State::Bundled(Box::new(bundle))
+        LinkState::Bundled(Box::new(bundle))
     }
 
     /// Something has happened to a link that is not settled on; `why` is what is said if it is lost by that.
-    fn settle(
+    fn resolve(
         &mut self,
         now: Duration,
         peer: Rank,
         why: &str,
-        event: impl FnOnce(Crossing<Dial, Admitted>) -> Next<Dial, Admitted>,
+        event: impl FnOnce(SimultaneousOpen<Dial, Accepted>) -> Resolution<Dial, Accepted>,
     ) {
-        let Some(Link { state: State::Meeting(crossing), .. }) = self.links.remove(&peer) else { return };
-        let (own, mut is_ours) = (crossing.ours.token, false);
-        let state = match event(*crossing) {
-            Next::Waiting(crossing) => State::Meeting(Box::new(crossing)),
-            Next::Ours(dial) => {
+        let Some(Link { state: LinkState::Opening(opening), .. }) = self.links.remove(&peer) else { return };
+        let (own, mut is_ours) = (opening.ours.token, false);
+        let state = match event(*opening) {
+            Resolution::Waiting(opening) => LinkState::Opening(Box::new(opening)),
+            Resolution::Ours(dial) => {
                 is_ours = true;
                 self.opened(dial.stream, dial.token, dial.of)
             }
-            Next::Theirs(admitted) => {
+            Resolution::Theirs(accepted) => {
                 self.ranks.remove(&own);
-                self.welcome(peer, admitted)
+                self.accept_link(peer, accepted)
             }
-            Next::Lost => State::Lost(why.to_owned()),
+            Resolution::Lost => LinkState::Lost(why.to_owned()),
         };
         self.links.insert(peer, Link::new(state, true));
         if is_ours {
@@ -286,10 +290,10 @@ impl TcpTransport {
             self.links.iter().filter(|(_, link)| is_late(link)).map(|(&peer, _)| peer).collect();
         for peer in late {
             // Perhaps it is we who were away, and there is a connection by now.
-            self.pursue(now, peer);
+            self.advance_dial(now, peer);
             if self.links.get(&peer).is_some_and(is_late) {
                 let why = format!("no connection within {} s", CONNECT_TIMEOUT.as_secs());
-                self.settle(now, peer, &why, Crossing::fail);
+                self.resolve(now, peer, &why, SimultaneousOpen::handle_failed);
             }
         }
         self.expire_extras(now);
@@ -298,14 +302,14 @@ impl TcpTransport {
     /// The moment at which a dial gives up or a handshake wants to be looked after.
     pub fn next_deadline(&self) -> Option<Duration> {
         let extras = self.extras.values().filter_map(Extra::deadline);
-        self.links.values().filter_map(deadline).chain(extras).chain(self.lobby.next_deadline()).min()
+        self.links.values().filter_map(deadline).chain(extras).chain(self.listener.next_deadline()).min()
     }
 }
 
 /// When a dial gives up.
 fn deadline(link: &Link) -> Option<Duration> {
     match &link.state {
-        State::Meeting(crossing) => crossing.ours.deadline,
+        LinkState::Opening(opening) => opening.ours.deadline,
         _ => None,
     }
 }
@@ -316,22 +320,24 @@ impl Transport for TcpTransport {
             return;
         }
         let state = match self.dial(now, peer) {
-            Ok(dial) => State::Meeting(Box::new(Crossing::new(self.rank, peer, dial))),
-            Err(error) => State::Lost(format!("no connection: {error}")),
+            Ok(dial) => LinkState::Opening(Box::new(SimultaneousOpen::new(self.rank, peer, dial))),
+            Err(error) => LinkState::Lost(format!("no connection: {error}")),
         };
         self.links.insert(peer, Link::new(state, false));
     }
 
     fn is_open(&self, peer: Rank) -> bool {
-        self.links.get(&peer).is_some_and(|link| matches!(link.state, State::Open(_) | State::Bundled(_)))
+        self.links
+            .get(&peer)
+            .is_some_and(|link| matches!(link.state, LinkState::Open(_) | LinkState::Bundled(_)))
     }
 
     fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> Moved {
         let Some(link) = self.links.get_mut(&peer) else { return Moved::Blocked };
         let stream = match &mut link.state {
-            State::Open(stream) if link.is_writable => stream,
-            State::Bundled(bundle) => return bundle.send(parts),
-            State::Lost(why) => return Moved::Lost(why.clone()),
+            LinkState::Open(stream) if link.is_writable => stream,
+            LinkState::Bundled(bundle) => return bundle.send(parts),
+            LinkState::Lost(why) => return Moved::Lost(why.clone()),
             _ => return Moved::Blocked,
         };
         match stream.write_vectored(parts) {
@@ -342,19 +348,19 @@ impl Transport for TcpTransport {
 
     fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> Moved {
         let Some(link) = self.links.get_mut(&peer) else { return Moved::Blocked };
-        if let State::Bundled(bundle) = &mut link.state {
+        if let LinkState::Bundled(bundle) = &mut link.state {
             return bundle.receive(parts);
         }
-        let left_over = link.surplus.take(parts);
+        let left_over = link.read_ahead.take(parts);
         if left_over > 0 {
             return Moved::Bytes(left_over);
         }
         let stream = match &mut link.state {
-            State::Open(stream) if link.is_readable => stream,
-            State::Lost(why) => return Moved::Lost(why.clone()),
+            LinkState::Open(stream) if link.is_readable => stream,
+            LinkState::Lost(why) => return Moved::Lost(why.clone()),
             _ => return Moved::Blocked,
         };
-        match link.surplus.read(stream, parts) {
+        match link.read_ahead.read(stream, parts) {
             Ok(Read { wanted: 0, .. }) => Moved::Lost("it closed the connection without a word".into()),
             Ok(Read { wanted, was_emptied }) => {
                 link.is_readable = !was_emptied || link.is_ended;
@@ -366,18 +372,18 @@ impl Transport for TcpTransport {
 
     fn finish(&mut self, peer: Rank) {
         match self.links.get_mut(&peer).map(|link| &mut link.state) {
-            Some(State::Open(stream)) => {
+            Some(LinkState::Open(stream)) => {
                 if let Err(error) = stream.shutdown(Shutdown::Write) {
                     log::debug!("rank {peer} was gone when its link was to be closed: {error}");
                 }
             }
-            Some(State::Bundled(bundle)) => bundle.finish(),
+            Some(LinkState::Bundled(bundle)) => bundle.finish(),
             _ => {}
         }
     }
 
-    fn take_newcomer(&mut self) -> Option<Rank> {
-        self.newcomers.pop_front()
+    fn take_incoming(&mut self) -> Option<Rank> {
+        self.incoming.pop_front()
     }
 
     fn name(&self) -> &'static str {

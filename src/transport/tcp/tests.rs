@@ -1,4 +1,4 @@
-//! Links between transports in one thread, over real sockets and in virtual time: late ranks, crossings, strangers.
+//! Links between transports in one thread, over real sockets and in virtual time: late ranks, simultaneous dials, strangers.
 
 use std::net::TcpStream as StdStream;
 
@@ -6,7 +6,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::*;
-use crate::transport::lobby::{Identity, PENDING_MAX};
+use crate::transport::listener::{Identity, PENDING_MAX};
 use crate::wire::Secret;
 use crate::wire::handshake::Job;
 
@@ -34,7 +34,7 @@ impl End {
 
     fn why_lost(&self, peer: u32) -> Option<&str> {
         match &self.transport.links.get(&Rank::new(peer))?.state {
-            State::Lost(why) => Some(why),
+            LinkState::Lost(why) => Some(why),
             _ => None,
         }
     }
@@ -52,8 +52,8 @@ impl End {
     fn connection(&self, peer: u32) -> [SocketAddr; 2] {
         let state = &self.transport.links[&Rank::new(peer)].state;
         let stream = match state {
-            State::Open(stream) => Some(stream),
-            State::Bundled(bundle) => bundle.pipes().next(),
+            LinkState::Open(stream) => Some(stream),
+            LinkState::Bundled(bundle) => bundle.connections().next(),
             _ => None,
         };
         let stream = stream.expect("it is open");
@@ -81,8 +81,8 @@ fn ends_of(n: u32, streams: u8) -> Vec<End> {
         .map(|(listener, rank)| {
             let job = Job { id: [1; 16], world: n, peers_digest: [0; 32] };
             let identity = Identity { secret: secret.clone(), job, rank: Some(rank) };
-            let lobby = Lobby::new(listener, identity).unwrap();
-            let mut transport = TcpTransport::new(lobby, rank, addresses.clone(), options(), streams);
+            let listener = Listener::new(listener, identity).unwrap();
+            let mut transport = TcpTransport::new(listener, rank, addresses.clone(), options(), streams);
             let poller = transport.take_poller().unwrap();
             End { transport, poller }
         })
@@ -123,18 +123,18 @@ fn assert_linked(ends: &mut [End], now: Duration) {
 /// A rank that computed for longer than a connection may take was reported as lost, and the job was over.
 #[test]
 fn a_rank_that_is_away_when_it_is_dialled_is_not_lost() {
-    for (dialler, acceptor) in [(0, 1), (1, 0)] {
+    for (dialer, acceptor) in [(0, 1), (1, 0)] {
         let mut ends = ends(2);
-        ends[dialler].connect(Duration::ZERO, acceptor as u32);
-        let is_connected = |ends: &[End]| ends[dialler].transport.next_deadline().is_none();
-        look_until(&mut ends, &[dialler], SECOND, is_connected);
+        ends[dialer].connect(Duration::ZERO, acceptor as u32);
+        let is_connected = |ends: &[End]| ends[dialer].transport.next_deadline().is_none();
+        look_until(&mut ends, &[dialer], SECOND, is_connected);
         let late = 1000 * SECOND;
-        ends[dialler].look(late);
-        assert!(!ends[dialler].is_open(acceptor as u32));
+        ends[dialer].look(late);
+        assert!(!ends[dialer].is_open(acceptor as u32));
         look_until(&mut ends, &[0, 1], late, |ends| ends[0].is_open(1) && ends[1].is_open(0));
         assert_linked(&mut ends, late);
-        assert_eq!(ends[acceptor].transport.take_newcomer(), Some(Rank::new(dialler as u32)));
-        assert_eq!(ends[dialler].transport.take_newcomer(), None);
+        assert_eq!(ends[acceptor].transport.take_incoming(), Some(Rank::new(dialer as u32)));
+        assert_eq!(ends[dialer].transport.take_incoming(), None);
     }
 }
 
@@ -153,7 +153,7 @@ fn a_rank_that_dials_and_goes_away_is_not_lost_to_itself() {
 fn a_rank_that_accepts_and_goes_away_does_not_close_the_connection_when_it_is_back() {
     let mut ends = ends(2);
     ends[0].connect(Duration::ZERO, 1);
-    // The connection is accepted before the dialler has said anything.
+    // The connection is accepted before the dialer has said anything.
     look_until(&mut ends, &[1], Duration::ZERO, |ends| ends[1].transport.next_deadline().is_some());
     look_until(&mut ends, &[0], Duration::ZERO, |ends| ends[0].transport.next_deadline().is_none());
     let late = 1000 * SECOND;
@@ -161,7 +161,7 @@ fn a_rank_that_accepts_and_goes_away_does_not_close_the_connection_when_it_is_ba
     assert_linked(&mut ends, late);
 }
 
-/// A dialler that goes away in the middle of the handshake is closed like a stranger, and dials again when it is back.
+/// A dialer that goes away in the middle of the handshake is closed like a stranger, and dials again when it is back.
 #[test]
 fn a_dialler_that_kept_the_acceptor_waiting_dials_again() {
     let mut ends = ends(2);
@@ -176,7 +176,7 @@ fn a_dialler_that_kept_the_acceptor_waiting_dials_again() {
     assert_linked(&mut ends, late);
 }
 
-/// A connection that is closed at once is no rank of ours, and is not dialled again and again.
+/// A connection that is closed at once is no rank of ours, and is not dialed again and again.
 #[test]
 fn a_connection_that_is_closed_at_once_is_lost() {
     let mut ends = ends(2);
@@ -221,7 +221,7 @@ fn both_dial_and_one_connection_comes_of_it() {
             assert!(started.elapsed() < PATIENCE, "seed {seed}: waited in vain");
             let which = random.random_range(0..2);
             if random.random_bool(0.3) {
-                if let Some(at) = to_dial.iter().position(|&dialler| dialler == which) {
+                if let Some(at) = to_dial.iter().position(|&dialer| dialer == which) {
                     to_dial.remove(at);
                     ends[which].connect(Duration::ZERO, 1 - which as u32);
                 }
@@ -247,8 +247,8 @@ fn a_dial_that_fails_leaves_the_other_ones_connection() {
     ends[0].connect(Duration::ZERO, 1);
     ends[1].connect(Duration::ZERO, 0);
     let waits = |ends: &[End]| {
-        let State::Meeting(crossing) = &ends[0].transport.links[&Rank::new(1)].state else { return false };
-        crossing.has_theirs()
+        let LinkState::Opening(opening) = &ends[0].transport.links[&Rank::new(1)].state else { return false };
+        opening.has_theirs()
     };
     look_until(&mut ends, &[0, 1], Duration::ZERO, waits);
     drop(elsewhere.accept().unwrap());
@@ -327,7 +327,7 @@ fn what_is_read_ahead_is_neither_lost_nor_late() {
 
 fn has_all(ends: &[End], which: usize, count: usize) -> bool {
     match &ends[which].transport.links[&Rank::new(1 - which as u32)].state {
-        State::Bundled(bundle) => bundle.pipes().count() == count,
+        LinkState::Bundled(bundle) => bundle.connections().count() == count,
         _ => false,
     }
 }
@@ -354,7 +354,7 @@ fn whoever_dials_opens_all_connections_of_a_link() {
 
 /// Both dial at once: the connections are those of one link.
 #[test]
-fn a_crossing_leaves_one_link_with_all_its_connections() {
+fn a_simultaneous_open_leaves_one_link_with_all_its_connections() {
     for seed in 0..40 {
         let mut random = StdRng::seed_from_u64(seed);
         let mut ends = ends_of(2, 3);
@@ -383,15 +383,15 @@ fn a_connection_that_a_link_does_not_lack_is_closed() {
         loop {
             assert!(started.elapsed() < PATIENCE, "{index} of {of} was not closed");
             ends[1].look_for(SECOND, Duration::from_millis(1));
-            match dial.handshake.pursue(&mut dial.stream) {
-                Dialled::Ready => panic!("{index} of {of} was taken"),
-                Dialled::Closed(_) | Dialled::Failed(_) => break,
-                Dialled::Connecting | Dialled::Pending => {}
+            match dial.handshake.advance(&mut dial.stream) {
+                DialProgress::Ready => panic!("{index} of {of} was taken"),
+                DialProgress::Closed(_) | DialProgress::Failed(_) => break,
+                DialProgress::Connecting | DialProgress::Pending => {}
             }
         }
         assert!(has_all(&ends, 1, 3) && has_all(&ends, 0, 3));
     }
-    // The rank that was dialled opens none.
+    // The rank that was dialed opens none.
     let dial = ends[1].transport.open(SECOND, Rank::ZERO, Stream { index: 7, of: 8 }).unwrap();
     look_until(&mut ends, &[0, 1], SECOND, |ends| ends[0].transport.next_deadline().is_none());
     drop(dial);
@@ -402,10 +402,10 @@ fn a_connection_that_a_link_does_not_lack_is_closed() {
 #[test]
 fn a_link_may_be_left_with_one_connection() {
     let mut ends = bundled(4);
-    ends[0].transport.become_one();
+    ends[0].transport.use_single_connection();
     assert_linked(&mut ends, SECOND);
     assert!(has_all(&ends, 0, 4) && has_all(&ends, 1, 4));
-    ends[1].transport.become_one();
+    ends[1].transport.use_single_connection();
     assert_linked(&mut ends, SECOND);
     assert_linked(&mut ends, SECOND);
     assert!(has_all(&ends, 0, 1) && has_all(&ends, 1, 1));

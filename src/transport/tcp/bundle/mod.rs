@@ -19,13 +19,13 @@ use std::net::Shutdown;
 use mio::Token;
 use mio::net::TcpStream;
 
-use self::receiving::{Ahead, Receiving};
+use self::receiving::{Receiving, RecordBuffer};
 use self::sending::Sending;
-use super::kernel::{self, Room};
-use crate::transport::lobby::Event;
+use super::kernel::{self, SendSpace};
+use crate::transport::listener::Event;
 
 /// A connection, as far as a bundle of them is concerned.
-pub(super) trait Pipe {
+pub(super) trait Connection {
     /// Reads into the parts, one after another.
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
 
@@ -33,7 +33,7 @@ pub(super) trait Pipe {
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
     /// What waits to be sent and what more could.
-    fn room(&self) -> io::Result<Room>;
+    fn room(&self) -> io::Result<SendSpace>;
 
     /// Whether it would take bytes now; if not, there will be an event when it does.
     fn is_writable(&self) -> io::Result<bool>;
@@ -42,7 +42,7 @@ pub(super) trait Pipe {
     fn finish(&self) -> io::Result<()>;
 }
 
-impl Pipe for TcpStream {
+impl Connection for TcpStream {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         self.read_vectored(parts)
     }
@@ -51,7 +51,7 @@ impl Pipe for TcpStream {
         self.write_vectored(parts)
     }
 
-    fn room(&self) -> io::Result<Room> {
+    fn room(&self) -> io::Result<SendSpace> {
         kernel::room(self)
     }
 
@@ -78,23 +78,23 @@ pub(super) struct Bundle<P> {
 }
 
 struct Stream<P> {
-    pipe: P,
+    connection: P,
     token: Token,
     is_readable: bool,
     is_writable: bool,
     /// The peer has ended its side, which an event has told.
     is_ended: bool,
     /// It cannot be read any more.
-    over: Option<Over>,
+    over: Option<ConnectionEnd>,
     /// What was known of its room when it was looked at last.
-    room: Room,
-    ahead: Ahead,
+    room: SendSpace,
+    buffer: RecordBuffer,
     /// What is left of the record that it has come to.
-    head: Option<Head>,
+    head: Option<PendingRecord>,
 }
 
 /// Why a connection cannot be read any more.
-enum Over {
+enum ConnectionEnd {
     /// It has been read to its end.
     Ended,
     /// It is broken, and this is how.
@@ -103,13 +103,13 @@ enum Over {
 
 /// A record that is being read, or waits for that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Head {
+struct PendingRecord {
     number: u64,
     /// Bytes that have not been read; `None` if there is no end to them.
     left: Option<usize>,
 }
 
-impl<P: Pipe> Bundle<P> {
+impl<P: Connection> Bundle<P> {
     /// A link of so many connections, of which there is the first.
     pub(super) fn new(first: P, token: Token, of: u8) -> Self {
         let mut streams: Vec<_> = std::iter::repeat_with(|| None).take(of.into()).collect();
@@ -132,30 +132,30 @@ impl<P: Pipe> Bundle<P> {
     }
 
     /// Whether it may still have the connection of that number.
-    pub(super) fn lacks(&self, index: u8) -> bool {
+    pub(super) fn is_missing(&self, index: u8) -> bool {
         !self.is_single() && matches!(self.streams.get(usize::from(index)), Some(None))
     }
 
     /// So many connections are being opened: while that goes on, the end of the others is not the end of the link.
-    pub(super) fn await_others(&mut self, count: usize) {
+    pub(super) fn expect_connections(&mut self, count: usize) {
         self.awaited = count;
     }
 
     /// One that was expected will not come.
-    pub(super) fn despair(&mut self) {
+    pub(super) fn expect_one_less(&mut self) {
         self.awaited = self.awaited.saturating_sub(1);
     }
 
     /// A further connection. It is closed if there is no place for it.
-    pub(super) fn add(&mut self, index: u8, pipe: P, token: Token) {
-        if !self.lacks(index) {
+    pub(super) fn add(&mut self, index: u8, connection: P, token: Token) {
+        if !self.is_missing(index) {
             return;
         }
         if self.is_finished {
-            finish(&pipe);
+            finish(&connection);
         }
         if let Some(place) = self.streams.get_mut(usize::from(index)) {
-            *place = Some(Stream::new(pipe, token));
+            *place = Some(Stream::new(connection, token));
         }
     }
 
@@ -165,13 +165,13 @@ impl<P: Pipe> Bundle<P> {
     }
 
     /// Sends all that follows on the first connection as it is, without records. There is no way back.
-    pub(super) fn become_one(&mut self) {
+    pub(super) fn use_single_connection(&mut self) {
         self.sending.is_last = true;
     }
 
     /// The connections that there are.
-    pub(super) fn pipes(&self) -> impl Iterator<Item = &P> {
-        self.streams.iter().flatten().map(|stream| &stream.pipe)
+    pub(super) fn connections(&self) -> impl Iterator<Item = &P> {
+        self.streams.iter().flatten().map(|stream| &stream.connection)
     }
 
     /// Takes note of what has happened to a connection.
@@ -187,7 +187,7 @@ impl<P: Pipe> Bundle<P> {
     /// Says on all connections that nothing more will be sent.
     pub(super) fn finish(&mut self) {
         self.is_finished = true;
-        self.pipes().for_each(finish);
+        self.connections().for_each(finish);
     }
 
     /// Whether the rest of the first connection is all that is left, both ways.
@@ -197,7 +197,7 @@ impl<P: Pipe> Bundle<P> {
 
     /// Closes the connections that neither side uses any more: all records on them have been read here, and the peer knows
     /// that none follows.
-    fn shed(&mut self) {
+    fn close_unused(&mut self) {
         if self.is_single() {
             self.streams.iter_mut().skip(1).for_each(|place| *place = None);
         }
@@ -205,23 +205,23 @@ impl<P: Pipe> Bundle<P> {
 }
 
 impl<P> Stream<P> {
-    fn new(pipe: P, token: Token) -> Self {
+    fn new(connection: P, token: Token) -> Self {
         Self {
-            pipe,
+            connection,
             token,
             is_readable: true,
             is_writable: true,
             is_ended: false,
             over: None,
-            room: Room::default(),
-            ahead: Ahead::default(),
+            room: SendSpace::default(),
+            buffer: RecordBuffer::default(),
             head: None,
         }
     }
 }
 
-fn finish<P: Pipe>(pipe: &P) {
-    if let Err(error) = pipe.finish() {
+fn finish<P: Connection>(connection: &P) {
+    if let Err(error) = connection.finish() {
         log::debug!("a connection was gone when it was to be closed: {error}");
     }
 }

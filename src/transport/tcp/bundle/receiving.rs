@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 
-use super::{Bundle, Head, Over, Pipe, Stream};
+use super::{Bundle, Connection, ConnectionEnd, PendingRecord, Stream};
 use crate::transport::Moved;
 use crate::wire::record::{RECORD_HEADER_BYTES, Record};
 
@@ -25,9 +25,9 @@ pub(super) struct Receiving {
     is_corrupt: bool,
 }
 
-/// Bytes of a connection that have been read ahead: a header, and what came with it.
+/// Bytes of a connection that have been read buffer: a header, and what came with it.
 #[derive(Default)]
-pub(super) struct Ahead {
+pub(super) struct RecordBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
@@ -36,7 +36,7 @@ pub(super) struct Ahead {
 }
 
 /// What is in the way of receiving.
-enum Obstacle {
+enum ReceiveStop {
     /// Nothing is there now.
     Empty,
     /// Nothing will ever be.
@@ -45,7 +45,7 @@ enum Obstacle {
     Corrupt(String),
 }
 
-impl<P: Pipe> Bundle<P> {
+impl<P: Connection> Bundle<P> {
     /// Receives as much as has arrived, into the parts one after another.
     pub(in super::super) fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved {
         let total: usize = parts.iter().map(|part| part.len()).sum();
@@ -53,11 +53,11 @@ impl<P: Pipe> Bundle<P> {
         while moved < total && self.receiving.fault.is_none() {
             match self.receive_some(parts, moved, total - moved) {
                 Ok(count) => moved += count,
-                Err(Obstacle::Corrupt(why)) => self.receiving.fault = Some(why),
+                Err(ReceiveStop::Corrupt(why)) => self.receiving.fault = Some(why),
                 // Who asks next meets it again.
                 Err(_) if moved > 0 => break,
-                Err(Obstacle::Empty) => return Moved::Blocked,
-                Err(Obstacle::Lost(why)) => return Moved::Lost(why),
+                Err(ReceiveStop::Empty) => return Moved::Blocked,
+                Err(ReceiveStop::Lost(why)) => return Moved::Lost(why),
             }
         }
         if moved == 0
@@ -74,7 +74,7 @@ impl<P: Pipe> Bundle<P> {
         parts: &mut [IoSliceMut<'_>],
         skip: usize,
         wanted: usize,
-    ) -> Result<usize, Obstacle> {
+    ) -> Result<usize, ReceiveStop> {
         if self.receiving.is_corrupt {
             return self.read_anything(parts, skip, wanted);
         }
@@ -82,11 +82,11 @@ impl<P: Pipe> Bundle<P> {
             Some(index) => index,
             None => self.find_next()?,
         };
-        let Some(Some(stream)) = self.streams.get_mut(index) else { return Err(Obstacle::Empty) };
+        let Some(Some(stream)) = self.streams.get_mut(index) else { return Err(ReceiveStop::Empty) };
         let left = stream.head.and_then(|head| head.left);
         let count = stream.read(parts, skip, wanted.min(left.unwrap_or(usize::MAX)), left)?;
         if let Some(left) = left {
-            stream.head = stream.head.map(|head| Head { left: Some(left - count), ..head });
+            stream.head = stream.head.map(|head| PendingRecord { left: Some(left - count), ..head });
             if left == count {
                 stream.head = None;
                 self.receiving.current = None;
@@ -97,9 +97,9 @@ impl<P: Pipe> Bundle<P> {
     }
 
     /// The connection that has come to the record that is due.
-    fn find_next(&mut self) -> Result<usize, Obstacle> {
+    fn find_next(&mut self) -> Result<usize, ReceiveStop> {
         let next = self.receiving.next;
-        let is_due = |head: Head| head.number == next;
+        let is_due = |head: PendingRecord| head.number == next;
         let known = |stream: &Option<Stream<P>>| stream.as_ref()?.head.map(is_due);
         let mut found = self.streams.iter().position(|stream| known(stream) == Some(true));
         for index in 0..self.streams.len() {
@@ -121,49 +121,49 @@ impl<P: Pipe> Bundle<P> {
             .is_some_and(|stream| stream.head.is_some_and(|head| head.left.is_none()))
         {
             self.receiving.has_no_end = true;
-            self.shed();
+            self.close_unused();
         }
         Ok(index)
     }
 
     /// Takes note of a connection's next record, if there can be such a one.
-    fn accept(&mut self, index: usize, record: Record) -> Result<(), Obstacle> {
+    fn accept(&mut self, index: usize, record: Record) -> Result<(), ReceiveStop> {
         let Record { number, length } = record;
         let heads = self.streams.iter().flatten().filter_map(|stream| stream.head);
         if number < self.receiving.next || heads.into_iter().any(|head| head.number == number) {
-            return Err(Obstacle::Corrupt(format!("it sent a record of number {number} twice")));
+            return Err(ReceiveStop::Corrupt(format!("it sent a record of number {number} twice")));
         }
         if length.is_none() && index > 0 {
-            return Err(Obstacle::Corrupt("its last record is not on its first connection".into()));
+            return Err(ReceiveStop::Corrupt("its last record is not on its first connection".into()));
         }
         if let Some(Some(stream)) = self.streams.get_mut(index) {
-            stream.head = Some(Head { number, left: length.map(|length| length as usize) });
+            stream.head = Some(PendingRecord { number, left: length.map(|length| length as usize) });
         }
         Ok(())
     }
 
     /// Why no connection has come to the record that is due.
-    fn why_none(&self) -> Obstacle {
+    fn why_none(&self) -> ReceiveStop {
         let broken = |stream: &Stream<P>| match &stream.over {
-            Some(Over::Broken(why)) => Some(why.clone()),
+            Some(ConnectionEnd::Broken(why)) => Some(why.clone()),
             _ => None,
         };
         if let Some(why) = self.streams.iter().flatten().find_map(broken) {
-            return Obstacle::Lost(why);
+            return ReceiveStop::Lost(why);
         }
         if self.are_over() {
-            return Obstacle::Lost(ENDED.into());
+            return ReceiveStop::Lost(ENDED.into());
         }
         // Were a connection still to come, the record might be on that.
         let all =
             |has: fn(&Stream<P>) -> bool| self.streams.iter().all(|stream| stream.as_ref().is_some_and(has));
         if all(|stream| stream.head.is_some()) {
-            return Obstacle::Corrupt(format!("it left out the record of number {}", self.receiving.next));
+            return ReceiveStop::Corrupt(format!("it left out the record of number {}", self.receiving.next));
         }
         if all(|stream| stream.head.is_some() || stream.over.is_some()) {
-            return Obstacle::Lost(ENDED.into());
+            return ReceiveStop::Lost(ENDED.into());
         }
-        Obstacle::Empty
+        ReceiveStop::Empty
     }
 
     /// Whether all connections have ended, and none is awaited.
@@ -177,33 +177,33 @@ impl<P: Pipe> Bundle<P> {
         parts: &mut [IoSliceMut<'_>],
         skip: usize,
         wanted: usize,
-    ) -> Result<usize, Obstacle> {
+    ) -> Result<usize, ReceiveStop> {
         for stream in self.streams.iter_mut().flatten() {
             if let Ok(count) = stream.read(parts, skip, wanted, None) {
                 return Ok(count);
             }
         }
-        Err(if self.are_over() { Obstacle::Lost(ENDED.into()) } else { Obstacle::Empty })
+        Err(if self.are_over() { ReceiveStop::Lost(ENDED.into()) } else { ReceiveStop::Empty })
     }
 }
 
-impl<P: Pipe> Stream<P> {
+impl<P: Connection> Stream<P> {
     /// The header that comes next here, once it is whole.
-    fn read_head(&mut self) -> Result<Option<Record>, Obstacle> {
+    fn read_head(&mut self) -> Result<Option<Record>, ReceiveStop> {
         loop {
-            if let Some(bytes) = self.ahead.take_header() {
+            if let Some(bytes) = self.buffer.take_header() {
                 return Record::decode(&bytes)
                     .map(Some)
-                    .map_err(|error| Obstacle::Corrupt(error.to_string()));
+                    .map_err(|error| ReceiveStop::Corrupt(error.to_string()));
             }
             if !self.is_readable || self.over.is_some() {
                 return Ok(None);
             }
-            let space = self.ahead.make_space();
+            let space = self.buffer.make_space();
             let asked = space.len();
-            let read = self.pipe.read(&mut [IoSliceMut::new(space)]);
-            match self.settle(read, asked) {
-                Some(count) => self.ahead.end += count,
+            let read = self.connection.read(&mut [IoSliceMut::new(space)]);
+            match self.note_read(read, asked) {
+                Some(count) => self.buffer.end += count,
                 None => return Ok(None),
             }
         }
@@ -216,17 +216,17 @@ impl<P: Pipe> Stream<P> {
         skip: usize,
         wanted: usize,
         left: Option<usize>,
-    ) -> Result<usize, Obstacle> {
+    ) -> Result<usize, ReceiveStop> {
         let mut slices = cut(parts, skip, wanted);
-        let from_ahead = self.ahead.take(&mut slices);
+        let from_ahead = self.buffer.take(&mut slices);
         if from_ahead > 0 {
             return Ok(from_ahead);
         }
         if let Some(over) = &self.over {
-            return Err(over.obstacle());
+            return Err(over.stop());
         }
         if !self.is_readable {
-            return Err(Obstacle::Empty);
+            return Err(ReceiveStop::Empty);
         }
         // Something short, and what is behind it, in one system call; behind a record the next one's header.
         let beyond = match left {
@@ -234,56 +234,56 @@ impl<P: Pipe> Stream<P> {
             Some(left) if left == wanted => RECORD_HEADER_BYTES,
             _ => 0,
         };
-        slices.push(IoSliceMut::new(&mut self.ahead.make_space()[..beyond]));
-        let read = self.pipe.read(&mut slices);
+        slices.push(IoSliceMut::new(&mut self.buffer.make_space()[..beyond]));
+        let read = self.connection.read(&mut slices);
         // After something long more may have come meanwhile, so it is worth while to ask again.
         let asked = if wanted < AHEAD { wanted + beyond } else { 0 };
-        match self.settle(read, asked) {
+        match self.note_read(read, asked) {
             Some(count) => {
-                self.ahead.end = count.saturating_sub(wanted);
+                self.buffer.end = count.saturating_sub(wanted);
                 Ok(count.min(wanted))
             }
-            None => Err(self.over.as_ref().map_or(Obstacle::Empty, Over::obstacle)),
+            None => Err(self.over.as_ref().map_or(ReceiveStop::Empty, ConnectionEnd::stop)),
         }
     }
 
     /// Takes note of what a read of `asked` bytes says of the connection; how many there were.
-    fn settle(&mut self, read: io::Result<usize>, asked: usize) -> Option<usize> {
+    fn note_read(&mut self, read: io::Result<usize>, asked: usize) -> Option<usize> {
         match read {
             Ok(0) => {
-                self.over = Some(Over::Ended);
+                self.over = Some(ConnectionEnd::Ended);
                 None
             }
             Ok(count) => {
-                let was_emptied = self.ahead.is_told && count < asked;
+                let was_emptied = self.buffer.is_told && count < asked;
                 self.is_readable = !was_emptied || self.is_ended;
                 Some(count)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.ahead.is_told = true;
+                self.buffer.is_told = true;
                 self.is_readable = false;
                 None
             }
             // Ready still, and tried again at the next turn.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
             Err(error) => {
-                self.over = Some(Over::Broken(error.to_string()));
+                self.over = Some(ConnectionEnd::Broken(error.to_string()));
                 None
             }
         }
     }
 }
 
-impl Over {
-    fn obstacle(&self) -> Obstacle {
+impl ConnectionEnd {
+    fn stop(&self) -> ReceiveStop {
         match self {
-            Self::Ended => Obstacle::Lost(ENDED.into()),
-            Self::Broken(why) => Obstacle::Lost(why.clone()),
+            Self::Ended => ReceiveStop::Lost(ENDED.into()),
+            Self::Broken(why) => ReceiveStop::Lost(why.clone()),
         }
     }
 }
 
-impl Ahead {
+impl RecordBuffer {
     /// A header, if it is whole.
     fn take_header(&mut self) -> Option<[u8; RECORD_HEADER_BYTES]> {
         let header = self.bytes[self.start..self.end].first_chunk().copied()?;

@@ -2,9 +2,9 @@
 
 use std::io::{self, IoSlice};
 
-use super::{Bundle, Pipe, Stream};
+use super::{Bundle, Connection, Stream};
 use crate::transport::Moved;
-use crate::transport::tcp::kernel::Room;
+use crate::transport::tcp::kernel::SendSpace;
 use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
 
 /// What is at most so long goes whole, and on the first connection that takes it: nobody asks how much room there is.
@@ -22,14 +22,14 @@ const _: () = assert!(PIECE_MAX <= RECORD_BYTES_MAX as usize);
 pub(super) struct Sending {
     next: u64,
     /// What is not all written yet. It stays with its connection, and others wait for it: what follows in the record is what
-    /// the caller sends next. Room is asked for before, so that this is rare.
-    half: Option<Half>,
+    /// the caller sends next. The kernel is asked for its space first, so this is rare.
+    partial: Option<PartialRecord>,
     /// The next record is to be the last one.
     pub(super) is_last: bool,
 }
 
 /// A record that is not all written.
-struct Half {
+struct PartialRecord {
     stream: usize,
     header: [u8; RECORD_HEADER_BYTES],
     /// Bytes of the header that are written.
@@ -41,17 +41,24 @@ struct Half {
 impl Sending {
     /// Whether all that follows goes on the first connection, without records.
     pub(super) fn has_no_end(&self) -> bool {
-        self.half.as_ref().is_some_and(|half| half.left.is_none() && half.written == RECORD_HEADER_BYTES)
+        self.partial
+            .as_ref()
+            .is_some_and(|partial| partial.left.is_none() && partial.written == RECORD_HEADER_BYTES)
     }
 }
 
-impl Half {
+impl PartialRecord {
     fn is_whole(&self) -> bool {
         self.written == RECORD_HEADER_BYTES && self.left == Some(0)
     }
 
     /// Writes what it can, of the parts from `skip` on; how many bytes of them.
-    fn write<P: Pipe>(&mut self, pipe: &mut P, parts: &[IoSlice<'_>], mut skip: usize) -> io::Result<usize> {
+    fn write<P: Connection>(
+        &mut self,
+        connection: &mut P,
+        parts: &[IoSlice<'_>],
+        mut skip: usize,
+    ) -> io::Result<usize> {
         let header = self.header;
         let mut slices = Vec::with_capacity(parts.len() + 1);
         slices.push(IoSlice::new(&header[self.written..]));
@@ -62,7 +69,7 @@ impl Half {
             slices.push(IoSlice::new(&part[skipped..skipped + taken]));
             (skip, left) = (skip - skipped, left - taken);
         }
-        let count = pipe.write(&slices)?;
+        let count = connection.write(&slices)?;
         let of_header = count.min(RECORD_HEADER_BYTES - self.written);
         self.written += of_header;
         self.left = self.left.map(|left| left.saturating_sub(count - of_header));
@@ -70,7 +77,7 @@ impl Half {
     }
 }
 
-impl<P: Pipe> Bundle<P> {
+impl<P: Connection> Bundle<P> {
     /// Sends as much of the parts, one after another, as the connections take at once.
     pub(in super::super) fn send(&mut self, parts: &[IoSlice<'_>]) -> Moved {
         let total = parts.iter().map(|part| part.len()).sum();
@@ -92,33 +99,38 @@ impl<P: Pipe> Bundle<P> {
 
     /// Writes once; how many bytes of the parts, or `None` if no connection takes any.
     fn send_some(&mut self, parts: &[IoSlice<'_>], skip: usize, total: usize) -> io::Result<Option<usize>> {
-        let begun = self.sending.half.take();
+        let begun = self.sending.partial.take();
         let is_new = begun.is_none();
-        let half = match begun {
-            Some(half) => Some(half),
+        let partial = match begun {
+            Some(partial) => Some(partial),
             None => self.choose(total - skip, total)?,
         };
-        let Some(mut half) = half else { return Ok(None) };
-        let written = self.write(&mut half, parts, skip);
+        let Some(mut partial) = partial else { return Ok(None) };
+        let written = self.write(&mut partial, parts, skip);
         // A record of which nothing could be written may go elsewhere.
-        let has_begun = !is_new || half.written > 0;
+        let has_begun = !is_new || partial.written > 0;
         if is_new && has_begun {
             self.sending.next += 1;
         }
-        if has_begun && !half.is_whole() {
-            self.sending.half = Some(half);
-            self.shed();
+        if has_begun && !partial.is_whole() {
+            self.sending.partial = Some(partial);
+            self.close_unused();
         }
         written
     }
 
-    fn write(&mut self, half: &mut Half, parts: &[IoSlice<'_>], skip: usize) -> io::Result<Option<usize>> {
-        let stream = self.streams.get_mut(half.stream).and_then(Option::as_mut);
+    fn write(
+        &mut self,
+        partial: &mut PartialRecord,
+        parts: &[IoSlice<'_>],
+        skip: usize,
+    ) -> io::Result<Option<usize>> {
+        let stream = self.streams.get_mut(partial.stream).and_then(Option::as_mut);
         let Some(stream) = stream.filter(|stream| stream.is_writable) else { return Ok(None) };
-        match half.write(&mut stream.pipe, parts, skip) {
+        match partial.write(&mut stream.connection, parts, skip) {
             Ok(count) => {
-                let Room { queued, free } = stream.room;
-                stream.room = Room { queued: queued + count, free: free.saturating_sub(count) };
+                let SendSpace { queued, free } = stream.room;
+                stream.room = SendSpace { queued: queued + count, free: free.saturating_sub(count) };
                 Ok(Some(count))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -131,7 +143,7 @@ impl<P: Pipe> Bundle<P> {
     }
 
     /// The next record, of `rest` bytes at most that are left of `total`; `None` if no connection has room.
-    fn choose(&mut self, rest: usize, total: usize) -> io::Result<Option<Half>> {
+    fn choose(&mut self, rest: usize, total: usize) -> io::Result<Option<PartialRecord>> {
         let is_last = self.sending.is_last;
         let used = if is_last { 1 } else { self.used };
         let streams = self.streams.iter_mut().enumerate().take(used);
@@ -141,7 +153,7 @@ impl<P: Pipe> Bundle<P> {
             let Some((index, _)) = writable.next() else { return Ok(None) };
             (index, (!is_last).then_some(rest))
         } else {
-            let mut best: Option<(usize, Room)> = None;
+            let mut best: Option<(usize, SendSpace)> = None;
             for (index, stream) in writable {
                 if stream.has_room()? && best.is_none_or(|(_, room)| stream.room.queued < room.queued) {
                     best = Some((index, stream.room));
@@ -154,24 +166,24 @@ impl<P: Pipe> Bundle<P> {
             (index, Some(rest.div_ceil(rest.div_ceil(piece)).min(fits)))
         };
         let record = Record { number: self.sending.next, length: left.map(|bytes| bytes as u32) };
-        Ok(Some(Half { stream, header: record.encode(), written: 0, left }))
+        Ok(Some(PartialRecord { stream, header: record.encode(), written: 0, left }))
     }
 }
 
-impl<P: Pipe> Stream<P> {
+impl<P: Connection> Stream<P> {
     /// Asks the kernel for its room; what it does not tell is no reason not to try.
     fn look_at_room(&mut self) {
-        self.room = self.pipe.room().unwrap_or(Room { queued: 0, free: PIECE_MAX });
+        self.room = self.connection.room().unwrap_or(SendSpace { queued: 0, free: PIECE_MAX });
     }
 
     /// Whether a record is likely to be taken whole: by the kernel's own rule, which says the same of a writable socket. If
     /// not, there will be an event.
     fn has_room(&mut self) -> io::Result<bool> {
-        let is_roomy = |room: Room| room.free >= room.queued / 2;
+        let is_roomy = |room: SendSpace| room.free >= room.queued / 2;
         if is_roomy(self.room) {
             return Ok(true);
         }
-        self.is_writable = self.pipe.is_writable()?;
+        self.is_writable = self.connection.is_writable()?;
         self.look_at_room();
         Ok(self.is_writable)
     }

@@ -27,13 +27,13 @@ struct Line {
 }
 
 impl Line {
-    fn room(&self) -> Room {
+    fn room(&self) -> SendSpace {
         let queued = self.flying.len() + self.arrived.len();
-        Room { queued, free: self.capacity.saturating_sub(queued) }
+        SendSpace { queued, free: self.capacity.saturating_sub(queued) }
     }
 
     fn has_room(&self) -> bool {
-        let Room { queued, free } = self.room();
+        let SendSpace { queued, free } = self.room();
         free > 0 && free >= queued / 2
     }
 }
@@ -44,7 +44,7 @@ struct End {
     into: Rc<RefCell<Line>>,
 }
 
-impl Pipe for End {
+impl Connection for End {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut line = self.into.borrow_mut();
         if line.arrived.is_empty() {
@@ -84,7 +84,7 @@ impl Pipe for End {
         Ok(count)
     }
 
-    fn room(&self) -> io::Result<Room> {
+    fn room(&self) -> io::Result<SendSpace> {
         Ok(self.out.borrow().room())
     }
 
@@ -153,7 +153,7 @@ fn end(lines: &[Rc<RefCell<Line>>; 2], side: usize) -> End {
 }
 
 /// What one side sends and what the other has got of it.
-struct Flow {
+struct RecordFlow {
     from: usize,
     frames: VecDeque<Vec<u8>>,
     sent_of_first: usize,
@@ -162,7 +162,7 @@ struct Flow {
     expected: usize,
 }
 
-impl Flow {
+impl RecordFlow {
     fn new(from: usize, random: &mut StdRng) -> Self {
         let frames: VecDeque<Vec<u8>> = (0..random.random_range(1..8))
             .map(|_| {
@@ -217,11 +217,11 @@ impl Flow {
 /// Sends frames both ways; connections come at any time, and at any time a side may decide to go on with one.
 fn converse(seed: u64, of: u8, capacity_max: usize, becomes_one: bool) -> World {
     let mut world = World::new(seed, of, capacity_max);
-    let mut flows = [0, 1].map(|from| Flow::new(from, &mut world.random));
+    let mut flows = [0, 1].map(|from| RecordFlow::new(from, &mut world.random));
     let mut missing: Vec<usize> = (1..of.into()).collect();
     let mut to_decide = if becomes_one { vec![0, 1] } else { Vec::new() };
     let mut idle = 0;
-    while !flows.iter().all(Flow::is_done) {
+    while !flows.iter().all(RecordFlow::is_done) {
         let before: usize = flows.iter().map(|flow| flow.sent.len() + flow.got.len()).sum();
         match world.random.random_range(0..20) {
             0 if !missing.is_empty() => {
@@ -231,7 +231,7 @@ fn converse(seed: u64, of: u8, capacity_max: usize, becomes_one: bool) -> World 
             }
             1 if !to_decide.is_empty() => {
                 if let Some(side) = to_decide.pop() {
-                    world.ends[side].become_one();
+                    world.ends[side].use_single_connection();
                 }
             }
             2..=9 => world.carry(),
@@ -384,14 +384,14 @@ fn a_link_ends_when_all_its_connections_have() {
         let mut buffer = [0; 100];
         world.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)])
     };
-    world.ends[0].await_others(1);
+    world.ends[0].expect_connections(1);
     finish(&mut world, 0);
     assert_eq!(receive(&mut world), Moved::Blocked);
     world.lines[1][1].borrow_mut().arrived.extend(record(0, 5));
     finish(&mut world, 1);
     assert_eq!(receive(&mut world), Moved::Bytes(5));
     assert_eq!(receive(&mut world), Moved::Blocked, "the third one is awaited");
-    world.ends[0].despair();
+    world.ends[0].expect_one_less();
     assert!(matches!(receive(&mut world), Moved::Lost(why) if why.contains("without a word")));
 }
 
@@ -412,7 +412,7 @@ fn a_connection_that_breaks_takes_the_link_with_it() {
 fn a_connection_has_one_place() {
     let mut world = World::new(1, 3, 1000);
     world.add(1);
-    let has_place = |world: &World| [0, 1, 2, 3, 255].map(|index| world.ends[0].lacks(index));
+    let has_place = |world: &World| [0, 1, 2, 3, 255].map(|index| world.ends[0].is_missing(index));
     assert_eq!(has_place(&world), [false, false, true, false, false]);
     // One that comes when all is said is closed for sending at once.
     world.ends[0].finish();

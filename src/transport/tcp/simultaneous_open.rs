@@ -1,35 +1,35 @@
-//! Which of two connections becomes a link when both ranks dial each other: the rule, without IO.
+//! Which of two connections becomes the link when both ranks dial each other. No IO.
 //!
-//! Whoever needs a link dials. A connection is settled on by the rank that accepts it, with the handshake's verdict, and it is
-//! either rank's link from the moment in which that rank sends or reads that verdict. So it must not happen that each accepts
-//! the other's, and the rule is that the lower rank's connection prevails while both are under way:
+//! A rank dials when it needs a link. The accepting rank chooses a connection by sending the handshake's verdict. For either
+//! rank the connection is the link from the moment it sends or reads that verdict, so the two ranks must never accept each
+//! other's connection. The rule: while both dials are in progress, the lower rank's connection wins.
 //!
-//! - A rank that does not dial accepts the other's connection, and never dials after that.
-//! - The higher rank, while it dials, accepts the lower one's and closes its own. Its own cannot have been accepted: the lower
-//!   rank would not have dialled after that, and does not accept while it dials.
-//! - The lower rank, while it dials, keeps the higher one's connection without an answer. When its own is accepted, it closes
-//!   the other, which the higher rank has given up by then. When its own fails, it accepts the other.
+//! - A rank that does not dial accepts the peer's connection, and does not dial afterwards.
+//! - The higher rank, while it dials, accepts the lower rank's connection and closes its own. Its own cannot have been
+//!   accepted: the lower rank would not have dialed afterwards, and it does not accept while it dials.
+//! - The lower rank, while it dials, keeps the higher rank's connection unanswered. When its own is accepted, it closes the
+//!   other, which the higher rank has given up by then. When its own fails, it accepts the other.
 //!
-//! Nothing but the handshake has passed on a connection that is closed, so nothing is lost with it.
+//! A closed connection has carried only its handshake, so no data is lost with it.
 
 use crate::types::Rank;
 
-/// A link to a peer that we have dialled and that has not been settled on.
+/// A link to a peer that we have dialed and that has not been settled on.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Crossing<D, A> {
+pub(super) struct SimultaneousOpen<D, A> {
     /// The connection that we have opened.
     pub(super) ours: D,
     /// The one that the peer has opened and proved, which waits for our verdict.
     theirs: Option<A>,
-    /// Whether ours prevails.
-    prevails: bool,
+    /// Whether the connection that this rank opened wins.
+    own_wins: bool,
 }
 
 /// What has come of it. What is not in it is to be closed.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Next<D, A> {
+pub(super) enum Resolution<D, A> {
     /// It goes on.
-    Waiting(Crossing<D, A>),
+    Waiting(SimultaneousOpen<D, A>),
     /// The link is the connection that we have opened.
     Ours(D),
     /// The link is the connection that the peer has opened, and the peer is to be told so.
@@ -38,10 +38,10 @@ pub(super) enum Next<D, A> {
     Lost,
 }
 
-impl<D, A> Crossing<D, A> {
+impl<D, A> SimultaneousOpen<D, A> {
     /// `own` dials `peer`.
     pub(super) fn new(own: Rank, peer: Rank, ours: D) -> Self {
-        Self { ours, theirs: None, prevails: own < peer }
+        Self { ours, theirs: None, own_wins: own < peer }
     }
 
     /// Whether the peer's connection waits behind ours.
@@ -50,22 +50,22 @@ impl<D, A> Crossing<D, A> {
     }
 
     /// The peer has opened a connection too, and proved itself. If it had opened one before, it has given that one up.
-    pub(super) fn knock(self, theirs: A) -> Next<D, A> {
-        if self.prevails {
-            Next::Waiting(Self { theirs: Some(theirs), ..self })
+    pub(super) fn handle_peer_dial(self, theirs: A) -> Resolution<D, A> {
+        if self.own_wins {
+            Resolution::Waiting(Self { theirs: Some(theirs), ..self })
         } else {
-            Next::Theirs(theirs)
+            Resolution::Theirs(theirs)
         }
     }
 
     /// The peer has accepted our connection.
-    pub(super) fn answer(self) -> Next<D, A> {
-        Next::Ours(self.ours)
+    pub(super) fn handle_accepted(self) -> Resolution<D, A> {
+        Resolution::Ours(self.ours)
     }
 
     /// Our connection has failed.
-    pub(super) fn fail(self) -> Next<D, A> {
-        self.theirs.map_or(Next::Lost, Next::Theirs)
+    pub(super) fn handle_failed(self) -> Resolution<D, A> {
+        self.theirs.map_or(Resolution::Lost, Resolution::Theirs)
     }
 }
 
@@ -79,17 +79,17 @@ mod tests {
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
     enum Side {
         Idle,
-        Meeting(Crossing<usize, usize>),
+        Opening(SimultaneousOpen<usize, usize>),
         Open(usize),
         Lost,
     }
 
     /// How far a connection's handshake has come.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-    enum Stage {
+    enum HandshakeStage {
         Connecting,
         Greeting,
-        /// The dialler's proof is on its way.
+        /// The dialer's proof is on its way.
         Proved,
         /// The acceptor has it.
         Known,
@@ -100,8 +100,8 @@ mod tests {
 
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
     struct Connection {
-        dialler: usize,
-        stage: Stage,
+        dialer: usize,
+        stage: HandshakeStage,
         /// Which sides have closed their ends.
         is_closed: [bool; 2],
     }
@@ -127,39 +127,44 @@ mod tests {
 
         fn dial(&mut self, side: usize) -> usize {
             let is_closed = [false; 2];
-            self.connections.push(Connection { dialler: side, stage: Stage::Connecting, is_closed });
+            self.connections.push(Connection { dialer: side, stage: HandshakeStage::Connecting, is_closed });
             self.connections.len() - 1
         }
 
-        fn knock(&mut self, side: usize, connection: usize) {
-            self.connections[connection].stage = Stage::Known;
+        fn handle_peer_dial(&mut self, side: usize, connection: usize) {
+            self.connections[connection].stage = HandshakeStage::Known;
             match &self.sides[side] {
                 Side::Idle => self.open(side, connection),
-                Side::Meeting(_) => self.settle(side, |crossing| crossing.knock(connection)),
+                Side::Opening(_) => self.resolve(side, |opening| opening.handle_peer_dial(connection)),
                 Side::Open(_) | Side::Lost => self.connections[connection].is_closed[side] = true,
             }
         }
 
         fn open(&mut self, side: usize, connection: usize) {
-            let accepts = self.connections[connection].dialler != side;
-            self.connections[connection].stage = if accepts { Stage::Welcomed } else { Stage::Done };
+            let accepts = self.connections[connection].dialer != side;
+            self.connections[connection].stage =
+                if accepts { HandshakeStage::Welcomed } else { HandshakeStage::Done };
             self.sides[side] = Side::Open(connection);
         }
 
-        fn settle(&mut self, side: usize, event: impl Fn(Crossing<usize, usize>) -> Next<usize, usize>) {
-            let Side::Meeting(before) = self.sides[side].clone() else { panic!("{self:?}") };
+        fn resolve(
+            &mut self,
+            side: usize,
+            event: impl Fn(SimultaneousOpen<usize, usize>) -> Resolution<usize, usize>,
+        ) {
+            let Side::Opening(before) = self.sides[side].clone() else { panic!("{self:?}") };
             let held = [Some(before.ours), before.theirs];
             let kept = match event(before) {
-                Next::Waiting(crossing) => {
-                    let kept = [Some(crossing.ours), crossing.theirs];
-                    self.sides[side] = Side::Meeting(crossing);
+                Resolution::Waiting(opening) => {
+                    let kept = [Some(opening.ours), opening.theirs];
+                    self.sides[side] = Side::Opening(opening);
                     kept
                 }
-                Next::Ours(connection) | Next::Theirs(connection) => {
+                Resolution::Ours(connection) | Resolution::Theirs(connection) => {
                     self.open(side, connection);
                     [Some(connection), None]
                 }
-                Next::Lost => {
+                Resolution::Lost => {
                     self.sides[side] = Side::Lost;
                     [None, None]
                 }
@@ -184,21 +189,23 @@ mod tests {
                         let (own, peer) = world.ranks[side];
                         let ours = world.dial(side);
                         world.sides[side] =
-                            Side::Meeting(Crossing::new(Rank::new(own), Rank::new(peer), ours));
+                            Side::Opening(SimultaneousOpen::new(Rank::new(own), Rank::new(peer), ours));
                     }
                 });
             }
             for (number, connection) in self.connections.iter().enumerate() {
-                let (dialler, acceptor) = (connection.dialler, 1 - connection.dialler);
-                let has_dialler = !connection.is_closed[dialler];
+                let (dialer, acceptor) = (connection.dialer, 1 - connection.dialer);
+                let has_dialler = !connection.is_closed[dialer];
                 let has_acceptor = !connection.is_closed[acceptor];
-                let advance = |to: Stage| move |world: &mut Self| world.connections[number].stage = to;
-                let is_unproved = matches!(connection.stage, Stage::Connecting | Stage::Greeting);
+                let advance =
+                    |to: HandshakeStage| move |world: &mut Self| world.connections[number].stage = to;
+                let is_unproved =
+                    matches!(connection.stage, HandshakeStage::Connecting | HandshakeStage::Greeting);
                 if is_unproved && has_dialler && self.failures > 0 {
                     offer(&|world| {
                         world.failures -= 1;
                         world.connections[number].is_closed = [true; 2];
-                        world.settle(dialler, Crossing::fail);
+                        world.resolve(dialer, SimultaneousOpen::handle_failed);
                     });
                 }
                 if is_unproved && has_acceptor && self.impatience > 0 {
@@ -208,21 +215,25 @@ mod tests {
                     });
                 }
                 match connection.stage {
-                    Stage::Connecting if has_dialler => offer(&advance(Stage::Greeting)),
-                    Stage::Greeting if has_dialler && has_acceptor => offer(&advance(Stage::Proved)),
-                    Stage::Greeting if has_dialler => offer(&|world| world.dial_again(dialler, number)),
-                    Stage::Proved if has_acceptor => {
-                        offer(&|world| world.knock(acceptor, number));
+                    HandshakeStage::Connecting if has_dialler => offer(&advance(HandshakeStage::Greeting)),
+                    HandshakeStage::Greeting if has_dialler && has_acceptor => {
+                        offer(&advance(HandshakeStage::Proved));
+                    }
+                    HandshakeStage::Greeting if has_dialler => {
+                        offer(&|world| world.dial_again(dialer, number));
+                    }
+                    HandshakeStage::Proved if has_acceptor => {
+                        offer(&|world| world.handle_peer_dial(acceptor, number));
                         if !has_dialler {
                             // A reset may overtake what came before it.
                             offer(&|world| world.connections[number].is_closed[acceptor] = true);
                         }
                     }
-                    Stage::Known if has_dialler && !has_acceptor => {
-                        offer(&|world| world.settle(dialler, Crossing::fail));
+                    HandshakeStage::Known if has_dialler && !has_acceptor => {
+                        offer(&|world| world.resolve(dialer, SimultaneousOpen::handle_failed));
                     }
-                    Stage::Welcomed if has_dialler => {
-                        offer(&|world| world.settle(dialler, Crossing::answer));
+                    HandshakeStage::Welcomed if has_dialler => {
+                        offer(&|world| world.resolve(dialer, SimultaneousOpen::handle_accepted));
                     }
                     _ => {}
                 }
@@ -232,13 +243,13 @@ mod tests {
 
         fn dial_again(&mut self, side: usize, number: usize) {
             self.connections[number].is_closed[side] = true;
-            let Side::Meeting(crossing) = &self.sides[side] else { panic!("{self:?}") };
-            if crossing.has_theirs() {
-                return self.settle(side, Crossing::fail);
+            let Side::Opening(opening) = &self.sides[side] else { panic!("{self:?}") };
+            if opening.has_theirs() {
+                return self.resolve(side, SimultaneousOpen::handle_failed);
             }
             let again = self.dial(side);
-            if let Side::Meeting(crossing) = &mut self.sides[side] {
-                crossing.ours = again;
+            if let Side::Opening(opening) = &mut self.sides[side] {
+                opening.ours = again;
             }
         }
 

@@ -10,7 +10,7 @@ const AHEAD: usize = 4 << 10;
 
 /// Bytes that have been read ahead.
 #[derive(Default)]
-pub(super) struct Surplus {
+pub(super) struct ReadAhead {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
@@ -26,7 +26,7 @@ pub(super) struct Read {
     pub(super) was_emptied: bool,
 }
 
-impl Surplus {
+impl ReadAhead {
     /// Moves what was read ahead into the parts, one after another.
     pub(super) fn take(&mut self, parts: &mut [IoSliceMut<'_>]) -> usize {
         let before = self.start;

@@ -1,7 +1,7 @@
 //! The listening socket and the connections that have not proved themselves yet.
 //!
 //! Whoever connects gets a bounded time and a bounded place to complete the [handshake](crate::wire::handshake); what
-//! fails is logged and closed, and the job goes on. Admitted connections wait here until their owner fetches them; a link's
+//! fails is logged and closed, and the job goes on. Accepted connections wait here until their owner fetches them; a link's
 //! verdict is left to its owner, who may know of a better connection to the same peer.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -25,13 +25,13 @@ use crate::wire::handshake::{
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many connections may be proving themselves at once; further ones wait to be accepted, in the kernel's bounded backlog.
 pub const PENDING_MAX: usize = 256;
-/// While connections prove themselves the lobby is served at least this often. Whoever comes back after a longer time was
+/// While connections prove themselves the listener is served at least this often. Whoever comes back after a longer time was
 /// away, computing perhaps, and the others must not pay for that: no more than this counts.
 const ATTENDED_MAX: Duration = Duration::from_secs(1);
 const LISTENER: Token = Token(0);
 
 /// A connection whose other end has proved that it belongs to the job.
-pub struct Admitted {
+pub struct Accepted {
     /// The connection, registered under `token`.
     pub stream: TcpStream,
     /// Its token.
@@ -42,13 +42,13 @@ pub struct Admitted {
     verdict: Vec<u8>,
 }
 
-impl Admitted {
+impl Accepted {
     /// Tells the other end that it is welcome: from then on the connection is both ends' link.
     ///
     /// # Errors
     ///
     /// When the connection is gone.
-    pub fn welcome(mut self) -> io::Result<TcpStream> {
+    pub fn confirm(mut self) -> io::Result<TcpStream> {
         // A few bytes on a connection that has carried hardly any: they always fit its buffer.
         self.stream.write_all(&self.verdict)?;
         Ok(self.stream)
@@ -56,7 +56,7 @@ impl Admitted {
 }
 
 /// What an outgoing handshake has come to.
-pub enum Dialled {
+pub enum DialProgress {
     /// Nobody has taken the connection yet.
     Connecting,
     /// There is a connection, and its handshake goes on.
@@ -91,7 +91,7 @@ pub struct Identity {
     pub rank: Option<Rank>,
 }
 
-struct Pending {
+struct IncomingHandshake {
     stream: TcpStream,
     address: SocketAddr,
     handshake: Acceptor,
@@ -100,46 +100,46 @@ struct Pending {
 }
 
 /// The listening socket, its handshakes under way, and the event queue that it shares with its owner's sockets.
-pub struct Lobby {
+pub struct Listener {
     /// Until its owner takes it.
     poller: Option<Poller>,
     registry: Registry,
-    listener: TcpListener,
+    socket: TcpListener,
     identity: Identity,
-    pending: BTreeMap<Token, Pending>,
-    admitted: VecDeque<Admitted>,
+    pending: BTreeMap<Token, IncomingHandshake>,
+    accepted: VecDeque<Accepted>,
     /// There may be connections to accept: an event is told only once.
-    has_callers: bool,
+    may_have_waiting: bool,
     served_at: Duration,
     next_token: usize,
 }
 
-impl Lobby {
+impl Listener {
     /// The sockets that it has, by their numbers.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let pending = self.pending.values().map(|pending| pending.stream.as_raw_fd());
-        std::iter::once(self.listener.as_raw_fd()).chain(pending).collect()
+        std::iter::once(self.socket.as_raw_fd()).chain(pending).collect()
     }
 
-    /// A lobby on a listening socket.
+    /// A listener on a listening socket.
     ///
     /// # Errors
     ///
     /// When the operating system has no event queue or socket left.
     pub fn new(listener: StdListener, identity: Identity) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let mut listener = TcpListener::from_std(listener);
+        let mut socket = TcpListener::from_std(listener);
         let poller = Poller::new()?;
         let registry = poller.registry()?;
-        registry.register(&mut listener, LISTENER, Interest::READABLE)?;
+        registry.register(&mut socket, LISTENER, Interest::READABLE)?;
         Ok(Self {
             poller: Some(poller),
             registry,
-            listener,
+            socket,
             identity,
             pending: BTreeMap::new(),
-            admitted: VecDeque::new(),
-            has_callers: false,
+            accepted: VecDeque::new(),
+            may_have_waiting: false,
             served_at: Duration::ZERO,
             next_token: FIRST_TOKEN,
         })
@@ -151,7 +151,7 @@ impl Lobby {
     ///
     /// When the operating system does not tell.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.socket.local_addr()
     }
 
     /// Who we are.
@@ -159,7 +159,7 @@ impl Lobby {
         &self.identity
     }
 
-    /// Where the owner registers its own sockets, with tokens from [`Lobby::token`].
+    /// Where the owner registers its own sockets, with tokens from [`Listener::token`].
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
@@ -170,18 +170,18 @@ impl Lobby {
         Token(self.next_token)
     }
 
-    /// A connection that has been admitted for `purpose` since the last call.
-    pub fn take_admitted(&mut self, purpose: Purpose) -> Option<Admitted> {
-        let index = self.admitted.iter().position(|admitted| admitted.introduction.purpose == purpose)?;
-        self.admitted.remove(index)
+    /// A connection that has been accepted for `purpose` since the last call.
+    pub fn take_accepted(&mut self, purpose: Purpose) -> Option<Accepted> {
+        let index = self.accepted.iter().position(|accepted| accepted.introduction.purpose == purpose)?;
+        self.accepted.remove(index)
     }
 
-    /// The event queue, for an owner that waits by itself; [`Lobby::wait`] is then over.
+    /// The event queue, for an owner that waits by itself; [`Listener::wait`] is then over.
     pub fn take_poller(&mut self) -> Option<Poller> {
         self.poller.take()
     }
 
-    /// Waits for events until `until`, serves the lobby's own, and appends the others to `others`.
+    /// Waits for events until `until`, serves the listener's own, and appends the others to `others`.
     ///
     /// # Errors
     ///
@@ -207,13 +207,13 @@ impl Lobby {
         Some(self.served_at + HANDSHAKE_TIMEOUT.saturating_sub(longest).min(ATTENDED_MAX))
     }
 
-    /// Serves the lobby's own events and appends the others to `others`.
+    /// Serves the listener's own events and appends the others to `others`.
     pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>, others: &mut Vec<Event>) {
         for event in events {
             if event.token == LISTENER {
-                self.has_callers = true;
+                self.may_have_waiting = true;
             } else if self.pending.contains_key(&event.token) {
-                self.pursue(event.token);
+                self.continue_handshake(event.token);
             } else {
                 others.push(event);
             }
@@ -223,21 +223,21 @@ impl Lobby {
     }
 
     fn accept(&mut self) {
-        while self.has_callers && self.pending.len() < PENDING_MAX {
-            match self.listener.accept() {
-                Ok((stream, address)) => self.greet(stream, address),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.has_callers = false,
+        while self.may_have_waiting && self.pending.len() < PENDING_MAX {
+            match self.socket.accept() {
+                Ok((stream, address)) => self.begin_handshake(stream, address),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.may_have_waiting = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     // Out of file descriptors, say: those who wait in the backlog are served at the next event.
                     log::warn!("a connection could not be accepted: {error}");
-                    self.has_callers = false;
+                    self.may_have_waiting = false;
                 }
             }
         }
     }
 
-    fn greet(&mut self, mut stream: TcpStream, address: SocketAddr) {
+    fn begin_handshake(&mut self, mut stream: TcpStream, address: SocketAddr) {
         let token = self.token();
         let interest = Interest::READABLE | Interest::WRITABLE;
         if let Err(error) = self.registry.register(&mut stream, token, interest) {
@@ -246,15 +246,16 @@ impl Lobby {
         }
         let Identity { secret, job, rank } = self.identity.clone();
         let handshake = Acceptor::new(secret, job, rank, nonce());
-        self.pending.insert(token, Pending { stream, address, handshake, attended: Duration::ZERO });
-        self.pursue(token);
+        self.pending
+            .insert(token, IncomingHandshake { stream, address, handshake, attended: Duration::ZERO });
+        self.continue_handshake(token);
     }
 
     /// Lets a handshake go as far as it can.
-    fn pursue(&mut self, token: Token) {
+    fn continue_handshake(&mut self, token: Token) {
         let Some(mut pending) = self.pending.remove(&token) else { return };
         match advance(&mut pending.stream, &mut pending.handshake) {
-            Ok(true) => self.admit(pending, token),
+            Ok(true) => self.finish_handshake(pending, token),
             Ok(false) => {
                 self.pending.insert(token, pending);
             }
@@ -266,8 +267,8 @@ impl Lobby {
         }
     }
 
-    fn admit(&mut self, pending: Pending, token: Token) {
-        let Pending { mut stream, address, mut handshake, .. } = pending;
+    fn finish_handshake(&mut self, pending: IncomingHandshake, token: Token) {
+        let IncomingHandshake { mut stream, address, mut handshake, .. } = pending;
         let Some(introduction) = handshake.introduction() else { return };
         let mut verdict = handshake.take_output();
         if introduction.purpose == Purpose::Rendezvous
@@ -276,7 +277,7 @@ impl Lobby {
             log::warn!("{address} turned away: {error}");
             return;
         }
-        self.admitted.push_back(Admitted { stream, token, introduction, verdict });
+        self.accepted.push_back(Accepted { stream, token, introduction, verdict });
     }
 
     /// Counts the time that connections have had somebody to talk to, and closes those that have had enough of it.
@@ -296,33 +297,33 @@ impl Lobby {
 }
 
 /// An outgoing connection's handshake.
-pub struct Dialling {
+pub struct OutgoingHandshake {
     handshake: Dialer,
 }
 
-impl Dialling {
+impl OutgoingHandshake {
     /// Introduces us as `from` to `to`.
     pub fn new(identity: &Identity, introduction: Introduction) -> Self {
         Self { handshake: Dialer::new(identity.secret.clone(), &identity.job, introduction, nonce()) }
     }
 
     /// Goes as far as the connection allows.
-    pub fn pursue(&mut self, stream: &mut TcpStream) -> Dialled {
+    pub fn advance(&mut self, stream: &mut TcpStream) -> DialProgress {
         if let Ok(Some(error)) = stream.take_error() {
-            return Dialled::Failed(error.into());
+            return DialProgress::Failed(error.into());
         }
         match stream.peer_addr() {
             Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => return Dialled::Connecting,
-            Err(error) => return Dialled::Failed(error.into()),
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => return DialProgress::Connecting,
+            Err(error) => return DialProgress::Failed(error.into()),
         }
         match advance(stream, &mut self.handshake) {
-            Ok(true) => Dialled::Ready,
-            Ok(false) => Dialled::Pending,
+            Ok(true) => DialProgress::Ready,
+            Ok(false) => DialProgress::Pending,
             Err(DialError::Io(error)) if !self.handshake.has_proved() && is_end(&error) => {
-                Dialled::Closed(error)
+                DialProgress::Closed(error)
             }
-            Err(error) => Dialled::Failed(error),
+            Err(error) => DialProgress::Failed(error),
         }
     }
 }
