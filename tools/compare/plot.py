@@ -38,8 +38,8 @@ def svg(told):
         panel(body, MARGIN + LEFT + PANEL_WIDTH + GAP, y + ROW_HEAD, rows, styles, "busbw_gb_per_s")
         y += ROW_HEAD + PANEL_HEIGHT + ROW_FOOT
     height = y + 34
-    body.append(text(MARGIN, height - 16, "Points are medians of the rounds, bars their range. Both axes of the left panels are "
-                     "logarithmic, of the right ones only the size.", colour=FAINT))
+    body.append(text(MARGIN, height - 16, "Points are medians of the rounds; bars show their range. In the left panels both axes are "
+                     "logarithmic, in the right panels only the size.", colour=FAINT))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     return "\n".join([f'{head} font-family="{FONT}" role="img">', f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
                       *body, "</svg>", ""])
