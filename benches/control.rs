@@ -6,10 +6,10 @@ use std::panic::Location;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use ringtrain::engine::{Begin, Engine, OpId, Settings, Transmit, Verdict};
-use ringtrain::schedule::board::{Plan, Round};
+use ringtrain::engine::{Begin, Engine, FrameVerdict, OpId, Settings, Transmit};
 use ringtrain::schedule::partition::Partition;
-use ringtrain::schedule::{Schedule, Work};
+use ringtrain::schedule::rounds::{Round, RoundPlan};
+use ringtrain::schedule::{CollectiveSpec, Schedule};
 use ringtrain::types::{Algorithm, Contract, Operation};
 use ringtrain::wire::{Header, Kind};
 use ringtrain::{DType, Rank, ReduceOp, WorldSize};
@@ -27,16 +27,16 @@ fn world(ranks: u32) -> WorldSize {
 }
 
 /// Collectives of so many ranks and the routes that they may take.
-fn works(world: WorldSize) -> Vec<(Work, Algorithm)> {
+fn works(world: WorldSize) -> Vec<(CollectiveSpec, Algorithm)> {
     let even = || Partition::even(COUNT, world);
     vec![
-        (Work::AllReduce { count: COUNT }, Algorithm::Ring),
-        (Work::AllReduce { count: COUNT }, Algorithm::Direct),
-        (Work::ReduceScatter(even()), Algorithm::Ring),
-        (Work::AllGather(even()), Algorithm::Ring),
-        (Work::Broadcast { count: COUNT, root: Rank::ZERO }, Algorithm::Tree),
-        (Work::AllToAll { send: even(), receive: even(), is_even: true }, Algorithm::Direct),
-        (Work::Barrier, Algorithm::Dissemination),
+        (CollectiveSpec::AllReduce { count: COUNT }, Algorithm::Ring),
+        (CollectiveSpec::AllReduce { count: COUNT }, Algorithm::Direct),
+        (CollectiveSpec::ReduceScatter(even()), Algorithm::Ring),
+        (CollectiveSpec::AllGather(even()), Algorithm::Ring),
+        (CollectiveSpec::Broadcast { count: COUNT, root: Rank::ZERO }, Algorithm::Tree),
+        (CollectiveSpec::AllToAll { send: even(), receive: even(), is_even: true }, Algorithm::Direct),
+        (CollectiveSpec::Barrier, Algorithm::Dissemination),
     ]
 }
 
@@ -62,8 +62,8 @@ fn plans(c: &mut Criterion) {
             let mut round = Round::default();
             group.bench_function(BenchmarkId::new(name, ranks), |b| {
                 b.iter(|| {
-                    let work = Work::AllReduce { count: black_box(count) };
-                    let plan = Plan::new(world(ranks), Rank::ZERO, SLOT, SLOT / 8, work);
+                    let work = CollectiveSpec::AllReduce { count: black_box(count) };
+                    let plan = RoundPlan::new(world(ranks), Rank::ZERO, SLOT, SLOT / 8, work);
                     (0..plan.rounds()).for_each(|number| plan.fill(number, &mut round));
                 });
             });
@@ -143,7 +143,7 @@ impl Pair {
         };
         let header = Header::decode(black_box(&header.encode())).expect("what was just encoded");
         let engine = &mut self.0[1 - from];
-        if let Verdict::Apply { operation, .. } = engine.frame(sender, &header) {
+        if let FrameVerdict::Apply { operation, .. } = engine.frame(sender, &header) {
             engine.applied(operation, sender, &header, false);
         }
         true
@@ -152,7 +152,7 @@ impl Pair {
 
 fn frames(c: &mut Criterion) {
     let count = 2 * FRAMES * SEGMENT_BYTES / 4;
-    let gather = Work::AllGather(Partition::even(count, world(2)));
+    let gather = CollectiveSpec::AllGather(Partition::even(count, world(2)));
     let schedules =
         [0, 1].map(|rank| gather.schedule(Algorithm::Ring, (world(2), Rank::new(rank)), BLOCK, false));
     let contract = Contract { count: count as u64, ..contract(Operation::AllGather, None) };

@@ -8,7 +8,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use ringtrain::group::LocalTransport;
 use ringtrain::rendezvous::{Launched, Server};
 use ringtrain::wire::Secret;
-use ringtrain::{Error, Group, JoinOptions, Meeting, Rank, ReduceOp, WorldSize};
+use ringtrain::{Error, Group, JoinMethod, JoinOptions, Rank, ReduceOp, WorldSize};
 
 /// A collective on a buffer of `f32`.
 type Collective = fn(&mut Group, &mut [f32]) -> Result<(), Error>;
@@ -66,12 +66,18 @@ fn pair(transport: LocalTransport) -> (Group, JoinHandle<()>) {
     let server = Server::start(std::net::Ipv4Addr::LOCALHOST.into(), world, secret, job_id, start_timeout)
         .expect("a rendezvous");
     let rendezvous = server.address();
-    let meeting = |rank| {
-        Meeting::Launched(Launched { rank: Rank::new(rank), world, rendezvous, job_id, start_timeout: None })
+    let method = |rank| {
+        JoinMethod::Launched(Launched {
+            rank: Rank::new(rank),
+            world,
+            rendezvous,
+            job_id,
+            start_timeout: None,
+        })
     };
-    let other = JoinOptions { meeting: meeting(1), ..options.clone() };
+    let other = JoinOptions { method: method(1), ..options.clone() };
     let thread = thread::spawn(move || serve(Group::join(&other).expect("rank 1 joins")));
-    let group = Group::join(&JoinOptions { meeting: meeting(0), ..options }).expect("rank 0 joins");
+    let group = Group::join(&JoinOptions { method: method(0), ..options }).expect("rank 0 joins");
     (group, thread)
 }
 

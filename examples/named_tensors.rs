@@ -4,7 +4,7 @@
 //! submit them by name and all get the same averages.
 
 use rand::seq::SliceRandom as _;
-use ringtrain::{Group, JoinOptions, Meeting, NamedOptions, NamedTensors, Rank, ReduceOp, rendezvous};
+use ringtrain::{Group, JoinMethod, JoinOptions, NamedOptions, NamedTensors, Rank, ReduceOp, rendezvous};
 
 const LAYERS: usize = 50;
 const STEPS: usize = 10;
@@ -12,7 +12,7 @@ const STEPS: usize = 10;
 fn main() -> anyhow::Result<()> {
     let mut options = JoinOptions::default();
     if let Some(launched) = rendezvous::from_environment()? {
-        options.meeting = Meeting::Launched(launched);
+        options.method = JoinMethod::Launched(launched);
         options.secret = rendezvous::secret_from_environment()?.unwrap_or(options.secret);
     }
     let mut group = Group::join(&options)?;

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 
 use crate::exit::Exit;
 use crate::group::{
-    Algorithms, Error, Group, JoinOptions, LocalTransport, Meeting, SEGMENT_BYTES, START_TIMEOUT, Streams,
+    Algorithms, Error, Group, JoinMethod, JoinOptions, LocalTransport, SEGMENT_BYTES, START_TIMEOUT, Streams,
 };
 use crate::rendezvous::{PeersFile, SECRET_VARIABLE, StartError, from_environment, secret_from_environment};
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate};
@@ -143,22 +143,22 @@ impl GroupArgs {
     /// [`JoinError`], whose [`JoinError::exit`] is the program's exit code.
     pub fn join(&self) -> Result<Group, JoinError> {
         let launched = from_environment().map_err(StartError::from);
-        let meeting = match (&self.peers, launched) {
+        let method = match (&self.peers, launched) {
             // Another launcher's ranks, an error otherwise, may well meet by a file.
-            (Some(path), Ok(None) | Err(_)) => Meeting::Peers {
+            (Some(path), Ok(None) | Err(_)) => JoinMethod::Peers {
                 file: PeersFile::read(path).map_err(StartError::from)?,
                 rank: Rank::new(self.rank.unwrap_or_default()),
                 bind: self.bind,
             },
             (Some(_), Ok(Some(_))) => return Err(JoinError::LaunchedTwice),
-            (None, launched) => launched?.map_or(Meeting::Alone, Meeting::Launched),
+            (None, launched) => launched?.map_or(JoinMethod::Alone, JoinMethod::Launched),
         };
-        let told = match &meeting {
-            Meeting::Launched(launched) => launched.start_timeout,
+        let told = match &method {
+            JoinMethod::Launched(launched) => launched.start_timeout,
             _ => None,
         };
         let options = JoinOptions {
-            meeting,
+            method,
             secret: self.secret()?,
             start_timeout: self.start_timeout.or(told).unwrap_or(START_TIMEOUT),
             operation_timeout: self.timeout,

@@ -1,7 +1,7 @@
 //! How operations begin: collectives, messages, and receives that wait for one.
 
-use super::matching::{Envelope, Pattern, Posted};
-use super::operation::{Call, Key, Running};
+use super::matching::{Envelope, Pattern, PostedReceive};
+use super::operation::{OperationInfo, OperationKey, RunningOperation};
 use super::{Begin, Engine, Failure, OpId, Timestamp};
 use crate::schedule::{Action, Inbound, Outbound, Schedule, Step};
 use crate::types::{Contract, Rank};
@@ -16,14 +16,14 @@ impl Engine {
     pub fn begin(&mut self, now: Timestamp, begin: Begin, schedule: Schedule) -> Result<OpId, Failure> {
         self.check()?;
         let Begin { group, contract, site, .. } = begin;
-        let sequence = self.past.begin(group, (contract, site));
+        let sequence = self.history.begin(group, (contract, site));
         let id = self.next_id();
-        self.start(id, call(now, begin, Key::Collective { group, sequence }), schedule)
+        self.start(id, call(now, begin, OperationKey::Collective { group, sequence }), schedule)
     }
 
     /// The group begins nothing more.
     pub fn retire(&mut self, group: u32) {
-        self.past.retire(group);
+        self.history.retire(group);
     }
 
     /// Begins to send a message of elements `0..count` of a buffer, the contract's `layout` being its tag. One to this
@@ -38,7 +38,7 @@ impl Engine {
             return self.send_to_itself(begin);
         }
         let sequence = self.links.entry(to).or_default().number_message(begin.site);
-        let key = Key::Message { from: self.settings.rank, to, sequence };
+        let key = OperationKey::Message { from: self.settings.rank, to, sequence };
         let range = 0..begin.contract.count as usize;
         let step = Step { send: Some(Outbound { peer: to, range, after: None }), receive: None };
         let id = self.next_id();
@@ -55,8 +55,8 @@ impl Engine {
         self.check()?;
         let id = self.next_id();
         // It has no key before it has a message.
-        let call = call(now, begin, Key::Collective { group: begin.group, sequence: u64::MAX });
-        let posted = Posted { id, pattern, call };
+        let call = call(now, begin, OperationKey::Collective { group: begin.group, sequence: u64::MAX });
+        let posted = PostedReceive { id, pattern, call };
         if let Some((key, envelope)) = self.matching.take_arrived(&pattern) {
             self.unite(&posted, key, envelope)?;
             return Ok(id);
@@ -84,9 +84,9 @@ impl Engine {
         OpId(self.next_id)
     }
 
-    fn start(&mut self, id: OpId, call: Call, schedule: Schedule) -> Result<OpId, Failure> {
+    fn start(&mut self, id: OpId, call: OperationInfo, schedule: Schedule) -> Result<OpId, Failure> {
         let segment_elements = (self.settings.segment_bytes / call.contract.dtype.size_bytes()).max(1);
-        let mut running = Running::new(call, schedule, segment_elements);
+        let mut running = RunningOperation::new(call, schedule, segment_elements);
         let mut gone = None;
         let mut other: Option<(Rank, Contract)> = None;
         for index in 0..running.peers() {
@@ -107,8 +107,8 @@ impl Engine {
             }
             match call.key {
                 _ if !is_sent_to => {}
-                Key::Collective { .. } => link.turns.enter(id),
-                Key::Message { .. } => link.turns.enter_message(id),
+                OperationKey::Collective { .. } => link.send_queue.enter(id),
+                OperationKey::Message { .. } => link.send_queue.enter_message(id),
             }
         }
         self.deadlines.insert((call.deadline, id));
@@ -127,12 +127,17 @@ impl Engine {
     }
 
     /// Joins a receive and its message into an operation.
-    pub(super) fn unite(&mut self, posted: &Posted, key: Key, envelope: Envelope) -> Result<(), Failure> {
-        let Posted { id, call, .. } = *posted;
+    pub(super) fn unite(
+        &mut self,
+        posted: &PostedReceive,
+        key: OperationKey,
+        envelope: Envelope,
+    ) -> Result<(), Failure> {
+        let PostedReceive { id, call, .. } = *posted;
         let asked = call.contract;
         self.deadlines.remove(&(call.deadline, id));
         if envelope.contract.dtype != asked.dtype || envelope.contract.count > asked.count {
-            let Key::Message { sequence, .. } = key else { return Ok(()) };
+            let OperationKey::Message { sequence, .. } = key else { return Ok(()) };
             let cause = self.mismatch(
                 (call.group, sequence),
                 (asked, call.site),
@@ -151,14 +156,14 @@ impl Engine {
             self.hand_over(id, key);
             return Ok(());
         }
-        let call = Call { key, contract: envelope.contract, ..call };
+        let call = OperationInfo { key, contract: envelope.contract, ..call };
         let schedule = Schedule { steps: vec![Step { send: None, receive: Some(receive) }] };
         self.start(id, call, schedule).map(|_| ())
     }
 }
 
-pub(super) fn call(now: Timestamp, begin: Begin, key: Key) -> Call {
+pub(super) fn call(now: Timestamp, begin: Begin, key: OperationKey) -> OperationInfo {
     let Begin { group, contract, timeout, spent, site } = begin;
     let left = timeout.saturating_sub(spent);
-    Call { key, group, contract, site, deadline: now.saturating_add(left), timeout }
+    OperationInfo { key, group, contract, site, deadline: now.saturating_add(left), timeout }
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::operation::{Call, Key, Running};
-use super::past::Asked;
-use super::{Engine, OpId, Timestamp, Transmit, Verdict};
+use super::history::CallerContract;
+use super::operation::{OperationInfo, OperationKey, RunningOperation};
+use super::{Engine, FrameVerdict, OpId, Timestamp, Transmit};
 use crate::types::{Contract, GROUP_FLAGS, Operation, Rank, Site};
 use crate::wire::cause::{AWAITED_MAX, Waiting};
 use crate::wire::{Cause, Header, Kind};
@@ -145,29 +145,29 @@ impl Engine {
         link.left = true;
         self.alerts += 1;
         let waits_for_it = self.matching.posted().any(|posted| posted.pattern.source == Some(peer));
-        let needs = |running: &Running| running.needs(peer, link.stored_segments(running.call.key));
+        let needs = |running: &RunningOperation| running.needs(peer, link.stored_segments(running.call.key));
         if waits_for_it || self.operations.values().any(needs) {
             self.fail_left(peer);
         }
     }
 
     /// The job fails because of what `peer` sent, and nothing more is read from it.
-    pub(super) fn refuse(&mut self, peer: Rank, detail: String) -> Verdict {
+    pub(super) fn refuse(&mut self, peer: Rank, detail: String) -> FrameVerdict {
         let cause = self.misbehaved(peer, detail);
         self.fail(cause);
-        Verdict::Refuse
+        FrameVerdict::Refuse
     }
 
     /// A segment of an operation that is over here: a root, say, ends a broadcast without hearing from anybody, and learns
     /// only now that others meant another root.
-    pub(super) fn belated(&mut self, peer: Rank, header: &Header) -> Verdict {
-        let past = self.past(header.group, header.sequence);
-        match past {
+    pub(super) fn belated(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
+        let history = self.history(header.group, header.sequence);
+        match history {
             Some((contract, site)) if contract != header.contract => {
                 let place = (header.group, header.sequence);
                 let cause = self.mismatch(place, (contract, site), (peer, header.contract));
                 self.fail(cause);
-                Verdict::Discard
+                FrameVerdict::Discard
             }
             _ => self.refuse(peer, format!("it repeats operation {}, which is over", header.sequence)),
         }
@@ -177,7 +177,7 @@ impl Engine {
     pub(super) fn mismatch(
         &self,
         (group, sequence): (u32, u64),
-        (asked, site): Asked,
+        (asked, site): CallerContract,
         (peer, peer_asked): (Rank, Contract),
     ) -> Cause {
         let one = (self.settings.rank, asked, site.to_string());
@@ -238,7 +238,7 @@ impl Engine {
                 let site = match first_asked.operation {
                     // Its receiver is who found out and has said so, so this rank sent it.
                     Operation::Message => self.sent_at(peer, *sequence),
-                    _ => self.past(*group, *sequence).map(|(_, site)| site),
+                    _ => self.history(*group, *sequence).map(|(_, site)| site),
                 };
                 if let Some(site) = site {
                     cause.add_site(own, &site.to_string());
@@ -252,19 +252,19 @@ impl Engine {
     /// What this rank waits in: the operation whose deadline has passed, or else the oldest that has had half of its time.
     /// Whoever comes only when the others' patience has ended is the one they waited for.
     fn waiting(&self) -> Option<Waiting> {
-        let has_waited = |call: &Call| {
+        let has_waited = |call: &OperationInfo| {
             let began = call.deadline.saturating_sub(call.timeout);
             self.now.saturating_sub(began) >= call.timeout / 2
         };
         let running = self.operations.iter().find(|(_, running)| has_waited(&running.call));
         let posted = self.matching.posted().find(|posted| has_waited(&posted.call));
-        let watched = self.watched.iter().find(|(_, watched)| has_waited(&watched.call));
-        let all = [running.map(|(&id, _)| id), posted.map(|posted| posted.id), watched.map(|(&id, _)| id)];
+        let external = self.external.iter().find(|(_, external)| has_waited(&external.call));
+        let all = [running.map(|(&id, _)| id), posted.map(|posted| posted.id), external.map(|(&id, _)| id)];
         let id = self.overdue.or(all.into_iter().flatten().min())?;
         let call = self.call_of(id)?;
-        let awaited: Vec<Rank> = match (self.operations.get(&id), self.watched.get(&id)) {
+        let awaited: Vec<Rank> = match (self.operations.get(&id), self.external.get(&id)) {
             (Some(running), _) => running.awaited().take(AWAITED_MAX).collect(),
-            (None, Some(watched)) => watched.awaited.iter().copied().take(AWAITED_MAX).collect(),
+            (None, Some(external)) => external.awaited.iter().copied().take(AWAITED_MAX).collect(),
             (None, None) => self.matching.find_posted(id)?.pattern.source.into_iter().collect(),
         };
         let sequence = if call.sequence() == u64::MAX { 0 } else { call.sequence() };
@@ -278,30 +278,30 @@ impl Engine {
         })
     }
 
-    fn call_of(&self, id: OpId) -> Option<&Call> {
+    fn call_of(&self, id: OpId) -> Option<&OperationInfo> {
         let posted = || self.matching.find_posted(id).map(|posted| &posted.call);
-        let watched = || self.watched.get(&id).map(|watched| &watched.call);
-        self.operations.get(&id).map(|running| &running.call).or_else(watched).or_else(posted)
+        let external = || self.external.get(&id).map(|external| &external.call);
+        self.operations.get(&id).map(|running| &running.call).or_else(external).or_else(posted)
     }
 
     /// What this rank asked for in an operation of a group, and where, if it remembers.
-    fn past(&self, group: u32, sequence: u64) -> Option<Asked> {
-        let key = Key::Collective { group, sequence };
+    fn history(&self, group: u32, sequence: u64) -> Option<CallerContract> {
+        let key = OperationKey::Collective { group, sequence };
         let running = self.running(key).map(|running| &running.call);
-        let mut watched = self.watched.values().map(|watched| &watched.call);
-        let call = running.or_else(|| watched.find(|call| call.key == key));
+        let mut external = self.external.values().map(|external| &external.call);
+        let call = running.or_else(|| external.find(|call| call.key == key));
         let asked = call.map(|call| (call.contract, call.site));
-        asked.or_else(|| self.past.find(group, sequence))
+        asked.or_else(|| self.history.find(group, sequence))
     }
 
     /// Where this rank sent a message, if it remembers: one that is still on its way, or one of the last.
     fn sent_at(&self, to: Rank, sequence: u64) -> Option<Site> {
-        let running = self.running(Key::Message { from: self.settings.rank, to, sequence });
+        let running = self.running(OperationKey::Message { from: self.settings.rank, to, sequence });
         let site = running.map(|running| running.call.site);
         site.or_else(|| self.links.get(&to)?.site_of(sequence))
     }
 
-    fn running(&self, key: Key) -> Option<&Running> {
+    fn running(&self, key: OperationKey) -> Option<&RunningOperation> {
         self.operations.get(self.by_key.get(&key)?)
     }
 

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::operation::{Key, charge};
-use super::turns::Turns;
+use super::operation::{OperationKey, charge};
+use super::send_queue::SendQueue;
 use crate::types::{Contract, Site};
 use crate::wire::{Cause, Header};
 
@@ -30,13 +30,13 @@ pub(super) struct Link {
     /// The root cause as the peer told it last.
     pub(super) heard: Option<Cause>,
     /// The operations that send to it.
-    pub(super) turns: Turns,
+    pub(super) send_queue: SendQueue,
     /// Headers that wait to be sent before any segment.
     pub(super) control: VecDeque<Header>,
     /// What it has announced and we have not begun, and what it asks for.
-    pub(super) announced: BTreeMap<Key, Contract>,
+    pub(super) announced: BTreeMap<OperationKey, Contract>,
     /// For how many messages of operations that we have not begun it is ready.
-    pub(super) cleared: BTreeMap<Key, u64>,
+    pub(super) cleared: BTreeMap<OperationKey, u64>,
     /// Messages sent to it, and messages that came from it.
     messages_sent: u64,
     pub(super) messages_seen: u64,
@@ -50,7 +50,7 @@ pub(super) struct Link {
     used_told: u64,
     stored: u64,
     /// How many of its segments are stored, by operation.
-    segments: BTreeMap<Key, usize>,
+    segments: BTreeMap<OperationKey, usize>,
 }
 
 impl Link {
@@ -86,25 +86,25 @@ impl Link {
         if is_possible {
             self.returned = used;
             let credit = self.credit();
-            self.turns.feed(credit);
+            self.send_queue.feed(credit);
         }
         is_possible
     }
 
     /// Notes that a segment of `bytes` has to be stored; whether the peer had the credit.
-    pub(super) fn store(&mut self, key: Key, bytes: usize) -> bool {
+    pub(super) fn store(&mut self, key: OperationKey, bytes: usize) -> bool {
         self.stored += charge(bytes) as u64;
         *self.segments.entry(key).or_default() += 1;
         self.stored <= CREDIT_BYTES
     }
 
     /// Notes that a segment is stored for which the peer needs no credit: it knows that its operation has begun.
-    pub(super) fn keep(&mut self, key: Key) {
+    pub(super) fn keep(&mut self, key: OperationKey) {
         *self.segments.entry(key).or_default() += 1;
     }
 
     /// Notes that a stored segment of `bytes` is none any more, which came on credit or not.
-    pub(super) fn unstore(&mut self, key: Key, bytes: usize, was_eager: bool) {
+    pub(super) fn unstore(&mut self, key: OperationKey, bytes: usize, was_eager: bool) {
         if was_eager {
             self.stored -= (charge(bytes) as u64).min(self.stored);
         }
@@ -117,7 +117,7 @@ impl Link {
     }
 
     /// How many segments of an operation are stored.
-    pub(super) fn stored_segments(&self, key: Key) -> usize {
+    pub(super) fn stored_segments(&self, key: OperationKey) -> usize {
         self.segments.get(&key).copied().unwrap_or_default()
     }
 

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::OpId;
-use super::operation::{Call, Key};
+use super::operation::{OperationInfo, OperationKey};
 use crate::types::{Contract, Rank};
 
 /// What a receive asks for.
@@ -43,11 +43,11 @@ impl Pattern {
 }
 
 /// A receive without a message.
-pub(super) struct Posted {
+pub(super) struct PostedReceive {
     pub(super) id: OpId,
     pub(super) pattern: Pattern,
     /// The contract's count is the most elements that it takes; its key means nothing.
-    pub(super) call: Call,
+    pub(super) call: OperationInfo,
 }
 
 /// The receives without a message and the messages without a receive.
@@ -57,18 +57,18 @@ pub(super) struct Posted {
 #[derive(Default)]
 pub(super) struct Matching {
     /// Oldest first.
-    posted: BTreeMap<OpId, Posted>,
+    posted: BTreeMap<OpId, PostedReceive>,
     posted_by: BTreeSet<(u32, Option<Rank>, Option<u32>, OpId)>,
     /// By the order in which they came.
-    arrived: BTreeMap<u64, (Key, Envelope)>,
+    arrived: BTreeMap<u64, (OperationKey, Envelope)>,
     arrived_by: BTreeSet<(u32, Rank, u32, u64)>,
-    keys: BTreeSet<Key>,
+    keys: BTreeSet<OperationKey>,
     arrivals: u64,
 }
 
 impl Matching {
     /// The first receive that the message fits, taken off the list.
-    pub(super) fn take_posted(&mut self, envelope: &Envelope) -> Option<Posted> {
+    pub(super) fn take_posted(&mut self, envelope: &Envelope) -> Option<PostedReceive> {
         if self.posted.is_empty() {
             return None;
         }
@@ -83,7 +83,7 @@ impl Matching {
     }
 
     /// The first message that fits, taken off the list.
-    pub(super) fn take_arrived(&mut self, pattern: &Pattern) -> Option<(Key, Envelope)> {
+    pub(super) fn take_arrived(&mut self, pattern: &Pattern) -> Option<(OperationKey, Envelope)> {
         let number = self.find_arrived(pattern)?;
         let (key, envelope) = self.arrived.remove(&number)?;
         self.arrived_by.remove(&(envelope.group, envelope.source, envelope.tag, number));
@@ -105,21 +105,21 @@ impl Matching {
         arrived.find(|(_, (_, envelope))| pattern.fits(envelope)).map(|(&number, _)| number)
     }
 
-    pub(super) fn post(&mut self, posted: Posted) {
+    pub(super) fn post(&mut self, posted: PostedReceive) {
         let Pattern { group, source, tag } = posted.pattern;
         self.posted_by.insert((group, source, tag, posted.id));
         self.posted.insert(posted.id, posted);
     }
 
     /// Takes a receive off the list, if it is on it.
-    pub(super) fn withdraw(&mut self, id: OpId) -> Option<Posted> {
+    pub(super) fn withdraw(&mut self, id: OpId) -> Option<PostedReceive> {
         let posted = self.posted.remove(&id)?;
         let Pattern { group, source, tag } = posted.pattern;
         self.posted_by.remove(&(group, source, tag, id));
         Some(posted)
     }
 
-    pub(super) fn arrive(&mut self, key: Key, envelope: Envelope) {
+    pub(super) fn arrive(&mut self, key: OperationKey, envelope: Envelope) {
         self.arrived.insert(self.arrivals, (key, envelope));
         self.arrived_by.insert((envelope.group, envelope.source, envelope.tag, self.arrivals));
         self.keys.insert(key);
@@ -127,7 +127,7 @@ impl Matching {
     }
 
     /// Whether this message waits for a receive.
-    pub(super) fn has_arrived(&self, key: Key) -> bool {
+    pub(super) fn has_arrived(&self, key: OperationKey) -> bool {
         self.keys.contains(&key)
     }
 
@@ -142,12 +142,12 @@ impl Matching {
     }
 
     /// A receive without a message.
-    pub(super) fn find_posted(&self, id: OpId) -> Option<&Posted> {
+    pub(super) fn find_posted(&self, id: OpId) -> Option<&PostedReceive> {
         self.posted.get(&id)
     }
 
     /// The receives without a message, oldest first.
-    pub(super) fn posted(&self) -> impl Iterator<Item = &Posted> {
+    pub(super) fn posted(&self) -> impl Iterator<Item = &PostedReceive> {
         self.posted.values()
     }
 }

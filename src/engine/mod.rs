@@ -11,17 +11,17 @@
 //! report lost links and the passing of [`Engine::poll_timeout`].
 
 mod begin;
+mod external;
 mod failing;
-mod itself;
-mod judge;
+mod history;
+mod incoming;
 mod link;
+mod loopback;
 mod matching;
 mod operation;
-mod past;
+mod send_queue;
 #[cfg(test)]
 mod tests;
-mod turns;
-mod watched;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -29,16 +29,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use self::external::ExternalOperation;
 pub use self::failing::Failure;
 use self::failing::Unreached;
+use self::history::OperationHistory;
 pub use self::link::CREDIT_BYTES;
 use self::link::{ANNOUNCED_MAX, Link};
 use self::matching::Matching;
 pub use self::matching::{Envelope, Pattern};
-use self::operation::{Call, Next, Outgoing, Running};
-pub use self::operation::{EAGER_BYTES, Key};
-use self::past::Past;
-use self::watched::Watched;
+pub use self::operation::{EAGER_BYTES, OperationKey};
+use self::operation::{NextSend, OperationInfo, OutgoingSegment, RunningOperation};
 use crate::schedule::Action;
 use crate::types::{Contract, Operation, Rank, Site, WorldSize};
 use crate::wire::{Header, Kind};
@@ -103,7 +103,7 @@ pub enum Transmit {
 
 /// What to do with a frame whose header has arrived.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum FrameVerdict {
     /// Receive the payload for these elements, apply it, and say so with [`Engine::applied`].
     Apply {
         /// The operation.
@@ -114,7 +114,7 @@ pub enum Verdict {
         action: Action,
     },
     /// Receive the payload and keep it under this key until [`Engine::stored_frame`] has a use for it.
-    Store(Key),
+    Store(OperationKey),
     /// Receive the payload and pass it to [`Engine::control`].
     Control,
     /// The frame has no payload and has been dealt with.
@@ -128,19 +128,19 @@ pub enum Verdict {
 /// One rank's state machine.
 pub struct Engine {
     settings: Settings,
-    operations: BTreeMap<OpId, Running>,
+    operations: BTreeMap<OpId, RunningOperation>,
     /// Operations whose progress is seen elsewhere.
-    watched: BTreeMap<OpId, Watched>,
+    external: BTreeMap<OpId, ExternalOperation>,
     /// How often something has come that whoever sleeps at a board has to know of.
     alerts: u64,
-    by_key: BTreeMap<Key, OpId>,
+    by_key: BTreeMap<OperationKey, OpId>,
     matching: Matching,
     /// The messages that receives were matched with.
     envelopes: BTreeMap<OpId, Envelope>,
     deadlines: BTreeSet<(Timestamp, OpId)>,
     /// The operation whose deadline has passed.
     overdue: Option<OpId>,
-    past: Past,
+    history: OperationHistory,
     /// How many operations may be announced to a peer at a time; the same on all ranks.
     announced_max: usize,
     links: BTreeMap<Rank, Link>,
@@ -161,14 +161,14 @@ impl Engine {
         Self {
             settings,
             operations: BTreeMap::new(),
-            watched: BTreeMap::new(),
+            external: BTreeMap::new(),
             alerts: 0,
             by_key: BTreeMap::new(),
             matching: Matching::default(),
             envelopes: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             overdue: None,
-            past: Past::default(),
+            history: OperationHistory::default(),
             announced_max: ANNOUNCED_MAX,
             links: BTreeMap::new(),
             completed: VecDeque::new(),
@@ -187,7 +187,7 @@ impl Engine {
     }
 
     /// The name under which the frames of an operation travel, while it is under way and once it has one.
-    pub fn key_of(&self, operation: OpId) -> Option<Key> {
+    pub fn key_of(&self, operation: OpId) -> Option<OperationKey> {
         self.operations.get(&operation).map(|running| running.call.key)
     }
 
@@ -204,7 +204,7 @@ impl Engine {
 
     /// Whether no operation is under way.
     pub fn is_idle(&self) -> bool {
-        self.operations.is_empty() && self.watched.is_empty() && !self.matching.has_posted()
+        self.operations.is_empty() && self.external.is_empty() && !self.matching.has_posted()
     }
 
     /// How many messages have come that had no receive yet.
@@ -245,29 +245,29 @@ impl Engine {
         if let Some(header) = link.control.pop_front() {
             return Some(Transmit::Control { header, payload: Bytes::new() });
         }
-        for _ in 0..link.turns.len() {
-            let Some(id) = link.turns.take() else { break };
+        for _ in 0..link.send_queue.len() {
+            let Some(id) = link.send_queue.take() else { break };
             let Some(running) = self.operations.get_mut(&id) else { continue };
             match running.next(peer, link.credit()) {
-                Next::Nothing if running.sends_to(peer) => link.turns.wait(id),
-                Next::Nothing => {}
-                Next::Held { charge, announce } => {
-                    link.turns.park(id, charge);
-                    if announce && link.turns.announce(id, running.call.key, self.announced_max) {
+                NextSend::Nothing if running.sends_to(peer) => link.send_queue.wait(id),
+                NextSend::Nothing => {}
+                NextSend::Held { charge, announce } => {
+                    link.send_queue.park(id, charge);
+                    if announce && link.send_queue.announce(id, running.call.key, self.announced_max) {
                         running.announced(peer);
-                        link.turns.leaves(id, 0, self.settings.segment_bytes);
+                        link.send_queue.leaves(id, 0, self.settings.segment_bytes);
                         let header = header(Kind::Announce, &running.call, 0);
                         return Some(Transmit::Control { header, payload: Bytes::new() });
                     }
                 }
-                Next::Segment(outgoing) => {
+                NextSend::Segment(outgoing) => {
                     let header = segment_header(&running.call, &outgoing, self.settings.checks_payloads);
                     let payload_bytes = header.payload_bytes as usize;
                     if outgoing.eager {
                         link.spend(payload_bytes);
                     }
-                    link.turns.leaves(id, payload_bytes, self.settings.segment_bytes);
-                    link.turns.fly(id);
+                    link.send_queue.leaves(id, payload_bytes, self.settings.segment_bytes);
+                    link.send_queue.mark_in_flight(id);
                     return Some(Transmit::Segment { operation: id, header, range: outgoing.range });
                 }
             }
@@ -278,16 +278,16 @@ impl Engine {
     /// The segment that [`Engine::poll_transmit`] gave for `peer` has been sent whole.
     pub fn transmitted(&mut self, peer: Rank) {
         let Some(link) = self.links.get_mut(&peer) else { return };
-        let Some(id) = link.turns.land() else { return };
+        let Some(id) = link.send_queue.take_in_flight() else { return };
         let Some(running) = self.operations.get_mut(&id) else { return };
         running.transmitted(peer);
         if running.sends_to(peer) {
-            link.turns.pass(id);
+            link.send_queue.pass(id);
         }
         self.settle(id);
     }
 
-    /// The segment that [`Verdict::Apply`] asked for has been received and applied; `was_stored` before that.
+    /// The segment that [`FrameVerdict::Apply`] asked for has been received and applied; `was_stored` before that.
     pub fn applied(&mut self, operation: OpId, peer: Rank, header: &Header, was_stored: bool) {
         let bytes = header.payload_bytes as usize;
         let key = self.key_of(operation);
@@ -304,7 +304,7 @@ impl Engine {
             running.applied(peer);
             for index in 0..running.peers() {
                 if let (peer, true) = running.peer(index) {
-                    self.links.entry(peer).or_default().turns.resume(operation);
+                    self.links.entry(peer).or_default().send_queue.resume(operation);
                 }
             }
         }
@@ -328,7 +328,7 @@ impl Engine {
 
     /// Takes note if an operation has ended.
     fn settle(&mut self, id: OpId) {
-        if self.operations.get(&id).is_some_and(Running::is_complete)
+        if self.operations.get(&id).is_some_and(RunningOperation::is_complete)
             && let Some(running) = self.operations.remove(&id)
         {
             self.by_key.remove(&running.call.key);
@@ -345,13 +345,13 @@ fn of_message(contract: Contract, elements: usize) -> Contract {
 }
 
 /// A frame of an operation, without payload.
-fn header(kind: Kind, call: &Call, offset: u64) -> Header {
+fn header(kind: Kind, call: &OperationInfo, offset: u64) -> Header {
     let contract = call.contract;
     Header { kind, group: call.group, sequence: call.sequence(), contract, offset, ..Header::EMPTY }
 }
 
 /// The frame of a segment. Its checksum is the driver's to fill in.
-fn segment_header(call: &Call, outgoing: &Outgoing, checks_payloads: bool) -> Header {
+fn segment_header(call: &OperationInfo, outgoing: &OutgoingSegment, checks_payloads: bool) -> Header {
     let payload_bytes = outgoing.range.len() * call.contract.dtype.size_bytes();
     Header {
         contract: of_message(call.contract, outgoing.total),

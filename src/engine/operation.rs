@@ -14,7 +14,7 @@ pub const EAGER_BYTES: usize = 256 << 10;
 
 /// Which operation: what the headers of its frames say.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Key {
+pub enum OperationKey {
     /// An operation of a group, by its number in it.
     Collective {
         /// The group.
@@ -35,8 +35,8 @@ pub enum Key {
 
 /// Everything about an operation but its schedule.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Call {
-    pub(super) key: Key,
+pub(super) struct OperationInfo {
+    pub(super) key: OperationKey,
     /// The group, of a message too.
     pub(super) group: u32,
     pub(super) contract: Contract,
@@ -45,23 +45,23 @@ pub(super) struct Call {
     pub(super) timeout: Duration,
 }
 
-impl Call {
+impl OperationInfo {
     /// Its number, in its group or on its link.
     pub(super) fn sequence(&self) -> u64 {
         match self.key {
-            Key::Collective { sequence, .. } | Key::Message { sequence, .. } => sequence,
+            OperationKey::Collective { sequence, .. } | OperationKey::Message { sequence, .. } => sequence,
         }
     }
 }
 
 /// An operation and its progress.
-pub(super) struct Running {
-    pub(super) call: Call,
+pub(super) struct RunningOperation {
+    pub(super) call: OperationInfo,
     steps: Vec<Step>,
     segment_elements: usize,
     /// What has been applied, by step.
-    applied: Vec<Progress>,
-    lanes: Vec<Lane>,
+    applied: Vec<StepProgress>,
+    peers: Vec<PeerProgress>,
     /// Sends and receives that are not over.
     open: usize,
     /// Peers that are to be told of more that we are ready for.
@@ -69,7 +69,7 @@ pub(super) struct Running {
 }
 
 /// What passes between this rank and one peer, in its order.
-struct Lane {
+struct PeerProgress {
     peer: Rank,
     /// The steps that send to the peer, and how far the first open one has come.
     sends: Vec<usize>,
@@ -95,14 +95,14 @@ struct Lane {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Progress {
+struct StepProgress {
     elements: usize,
     done: bool,
 }
 
 /// What may be sent to a peer next.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) enum Next {
+pub(super) enum NextSend {
     /// Nothing, until something else has happened.
     Nothing,
     /// Nothing before the peer is ready.
@@ -113,12 +113,12 @@ pub(super) enum Next {
         announce: bool,
     },
     /// A segment.
-    Segment(Outgoing),
+    Segment(OutgoingSegment),
 }
 
 /// A segment to send.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) struct Outgoing {
+pub(super) struct OutgoingSegment {
     /// The elements.
     pub(super) range: Range<usize>,
     /// The number of its message in the lane.
@@ -131,7 +131,7 @@ pub(super) struct Outgoing {
 }
 
 /// What is due from a peer next.
-pub(super) enum Due {
+pub(super) enum DueReceive {
     /// Nothing more in this operation.
     Nothing,
     /// A segment.
@@ -149,39 +149,41 @@ pub(super) enum Due {
     },
 }
 
-impl Running {
-    pub(super) fn new(call: Call, schedule: Schedule, segment_elements: usize) -> Self {
+impl RunningOperation {
+    pub(super) fn new(call: OperationInfo, schedule: Schedule, segment_elements: usize) -> Self {
         // In the order of their peers, so that a lane is found without looking at all of them.
-        let mut lanes: Vec<Lane> = schedule.peers().into_iter().map(Lane::new).collect();
+        let mut peers: Vec<PeerProgress> = schedule.peers().into_iter().map(PeerProgress::new).collect();
         let element_bytes = call.contract.dtype.size_bytes();
         let mut open = 0;
         for (index, step) in schedule.steps.iter().enumerate() {
             if let Some(send) = &step.send
-                && let Some(lane) = find(&mut lanes, send.peer)
+                && let Some(peer_progress) = find(&mut peers, send.peer)
             {
-                lane.sends.push(index);
-                lane.outbound_bytes += send.range.len() * element_bytes;
+                peer_progress.sends.push(index);
+                peer_progress.outbound_bytes += send.range.len() * element_bytes;
                 open += 1;
             }
             if let Some(receive) = &step.receive
-                && let Some(lane) = find(&mut lanes, receive.peer)
+                && let Some(peer_progress) = find(&mut peers, receive.peer)
             {
-                lane.receives.push(index);
-                lane.inbound_bytes += receive.range.len() * element_bytes;
+                peer_progress.receives.push(index);
+                peer_progress.inbound_bytes += receive.range.len() * element_bytes;
                 open += 1;
             }
         }
         let mut untold = 0;
-        for lane in lanes.iter_mut().filter(|lane| lane.inbound_bytes > EAGER_BYTES) {
-            lane.told_ready = Some(0);
+        for peer_progress in
+            peers.iter_mut().filter(|peer_progress| peer_progress.inbound_bytes > EAGER_BYTES)
+        {
+            peer_progress.told_ready = Some(0);
             untold += 1;
         }
         Self {
             call,
-            applied: vec![Progress::default(); schedule.steps.len()],
+            applied: vec![StepProgress::default(); schedule.steps.len()],
             steps: schedule.steps,
             segment_elements,
-            lanes,
+            peers,
             open,
             untold,
         }
@@ -193,160 +195,176 @@ impl Running {
 
     /// The number of peers.
     pub(super) fn peers(&self) -> usize {
-        self.lanes.len()
+        self.peers.len()
     }
 
     /// A peer by its place among them, and whether it is sent something.
     pub(super) fn peer(&self, index: usize) -> (Rank, bool) {
-        (self.lanes[index].peer, !self.lanes[index].sends.is_empty())
+        (self.peers[index].peer, !self.peers[index].sends.is_empty())
     }
 
     /// The peers from which something is due; if there are none, those that still have to be sent something.
     pub(super) fn awaited(&self) -> impl Iterator<Item = Rank> {
-        let receives = |lane: &&Lane| lane.next_receive < lane.receives.len();
-        let any_receives = self.lanes.iter().any(|lane| receives(&lane));
-        self.lanes
+        let receives =
+            |peer_progress: &&PeerProgress| peer_progress.next_receive < peer_progress.receives.len();
+        let any_receives = self.peers.iter().any(|peer_progress| receives(&peer_progress));
+        self.peers
             .iter()
-            .filter(move |lane| if any_receives { receives(lane) } else { lane.next_send < lane.sends.len() })
-            .map(|lane| lane.peer)
+            .filter(move |peer_progress| {
+                if any_receives {
+                    receives(peer_progress)
+                } else {
+                    peer_progress.next_send < peer_progress.sends.len()
+                }
+            })
+            .map(|peer_progress| peer_progress.peer)
     }
 
     /// Whether the operation cannot end without `peer`, of whose segments so many are stored.
     pub(super) fn needs(&self, peer: Rank, stored: usize) -> bool {
-        self.lane(peer)
-            .is_some_and(|lane| lane.next_send < lane.sends.len() || self.due_segments(lane) > stored)
+        self.peer_progress(peer).is_some_and(|peer_progress| {
+            peer_progress.next_send < peer_progress.sends.len() || self.due_segments(peer_progress) > stored
+        })
     }
 
     /// How many segments of `peer` are still to be applied.
     pub(super) fn open_segments(&self, peer: Rank) -> usize {
-        self.lane(peer).map_or(0, |lane| self.due_segments(lane))
+        self.peer_progress(peer).map_or(0, |peer_progress| self.due_segments(peer_progress))
     }
 
     /// How many segments are still to be applied.
-    fn due_segments(&self, lane: &Lane) -> usize {
+    fn due_segments(&self, peer_progress: &PeerProgress) -> usize {
         let segments = |&step: &usize| {
             let length = self.steps[step].receive.as_ref().map_or(0, |receive| receive.range.len());
             let left = length - self.applied[step].elements.min(length);
             left.div_ceil(self.segment_elements).max(1)
         };
-        lane.receives[lane.next_receive..].iter().map(segments).sum()
+        peer_progress.receives[peer_progress.next_receive..].iter().map(segments).sum()
     }
 
     /// Whether something is still to be sent to `peer`.
     pub(super) fn sends_to(&self, peer: Rank) -> bool {
-        self.lane(peer).is_some_and(|lane| lane.next_send < lane.sends.len())
+        self.peer_progress(peer)
+            .is_some_and(|peer_progress| peer_progress.next_send < peer_progress.sends.len())
     }
 
-    fn lane(&self, peer: Rank) -> Option<&Lane> {
-        let index = self.lanes.binary_search_by_key(&peer, |lane| lane.peer).ok()?;
-        Some(&self.lanes[index])
+    fn peer_progress(&self, peer: Rank) -> Option<&PeerProgress> {
+        let index = self.peers.binary_search_by_key(&peer, |peer_progress| peer_progress.peer).ok()?;
+        Some(&self.peers[index])
     }
 
-    fn lane_mut(&mut self, peer: Rank) -> Option<&mut Lane> {
-        find(&mut self.lanes, peer)
+    fn lane_mut(&mut self, peer: Rank) -> Option<&mut PeerProgress> {
+        find(&mut self.peers, peer)
     }
 
     /// What may be sent to `peer` next, if at most `credit` bytes (see [`charge`]) may be sent before it is ready. A
-    /// segment is in flight until [`Running::transmitted`].
-    pub(super) fn next(&mut self, peer: Rank, credit: usize) -> Next {
+    /// segment is in flight until [`RunningOperation::transmitted`].
+    pub(super) fn next(&mut self, peer: Rank, credit: usize) -> NextSend {
         let element_bytes = self.call.contract.dtype.size_bytes();
-        let Some(lane) = self.lane(peer).filter(|lane| lane.in_flight.is_none()) else {
-            return Next::Nothing;
+        let Some(peer_progress) =
+            self.peer_progress(peer).filter(|peer_progress| peer_progress.in_flight.is_none())
+        else {
+            return NextSend::Nothing;
         };
-        let step = lane.sends.get(lane.next_send).and_then(|&step| self.steps[step].send.as_ref());
-        let Some(send) = step else { return Next::Nothing };
-        let range = segment(&send.range, lane.sent, self.segment_elements);
+        let step =
+            peer_progress.sends.get(peer_progress.next_send).and_then(|&step| self.steps[step].send.as_ref());
+        let Some(send) = step else { return NextSend::Nothing };
+        let range = segment(&send.range, peer_progress.sent, self.segment_elements);
         if !self.satisfied(send.after, &send.range, &range) {
-            return Next::Nothing;
+            return NextSend::Nothing;
         }
         let bytes = range.len() * element_bytes;
-        let eager = lane.next_send >= lane.cleared;
+        let eager = peer_progress.next_send >= peer_progress.cleared;
         if eager {
-            let is_message = matches!(self.call.key, Key::Message { .. });
+            let is_message = matches!(self.call.key, OperationKey::Message { .. });
             // The receiver of a longer lane says when it is ready without being asked, if it asks for the same; that it does
             // not, it learns from a first segment or an announcement. That of a message learns how long it is from either.
-            let is_begun = lane.next_send > 0 || lane.eager_bytes > 0;
-            let is_long = is_message || lane.outbound_bytes > EAGER_BYTES;
-            let is_known = lane.announced || (is_begun && is_long);
-            let has_budget = lane.eager_bytes + bytes <= EAGER_BYTES;
+            let is_begun = peer_progress.next_send > 0 || peer_progress.eager_bytes > 0;
+            let is_long = is_message || peer_progress.outbound_bytes > EAGER_BYTES;
+            let is_known = peer_progress.announced || (is_begun && is_long);
+            let has_budget = peer_progress.eager_bytes + bytes <= EAGER_BYTES;
             if !has_budget || charge(bytes) > credit {
                 let charge = has_budget.then(|| charge(bytes));
-                return Next::Held { charge, announce: !is_known };
+                return NextSend::Held { charge, announce: !is_known };
             }
         }
-        let outgoing = Outgoing {
-            message: lane.next_send as u32,
-            offset: lane.sent,
+        let outgoing = OutgoingSegment {
+            message: peer_progress.next_send as u32,
+            offset: peer_progress.sent,
             total: send.range.len(),
             range: range.clone(),
             eager,
         };
-        if let Some(lane) = self.lane_mut(peer) {
-            lane.in_flight = Some(range);
-            lane.eager_bytes += if eager { bytes } else { 0 };
+        if let Some(peer_progress) = self.lane_mut(peer) {
+            peer_progress.in_flight = Some(range);
+            peer_progress.eager_bytes += if eager { bytes } else { 0 };
         }
-        Next::Segment(outgoing)
+        NextSend::Segment(outgoing)
     }
 
     /// Notes that the peer knows that something waits for it.
     pub(super) fn announced(&mut self, peer: Rank) {
-        if let Some(lane) = self.lane_mut(peer) {
-            lane.announced = true;
+        if let Some(peer_progress) = self.lane_mut(peer) {
+            peer_progress.announced = true;
         }
     }
 
     /// Takes the peer's word that it is ready for this many messages.
     pub(super) fn cleared(&mut self, peer: Rank, messages: u64) {
-        if let Some(lane) = self.lane_mut(peer) {
-            lane.cleared = lane.cleared.max(usize::try_from(messages).unwrap_or(usize::MAX));
+        if let Some(peer_progress) = self.lane_mut(peer) {
+            peer_progress.cleared =
+                peer_progress.cleared.max(usize::try_from(messages).unwrap_or(usize::MAX));
         }
     }
 
     pub(super) fn transmitted(&mut self, peer: Rank) {
-        let Some(lane) = find(&mut self.lanes, peer) else { return };
-        let Some(range) = lane.in_flight.take() else { return };
-        lane.sent += range.len();
-        let step = lane.sends.get(lane.next_send).and_then(|&step| self.steps[step].send.as_ref());
-        if step.is_some_and(|send| lane.sent == send.range.len()) {
-            lane.next_send += 1;
-            lane.sent = 0;
+        let Some(peer_progress) = find(&mut self.peers, peer) else { return };
+        let Some(range) = peer_progress.in_flight.take() else { return };
+        peer_progress.sent += range.len();
+        let step =
+            peer_progress.sends.get(peer_progress.next_send).and_then(|&step| self.steps[step].send.as_ref());
+        if step.is_some_and(|send| peer_progress.sent == send.range.len()) {
+            peer_progress.next_send += 1;
+            peer_progress.sent = 0;
             self.open -= 1;
         }
     }
 
     /// What has to come from `peer` next.
-    pub(super) fn due(&self, peer: Rank) -> Due {
-        let Some(lane) = self.lane(peer) else { return Due::Nothing };
-        let Some(&step) = lane.receives.get(lane.next_receive) else { return Due::Nothing };
-        let Some(receive) = &self.steps[step].receive else { return Due::Nothing };
+    pub(super) fn due(&self, peer: Rank) -> DueReceive {
+        let Some(peer_progress) = self.peer_progress(peer) else { return DueReceive::Nothing };
+        let Some(&step) = peer_progress.receives.get(peer_progress.next_receive) else {
+            return DueReceive::Nothing;
+        };
+        let Some(receive) = &self.steps[step].receive else { return DueReceive::Nothing };
         let offset = self.applied[step].elements;
         let range = segment(&receive.range, offset, self.segment_elements);
         let is_vacated = self.is_vacated(step, offset + range.len());
         let is_ready = is_vacated && self.satisfied(receive.after, &receive.range, &range);
-        let (message, total) = (lane.next_receive as u32, receive.range.len());
-        Due::Segment { range, action: receive.action, message, offset, total, is_ready, is_vacated }
+        let (message, total) = (peer_progress.next_receive as u32, receive.range.len());
+        DueReceive::Segment { range, action: receive.action, message, offset, total, is_ready, is_vacated }
     }
 
     pub(super) fn applied(&mut self, peer: Rank) {
-        let Some(lane) = find(&mut self.lanes, peer) else { return };
-        let Some(&step) = lane.receives.get(lane.next_receive) else { return };
+        let Some(peer_progress) = find(&mut self.peers, peer) else { return };
+        let Some(&step) = peer_progress.receives.get(peer_progress.next_receive) else { return };
         let Some(receive) = &self.steps[step].receive else { return };
         let progress = &mut self.applied[step];
         progress.elements += segment(&receive.range, progress.elements, self.segment_elements).len();
         if progress.elements == receive.range.len() {
             progress.done = true;
-            lane.next_receive += 1;
+            peer_progress.next_receive += 1;
             self.open -= 1;
         }
     }
 
     /// From now on `peer` is to be told when we are ready: it asked, or has more for us than it may send before.
     pub(super) fn tell_when_ready(&mut self, peer: Rank) {
-        if let Some(lane) = find(&mut self.lanes, peer)
-            && lane.told_ready.is_none()
-            && !lane.receives.is_empty()
+        if let Some(peer_progress) = find(&mut self.peers, peer)
+            && peer_progress.told_ready.is_none()
+            && !peer_progress.receives.is_empty()
         {
-            lane.told_ready = Some(0);
+            peer_progress.told_ready = Some(0);
             self.untold += 1;
         }
     }
@@ -357,18 +375,21 @@ impl Running {
         if self.untold == 0 {
             return ready;
         }
-        for index in 0..self.lanes.len() {
-            let lane = &self.lanes[index];
-            let Some(told) = lane.told_ready.filter(|&told| told < lane.receives.len()) else { continue };
+        for index in 0..self.peers.len() {
+            let peer_progress = &self.peers[index];
+            let Some(told) = peer_progress.told_ready.filter(|&told| told < peer_progress.receives.len())
+            else {
+                continue;
+            };
             let is_ready = |&&step: &&usize| {
                 let receive = self.steps[step].receive.as_ref();
                 receive.is_some_and(|receive| receive.after.is_none_or(|After(step)| self.applied[step].done))
             };
-            let now = told + lane.receives[told..].iter().take_while(is_ready).count();
+            let now = told + peer_progress.receives[told..].iter().take_while(is_ready).count();
             if now > told {
-                ready.push((lane.peer, now));
-                self.untold -= usize::from(now == lane.receives.len());
-                self.lanes[index].told_ready = Some(now);
+                ready.push((peer_progress.peer, now));
+                self.untold -= usize::from(now == peer_progress.receives.len());
+                self.peers[index].told_ready = Some(now);
             }
         }
         ready
@@ -380,9 +401,9 @@ impl Running {
         else {
             return true;
         };
-        self.lane(send.peer).is_none_or(|lane| {
-            let next = lane.sends.get(lane.next_send);
-            next.is_none_or(|&next| next > step || (next == step && lane.sent >= elements))
+        self.peer_progress(send.peer).is_none_or(|peer_progress| {
+            let next = peer_progress.sends.get(peer_progress.next_send);
+            next.is_none_or(|&next| next > step || (next == step && peer_progress.sent >= elements))
         })
     }
 
@@ -401,12 +422,12 @@ pub(super) const fn charge(bytes: usize) -> usize {
 }
 
 /// The lane of a peer, of lanes in the order of their peers.
-fn find(lanes: &mut [Lane], peer: Rank) -> Option<&mut Lane> {
-    let index = lanes.binary_search_by_key(&peer, |lane| lane.peer).ok()?;
-    Some(&mut lanes[index])
+fn find(peers: &mut [PeerProgress], peer: Rank) -> Option<&mut PeerProgress> {
+    let index = peers.binary_search_by_key(&peer, |peer_progress| peer_progress.peer).ok()?;
+    Some(&mut peers[index])
 }
 
-impl Lane {
+impl PeerProgress {
     fn new(peer: Rank) -> Self {
         Self {
             peer,

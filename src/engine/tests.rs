@@ -14,7 +14,7 @@ const MINUTE: Duration = Duration::from_mins(1);
 /// An engine, and what its driver would store for it.
 struct Side {
     engine: Engine,
-    stored: BTreeMap<Key, VecDeque<Header>>,
+    stored: BTreeMap<OperationKey, VecDeque<Header>>,
 }
 
 struct Pair {
@@ -91,25 +91,27 @@ impl Pair {
 impl Side {
     fn hear(&mut self, from: Rank, header: &Header, payload: &[u8]) {
         match self.engine.frame(from, header) {
-            Verdict::Apply { operation, .. } => {
+            FrameVerdict::Apply { operation, .. } => {
                 let key = self.engine.key_of(operation);
                 self.engine.applied(operation, from, header, false);
                 if let Some(key) = key {
                     self.replay(from, key);
                 }
             }
-            Verdict::Store(key) => {
+            FrameVerdict::Store(key) => {
                 self.stored.entry(key).or_default().push_back(*header);
                 self.replay(from, key);
             }
-            Verdict::Control => self.engine.control(from, header, payload),
-            Verdict::Taken | Verdict::Discard | Verdict::Refuse => {}
+            FrameVerdict::Control => self.engine.control(from, header, payload),
+            FrameVerdict::Taken | FrameVerdict::Discard | FrameVerdict::Refuse => {}
         }
     }
 
-    fn replay(&mut self, from: Rank, key: Key) {
+    fn replay(&mut self, from: Rank, key: OperationKey) {
         while let Some(header) = self.stored.get(&key).and_then(|frames| frames.front().copied()) {
-            let Verdict::Apply { operation, .. } = self.engine.stored_frame(from, &header) else { return };
+            let FrameVerdict::Apply { operation, .. } = self.engine.stored_frame(from, &header) else {
+                return;
+            };
             let frames = self.stored.get_mut(&key).unwrap();
             frames.pop_front();
             if frames.is_empty() {

@@ -10,13 +10,13 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::buffer::sealed::Sealed;
-use super::desk::Desk;
 use super::out_of_place::{layout, zeroed};
 use super::share::{WORDS, of_words, to_words};
+use super::shm_executor::ShmExecutor;
 use super::{Buffer, Error, Group, Input, OwnedBuffer};
-use crate::schedule::Work;
+use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
-use crate::transport::shm::{BUFFERS_MAX, OwnWindow, TOKEN_BYTES, Window};
+use crate::transport::shm::{BUFFERS_MAX, ExposedBuffer, RemoteBuffer, TOKEN_BYTES};
 use crate::types::{Element, Site};
 
 /// What a rank says of itself before the words of its memory.
@@ -47,18 +47,18 @@ const LAYOUT: [usize; 2] = [CARD_WORDS, 0x616c_6c6f];
 /// assert!(gradients.iter().all(|&gradient| gradient == 1.0));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct SharedBuffer<T: Element>(Kind<T>);
+pub struct SharedBuffer<T: Element>(BufferKind<T>);
 
-enum Kind<T: Element> {
+enum BufferKind<T: Element> {
     Private(Vec<T>),
-    Shared(Shared<T>),
+    SharedElements(SharedElements<T>),
 }
 
-struct Shared<T> {
-    window: OwnWindow,
+struct SharedElements<T> {
+    exposed: ExposedBuffer,
     /// The desk's sign that the window is mapped.
     alive: Option<Arc<()>>,
-    desk: Weak<Mutex<Desk>>,
+    shm_executor: Weak<Mutex<ShmExecutor>>,
     element: PhantomData<T>,
 }
 
@@ -80,13 +80,13 @@ impl Group {
     #[track_caller]
     pub fn alloc<T: Element>(&mut self, count: usize) -> Result<SharedBuffer<T>, Error> {
         let site = Site::here();
-        let Some(desk) = self.desk.clone() else {
+        let Some(shm_executor) = self.shm_executor.clone() else {
             self.driver()?;
             log::info!("group {} shares no memory, and its buffers are of each rank's own", self.id);
             return SharedBuffer::private(count);
         };
-        match self.try_to_alloc(&desk, count, site)? {
-            Ok(shared) => Ok(SharedBuffer(Kind::Shared(shared))),
+        match self.try_to_alloc(&shm_executor, count, site)? {
+            Ok(shared) => Ok(SharedBuffer(BufferKind::SharedElements(shared))),
             Err(why) => {
                 log::info!("a buffer of group {} is of each rank's own: {why}", self.id);
                 SharedBuffer::private(count)
@@ -97,11 +97,11 @@ impl Group {
     /// A buffer that all ranks reach, or what is in the way.
     fn try_to_alloc<T: Element>(
         &self,
-        desk: &Arc<Mutex<Desk>>,
+        shm_executor: &Arc<Mutex<ShmExecutor>>,
         count: usize,
         site: Site,
-    ) -> Result<Result<Shared<T>, String>, Error> {
-        let is_full = lock(desk).is_full();
+    ) -> Result<Result<SharedElements<T>, String>, Error> {
+        let is_full = lock(shm_executor).is_full();
         let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let (card, created) = match bytes {
             None => (card(CANNOT_COUNT), None),
@@ -123,15 +123,15 @@ impl Group {
                 .map_or_else(|| "another rank could not make its own".into(), |error| error.to_string())));
         }
         let others = cards.iter().enumerate().filter(|(rank, _)| *rank != self.rank.index());
-        let opened: io::Result<Vec<Window>> = others.map(|(_, card)| open(card)).collect();
+        let opened: io::Result<Vec<RemoteBuffer>> = others.map(|(_, card)| open(card)).collect();
         let have_opened = self.gather_words([u64::from(opened.is_ok())], site)?;
         match (created, opened) {
-            (Some(Ok(mut window)), Ok(others)) if have_opened.iter().all(|&[has]| has == 1) => {
-                window.close();
+            (Some(Ok(mut exposed)), Ok(others)) if have_opened.iter().all(|&[has]| has == 1) => {
+                exposed.close();
                 let alive = Arc::new(());
-                lock(desk).shelve(&window, Arc::downgrade(&alive), others);
-                let desk = Arc::downgrade(desk);
-                Ok(Ok(Shared { window, alive: Some(alive), desk, element: PhantomData }))
+                lock(shm_executor).register_buffer(&exposed, Arc::downgrade(&alive), others);
+                let shm_executor = Arc::downgrade(shm_executor);
+                Ok(Ok(SharedElements { exposed, alive: Some(alive), shm_executor, element: PhantomData }))
             }
             (_, Err(error)) => Ok(Err(error.to_string())),
             _ => Ok(Err("another rank could not open it".into())),
@@ -142,7 +142,7 @@ impl Group {
     fn gather_words<const N: usize>(&self, own: [u64; N], site: Site) -> Result<Vec<[u64; N]>, Error> {
         let mut all = vec![[0u64; N]; self.world.as_usize()];
         all[self.rank.index()] = own;
-        let work = Work::AllGather(Partition::alike(N, self.world));
+        let work = CollectiveSpec::AllGather(Partition::alike(N, self.world));
         let call = self.call::<u64>(work, site).laid_out(layout(LAYOUT));
         self.run(call, all.as_flattened_mut())?;
         Ok(all)
@@ -157,49 +157,49 @@ fn card(said: u64) -> [u64; CARD_WORDS] {
 }
 
 /// New memory, and what its owner says of it.
-fn create(bytes: usize) -> ([u64; CARD_WORDS], Option<io::Result<OwnWindow>>) {
+fn create(bytes: usize) -> ([u64; CARD_WORDS], Option<io::Result<ExposedBuffer>>) {
     let token: [u8; TOKEN_BYTES] = rand::random();
-    let window = OwnWindow::create(bytes, &token);
+    let exposed = ExposedBuffer::create(bytes, &token);
     let mut words = card(HAS_NONE);
-    if let Some(place) = window.as_ref().ok().and_then(OwnWindow::place) {
+    if let Some(place) = exposed.as_ref().ok().and_then(ExposedBuffer::place) {
         words[..2].copy_from_slice(&[HAS_MEMORY, bytes as u64]);
         words[2..].copy_from_slice(&to_words(place, &token));
     }
-    (words, Some(window))
+    (words, Some(exposed))
 }
 
-fn open(card: &[u64; CARD_WORDS]) -> io::Result<Window> {
+fn open(card: &[u64; CARD_WORDS]) -> io::Result<RemoteBuffer> {
     let [_, bytes, words @ ..] = card;
     let there_is_none = || io::Error::other("it does not say where it is");
     let (place, token) = of_words(words).ok_or_else(there_is_none)?;
     let bytes = usize::try_from(*bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
-    Window::open(place, bytes, &token)
+    RemoteBuffer::open(place, bytes, &token)
 }
 
-fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
-    desk.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(shm_executor: &Mutex<ShmExecutor>) -> MutexGuard<'_, ShmExecutor> {
+    shm_executor.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T: Element> SharedBuffer<T> {
     fn private(count: usize) -> Result<Self, Error> {
-        zeroed(count).map(|elements| Self(Kind::Private(elements)))
+        zeroed(count).map(|elements| Self(BufferKind::Private(elements)))
     }
 
     /// Whether all ranks of its group reach it where it lies. All of them get the same answer for the same [`Group::alloc`].
     pub fn is_shared(&self) -> bool {
-        matches!(self.0, Kind::Shared(_))
+        matches!(self.0, BufferKind::SharedElements(_))
     }
 }
 
-impl<T> Drop for Shared<T> {
+impl<T> Drop for SharedElements<T> {
     fn drop(&mut self) {
-        self.window.withdraw();
+        self.exposed.withdraw();
         self.alive = None;
         // Whoever is at the desk now looks for what has been given up later.
-        if let Some(desk) = self.desk.upgrade()
-            && let Ok(mut desk) = desk.try_lock()
+        if let Some(shm_executor) = self.shm_executor.upgrade()
+            && let Ok(mut shm_executor) = shm_executor.try_lock()
         {
-            desk.prune();
+            shm_executor.prune();
         }
     }
 }
@@ -209,8 +209,8 @@ impl<T: Element> Deref for SharedBuffer<T> {
 
     fn deref(&self) -> &[T] {
         match &self.0 {
-            Kind::Private(elements) => elements,
-            Kind::Shared(shared) => bytemuck::cast_slice(shared.window.bytes()),
+            BufferKind::Private(elements) => elements,
+            BufferKind::SharedElements(shared) => bytemuck::cast_slice(shared.exposed.bytes()),
         }
     }
 }
@@ -218,8 +218,8 @@ impl<T: Element> Deref for SharedBuffer<T> {
 impl<T: Element> DerefMut for SharedBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         match &mut self.0 {
-            Kind::Private(elements) => elements,
-            Kind::Shared(shared) => bytemuck::cast_slice_mut(shared.window.bytes_mut()),
+            BufferKind::Private(elements) => elements,
+            BufferKind::SharedElements(shared) => bytemuck::cast_slice_mut(shared.exposed.bytes_mut()),
         }
     }
 }

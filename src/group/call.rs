@@ -4,15 +4,15 @@ use std::borrow::Cow;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::desk::Order;
-use super::driver::{Driver, Outcome, Submission};
+use super::driver::{Driver, OperationOutput, Submission};
 use super::handle::Handle;
-use super::memory::{Lender, Memory};
-use super::{Error, Group, OwnedBuffer, pump};
+use super::memory::{BufferAccess, Memory};
+use super::shm_executor::ShmRequest;
+use super::{Error, Group, OwnedBuffer, link_driver};
 use crate::engine::Begin;
 use crate::reduce::{self, Kernels};
-use crate::schedule::board::Plan;
-use crate::schedule::{Schedule, Work, double_tree};
+use crate::schedule::rounds::RoundPlan;
+use crate::schedule::{CollectiveSpec, Schedule, double_tree};
 use crate::types::{
     Algorithm, Contract, DType, Element, HOSTS_GROUP, Operation, Rank, ReduceOp, Site, WorldSize,
 };
@@ -22,7 +22,7 @@ const BLOCKS_MAX: usize = 512;
 
 /// A collective as its caller asks for it, and the way that was chosen for it.
 pub(super) struct Call {
-    work: Work,
+    work: CollectiveSpec,
     reduction: Option<Reduction>,
     algorithm: Algorithm,
     /// In shared memory, all of it.
@@ -114,7 +114,7 @@ impl Call {
     }
 
     /// What is done, and how elements are reduced, if they are.
-    pub(super) fn into_work(self) -> (Work, Option<Kernels>) {
+    pub(super) fn into_work(self) -> (CollectiveSpec, Option<Kernels>) {
         (self.work, self.reduction.map(|reduction| reduction.kernels))
     }
 
@@ -126,8 +126,8 @@ impl Call {
 
 impl Group {
     /// A call without reduction or uneven parts, on elements of this type.
-    pub(super) fn call<T: Element>(&self, work: Work, site: Site) -> Call {
-        let at_desk = self.desk.is_some() && work.is_known();
+    pub(super) fn call<T: Element>(&self, work: CollectiveSpec, site: Site) -> Call {
+        let at_desk = self.shm_executor.is_some() && work.is_known();
         let algorithm = self.algorithm_of::<T>(work.operation(), work.count());
         Call { work, reduction: None, algorithm, at_desk, in_rank_order: false, layout: 0, site }
     }
@@ -137,23 +137,23 @@ impl Group {
         let driver = self.driver()?;
         self.prepare(&call, elements);
         let Some(driver) = driver else { return Ok(()) };
-        self.run_on::<T>(driver, call, Lender::Write(bytemuck::cast_slice_mut(elements)))
+        self.run_on::<T>(driver, call, BufferAccess::Write(bytemuck::cast_slice_mut(elements)))
     }
 
     /// Runs a collective to its end in which this rank only sends.
     pub(super) fn run_sending<T: Element>(&self, call: Call, elements: &[T]) -> Result<(), Error> {
         let Some(driver) = self.driver()? else { return Ok(()) };
-        self.run_on::<T>(driver, call, Lender::Read(bytemuck::cast_slice(elements)))
+        self.run_on::<T>(driver, call, BufferAccess::Read(bytemuck::cast_slice(elements)))
     }
 
-    fn run_on<T: Element>(&self, driver: &Driver, call: Call, bytes: Lender<'_>) -> Result<(), Error> {
+    fn run_on<T: Element>(&self, driver: &Driver, call: Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
         let begin = self.begin_of::<T>(&call);
-        if let Some(desk) = self.desk.as_ref().filter(|_| call.at_desk) {
-            let mut desk = desk.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shm_executor) = self.shm_executor.as_ref().filter(|_| call.at_desk) {
+            let mut shm_executor = shm_executor.lock().unwrap_or_else(PoisonError::into_inner);
             // What goes on by itself comes first, and does so without this thread.
-            if !desk.is_busy() {
-                let order = self.order::<T>(call, desk.slot_bytes());
-                return driver.run_at_desk(&mut desk, &self.members, begin, order, bytes);
+            if !shm_executor.is_busy() {
+                let shm_request = self.shm_request::<T>(call, shm_executor.slot_bytes());
+                return driver.run_at_desk(&mut shm_executor, &self.members, begin, shm_request, bytes);
             }
         }
         driver.run(begin, bytes, |memory| self.submission::<T>(call, memory)).map(|_| ())
@@ -190,7 +190,7 @@ impl Group {
         let Some(job) = &self.job else { return Ok(Handle::ready(Ok(finish(elements)))) };
         let begin = self.begin_of::<T>(&call);
         let id = job.driver.submit(begin, self.submission::<T>(call, Memory::owned(elements)))?;
-        let finish = move |outcome: Outcome| Ok(finish(outcome.memory.into_elements()));
+        let finish = move |outcome: OperationOutput| Ok(finish(outcome.memory.into_elements()));
         Ok(Handle::pending(Arc::clone(job), id, finish))
     }
 
@@ -201,13 +201,13 @@ impl Group {
         let Some(job) = &self.job else { return Ok(Handle::ready(Ok(buffer))) };
         let begin = self.begin_of::<B::Element>(&call);
         let id = job.driver.submit(begin, self.submission::<B::Element>(call, Memory::owned(buffer)))?;
-        let finish = |outcome: Outcome| outcome.memory.into_owned().ok_or(Error::Taken);
+        let finish = |outcome: OperationOutput| outcome.memory.into_owned().ok_or(Error::Taken);
         Ok(Handle::pending(Arc::clone(job), id, finish))
     }
 
     /// Makes truth values of contributions that are results as they are: a lone rank's, and the first of prefixes.
     fn prepare<T: Element>(&self, call: &Call, elements: &mut [T]) {
-        let has_prefixes = matches!(call.work, Work::Scan { .. } | Work::Exscan { .. });
+        let has_prefixes = matches!(call.work, CollectiveSpec::Scan { .. } | CollectiveSpec::Exscan { .. });
         let is_result = self.world == WorldSize::ONE || (has_prefixes && self.rank == Rank::ZERO);
         if let Some(reduction) = call.reduction.as_ref().filter(|_| is_result) {
             reduce::alone(T::DTYPE, reduction.op, bytemuck::cast_slice_mut(elements));
@@ -245,20 +245,23 @@ impl Group {
     }
 
     fn submission<T: Element>(&self, call: Call, memory: Memory) -> Submission {
-        if let Some(desk) = self.desk.as_ref().filter(|_| call.at_desk) {
-            let slot_bytes = desk.lock().unwrap_or_else(PoisonError::into_inner).slot_bytes();
-            let place = (Arc::clone(desk), Arc::clone(&self.members));
-            return Submission::AtDesk(place, self.order::<T>(call, slot_bytes), memory);
+        if let Some(shm_executor) = self.shm_executor.as_ref().filter(|_| call.at_desk) {
+            let slot_bytes = shm_executor.lock().unwrap_or_else(PoisonError::into_inner).slot_bytes();
+            let place = (Arc::clone(shm_executor), Arc::clone(&self.members));
+            return Submission::AtDesk(place, self.shm_request::<T>(call, slot_bytes), memory);
         }
         if let Some(hosts) = self.hosts.as_ref().filter(|_| call.algorithm == Algorithm::Hierarchy) {
-            return Submission::ByHosts(self.journey::<T>(hosts, call, memory));
+            return Submission::ByHosts(self.hierarchical::<T>(hosts, call, memory));
         }
         let block = self.block::<T>(&call);
         let place = (self.world, self.rank);
         let mut schedule = call.work.schedule(call.algorithm, place, block, call.in_rank_order);
         self.name_peers(&mut schedule);
         let kernels = call.reduction.map(|reduction| reduction.kernels);
-        Submission::Collective(schedule, pump::Work { memory, kernels, divisor: self.world.get() })
+        Submission::Collective(
+            schedule,
+            link_driver::OperationBuffers { memory, kernels, divisor: self.world.get() },
+        )
     }
 
     /// Puts ranks of the job into a schedule with ranks of the group.
@@ -286,11 +289,11 @@ impl Group {
     }
 
     /// What is done at the desk, on elements of this type.
-    fn order<T: Element>(&self, call: Call, slot_bytes: usize) -> Order {
+    fn shm_request<T: Element>(&self, call: Call, slot_bytes: usize) -> ShmRequest {
         let slot = slot_bytes / size_of::<T>();
         let one_shot = if call.algorithm == Algorithm::OneShot { slot } else { 0 };
         let kernels = call.reduction.map(|reduction| reduction.kernels);
-        let plan = Plan::new(self.world, self.rank, slot, one_shot, call.work);
-        Order { plan, kernels, divisor: self.world.get() }
+        let plan = RoundPlan::new(self.world, self.rank, slot, one_shot, call.work);
+        ShmRequest { plan, kernels, divisor: self.world.get() }
     }
 }

@@ -3,21 +3,21 @@
 use std::ops::Range;
 
 use super::call::{Call, Reduction};
-use super::routes::Ground;
+use super::selection::GroupMedium;
 use super::{Buffer, Error, Group};
-use crate::schedule::Work;
+use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, Site};
 
 impl Group {
     /// How `operation` on a buffer of so many bytes is routed, whatever the reduction, if that is one of the known ones.
     pub fn algorithm(&self, operation: Operation, bytes: usize) -> Algorithm {
-        let ground = match (&self.desk, &self.hosts) {
-            (Some(_), _) => Ground::Board,
-            (None, Some(_)) => Ground::Hosts,
-            (None, None) => Ground::Links,
+        let ground = match (&self.shm_executor, &self.hosts) {
+            (Some(_), _) => GroupMedium::ShmRounds,
+            (None, Some(_)) => GroupMedium::Hosts,
+            (None, None) => GroupMedium::Links,
         };
-        self.routes().choose(operation, self.world, bytes as u64, ground)
+        self.selection().choose(operation, self.world, bytes as u64, ground)
     }
 
     pub(super) fn algorithm_of<T: Element>(&self, operation: Operation, count: usize) -> Algorithm {
@@ -62,7 +62,7 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         let reduction = Reduction::known::<T>(op)?;
-        Ok(self.call::<T>(Work::AllReduce { count }, site).reducing(reduction))
+        Ok(self.call::<T>(CollectiveSpec::AllReduce { count }, site).reducing(reduction))
     }
 
     /// Leaves the reduction of all ranks' buffers in the root's; the others hold partial results.
@@ -94,7 +94,7 @@ impl Group {
     ) -> Result<Call, Error> {
         self.check_root(root)?;
         let reduction = Reduction::known::<T>(op)?;
-        Ok(self.call::<T>(Work::Reduce { count, root }, site).reducing(reduction))
+        Ok(self.call::<T>(CollectiveSpec::Reduce { count, root }, site).reducing(reduction))
     }
 
     /// Leaves the reduction of this rank's chunk ([`Group::chunk`]) in its place and returns where that is; the rest of
@@ -126,7 +126,7 @@ impl Group {
         reduction: Reduction,
         site: Site,
     ) -> Call {
-        let work = Work::ReduceScatter(partition.clone());
+        let work = CollectiveSpec::ReduceScatter(partition.clone());
         self.call::<T>(work, site).reducing(reduction).laid_out(layout)
     }
 
@@ -146,7 +146,7 @@ impl Group {
     }
 
     pub(super) fn all_gather_call<T: Element>(&self, partition: &Partition, layout: u32, site: Site) -> Call {
-        self.call::<T>(Work::AllGather(partition.clone()), site).laid_out(layout)
+        self.call::<T>(CollectiveSpec::AllGather(partition.clone()), site).laid_out(layout)
     }
 
     /// The root's buffer becomes everybody's.
@@ -171,7 +171,7 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        Ok(self.call::<T>(Work::Broadcast { count, root }, site))
+        Ok(self.call::<T>(CollectiveSpec::Broadcast { count, root }, site))
     }
 
     /// Leaves on each rank the reduction of the buffers of all ranks up to and including itself.
@@ -190,11 +190,11 @@ impl Group {
     }
 
     pub(super) fn scan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
-        self.call::<T>(Work::Scan { count }, site).reducing(reduction)
+        self.call::<T>(CollectiveSpec::Scan { count }, site).reducing(reduction)
     }
 
     pub(super) fn exscan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
-        self.call::<T>(Work::Exscan { count }, site).reducing(reduction)
+        self.call::<T>(CollectiveSpec::Exscan { count }, site).reducing(reduction)
     }
 
     /// Returns when every rank has entered: ceil(log2 n) rounds of an empty message.
@@ -208,7 +208,7 @@ impl Group {
     }
 
     pub(super) fn barrier_call(&self, site: Site) -> Call {
-        self.call::<u8>(Work::Barrier, site)
+        self.call::<u8>(CollectiveSpec::Barrier, site)
     }
 
     pub(super) fn check_root(&self, root: Rank) -> Result<(), Error> {

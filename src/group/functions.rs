@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::call::{Call, Prepared, Reduction};
 use super::{Buffer, Error, Group, Handle, Input};
-use crate::schedule::Work;
+use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, Site};
 
@@ -49,7 +49,9 @@ impl Group {
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
         site: Site,
     ) -> Call {
-        self.call::<T>(Work::AllReduce { count }, site).reducing(Reduction::custom(function)).in_rank_order()
+        self.call::<T>(CollectiveSpec::AllReduce { count }, site)
+            .reducing(Reduction::custom(function))
+            .in_rank_order()
     }
 
     /// [`Group::reduce`] with a function of the program's own, which has to be associative but not commutative: it is
@@ -94,7 +96,7 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        let call = self.call::<T>(Work::Reduce { count, root }, site);
+        let call = self.call::<T>(CollectiveSpec::Reduce { count, root }, site);
         Ok(call.reducing(Reduction::custom(function)).in_rank_order())
     }
 

@@ -5,10 +5,10 @@
 
 use super::call::{Call, Prepared, Reduction};
 use super::out_of_place::zeroed;
-use super::profile::{Meter, Part};
+use super::profile::{Meter, ProfilePart};
 use super::{Error, Group};
 use crate::reduce::Kernels;
-use crate::schedule::Work;
+use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, Site, WorldSize};
 
@@ -16,7 +16,7 @@ use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, Site, WorldSiz
 pub(super) struct Gathered<T> {
     call: Call,
     all: Vec<T>,
-    slots: Slots,
+    slots: GatheredSlots,
     kernels: Kernels,
     meter: Meter,
 }
@@ -32,12 +32,12 @@ impl Group {
         let algorithm = self.algorithm_of::<T>(Operation::AllReduce, own.len());
         let first = match algorithm {
             // In shared memory nobody needs a copy of its own.
-            _ if self.world == WorldSize::ONE || self.desk.is_some() => return Ok(None),
+            _ if self.world == WorldSize::ONE || self.shm_executor.is_some() => return Ok(None),
             Algorithm::OneShot => Rank::ZERO,
             Algorithm::Doubling => self.rank,
             _ => return Ok(None),
         };
-        let slots = Slots { world: self.world, first, count: own.len() };
+        let slots = GatheredSlots { world: self.world, first, count: own.len() };
         let counts = vec![own.len(); self.world.as_usize()];
         let overflows = Error::InvalidCounts("they come to more than memory can hold");
         let partition = Partition::from_counts(&counts).ok_or(overflows)?;
@@ -45,7 +45,7 @@ impl Group {
         let kernels = reduction.kernels.clone();
         let mut all = zeroed(partition.total())?;
         all[slots.of(self.rank)].copy_from_slice(own);
-        let call = self.call::<T>(Work::AllReduce { count: own.len() }, site).reducing(reduction);
+        let call = self.call::<T>(CollectiveSpec::AllReduce { count: own.len() }, site).reducing(reduction);
         Ok(Some(Gathered { call, all, slots, kernels, meter: self.meter() }))
     }
 }
@@ -55,20 +55,20 @@ impl<T: Element> Gathered<T> {
     pub(super) fn into_prepared<'a, B: AsMut<[T]> + Send + 'a>(self, mut result: B) -> Prepared<'a, T, B> {
         let Self { call, all, slots, kernels, meter } = self;
         Prepared::new(call, all, move |all| {
-            meter.time(Part::Reduce, || slots.reduce(&kernels, &all, result.as_mut()));
+            meter.time(ProfilePart::Reduce, || slots.reduce(&kernels, &all, result.as_mut()));
             result
         })
     }
 }
 
 /// Where each rank's buffer lies: one after another, beginning with one of them.
-struct Slots {
+struct GatheredSlots {
     world: WorldSize,
     first: Rank,
     count: usize,
 }
 
-impl Slots {
+impl GatheredSlots {
     fn of(&self, rank: Rank) -> std::ops::Range<usize> {
         let n = self.world.as_usize();
         let slot = (rank.index() + n - self.first.index()) % n;

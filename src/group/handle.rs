@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::driver::Outcome;
-use super::{Error, Job};
+use super::driver::OperationOutput;
+use super::{Error, SharedJob};
 use crate::engine::OpId;
 
 /// How long the operations of one job are waited for before those of another are looked at.
@@ -15,9 +15,9 @@ const SLICE: Duration = Duration::from_millis(1);
 /// Dropping the handle lets the operation go on and forgets its result; the other ranks do not notice. A receive that has
 /// found no message yet is withdrawn, as by [`Handle::cancel`].
 #[must_use = "an operation's result is had by waiting for it"]
-pub struct Handle<R>(State<R>);
+pub struct Handle<R>(HandleState<R>);
 
-enum State<R> {
+enum HandleState<R> {
     Ready(Result<R, Error>),
     Pending(Pending<R>),
     Taken,
@@ -25,26 +25,26 @@ enum State<R> {
 
 /// Operations of one job that together have one result.
 struct Pending<R> {
-    job: Arc<Job>,
+    job: Arc<SharedJob>,
     ids: Vec<OpId>,
-    finish: Finish<R>,
+    finish: FinishMany<R>,
 }
 
 /// Makes the result of what the operations, in their order, have come to.
-type Finish<R> = Box<dyn FnOnce(&mut dyn Iterator<Item = Outcome>) -> Result<R, Error> + Send>;
+type FinishMany<R> = Box<dyn FnOnce(&mut dyn Iterator<Item = OperationOutput>) -> Result<R, Error> + Send>;
 
 impl<R> Handle<R> {
     pub(super) fn ready(result: Result<R, Error>) -> Self {
-        Self(State::Ready(result))
+        Self(HandleState::Ready(result))
     }
 
     pub(super) fn pending(
-        job: Arc<Job>,
+        job: Arc<SharedJob>,
         id: OpId,
-        finish: impl FnOnce(Outcome) -> Result<R, Error> + Send + 'static,
+        finish: impl FnOnce(OperationOutput) -> Result<R, Error> + Send + 'static,
     ) -> Self {
-        let finish: Finish<R> = Box::new(|outcomes| finish(outcomes.next().ok_or(Error::Taken)?));
-        Self(State::Pending(Pending { job, ids: vec![id], finish }))
+        let finish: FinishMany<R> = Box::new(|outcomes| finish(outcomes.next().ok_or(Error::Taken)?));
+        Self(HandleState::Pending(Pending { job, ids: vec![id], finish }))
     }
 
     /// The operations of several handles of one job as one, which has ended when all have.
@@ -52,25 +52,25 @@ impl<R> Handle<R> {
         handles: Vec<Handle<S>>,
         finish: impl FnOnce(Vec<S>) -> Result<R, Error> + Send + 'static,
     ) -> Self {
-        let mut parts: Vec<Finish<S>> = Vec::with_capacity(handles.len());
+        let mut parts: Vec<FinishMany<S>> = Vec::with_capacity(handles.len());
         let (mut job, mut ids) = (None, Vec::with_capacity(handles.len()));
         for mut handle in handles {
-            match std::mem::replace(&mut handle.0, State::Taken) {
-                State::Pending(pending) => {
+            match std::mem::replace(&mut handle.0, HandleState::Taken) {
+                HandleState::Pending(pending) => {
                     ids.extend(pending.ids);
                     parts.push(pending.finish);
                     job = Some(pending.job);
                 }
-                State::Ready(result) => parts.push(Box::new(|_| result)),
-                State::Taken => parts.push(Box::new(|_| Err(Error::Taken))),
+                HandleState::Ready(result) => parts.push(Box::new(|_| result)),
+                HandleState::Taken => parts.push(Box::new(|_| Err(Error::Taken))),
             }
         }
-        let finish = |outcomes: &mut dyn Iterator<Item = Outcome>| {
+        let finish = |outcomes: &mut dyn Iterator<Item = OperationOutput>| {
             let results: Result<Vec<S>, Error> = parts.into_iter().map(|part| part(outcomes)).collect();
             finish(results?)
         };
         match job {
-            Some(job) => Self(State::Pending(Pending { job, ids, finish: Box::new(finish) })),
+            Some(job) => Self(HandleState::Pending(Pending { job, ids, finish: Box::new(finish) })),
             None => Self::ready(finish(&mut std::iter::empty())),
         }
     }
@@ -80,13 +80,13 @@ impl<R> Handle<R> {
     where
         R: 'static,
     {
-        Handle(match std::mem::replace(&mut self.0, State::Taken) {
-            State::Ready(result) => State::Ready(result.and_then(then)),
-            State::Pending(Pending { job, ids, finish }) => {
-                let finish: Finish<S> = Box::new(|outcomes| finish(outcomes).and_then(then));
-                State::Pending(Pending { job, ids, finish })
+        Handle(match std::mem::replace(&mut self.0, HandleState::Taken) {
+            HandleState::Ready(result) => HandleState::Ready(result.and_then(then)),
+            HandleState::Pending(Pending { job, ids, finish }) => {
+                let finish: FinishMany<S> = Box::new(|outcomes| finish(outcomes).and_then(then));
+                HandleState::Pending(Pending { job, ids, finish })
             }
-            State::Taken => State::Taken,
+            HandleState::Taken => HandleState::Taken,
         })
     }
 
@@ -94,8 +94,8 @@ impl<R> Handle<R> {
     /// waiting.
     pub fn test(&self) -> bool {
         match &self.0 {
-            State::Pending(Pending { job, ids, .. }) => ids.iter().all(|&id| job.driver.test(id)),
-            State::Ready(_) | State::Taken => true,
+            HandleState::Pending(Pending { job, ids, .. }) => ids.iter().all(|&id| job.driver.test(id)),
+            HandleState::Ready(_) | HandleState::Taken => true,
         }
     }
 
@@ -103,12 +103,12 @@ impl<R> Handle<R> {
     /// it gives [`Error::Taken`]. One that has found its message goes on, as every other operation does, for other ranks
     /// count on it (`MPI_Cancel`).
     pub fn cancel(&mut self) -> bool {
-        let State::Pending(Pending { job, ids, .. }) = &self.0 else { return false };
+        let HandleState::Pending(Pending { job, ids, .. }) = &self.0 else { return false };
         // What consists of several operations has begun as soon as one of them has.
         let &[id] = &ids[..] else { return false };
         let is_cancelled = job.driver.cancel(id);
         if is_cancelled {
-            self.0 = State::Taken;
+            self.0 = HandleState::Taken;
         }
         is_cancelled
     }
@@ -119,16 +119,16 @@ impl<R> Handle<R> {
     ///
     /// What the operation failed with; its own deadline is one reason.
     pub fn wait(mut self) -> Result<R, Error> {
-        match std::mem::replace(&mut self.0, State::Taken) {
-            State::Ready(result) => result,
-            State::Pending(Pending { job, ids, finish }) => {
+        match std::mem::replace(&mut self.0, HandleState::Taken) {
+            HandleState::Ready(result) => result,
+            HandleState::Pending(Pending { job, ids, finish }) => {
                 let outcomes = ids.iter().map(|&id| job.driver.wait(id, None).unwrap_or(Err(Error::Taken)));
                 // All of them are taken, whatever became of the first.
-                let outcomes: Vec<Result<Outcome, Error>> = outcomes.collect();
-                let outcomes: Vec<Outcome> = outcomes.into_iter().collect::<Result<_, _>>()?;
+                let outcomes: Vec<Result<OperationOutput, Error>> = outcomes.collect();
+                let outcomes: Vec<OperationOutput> = outcomes.into_iter().collect::<Result<_, _>>()?;
                 finish(&mut outcomes.into_iter())
             }
-            State::Taken => Err(Error::Taken),
+            HandleState::Taken => Err(Error::Taken),
         }
     }
 
@@ -144,18 +144,18 @@ impl<R> Handle<R> {
     /// Waits for its end for as long as `timeout`, and leaves the result where it is.
     fn has_ended(&self, timeout: Duration) -> bool {
         match &self.0 {
-            State::Pending(Pending { job, ids, .. }) => {
+            HandleState::Pending(Pending { job, ids, .. }) => {
                 let until = job.driver.now().saturating_add(timeout);
                 job.driver.wait_any(&[ids], Some(until)).is_some()
             }
-            State::Ready(_) | State::Taken => true,
+            HandleState::Ready(_) | HandleState::Taken => true,
         }
     }
 }
 
 impl<R> Drop for Handle<R> {
     fn drop(&mut self) {
-        if let State::Pending(Pending { job, ids, .. }) = &self.0 {
+        if let HandleState::Pending(Pending { job, ids, .. }) = &self.0 {
             for &id in ids {
                 job.driver.forget(id);
             }
@@ -236,7 +236,7 @@ fn take<R>(handles: &mut Vec<Handle<R>>, timeout: Option<Duration>) -> Result<Op
 
 /// What is waited for of one job: where the handles stand, and the operations of each.
 struct OfJob<'a> {
-    job: &'a Arc<Job>,
+    job: &'a Arc<SharedJob>,
     indices: Vec<usize>,
     lists: Vec<&'a [OpId]>,
 }
@@ -245,7 +245,7 @@ struct OfJob<'a> {
 fn first_ended<R>(handles: &[Handle<R>], timeout: Option<Duration>) -> Option<usize> {
     let mut jobs: Vec<OfJob<'_>> = Vec::new();
     for (index, handle) in handles.iter().enumerate() {
-        let State::Pending(Pending { job, ids, .. }) = &handle.0 else { return Some(index) };
+        let HandleState::Pending(Pending { job, ids, .. }) = &handle.0 else { return Some(index) };
         match jobs.iter_mut().find(|known| Arc::ptr_eq(known.job, job)) {
             Some(known) => {
                 known.indices.push(index);

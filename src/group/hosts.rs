@@ -3,14 +3,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::call::Call;
-use super::desk::{Desk, Order};
-use super::driver::{Block, Journey};
+use super::driver::{Block, HierarchicalOperation};
 use super::memory::Memory;
+use super::shm_executor::{ShmExecutor, ShmRequest};
 use super::{Error, Group};
 use crate::reduce::Kernels;
-use crate::schedule::board::Plan;
 use crate::schedule::hierarchy::{Layout, Phases};
-use crate::schedule::{Work, cost, double_tree};
+use crate::schedule::rounds::RoundPlan;
+use crate::schedule::{CollectiveSpec, cost, double_tree};
 use crate::types::{Algorithm, Element, LOCAL_GROUP, Rank, ReduceOp, Site};
 
 /// Bytes that a host sends another one in a step of the ring, of each slice, where the buffer is long enough: while they are
@@ -20,14 +20,14 @@ const CHUNK_BYTES: usize = 512 << 10;
 const BLOCKS_MAX: usize = 64;
 
 /// A board and the ranks of the job that have it.
-pub(super) type Place = (Arc<Mutex<Desk>>, Arc<[Rank]>);
+pub(super) type HostExecutor = (Arc<Mutex<ShmExecutor>>, Arc<[Rank]>);
 
 /// What a group of several hosts has.
 pub(super) struct Hosts {
     pub(super) layout: Layout,
     /// Where the ranks of this host meet before the wire and after it: two places, for an operation that waits for the wire
     /// must not keep the next one from it. A rank that is alone on its host has none.
-    pub(super) places: Option<[Place; 2]>,
+    pub(super) host_executors: Option<[HostExecutor; 2]>,
 }
 
 impl Group {
@@ -39,13 +39,13 @@ impl Group {
         let Some(layout) = Layout::new(&machines, self.rank) else { return Ok(Ok(())) };
         let member = |rank: &Rank| self.members[rank.index()];
         let members: Arc<[Rank]> = layout.local_ranks().iter().map(member).collect();
-        let places = self.new_places(members)?;
+        let host_executors = self.new_host_executors(members)?;
         // Everybody has it or nobody uses it.
-        let mut has_it = [u8::from(places.is_ok())];
+        let mut has_it = [u8::from(host_executors.is_ok())];
         self.all_reduce_elements(&mut has_it, ReduceOp::Min, Site::here())?;
-        match places {
-            Ok(places) if has_it == [1] => {
-                self.hosts = Some(Hosts { layout, places });
+        match host_executors {
+            Ok(host_executors) if has_it == [1] => {
+                self.hosts = Some(Hosts { layout, host_executors });
                 Ok(Ok(()))
             }
             Ok(_) => Ok(Err("another host's ranks could not".into())),
@@ -54,20 +54,28 @@ impl Group {
     }
 
     /// The places of this host's ranks, or what is in the way; none for one that is alone there.
-    fn new_places(&self, members: Arc<[Rank]>) -> Result<Result<Option<[Place; 2]>, String>, Error> {
+    fn new_host_executors(
+        &self,
+        members: Arc<[Rank]>,
+    ) -> Result<Result<Option<[HostExecutor; 2]>, String>, Error> {
         if members.len() == 1 {
             return Ok(Ok(None));
         }
         let local = self.with_members((self.id % LOCAL_GROUP) | LOCAL_GROUP, Arc::clone(&members));
-        let before = match local.new_desk()? {
+        let before = match local.new_shm_executor()? {
             Ok(before) => (before, Arc::clone(&members)),
             Err(why) => return Ok(Err(why)),
         };
-        Ok(local.new_desk()?.map(|after| Some([before, (after, members)])))
+        Ok(local.new_shm_executor()?.map(|after| Some([before, (after, members)])))
     }
 
     /// What is to be done by hosts, block by block.
-    pub(super) fn journey<T: Element>(&self, hosts: &Hosts, call: Call, memory: Memory) -> Journey {
+    pub(super) fn hierarchical<T: Element>(
+        &self,
+        hosts: &Hosts,
+        call: Call,
+        memory: Memory,
+    ) -> HierarchicalOperation {
         let (work, kernels) = call.into_work();
         let (count, layout) = (work.count(), &hosts.layout);
         let chunk = CHUNK_BYTES / size_of::<T>();
@@ -76,27 +84,36 @@ impl Group {
         let blocks = (0..count.max(1)).step_by(block).map(|start| {
             let range = start..count.min(start + block);
             let phases = self.phases::<T>(layout, &work.of_length(range.len()));
-            let slot = hosts.places.as_ref().map(|[(desk, _), _]| slot_bytes(desk) / size_of::<T>());
+            let slot = hosts
+                .host_executors
+                .as_ref()
+                .map(|[(shm_executor, _), _]| slot_bytes(shm_executor) / size_of::<T>());
             // The reduction is finished between the hosts.
             let partial = kernels.as_ref().map(Kernels::without_end);
             let (world, rank) = layout.local();
-            let order = |work, kernels| {
-                let plan = Plan::new(world, rank, slot?, 0, work);
-                Some(Order { plan, kernels, divisor: 1 })
+            let shm_request = |work, kernels| {
+                let plan = RoundPlan::new(world, rank, slot?, 0, work);
+                Some(ShmRequest { plan, kernels, divisor: 1 })
             };
             Block {
                 bytes: range.start * size_of::<T>()..range.end * size_of::<T>(),
-                before: order(phases.before, partial),
+                before: shm_request(phases.before, partial),
                 across: phases.across,
-                after: order(phases.after, None),
+                after: shm_request(phases.after, None),
             }
         });
         let blocks = blocks.collect();
-        Journey { places: hosts.places.clone(), blocks, memory, kernels, divisor: self.world.get() }
+        HierarchicalOperation {
+            host_executors: hosts.host_executors.clone(),
+            blocks,
+            memory,
+            kernels,
+            divisor: self.world.get(),
+        }
     }
 
     /// What this rank does for a block, with ranks of the job.
-    fn phases<T: Element>(&self, layout: &Layout, work: &Work) -> Phases {
+    fn phases<T: Element>(&self, layout: &Layout, work: &CollectiveSpec) -> Phases {
         let slice = work.count().div_ceil(layout.slices().as_usize());
         let bytes = slice.saturating_mul(size_of::<T>()) as u64;
         let algorithm = cost::between_hosts(work.operation(), layout.hosts(), bytes);
@@ -110,6 +127,6 @@ impl Group {
     }
 }
 
-fn slot_bytes(desk: &Mutex<Desk>) -> usize {
-    desk.lock().unwrap_or_else(PoisonError::into_inner).slot_bytes()
+fn slot_bytes(shm_executor: &Mutex<ShmExecutor>) -> usize {
+    shm_executor.lock().unwrap_or_else(PoisonError::into_inner).slot_bytes()
 }

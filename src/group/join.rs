@@ -9,11 +9,11 @@ use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use super::driver::Driver;
-use super::pump::Pump;
-use super::routes::{Algorithms, Routes};
+use super::link_driver::LinkDriver;
+use super::selection::{AlgorithmSelection, Algorithms};
 use super::share::LocalTransport;
 use super::streams::Streams;
-use super::{Error, Group, Job, Membership, tune};
+use super::{Error, Group, Membership, SharedJob, tune};
 use crate::engine::Settings;
 use crate::rendezvous::{
     Launched, Member, PeersFile, Registration, Roster, Shared, StartError, from_environment, host_name,
@@ -46,7 +46,7 @@ const _: () = assert!(CONNECT_TIMEOUT.as_millis() < OPERATION_TIMEOUT.as_millis(
 
 /// How the ranks of a job find each other.
 #[derive(Clone, Debug)]
-pub enum Meeting {
+pub enum JoinMethod {
     /// There are no others.
     Alone,
     /// A file names every rank's address.
@@ -66,7 +66,7 @@ pub enum Meeting {
 #[derive(Clone, Debug)]
 pub struct JoinOptions {
     /// How the ranks meet.
-    pub meeting: Meeting,
+    pub method: JoinMethod,
     /// What they know and nobody else does.
     pub secret: Secret,
     /// How long all ranks may take to come. Default [`START_TIMEOUT`].
@@ -101,7 +101,7 @@ pub type Interrupt = fn() -> bool;
 impl Default for JoinOptions {
     fn default() -> Self {
         Self {
-            meeting: Meeting::Alone,
+            method: JoinMethod::Alone,
             secret: Secret::none(),
             start_timeout: START_TIMEOUT,
             operation_timeout: OPERATION_TIMEOUT,
@@ -128,7 +128,7 @@ impl JoinOptions {
         let launched = from_environment()?;
         let told = launched.as_ref().and_then(|launched| launched.start_timeout);
         Ok(Self {
-            meeting: launched.map_or(Meeting::Alone, Meeting::Launched),
+            method: launched.map_or(JoinMethod::Alone, JoinMethod::Launched),
             secret: secret_from_environment()?.unwrap_or_else(Secret::none),
             start_timeout: told.unwrap_or(START_TIMEOUT),
             ..Self::default()
@@ -141,12 +141,12 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     let sockets = SocketOptions::new(&options.congestion, options.operation_timeout)
         .and_then(|sockets| sockets.paced(options.pacing))
         .map_err(StartError::SocketOptions)?;
-    let (rank, listener, roster) = match &options.meeting {
-        Meeting::Alone => return Ok(alone_with(options)),
-        Meeting::Peers { file, .. } if file.world() == WorldSize::ONE => return Ok(alone_with(options)),
-        Meeting::Launched(launched) if launched.world == WorldSize::ONE => return Ok(alone_with(options)),
-        Meeting::Peers { file, rank, bind } => meet_by_file(options, &sockets, file, *rank, *bind)?,
-        Meeting::Launched(launched) => meet_at_launcher(options, &sockets, launched)?,
+    let (rank, listener, roster) = match &options.method {
+        JoinMethod::Alone => return Ok(alone_with(options)),
+        JoinMethod::Peers { file, .. } if file.world() == WorldSize::ONE => return Ok(alone_with(options)),
+        JoinMethod::Launched(launched) if launched.world == WorldSize::ONE => return Ok(alone_with(options)),
+        JoinMethod::Peers { file, rank, bind } => meet_by_file(options, &sockets, file, *rank, *bind)?,
+        JoinMethod::Launched(launched) => meet_at_launcher(options, &sockets, launched)?,
     };
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let (shared, streams) = checked(&roster)?;
@@ -163,10 +163,11 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         checks_payloads: shared.checks_payloads,
         hosts: roster.hosts(),
     };
-    let driver = Driver::new(Pump::new(settings, transport), epoch, spins, options.interrupt)
+    let driver = Driver::new(LinkDriver::new(settings, transport), epoch, spins, options.interrupt)
         .map_err(|source| StartError::System { what: "an event queue", source })?;
-    let (next_group, routes, streams_at_first) = (AtomicU32::new(1), Routes::default(), streams.at_first());
-    let job = Job { driver, next_group, congestion, streams: streams_at_first, chunk_bytes, routes };
+    let (next_group, selection, streams_at_first) =
+        (AtomicU32::new(1), AlgorithmSelection::default(), streams.at_first());
+    let job = SharedJob { driver, next_group, congestion, streams: streams_at_first, chunk_bytes, selection };
     let mut group = Group {
         job: Some(Arc::new(job)),
         id: 0,
@@ -179,7 +180,7 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         objects: 0,
         own: Arc::default(),
         abandoned: Arc::default(),
-        desk: None,
+        shm_executor: None,
         hosts: None,
         // Nobody else may have the job before the ranks have agreed on their ways, and there is one such group alone.
         membership: Arc::new(Membership(None)),
@@ -200,7 +201,7 @@ fn alone_with(options: &JoinOptions) -> Group {
 }
 
 /// A job of this process alone, for its messages to itself. Nobody knows where it listens.
-pub(super) fn alone() -> Result<Job, Error> {
+pub(super) fn alone() -> Result<SharedJob, Error> {
     let refused = |what, detail: String| Error::System { what, detail };
     let sockets = SocketOptions::new(&CongestionControl::Host, OPERATION_TIMEOUT)
         .map_err(|detail| refused("socket options", detail))?;
@@ -217,10 +218,17 @@ pub(super) fn alone() -> Result<Job, Error> {
         checks_payloads: false,
         hosts: vec![host_name()],
     };
-    let driver = Driver::new(Pump::new(settings, transport), Instant::now(), false, None)
+    let driver = Driver::new(LinkDriver::new(settings, transport), Instant::now(), false, None)
         .map_err(|error| refused("an event queue", error.to_string()))?;
-    let (chunk_bytes, routes) = (CHUNK_BYTES, Routes::default());
-    Ok(Job { driver, next_group: AtomicU32::new(1), congestion: None, streams: 1, chunk_bytes, routes })
+    let (chunk_bytes, selection) = (CHUNK_BYTES, AlgorithmSelection::default());
+    Ok(SharedJob {
+        driver,
+        next_group: AtomicU32::new(1),
+        congestion: None,
+        streams: 1,
+        chunk_bytes,
+        selection,
+    })
 }
 
 /// What is done before the group is handed out: all ranks are there and listen, so it has a deadline of its own, longer than

@@ -101,7 +101,7 @@ impl Group {
             objects: 0,
             own: Arc::default(),
             abandoned: Arc::default(),
-            desk: None,
+            shm_executor: None,
             hosts: None,
             membership: Arc::new(Membership(self.job.clone().map(|job| (job, id)))),
         }

@@ -32,11 +32,11 @@ impl<B: OwnedBuffer> Owned for B {
 }
 
 /// An operation's buffer.
-pub struct Memory(Kind);
+pub struct Memory(MemoryKind);
 
-enum Kind {
+enum MemoryKind {
     Owned(Box<dyn Owned>),
-    Lent(Loan),
+    Lent(BorrowedMemory),
     /// Allocated when the message's length is known; `None` if there is not so much memory.
     Later(fn(usize) -> Option<Box<dyn Owned>>),
     /// One or the other of these, once the message's length is known: the memory, if it has so many elements, or one that is
@@ -56,27 +56,29 @@ impl Memory {
 
     /// Elements that the operation owns until it has ended.
     pub fn owned(elements: impl OwnedBuffer) -> Self {
-        Self(Kind::Owned(Box::new(elements)))
+        Self(MemoryKind::Owned(Box::new(elements)))
     }
 
     /// As many elements as the message that is received turns out to have.
     pub fn later<T: Element>() -> Self {
-        Self(Kind::Later(|count| zeroed::<T>(count).map(|elements| Box::new(elements) as Box<dyn Owned>)))
+        Self(MemoryKind::Later(|count| {
+            zeroed::<T>(count).map(|elements| Box::new(elements) as Box<dyn Owned>)
+        }))
     }
 
     /// This memory for a message that fits, and other memory for a longer one.
     pub(super) fn if_it_fits<T: Element>(self) -> Self {
-        let Self(Kind::Later(allocate)) = Self::later::<T>() else { return self };
-        Self(Kind::Fitting { memory: Box::new(self), element_bytes: size_of::<T>(), allocate })
+        let Self(MemoryKind::Later(allocate)) = Self::later::<T>() else { return self };
+        Self(MemoryKind::Fitting { memory: Box::new(self), element_bytes: size_of::<T>(), allocate })
     }
 
     /// Allocates what could not be allocated before the number of elements was known; whether there is so much memory.
     pub(super) fn prepare(&mut self, count: usize) -> bool {
         let allocate = match &mut self.0 {
-            Kind::Owned(_) | Kind::Lent(_) => return true,
-            Kind::Later(allocate) => *allocate,
-            Kind::Fitting { memory, element_bytes, allocate } => {
-                let room = memory.lender().bytes().len() / *element_bytes;
+            MemoryKind::Owned(_) | MemoryKind::Lent(_) => return true,
+            MemoryKind::Later(allocate) => *allocate,
+            MemoryKind::Fitting { memory, element_bytes, allocate } => {
+                let room = memory.access().bytes().len() / *element_bytes;
                 if count <= room {
                     *self = std::mem::replace(&mut **memory, Self::none());
                     return true;
@@ -85,38 +87,38 @@ impl Memory {
             }
         };
         let Some(owned) = allocate(count) else { return false };
-        self.0 = Kind::Owned(owned);
+        self.0 = MemoryKind::Owned(owned);
         true
     }
 
     pub(super) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
         match &self.0 {
-            Kind::Owned(owned) => owned.bytes().get(range),
-            Kind::Lent(loan) => loan.bytes().get(range),
-            Kind::Later(_) | Kind::Fitting { .. } => None,
+            MemoryKind::Owned(owned) => owned.bytes().get(range),
+            MemoryKind::Lent(loan) => loan.bytes().get(range),
+            MemoryKind::Later(_) | MemoryKind::Fitting { .. } => None,
         }
     }
 
     /// The whole buffer, if it has been allocated, and what may be done with it.
-    pub(super) fn lender(&mut self) -> Lender<'_> {
+    pub(super) fn access(&mut self) -> BufferAccess<'_> {
         match &mut self.0 {
-            Kind::Owned(owned) => Lender::Write(owned.bytes_mut()),
-            Kind::Lent(loan) => {
+            MemoryKind::Owned(owned) => BufferAccess::Write(owned.bytes_mut()),
+            MemoryKind::Lent(loan) => {
                 if loan.is_writable {
-                    Lender::Write(loan.bytes_mut().unwrap_or_default())
+                    BufferAccess::Write(loan.bytes_mut().unwrap_or_default())
                 } else {
-                    Lender::Read(loan.bytes())
+                    BufferAccess::Read(loan.bytes())
                 }
             }
-            Kind::Later(_) | Kind::Fitting { .. } => Lender::Read(&[]),
+            MemoryKind::Later(_) | MemoryKind::Fitting { .. } => BufferAccess::Read(&[]),
         }
     }
 
     pub(super) fn bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         match &mut self.0 {
-            Kind::Owned(owned) => owned.bytes_mut().get_mut(range),
-            Kind::Lent(loan) => loan.bytes_mut()?.get_mut(range),
-            Kind::Later(_) | Kind::Fitting { .. } => None,
+            MemoryKind::Owned(owned) => owned.bytes_mut().get_mut(range),
+            MemoryKind::Lent(loan) => loan.bytes_mut()?.get_mut(range),
+            MemoryKind::Later(_) | MemoryKind::Fitting { .. } => None,
         }
     }
 
@@ -125,11 +127,11 @@ impl Memory {
     /// # Panics
     ///
     /// If they overlap, do not follow each other, or are more than there is.
-    pub(super) fn into_parts(mut self, ranges: &[Range<usize>]) -> (Parted, Vec<Self>) {
+    pub(super) fn into_parts(mut self, ranges: &[Range<usize>]) -> (SplitBuffer, Vec<Self>) {
         let token = Arc::new(());
-        let (start, length, is_writable) = match self.lender() {
-            Lender::Read(bytes) => (bytes.as_ptr().cast_mut(), bytes.len(), false),
-            Lender::Write(bytes) => (bytes.as_mut_ptr(), bytes.len(), true),
+        let (start, length, is_writable) = match self.access() {
+            BufferAccess::Read(bytes) => (bytes.as_ptr().cast_mut(), bytes.len(), false),
+            BufferAccess::Write(bytes) => (bytes.as_mut_ptr(), bytes.len(), true),
         };
         let mut end = 0;
         let part = |range: &Range<usize>| {
@@ -139,10 +141,15 @@ impl Memory {
             );
             end = range.end;
             let start = start.wrapping_add(range.start);
-            Self(Kind::Lent(Loan { start, length: range.len(), is_writable, _token: Arc::clone(&token) }))
+            Self(MemoryKind::Lent(BorrowedMemory {
+                start,
+                length: range.len(),
+                is_writable,
+                _token: Arc::clone(&token),
+            }))
         };
         let parts = ranges.iter().map(part).collect();
-        (Parted { returned: Returned(token), whole: self }, parts)
+        (SplitBuffer { returned: BorrowCheck(token), whole: self }, parts)
     }
 
     /// The elements that the operation owned; none if it owned none of this type.
@@ -153,20 +160,20 @@ impl Memory {
     /// What the operation owned; `None` if that was nothing of this type.
     pub(super) fn into_owned<B: OwnedBuffer>(self) -> Option<B> {
         match self.0 {
-            Kind::Owned(owned) => owned.into_any().downcast().ok().map(|elements| *elements),
-            Kind::Lent(_) | Kind::Later(_) | Kind::Fitting { .. } => None,
+            MemoryKind::Owned(owned) => owned.into_any().downcast().ok().map(|elements| *elements),
+            MemoryKind::Lent(_) | MemoryKind::Later(_) | MemoryKind::Fitting { .. } => None,
         }
     }
 }
 
 /// A buffer whose parts are in use. As with [`lend`], the process ends if it is dropped before all of them.
-pub(super) struct Parted {
+pub(super) struct SplitBuffer {
     /// Dropped first.
-    returned: Returned,
+    returned: BorrowCheck,
     whole: Memory,
 }
 
-impl Parted {
+impl SplitBuffer {
     /// The whole buffer, whose parts have all been dropped.
     pub(super) fn into_whole(self) -> Memory {
         let Self { returned, whole } = self;
@@ -181,14 +188,14 @@ pub(super) fn zeroed<T: Element>(count: usize) -> Option<Vec<T>> {
 }
 
 /// A caller's buffer, by which it also says what an operation may do with it.
-pub(super) enum Lender<'a> {
+pub(super) enum BufferAccess<'a> {
     /// Read it.
     Read(&'a [u8]),
     /// Read and write it.
     Write(&'a mut [u8]),
 }
 
-impl Lender<'_> {
+impl BufferAccess<'_> {
     /// What it has.
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
@@ -206,13 +213,13 @@ impl Lender<'_> {
     }
 }
 
-impl<'a> From<&'a [u8]> for Lender<'a> {
+impl<'a> From<&'a [u8]> for BufferAccess<'a> {
     fn from(bytes: &'a [u8]) -> Self {
         Self::Read(bytes)
     }
 }
 
-impl<'a> From<&'a mut [u8]> for Lender<'a> {
+impl<'a> From<&'a mut [u8]> for BufferAccess<'a> {
     fn from(bytes: &'a mut [u8]) -> Self {
         Self::Write(bytes)
     }
@@ -220,21 +227,21 @@ impl<'a> From<&'a mut [u8]> for Lender<'a> {
 
 /// Lends `bytes` to whatever `work` does, as memory of an operation. It has to be dropped before `work` returns; a process in
 /// which it is not ends at once, for the caller would go on to use its buffer, or free it, while another thread writes there.
-pub(super) fn lend<'a, R>(bytes: impl Into<Lender<'a>>, work: impl FnOnce(Memory) -> R) -> R {
+pub(super) fn lend<'a, R>(bytes: impl Into<BufferAccess<'a>>, work: impl FnOnce(Memory) -> R) -> R {
     let token = Arc::new(());
     let (start, length, is_writable) = match bytes.into() {
-        Lender::Read(bytes) => (bytes.as_ptr().cast_mut(), bytes.len(), false),
-        Lender::Write(bytes) => (bytes.as_mut_ptr(), bytes.len(), true),
+        BufferAccess::Read(bytes) => (bytes.as_ptr().cast_mut(), bytes.len(), false),
+        BufferAccess::Write(bytes) => (bytes.as_mut_ptr(), bytes.len(), true),
     };
-    let loan = Loan { start, length, is_writable, _token: Arc::clone(&token) };
+    let loan = BorrowedMemory { start, length, is_writable, _token: Arc::clone(&token) };
     // It looks even if `work` panics.
-    let _check = Returned(token);
-    work(Memory(Kind::Lent(loan)))
+    let _check = BorrowCheck(token);
+    work(Memory(MemoryKind::Lent(loan)))
 }
 
 /// A caller's buffer, lent for as long as an operation is under way, or a part of an operation's. Only [`lend`] and
 /// [`Memory::into_parts`] make one.
-struct Loan {
+struct BorrowedMemory {
     start: *mut u8,
     length: usize,
     /// Whether the lender had it to write to.
@@ -243,13 +250,13 @@ struct Loan {
     _token: Arc<()>,
 }
 
-// SAFETY: a loan is the only way to its bytes while it lives (see `lend`; `Parted` lets nobody look at the whole), so it may be
-// used by any one thread.
-unsafe impl Send for Loan {}
+// SAFETY: a loan is the only way to its bytes while it lives (see `lend`; `SplitBuffer` gives no access to the whole), so any
+// one thread may use it.
+unsafe impl Send for BorrowedMemory {}
 
-impl Loan {
+impl BorrowedMemory {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `lend` had a valid slice, and does not return it to its owner while the loan lives; no more does `Parted`,
+        // SAFETY: `lend` had a valid slice, and does not return it to its owner while the loan lives; no more does `SplitBuffer`,
         // whose whole stays where it is, for it is on the heap or a loan itself.
         unsafe { std::slice::from_raw_parts(self.start, self.length) }
     }
@@ -264,9 +271,9 @@ impl Loan {
 }
 
 /// Sees to it that the loan has come back.
-struct Returned(Arc<()>);
+struct BorrowCheck(Arc<()>);
 
-impl Drop for Returned {
+impl Drop for BorrowCheck {
     fn drop(&mut self) {
         // Only the loan has the other one. Its drop happened before, in whatever thread, or this reads 2.
         if Arc::get_mut(&mut self.0).is_none() {
@@ -289,8 +296,8 @@ mod tests {
         assert!(owned.bytes(8..13).is_none());
         assert_eq!(owned.into_elements::<u32>(), [1, 7, 3]);
 
-        let mut lender = [1u8, 2, 3];
-        lend(&mut lender[..], |mut lent| {
+        let mut access = [1u8, 2, 3];
+        lend(&mut access[..], |mut lent| {
             // As the progress thread does.
             std::thread::spawn(move || {
                 lent.bytes_mut(0..2).unwrap().fill(9);
@@ -299,7 +306,7 @@ mod tests {
             .join()
             .unwrap();
         });
-        assert_eq!(lender, [9, 9, 3]);
+        assert_eq!(access, [9, 9, 3]);
 
         let mut later = Memory::later::<f64>();
         assert!(later.bytes(0..0).is_none());
@@ -328,7 +335,7 @@ mod tests {
             let (parted, parts) = whole.into_parts(&[0..2, 2..2, 3..6]);
             let write = |(index, mut part): (usize, Memory)| {
                 std::thread::spawn(move || {
-                    let length = part.lender().bytes().len();
+                    let length = part.access().bytes().len();
                     part.bytes_mut(0..length).unwrap().fill(index as u8 + 7);
                     assert!(part.bytes(0..length + 1).is_none());
                 })

@@ -4,9 +4,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::driver::{Outcome, Submission};
+use super::driver::{OperationOutput, Submission};
 use super::memory::{self, Memory};
-use super::{Buffer, Error, Group, Handle, Input, Job, OwnedBuffer, join};
+use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer, SharedJob, join};
 use crate::engine::{Begin, Envelope, Pattern};
 use crate::types::{ANY_TAG, Contract, DType, Element, Operation, Rank, Site, WorldSize};
 
@@ -78,7 +78,7 @@ impl Group {
             objects: 0,
             own: Arc::clone(&self.own),
             abandoned: Arc::clone(&self.abandoned),
-            desk: None,
+            shm_executor: None,
             hosts: None,
             membership: Arc::clone(&self.membership),
         }))
@@ -124,7 +124,7 @@ impl Group {
         let to = self.peer(to)?;
         let job = self.carrier()?;
         let id = job.driver.submit(begin, Submission::Send(to, Memory::owned(elements)))?;
-        let finish = |outcome: Outcome| outcome.memory.into_owned().ok_or(Error::Taken);
+        let finish = |outcome: OperationOutput| outcome.memory.into_owned().ok_or(Error::Taken);
         Ok(Handle::pending(Arc::clone(job), id, finish))
     }
 
@@ -256,7 +256,7 @@ impl Group {
         let job = self.carrier()?;
         let id = job.driver.submit(begin, Submission::Receive(pattern, memory))?;
         let members = Arc::clone(&self.members);
-        Ok(Handle::pending(Arc::clone(job), id, move |outcome: Outcome| {
+        Ok(Handle::pending(Arc::clone(job), id, move |outcome: OperationOutput| {
             let envelope = outcome.envelope.ok_or(Error::Taken)?;
             let status = fitting(status(&members, &envelope), room)?;
             Ok((outcome.memory.into_owned().ok_or(Error::Taken)?, status))
@@ -271,7 +271,7 @@ impl Group {
         let job = self.carrier()?;
         let id = job.driver.submit(begin, Submission::Receive(pattern, Memory::later::<T>()))?;
         let members = Arc::clone(&self.members);
-        Ok(Handle::pending(Arc::clone(job), id, move |outcome: Outcome| {
+        Ok(Handle::pending(Arc::clone(job), id, move |outcome: OperationOutput| {
             let envelope = outcome.envelope.ok_or(Error::Taken)?;
             let status = status(&members, &envelope);
             Ok(Received { elements: outcome.memory.into_elements(), status })
@@ -304,7 +304,7 @@ impl Group {
             let sent = driver.begin(send, Submission::Send(to, memory), true)?;
             let received = self.receive_into(begin, pattern, buffer);
             // What is lent comes back, whatever became of the other half.
-            driver.attend(sent).unwrap_or(Err(Error::Taken))?;
+            driver.take_over_driving(sent).unwrap_or(Err(Error::Taken))?;
             received
         })
     }
@@ -397,7 +397,7 @@ impl Group {
     }
 
     /// What carries messages: the job, or, in a world of one, an engine for those to itself, made when it is first needed.
-    fn carrier(&self) -> Result<&Arc<Job>, Error> {
+    fn carrier(&self) -> Result<&Arc<SharedJob>, Error> {
         self.driver()?;
         if let Some(job) = self.job.as_ref().or_else(|| self.own.get()) {
             return Ok(job);

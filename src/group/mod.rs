@@ -17,7 +17,6 @@ mod buffer;
 mod call;
 mod collectives;
 mod converted;
-mod desk;
 mod driver;
 mod error;
 mod foreign;
@@ -26,7 +25,8 @@ mod gathered;
 mod handle;
 mod hosts;
 mod join;
-mod lane;
+pub mod link_driver;
+mod link_io;
 mod membership;
 pub mod memory;
 mod messages;
@@ -34,9 +34,9 @@ mod objects;
 mod objects_async;
 mod out_of_place;
 mod profile;
-pub mod pump;
-mod routes;
+mod selection;
 mod share;
+mod shm_executor;
 mod site;
 mod streams;
 mod tune;
@@ -53,20 +53,20 @@ pub use buffer::{Buffer, Input, OwnedBuffer};
 pub use error::Error;
 pub use foreign::ForeignBuffer;
 pub use handle::{Handle, test_all, test_any, wait_all, wait_all_timeout, wait_any, wait_any_timeout};
-pub use join::{Interrupt, JoinOptions, Meeting, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
+pub use join::{Interrupt, JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
 pub use messages::{Messenger, Received, Source, Status};
 pub use objects::OBJECT_BYTES_MAX;
 pub use profile::{Profile, Spent};
-pub use routes::Algorithms;
+pub use selection::Algorithms;
 pub use share::LocalTransport;
 pub use site::at;
 pub use streams::Streams;
 
-use self::desk::Desk;
 use self::driver::Driver;
 use self::hosts::Hosts;
 use self::profile::Meter;
-use self::routes::Routes;
+use self::selection::AlgorithmSelection;
+use self::shm_executor::ShmExecutor;
 use crate::rendezvous::StartError;
 use crate::schedule::partition;
 use crate::types::{HOSTS_GROUP, Rank, WorldSize};
@@ -89,7 +89,7 @@ pub struct Statistics {
 }
 
 /// What all groups of a job share.
-struct Job {
+struct SharedJob {
     driver: Driver,
     /// What makes the number of the next group whose first member this rank is.
     next_group: AtomicU32,
@@ -99,7 +99,7 @@ struct Job {
     /// Bytes of a chunk of an all-reduce's block, the same on all ranks.
     chunk_bytes: usize,
     /// Which algorithm operations take, the same on all ranks.
-    routes: Routes,
+    selection: AlgorithmSelection,
 }
 
 /// Some ranks of a job, seen from one of them.
@@ -114,7 +114,7 @@ struct Job {
 /// Ranks are numbered within the group, from 0; in errors they have their numbers in the job.
 pub struct Group {
     /// `None` for a world of one, which has no links.
-    job: Option<Arc<Job>>,
+    job: Option<Arc<SharedJob>>,
     /// The group's number in the job: 0 for the one of all ranks.
     id: u32,
     /// The members' ranks in the job, in the order of their ranks here.
@@ -130,11 +130,11 @@ pub struct Group {
     /// How many collectives of objects have been begun that go on by themselves.
     objects: u32,
     /// What carries a world of one's messages to itself, once it has sent or awaited one.
-    own: Arc<OnceLock<Arc<Job>>>,
+    own: Arc<OnceLock<Arc<SharedJob>>>,
     /// Why a world of one has been given up.
     abandoned: Arc<OnceLock<Error>>,
     /// Where the members do their collectives, if they share memory.
-    desk: Option<Arc<Mutex<Desk>>>,
+    shm_executor: Option<Arc<Mutex<ShmExecutor>>>,
     /// What they do by hosts, if they are on several and share memory there.
     hosts: Option<Hosts>,
     /// Tells the engine when the group is gone.
@@ -142,7 +142,7 @@ pub struct Group {
 }
 
 /// A group's number, for as long as the group is used.
-struct Membership(Option<(Arc<Job>, u32)>);
+struct Membership(Option<(Arc<SharedJob>, u32)>);
 
 impl Drop for Membership {
     fn drop(&mut self) {
@@ -168,7 +168,7 @@ impl Group {
             objects: 0,
             own: Arc::default(),
             abandoned: Arc::default(),
-            desk: None,
+            shm_executor: None,
             hosts: None,
             membership: Arc::new(Membership(None)),
         }
@@ -232,7 +232,7 @@ impl Group {
     pub fn transport(&self) -> &'static str {
         match &self.job {
             None => "none",
-            Some(_) if self.desk.is_some() => "shm",
+            Some(_) if self.shm_executor.is_some() => "shm",
             Some(_) if self.hosts.is_some() => "shm+tcp",
             Some(_) => "tcp",
         }
@@ -277,8 +277,10 @@ impl Group {
         self.job.as_ref().map(|job| job.driver.meter().clone()).unwrap_or_default()
     }
 
-    fn routes(&self) -> Cow<'_, Routes> {
-        self.job.as_ref().map_or_else(|| Cow::Owned(Routes::default()), |job| Cow::Borrowed(&job.routes))
+    fn selection(&self) -> Cow<'_, AlgorithmSelection> {
+        self.job
+            .as_ref()
+            .map_or_else(|| Cow::Owned(AlgorithmSelection::default()), |job| Cow::Borrowed(&job.selection))
     }
 
     /// The elements of a buffer of `count` that belong to `rank` in [`Group::reduce_scatter`] and [`Group::all_gather`]:

@@ -53,14 +53,14 @@ impl Spent {
 
 /// A part of the work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Part {
+pub(super) enum ProfilePart {
     Send,
     Receive,
     Reduce,
     Wait,
 }
 
-impl Part {
+impl ProfilePart {
     /// What is done to elements that have arrived.
     pub(super) fn of(action: Action) -> Self {
         match action {
@@ -72,17 +72,17 @@ impl Part {
 
 /// What the threads of a rank measure with. While it is off it costs a look at a flag that hardly ever changes.
 #[derive(Clone, Default)]
-pub(super) struct Meter(Arc<Counters>);
+pub(super) struct Meter(Arc<ProfileCounters>);
 
 #[derive(Default)]
-struct Counters {
+struct ProfileCounters {
     is_on: AtomicBool,
-    calls: Parts,
-    background: Parts,
+    calls: PartTimes,
+    background: PartTimes,
 }
 
-/// Nanoseconds of each [`Part`].
-type Parts = [AtomicU64; 4];
+/// Nanoseconds of each [`ProfilePart`].
+type PartTimes = [AtomicU64; 4];
 
 thread_local! {
     /// Whether this thread drives what nobody waits for.
@@ -100,13 +100,13 @@ impl Meter {
     }
 
     pub(super) fn profile(&self) -> Profile {
-        let spent = |parts: &Parts| {
-            let of = |part: Part| Duration::from_nanos(parts[part as usize].load(Ordering::Relaxed));
+        let spent = |parts: &PartTimes| {
+            let of = |part: ProfilePart| Duration::from_nanos(parts[part as usize].load(Ordering::Relaxed));
             Spent {
-                send: of(Part::Send),
-                receive: of(Part::Receive),
-                reduce: of(Part::Reduce),
-                wait: of(Part::Wait),
+                send: of(ProfilePart::Send),
+                receive: of(ProfilePart::Receive),
+                reduce: of(ProfilePart::Reduce),
+                wait: of(ProfilePart::Wait),
             }
         };
         Profile { calls: spent(&self.0.calls), background: spent(&self.0.background) }
@@ -119,7 +119,7 @@ impl Meter {
 
     /// What has been going on since then was this part. What comes next begins now: where parts follow each other the clock
     /// is read once between them.
-    pub(super) fn end(&self, part: Part, started: &mut Option<Instant>) {
+    pub(super) fn end(&self, part: ProfilePart, started: &mut Option<Instant>) {
         if let Some(since) = started {
             let now = Instant::now();
             let parts = if IN_BACKGROUND.get() { &self.0.background } else { &self.0.calls };
@@ -129,7 +129,7 @@ impl Meter {
     }
 
     /// Does what is this part as a whole.
-    pub(super) fn time<R>(&self, part: Part, work: impl FnOnce() -> R) -> R {
+    pub(super) fn time<R>(&self, part: ProfilePart, work: impl FnOnce() -> R) -> R {
         let mut started = self.start();
         let result = work();
         self.end(part, &mut started);
@@ -152,10 +152,10 @@ mod tests {
     #[test]
     fn what_is_off_counts_nothing() {
         let meter = Meter::default();
-        meter.time(Part::Send, work);
+        meter.time(ProfilePart::Send, work);
         let mut begun_off = meter.start();
         meter.switch(true);
-        meter.end(Part::Wait, &mut begun_off);
+        meter.end(ProfilePart::Wait, &mut begun_off);
         assert_eq!(meter.profile(), Profile::default());
     }
 
@@ -165,7 +165,7 @@ mod tests {
         meter.switch(true);
         let all = Instant::now();
         let mut started = meter.start();
-        for part in [Part::Send, Part::Receive, Part::Reduce, Part::Wait] {
+        for part in [ProfilePart::Send, ProfilePart::Receive, ProfilePart::Reduce, ProfilePart::Wait] {
             work();
             meter.end(part, &mut started);
         }
@@ -174,7 +174,7 @@ mod tests {
         for spent in [first.send, first.receive, first.reduce, first.wait] {
             assert!(spent >= Duration::from_micros(5), "{first:?}");
         }
-        meter.time(Part::Reduce, work);
+        meter.time(ProfilePart::Reduce, work);
         let second = meter.profile().calls.since(first);
         assert_eq!(second, Spent { reduce: second.total(), ..Spent::default() });
         assert!(second.reduce >= Duration::from_micros(5));
@@ -187,7 +187,7 @@ mod tests {
         let background = meter.clone();
         std::thread::spawn(move || {
             work_in_background();
-            background.time(Part::Receive, work);
+            background.time(ProfilePart::Receive, work);
         })
         .join()
         .unwrap();

@@ -4,11 +4,11 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use super::desk::Desk;
+use super::shm_executor::ShmExecutor;
 use super::{Error, Group};
-use crate::schedule::Work;
+use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
-use crate::transport::shm::{Board, BoardSize, Place, Segment, TOKEN_BYTES};
+use crate::transport::shm::{RoundsSize, Segment, SegmentLocation, ShmRounds, TOKEN_BYTES};
 use crate::types::{Rank, Site, WorldSize};
 
 /// Bytes of a slot, and so of a round's block: with shorter ones ranks wait for each other more often, with longer ones the
@@ -38,12 +38,12 @@ impl Group {
     ///
     /// If it is to have one and nothing else will do: why it cannot.
     pub(super) fn share_memory(&mut self) -> Result<(), Error> {
-        let wanted = self.routes().local;
+        let wanted = self.selection().local;
         if wanted == LocalTransport::Tcp || self.world == WorldSize::ONE {
             return Ok(());
         }
         let shared = if self.local_size() == self.world {
-            self.new_desk()?.map(|desk| self.desk = Some(desk))
+            self.new_shm_executor()?.map(|shm_executor| self.shm_executor = Some(shm_executor))
         } else {
             self.share_memory_by_hosts()?
         };
@@ -60,11 +60,11 @@ impl Group {
     }
 
     /// Memory for a group whose ranks are all on this host, or what is in the way. All of its ranks have to call this.
-    pub(super) fn new_desk(&self) -> Result<Result<Arc<Mutex<Desk>>, String>, Error> {
+    pub(super) fn new_shm_executor(&self) -> Result<Result<Arc<Mutex<ShmExecutor>>, String>, Error> {
         if self.world.get() > RANKS_MAX {
             return Ok(Err(format!("at most {RANKS_MAX} ranks share memory, and it has {}", self.world)));
         }
-        let size = BoardSize { ranks: self.world.as_usize(), slot_bytes: SLOT_BYTES };
+        let size = RoundsSize { ranks: self.world.as_usize(), slot_bytes: SLOT_BYTES };
         let (mut words, created) = if self.rank == Rank::ZERO { create(size) } else { ([0; WORDS], None) };
         let site = Site::here();
         self.run(self.broadcast_call::<u64>(WORDS, Rank::ZERO, site)?, &mut words)?;
@@ -75,13 +75,13 @@ impl Group {
         // Everybody has it or nobody uses it. All links are open afterwards, by which ranks wake each other.
         let mut all = vec![0u64; size.ranks];
         all[self.rank.index()] = u64::from(opened.is_ok());
-        let gathering = self.call::<u64>(Work::AllGather(Partition::alike(1, self.world)), site);
+        let gathering = self.call::<u64>(CollectiveSpec::AllGather(Partition::alike(1, self.world)), site);
         self.run(gathering.directly(), &mut all)?;
         match opened {
             Ok(segment) if all.iter().all(|&has_it| has_it == 1) => {
-                let mut board = Board::new(segment, size, self.rank.index());
+                let mut board = ShmRounds::new(segment, size, self.rank.index());
                 board.segment_mut().close();
-                Ok(Ok(Arc::new(Mutex::new(Desk::new(board, self.meter())))))
+                Ok(Ok(Arc::new(Mutex::new(ShmExecutor::new(board, self.meter())))))
             }
             Ok(_) => Ok(Err("another rank could not open it".into())),
             Err(error) => Ok(Err(error.to_string())),
@@ -90,7 +90,7 @@ impl Group {
 }
 
 /// New memory, and the words that say where it is.
-fn create(size: BoardSize) -> ([u64; WORDS], Option<io::Result<Segment>>) {
+fn create(size: RoundsSize) -> ([u64; WORDS], Option<io::Result<Segment>>) {
     let token: [u8; TOKEN_BYTES] = rand::random();
     let segment = Segment::create(size.bytes(), &token);
     let place = segment.as_ref().ok().and_then(Segment::place);
@@ -98,7 +98,7 @@ fn create(size: BoardSize) -> ([u64; WORDS], Option<io::Result<Segment>>) {
 }
 
 /// Where memory is and by which token it is known, in words that begin with 1.
-pub(super) fn to_words(place: Place, token: &[u8; TOKEN_BYTES]) -> [u64; WORDS] {
+pub(super) fn to_words(place: SegmentLocation, token: &[u8; TOKEN_BYTES]) -> [u64; WORDS] {
     let mut words = [0; WORDS];
     words[..3].copy_from_slice(&[1, u64::from(place.process), u64::from(place.file)]);
     for (word, bytes) in words[3..].iter_mut().zip(token.as_chunks().0) {
@@ -108,9 +108,9 @@ pub(super) fn to_words(place: Place, token: &[u8; TOKEN_BYTES]) -> [u64; WORDS] 
 }
 
 /// What such words say; `None` if there is no memory.
-pub(super) fn of_words(words: &[u64; WORDS]) -> Option<(Place, [u8; TOKEN_BYTES])> {
+pub(super) fn of_words(words: &[u64; WORDS]) -> Option<(SegmentLocation, [u8; TOKEN_BYTES])> {
     let [1, process, file, token @ ..] = words else { return None };
-    let place = Place { process: *process as u32, file: *file as u32 };
+    let place = SegmentLocation { process: *process as u32, file: *file as u32 };
     let mut bytes = [0; TOKEN_BYTES];
     for (chunk, word) in bytes.as_chunks_mut().0.iter_mut().zip(token) {
         *chunk = word.to_le_bytes();
@@ -118,7 +118,7 @@ pub(super) fn of_words(words: &[u64; WORDS]) -> Option<(Place, [u8; TOKEN_BYTES]
     Some((place, bytes))
 }
 
-fn open(size: BoardSize, words: &[u64; WORDS]) -> io::Result<Segment> {
+fn open(size: RoundsSize, words: &[u64; WORDS]) -> io::Result<Segment> {
     let there_is_none = || io::Error::other("rank 0 of the group could not make it");
     let (place, token) = of_words(words).ok_or_else(there_is_none)?;
     Segment::open(place, size.bytes(), &token)

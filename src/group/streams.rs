@@ -28,30 +28,30 @@ const MOST: usize = 8 << 20;
 
 /// Of how many connections a link consists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Streams(Choice);
+pub struct Streams(StreamChoice);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Choice {
+enum StreamChoice {
     Measured,
     Fixed(u8),
 }
 
 impl Streams {
     /// One, the default.
-    pub const ONE: Self = Self(Choice::Fixed(1));
+    pub const ONE: Self = Self(StreamChoice::Fixed(1));
     /// One or four, whichever is measured to be faster when the group forms.
-    pub const AUTO: Self = Self(Choice::Measured);
+    pub const AUTO: Self = Self(StreamChoice::Measured);
 
     /// So many, from 1 to 8.
     pub fn new(count: u8) -> Option<Self> {
-        (1..=STREAMS_MAX).contains(&count).then_some(Self(Choice::Fixed(count)))
+        (1..=STREAMS_MAX).contains(&count).then_some(Self(StreamChoice::Fixed(count)))
     }
 
     /// As the rendezvous says it.
     pub(super) fn to_byte(self) -> u8 {
         match self.0 {
-            Choice::Measured => 0,
-            Choice::Fixed(count) => count,
+            StreamChoice::Measured => 0,
+            StreamChoice::Fixed(count) => count,
         }
     }
 
@@ -62,13 +62,13 @@ impl Streams {
     /// With how many links begin.
     pub(super) fn at_first(self) -> u8 {
         match self.0 {
-            Choice::Measured => TRIED,
-            Choice::Fixed(count) => count,
+            StreamChoice::Measured => TRIED,
+            StreamChoice::Fixed(count) => count,
         }
     }
 
     pub(super) fn is_measured(self) -> bool {
-        self.0 == Choice::Measured
+        self.0 == StreamChoice::Measured
     }
 }
 
@@ -93,8 +93,8 @@ impl FromStr for Streams {
 impl fmt::Display for Streams {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Choice::Measured => out.write_str("auto"),
-            Choice::Fixed(count) => write!(out, "{count}"),
+            StreamChoice::Measured => out.write_str("auto"),
+            StreamChoice::Fixed(count) => write!(out, "{count}"),
         }
     }
 }

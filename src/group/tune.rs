@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::routes::{Algorithms, RANGES_MAX, Range, Routes};
+use super::selection::{AlgorithmRange, AlgorithmSelection, Algorithms, RANGES_MAX};
 use super::share::LocalTransport;
 use super::streams::{self, Streams};
-use super::{Error, Group, Job};
+use super::{Error, Group, SharedJob};
 use crate::schedule::cost::LinkCost;
 use crate::types::{Algorithm, Rank, ReduceOp};
 
@@ -41,23 +41,29 @@ pub(super) fn agree(
         streams::choose(group, local)?;
     }
     let link = measure(group)?;
-    set(group, Routes { algorithms, link, local });
+    set(group, AlgorithmSelection { algorithms, link, local });
     log::debug!("links cost {link:?}");
     Ok(())
 }
 
-fn set(group: &mut Group, routes: Routes) {
-    group.with_job(|job| job.routes = routes);
+fn set(group: &mut Group, selection: AlgorithmSelection) {
+    group.with_job(|job| job.selection = selection);
 }
 
 /// Whatever can goes along the ring.
 pub(super) fn ring(group: &mut Group) {
-    set(group, Routes { algorithms: "ring".parse().unwrap_or_default(), ..Routes::default() });
+    set(
+        group,
+        AlgorithmSelection {
+            algorithms: "ring".parse().unwrap_or_default(),
+            ..AlgorithmSelection::default()
+        },
+    );
 }
 
 impl Group {
     /// Changes the job, which nobody else has yet.
-    pub(super) fn with_job(&mut self, change: impl FnOnce(&mut Job)) {
+    pub(super) fn with_job(&mut self, change: impl FnOnce(&mut SharedJob)) {
         if let Some(job) = self.job.as_mut().and_then(Arc::get_mut) {
             change(job);
         }
@@ -78,7 +84,7 @@ fn of_rank_0(
     group.broadcast(&mut words, Rank::ZERO)?;
     let range = |words: &[u64]| {
         let algorithm = u8::try_from(words[0]).ok().and_then(Algorithm::from_byte)?;
-        Some(Range { algorithm, from: words[1], to: words[2] })
+        Some(AlgorithmRange { algorithm, from: words[1], to: words[2] })
     };
     let algorithms = Algorithms::new(words[1..].chunks_exact(RANGE_WORDS).map_while(range).collect());
     let all = [LocalTransport::Auto, LocalTransport::Tcp, LocalTransport::Shm];
@@ -117,7 +123,7 @@ fn measure(group: &mut Group) -> Result<LinkCost, Error> {
 /// The time, in nanoseconds, of an all-gather of so many bytes from each rank.
 fn time(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f64, Error> {
     let algorithms = algorithm.parse().unwrap_or_default();
-    set(group, Routes { algorithms, ..Routes::default() });
+    set(group, AlgorithmSelection { algorithms, ..AlgorithmSelection::default() });
     let mut buffer = vec![0u8; group.size().as_usize() * bytes];
     // What others still have under way of the one before would be in its way.
     group.barrier()?;

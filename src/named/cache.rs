@@ -1,23 +1,23 @@
 //! The response cache: tensors that have been agreed on before, each known by a small number, its slot.
 //!
-//! The coordinator alone decides who gets a slot and who loses it; the ranks follow its messages ([`Slots`]). A slot changes
+//! The coordinator alone decides who gets a slot and who loses it; the ranks follow its messages ([`CacheView`]). A slot changes
 //! hands in two steps, because a rank may name it while the news is on its way: first it is retired, and ranks that have
 //! read so do not name it any more; it is given out again when every rank has said that it has read so. Until then the
-//! coordinator still knows what it stood for ([`Directory`]).
+//! coordinator still knows what it stood for ([`CacheDirectory`]).
 
 use std::collections::BTreeMap;
 
 use super::error::Violation;
-use super::message::{Request, Signature, Tensor};
+use super::message::{AnnouncedTensor, Request, Signature};
 
 /// What a rank knows of the cache.
 #[derive(Default)]
-pub(super) struct Slots {
+pub(super) struct CacheView {
     by_name: BTreeMap<String, u16>,
     requests: BTreeMap<u16, Request>,
 }
 
-impl Slots {
+impl CacheView {
     /// The slot of exactly this tensor.
     pub(super) fn find(&self, name: &str, signature: &Signature) -> Option<u16> {
         let slot = *self.by_name.get(name)?;
@@ -25,13 +25,13 @@ impl Slots {
     }
 
     /// What an announced tensor is; it takes its slot.
-    pub(super) fn read(&mut self, tensor: Tensor) -> Result<Request, Violation> {
+    pub(super) fn read(&mut self, tensor: AnnouncedTensor) -> Result<Request, Violation> {
         match tensor {
-            Tensor::Cached(slot) => {
+            AnnouncedTensor::Cached(slot) => {
                 let request = self.requests.get(&slot).cloned();
                 request.ok_or_else(|| Violation(format!("slot {slot}, which is empty")))
             }
-            Tensor::Named(request, slot) => {
+            AnnouncedTensor::Named(request, slot) => {
                 if let Some(slot) = slot {
                     self.retire(slot);
                     self.by_name.insert(request.name.clone(), slot);
@@ -51,15 +51,15 @@ impl Slots {
 }
 
 /// What the coordinator knows of the cache.
-pub(super) struct Directory {
-    slots: Vec<Option<Slot>>,
+pub(super) struct CacheDirectory {
+    slots: Vec<Option<CachedTensor>>,
     by_name: BTreeMap<String, u16>,
     /// Counts uses.
     clock: u64,
     retired: usize,
 }
 
-struct Slot {
+struct CachedTensor {
     request: Request,
     /// When it was last used.
     used: u64,
@@ -67,7 +67,7 @@ struct Slot {
     retired: Option<u64>,
 }
 
-impl Directory {
+impl CacheDirectory {
     pub(super) fn new(capacity: u16) -> Self {
         let slots = (0..capacity).map(|_| None).collect();
         Self { slots, by_name: BTreeMap::new(), clock: 0, retired: 0 }
@@ -80,7 +80,12 @@ impl Directory {
 
     /// How to announce a tensor in message `number`. If there is no slot for it, the one that was used least recently is
     /// retired for the sake of those to come.
-    pub(super) fn announce(&mut self, request: Request, number: u64, retired: &mut Vec<u16>) -> Tensor {
+    pub(super) fn announce(
+        &mut self,
+        request: Request,
+        number: u64,
+        retired: &mut Vec<u16>,
+    ) -> AnnouncedTensor {
         self.clock += 1;
         let used = self.clock;
         if let Some(&index) = self.by_name.get(&request.name)
@@ -88,19 +93,19 @@ impl Directory {
         {
             slot.used = used;
             if slot.request.signature == request.signature {
-                return Tensor::Cached(index);
+                return AnnouncedTensor::Cached(index);
             }
             // Every rank has submitted it in full, so that none means the old one by this slot any more.
             slot.request = request.clone();
-            return Tensor::Named(request, Some(index));
+            return AnnouncedTensor::Named(request, Some(index));
         }
         let Some(index) = self.slots.iter().position(Option::is_none) else {
             self.retire(number, retired);
-            return Tensor::Named(request, None);
+            return AnnouncedTensor::Named(request, None);
         };
-        self.slots[index] = Some(Slot { request: request.clone(), used, retired: None });
+        self.slots[index] = Some(CachedTensor { request: request.clone(), used, retired: None });
         self.by_name.insert(request.name.clone(), index as u16);
-        Tensor::Named(request, Some(index as u16))
+        AnnouncedTensor::Named(request, Some(index as u16))
     }
 
     fn retire(&mut self, number: u64, retired: &mut Vec<u16>) {
@@ -132,80 +137,80 @@ impl Directory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::named::message::Kind;
+    use crate::named::message::TensorOp;
     use crate::types::{DType, ReduceOp};
 
     fn request(name: &str, count: u64) -> Request {
-        let signature = Signature { kind: Kind::AllReduce(ReduceOp::Sum), dtype: DType::F32, count };
+        let signature = Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count };
         Request { name: name.into(), signature }
     }
 
     #[test]
     fn a_slot_changes_hands_only_when_all_have_read_that_it_is_retired() {
-        let mut directory = Directory::new(2);
+        let mut directory = CacheDirectory::new(2);
         let mut retired = Vec::new();
         assert_eq!(
             directory.announce(request("a", 1), 1, &mut retired),
-            Tensor::Named(request("a", 1), Some(0))
+            AnnouncedTensor::Named(request("a", 1), Some(0))
         );
         assert_eq!(
             directory.announce(request("b", 1), 1, &mut retired),
-            Tensor::Named(request("b", 1), Some(1))
+            AnnouncedTensor::Named(request("b", 1), Some(1))
         );
-        assert_eq!(directory.announce(request("a", 1), 2, &mut retired), Tensor::Cached(0));
+        assert_eq!(directory.announce(request("a", 1), 2, &mut retired), AnnouncedTensor::Cached(0));
         // `b` was used least recently. Who has not read so may still name it.
         assert_eq!(
             directory.announce(request("c", 1), 3, &mut retired),
-            Tensor::Named(request("c", 1), None)
+            AnnouncedTensor::Named(request("c", 1), None)
         );
         assert_eq!(retired, [1]);
         assert_eq!(directory.resolve(1), Some(&request("b", 1)));
         directory.release(2);
         assert_eq!(
             directory.announce(request("c", 1), 4, &mut retired),
-            Tensor::Named(request("c", 1), None)
+            AnnouncedTensor::Named(request("c", 1), None)
         );
         assert_eq!(retired, [1], "half of the cache is retired already");
         directory.release(3);
         assert_eq!(directory.resolve(1), None);
         assert_eq!(
             directory.announce(request("c", 1), 5, &mut retired),
-            Tensor::Named(request("c", 1), Some(1))
+            AnnouncedTensor::Named(request("c", 1), Some(1))
         );
     }
 
     #[test]
     fn what_changes_keeps_its_slot_and_is_announced_again() {
-        let mut directory = Directory::new(2);
-        let mut slots = Slots::default();
-        let mut announce = |directory: &mut Directory, count| {
+        let mut directory = CacheDirectory::new(2);
+        let mut slots = CacheView::default();
+        let mut announce = |directory: &mut CacheDirectory, count| {
             let tensor = directory.announce(request("a", count), 1, &mut Vec::new());
             slots.read(tensor.clone()).unwrap();
             assert_eq!(slots.find("a", &request("a", count).signature), Some(0));
             assert_eq!(slots.find("a", &request("a", count + 1).signature), None);
             tensor
         };
-        assert_eq!(announce(&mut directory, 1), Tensor::Named(request("a", 1), Some(0)));
-        assert_eq!(announce(&mut directory, 2), Tensor::Named(request("a", 2), Some(0)));
-        assert_eq!(announce(&mut directory, 2), Tensor::Cached(0));
+        assert_eq!(announce(&mut directory, 1), AnnouncedTensor::Named(request("a", 1), Some(0)));
+        assert_eq!(announce(&mut directory, 2), AnnouncedTensor::Named(request("a", 2), Some(0)));
+        assert_eq!(announce(&mut directory, 2), AnnouncedTensor::Cached(0));
     }
 
     #[test]
     fn a_rank_forgets_what_is_retired_and_refuses_an_empty_slot() {
-        let mut slots = Slots::default();
-        slots.read(Tensor::Named(request("a", 1), Some(3))).unwrap();
-        assert_eq!(slots.read(Tensor::Cached(3)), Ok(request("a", 1)));
+        let mut slots = CacheView::default();
+        slots.read(AnnouncedTensor::Named(request("a", 1), Some(3))).unwrap();
+        assert_eq!(slots.read(AnnouncedTensor::Cached(3)), Ok(request("a", 1)));
         assert_eq!(slots.retire(3), Some(request("a", 1)));
         assert_eq!(slots.find("a", &request("a", 1).signature), None);
-        assert!(slots.read(Tensor::Cached(3)).is_err());
+        assert!(slots.read(AnnouncedTensor::Cached(3)).is_err());
     }
 
     #[test]
     fn a_cache_without_slots_is_none() {
-        let mut directory = Directory::new(0);
+        let mut directory = CacheDirectory::new(0);
         assert_eq!(
             directory.announce(request("a", 1), 1, &mut Vec::new()),
-            Tensor::Named(request("a", 1), None)
+            AnnouncedTensor::Named(request("a", 1), None)
         );
     }
 }

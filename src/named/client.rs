@@ -4,9 +4,11 @@
 use std::collections::BTreeMap;
 
 use super::NamedStatistics;
-use super::cache::Slots;
+use super::cache::CacheView;
 use super::error::{NamedError, Violation};
-use super::message::{Instruction, Message, REQUESTS_MAX, Refusal, Report, Request, Signature, check_name};
+use super::message::{
+    CoordinatorMessage, Instruction, REQUESTS_MAX, RefusalKind, Report, Request, Signature, check_name,
+};
 use crate::types::{Rank, WorldSize};
 
 /// The most tensors that a rank may have in flight.
@@ -15,7 +17,7 @@ pub const TENSORS_MAX: usize = 1 << 16;
 /// A rank's part of the negotiation.
 pub(super) struct Client<P> {
     world: WorldSize,
-    slots: Slots,
+    slots: CacheView,
     /// What is in flight; without what belongs to it once it is being run.
     tensors: BTreeMap<String, (Signature, Option<P>)>,
     report: Report,
@@ -26,7 +28,7 @@ pub(super) struct Client<P> {
 
 /// What a message asks this rank to do.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) enum Step<P> {
+pub(super) enum ClientAction<P> {
     /// Run these as one operation. Where this rank has joined it contributes zeros.
     Run(Vec<(Request, Option<P>)>),
     /// This tensor gets an error.
@@ -41,7 +43,7 @@ impl<P> Client<P> {
     pub(super) fn new(world: WorldSize) -> Self {
         Self {
             world,
-            slots: Slots::default(),
+            slots: CacheView::default(),
             tensors: BTreeMap::new(),
             report: Report::default(),
             has_joined: false,
@@ -132,7 +134,7 @@ impl<P> Client<P> {
     }
 
     /// Reads a message of the coordinator.
-    pub(super) fn read(&mut self, message: Message) -> Result<Vec<Step<P>>, Violation> {
+    pub(super) fn read(&mut self, message: CoordinatorMessage) -> Result<Vec<ClientAction<P>>, Violation> {
         let mut steps = Vec::with_capacity(message.instructions.len());
         for instruction in message.instructions {
             match instruction {
@@ -145,23 +147,23 @@ impl<P> Client<P> {
                     }
                     check_run(&run)?;
                     self.statistics.operations += 1;
-                    steps.push(Step::Run(run));
+                    steps.push(ClientAction::Run(run));
                 }
                 Instruction::Refuse { name, refusal, reason } => {
                     if let Some(payload) = self.tensors.remove(&name).and_then(|(_, payload)| payload) {
                         let error = match refusal {
-                            Refusal::Disagreement => NamedError::Disagreement { name, asked: reason },
-                            Refusal::WithoutJoined => NamedError::WithoutJoined { name, detail: reason },
-                            Refusal::Left => NamedError::Left { name, detail: reason },
+                            RefusalKind::Disagreement => NamedError::Disagreement { name, asked: reason },
+                            RefusalKind::WithoutJoined => NamedError::WithoutJoined { name, detail: reason },
+                            RefusalKind::Left => NamedError::Left { name, detail: reason },
                         };
-                        steps.push(Step::Fail(payload, error));
+                        steps.push(ClientAction::Fail(payload, error));
                     }
                 }
                 Instruction::Joined(last) => {
                     self.has_joined = false;
-                    steps.push(Step::Joined(last));
+                    steps.push(ClientAction::Joined(last));
                 }
-                Instruction::End => steps.push(Step::End),
+                Instruction::End => steps.push(ClientAction::End),
             }
         }
         for slot in message.retired {
@@ -222,21 +224,22 @@ fn check_run<P>(run: &[(Request, Option<P>)]) -> Result<(), Violation> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::named::message::{Kind, Tensor};
+    use crate::named::message::{AnnouncedTensor, TensorOp};
     use crate::types::{DType, ReduceOp};
 
-    const SUM: Signature = Signature { kind: Kind::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 3 };
+    const SUM: Signature =
+        Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 3 };
 
     fn client() -> Client<u32> {
         Client::new(WorldSize::new(2).unwrap())
     }
 
-    fn run(tensor: Tensor) -> Message {
-        Message { instructions: vec![Instruction::Run(vec![tensor])], retired: Vec::new() }
+    fn run(tensor: AnnouncedTensor) -> CoordinatorMessage {
+        CoordinatorMessage { instructions: vec![Instruction::Run(vec![tensor])], retired: Vec::new() }
     }
 
-    fn named(name: &str, slot: Option<u16>) -> Tensor {
-        Tensor::Named(Request { name: name.into(), signature: SUM }, slot)
+    fn named(name: &str, slot: Option<u16>) -> AnnouncedTensor {
+        AnnouncedTensor::Named(Request { name: name.into(), signature: SUM }, slot)
     }
 
     #[test]
@@ -247,13 +250,13 @@ mod tests {
         assert_eq!((report.requests.len(), report.slots.len(), report.seen), (1, 0, 0));
         assert_eq!(client.take_report(), None);
         let steps = client.read(run(named("a", Some(5)))).unwrap();
-        assert!(matches!(&steps[..], [Step::Run(run)] if run[0].1 == Some(1)));
+        assert!(matches!(&steps[..], [ClientAction::Run(run)] if run[0].1 == Some(1)));
         assert_eq!(client.submit("a", SUM, || 2), Err(NamedError::InFlight("a".into())));
         client.finish("a");
         client.submit("a", SUM, || 2).unwrap();
         let report = client.take_report().unwrap();
         assert_eq!((report.requests.len(), report.slots, report.seen), (0, [5].into(), 1));
-        client.read(run(Tensor::Cached(5))).unwrap();
+        client.read(run(AnnouncedTensor::Cached(5))).unwrap();
         client.finish("a");
         // Another count is another tensor.
         client.submit("a", Signature { count: 4, ..SUM }, || 3).unwrap();
@@ -269,7 +272,7 @@ mod tests {
         client.finish("a");
         client.take_report();
         client.submit("a", SUM, || 2).unwrap();
-        client.read(Message { retired: vec![5], ..Message::default() }).unwrap();
+        client.read(CoordinatorMessage { retired: vec![5], ..CoordinatorMessage::default() }).unwrap();
         let report = client.take_report().unwrap();
         assert_eq!((report.requests.len(), report.slots.len(), report.seen), (1, 0, 2));
     }
@@ -295,16 +298,19 @@ mod tests {
     fn what_the_coordinator_must_not_say_is_a_violation() {
         let mut fresh = client();
         assert!(fresh.read(run(named("a", None))).unwrap_err().0.contains("has not submitted"));
-        assert!(client().read(run(Tensor::Cached(0))).unwrap_err().0.contains("empty"));
+        assert!(client().read(run(AnnouncedTensor::Cached(0))).unwrap_err().0.contains("empty"));
         let mut joined = client();
         joined.join().unwrap();
         assert!(
-            matches!(&joined.read(run(named("a", None))).unwrap()[..], [Step::Run(run)] if run[0].1.is_none())
+            matches!(&joined.read(run(named("a", None))).unwrap()[..], [ClientAction::Run(run)] if run[0].1.is_none())
         );
         let mut other = client();
         other.submit("a", Signature { count: 9, ..SUM }, || 1).unwrap();
         assert!(other.read(run(named("a", None))).unwrap_err().0.contains("which is"));
-        let nothing = Message { instructions: vec![Instruction::Run(Vec::new())], ..Message::default() };
+        let nothing = CoordinatorMessage {
+            instructions: vec![Instruction::Run(Vec::new())],
+            ..CoordinatorMessage::default()
+        };
         assert!(client().read(nothing).is_err());
     }
 

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::cache::Directory;
+use super::cache::CacheDirectory;
 use super::client::TENSORS_MAX;
 use super::error::Violation;
 use super::message::{
-    Instruction, Kind, Message, REFUSALS_MAX, REQUESTS_MAX, Refusal, Report, Request, Signature, Tensor,
+    AnnouncedTensor, CoordinatorMessage, Instruction, REFUSALS_MAX, REQUESTS_MAX, RefusalKind, Report,
+    Request, Signature, TensorOp,
 };
-use super::stalls::Watch;
+use super::stalls::StallWatch;
 use crate::types::{Rank, ReduceOp};
 
 /// Time since the coordinator's start.
@@ -17,7 +18,7 @@ pub(super) type Timestamp = std::time::Duration;
 
 /// What the coordinator goes by.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rules {
+pub(super) struct CoordinatorLimits {
     /// The most bytes that are fused into one operation.
     pub(super) fusion_bytes: u64,
     /// Tensors that the response cache knows.
@@ -28,26 +29,26 @@ pub(super) struct Rules {
 
 /// The negotiation as rank 0 sees it.
 pub(super) struct Coordinator {
-    rules: Rules,
+    rules: CoordinatorLimits,
     pub(super) members: Arc<[Rank]>,
-    pub(super) ranks: Vec<Standing>,
+    pub(super) ranks: Vec<RankStatus>,
     /// How many of them submit nothing for the time being.
     silent: usize,
-    pub(super) table: BTreeMap<String, Entry>,
+    pub(super) table: BTreeMap<String, PendingTensor>,
     ready: VecDeque<Request>,
     refused: VecDeque<Instruction>,
-    directory: Directory,
+    directory: CacheDirectory,
     /// Messages given out so far.
     messages: u64,
     outstanding: usize,
     last_joined: Option<Rank>,
     has_ended: bool,
-    pub(super) watch: Watch,
+    pub(super) watch: StallWatch,
 }
 
 /// What is known of a rank.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Standing {
+pub(super) struct RankStatus {
     /// Messages that it has read.
     seen: u64,
     pub(super) has_joined: bool,
@@ -56,7 +57,7 @@ pub(super) struct Standing {
     waiting: usize,
 }
 
-impl Standing {
+impl RankStatus {
     /// It submits nothing for the time being.
     pub(super) fn is_silent(self) -> bool {
         self.has_joined || self.has_closed
@@ -64,23 +65,23 @@ impl Standing {
 }
 
 /// A tensor that some ranks have submitted.
-pub(super) struct Entry {
+pub(super) struct PendingTensor {
     pub(super) asked: BTreeMap<Rank, Signature>,
     pub(super) since: Timestamp,
 }
 
 impl Coordinator {
     /// `members` are the ranks' numbers in the job, for messages that people read.
-    pub(super) fn new(rules: Rules, members: Arc<[Rank]>, watch: Watch) -> Self {
+    pub(super) fn new(rules: CoordinatorLimits, members: Arc<[Rank]>, watch: StallWatch) -> Self {
         Self {
             rules,
-            ranks: vec![Standing::default(); members.len()],
+            ranks: vec![RankStatus::default(); members.len()],
             silent: 0,
             members,
             table: BTreeMap::new(),
             ready: VecDeque::new(),
             refused: VecDeque::new(),
-            directory: Directory::new(rules.capacity),
+            directory: CacheDirectory::new(rules.capacity),
             messages: 0,
             outstanding: 0,
             last_joined: None,
@@ -91,25 +92,25 @@ impl Coordinator {
 
     /// Whether a rank other than the coordinator's own sends further reports.
     pub(super) fn is_expecting_others(&self) -> bool {
-        self.ranks.iter().skip(1).any(|standing| !standing.has_closed)
+        self.ranks.iter().skip(1).any(|status| !status.has_closed)
     }
 
     /// Takes what a rank says.
     pub(super) fn report(&mut self, now: Timestamp, from: Rank, report: Report) -> Result<(), Violation> {
         let messages = self.messages;
-        let Some(standing) = self.ranks.get_mut(from.index()) else {
+        let Some(status) = self.ranks.get_mut(from.index()) else {
             return Err(Violation("it is not in the group".into()));
         };
-        if standing.has_closed {
+        if status.has_closed {
             return Err(Violation("it has closed before".into()));
         }
-        if standing.has_joined && !(report.slots.is_empty() && report.requests.is_empty() && !report.joins) {
+        if status.has_joined && !(report.slots.is_empty() && report.requests.is_empty() && !report.joins) {
             return Err(Violation("it has joined before".into()));
         }
-        if report.seen < standing.seen || report.seen > messages {
+        if report.seen < status.seen || report.seen > messages {
             return Err(Violation(format!("it has read {} messages of {messages}", report.seen)));
         }
-        standing.seen = report.seen;
+        status.seen = report.seen;
         self.watch.touch(now);
         for slot in report.slots {
             let request = self.directory.resolve(slot).cloned();
@@ -119,14 +120,14 @@ impl Coordinator {
         for request in report.requests {
             self.submit(now, from, request)?;
         }
-        let standing = &mut self.ranks[from.index()];
-        standing.has_joined |= report.joins;
-        standing.has_closed |= report.closes;
+        let status = &mut self.ranks[from.index()];
+        status.has_joined |= report.joins;
+        status.has_closed |= report.closes;
         if report.joins {
             self.last_joined = Some(from);
         }
         if report.joins || report.closes {
-            self.silent = self.ranks.iter().filter(|standing| standing.is_silent()).count();
+            self.silent = self.ranks.iter().filter(|status| status.is_silent()).count();
             let names: Vec<String> = self.table.keys().cloned().collect();
             for name in names {
                 self.settle(&name);
@@ -136,13 +137,13 @@ impl Coordinator {
     }
 
     fn submit(&mut self, now: Timestamp, from: Rank, request: Request) -> Result<(), Violation> {
-        let standing = &mut self.ranks[from.index()];
-        standing.waiting += 1;
-        if standing.waiting > TENSORS_MAX {
+        let status = &mut self.ranks[from.index()];
+        status.waiting += 1;
+        if status.waiting > TENSORS_MAX {
             return Err(Violation(format!("it has more than {TENSORS_MAX} tensors in flight")));
         }
         let Request { name, signature } = request;
-        let fresh = || Entry { asked: BTreeMap::new(), since: now };
+        let fresh = || PendingTensor { asked: BTreeMap::new(), since: now };
         let entry = self.table.entry(name.clone()).or_insert_with(fresh);
         if entry.asked.insert(from, signature).is_some() {
             return Err(Violation(format!("it has submitted `{name}` twice")));
@@ -159,12 +160,12 @@ impl Coordinator {
             if self.silent == 0 {
                 return;
             }
-            for (index, standing) in self.ranks.iter().enumerate() {
+            for (index, status) in self.ranks.iter().enumerate() {
                 let rank = Rank::new(index as u32);
-                match standing {
+                match status {
                     _ if entry.asked.contains_key(&rank) => {}
-                    Standing { has_closed: true, .. } => closed.push(rank),
-                    Standing { has_joined: true, .. } => joined.push(rank),
+                    RankStatus { has_closed: true, .. } => closed.push(rank),
+                    RankStatus { has_joined: true, .. } => joined.push(rank),
                     _ => is_awaited = true,
                 }
             }
@@ -176,24 +177,24 @@ impl Coordinator {
         let Some(&signature) = entry.asked.values().next() else { return };
         let keeps_zeros = matches!(
             signature.kind,
-            Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average)
-                | Kind::ReduceScatter(ReduceOp::Sum | ReduceOp::Average)
+            TensorOp::AllReduce(ReduceOp::Sum | ReduceOp::Average)
+                | TensorOp::ReduceScatter(ReduceOp::Sum | ReduceOp::Average)
         );
         let (refusal, reason) = if !closed.is_empty() {
-            (Refusal::Left, format!("{} closed without submitting it", self.text_of(&closed)))
+            (RefusalKind::Left, format!("{} closed without submitting it", self.text_of(&closed)))
         } else if entry.asked.values().any(|other| *other != signature) {
-            (Refusal::Disagreement, self.disagreement(&entry))
+            (RefusalKind::Disagreement, self.disagreement(&entry))
         } else if !joined.is_empty() && !keeps_zeros {
             let who = self.text_of(&joined);
             let reason = format!("it is {signature}, and {who} joined; only sums and averages go on");
-            (Refusal::WithoutJoined, reason)
+            (RefusalKind::WithoutJoined, reason)
         } else {
             return self.ready.push_back(Request { name: name.to_owned(), signature });
         };
         self.refused.push_back(Instruction::Refuse { name: name.to_owned(), refusal, reason });
     }
 
-    fn take(&mut self, name: &str) -> Option<Entry> {
+    fn take(&mut self, name: &str) -> Option<PendingTensor> {
         let entry = self.table.remove(name)?;
         self.watch.forget(name);
         for rank in entry.asked.keys() {
@@ -203,7 +204,7 @@ impl Coordinator {
     }
 
     /// What each rank asked for.
-    fn disagreement(&self, entry: &Entry) -> String {
+    fn disagreement(&self, entry: &PendingTensor) -> String {
         let mut by_signature: BTreeMap<Signature, Vec<Rank>> = BTreeMap::new();
         for (&rank, &signature) in &entry.asked {
             by_signature.entry(signature).or_default().push(rank);
@@ -227,9 +228,9 @@ impl Coordinator {
     }
 
     /// What to tell every rank next, if there is anything.
-    pub(super) fn next_message(&mut self) -> Option<Message> {
+    pub(super) fn next_message(&mut self) -> Option<CoordinatorMessage> {
         let number = self.messages + 1;
-        let mut message = Message::default();
+        let mut message = CoordinatorMessage::default();
         let refused = self.refused.len().min(REFUSALS_MAX);
         message.instructions.extend(self.refused.drain(..refused));
         let mut room = REQUESTS_MAX;
@@ -241,7 +242,7 @@ impl Coordinator {
             room -= fused.len();
             let retired = &mut message.retired;
             let announce = |request| self.directory.announce(request, number, retired);
-            let tensors: Vec<Tensor> = fused.into_iter().map(announce).collect();
+            let tensors: Vec<AnnouncedTensor> = fused.into_iter().map(announce).collect();
             message.instructions.push(Instruction::Run(tensors));
             self.outstanding += 1;
         }
@@ -266,7 +267,7 @@ impl Coordinator {
                     == (request.signature.kind, request.signature.dtype);
                 // The parts of a gathered or scattered buffer belong to ranks; several tensors would have to be interleaved.
                 alike
-                    && !matches!(request.signature.kind, Kind::AllGather | Kind::ReduceScatter(_))
+                    && !matches!(request.signature.kind, TensorOp::AllGather | TensorOp::ReduceScatter(_))
                     && bytes.saturating_add(request.signature.bytes()) <= self.rules.fusion_bytes
             });
             if fits && fused.len() < room {
@@ -285,27 +286,27 @@ impl Coordinator {
         if self.has_ended {
             return None;
         }
-        if self.ranks.iter().all(|standing| standing.has_closed) {
+        if self.ranks.iter().all(|status| status.has_closed) {
             self.has_ended = true;
             return Some(Instruction::End);
         }
-        if !self.ranks.iter().all(|standing| standing.is_silent()) {
+        if !self.ranks.iter().all(|status| status.is_silent()) {
             return None;
         }
         let last = self.last_joined.take()?;
-        for standing in &mut self.ranks {
+        for status in &mut self.ranks {
             // Whoever was silent reads this before it says anything again.
-            if std::mem::take(&mut standing.has_joined) {
-                standing.seen = number;
+            if std::mem::take(&mut status.has_joined) {
+                status.seen = number;
             }
         }
-        self.silent = self.ranks.iter().filter(|standing| standing.is_silent()).count();
+        self.silent = self.ranks.iter().filter(|status| status.is_silent()).count();
         Some(Instruction::Joined(last))
     }
 
     /// The last message that all ranks have read, as far as it matters: who is silent names no slot before it reads on.
     fn read_by_all(&self) -> u64 {
-        let speaking = self.ranks.iter().filter(|standing| !standing.is_silent());
-        speaking.map(|standing| standing.seen).min().unwrap_or(self.messages)
+        let speaking = self.ranks.iter().filter(|status| !status.is_silent());
+        speaking.map(|status| status.seen).min().unwrap_or(self.messages)
     }
 }

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use super::coordinator::{Coordinator, Rules, Timestamp};
-use super::message::{Instruction, Kind, Refusal, Report, Request, Signature, Tensor};
-use super::stalls::{Findings, Watch};
+use super::coordinator::{Coordinator, CoordinatorLimits, Timestamp};
+use super::message::{AnnouncedTensor, Instruction, RefusalKind, Report, Request, Signature, TensorOp};
+use super::stalls::{StallReport, StallWatch};
 use crate::types::{DType, Rank, ReduceOp};
 
-const SUM: Signature = Signature { kind: Kind::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 4 };
-const RULES: Rules = Rules { fusion_bytes: 64, capacity: 8, outstanding_max: 1 };
+const SUM: Signature = Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 4 };
+const RULES: CoordinatorLimits = CoordinatorLimits { fusion_bytes: 64, capacity: 8, outstanding_max: 1 };
 const T0: Timestamp = Timestamp::ZERO;
 
 fn coordinator(n: u32) -> Coordinator {
     // In the job they are ranks 10, 11, ...
     let members = (10..10 + n).map(Rank::new).collect();
-    let watch = Watch::new(Duration::from_secs(10), Some(Duration::from_secs(30)));
+    let watch = StallWatch::new(Duration::from_secs(10), Some(Duration::from_secs(30)));
     Coordinator::new(RULES, members, watch)
 }
 
@@ -39,8 +39,8 @@ fn runs(coordinator: &mut Coordinator) -> Vec<Vec<String>> {
         _ => None,
     });
     let name = |tensor| match tensor {
-        Tensor::Named(request, _) => request.name,
-        Tensor::Cached(slot) => format!("#{slot}"),
+        AnnouncedTensor::Named(request, _) => request.name,
+        AnnouncedTensor::Cached(slot) => format!("#{slot}"),
     };
     runs.map(|tensors| tensors.into_iter().map(name).collect()).collect()
 }
@@ -72,8 +72,8 @@ fn what_all_have_submitted_runs_and_what_becomes_ready_meanwhile_is_fused() {
 #[test]
 fn only_what_is_alike_is_fused_and_the_others_are_passed_over() {
     let mut coordinator = coordinator(1);
-    let max = Signature { kind: Kind::AllReduce(ReduceOp::Max), ..SUM };
-    let gather = Signature { kind: Kind::AllGather, ..SUM };
+    let max = Signature { kind: TensorOp::AllReduce(ReduceOp::Max), ..SUM };
+    let gather = Signature { kind: TensorOp::AllGather, ..SUM };
     let long = Signature { count: 100, ..SUM };
     let all = [("a", SUM), ("m", max), ("b", SUM), ("g", gather), ("h", gather), ("l", long), ("n", max)];
     let requests = all.map(|(name, signature)| request(name, signature)).to_vec();
@@ -106,14 +106,14 @@ fn ranks_that_disagree_are_named_with_what_they_asked_for() {
     say(&mut coordinator, 1, asks(&["x"], Signature { dtype: DType::F64, ..SUM }));
     let message = coordinator.next_message().expect("a refusal");
     let reason = "ranks 10, 12 and 13: all_reduce(sum, 4 x f32); rank 11: all_reduce(sum, 4 x f64)".into();
-    let refuse = Instruction::Refuse { name: "x".into(), refusal: Refusal::Disagreement, reason };
+    let refuse = Instruction::Refuse { name: "x".into(), refusal: RefusalKind::Disagreement, reason };
     assert_eq!(message.instructions, [refuse]);
 }
 
 #[test]
 fn who_has_joined_is_not_waited_for_and_all_go_on_when_all_have() {
     let mut coordinator = coordinator(3);
-    let max = Signature { kind: Kind::AllReduce(ReduceOp::Max), ..SUM };
+    let max = Signature { kind: TensorOp::AllReduce(ReduceOp::Max), ..SUM };
     say(&mut coordinator, 0, asks(&["a"], SUM));
     say(&mut coordinator, 2, asks(&["a"], SUM));
     say(&mut coordinator, 1, joins());
@@ -123,7 +123,7 @@ fn who_has_joined_is_not_waited_for_and_all_go_on_when_all_have() {
     let message = coordinator.next_message().expect("a refusal");
     assert!(matches!(
         &message.instructions[..],
-        [Instruction::Refuse { refusal: Refusal::WithoutJoined, .. }]
+        [Instruction::Refuse { refusal: RefusalKind::WithoutJoined, .. }]
     ));
     let late = coordinator.report(T0, Rank::new(1), asks(&["z"], SUM));
     assert!(late.unwrap_err().0.contains("joined before"));
@@ -143,7 +143,7 @@ fn what_a_closed_rank_has_not_submitted_is_refused_and_the_end_comes_last() {
     say(&mut coordinator, 1, Report { closes: true, ..asks(&["b"], SUM) });
     let message = coordinator.next_message().expect("a refusal and an operation");
     let reason = "rank 11 closed without submitting it".into();
-    let refuse = Instruction::Refuse { name: "a".into(), refusal: Refusal::Left, reason };
+    let refuse = Instruction::Refuse { name: "a".into(), refusal: RefusalKind::Left, reason };
     assert_eq!(message.instructions[0], refuse);
     assert!(matches!(&message.instructions[1], Instruction::Run(tensors) if tensors.len() == 1));
     assert!(coordinator.report(T0, Rank::new(1), closes()).unwrap_err().0.contains("closed before"));
@@ -169,19 +169,19 @@ fn a_stall_is_told_once_and_ends_the_job_in_the_end() {
     let second = Duration::from_secs;
     let mut coordinator = coordinator(3);
     coordinator.report(second(1), Rank::ZERO, asks(&["x"], SUM)).unwrap();
-    assert_eq!(coordinator.check(second(10)), Findings::default());
-    let findings = coordinator.check(second(11));
-    assert_eq!(findings.abort, None);
+    assert_eq!(coordinator.check(second(10)), StallReport::default());
+    let report = coordinator.check(second(11));
+    assert_eq!(report.abort, None);
     let text = "tensor `x` has waited 10.0s for ranks 11 and 12 to submit it";
-    assert_eq!(findings.stalls.iter().map(ToString::to_string).collect::<Vec<_>>(), [text]);
+    assert_eq!(report.stalls.iter().map(ToString::to_string).collect::<Vec<_>>(), [text]);
     assert!(coordinator.check(second(12)).stalls.is_empty(), "once");
-    assert_eq!(coordinator.stalled(), findings.stalls);
+    assert_eq!(coordinator.stalled(), report.stalls);
     coordinator.report(second(13), Rank::new(2), asks(&["x"], SUM)).unwrap();
-    let findings = coordinator.check(second(31));
-    assert_eq!(findings.abort.as_deref(), Some("tensor `x` has waited 30.0s for rank 11 to submit it"));
+    let report = coordinator.check(second(31));
+    assert_eq!(report.abort.as_deref(), Some("tensor `x` has waited 30.0s for rank 11 to submit it"));
     coordinator.report(second(32), Rank::new(1), asks(&["x"], SUM)).unwrap();
     assert_eq!(coordinator.stalled(), []);
-    assert_eq!(coordinator.check(second(100)), Findings::default());
+    assert_eq!(coordinator.check(second(100)), StallReport::default());
 }
 
 #[test]
@@ -193,8 +193,8 @@ fn who_has_joined_or_closed_waits_as_long_as_anything_happens() {
     assert!(runs(&mut coordinator).len() == 1);
     coordinator.complete(second(26));
     assert!(coordinator.check(second(35)).stalls.is_empty());
-    let findings = coordinator.check(second(56));
-    assert_eq!(findings.stalls[0].tensor, None);
+    let report = coordinator.check(second(56));
+    assert_eq!(report.stalls[0].tensor, None);
     let text = "ranks that have joined or closed have waited 30.0s for rank 10";
-    assert_eq!(findings.abort.as_deref(), Some(text));
+    assert_eq!(report.abort.as_deref(), Some(text));
 }

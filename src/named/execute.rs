@@ -8,7 +8,7 @@ use std::time::Duration;
 use half::{bf16, f16};
 
 use super::error::NamedError;
-use super::message::{Kind, Request, TENSOR_BYTES_MAX};
+use super::message::{Request, TENSOR_BYTES_MAX, TensorOp};
 use crate::group::{Error, Group, Handle};
 use crate::types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc};
 
@@ -18,43 +18,44 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Where a result is put and waited for.
-struct Place<R> {
+struct ResultCell<R> {
     result: Mutex<Option<Result<R, NamedError>>>,
     changed: Condvar,
     /// Rung when there is a result, for who waits for several.
-    bell: Mutex<Option<Arc<Bell>>>,
+    signal: Mutex<Option<Arc<ReadySignal>>>,
 }
 
 /// By which one waits for the first of several results.
 #[derive(Default)]
-pub(super) struct Bell {
-    has_rung: Mutex<bool>,
-    rings: Condvar,
+pub(super) struct ReadySignal {
+    is_set: Mutex<bool>,
+    changed: Condvar,
 }
 
-impl Bell {
-    fn ring(&self) {
-        *lock(&self.has_rung) = true;
-        self.rings.notify_all();
+impl ReadySignal {
+    fn set(&self) {
+        *lock(&self.is_set) = true;
+        self.changed.notify_all();
     }
 
     /// Waits until it has rung, and silences it.
     pub(super) fn wait(&self) {
-        let waited = self.rings.wait_while(lock(&self.has_rung), |has_rung| !*has_rung);
+        let waited = self.changed.wait_while(lock(&self.is_set), |is_set| !*is_set);
         *waited.unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 
 /// The side that puts the result. Dropped without one it says that everything has been closed, so that nobody waits for
 /// ever.
-pub(super) struct Promise<R>(Arc<Place<R>>);
+pub(super) struct Promise<R>(Arc<ResultCell<R>>);
 
 /// The side that waits.
-pub(super) struct Wanted<R>(Arc<Place<R>>);
+pub(super) struct ResultReceiver<R>(Arc<ResultCell<R>>);
 
-pub(super) fn promise<R>() -> (Promise<R>, Wanted<R>) {
-    let place = Arc::new(Place { result: Mutex::new(None), changed: Condvar::new(), bell: Mutex::new(None) });
-    (Promise(Arc::clone(&place)), Wanted(place))
+pub(super) fn promise<R>() -> (Promise<R>, ResultReceiver<R>) {
+    let place =
+        Arc::new(ResultCell { result: Mutex::new(None), changed: Condvar::new(), signal: Mutex::new(None) });
+    (Promise(Arc::clone(&place)), ResultReceiver(place))
 }
 
 impl<R> Promise<R> {
@@ -68,16 +69,16 @@ impl<R> Drop for Promise<R> {
     fn drop(&mut self) {
         lock(&self.0.result).get_or_insert(Err(NamedError::Closed));
         self.0.changed.notify_all();
-        if let Some(bell) = &*lock(&self.0.bell) {
-            bell.ring();
+        if let Some(signal) = &*lock(&self.0.signal) {
+            signal.set();
         }
     }
 }
 
-impl<R> Wanted<R> {
+impl<R> ResultReceiver<R> {
     /// Has the bell rung as soon as there is a result, from now on.
-    pub(super) fn hang(&self, bell: &Arc<Bell>) {
-        *lock(&self.0.bell) = Some(Arc::clone(bell));
+    pub(super) fn attach_signal(&self, signal: &Arc<ReadySignal>) {
+        *lock(&self.0.signal) = Some(Arc::clone(signal));
     }
 
     pub(super) fn is_there(&self) -> bool {
@@ -103,7 +104,7 @@ impl<R> Wanted<R> {
 }
 
 /// A submitted tensor of whatever type.
-pub(super) trait Payload: Send {
+pub(super) trait TensorPayload: Send {
     fn fail(self: Box<Self>, error: NamedError);
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
@@ -112,14 +113,14 @@ pub(super) trait Payload: Send {
 pub(super) struct Submitted<T> {
     pub(super) elements: Vec<T>,
     /// What is done to the result.
-    pub(super) after: After<T>,
+    pub(super) after: PostProcess<T>,
     pub(super) promise: Promise<Vec<T>>,
 }
 
 /// What this rank does to a result of its own.
-pub(super) type After<T> = Option<Box<dyn FnOnce(&mut [T]) + Send>>;
+pub(super) type PostProcess<T> = Option<Box<dyn FnOnce(&mut [T]) + Send>>;
 
-impl<T: Element> Payload for Submitted<T> {
+impl<T: Element> TensorPayload for Submitted<T> {
     fn fail(self: Box<Self>, error: NamedError) {
         self.promise.fulfil(Err(error));
     }
@@ -130,27 +131,27 @@ impl<T: Element> Payload for Submitted<T> {
 }
 
 /// A tensor to run; without payload this rank has joined and contributes zeros.
-pub(super) type Item = (Request, Option<Box<dyn Payload>>);
+pub(super) type RunItem = (Request, Option<Box<dyn TensorPayload>>);
 
 /// An operation under way.
-pub(super) trait Running: Send {
+pub(super) trait BegunOperation: Send {
     /// Waits for its end and gives each tensor its result; `ended` is called in between with the names that
     /// this rank has submitted.
     fn finish(self: Box<Self>, ended: &mut dyn FnMut(&[String])) -> Result<(), Error>;
 }
 
 /// Where a tensor lies in the operation's buffer, and who wants it.
-type Part<T> = (Range<usize>, Option<(Promise<Vec<T>>, After<T>)>);
+type FusedPart<T> = (Range<usize>, Option<(Promise<Vec<T>>, PostProcess<T>)>);
 
-struct Operation<T> {
+struct FusedOperation<T> {
     handle: Result<Handle<Vec<T>>, Error>,
     /// Those that this rank has submitted.
     names: Vec<String>,
-    parts: Vec<Part<T>>,
+    parts: Vec<FusedPart<T>>,
 }
 
 /// Begins the operation for these tensors, which are all of one kind and type.
-pub(super) fn begin(group: &mut Group, items: Vec<Item>) -> Option<Box<dyn Running>> {
+pub(super) fn begin(group: &mut Group, items: Vec<RunItem>) -> Option<Box<dyn BegunOperation>> {
     let dtype = items.first()?.0.signature.dtype;
     Some(match dtype {
         DType::F16 => begin_of::<f16>(group, items),
@@ -172,7 +173,7 @@ pub(super) fn begin(group: &mut Group, items: Vec<Item>) -> Option<Box<dyn Runni
     })
 }
 
-fn begin_of<T: Element>(group: &mut Group, items: Vec<Item>) -> Box<dyn Running> {
+fn begin_of<T: Element>(group: &mut Group, items: Vec<RunItem>) -> Box<dyn BegunOperation> {
     let kind = items[0].0.signature.kind;
     let is_single = items.len() == 1;
     let total: usize = items.iter().map(|(request, _)| request.signature.count as usize).sum();
@@ -201,12 +202,12 @@ fn begin_of<T: Element>(group: &mut Group, items: Vec<Item>) -> Box<dyn Running>
         start += count;
     }
     let handle = match kind {
-        Kind::AllReduce(op) => group.all_reduce_async(buffer, op),
-        Kind::Broadcast(root) => group.broadcast_async(buffer, root),
-        Kind::AllGather => gather(group, &buffer),
-        Kind::ReduceScatter(op) => group.reduce_scatter_async(buffer, op),
+        TensorOp::AllReduce(op) => group.all_reduce_async(buffer, op),
+        TensorOp::Broadcast(root) => group.broadcast_async(buffer, root),
+        TensorOp::AllGather => gather(group, &buffer),
+        TensorOp::ReduceScatter(op) => group.reduce_scatter_async(buffer, op),
     };
-    Box::new(Operation { handle, names, parts })
+    Box::new(FusedOperation { handle, names, parts })
 }
 
 /// Gathers what may have another length on each rank: first the lengths, which all ranks judge alike.
@@ -220,7 +221,7 @@ fn gather<T: Element>(group: &mut Group, own: &[T]) -> Result<Handle<Vec<T>>, Er
     group.all_gather_uneven_async(own, &counts)
 }
 
-impl<T: Element> Running for Operation<T> {
+impl<T: Element> BegunOperation for FusedOperation<T> {
     fn finish(self: Box<Self>, ended: &mut dyn FnMut(&[String])) -> Result<(), Error> {
         let Self { handle, names, parts } = *self;
         let result = handle.and_then(Handle::wait);

@@ -36,7 +36,7 @@ const _: () = assert!(
 
 /// What is done with a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Kind {
+pub(super) enum TensorOp {
     AllReduce(ReduceOp),
     Broadcast(Rank),
     /// The ranks' counts differ, so 0 stands for them.
@@ -47,7 +47,7 @@ pub(super) enum Kind {
 /// What all ranks have to agree on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Signature {
-    pub(super) kind: Kind,
+    pub(super) kind: TensorOp,
     pub(super) dtype: DType,
     pub(super) count: u64,
 }
@@ -60,17 +60,17 @@ impl Signature {
     /// What is wrong with it in a group of `world`.
     pub(super) fn check(&self, world: WorldSize) -> Result<(), Violation> {
         match self.kind {
-            Kind::AllReduce(op) | Kind::ReduceScatter(op)
+            TensorOp::AllReduce(op) | TensorOp::ReduceScatter(op)
                 if op == ReduceOp::Custom || !op.applies_to(self.dtype) =>
             {
                 return Err(Violation(format!("{op} on {} is not defined", self.dtype)));
             }
-            Kind::Broadcast(root) if !world.contains(root) => {
+            TensorOp::Broadcast(root) if !world.contains(root) => {
                 return Err(Violation(format!("root {root} is not a rank of this group of {world}")));
             }
             _ => {}
         }
-        let copies = if self.kind == Kind::AllGather { u64::from(world.get()) } else { 1 };
+        let copies = if self.kind == TensorOp::AllGather { u64::from(world.get()) } else { 1 };
         if self.bytes().saturating_mul(copies) > TENSOR_BYTES_MAX {
             let count = self.count;
             let dtype = self.dtype;
@@ -84,10 +84,10 @@ impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, dtype, count } = self;
         match kind {
-            Kind::AllReduce(op) => write!(f, "all_reduce({op}, {count} x {dtype})"),
-            Kind::Broadcast(root) => write!(f, "broadcast(root {root}, {count} x {dtype})"),
-            Kind::AllGather => write!(f, "all_gather({dtype})"),
-            Kind::ReduceScatter(op) => write!(f, "reduce_scatter({op}, {count} x {dtype})"),
+            TensorOp::AllReduce(op) => write!(f, "all_reduce({op}, {count} x {dtype})"),
+            TensorOp::Broadcast(root) => write!(f, "broadcast(root {root}, {count} x {dtype})"),
+            TensorOp::AllGather => write!(f, "all_gather({dtype})"),
+            TensorOp::ReduceScatter(op) => write!(f, "reduce_scatter({op}, {count} x {dtype})"),
         }
     }
 }
@@ -125,7 +125,7 @@ pub(super) struct Report {
 
 /// What the coordinator tells every rank.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Message {
+pub(super) struct CoordinatorMessage {
     /// To be carried out in this order.
     pub(super) instructions: Vec<Instruction>,
     /// Slots that are not to be named any more once the instructions have been read.
@@ -135,9 +135,9 @@ pub(super) struct Message {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Instruction {
     /// Run these as one operation.
-    Run(Vec<Tensor>),
+    Run(Vec<AnnouncedTensor>),
     /// These get an error.
-    Refuse { name: String, refusal: Refusal, reason: String },
+    Refuse { name: String, refusal: RefusalKind, reason: String },
     /// All ranks have joined, this one last.
     Joined(Rank),
     /// All ranks have closed. Nothing follows.
@@ -146,7 +146,7 @@ pub(super) enum Instruction {
 
 /// A tensor that is ready everywhere.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Tensor {
+pub(super) enum AnnouncedTensor {
     /// What the response cache has in this slot.
     Cached(u16),
     /// This one, which gets the slot, if any.
@@ -155,7 +155,7 @@ pub(super) enum Tensor {
 
 /// Why a tensor is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Refusal {
+pub(super) enum RefusalKind {
     Disagreement,
     WithoutJoined,
     Left,
@@ -182,7 +182,7 @@ impl Report {
     }
 
     pub(super) fn decode(bytes: &[u8], world: WorldSize) -> Result<Self, Violation> {
-        let mut reader = Reader(bytes);
+        let mut reader = MessageReader(bytes);
         let seen = reader.u64()?;
         let flags = reader.u8()?;
         if flags > 3 {
@@ -202,7 +202,7 @@ impl Report {
     }
 }
 
-impl Message {
+impl CoordinatorMessage {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         put_u16(&mut out, self.instructions.len() as u16);
@@ -236,7 +236,7 @@ impl Message {
     }
 
     pub(super) fn decode(bytes: &[u8], world: WorldSize) -> Result<Self, Violation> {
-        let mut reader = Reader(bytes);
+        let mut reader = MessageReader(bytes);
         let count = reader.count("instructions", REQUESTS_MAX + REFUSALS_MAX + 1)?;
         let instructions = (0..count).map(|_| reader.instruction(world)).collect::<Result<_, _>>()?;
         let count = reader.count("retired slots", usize::from(SLOTS_MAX))?;
@@ -260,10 +260,10 @@ fn put_text(out: &mut Vec<u8>, text: &str, bytes_max: usize) {
 fn put_request(out: &mut Vec<u8>, Request { name, signature }: &Request) {
     put_text(out, name, NAME_BYTES_MAX);
     let (kind, argument) = match signature.kind {
-        Kind::AllReduce(op) => (1, u32::from(op.to_byte())),
-        Kind::Broadcast(root) => (2, root.get()),
-        Kind::AllGather => (3, 0),
-        Kind::ReduceScatter(op) => (4, u32::from(op.to_byte())),
+        TensorOp::AllReduce(op) => (1, u32::from(op.to_byte())),
+        TensorOp::Broadcast(root) => (2, root.get()),
+        TensorOp::AllGather => (3, 0),
+        TensorOp::ReduceScatter(op) => (4, u32::from(op.to_byte())),
     };
     out.push(kind);
     out.extend(argument.to_le_bytes());
@@ -271,10 +271,10 @@ fn put_request(out: &mut Vec<u8>, Request { name, signature }: &Request) {
     out.extend(signature.count.to_le_bytes());
 }
 
-fn put_tensor(out: &mut Vec<u8>, tensor: &Tensor) {
+fn put_tensor(out: &mut Vec<u8>, tensor: &AnnouncedTensor) {
     match tensor {
-        Tensor::Cached(slot) => put_u16(out, *slot),
-        Tensor::Named(request, slot) => {
+        AnnouncedTensor::Cached(slot) => put_u16(out, *slot),
+        AnnouncedTensor::Named(request, slot) => {
             put_u16(out, NO_SLOT);
             put_request(out, request);
             put_u16(out, slot.unwrap_or(NO_SLOT));
@@ -283,9 +283,9 @@ fn put_tensor(out: &mut Vec<u8>, tensor: &Tensor) {
 }
 
 /// A cursor over what a peer sent.
-struct Reader<'a>(&'a [u8]);
+struct MessageReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> MessageReader<'a> {
     fn bytes(&mut self, length: usize) -> Result<&'a [u8], Violation> {
         let (head, tail) =
             self.0.split_at_checked(length).ok_or_else(|| Violation("a message that is cut off".into()))?;
@@ -341,10 +341,10 @@ impl<'a> Reader<'a> {
         let argument = u32::from_le_bytes(self.array()?);
         let op = || u8::try_from(argument).ok().and_then(ReduceOp::from_byte);
         let kind = match kind {
-            1 => op().map(Kind::AllReduce),
-            2 => Some(Kind::Broadcast(Rank::new(argument))),
-            3 => Some(Kind::AllGather),
-            4 => op().map(Kind::ReduceScatter),
+            1 => op().map(TensorOp::AllReduce),
+            2 => Some(TensorOp::Broadcast(Rank::new(argument))),
+            3 => Some(TensorOp::AllGather),
+            4 => op().map(TensorOp::ReduceScatter),
             _ => None,
         };
         let kind = kind.ok_or_else(|| Violation(format!("an unknown operation on `{name}`")))?;
@@ -356,17 +356,17 @@ impl<'a> Reader<'a> {
         Ok(Request { name, signature })
     }
 
-    fn tensor(&mut self, world: WorldSize) -> Result<Tensor, Violation> {
+    fn tensor(&mut self, world: WorldSize) -> Result<AnnouncedTensor, Violation> {
         let slot = self.u16()?;
         if slot != NO_SLOT {
-            return Ok(Tensor::Cached(slot));
+            return Ok(AnnouncedTensor::Cached(slot));
         }
         let request = self.request(world)?;
         let slot = self.u16()?;
         if slot != NO_SLOT && slot >= SLOTS_MAX {
             return Err(Violation(format!("slot {slot}")));
         }
-        Ok(Tensor::Named(request, Some(slot).filter(|&slot| slot != NO_SLOT)))
+        Ok(AnnouncedTensor::Named(request, Some(slot).filter(|&slot| slot != NO_SLOT)))
     }
 
     fn instruction(&mut self, world: WorldSize) -> Result<Instruction, Violation> {
@@ -377,9 +377,9 @@ impl<'a> Reader<'a> {
             }
             2 => {
                 let refusal = match self.u8()? {
-                    0 => Refusal::Disagreement,
-                    1 => Refusal::WithoutJoined,
-                    2 => Refusal::Left,
+                    0 => RefusalKind::Disagreement,
+                    1 => RefusalKind::WithoutJoined,
+                    2 => RefusalKind::Left,
                     other => return Err(Violation(format!("refusal {other}"))),
                 };
                 let name = self.name()?;
@@ -405,30 +405,34 @@ mod tests {
     const WORLD: WorldSize = WorldSize::new(4).unwrap();
 
     fn request(name: &str) -> Request {
-        let signature = Signature { kind: Kind::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 7 };
+        let signature = Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 7 };
         Request { name: name.into(), signature }
     }
 
     #[test]
     fn reports_and_messages_come_back() {
-        let kinds = [Kind::AllReduce(ReduceOp::Average), Kind::Broadcast(Rank::new(3)), Kind::AllGather];
+        let kinds =
+            [TensorOp::AllReduce(ReduceOp::Average), TensorOp::Broadcast(Rank::new(3)), TensorOp::AllGather];
         let with = |kind| Request { signature: Signature { kind, ..request("x").signature }, ..request("y") };
         let requests = kinds.map(with).to_vec();
         let report = Report { seen: 9, slots: [0, 7, 8, 1023].into(), requests, joins: true, closes: false };
         assert_eq!(Report::decode(&report.encode(), WORLD), Ok(report));
-        let tensors =
-            vec![Tensor::Cached(3), Tensor::Named(request("a"), Some(4)), Tensor::Named(request("b"), None)];
+        let tensors = vec![
+            AnnouncedTensor::Cached(3),
+            AnnouncedTensor::Named(request("a"), Some(4)),
+            AnnouncedTensor::Named(request("b"), None),
+        ];
         let refuse = |refusal| Instruction::Refuse { name: "z".into(), refusal, reason: "why".into() };
         let instructions = vec![
             Instruction::Run(tensors),
-            refuse(Refusal::Disagreement),
-            refuse(Refusal::WithoutJoined),
-            refuse(Refusal::Left),
+            refuse(RefusalKind::Disagreement),
+            refuse(RefusalKind::WithoutJoined),
+            refuse(RefusalKind::Left),
             Instruction::Joined(Rank::new(2)),
             Instruction::End,
         ];
-        let message = Message { instructions, retired: vec![5, 6] };
-        assert_eq!(Message::decode(&message.encode(), WORLD), Ok(message));
+        let message = CoordinatorMessage { instructions, retired: vec![5, 6] };
+        assert_eq!(CoordinatorMessage::decode(&message.encode(), WORLD), Ok(message));
     }
 
     #[test]
@@ -447,11 +451,11 @@ mod tests {
         let refused = |bytes: &[u8]| Report::decode(bytes, WORLD).unwrap_err().0;
         assert!(refused(&encode("", good)).contains("1 to 256 bytes"));
         assert!(refused(&encode("x", Signature { count: u64::MAX, ..good })).contains("is more than"));
-        let gather = Signature { kind: Kind::AllGather, count: TENSOR_BYTES_MAX / 8, ..good };
+        let gather = Signature { kind: TensorOp::AllGather, count: TENSOR_BYTES_MAX / 8, ..good };
         assert!(refused(&encode("x", gather)).contains("is more than"));
-        let root = Kind::Broadcast(Rank::new(4));
+        let root = TensorOp::Broadcast(Rank::new(4));
         assert!(refused(&encode("x", Signature { kind: root, ..good })).contains("is not a rank"));
-        let custom = Kind::AllReduce(ReduceOp::Custom);
+        let custom = TensorOp::AllReduce(ReduceOp::Custom);
         assert!(refused(&encode("x", Signature { kind: custom, ..good })).contains("not defined"));
         let many = Report { requests: vec![request("x"); REQUESTS_MAX + 1], ..Report::default() };
         assert!(refused(&many.encode()).contains("requests, more than"));
@@ -469,7 +473,7 @@ mod tests {
         #[test]
         fn no_bytes_reach_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = Report::decode(&bytes, WORLD);
-            let _ = Message::decode(&bytes, WORLD);
+            let _ = CoordinatorMessage::decode(&bytes, WORLD);
         }
 
         #[test]
@@ -479,11 +483,11 @@ mod tests {
             let at = at % bytes.len();
             bytes[at] = byte;
             let _ = Report::decode(&bytes, WORLD);
-            let tensors = vec![Tensor::Cached(3), Tensor::Named(request("a"), Some(4))];
-            let mut bytes = Message { instructions: vec![Instruction::Run(tensors)], retired: vec![1] }.encode();
+            let tensors = vec![AnnouncedTensor::Cached(3), AnnouncedTensor::Named(request("a"), Some(4))];
+            let mut bytes = CoordinatorMessage { instructions: vec![Instruction::Run(tensors)], retired: vec![1] }.encode();
             let at = at % bytes.len();
             bytes[at] = byte;
-            let _ = Message::decode(&bytes, WORLD);
+            let _ = CoordinatorMessage::decode(&bytes, WORLD);
         }
     }
 }

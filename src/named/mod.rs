@@ -43,11 +43,11 @@ pub use error::NamedError;
 pub use message::{NAME_BYTES_MAX, TENSOR_BYTES_MAX};
 pub use stalls::Stall;
 
-use self::coordinator::{Coordinator, Rules};
-use self::execute::{After, Bell, Submitted, Wanted, lock, promise};
-use self::message::{Kind, SLOTS_MAX, Signature};
-use self::runtime::Shared;
-use self::stalls::Watch;
+use self::coordinator::{Coordinator, CoordinatorLimits};
+use self::execute::{PostProcess, ReadySignal, ResultReceiver, Submitted, lock, promise};
+use self::message::{SLOTS_MAX, Signature, TensorOp};
+use self::runtime::NamedShared;
+use self::stalls::StallWatch;
 use crate::group::{Error, Group};
 use crate::types::{Element, Rank, ReduceOp};
 
@@ -103,7 +103,7 @@ pub struct NamedStatistics {
 /// type and count, or each of them gets an error for that tensor, and the others go on. What is not submitted by some rank
 /// for [`NamedOptions::stall_abort`], if there is such a limit, ends the job with an error that names tensor and rank.
 pub struct NamedTensors {
-    shared: Arc<Shared>,
+    shared: Arc<NamedShared>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -119,12 +119,12 @@ impl NamedTensors {
         // It is idle while there is nothing to agree on. What is waited for in vain is found by the coordinator.
         control.set_timeout(Duration::MAX);
         let coordinator = (control.rank() == Rank::ZERO).then(|| {
-            let rules = Rules {
+            let rules = CoordinatorLimits {
                 fusion_bytes: options.fusion_bytes as u64,
                 capacity: options.cache_capacity.min(usize::from(SLOTS_MAX)) as u16,
                 outstanding_max: OUTSTANDING_MAX,
             };
-            let watch = Watch::new(options.stall_warning, options.stall_abort);
+            let watch = StallWatch::new(options.stall_warning, options.stall_abort);
             Coordinator::new(rules, Arc::from(control.members()), watch)
         });
         let (shared, threads) = runtime::start(control, data, coordinator)?;
@@ -144,7 +144,7 @@ impl NamedTensors {
         op: ReduceOp,
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
         check_op::<T>(op)?;
-        self.submit(name, elements, Kind::AllReduce(op), None)
+        self.submit(name, elements, TensorOp::AllReduce(op), None)
     }
 
     /// [`NamedTensors::all_reduce`] of what is multiplied by `before`, whose result is multiplied by `after` (Horovod's
@@ -167,8 +167,8 @@ impl NamedTensors {
             }
         };
         multiply(&mut elements, before);
-        let after: After<T> = Some(Box::new(move |result| multiply(result, after)));
-        self.submit(name, elements, Kind::AllReduce(op), after)
+        let after: PostProcess<T> = Some(Box::new(move |result| multiply(result, after)));
+        self.submit(name, elements, TensorOp::AllReduce(op), after)
     }
 
     /// This rank's chunk ([`Group::chunk`]) of the reduction of all ranks' tensors of this name. A rank that has joined counts
@@ -184,7 +184,7 @@ impl NamedTensors {
         op: ReduceOp,
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
         check_op::<T>(op)?;
-        self.submit(name, elements, Kind::ReduceScatter(op), None)
+        self.submit(name, elements, TensorOp::ReduceScatter(op), None)
     }
 
     /// The root's tensor of this name, as [`Group::broadcast`]; all ranks submit one of the same length.
@@ -202,7 +202,7 @@ impl NamedTensors {
         if !world.contains(root) {
             return Err(Error::InvalidRoot { root, world }.into());
         }
-        self.submit(name, elements, Kind::Broadcast(root), None)
+        self.submit(name, elements, TensorOp::Broadcast(root), None)
     }
 
     /// All ranks' tensors of this name, one after another; each rank's may have a length of its own. It is not fused.
@@ -216,17 +216,17 @@ impl NamedTensors {
         name: &str,
         elements: Vec<T>,
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
-        self.submit(name, elements, Kind::AllGather, None)
+        self.submit(name, elements, TensorOp::AllGather, None)
     }
 
     fn submit<T: Element>(
         &self,
         name: &str,
         elements: Vec<T>,
-        kind: Kind,
-        after: After<T>,
+        kind: TensorOp,
+        after: PostProcess<T>,
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
-        let count = if kind == Kind::AllGather { 0 } else { elements.len() as u64 };
+        let count = if kind == TensorOp::AllGather { 0 } else { elements.len() as u64 };
         let signature = Signature { kind, dtype: T::DTYPE, count };
         let (promise, wanted) = promise();
         let mut local = lock(&self.shared.local);
@@ -261,7 +261,7 @@ impl NamedTensors {
 
     /// What has waited for longer than [`NamedOptions::stall_warning`] and still does. Only rank 0 knows.
     pub fn stalled(&self) -> Vec<Stall> {
-        self.shared.desk.as_ref().map(|desk| lock(&desk.coordinator).stalled()).unwrap_or_default()
+        self.shared.leader.as_ref().map(|leader| lock(&leader.coordinator).stalled()).unwrap_or_default()
     }
 
     /// What has been done so far.
@@ -301,7 +301,7 @@ impl Drop for NamedTensors {
 
 /// A named tensor under way. Dropping the handle lets it go on and forgets its result.
 #[must_use = "a tensor's result is had by waiting for it"]
-pub struct NamedHandle<R>(Wanted<R>);
+pub struct NamedHandle<R>(ResultReceiver<R>);
 
 impl<R> NamedHandle<R> {
     /// Whether it has ended, well or not; [`NamedHandle::wait`] then returns at once.
@@ -341,15 +341,15 @@ pub fn wait_all<R>(handles: impl IntoIterator<Item = NamedHandle<R>>) -> Result<
 /// Waits until one of them has ended, takes it from the list, and gives where it stood and its result; `None` if the list is
 /// empty. Those behind it move up by one place.
 pub fn wait_any<R>(handles: &mut Vec<NamedHandle<R>>) -> Option<(usize, Result<R, NamedError>)> {
-    let bell = Arc::new(Bell::default());
+    let signal = Arc::new(ReadySignal::default());
     for handle in handles.iter() {
-        handle.0.hang(&bell);
+        handle.0.attach_signal(&signal);
     }
     while !handles.is_empty() {
         if let Some(index) = handles.iter().position(NamedHandle::test) {
             return Some((index, handles.remove(index).wait()));
         }
-        bell.wait();
+        signal.wait();
     }
     None
 }

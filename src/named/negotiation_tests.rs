@@ -6,39 +6,39 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::client::{Client, Step};
-use super::coordinator::{Coordinator, Rules, Timestamp};
-use super::message::{Kind, Message, Report, Signature};
-use super::stalls::Watch;
+use super::client::{Client, ClientAction};
+use super::coordinator::{Coordinator, CoordinatorLimits, Timestamp};
+use super::message::{CoordinatorMessage, Report, Signature, TensorOp};
+use super::stalls::StallWatch;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
 /// What a rank still means to do, in its order: submit this tensor in this step, or join.
 #[derive(Clone, Copy, Debug)]
-enum Deed {
+enum TestAction {
     Submit { tensor: usize, step: usize },
     Join,
     Close,
 }
 
 /// A tensor that has been run, and what this rank contributed.
-type Done = (String, Option<(usize, usize)>);
+type FinishedTensor = (String, Option<(usize, usize)>);
 
-struct Node {
+struct SimulatedRank {
     client: Client<(usize, usize)>,
-    deeds: VecDeque<Deed>,
+    deeds: VecDeque<TestAction>,
     reports: VecDeque<Report>,
-    messages: VecDeque<Message>,
+    messages: VecDeque<CoordinatorMessage>,
     /// Operations under way, oldest first: the names that this rank has submitted.
     running: VecDeque<Vec<String>>,
     /// What has been run, and whether this rank contributed.
-    done: Vec<Vec<Done>>,
+    done: Vec<Vec<FinishedTensor>>,
     joined: usize,
     has_ended: bool,
 }
 
-struct World {
+struct SimulatedGroup {
     coordinator: Coordinator,
-    nodes: Vec<Node>,
+    nodes: Vec<SimulatedRank>,
     size: WorldSize,
 }
 
@@ -46,16 +46,16 @@ struct World {
 fn signature(tensor: usize, step: usize) -> Signature {
     let count = if tensor.is_multiple_of(3) { 1 + step as u64 % 2 } else { 2 };
     let op = if tensor.is_multiple_of(5) { ReduceOp::Average } else { ReduceOp::Sum };
-    Signature { kind: Kind::AllReduce(op), dtype: DType::F32, count }
+    Signature { kind: TensorOp::AllReduce(op), dtype: DType::F32, count }
 }
 
-impl World {
-    fn new(orders: Vec<Vec<Deed>>, capacity: u16, fusion_bytes: u64) -> Self {
+impl SimulatedGroup {
+    fn new(orders: Vec<Vec<TestAction>>, capacity: u16, fusion_bytes: u64) -> Self {
         let size = WorldSize::new(orders.len() as u32).unwrap();
         let members: Arc<[Rank]> = size.ranks().collect();
-        let rules = Rules { fusion_bytes, capacity, outstanding_max: 2 };
-        let watch = Watch::new(Duration::from_secs(1), None);
-        let node = |deeds: Vec<Deed>| Node {
+        let rules = CoordinatorLimits { fusion_bytes, capacity, outstanding_max: 2 };
+        let watch = StallWatch::new(Duration::from_secs(1), None);
+        let node = |deeds: Vec<TestAction>| SimulatedRank {
             client: Client::new(size),
             deeds: deeds.into(),
             reports: VecDeque::new(),
@@ -69,9 +69,10 @@ impl World {
         Self { coordinator: Coordinator::new(rules, members, watch), nodes, size }
     }
 
-    fn tell(&mut self) {
+    fn send_messages(&mut self) {
         while let Some(message) = self.coordinator.next_message() {
-            let sent = Message::decode(&message.encode(), self.size).expect("what is sent can be read");
+            let sent =
+                CoordinatorMessage::decode(&message.encode(), self.size).expect("what is sent can be read");
             assert_eq!(sent, message);
             self.nodes.iter_mut().for_each(|node| node.messages.push_back(message.clone()));
         }
@@ -82,7 +83,7 @@ impl World {
         let node = &mut self.nodes[rank];
         match what {
             0 => match node.deeds.front().copied() {
-                Some(Deed::Submit { tensor, step }) => {
+                Some(TestAction::Submit { tensor, step }) => {
                     let name = format!("t{tensor}");
                     // It is refused while the tensor of the step before is in flight, or until all have joined.
                     let submitted = node.client.submit(&name, signature(tensor, step), || (tensor, step));
@@ -91,8 +92,8 @@ impl World {
                     }
                     submitted.is_ok()
                 }
-                Some(Deed::Join) => node.client.join().map(|()| node.deeds.pop_front()).is_ok(),
-                Some(Deed::Close) if node.client.is_idle() => {
+                Some(TestAction::Join) => node.client.join().map(|()| node.deeds.pop_front()).is_ok(),
+                Some(TestAction::Close) if node.client.is_idle() => {
                     node.client.close();
                     node.deeds.pop_front();
                     true
@@ -107,23 +108,23 @@ impl World {
                 self.coordinator
                     .report(Timestamp::ZERO, Rank::new(rank as u32), report)
                     .expect("it is allowed");
-                self.tell();
+                self.send_messages();
                 true
             }
             3 => {
                 let Some(message) = node.messages.pop_front() else { return false };
                 for step in node.client.read(message).expect("it makes sense") {
                     match step {
-                        Step::Run(run) => {
+                        ClientAction::Run(run) => {
                             let own = run.iter().filter(|(_, payload)| payload.is_some());
                             node.running.push_back(own.map(|(request, _)| request.name.clone()).collect());
                             let named =
                                 |(request, payload): (super::message::Request, _)| (request.name, payload);
                             node.done.push(run.into_iter().map(named).collect());
                         }
-                        Step::Joined(_) => node.joined += 1,
-                        Step::End => node.has_ended = true,
-                        Step::Fail(_, error) => panic!("{error}"),
+                        ClientAction::Joined(_) => node.joined += 1,
+                        ClientAction::End => node.has_ended = true,
+                        ClientAction::Fail(_, error) => panic!("{error}"),
                     }
                 }
                 true
@@ -135,7 +136,7 @@ impl World {
                 }
                 if rank == 0 {
                     self.coordinator.complete(Timestamp::ZERO);
-                    self.tell();
+                    self.send_messages();
                 }
                 true
             }
@@ -153,7 +154,7 @@ impl World {
 }
 
 /// Epochs of steps, which a rank may leave early; in each step every tensor once, in an order of its own.
-fn plan(rank: usize, tensors: usize, epochs: usize, order: &[usize]) -> Vec<Deed> {
+fn plan(rank: usize, tensors: usize, epochs: usize, order: &[usize]) -> Vec<TestAction> {
     let mut deeds = Vec::new();
     let mut place = rank;
     for epoch in 0..epochs {
@@ -163,12 +164,12 @@ fn plan(rank: usize, tensors: usize, epochs: usize, order: &[usize]) -> Vec<Deed
             while !left.is_empty() {
                 place += 1;
                 let tensor = left.remove(order[place % order.len()] % left.len());
-                deeds.push(Deed::Submit { tensor, step });
+                deeds.push(TestAction::Submit { tensor, step });
             }
         }
-        deeds.push(Deed::Join);
+        deeds.push(TestAction::Join);
     }
-    deeds.push(Deed::Close);
+    deeds.push(TestAction::Close);
     deeds
 }
 
@@ -185,12 +186,12 @@ proptest! {
         order in proptest::collection::vec(0usize..1000, 64),
         choices in proptest::collection::vec((0usize..4, 0usize..5), 0..600),
     ) {
-        let orders: Vec<Vec<Deed>> = (0..n).map(|rank| plan(rank, tensors, epochs, &order)).collect();
+        let orders: Vec<Vec<TestAction>> = (0..n).map(|rank| plan(rank, tensors, epochs, &order)).collect();
         let submitted: Vec<usize> =
-            orders.iter().map(|deeds| deeds.iter().filter(|d| matches!(d, Deed::Submit { .. })).count()).collect();
-        let mut world = World::new(orders, capacity, fusion);
+            orders.iter().map(|deeds| deeds.iter().filter(|d| matches!(d, TestAction::Submit { .. })).count()).collect();
+        let mut world = SimulatedGroup::new(orders, capacity, fusion);
         world.run(&choices);
-        let names = |node: &Node| -> Vec<Vec<String>> {
+        let names = |node: &SimulatedRank| -> Vec<Vec<String>> {
             node.done.iter().map(|run| run.iter().map(|(name, _)| name.clone()).collect()).collect()
         };
         let first = names(&world.nodes[0]);
@@ -204,7 +205,7 @@ proptest! {
         // What runs together belongs to the same step on all ranks that take part.
         for (operation, names) in first.iter().enumerate() {
             for tensor in 0..names.len() {
-                let of = |node: &Node| node.done[operation][tensor].1;
+                let of = |node: &SimulatedRank| node.done[operation][tensor].1;
                 let mut taking_part = world.nodes.iter().filter_map(of);
                 let one = taking_part.next();
                 prop_assert!(one.is_some() && taking_part.all(|other| Some(other) == one));

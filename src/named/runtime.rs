@@ -9,11 +9,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::client::{Client, Step};
+use super::client::{Client, ClientAction};
 use super::coordinator::Coordinator;
 use super::error::{NamedError, Violation};
-use super::execute::{self, Payload, Promise, Running, lock};
-use super::message::{MESSAGE_BYTES_MAX, Message, Report};
+use super::execute::{self, BegunOperation, Promise, TensorPayload, lock};
+use super::message::{CoordinatorMessage, MESSAGE_BYTES_MAX, Report};
 use crate::group::{Error, Group, Source};
 use crate::types::Rank;
 
@@ -24,33 +24,33 @@ const MESSAGE: u32 = 1;
 const RUNNING_MAX: usize = 4;
 
 /// What a rank's threads share.
-pub(super) struct Shared {
-    pub(super) local: Mutex<Local>,
+pub(super) struct NamedShared {
+    pub(super) local: Mutex<LocalState>,
     /// There is something to report, or an end.
     pub(super) changed: Condvar,
     control: Mutex<Group>,
-    pub(super) desk: Option<Desk>,
+    pub(super) leader: Option<LeaderState>,
     epoch: Instant,
 }
 
 /// This rank's own state.
-pub(super) struct Local {
-    pub(super) client: Client<Box<dyn Payload>>,
+pub(super) struct LocalState {
+    pub(super) client: Client<Box<dyn TensorPayload>>,
     pub(super) join: Option<Promise<Rank>>,
     /// Why nothing goes on; all ranks' closing is a reason as well.
     pub(super) ended: Option<NamedError>,
 }
 
 /// What rank 0 has more than the others.
-pub(super) struct Desk {
+pub(super) struct LeaderState {
     pub(super) coordinator: Mutex<Coordinator>,
-    inbox: Sender<Incoming>,
+    inbox: Sender<ReaderInput>,
     interval: Duration,
 }
 
 /// What rank 0's reader gets.
-enum Incoming {
-    Message(Message),
+enum ReaderInput {
+    Message(CoordinatorMessage),
     Failed(Error),
 }
 
@@ -59,26 +59,26 @@ pub(super) fn start(
     control: Group,
     data: Group,
     coordinator: Option<Coordinator>,
-) -> Result<(Arc<Shared>, Vec<JoinHandle<()>>), Error> {
+) -> Result<(Arc<NamedShared>, Vec<JoinHandle<()>>), Error> {
     let (inbox, arrivals) = mpsc::channel();
     let interval = coordinator.as_ref().map(|coordinator| coordinator.watch.interval());
-    let desk = coordinator.zip(interval).map(|(coordinator, interval)| Desk {
+    let leader = coordinator.zip(interval).map(|(coordinator, interval)| LeaderState {
         coordinator: Mutex::new(coordinator),
         inbox,
         interval,
     });
-    let is_collecting = desk.is_some() && control.size().get() > 1;
+    let is_collecting = leader.is_some() && control.size().get() > 1;
     let client = Client::new(control.size());
-    let shared = Arc::new(Shared {
-        local: Mutex::new(Local { client, join: None, ended: None }),
+    let shared = Arc::new(NamedShared {
+        local: Mutex::new(LocalState { client, join: None, ended: None }),
         changed: Condvar::new(),
         control: Mutex::new(control),
-        desk,
+        leader,
         epoch: Instant::now(),
     });
     let (running, begun) = mpsc::sync_channel(RUNNING_MAX);
     let mut threads = Vec::new();
-    let mut spawn = |name: &str, work: Box<dyn FnOnce(&Shared) + Send>| {
+    let mut spawn = |name: &str, work: Box<dyn FnOnce(&NamedShared) + Send>| {
         let own = Arc::clone(&shared);
         let thread = thread::Builder::new().name(name.into()).spawn(move || work(&own));
         let refused = |error: std::io::Error| Error::System { what: "a thread", detail: error.to_string() };
@@ -92,14 +92,14 @@ pub(super) fn start(
     };
     spawn("named-finish", Box::new(move |shared| shared.finish_all(&begun)))?;
     spawn("named-read", Box::new(move |shared| shared.read_all(data, &running, &arrivals)))?;
-    spawn("named-report", Box::new(Shared::report_all))?;
+    spawn("named-report", Box::new(NamedShared::report_all))?;
     if is_collecting {
-        spawn("named-collect", Box::new(Shared::collect_all))?;
+        spawn("named-collect", Box::new(NamedShared::collect_all))?;
     }
     Ok((shared, threads))
 }
 
-impl Shared {
+impl NamedShared {
     /// What the reporter does.
     fn report_all(&self) {
         loop {
@@ -126,8 +126,8 @@ impl Shared {
 
     /// Sends one report. What is submitted until it has left is in the next one.
     fn report(&self, report: Report) -> Result<(), Error> {
-        if let Some(desk) = &self.desk {
-            return self.take_report(desk, Rank::ZERO, Ok(report));
+        if let Some(leader) = &self.leader {
+            return self.take_report(leader, Rank::ZERO, Ok(report));
         }
         let sent = lock(&self.control).send_async(report.encode(), Rank::ZERO, REPORT)?;
         sent.wait().map(|_| ())
@@ -135,28 +135,33 @@ impl Shared {
 
     /// What the collector does.
     fn collect_all(&self) {
-        let Some(desk) = &self.desk else { return };
-        while lock(&desk.coordinator).is_expecting_others() {
-            if let Err(error) = self.collect(desk) {
+        let Some(leader) = &self.leader else { return };
+        while lock(&leader.coordinator).is_expecting_others() {
+            if let Err(error) = self.collect(leader) {
                 return self.end(&error.into());
             }
         }
     }
 
-    fn collect(&self, desk: &Desk) -> Result<(), Error> {
+    fn collect(&self, leader: &LeaderState) -> Result<(), Error> {
         let (receive, world) = {
             let control = lock(&self.control);
             (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Source::Any, REPORT)?, control.size())
         };
         let received = receive.wait()?;
-        self.take_report(desk, received.status.source, Report::decode(&received.elements, world))
+        self.take_report(leader, received.status.source, Report::decode(&received.elements, world))
     }
 
-    fn take_report(&self, desk: &Desk, from: Rank, report: Result<Report, Violation>) -> Result<(), Error> {
-        let mut coordinator = lock(&desk.coordinator);
+    fn take_report(
+        &self,
+        leader: &LeaderState,
+        from: Rank,
+        report: Result<Report, Violation>,
+    ) -> Result<(), Error> {
+        let mut coordinator = lock(&leader.coordinator);
         let taken = report.and_then(|report| coordinator.report(self.epoch.elapsed(), from, report));
         match taken {
-            Ok(()) => self.tell(desk, &mut coordinator),
+            Ok(()) => self.send_messages(leader, &mut coordinator),
             Err(violation) => {
                 let who = coordinator.text_of(&[from]);
                 drop(coordinator);
@@ -166,7 +171,7 @@ impl Shared {
     }
 
     /// Tells all ranks what there is to tell. The coordinator is held, so that all hear it in the same order.
-    fn tell(&self, desk: &Desk, coordinator: &mut Coordinator) -> Result<(), Error> {
+    fn send_messages(&self, leader: &LeaderState, coordinator: &mut Coordinator) -> Result<(), Error> {
         while let Some(message) = coordinator.next_message() {
             let bytes = message.encode();
             let control = lock(&self.control);
@@ -176,7 +181,7 @@ impl Shared {
             }
             drop(control);
             // If nobody reads it the job has failed, and says so elsewhere.
-            let _ = desk.inbox.send(Incoming::Message(message));
+            let _ = leader.inbox.send(ReaderInput::Message(message));
         }
         Ok(())
     }
@@ -185,16 +190,16 @@ impl Shared {
     fn read_all(
         &self,
         mut data: Group,
-        running: &SyncSender<Box<dyn Running>>,
-        arrivals: &Receiver<Incoming>,
+        running: &SyncSender<Box<dyn BegunOperation>>,
+        arrivals: &Receiver<ReaderInput>,
     ) {
-        let mut looked = Instant::now();
+        let mut checked_at = Instant::now();
         loop {
-            let read = match &self.desk {
-                Some(desk) => self.next_at_desk(desk, arrivals, &mut looked),
-                None => self.next_from_afar(),
+            let read = match &self.leader {
+                Some(leader) => self.next_local_message(leader, arrivals, &mut checked_at),
+                None => self.receive_message(),
             };
-            match read.and_then(|message| self.carry_out(message, &mut data, running)) {
+            match read.and_then(|message| self.execute_message(message, &mut data, running)) {
                 Ok(false) => {}
                 Ok(true) => return self.end(&NamedError::Closed),
                 Err(error) => return self.end(&error.into()),
@@ -202,36 +207,36 @@ impl Shared {
         }
     }
 
-    fn next_from_afar(&self) -> Result<Message, Error> {
+    fn receive_message(&self) -> Result<CoordinatorMessage, Error> {
         let (receive, world) = {
             let control = lock(&self.control);
             (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Rank::ZERO, MESSAGE)?, control.size())
         };
         let received = receive.wait()?;
-        Message::decode(&received.elements, world).map_err(|violation| self.violated(&violation))
+        CoordinatorMessage::decode(&received.elements, world).map_err(|violation| self.violated(&violation))
     }
 
     /// The next message for rank 0 itself; looks for what has stalled from time to time.
-    fn next_at_desk(
+    fn next_local_message(
         &self,
-        desk: &Desk,
-        arrivals: &Receiver<Incoming>,
-        looked: &mut Instant,
-    ) -> Result<Message, Error> {
+        leader: &LeaderState,
+        arrivals: &Receiver<ReaderInput>,
+        checked_at: &mut Instant,
+    ) -> Result<CoordinatorMessage, Error> {
         loop {
-            if looked.elapsed() >= desk.interval {
-                *looked = Instant::now();
-                let findings = lock(&desk.coordinator).check(self.epoch.elapsed());
-                for stall in &findings.stalls {
+            if checked_at.elapsed() >= leader.interval {
+                *checked_at = Instant::now();
+                let report = lock(&leader.coordinator).check(self.epoch.elapsed());
+                for stall in &report.stalls {
                     log::warn!("{stall}");
                 }
-                if let Some(message) = findings.abort {
+                if let Some(message) = report.abort {
                     return Err(self.abort(&message));
                 }
             }
-            match arrivals.recv_timeout(desk.interval.saturating_sub(looked.elapsed())) {
-                Ok(Incoming::Message(message)) => return Ok(message),
-                Ok(Incoming::Failed(error)) => return Err(error),
+            match arrivals.recv_timeout(leader.interval.saturating_sub(checked_at.elapsed())) {
+                Ok(ReaderInput::Message(message)) => return Ok(message),
+                Ok(ReaderInput::Failed(error)) => return Err(error),
                 Err(RecvTimeoutError::Timeout) => {}
                 // The desk holds a sender, so this cannot be; it is an end all the same.
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Taken),
@@ -240,36 +245,36 @@ impl Shared {
     }
 
     /// Does what a message says; whether it was the last one.
-    fn carry_out(
+    fn execute_message(
         &self,
-        message: Message,
+        message: CoordinatorMessage,
         data: &mut Group,
-        running: &SyncSender<Box<dyn Running>>,
+        running: &SyncSender<Box<dyn BegunOperation>>,
     ) -> Result<bool, Error> {
         let steps = lock(&self.local).client.read(message).map_err(|violation| self.violated(&violation))?;
         for step in steps {
             match step {
-                Step::Run(items) => {
+                ClientAction::Run(items) => {
                     if let Some(operation) = execute::begin(data, items) {
                         // The finisher lives as long as this sender.
                         let _ = running.send(operation);
                     }
                 }
-                Step::Fail(payload, error) => payload.fail(error),
-                Step::Joined(last) => {
+                ClientAction::Fail(payload, error) => payload.fail(error),
+                ClientAction::Joined(last) => {
                     let join = lock(&self.local).join.take();
                     if let Some(promise) = join {
                         promise.fulfil(Ok(last));
                     }
                 }
-                Step::End => return Ok(true),
+                ClientAction::End => return Ok(true),
             }
         }
         Ok(false)
     }
 
     /// What the finisher does.
-    fn finish_all(&self, begun: &Receiver<Box<dyn Running>>) {
+    fn finish_all(&self, begun: &Receiver<Box<dyn BegunOperation>>) {
         while let Ok(operation) = begun.recv() {
             let mut ended = |names: &[String]| {
                 let mut local = lock(&self.local);
@@ -278,10 +283,10 @@ impl Shared {
                 }
             };
             let mut result = operation.finish(&mut ended);
-            if let (Ok(()), Some(desk)) = (&result, &self.desk) {
-                let mut coordinator = lock(&desk.coordinator);
+            if let (Ok(()), Some(leader)) = (&result, &self.leader) {
+                let mut coordinator = lock(&leader.coordinator);
                 coordinator.complete(self.epoch.elapsed());
-                result = self.tell(desk, &mut coordinator);
+                result = self.send_messages(leader, &mut coordinator);
             }
             if let Err(error) = result {
                 self.end(&error.into());
@@ -313,9 +318,9 @@ impl Shared {
         if let Some(promise) = join {
             promise.fulfil(Err(error.clone()));
         }
-        if let (Some(desk), NamedError::Job(error)) = (&self.desk, error) {
+        if let (Some(leader), NamedError::Job(error)) = (&self.leader, error) {
             // The reader waits for nothing else that a failed job would end.
-            let _ = desk.inbox.send(Incoming::Failed(error));
+            let _ = leader.inbox.send(ReaderInput::Failed(error));
         }
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn text_of(ranks: impl ExactSizeIterator<Item = Rank>) -> String {
 }
 
 /// How patient the coordinator is, and what it has complained of.
-pub(super) struct Watch {
+pub(super) struct StallWatch {
     warning: Duration,
     abort: Option<Duration>,
     /// The last time that any rank said anything or an operation ended.
@@ -58,14 +58,14 @@ pub(super) struct Watch {
 
 /// What a look at the table has found.
 #[derive(Default, PartialEq, Eq, Debug)]
-pub(super) struct Findings {
+pub(super) struct StallReport {
     /// What has stalled since the last look.
     pub(super) stalls: Vec<Stall>,
     /// Why the job is to end.
     pub(super) abort: Option<String>,
 }
 
-impl Watch {
+impl StallWatch {
     pub(super) fn new(warning: Duration, abort: Option<Duration>) -> Self {
         Self { warning, abort, activity: Timestamp::ZERO, reported: BTreeMap::new() }
     }
@@ -90,11 +90,11 @@ impl Watch {
 
 impl Coordinator {
     /// What has waited for too long.
-    pub(super) fn check(&mut self, now: Timestamp) -> Findings {
-        let mut findings = Findings::default();
+    pub(super) fn check(&mut self, now: Timestamp) -> StallReport {
+        let mut report = StallReport::default();
         let mut waiting: Vec<(Option<&str>, Timestamp)> =
             self.table.iter().map(|(name, entry)| (Some(name.as_str()), entry.since)).collect();
-        if self.ranks.iter().any(|standing| standing.is_silent()) {
+        if self.ranks.iter().any(|status| status.is_silent()) {
             waiting.push((None, self.watch.activity));
         }
         let mut fresh = Vec::new();
@@ -111,8 +111,8 @@ impl Coordinator {
                 continue;
             }
             let stall = Stall { tensor: name.map(str::to_owned), missing, waited };
-            if is_over && findings.abort.is_none() {
-                findings.abort = Some(stall.to_string());
+            if is_over && report.abort.is_none() {
+                report.abort = Some(stall.to_string());
             }
             if is_new {
                 fresh.push(stall);
@@ -121,8 +121,8 @@ impl Coordinator {
         for stall in &fresh {
             self.watch.reported.insert(stall.tensor.clone(), stall.clone());
         }
-        findings.stalls = fresh;
-        findings
+        report.stalls = fresh;
+        report
     }
 
     /// What has been found to wait too long, and still does.
@@ -133,9 +133,9 @@ impl Coordinator {
     fn missing(&self, name: Option<&str>) -> Vec<Rank> {
         let entry = name.and_then(|name| self.table.get(name));
         let ranks = self.ranks.iter().zip(self.members.iter()).enumerate();
-        let missing = ranks.filter(|(index, (standing, _))| {
+        let missing = ranks.filter(|(index, (status, _))| {
             let has_asked = entry.is_some_and(|entry| entry.asked.contains_key(&Rank::new(*index as u32)));
-            !standing.is_silent() && !has_asked
+            !status.is_silent() && !has_asked
         });
         missing.map(|(_, (_, &member))| member).collect()
     }

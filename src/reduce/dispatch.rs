@@ -12,7 +12,7 @@ use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 
 /// The vector units that kernels are compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Lanes {
+pub(super) enum VectorWidth {
     /// What every processor of this architecture has.
     Portable,
     /// 256 bits.
@@ -23,7 +23,7 @@ pub(super) enum Lanes {
     Avx512,
 }
 
-impl Lanes {
+impl VectorWidth {
     /// The widest that this processor has.
     pub(super) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
@@ -49,7 +49,7 @@ trait Loop {
 }
 
 /// An element type as it is stored, and how it is computed with.
-pub(super) trait Stored: bytemuck::Pod {
+pub(super) trait StoredElement: bytemuck::Pod {
     type Computed: Copy;
 
     fn each<R: Reduction<Self::Computed>, F: Finish<Self::Computed>>(
@@ -61,7 +61,7 @@ pub(super) trait Stored: bytemuck::Pod {
 
 macro_rules! stored {
     ($computed:ident = $each:ident: $($ty:ident),+) => { $(
-        impl Stored for $ty {
+        impl StoredElement for $ty {
             type Computed = stored!(@ $computed $ty);
 
             #[inline(always)]
@@ -83,7 +83,7 @@ stored!(f32 = each_half: f16, bf16);
 
 struct Over<S, R, F>(std::marker::PhantomData<(S, R, F)>);
 
-impl<S: Stored, R: Reduction<S::Computed>, F: Finish<S::Computed>> Loop for Over<S, R, F> {
+impl<S: StoredElement, R: Reduction<S::Computed>, F: Finish<S::Computed>> Loop for Over<S, R, F> {
     #[inline(always)]
     fn run(accumulator: &mut [u8], input: &[u8], divisor: u32) {
         assert_eq!(accumulator.len(), input.len(), "a kernel's slices have the same length");
@@ -92,20 +92,20 @@ impl<S: Stored, R: Reduction<S::Computed>, F: Finish<S::Computed>> Loop for Over
     }
 }
 
-/// The loop compiled for `lanes`.
-fn compiled<L: Loop>(lanes: Lanes) -> Kernel {
-    Kernel::plain(match lanes {
-        Lanes::Portable => L::run,
+/// The loop compiled for `width`.
+fn compiled<L: Loop>(width: VectorWidth) -> Kernel {
+    Kernel::plain(match width {
+        VectorWidth::Portable => L::run,
         #[cfg(target_arch = "x86_64")]
-        Lanes::Avx2 => x86::avx2::<L>,
+        VectorWidth::Avx2 => x86::avx2::<L>,
         #[cfg(target_arch = "x86_64")]
-        Lanes::Avx512 => x86::avx512::<L>,
+        VectorWidth::Avx512 => x86::avx512::<L>,
     })
 }
 
 /// The kernels of a reduction whose last contribution is like the others.
-fn same<S: Stored, R: Reduction<S::Computed>>(lanes: Lanes) -> Kernels {
-    let kernel = compiled::<Over<S, R, Keep>>(lanes);
+fn same<S: StoredElement, R: Reduction<S::Computed>>(width: VectorWidth) -> Kernels {
+    let kernel = compiled::<Over<S, R, Keep>>(width);
     Kernels { reduce: kernel.clone(), reduce_last: kernel }
 }
 
@@ -124,30 +124,33 @@ mod x86 {
     }
 
     pub(super) fn avx2<L: Loop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
-        // SAFETY: `Lanes::Avx2` is made only by `Lanes::detect`, after it found AVX2 on this processor.
+        // SAFETY: `VectorWidth::Avx2` is made only by `VectorWidth::detect`, after it found AVX2 on this processor.
         unsafe { with_avx2::<L>(accumulator, input, divisor) }
     }
 
     pub(super) fn avx512<L: Loop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
-        // SAFETY: `Lanes::Avx512` is made only by `Lanes::detect`, after it found these features on this processor.
+        // SAFETY: `VectorWidth::Avx512` is made only by `VectorWidth::detect`, after it found these features on this processor.
         unsafe { with_avx512::<L>(accumulator, input, divisor) }
     }
 }
 
 /// The kernels of a type that is computed with as a number.
-pub(super) fn numbers<S: Stored<Computed: Number>>(lanes: Lanes, op: ReduceOp) -> Option<Kernels> {
+pub(super) fn numbers<S: StoredElement<Computed: Number>>(
+    width: VectorWidth,
+    op: ReduceOp,
+) -> Option<Kernels> {
     Some(match op {
         // Multiplied beforehand, by whoever contributes.
-        ReduceOp::Sum | ReduceOp::PreMulSum => same::<S, Sum>(lanes),
-        ReduceOp::Product => same::<S, Product>(lanes),
-        ReduceOp::Min => same::<S, Min>(lanes),
-        ReduceOp::Max => same::<S, Max>(lanes),
-        ReduceOp::LogicalAnd => same::<S, LogicalAnd>(lanes),
-        ReduceOp::LogicalOr => same::<S, LogicalOr>(lanes),
-        ReduceOp::LogicalXor => same::<S, LogicalXor>(lanes),
+        ReduceOp::Sum | ReduceOp::PreMulSum => same::<S, Sum>(width),
+        ReduceOp::Product => same::<S, Product>(width),
+        ReduceOp::Min => same::<S, Min>(width),
+        ReduceOp::Max => same::<S, Max>(width),
+        ReduceOp::LogicalAnd => same::<S, LogicalAnd>(width),
+        ReduceOp::LogicalOr => same::<S, LogicalOr>(width),
+        ReduceOp::LogicalXor => same::<S, LogicalXor>(width),
         ReduceOp::Average => Kernels {
-            reduce: compiled::<Over<S, Sum, Keep>>(lanes),
-            reduce_last: compiled::<Over<S, Sum, Divide>>(lanes),
+            reduce: compiled::<Over<S, Sum, Keep>>(width),
+            reduce_last: compiled::<Over<S, Sum, Divide>>(width),
         },
         ReduceOp::BitAnd
         | ReduceOp::BitOr
@@ -159,20 +162,26 @@ pub(super) fn numbers<S: Stored<Computed: Number>>(lanes: Lanes, op: ReduceOp) -
 }
 
 /// The kernels of a type whose bits may be combined besides.
-pub(super) fn integers<S: Stored<Computed: Integer>>(lanes: Lanes, op: ReduceOp) -> Option<Kernels> {
+pub(super) fn integers<S: StoredElement<Computed: Integer>>(
+    width: VectorWidth,
+    op: ReduceOp,
+) -> Option<Kernels> {
     match op {
-        ReduceOp::BitAnd => Some(same::<S, BitAnd>(lanes)),
-        ReduceOp::BitOr => Some(same::<S, BitOr>(lanes)),
-        ReduceOp::BitXor => Some(same::<S, BitXor>(lanes)),
-        _ => numbers::<S>(lanes, op),
+        ReduceOp::BitAnd => Some(same::<S, BitAnd>(width)),
+        ReduceOp::BitOr => Some(same::<S, BitOr>(width)),
+        ReduceOp::BitXor => Some(same::<S, BitXor>(width)),
+        _ => numbers::<S>(width, op),
     }
 }
 
 /// The kernels of a value with its location.
-pub(super) fn located<S: Stored<Computed: Located>>(lanes: Lanes, op: ReduceOp) -> Option<Kernels> {
+pub(super) fn located<S: StoredElement<Computed: Located>>(
+    width: VectorWidth,
+    op: ReduceOp,
+) -> Option<Kernels> {
     match op {
-        ReduceOp::MinLoc => Some(same::<S, MinLoc>(lanes)),
-        ReduceOp::MaxLoc => Some(same::<S, MaxLoc>(lanes)),
+        ReduceOp::MinLoc => Some(same::<S, MinLoc>(width)),
+        ReduceOp::MaxLoc => Some(same::<S, MaxLoc>(width)),
         _ => None,
     }
 }

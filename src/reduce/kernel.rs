@@ -5,29 +5,29 @@ use std::sync::Arc;
 
 use crate::types::Element;
 
-type Loop = fn(accumulator: &mut [u8], input: &[u8], divisor: u32);
-type Function = dyn Fn(&mut [u8], &[u8], Side) + Send + Sync;
+type KernelFn = fn(accumulator: &mut [u8], input: &[u8], divisor: u32);
+type Function = dyn Fn(&mut [u8], &[u8], FunctionSide) + Send + Sync;
 
 /// Which operand the input is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
+enum FunctionSide {
     Left,
     Right,
 }
 
 /// Reduces one slice of bytes into another.
 #[derive(Clone)]
-pub struct Kernel(Inner);
+pub struct Kernel(KernelKind);
 
 #[derive(Clone)]
-enum Inner {
-    Plain(Loop),
+enum KernelKind {
+    Plain(KernelFn),
     Custom(Arc<Function>),
 }
 
 impl Kernel {
-    pub(super) fn plain(run: Loop) -> Self {
-        Self(Inner::Plain(run))
+    pub(super) fn plain(run: KernelFn) -> Self {
+        Self(KernelKind::Plain(run))
     }
 
     /// Reduces `input` into `accumulator`: two slices of the same length in bytes, both holding whole, aligned elements of
@@ -39,8 +39,8 @@ impl Kernel {
     /// does.
     pub fn apply(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
         match &self.0 {
-            Inner::Plain(run) => run(accumulator, input, divisor),
-            Inner::Custom(function) => function(accumulator, input, Side::Left),
+            KernelKind::Plain(run) => run(accumulator, input, divisor),
+            KernelKind::Custom(function) => function(accumulator, input, FunctionSide::Left),
         }
     }
 
@@ -51,8 +51,8 @@ impl Kernel {
     /// As [`Kernel::apply`].
     pub fn apply_after(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
         match &self.0 {
-            Inner::Plain(run) => run(accumulator, input, divisor),
-            Inner::Custom(function) => function(accumulator, input, Side::Right),
+            KernelKind::Plain(run) => run(accumulator, input, divisor),
+            KernelKind::Custom(function) => function(accumulator, input, FunctionSide::Right),
         }
     }
 }
@@ -60,8 +60,8 @@ impl Kernel {
 impl fmt::Debug for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            Inner::Plain(_) => "Kernel::Plain",
-            Inner::Custom(_) => "Kernel::Custom",
+            KernelKind::Plain(_) => "Kernel::Plain",
+            KernelKind::Custom(_) => "Kernel::Custom",
         })
     }
 }
@@ -96,10 +96,10 @@ impl Kernels {
             assert_eq!(accumulator.len(), input.len(), "a kernel's slices have the same length");
             let accumulator: &mut [T] = bytemuck::cast_slice_mut(accumulator);
             for (own, arrived) in accumulator.iter_mut().zip(bytemuck::cast_slice(input)) {
-                *own = if side == Side::Left { f(arrived, own) } else { f(own, arrived) };
+                *own = if side == FunctionSide::Left { f(arrived, own) } else { f(own, arrived) };
             }
         });
-        let kernel = Kernel(Inner::Custom(function));
+        let kernel = Kernel(KernelKind::Custom(function));
         Self { reduce: kernel.clone(), reduce_last: kernel }
     }
 }

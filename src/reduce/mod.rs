@@ -16,7 +16,7 @@ mod tests;
 
 use half::{bf16, f16};
 
-use self::dispatch::{Lanes, integers, located, numbers};
+use self::dispatch::{VectorWidth, integers, located, numbers};
 pub use self::kernel::{Kernel, Kernels};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 
@@ -26,27 +26,27 @@ const ZEROS: usize = 512;
 /// The kernels of `op` on elements of `dtype`; `None` where it is not defined ([`ReduceOp::applies_to`]), and for
 /// [`ReduceOp::Custom`], whose kernels are made of the program's own function ([`Kernels::custom`]).
 pub fn kernels(dtype: DType, op: ReduceOp) -> Option<Kernels> {
-    kernels_for(Lanes::detect(), dtype, op)
+    kernels_for(VectorWidth::detect(), dtype, op)
 }
 
-fn kernels_for(lanes: Lanes, dtype: DType, op: ReduceOp) -> Option<Kernels> {
+fn kernels_for(width: VectorWidth, dtype: DType, op: ReduceOp) -> Option<Kernels> {
     match dtype {
-        DType::F16 => numbers::<f16>(lanes, op),
-        DType::Bf16 => numbers::<bf16>(lanes, op),
-        DType::F32 => numbers::<f32>(lanes, op),
-        DType::F64 => numbers::<f64>(lanes, op),
-        DType::I8 => integers::<i8>(lanes, op),
-        DType::U8 => integers::<u8>(lanes, op),
-        DType::I16 => integers::<i16>(lanes, op),
-        DType::U16 => integers::<u16>(lanes, op),
-        DType::I32 => integers::<i32>(lanes, op),
-        DType::U32 => integers::<u32>(lanes, op),
-        DType::I64 => integers::<i64>(lanes, op),
-        DType::U64 => integers::<u64>(lanes, op),
-        DType::F32Loc => located::<F32Loc>(lanes, op),
-        DType::F64Loc => located::<F64Loc>(lanes, op),
-        DType::I32Loc => located::<I32Loc>(lanes, op),
-        DType::I64Loc => located::<I64Loc>(lanes, op),
+        DType::F16 => numbers::<f16>(width, op),
+        DType::Bf16 => numbers::<bf16>(width, op),
+        DType::F32 => numbers::<f32>(width, op),
+        DType::F64 => numbers::<f64>(width, op),
+        DType::I8 => integers::<i8>(width, op),
+        DType::U8 => integers::<u8>(width, op),
+        DType::I16 => integers::<i16>(width, op),
+        DType::U16 => integers::<u16>(width, op),
+        DType::I32 => integers::<i32>(width, op),
+        DType::U32 => integers::<u32>(width, op),
+        DType::I64 => integers::<i64>(width, op),
+        DType::U64 => integers::<u64>(width, op),
+        DType::F32Loc => located::<F32Loc>(width, op),
+        DType::F64Loc => located::<F64Loc>(width, op),
+        DType::I32Loc => located::<I32Loc>(width, op),
+        DType::I64Loc => located::<I64Loc>(width, op),
     }
 }
 

@@ -177,13 +177,13 @@ fn pairs<T: Reference>(length: usize) -> (Vec<T>, Vec<T>) {
 }
 
 /// The widths that this processor has.
-fn widths() -> Vec<Lanes> {
-    let mut widths = vec![Lanes::Portable];
+fn widths() -> Vec<VectorWidth> {
+    let mut widths = vec![VectorWidth::Portable];
     #[cfg(target_arch = "x86_64")]
-    match Lanes::detect() {
-        Lanes::Portable => {}
-        Lanes::Avx2 => widths.push(Lanes::Avx2),
-        Lanes::Avx512 => widths.extend([Lanes::Avx2, Lanes::Avx512]),
+    match VectorWidth::detect() {
+        VectorWidth::Portable => {}
+        VectorWidth::Avx2 => widths.push(VectorWidth::Avx2),
+        VectorWidth::Avx512 => widths.extend([VectorWidth::Avx2, VectorWidth::Avx512]),
     }
     widths
 }
@@ -239,22 +239,22 @@ fn has_the_same_bits_at_every_width<T: Reference>() {
     for length in [0usize, 1, 7, 63, 64, LENGTHS.usual, LENGTHS.longest] {
         let (a, b) = pairs::<T>(length);
         for &op in ReduceOp::ALL {
-            let results = |lanes| {
-                let kernels = kernels_for(lanes, T::DTYPE, op)?;
+            let results = |width| {
+                let kernels = kernels_for(width, T::DTYPE, op)?;
                 Some([None, Some(3)].map(|last| {
                     let (kernel, divisor) = kernel_of(&kernels, last);
                     run(kernel, a.clone(), &b, divisor)
                 }))
             };
-            let Some(portable) = results(Lanes::Portable) else { continue };
-            for lanes in widths() {
-                for (wide, portable) in results(lanes).expect("as portable").iter().zip(&portable) {
+            let Some(portable) = results(VectorWidth::Portable) else { continue };
+            for width in widths() {
+                for (wide, portable) in results(width).expect("as portable").iter().zip(&portable) {
                     for (i, (wide, portable)) in wide.iter().zip(portable).enumerate() {
                         // Which of two NaNs a sum or product keeps is not specified.
                         let is_open = (a[i].is_nan() && b[i].is_nan() || ANY_NAN) && T::DTYPE.is_number();
                         let are_same = bytemuck::bytes_of(wide) == bytemuck::bytes_of(portable);
                         let are_nans = is_open && wide.is_nan() && portable.is_nan();
-                        assert!(are_same || are_nans, "{} {op} {lanes:?} [{i}] of {length}", T::DTYPE);
+                        assert!(are_same || are_nans, "{} {op} {width:?} [{i}] of {length}", T::DTYPE);
                     }
                 }
             }

@@ -46,13 +46,13 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     if previous.is_none() && next.is_none() {
         return Schedule::default();
     }
-    let (work, result) = (0..count, count..2 * count);
+    let (spec, result) = (0..count, count..2 * count);
     let after = previous.is_some().then_some(After(0));
     let step = |range, action| Step {
-        send: next.map(|peer| Outbound { peer, range: work.clone(), after }),
+        send: next.map(|peer| Outbound { peer, range: spec.clone(), after }),
         receive: previous.map(|peer| Inbound { peer, range, action, after: None }),
     };
-    Schedule { steps: vec![step(work.clone(), Action::Reduce), step(result, Action::Copy)] }
+    Schedule { steps: vec![step(spec.clone(), Action::Reduce), step(result, Action::Copy)] }
 }
 
 /// Reduce to `root` in the order of the ranks, for a function that is associative but does not commute. n-1 hops, and
@@ -60,7 +60,7 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 /// S/B plus at most n-1 segments of time.
 ///
 /// The other ranks are left with partial results.
-pub fn fold(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
+pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let (mut schedule, last) = (scan(world, rank, count), last(world));
     if root != last {
         // What comes back has passed this rank, so whatever is overwritten has left.
@@ -76,7 +76,7 @@ pub fn fold(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule 
 /// send S. S/B plus 2n-3 segments of time, for both directions of a link carry data at once.
 ///
 /// The last rank computes the result and the others copy it, so all end with the same bits.
-pub fn all_fold(world: WorldSize, rank: Rank, count: usize) -> Schedule {
+pub fn all_ordered_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let mut schedule = scan(world, rank, count);
     let (previous, next) = line(world, rank);
     schedule.push_link(next, previous, 0..count, Action::Copy);

@@ -42,7 +42,7 @@ pub fn block_bytes(bytes: u64) -> u64 {
 /// If `block`, the elements that are sent at a time, is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
-    let links = Tree::BOTH.map(|tree| Links::new(tree, world, rank));
+    let links = Tree::BOTH.map(|tree| TreeLinks::new(tree, world, rank));
     // With three ranks or fewer two are neighbours in both trees: what goes up there goes first, for it waits for less.
     let ups = [0, 1].map(|tree| links[tree].push_up(&mut schedule, half(count, tree), block));
     for (tree, ups) in ups.into_iter().enumerate() {
@@ -62,7 +62,7 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH.into_iter().enumerate() {
-        let links = Links::below(root, tree, world, rank);
+        let links = TreeLinks::below(root, tree, world, rank);
         links.push_up(&mut schedule, half(count, index), block);
     }
     schedule
@@ -76,7 +76,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usi
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH.into_iter().enumerate() {
-        let links = Links::below(root, tree, world, rank);
+        let links = TreeLinks::below(root, tree, world, rank);
         links.push_down(&mut schedule, half(count, index), block, &[]);
     }
     schedule
@@ -95,13 +95,13 @@ fn blocks(half: Range<usize>, block: usize) -> impl Iterator<Item = Range<usize>
 }
 
 /// A rank's neighbours in one tree.
-struct Links {
+struct TreeLinks {
     parent: Option<Rank>,
     /// At most two, in the order in which they are added.
     children: Vec<Rank>,
 }
 
-impl Links {
+impl TreeLinks {
     /// In a tree of all ranks.
     fn new(tree: Tree, world: WorldSize, rank: Rank) -> Self {
         let (parent, children) = tree.neighbours(world.as_usize(), rank.index());

@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use super::partition::Partition;
-use super::{After, Schedule, Work, barrier};
+use super::{After, CollectiveSpec, Schedule, barrier};
 use crate::types::{Algorithm, Rank, WorldSize};
 
 /// Which ranks of a group share a host, as one of them sees it.
@@ -27,11 +27,11 @@ pub struct Layout {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Phases {
     /// With the ranks of its host, whose numbers are those that they have there.
-    pub before: Work,
+    pub before: CollectiveSpec,
     /// With other hosts, by ranks of the group.
     pub across: Schedule,
     /// With the ranks of its host again.
-    pub after: Work,
+    pub after: CollectiveSpec,
 }
 
 impl Layout {
@@ -88,47 +88,47 @@ impl Layout {
     /// # Panics
     ///
     /// If there is no such way for the work ([`is_possible_by_hosts`](super::cost::is_possible_by_hosts)).
-    pub fn phases(&self, work: &Work, algorithm: Algorithm, block: usize) -> Phases {
+    pub fn phases(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Phases {
         let here = |root: Rank| self.hosts[self.host].iter().position(|&rank| rank == root);
-        let (count, root) = (work.count(), work.root());
+        let (count, root) = (spec.count(), spec.root());
         let parts = self.parts(count);
-        let (gather, meet) = (Work::AllGather(parts.clone()), Work::Barrier);
-        let (before, after) = match work {
-            Work::Barrier => {
+        let (gather, meet) = (CollectiveSpec::AllGather(parts.clone()), CollectiveSpec::Barrier);
+        let (before, after) = match spec {
+            CollectiveSpec::Barrier => {
                 let across = if self.local == 0 { self.meeting() } else { Schedule::default() };
                 return Phases { before: meet.clone(), across, after: meet };
             }
-            Work::AllReduce { .. } => (Work::ReduceScatter(parts), gather),
+            CollectiveSpec::AllReduce { .. } => (CollectiveSpec::ReduceScatter(parts), gather),
             // What the others of the root's host get with it is of no use to them, and in its way to nobody.
-            Work::Reduce { .. } => {
-                (Work::ReduceScatter(parts), if here(root).is_some() { gather } else { meet })
+            CollectiveSpec::Reduce { .. } => {
+                (CollectiveSpec::ReduceScatter(parts), if here(root).is_some() { gather } else { meet })
             }
-            Work::Broadcast { .. } => match here(root) {
-                Some(local) => (Work::Broadcast { count, root: Rank::new(local as u32) }, meet),
+            CollectiveSpec::Broadcast { .. } => match here(root) {
+                Some(local) => (CollectiveSpec::Broadcast { count, root: Rank::new(local as u32) }, meet),
                 None => (meet, gather),
             },
-            _ => unreachable!("no way for {work:?}"),
+            _ => unreachable!("no way for {spec:?}"),
         };
-        Phases { before, across: self.across(work, algorithm, block), after }
+        Phases { before, across: self.across(spec, algorithm, block), after }
     }
 
     /// The slices of this rank, each reduced or copied among its carriers.
-    fn across(&self, work: &Work, algorithm: Algorithm, block: usize) -> Schedule {
+    fn across(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Schedule {
         let of = |root: Rank| self.hosts.iter().position(|ranks| ranks.contains(&root)).unwrap_or_default();
-        let root = Rank::new(of(work.root()) as u32);
-        let slices = Partition::even(work.count(), self.slices());
+        let root = Rank::new(of(spec.root()) as u32);
+        let slices = Partition::even(spec.count(), self.slices());
         let place = (self.hosts(), Rank::new(self.host as u32));
         let mut all = Schedule::default();
         for slice in self.carried(self.host, self.local) {
             let range = slices.range(Rank::new(slice as u32));
             let count = range.len();
-            let work = match work {
-                Work::Reduce { .. } => Work::Reduce { count, root },
-                Work::Broadcast { .. } => Work::Broadcast { count, root },
-                _ => Work::AllReduce { count },
+            let spec = match spec {
+                CollectiveSpec::Reduce { .. } => CollectiveSpec::Reduce { count, root },
+                CollectiveSpec::Broadcast { .. } => CollectiveSpec::Broadcast { count, root },
+                _ => CollectiveSpec::AllReduce { count },
             };
             let first = all.steps.len();
-            let schedule = work.schedule(algorithm, place, block, false);
+            let schedule = spec.schedule(algorithm, place, block, false);
             all.steps.extend(schedule.steps.into_iter().map(|mut step| {
                 let moved = |part: &Range<usize>| range.start + part.start..range.start + part.end;
                 let later = |after: Option<After>| after.map(|After(step)| After(first + step));

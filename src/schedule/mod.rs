@@ -12,7 +12,6 @@
 //! messages short enough to be stored meanwhile. Between them stands the double tree, in which a receive may wait for one
 //! that waits for none, block by block.
 
-pub mod board;
 pub mod butterfly;
 mod chain;
 pub mod cost;
@@ -24,21 +23,22 @@ mod exchange;
 pub mod hierarchy;
 pub mod partition;
 mod ring;
+pub mod rounds;
+mod spec;
 mod star;
 #[cfg(test)]
 mod symbolic;
 mod tree;
-mod work;
 
 use std::ops::Range;
 
-pub use chain::{all_fold, exscan, fold, reduce, scan};
+pub use chain::{all_ordered_reduce, exscan, ordered_reduce, reduce, scan};
 pub use dissemination::barrier;
 pub use exchange::all_to_all;
 pub use ring::{all_gather, all_reduce, broadcast, reduce_scatter};
+pub use spec::CollectiveSpec;
 pub use star::{gather, scatter};
 pub use tree::{broadcast_tree, reduce_tree};
-pub use work::Work;
 
 use crate::types::Rank;
 

@@ -22,7 +22,7 @@ use crate::types::{Rank, WorldSize};
 pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     partition.assert_fits(world);
     let mut schedule = Schedule::default();
-    Place { world, rank, partition, start: 0 }.push_reduce_scatter(&mut schedule);
+    RingPosition { world, rank, partition, start: 0 }.push_reduce_scatter(&mut schedule);
     schedule
 }
 
@@ -35,7 +35,7 @@ pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Sc
 pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     partition.assert_fits(world);
     let mut schedule = Schedule::default();
-    Place { world, rank, partition, start: 0 }.push_all_gather(&mut schedule);
+    RingPosition { world, rank, partition, start: 0 }.push_all_gather(&mut schedule);
     schedule
 }
 
@@ -53,7 +53,7 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     // An empty buffer is one empty block: its messages are what finds out that a peer's is not empty.
     for start in (0..count.max(1)).step_by(block) {
         let partition = Partition::even(block.min(count - start), world);
-        let place = Place { world, rank, partition: &partition, start };
+        let place = RingPosition { world, rank, partition: &partition, start };
         place.push_reduce_scatter(&mut schedule);
         place.push_all_gather(&mut schedule);
     }
@@ -71,14 +71,14 @@ pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sche
 }
 
 /// One rank's place on the ring, for a buffer's part from `start` on.
-struct Place<'a> {
+struct RingPosition<'a> {
     world: WorldSize,
     rank: Rank,
     partition: &'a Partition,
     start: usize,
 }
 
-impl Place<'_> {
+impl RingPosition<'_> {
     fn push_reduce_scatter(&self, schedule: &mut Schedule) {
         let hops = self.world.get() - 1;
         for hop in 0..hops {

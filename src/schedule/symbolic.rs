@@ -1,15 +1,15 @@
 //! Proves schedules without bytes: each element of each rank's buffer says which element it is and which ranks have
 //! contributed to it.
 
-mod board;
 mod chain;
 mod direct;
 mod dissemination;
 mod double_tree;
+mod faulty;
 mod hierarchy;
-mod itself;
 mod partitioned;
 mod ring;
+mod rounds;
 mod tree;
 
 use std::collections::VecDeque;
@@ -70,10 +70,10 @@ impl Value {
 }
 
 /// All ranks' buffers and the messages between them.
-struct World {
+struct SimulatedWorld {
     ranks: Vec<RankState>,
     /// Messages in flight from each rank to each rank, in order.
-    links: Vec<Vec<VecDeque<Message>>>,
+    links: Vec<Vec<VecDeque<SimulatedMessage>>>,
     segment: usize,
     /// Whether contributions have to be combined in the order of the ranks.
     in_rank_order: bool,
@@ -89,18 +89,18 @@ struct RankState {
     /// Elements whose reduction has been finished, which must happen once.
     finished: Vec<u32>,
     /// Elements sent and applied, by step; `None` until the (perhaps empty) range is done with at least one message.
-    sent: Vec<Progress>,
-    applied: Vec<Progress>,
+    sent: Vec<StepProgress>,
+    applied: Vec<StepProgress>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Progress {
+struct StepProgress {
     elements: usize,
     done: bool,
 }
 
 /// A segment. Where it belongs counts from the start of the step's range, which may differ between the two ranks.
-struct Message {
+struct SimulatedMessage {
     position: usize,
     /// Elements in the whole of the sender's range.
     whole: usize,
@@ -133,7 +133,7 @@ impl RankState {
 }
 
 /// Which of the events that could happen next does.
-enum Order {
+enum DeliveryOrder {
     /// Each rank in turn goes as far as it can.
     Eager,
     /// The ranks take turns from the last to the first, a move each.
@@ -142,7 +142,7 @@ enum Order {
     Random(Box<StdRng>),
 }
 
-impl Order {
+impl DeliveryOrder {
     fn ranks(&mut self, n: usize) -> Vec<usize> {
         let mut ranks: Vec<usize> = (0..n).collect();
         match self {
@@ -180,7 +180,7 @@ enum Move {
     Receive { rank: usize, step: usize },
 }
 
-impl World {
+impl SimulatedWorld {
     fn new(schedules: Vec<Schedule>, buffers: Vec<Vec<Value>>, segment: usize) -> Self {
         let n = schedules.len();
         let ranks = schedules
@@ -190,8 +190,8 @@ impl World {
                 peers: schedule.peers().len(),
                 first_open: 0,
                 finished: vec![0; buffer.len()],
-                sent: vec![Progress::default(); schedule.steps.len()],
-                applied: vec![Progress::default(); schedule.steps.len()],
+                sent: vec![StepProgress::default(); schedule.steps.len()],
+                applied: vec![StepProgress::default(); schedule.steps.len()],
                 schedule,
                 buffer,
             })
@@ -262,7 +262,7 @@ impl World {
         let position = state.sent[step].elements;
         let values = state.buffer[segment(&send.range, position, self.segment)].to_vec();
         advance(&mut state.sent[step], &send.range, values.len());
-        let message = Message { position, whole: send.range.len(), values };
+        let message = SimulatedMessage { position, whole: send.range.len(), values };
         self.links[rank][send.peer.index()].push_back(message);
     }
 
@@ -299,7 +299,7 @@ impl World {
     }
 
     /// Runs to the end in the given order of events.
-    fn run(&mut self, order: &mut Order) {
+    fn run(&mut self, order: &mut DeliveryOrder) {
         loop {
             let mut moved = false;
             for rank in order.ranks(self.ranks.len()) {
@@ -327,7 +327,7 @@ impl World {
     }
 }
 
-fn advance(progress: &mut Progress, range: &Range<usize>, elements: usize) {
+fn advance(progress: &mut StepProgress, range: &Range<usize>, elements: usize) {
     progress.elements += elements;
     progress.done = progress.elements == range.len();
 }
@@ -365,12 +365,12 @@ impl Proof {
                 let lots = if ranks <= 8 { EXTENT.lots } else { 1 };
                 let by_lot = (0..lots).map(|lot| (3 + lot, 1 + lot as usize % 3));
                 for (seed, segment) in [(0, 1), (1, 3), (2, usize::MAX >> 1)].into_iter().chain(by_lot) {
-                    let mut run = World::new(schedules.clone(), buffers.clone(), segment);
+                    let mut run = SimulatedWorld::new(schedules.clone(), buffers.clone(), segment);
                     run.in_rank_order = self.in_rank_order;
                     run.run(&mut match seed {
-                        0 => Order::Eager,
-                        1 => Order::Lockstep,
-                        _ => Order::Random(Box::new(StdRng::seed_from_u64(seed))),
+                        0 => DeliveryOrder::Eager,
+                        1 => DeliveryOrder::Lockstep,
+                        _ => DeliveryOrder::Random(Box::new(StdRng::seed_from_u64(seed))),
                     });
                     for rank in world.ranks() {
                         check(world, rank, count, &run.ranks[rank.index()]);

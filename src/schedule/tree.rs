@@ -13,7 +13,7 @@ use crate::types::{Rank, WorldSize};
 /// first: a receive waits for the one before, and a child that is early lies in a socket's buffer. Hence for short
 /// messages only. The other ranks are left with partial results.
 pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
-    let place = Place::new(world, rank, root);
+    let place = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
     for child in place.children() {
         let after = steps.len().checked_sub(1).map(After);
@@ -34,7 +34,7 @@ pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sc
 ///
 /// The largest subtree is served first, for it has the longest way to go.
 pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
-    let place = Place::new(world, rank, root);
+    let place = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
     if let Some(peer) = place.parent() {
         let receive = Some(Inbound { peer, range: 0..count, action: Action::Copy, after: None });
@@ -48,14 +48,14 @@ pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 }
 
 /// One rank's place in the tree.
-struct Place {
+struct TreePosition {
     world: WorldSize,
     root: Rank,
     /// How many places the rank is after the root.
     distance: u32,
 }
 
-impl Place {
+impl TreePosition {
     fn new(world: WorldSize, rank: Rank, root: Rank) -> Self {
         Self { world, root, distance: world.before(rank, root.get()).get() }
     }

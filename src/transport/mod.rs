@@ -2,7 +2,7 @@
 
 pub mod listener;
 pub mod poller;
-pub(crate) mod prompt;
+pub(crate) mod scheduling;
 pub mod shm;
 pub mod sim;
 pub mod tcp;

@@ -3,7 +3,7 @@
 use crate::util::ranks;
 use ringtrain::group::{Algorithms, LocalTransport};
 use ringtrain::types::{Algorithm, Operation};
-use ringtrain::{Group, JoinOptions, Meeting, Rank, ReduceOp};
+use ringtrain::{Group, JoinMethod, JoinOptions, Rank, ReduceOp};
 
 /// Hosts in a row and in turns, of one size and of several.
 const PLACEMENTS: [&[u32]; 5] =
@@ -16,7 +16,7 @@ fn run_on<R: Send + 'static>(
     work: impl Fn(Group) -> R + Send + Sync + 'static,
 ) -> Vec<R> {
     let adjust = |options: &mut JoinOptions| {
-        let Meeting::Launched(launched) = &options.meeting else { unreachable!("ranks are launched") };
+        let JoinMethod::Launched(launched) = &options.method else { unreachable!("ranks are launched") };
         options.host_id = Some(format!("host {}", hosts[launched.rank.index()]));
         options.transport = LocalTransport::Auto;
     };
@@ -158,7 +158,7 @@ fn algorithms_that_are_asked_for() {
     let with = |transport, algorithms: &str, hosts: [u32; 3]| {
         let algorithms: Algorithms = algorithms.parse().unwrap();
         let adjust = move |options: &mut JoinOptions| {
-            let Meeting::Launched(launched) = &options.meeting else { unreachable!("ranks are launched") };
+            let JoinMethod::Launched(launched) = &options.method else { unreachable!("ranks are launched") };
             options.host_id = Some(hosts[launched.rank.index()].to_string());
             options.transport = transport;
             options.algorithms = algorithms.clone();

@@ -145,7 +145,7 @@ fn a_peers_file_that_differs_is_told() {
 fn the_same_rank_twice_is_refused() {
     let (file, secret) = (peers_file(3), secret("a secret for this test"));
     let second = JoinOptions {
-        meeting: ringtrain::Meeting::Peers {
+        method: ringtrain::JoinMethod::Peers {
             file: file.clone(),
             rank: Rank::new(1),
             // The same rank on another address of this host, or its port would be found in use first.

@@ -16,8 +16,8 @@ use program::{Call, Members};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use ringtrain::engine::{EAGER_BYTES, Failure, OpId, Pattern, Settings, Timestamp};
+use ringtrain::group::link_driver::{LinkDriver, OperationBuffers, PollOutcome};
 use ringtrain::group::memory::Memory;
-use ringtrain::group::pump::{Pump, Turn, Work};
 use ringtrain::transport::sim::{Fault, SimConfig, SimNetwork, SimTransport};
 use ringtrain::types::{Algorithm, Operation, ReduceOp};
 use ringtrain::wire::Cause;
@@ -37,7 +37,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// One rank walking through its program.
 struct Walker {
     rank: Rank,
-    pump: Pump<SimTransport>,
+    link_driver: LinkDriver<SimTransport>,
     program: Vec<Call>,
     groups: Vec<Members>,
     /// The next call to begin.
@@ -80,15 +80,15 @@ impl Walker {
             State::Walking => self.walk(now, random, compute_max),
             State::Failing { at, until } => {
                 let at = *at;
-                if self.pump.notify() || now >= *until {
-                    self.pump.release();
-                    let failure = self.pump.failure().expect("it has failed").clone();
+                if self.link_driver.notify() || now >= *until {
+                    self.link_driver.release();
+                    let failure = self.link_driver.failure().expect("it has failed").clone();
                     let outcome = Outcome::Failed { at, failure };
                     self.state = State::Parting { outcome, until: now + FAREWELL };
                 }
             }
             State::Parting { outcome, until } => {
-                let is_done = self.pump.part() || now >= *until;
+                let is_done = self.link_driver.part() || now >= *until;
                 if is_done {
                     self.state = State::Ended(outcome.clone());
                 }
@@ -113,23 +113,23 @@ impl Walker {
                 }
                 self.at += 1;
             }
-            let turn = self.pump.turn(now);
+            let poll = self.link_driver.poll(now);
             let mut is_progress = false;
-            while let Some(finished) = self.pump.take_finished() {
+            while let Some(finished) = self.link_driver.take_finished() {
                 let at = self.running.remove(&finished.operation).expect("it was begun");
                 self.check(self.program[at], finished.memory);
                 self.busy_until = now + compute_max.mul_f64(random.random_range(0.0..1.0));
                 is_progress = true;
             }
-            match turn {
-                Turn::Failed(_) => return self.fail(now),
+            match poll {
+                PollOutcome::Failed(_) => return self.fail(now),
                 _ if self.running.is_empty() && self.at == self.program.len() => {
                     self.state = State::Parting { outcome: Outcome::Success, until: now + FAREWELL };
                     return;
                 }
-                Turn::Busy => {}
-                Turn::Blocked if is_progress && now >= self.busy_until => {}
-                Turn::Blocked => return,
+                PollOutcome::Busy => {}
+                PollOutcome::Blocked if is_progress && now >= self.busy_until => {}
+                PollOutcome::Blocked => return,
             }
         }
     }
@@ -154,11 +154,11 @@ impl Walker {
             }
             let to = world.after(call.root, 1);
             if rank == call.root {
-                self.pump.send_message(now, begin, member(to), memory())
+                self.link_driver.send_message(now, begin, member(to), memory())
             } else if rank == to {
                 let source = Some(member(call.root));
                 let pattern = Pattern { group: call.group as u32, source, tag: Some(0) };
-                self.pump.receive_message(now, begin, pattern, Memory::later::<f64>())
+                self.link_driver.receive_message(now, begin, pattern, Memory::later::<f64>())
             } else {
                 return true;
             }
@@ -172,8 +172,8 @@ impl Walker {
                     receive.peer = member(receive.peer);
                 }
             }
-            let work = Work { memory: memory(), kernels: call.kernels(), divisor: world.get() };
-            self.pump.begin(now, begin, schedule, work)
+            let work = OperationBuffers { memory: memory(), kernels: call.kernels(), divisor: world.get() };
+            self.link_driver.begin(now, begin, schedule, work)
         };
         begun.is_ok_and(|id| {
             self.running.insert(id, self.at);
@@ -191,15 +191,15 @@ impl Walker {
     fn fail(&mut self, now: Timestamp) {
         let at = self.running.values().copied().min().unwrap_or(self.at);
         self.state = State::Failing { at, until: now + NOTIFY };
-        self.pump.notify();
+        self.link_driver.notify();
     }
 
     fn next_event(&self, now: Timestamp) -> Option<Timestamp> {
         let at = match &self.state {
             State::Walking if self.busy_until > now => {
-                Some(self.pump.poll_timeout().map_or(self.busy_until, |at| at.min(self.busy_until)))
+                Some(self.link_driver.poll_timeout().map_or(self.busy_until, |at| at.min(self.busy_until)))
             }
-            State::Walking => self.pump.poll_timeout(),
+            State::Walking => self.link_driver.poll_timeout(),
             State::Failing { until, .. } | State::Parting { until, .. } => Some(*until),
             State::Ended(_) => None,
         };
@@ -301,15 +301,15 @@ impl Scenario {
             checks_payloads: true,
             hosts: self.world.ranks().map(|rank| format!("host{rank}")).collect(),
         };
-        let mut pump = Pump::new(settings, SimTransport::new(Rc::clone(network), rank));
+        let mut link_driver = LinkDriver::new(settings, SimTransport::new(Rc::clone(network), rank));
         // A program begins when the ring is closed.
         for neighbour in [self.world.after(rank, 1), self.world.before(rank, 1)] {
             network.borrow_mut().open(rank, neighbour);
-            pump.connect(Duration::ZERO, neighbour);
+            link_driver.connect(Duration::ZERO, neighbour);
         }
         Walker {
             rank,
-            pump,
+            link_driver,
             program: self.program.clone(),
             groups: self.groups.clone(),
             at: 0,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ringtrain::group::{LocalTransport, Streams};
 use ringtrain::rendezvous::{Launched, PeersFile, Server};
 use ringtrain::wire::Secret;
-use ringtrain::{Group, JoinOptions, Meeting, Rank, WorldSize};
+use ringtrain::{Group, JoinMethod, JoinOptions, Rank, WorldSize};
 
 /// What lies between ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,8 +39,8 @@ impl Ground {
     /// Puts a rank on it.
     pub fn put(self, options: &mut JoinOptions) {
         options.transport = if self == Self::Tcp { LocalTransport::Tcp } else { LocalTransport::Shm };
-        options.host_id = match &options.meeting {
-            Meeting::Launched(Launched { rank, .. }) if self == Self::Hosts => {
+        options.host_id = match &options.method {
+            JoinMethod::Launched(Launched { rank, .. }) if self == Self::Hosts => {
                 Some(format!("host {}", rank.get() / 2))
             }
             _ => None,
@@ -73,7 +73,7 @@ pub fn run_with<R: Send + 'static>(
         .ranks()
         .map(|rank| {
             let mut options = JoinOptions {
-                meeting: Meeting::Launched(Launched {
+                method: JoinMethod::Launched(Launched {
                     rank,
                     world,
                     rendezvous: server.address(),
@@ -107,7 +107,7 @@ pub fn ranks(n: u32) -> impl Iterator<Item = Rank> {
 /// Joins as `rank` of the job in `file`, whose ranks all know `secret`.
 pub fn options_by_file(file: &PeersFile, rank: u32, secret: &Secret) -> JoinOptions {
     JoinOptions {
-        meeting: Meeting::Peers { file: file.clone(), rank: Rank::new(rank), bind: None },
+        method: JoinMethod::Peers { file: file.clone(), rank: Rank::new(rank), bind: None },
         secret: secret.clone(),
         start_timeout: Duration::from_secs(20),
         ..JoinOptions::default()

@@ -12,7 +12,7 @@ use ringtrain::group::LocalTransport;
 use ringtrain::rendezvous::{Launched, PeersFile, Server};
 use ringtrain::types::WorldSize;
 use ringtrain::wire::Secret;
-use ringtrain::{JoinOptions, Meeting, Rank, StartError};
+use ringtrain::{JoinMethod, JoinOptions, Rank, StartError};
 
 use crate::group::Group;
 use crate::handle::duration;
@@ -188,17 +188,22 @@ fn meeting_of(
                 return Err(from_start(StartError::RankOutOfRange { rank, world }));
             }
             let job_id = id_of(py, id)?;
-            let meeting =
-                Meeting::Launched(Launched { rank, world, rendezvous: address, job_id, start_timeout: None });
-            Ok(JoinOptions { meeting, ..JoinOptions::default() })
+            let method = JoinMethod::Launched(Launched {
+                rank,
+                world,
+                rendezvous: address,
+                job_id,
+                start_timeout: None,
+            });
+            Ok(JoinOptions { method, ..JoinOptions::default() })
         }
         (None, Some(path)) => {
             let Some(rank) = rank else {
                 return Err(errors::invalid(py, "a file of peers needs this process's rank beside it"));
             };
             let file = PeersFile::read(Path::new(path)).map_err(|error| from_start(error.into()))?;
-            let meeting = Meeting::Peers { file, rank: Rank::new(rank), bind: None };
-            Ok(JoinOptions { meeting, ..JoinOptions::default() })
+            let method = JoinMethod::Peers { file, rank: Rank::new(rank), bind: None };
+            Ok(JoinOptions { method, ..JoinOptions::default() })
         }
         (None, None) if rank.is_none() && size.is_none() && job_id.is_none() => {
             JoinOptions::from_environment().map_err(from_start)

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::Outcome;
-use super::journey::Travelling;
-use super::local::Task;
-use super::tally::Tally;
+use super::OperationOutput;
+use super::hierarchical::ActiveHierarchical;
+use super::shm::ShmTask;
+use super::shm_counters::ShmCounters;
 use crate::engine::{Failure, OpId, Timestamp};
-use crate::group::pump::{Finished, Pump, Turn};
+use crate::group::link_driver::{Finished, LinkDriver, PollOutcome};
 use crate::group::{Error, Statistics};
 use crate::reduce::Kernels;
 use crate::transport::tcp::TcpTransport;
@@ -20,11 +20,11 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The pump and what became of its operations.
 pub(super) struct Core {
-    pub(super) pump: Pump<TcpTransport>,
-    pub(super) state: State,
+    pub(super) link_driver: LinkDriver<TcpTransport>,
+    pub(super) state: JobState,
     /// Operations under way; whether somebody waits for each or it is left to the progress thread.
     pub(super) pending: BTreeSet<OpId>,
-    pub(super) outcomes: BTreeMap<OpId, Result<Outcome, Error>>,
+    pub(super) outcomes: BTreeMap<OpId, Result<OperationOutput, Error>>,
     /// Operations whose outcome nobody wants any more.
     pub(super) forgotten: BTreeSet<OpId>,
     pub(super) is_polled: bool,
@@ -40,17 +40,17 @@ pub(super) struct Core {
     pub(super) busy_since: Option<Timestamp>,
     pub(super) statistics: Statistics,
     /// Operations at desks that go on by themselves.
-    pub(super) desk_tasks: BTreeMap<OpId, Task>,
+    pub(super) shm_tasks: BTreeMap<OpId, ShmTask>,
     /// Operations by hosts, and which block of which of them each part that is under way belongs to.
-    pub(super) journeys: BTreeMap<OpId, Travelling>,
-    pub(super) stages: BTreeMap<OpId, (OpId, usize)>,
+    pub(super) hierarchical_operations: BTreeMap<OpId, ActiveHierarchical>,
+    pub(super) stage_of: BTreeMap<OpId, (OpId, usize)>,
     /// The job has failed, and everybody has been told: for those who do not want to take the lock to know.
     pub(super) has_failed: Arc<AtomicBool>,
     /// What is done at desks without the lock.
-    pub(super) tally: Arc<Tally>,
+    pub(super) shm_counters: Arc<ShmCounters>,
 }
 
-pub(super) enum State {
+pub(super) enum JobState {
     Running,
     /// Telling the peers, until then.
     Failing(Timestamp),
@@ -58,7 +58,7 @@ pub(super) enum State {
 }
 
 /// What a look at the pump has come to.
-pub(super) enum Step {
+pub(super) enum PollProgress {
     /// Something that others may wait for has happened.
     Progress,
     Busy,
@@ -66,10 +66,10 @@ pub(super) enum Step {
 }
 
 impl Core {
-    pub(super) fn new(pump: Pump<TcpTransport>) -> Self {
+    pub(super) fn new(link_driver: LinkDriver<TcpTransport>) -> Self {
         Self {
-            pump,
-            state: State::Running,
+            link_driver,
+            state: JobState::Running,
             pending: BTreeSet::new(),
             outcomes: BTreeMap::new(),
             forgotten: BTreeSet::new(),
@@ -81,78 +81,80 @@ impl Core {
             is_closing: false,
             busy_since: None,
             statistics: Statistics::default(),
-            desk_tasks: BTreeMap::new(),
-            journeys: BTreeMap::new(),
-            stages: BTreeMap::new(),
+            shm_tasks: BTreeMap::new(),
+            hierarchical_operations: BTreeMap::new(),
+            stage_of: BTreeMap::new(),
             has_failed: Arc::new(AtomicBool::new(false)),
-            tally: Arc::default(),
+            shm_counters: Arc::default(),
         }
     }
 
-    pub(super) fn turn(&mut self, now: Timestamp) -> Step {
+    pub(super) fn poll(&mut self, now: Timestamp) -> PollProgress {
         match &self.state {
-            State::Failed(_) => return if self.settle_failed(now) { Step::Progress } else { Step::Blocked },
-            State::Failing(deadline) => {
+            JobState::Failed(_) => {
+                return if self.settle_failed(now) { PollProgress::Progress } else { PollProgress::Blocked };
+            }
+            JobState::Failing(deadline) => {
                 let is_over = now >= *deadline;
-                if !self.pump.notify() && !is_over {
-                    return Step::Blocked;
+                if !self.link_driver.notify() && !is_over {
+                    return PollProgress::Blocked;
                 }
-                self.left_over.extend(self.pump.release());
-                let error = match self.pump.failure() {
+                self.left_over.extend(self.link_driver.release());
+                let error = match self.link_driver.failure() {
                     Some(Failure { cause, reported_by }) => {
                         Error::Failed { cause: cause.clone(), reported_by: *reported_by }
                     }
-                    None => return Step::Blocked,
+                    None => return PollProgress::Blocked,
                 };
-                self.state = State::Failed(error);
+                self.state = JobState::Failed(error);
                 self.has_failed.store(true, Ordering::Release);
                 self.settle_failed(now);
-                return Step::Progress;
+                return PollProgress::Progress;
             }
-            State::Running => {}
+            JobState::Running => {}
         }
-        let heard = (self.pump.arrivals(), self.pump.alerts());
-        let turn = self.pump.turn(now);
+        let heard = (self.link_driver.arrivals(), self.link_driver.alerts());
+        let poll = self.link_driver.poll(now);
         // A message is what a probe waits for, and an alert who sleeps at a desk.
-        let mut is_progress = (self.pump.arrivals(), self.pump.alerts()) != heard;
-        if !self.desk_tasks.is_empty() {
-            is_progress |= self.look_at_desks(now);
+        let mut is_progress = (self.link_driver.arrivals(), self.link_driver.alerts()) != heard;
+        if !self.shm_tasks.is_empty() {
+            is_progress |= self.poll_shm_operations(now);
             // Peers that sleep and have to see what was posted are told before this rank sleeps itself.
-            self.pump.tell();
+            self.link_driver.tell();
         }
-        while let Some(Finished { operation, memory, envelope, kernels }) = self.pump.take_finished() {
+        while let Some(Finished { operation, memory, envelope, kernels }) = self.link_driver.take_finished() {
             self.left_over.extend(kernels);
-            self.end(operation, now, Outcome { memory, envelope });
+            self.end(operation, now, OperationOutput { memory, envelope });
             is_progress = true;
         }
-        match turn {
+        match poll {
             // Of a failure that was found at a desk the pump did not know.
-            _ if self.pump.failure().is_some() => {
-                self.state = State::Failing(now + NOTIFY_TIMEOUT);
-                Step::Busy
+            _ if self.link_driver.failure().is_some() => {
+                self.state = JobState::Failing(now + NOTIFY_TIMEOUT);
+                PollProgress::Busy
             }
-            _ if is_progress => Step::Progress,
-            Turn::Busy => Step::Busy,
-            Turn::Blocked | Turn::Failed(_) => Step::Blocked,
+            _ if is_progress => PollProgress::Progress,
+            PollOutcome::Busy => PollProgress::Busy,
+            PollOutcome::Blocked | PollOutcome::Failed(_) => PollProgress::Blocked,
         }
     }
 
     /// An operation has ended well, or a part of one.
-    pub(super) fn end(&mut self, id: OpId, now: Timestamp, outcome: Outcome) {
-        let Outcome { memory, envelope } = outcome;
-        if let Err(memory) = self.has_come(now, id, memory) {
+    pub(super) fn end(&mut self, id: OpId, now: Timestamp, outcome: OperationOutput) {
+        let OperationOutput { memory, envelope } = outcome;
+        if let Err(memory) = self.stage_finished(now, id, memory) {
             self.statistics.operations += 1;
-            self.settle(id, now, Ok(Outcome { memory, envelope }));
+            self.settle(id, now, Ok(OperationOutput { memory, envelope }));
         }
     }
 
     /// Ends what is pending after the failure; whether there was anything.
     fn settle_failed(&mut self, now: Timestamp) -> bool {
-        let State::Failed(error) = &self.state else { return false };
+        let JobState::Failed(error) = &self.state else { return false };
         let error = error.clone();
-        let tasks = std::mem::take(&mut self.desk_tasks);
-        self.left_over.extend(tasks.into_values().filter_map(Task::give_up));
-        self.give_up_journeys();
+        let tasks = std::mem::take(&mut self.shm_tasks);
+        self.left_over.extend(tasks.into_values().filter_map(ShmTask::give_up));
+        self.abandon_hierarchical();
         let pending: Vec<OpId> = self.pending.iter().copied().collect();
         for &id in &pending {
             self.settle(id, now, Err(error.clone()));
@@ -169,7 +171,7 @@ impl Core {
 
     /// Ends a receive that has found no message yet; whether it was one.
     pub(super) fn cancel(&mut self, id: OpId, now: Timestamp) -> bool {
-        let is_cancelled = self.pump.cancel(id);
+        let is_cancelled = self.link_driver.cancel(id);
         if is_cancelled {
             self.pending.remove(&id);
             self.unattended.remove(&id);
@@ -178,7 +180,7 @@ impl Core {
         is_cancelled
     }
 
-    pub(super) fn settle(&mut self, id: OpId, now: Timestamp, outcome: Result<Outcome, Error>) {
+    pub(super) fn settle(&mut self, id: OpId, now: Timestamp, outcome: Result<OperationOutput, Error>) {
         self.pending.remove(&id);
         self.unattended.remove(&id);
         if !self.forgotten.remove(&id) {
@@ -193,16 +195,16 @@ impl Core {
             && let Some(since) = self.busy_since.take()
         {
             self.statistics.communication += now.saturating_sub(since);
-            self.tally.is_counted.store(false, Ordering::Relaxed);
+            self.shm_counters.is_counted.store(false, Ordering::Relaxed);
         }
     }
 
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         let failing = match self.state {
-            State::Failing(deadline) => Some(deadline),
+            JobState::Failing(deadline) => Some(deadline),
             _ => None,
         };
-        let transport = self.pump.transport().next_deadline();
-        failing.into_iter().chain(self.pump.poll_timeout()).chain(transport).min()
+        let transport = self.link_driver.transport().next_deadline();
+        failing.into_iter().chain(self.link_driver.poll_timeout()).chain(transport).min()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::core::Core;
-use crate::group::lane;
+use crate::group::link_io;
 
 /// The core, and the threads that want it.
 pub(super) struct Lock {
@@ -48,7 +48,7 @@ impl Lock {
     /// Where it would wait for ever: in a function of the program's own that reduces, and so runs under this lock.
     pub(super) fn lock(&self) -> Guard<'_> {
         assert!(
-            !lane::is_reducing(),
+            !link_io::is_reducing(),
             "a function that reduces must not use groups or handles, nor drop them"
         );
         let _contender = Contender::new(&self.contenders);

@@ -5,13 +5,13 @@
 //! waits for the sockets and the others for it. Operations that nobody waits for are driven by the progress thread, which
 //! is started with the first of them and sleeps while there are none.
 
-mod attending;
 mod core;
 mod guard;
-mod journey;
-mod local;
+mod hierarchical;
 mod shared;
-mod tally;
+mod shm;
+mod shm_counters;
+mod takeover;
 
 use std::io;
 use std::os::fd::RawFd;
@@ -20,19 +20,19 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use self::core::{Core, State, Step};
+use self::core::{Core, JobState, PollProgress};
 use self::guard::Lock;
-pub(super) use self::journey::{Block, Journey};
-use self::shared::Shared;
-use super::desk::Order;
-use super::hosts::Place;
-use super::memory::{self, Lender, Memory};
+pub(super) use self::hierarchical::{Block, HierarchicalOperation};
+use self::shared::DriverShared;
+use super::hosts::HostExecutor;
+use super::link_driver::{LinkDriver, OperationBuffers};
+use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, work_in_background};
-use super::pump::{Pump, Work};
+use super::shm_executor::ShmRequest;
 use super::{Error, Interrupt, Statistics};
 use crate::engine::{Begin, Envelope, OpId, Pattern, Timestamp};
 use crate::schedule::Schedule;
-use crate::transport::prompt::take_short_turns;
+use crate::transport::scheduling::request_short_slices;
 use crate::transport::tcp::TcpTransport;
 use crate::types::Rank;
 
@@ -50,18 +50,18 @@ const INTERRUPTED: &str = "it was interrupted while it waited for the others";
 
 /// A pump over TCP, the clock and the threads that drive it. The last one who drops it closes all links in order.
 pub(super) struct Driver {
-    shared: Arc<Shared>,
+    shared: Arc<DriverShared>,
     progress: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// An operation to begin.
 pub(super) enum Submission {
     /// A collective, with ranks of the world.
-    Collective(Schedule, Work),
+    Collective(Schedule, OperationBuffers),
     /// A collective in shared memory, with the ranks of the world that take part in it.
-    AtDesk(Place, Order, Memory),
+    AtDesk(HostExecutor, ShmRequest, Memory),
     /// A collective by hosts.
-    ByHosts(Journey),
+    ByHosts(HierarchicalOperation),
     /// A message to this rank of the world.
     Send(Rank, Memory),
     /// A message that fits.
@@ -69,25 +69,25 @@ pub(super) enum Submission {
 }
 
 /// An operation's end.
-pub(super) struct Outcome {
+pub(super) struct OperationOutput {
     pub(super) memory: Memory,
     pub(super) envelope: Option<Envelope>,
 }
 
 impl Driver {
     pub(super) fn new(
-        mut pump: Pump<TcpTransport>,
+        mut link_driver: LinkDriver<TcpTransport>,
         epoch: Instant,
         has_own_processor: bool,
         interrupt: Option<Interrupt>,
     ) -> io::Result<Self> {
-        let poller = pump.transport_mut().take_poller().ok_or(io::ErrorKind::NotConnected)?;
-        let core = Core::new(pump);
-        let shared = Arc::new(Shared {
+        let poller = link_driver.transport_mut().take_poller().ok_or(io::ErrorKind::NotConnected)?;
+        let core = Core::new(link_driver);
+        let shared = Arc::new(DriverShared {
             waker: poller.waker(),
-            meter: core.pump.meter().clone(),
+            meter: core.link_driver.meter().clone(),
             has_failed: Arc::clone(&core.has_failed),
-            tally: Arc::clone(&core.tally),
+            shm_counters: Arc::clone(&core.shm_counters),
             core: Lock::new(core),
             poller: Mutex::new(poller),
             changed: Condvar::new(),
@@ -102,17 +102,17 @@ impl Driver {
 
     /// Sends on so many of each link's connections.
     pub(super) fn use_streams(&self, count: u8) {
-        self.shared.lock().pump.transport_mut().use_streams(count);
+        self.shared.lock().link_driver.transport_mut().use_streams(count);
     }
 
     /// Goes on with one connection for each link.
     pub(super) fn use_single_connection(&self) {
-        self.shared.lock().pump.transport_mut().use_single_connection();
+        self.shared.lock().link_driver.transport_mut().use_single_connection();
     }
 
     pub(super) fn statistics(&self) -> Statistics {
         let core = self.shared.lock();
-        let counters = core.pump.counters();
+        let counters = core.link_driver.counters();
         let under_way =
             core.busy_since.map_or(Duration::ZERO, |since| self.shared.now().saturating_sub(since));
         let mut statistics = Statistics {
@@ -121,13 +121,13 @@ impl Driver {
             communication: core.statistics.communication + under_way,
             ..core.statistics
         };
-        core.tally.add_to(&mut statistics);
+        core.shm_counters.add_to(&mut statistics);
         statistics
     }
 
     /// The sockets that are open now, by their numbers.
     pub(super) fn descriptors(&self) -> Vec<RawFd> {
-        self.shared.lock().pump.transport().descriptors()
+        self.shared.lock().link_driver.transport().descriptors()
     }
 
     /// What measures where time goes.
@@ -138,20 +138,20 @@ impl Driver {
     /// Opens a link before the first operation needs it.
     pub(super) fn connect(&self, peer: Rank) {
         let now = self.shared.now();
-        self.shared.lock().pump.connect(now, peer);
+        self.shared.lock().link_driver.connect(now, peer);
     }
 
     /// Runs an operation on a caller's buffer to its end.
     pub(super) fn run<'a>(
         &self,
         begin: Begin,
-        bytes: impl Into<Lender<'a>>,
+        bytes: impl Into<BufferAccess<'a>>,
         submission: impl FnOnce(Memory) -> Submission,
     ) -> Result<Option<Envelope>, Error> {
         let started = self.shared.now();
         let result = memory::lend(bytes, |memory| {
             let id = self.begin(begin, submission(memory), true)?;
-            let outcome = self.attend(id);
+            let outcome = self.take_over_driving(id);
             outcome.map_or(Ok(None), |outcome| outcome.map(|outcome| outcome.envelope))
         });
         self.expose(started);
@@ -174,27 +174,29 @@ impl Driver {
         // Whatever becomes of the operation, a function of the program's own outlives the lock, which its drop may take.
         let _kernels = match &submission {
             Submission::Collective(_, work) => work.kernels.clone(),
-            Submission::AtDesk(_, order, _) => order.kernels.clone(),
-            Submission::ByHosts(journey) => journey.kernels.clone(),
+            Submission::AtDesk(_, shm_request, _) => shm_request.kernels.clone(),
+            Submission::ByHosts(hierarchical) => hierarchical.kernels.clone(),
             Submission::Send(..) | Submission::Receive(..) => None,
         };
         let mut core = self.shared.lock();
-        if let State::Failed(error) = &core.state {
+        if let JobState::Failed(error) = &core.state {
             return Err(error.clone());
         }
         let now = self.shared.now();
-        let pump = &mut core.pump;
+        let link_driver = &mut core.link_driver;
         let begun = match submission {
-            Submission::Collective(schedule, work) => pump.begin(now, begin, schedule, work),
-            Submission::AtDesk(place, order, memory) => core.begin_at_desk(now, begin, place, order, memory),
-            Submission::ByHosts(journey) => core.begin_journey(now, begin, journey),
-            Submission::Send(to, memory) => pump.send_message(now, begin, to, memory),
-            Submission::Receive(pattern, memory) => pump.receive_message(now, begin, pattern, memory),
+            Submission::Collective(schedule, work) => link_driver.begin(now, begin, schedule, work),
+            Submission::AtDesk(place, shm_request, memory) => {
+                core.begin_shm(now, begin, place, shm_request, memory)
+            }
+            Submission::ByHosts(hierarchical) => core.begin_hierarchical(now, begin, hierarchical),
+            Submission::Send(to, memory) => link_driver.send_message(now, begin, to, memory),
+            Submission::Receive(pattern, memory) => link_driver.receive_message(now, begin, pattern, memory),
         };
         let Ok(id) = begun else { return Err(self.shared.fail(core)) };
         core.pending.insert(id);
         core.busy_since.get_or_insert(now);
-        core.tally.is_counted.store(true, Ordering::Relaxed);
+        core.shm_counters.is_counted.store(true, Ordering::Relaxed);
         if !is_attended {
             core.unattended.insert(id);
             if !core.is_polled {
@@ -209,18 +211,18 @@ impl Driver {
     }
 
     /// Waits for an operation's outcome, until `until` at most.
-    pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<Outcome, Error>> {
+    pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
         let started = self.shared.now();
-        let attending = self.shared.attend(std::iter::once(id));
+        let takeover = self.shared.take_over_driving(std::iter::once(id));
         let outcome = self.shared.wait(id, until);
-        drop(attending);
+        drop(takeover);
         self.expose(started);
         outcome
     }
 
     /// Waits for the outcome of an operation on memory that the caller has lent, which only a failure of the job gives back
     /// early.
-    pub(super) fn attend(&self, id: OpId) -> Option<Result<Outcome, Error>> {
+    pub(super) fn take_over_driving(&self, id: OpId) -> Option<Result<OperationOutput, Error>> {
         loop {
             let until = self.shared.next_question();
             let outcome = self.shared.wait(id, until);
@@ -238,9 +240,9 @@ impl Driver {
         let started = self.shared.now();
         let ended =
             |core: &mut Core| lists.iter().position(|ids| ids.iter().all(|id| !core.pending.contains(id)));
-        let attending = self.shared.attend(lists.iter().copied().flatten().copied());
+        let takeover = self.shared.take_over_driving(lists.iter().copied().flatten().copied());
         let index = self.shared.wait_until(until, ended);
-        drop(attending);
+        drop(takeover);
         self.expose(started);
         index
     }
@@ -248,7 +250,7 @@ impl Driver {
     /// The outcome, if there is one already. Does what can be done at once.
     pub(super) fn test(&self, id: OpId) -> bool {
         let mut core = self.shared.lock();
-        if core.pending.contains(&id) && matches!(core.turn(self.shared.now()), Step::Progress) {
+        if core.pending.contains(&id) && matches!(core.poll(self.shared.now()), PollProgress::Progress) {
             // It may be what others wait for.
             self.shared.tell_others(&mut core);
             if core.is_polled {
@@ -268,17 +270,17 @@ impl Driver {
     pub(super) fn probe(&self, pattern: Pattern, until: Timestamp) -> Result<Option<Envelope>, Error> {
         let mut core = self.shared.lock();
         let now = self.shared.now();
-        core.pump.begin_probe();
+        core.link_driver.set_probing(true);
         // Even who does not wait wants to know what has come: once to hear of it, once to read it.
         for _ in 0..2 {
             core = self.shared.step(core, Some(now));
         }
         drop(core);
         let found = self.shared.wait_until(Some(until), |core| match &core.state {
-            State::Failed(error) => Some(Err(error.clone())),
-            _ => core.pump.probe(&pattern).map(Ok),
+            JobState::Failed(error) => Some(Err(error.clone())),
+            _ => core.link_driver.probe(&pattern).map(Ok),
         });
-        self.shared.lock().pump.end_probe();
+        self.shared.lock().link_driver.set_probing(false);
         found.transpose()
     }
 
@@ -294,12 +296,12 @@ impl Driver {
 
     /// The group begins nothing more.
     pub(super) fn retire(&self, group: u32) {
-        self.shared.lock().pump.retire(group);
+        self.shared.lock().link_driver.retire(group);
     }
 
     pub(super) fn abort(&self, message: &str) -> Error {
         let mut core = self.shared.lock();
-        core.pump.abort(message);
+        core.link_driver.abort(message);
         self.shared.fail(core)
     }
 
@@ -318,7 +320,7 @@ impl Driver {
         if progress.is_none() {
             let shared = Arc::clone(&self.shared);
             let thread = thread::Builder::new().name("progress".into()).spawn(move || {
-                if let Err(error) = take_short_turns() {
+                if let Err(error) = request_short_slices() {
                     log::debug!("the progress thread keeps the turns of other threads: {error}");
                 }
                 work_in_background();
@@ -355,7 +357,7 @@ impl Drop for Driver {
         }
         let deadline = shared.now() + PART_TIMEOUT;
         let mut core = shared.lock();
-        while !core.pump.part() && shared.now() < deadline {
+        while !core.link_driver.part() && shared.now() < deadline {
             let timeout = deadline.saturating_sub(shared.now());
             core = shared.poll(core, Some(timeout));
         }

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use mio::Waker;
 
-use super::Outcome;
-use super::core::{Core, State, Step};
+use super::OperationOutput;
+use super::core::{Core, JobState, PollProgress};
 use super::guard::{Guard, Lock};
-use super::local::{Lookout, PATIENCE};
-use super::tally::Tally;
+use super::shm::{AwaitedPosts, PATIENCE};
+use super::shm_counters::ShmCounters;
 use crate::engine::{OpId, Timestamp};
-use crate::group::profile::{Meter, Part};
+use crate::group::profile::{Meter, ProfilePart};
 use crate::group::{Error, Interrupt};
 use crate::transport::poller::{Event, Poller};
 
@@ -25,7 +25,7 @@ const LOOKS_ALONE: u32 = 20;
 const QUESTION_EVERY: Duration = Duration::from_millis(50);
 
 /// The core and its threads' meeting places.
-pub(super) struct Shared {
+pub(super) struct DriverShared {
     pub(super) core: Lock,
     /// Whoever holds it waits for the sockets.
     pub(super) poller: Mutex<Poller>,
@@ -45,10 +45,10 @@ pub(super) struct Shared {
     pub(super) has_failed: Arc<AtomicBool>,
     pub(super) meter: Meter,
     /// What is done at desks without the core's lock.
-    pub(super) tally: Arc<Tally>,
+    pub(super) shm_counters: Arc<ShmCounters>,
 }
 
-impl Shared {
+impl DriverShared {
     /// The time since the epoch: the engine's and the transport's clock.
     pub(super) fn now(&self) -> Timestamp {
         self.epoch.elapsed()
@@ -84,7 +84,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<Outcome, Error>> {
+    pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
         self.wait_until(until, |core| core.outcomes.remove(&id))
     }
 
@@ -112,35 +112,35 @@ impl Shared {
         if self.core.is_contended() { self.make_way(core) } else { self.step(core, until) }
     }
 
-    /// [`Shared::drive`], whoever else wants the core.
+    /// [`DriverShared::drive`], whoever else wants the core.
     pub(super) fn step<'a>(&'a self, mut core: Guard<'a>, until: Option<Timestamp>) -> Guard<'a> {
         let now = self.now();
-        match core.turn(now) {
-            Step::Progress => {
+        match core.poll(now) {
+            PollProgress::Progress => {
                 self.tell_others(&mut core);
                 core
             }
-            Step::Busy => core,
+            PollProgress::Busy => core,
             // It is dropped without the lock, which may change what there is to do.
-            Step::Blocked if !core.left_over.is_empty() => self.make_way(core),
-            Step::Blocked => {
-                let lookouts = if core.is_polled { Vec::new() } else { core.lookouts() };
-                if !lookouts.is_empty() {
+            PollProgress::Blocked if !core.left_over.is_empty() => self.make_way(core),
+            PollProgress::Blocked => {
+                let awaited_posts = if core.is_polled { Vec::new() } else { core.awaited_posts() };
+                if !awaited_posts.is_empty() {
                     let pending = core.pending.len();
-                    let (seen, has_news) = self.look_out(core, &lookouts);
+                    let (seen, has_news) = self.spin_on_posts(core, &awaited_posts);
                     core = seen;
                     // Another thread may have ended what the caller waits for meanwhile. What it begins wakes this one.
                     if has_news || core.pending.len() != pending {
                         return core;
                     }
                 }
-                if core.fall_asleep_at_desks() {
+                if core.prepare_to_sleep() {
                     return core;
                 }
                 let until = until.into_iter().chain(core.next_deadline()).min();
                 let timeout = until.map(|until| until.saturating_sub(now));
                 if core.is_polled {
-                    self.meter.time(Part::Wait, || core.wait(&self.changed, timeout))
+                    self.meter.time(ProfilePart::Wait, || core.wait(&self.changed, timeout))
                 } else {
                     self.poll(core, timeout)
                 }
@@ -150,15 +150,15 @@ impl Shared {
 
     /// Stays awake for a while to see what peers post at desks, before they are asked to send word of it; whether there is
     /// something to do.
-    fn look_out<'a>(&'a self, mut core: Guard<'a>, lookouts: &[Lookout]) -> (Guard<'a>, bool) {
+    fn spin_on_posts<'a>(&'a self, mut core: Guard<'a>, awaited_posts: &[AwaitedPosts]) -> (Guard<'a>, bool) {
         core.is_polled = true;
         drop(core);
         let mut events = Vec::new();
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
         let (started, mut looks) = (Instant::now(), 0);
-        let result = self.meter.time(Part::Wait, || {
+        let result = self.meter.time(ProfilePart::Wait, || {
             while started.elapsed() < PATIENCE {
-                let is_posted = lookouts.iter().any(Lookout::is_posted);
+                let is_posted = awaited_posts.iter().any(AwaitedPosts::is_posted);
                 if is_posted || poller.wait(Some(Duration::ZERO), &mut events)? || !events.is_empty() {
                     return Ok(true);
                 }
@@ -178,15 +178,15 @@ impl Shared {
     fn heard(&self, events: Vec<Event>, refused: Option<&io::Error>) -> Guard<'_> {
         let mut core = self.lock();
         core.is_polled = false;
-        core.pump.transport_mut().serve(self.now(), events);
+        core.link_driver.transport_mut().serve(self.now(), events);
         if let Some(error) = refused {
-            core.pump.abort(&format!("the operating system refused to wait for its sockets: {error}"));
+            core.link_driver.abort(&format!("the operating system refused to wait for its sockets: {error}"));
         }
         core
     }
 
     fn make_way<'a>(&self, core: Guard<'a>) -> Guard<'a> {
-        self.meter.time(Part::Wait, || core.make_way())
+        self.meter.time(ProfilePart::Wait, || core.make_way())
     }
 
     pub(super) fn poll<'a>(&'a self, mut core: Guard<'a>, timeout: Option<Duration>) -> Guard<'a> {
@@ -196,7 +196,7 @@ impl Shared {
         let spin = if core.unattended.is_empty() { self.spin } else { Duration::ZERO };
         drop(core);
         let mut events = Vec::new();
-        let waited = self.meter.time(Part::Wait, || self.wait_for_events(spin, timeout, &mut events));
+        let waited = self.meter.time(ProfilePart::Wait, || self.wait_for_events(spin, timeout, &mut events));
         self.heard(events, waited.err().as_ref())
     }
 
@@ -228,7 +228,7 @@ impl Shared {
     /// The job has failed: tells the peers, gives up all memory, and returns the error.
     pub(super) fn fail<'a>(&'a self, mut core: Guard<'a>) -> Error {
         loop {
-            if let State::Failed(error) = &core.state {
+            if let JobState::Failed(error) = &core.state {
                 return error.clone();
             }
             core = self.drive(core, None);

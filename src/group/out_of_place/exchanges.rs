@@ -3,7 +3,7 @@
 use super::{TOO_MANY, copied, output as place, zeroed};
 use crate::group::call::Prepared;
 use crate::group::{Buffer, Error, Group, Handle, Input};
-use crate::schedule::Work;
+use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::types::{Element, Site};
 
@@ -159,7 +159,7 @@ impl Group {
         sent.copy_from_slice(input);
         received[receive.range(self.rank)].copy_from_slice(&input[send.range(self.rank)]);
         let start = send.total();
-        let work = Work::AllToAll { send: send.clone(), receive: receive.clone(), is_even };
+        let work = CollectiveSpec::AllToAll { send: send.clone(), receive: receive.clone(), is_even };
         let call = self.call::<T>(work, site);
         Ok(Prepared::new(call, buffer, move |mut buffer: Vec<T>| buffer.split_off(start)))
     }

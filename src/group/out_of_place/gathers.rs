@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::{layout, output as place, zeroed};
 use crate::group::call::{Call, Prepared};
 use crate::group::{Buffer, Error, Group, Handle, Input};
-use crate::schedule::Work;
+use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, Site};
 
@@ -310,7 +310,7 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        let work = Work::Gather { partition: partition.clone(), root };
+        let work = CollectiveSpec::Gather { partition: partition.clone(), root };
         Ok(self.call::<T>(work, site).laid_out(layout))
     }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::{layout, output as place, zeroed};
 use crate::group::call::{Call, Prepared};
 use crate::group::{Buffer, Error, Group, Handle, Input};
-use crate::schedule::Work;
+use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, Site};
 
@@ -234,7 +234,7 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        let work = Work::Scatter { partition: partition.clone(), root };
+        let work = CollectiveSpec::Scatter { partition: partition.clone(), root };
         Ok(self.call::<T>(work, site).laid_out(layout))
     }
 

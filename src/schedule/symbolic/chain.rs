@@ -1,6 +1,6 @@
 //! Reduce, the prefixes and the folds.
 
-use super::super::{Action, all_fold, exscan, fold, reduce, scan};
+use super::super::{Action, all_ordered_reduce, exscan, ordered_reduce, reduce, scan};
 use super::{Proof, RankState, Value, everyone, own, roots};
 use crate::types::{Rank, WorldSize};
 
@@ -60,7 +60,7 @@ fn fold_gives_the_root_every_contribution_in_order() {
     for which in 0..4 {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         Proof { in_rank_order: true, ..Proof::new() }.run(
-            |world, rank, count| fold(world, rank, root(world), count),
+            |world, rank, count| ordered_reduce(world, rank, root(world), count),
             own,
             |world, rank, count, state| {
                 if rank == root(world) {
@@ -74,7 +74,7 @@ fn fold_gives_the_root_every_contribution_in_order() {
 
 #[test]
 fn all_fold_gives_every_rank_every_contribution_in_order() {
-    Proof { in_rank_order: true, ..Proof::new() }.run(all_fold, own, |world, _, count, state| {
+    Proof { in_rank_order: true, ..Proof::new() }.run(all_ordered_reduce, own, |world, _, count, state| {
         assert_eq!(state.buffer, everyone(world, count));
         assert_nothing_is_finished(state);
     });
@@ -86,7 +86,7 @@ fn all_fold_gives_every_rank_every_contribution_in_order() {
 fn all_fold_is_computed_once() {
     let world = WorldSize::new(9).unwrap();
     for rank in world.ranks() {
-        let steps = all_fold(world, rank, 1).steps;
+        let steps = all_ordered_reduce(world, rank, 1).steps;
         let reduces = steps.iter().filter_map(|step| step.receive.as_ref());
         let reduces = reduces.filter(|receive| receive.action != Action::Copy).count();
         assert_eq!(reduces, usize::from(rank != Rank::ZERO));

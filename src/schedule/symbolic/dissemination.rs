@@ -1,7 +1,7 @@
 //! The barrier.
 
 use super::super::{Schedule, barrier};
-use super::{EXTENT, Order, Proof, World};
+use super::{DeliveryOrder, EXTENT, Proof, SimulatedWorld};
 use crate::types::WorldSize;
 
 /// A barrier that let a rank out before another had entered would not be one: the last rank to enter holds up all.
@@ -12,7 +12,7 @@ fn no_rank_leaves_a_barrier_before_all_have_entered() {
         let schedules: Vec<Schedule> = world.ranks().map(|rank| barrier(world, rank)).collect();
         Proof { receives_may_wait: true, ..Proof::new() }.check_schedules(&schedules);
         for late in [0, ranks / 2, ranks - 1] {
-            let mut run = World::new(schedules.clone(), vec![Vec::new(); ranks as usize], 1);
+            let mut run = SimulatedWorld::new(schedules.clone(), vec![Vec::new(); ranks as usize], 1);
             while let Some(next) = (0..ranks as usize)
                 .filter(|&rank| rank != late as usize)
                 .find_map(|rank| run.moves(rank, 1).first().copied())
@@ -24,7 +24,7 @@ fn no_rank_leaves_a_barrier_before_all_have_entered() {
                     state.applied.iter().all(|step| step.done) && state.sent.iter().all(|step| step.done);
                 assert!(!left, "rank {rank} of {ranks} left before rank {late} entered");
             }
-            run.run(&mut Order::Eager);
+            run.run(&mut DeliveryOrder::Eager);
         }
     }
 }

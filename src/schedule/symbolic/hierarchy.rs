@@ -3,11 +3,11 @@
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::super::Work;
-use super::super::board::Plan;
+use super::super::CollectiveSpec;
 use super::super::hierarchy::{Layout, Phases};
-use super::board::play;
-use super::{Order, Proof, Value, World, everyone, lengths, own, roots};
+use super::super::rounds::RoundPlan;
+use super::rounds::play;
+use super::{DeliveryOrder, Proof, SimulatedWorld, Value, everyone, lengths, own, roots};
 use crate::types::{Algorithm, Rank, WorldSize};
 
 const RANKS_MAX: u32 = if cfg!(miri) { 4 } else { 24 };
@@ -41,7 +41,7 @@ fn renamed(buffer: Vec<Value>, names: &[Rank]) -> Vec<Value> {
 /// Plays a phase on every host's board. What is reduced there is named by the ranks of the host.
 fn on_boards(
     layouts: &[Layout],
-    phase: impl Fn(Rank) -> Work,
+    phase: impl Fn(Rank) -> CollectiveSpec,
     mut buffers: Vec<Vec<Value>>,
     slot: usize,
     is_first: bool,
@@ -57,7 +57,7 @@ fn on_boards(
             buffer.iter().map(value).collect::<Vec<Value>>()
         };
         let given = names.iter().enumerate().map(|(local, rank)| locally(local, &buffers[rank.index()]));
-        let plan = |local: Rank| Plan::new(here, local, slot, 0, phase(names[local.index()]));
+        let plan = |local: Rank| RoundPlan::new(here, local, slot, 0, phase(names[local.index()]));
         let slot = slot.max(here.as_usize());
         for (rank, buffer) in names.iter().zip(play(here, slot, &plan, given.collect())) {
             buffers[rank.index()] = if is_first { renamed(buffer, names) } else { buffer };
@@ -70,7 +70,7 @@ fn on_boards(
 /// element has been finished.
 fn run(
     algorithms: &[Algorithm],
-    work: impl Fn(WorldSize, usize) -> Work,
+    spec: impl Fn(WorldSize, usize) -> CollectiveSpec,
     check: impl Fn(WorldSize, Rank, usize, &[Value], u32),
 ) {
     for machines in placements() {
@@ -84,18 +84,18 @@ fn run(
                 continue;
             }
             let phases: Vec<Phases> =
-                layouts.iter().map(|layout| layout.phases(&work(world, count), algorithm, 5)).collect();
+                layouts.iter().map(|layout| layout.phases(&spec(world, count), algorithm, 5)).collect();
             let schedules: Vec<_> = phases.iter().map(|phases| phases.across.clone()).collect();
             Proof { receives_may_wait: true, ..Proof::new() }.check_schedules(&schedules);
             for (seed, segment, slot) in [(0, 1, 1), (1, 3, 1000), (2, usize::MAX >> 1, 7)] {
                 let buffers = world.ranks().map(|rank| own(world, rank, count)).collect();
                 let before = |rank: Rank| phases[rank.index()].before.clone();
                 let buffers = on_boards(&layouts, before, buffers, slot, true);
-                let mut wire = World::new(schedules.clone(), buffers, segment);
+                let mut wire = SimulatedWorld::new(schedules.clone(), buffers, segment);
                 wire.run(&mut match seed {
-                    0 => Order::Eager,
-                    1 => Order::Lockstep,
-                    _ => Order::Random(Box::new(StdRng::seed_from_u64(seed))),
+                    0 => DeliveryOrder::Eager,
+                    1 => DeliveryOrder::Lockstep,
+                    _ => DeliveryOrder::Random(Box::new(StdRng::seed_from_u64(seed))),
                 });
                 let finished: Vec<u32> = wire.ranks.iter().flat_map(|rank| rank.finished.clone()).collect();
                 let total = finished.iter().sum::<u32>();
@@ -115,7 +115,7 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
     let algorithms = [Algorithm::Ring, Algorithm::Direct, Algorithm::Butterfly, Algorithm::DoubleTree];
     run(
         &algorithms,
-        |_, count| Work::AllReduce { count },
+        |_, count| CollectiveSpec::AllReduce { count },
         |world, rank, count, buffer, finished| {
             assert_eq!(buffer, everyone(world, count), "rank {rank} of {world}");
             assert!(finished as usize >= count, "every element is finished");
@@ -129,7 +129,7 @@ fn reduce_gives_the_root_every_contribution_once() {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         run(
             &[Algorithm::Chain, Algorithm::Tree],
-            |world, count| Work::Reduce { count, root: root(world) },
+            |world, count| CollectiveSpec::Reduce { count, root: root(world) },
             |world, rank, count, buffer, finished| {
                 assert!(rank != root(world) || *buffer == everyone(world, count));
                 assert_eq!(finished as usize, count, "every element is finished once");
@@ -144,7 +144,7 @@ fn broadcast_gives_every_rank_what_the_root_has() {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         run(
             &[Algorithm::Ring, Algorithm::Tree],
-            |world, count| Work::Broadcast { count, root: root(world) },
+            |world, count| CollectiveSpec::Broadcast { count, root: root(world) },
             |world, _, count, buffer, _| assert_eq!(buffer, own(world, root(world), count)),
         );
     }
@@ -152,9 +152,9 @@ fn broadcast_gives_every_rank_what_the_root_has() {
 
 #[test]
 fn the_first_ranks_of_all_hosts_meet_and_every_rank_waits_for_its_first() {
-    run(&[Algorithm::Dissemination], |_, _| Work::Barrier, |_, _, _, _, _| {});
+    run(&[Algorithm::Dissemination], |_, _| CollectiveSpec::Barrier, |_, _, _, _, _| {});
     let layout = |rank| Layout::new(&[0, 0, 1, 1, 2], Rank::new(rank)).unwrap();
-    let across = |rank| layout(rank).phases(&Work::Barrier, Algorithm::Dissemination, 1).across;
+    let across = |rank| layout(rank).phases(&CollectiveSpec::Barrier, Algorithm::Dissemination, 1).across;
     assert_eq!(across(0).peers(), [Rank::new(2), Rank::new(4)]);
     assert!(across(1).steps.is_empty() && across(3).steps.is_empty());
 }
@@ -165,7 +165,8 @@ fn every_slice_has_one_carrier_on_every_host() {
         let world = WorldSize::new(machines.len() as u32).unwrap();
         for rank in world.ranks() {
             let Some(layout) = Layout::new(&machines, rank) else { continue };
-            let schedule = layout.phases(&Work::AllReduce { count: 1000 }, Algorithm::Ring, 1000).across;
+            let schedule =
+                layout.phases(&CollectiveSpec::AllReduce { count: 1000 }, Algorithm::Ring, 1000).across;
             assert!(!schedule.steps.is_empty(), "every rank carries something: {machines:?}");
             let is_local = |peer: &Rank| layout.local_ranks().contains(peer);
             assert!(!schedule.peers().iter().any(is_local), "nothing goes by wire within a host");

@@ -15,7 +15,7 @@ pub const TOKEN_BYTES: usize = 32;
 
 /// Where another process of this host finds the memory: a file that this one has open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct SegmentLocation {
     /// The process.
     pub process: u32,
     /// The number of the file there.
@@ -31,7 +31,7 @@ pub struct Segment {
 }
 
 // SAFETY: the mapping belongs to this value alone, and the memory behind it may be read and written from any thread; who
-// may when is the business of `Board`, which shares the memory with other processes as well.
+// may when is the business of `ShmRounds`, which shares the memory with other processes as well.
 unsafe impl Send for Segment {}
 // SAFETY: as above; nothing here changes through a shared reference.
 unsafe impl Sync for Segment {}
@@ -57,7 +57,7 @@ impl Segment {
     /// # Errors
     ///
     /// When it cannot be opened (another user, another container), or is not what was promised.
-    pub fn open(place: Place, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
+    pub fn open(place: SegmentLocation, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let path = format!("/proc/{}/fd/{}", place.process, place.file);
         let file = OwnedFd::from(OpenOptions::new().read(true).write(true).open(path)?);
         let seals = fcntl_get_seals(&file)?;
@@ -79,9 +79,9 @@ impl Segment {
     }
 
     /// Where others find it, until [`Segment::close`].
-    pub fn place(&self) -> Option<Place> {
+    pub fn place(&self) -> Option<SegmentLocation> {
         let file = self.file.as_ref()?.as_raw_fd();
-        Some(Place { process: process::id(), file: u32::try_from(file).ok()? })
+        Some(SegmentLocation { process: process::id(), file: u32::try_from(file).ok()? })
     }
 
     /// Closes the file: from now on nobody can open it. The mapping stays.
@@ -165,8 +165,10 @@ mod tests {
     fn a_file_that_is_none_of_ours_is_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
-        let place = Place { process: process::id(), file: file.as_raw_fd() as u32 };
+        let place = SegmentLocation { process: process::id(), file: file.as_raw_fd() as u32 };
         assert!(Segment::open(place, 8192, &[0; TOKEN_BYTES]).is_err(), "not sealed");
-        assert!(Segment::open(Place { process: u32::MAX, file: 0 }, 8192, &[0; TOKEN_BYTES]).is_err());
+        assert!(
+            Segment::open(SegmentLocation { process: u32::MAX, file: 0 }, 8192, &[0; TOKEN_BYTES]).is_err()
+        );
     }
 }

@@ -8,13 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::OpId;
-use super::operation::Key;
+use super::operation::OperationKey;
 use crate::wire::frame::HEADER_BYTES;
 
 /// The operations that have something to send to one peer. Each is in one of `ready`, `waiting`, `starved`, `held` and
 /// `in_flight`, or further back in `unopened`.
 #[derive(Default)]
-pub(super) struct Turns {
+pub(super) struct SendQueue {
     /// Those that may be able to send, the next one first.
     ready: VecDeque<OpId>,
     /// Those that can send nothing before something of theirs has been applied: nobody asks them until then, however many
@@ -29,14 +29,14 @@ pub(super) struct Turns {
     /// Those that can do nothing before the peer is ready.
     held: BTreeSet<OpId>,
     /// What has been announced and not been answered yet. The peer knows no more of it than is here.
-    announcing: BTreeSet<Key>,
+    announcing: BTreeSet<OperationKey>,
     /// Those that would be announced if there were room; they are among the starved or the held.
     unannounced: BTreeSet<OpId>,
     /// The one whose segment has been given out.
     in_flight: Option<OpId>,
 }
 
-impl Turns {
+impl SendQueue {
     /// A collective begins to send.
     pub(super) fn enter(&mut self, id: OpId) {
         self.ready.push_back(id);
@@ -90,7 +90,7 @@ impl Turns {
     }
 
     /// It is to be announced; whether it may be now, of at most `limit` at a time.
-    pub(super) fn announce(&mut self, id: OpId, key: Key, limit: usize) -> bool {
+    pub(super) fn announce(&mut self, id: OpId, key: OperationKey, limit: usize) -> bool {
         let may = self.announcing.len() < limit;
         if may {
             self.announcing.insert(key);
@@ -117,17 +117,17 @@ impl Turns {
     }
 
     /// Its segment has been given out.
-    pub(super) fn fly(&mut self, id: OpId) {
+    pub(super) fn mark_in_flight(&mut self, id: OpId) {
         self.in_flight = Some(id);
     }
 
     /// The segment that was given out has been sent; whose it was.
-    pub(super) fn land(&mut self) -> Option<OpId> {
+    pub(super) fn take_in_flight(&mut self) -> Option<OpId> {
         self.in_flight.take()
     }
 
     /// The peer is ready for more of the operation, if it is still under way here.
-    pub(super) fn unpark(&mut self, key: Key, id: Option<OpId>) {
+    pub(super) fn unpark(&mut self, key: OperationKey, id: Option<OpId>) {
         if self.announcing.remove(&key)
             && let Some(first) = self.unannounced.first().copied()
         {

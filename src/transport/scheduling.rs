@@ -18,7 +18,7 @@ const NO_FLAGS: libc::c_uint = 0;
 /// # Errors
 ///
 /// What the system says if it refuses. Only time is lost.
-pub(crate) fn take_short_turns() -> io::Result<()> {
+pub(crate) fn request_short_slices() -> io::Result<()> {
     let mut attributes = of_this_thread()?;
     if attributes.sched_policy != libc::SCHED_OTHER as u32 {
         return Ok(());
@@ -56,7 +56,7 @@ mod tests {
     fn turns_become_short_and_nothing_else_changes() {
         let before = of_this_thread().unwrap();
         for _ in 0..2 {
-            take_short_turns().unwrap();
+            request_short_slices().unwrap();
             let after = of_this_thread().unwrap();
             // Kernels before 6.12 say 0.
             assert!([0, TURN].contains(&after.sched_runtime), "{} ns", after.sched_runtime);

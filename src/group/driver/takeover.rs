@@ -2,19 +2,19 @@
 //! them as it does for those that it calls; the progress thread, which takes no processor from who computes, has them back
 //! afterwards.
 
-use super::shared::Shared;
+use super::shared::DriverShared;
 use crate::engine::OpId;
 
 /// That a thread waits for operations.
-pub(super) struct Attending<'a> {
-    shared: &'a Shared,
+pub(super) struct TakeoverGuard<'a> {
+    shared: &'a DriverShared,
     /// Those that the progress thread had.
     ids: Vec<OpId>,
 }
 
-impl Shared {
+impl DriverShared {
     /// Takes operations over from the progress thread until what it gives is dropped.
-    pub(super) fn attend(&self, ids: impl Iterator<Item = OpId>) -> Attending<'_> {
+    pub(super) fn take_over_driving(&self, ids: impl Iterator<Item = OpId>) -> TakeoverGuard<'_> {
         let mut core = self.lock();
         let ids: Vec<OpId> = ids.filter(|id| core.unattended.remove(id)).collect();
         // The progress thread may be asleep at the sockets, where this one has to be.
@@ -23,11 +23,11 @@ impl Shared {
         if is_handed_over {
             let _ = self.waker.wake();
         }
-        Attending { shared: self, ids }
+        TakeoverGuard { shared: self, ids }
     }
 }
 
-impl Drop for Attending<'_> {
+impl Drop for TakeoverGuard<'_> {
     fn drop(&mut self) {
         if self.ids.is_empty() {
             return;

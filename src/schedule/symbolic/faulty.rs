@@ -1,7 +1,7 @@
 //! A proof that cannot fail proves nothing: schedules with a mistake in them.
 
 use super::super::{Action, After, Inbound, Outbound, Schedule, Step, reduce, reduce_tree};
-use super::{Order, Proof, World, own};
+use super::{DeliveryOrder, Proof, SimulatedWorld, own};
 use crate::types::{Rank, WorldSize};
 
 /// Two ranks that send each other as many elements as given, in one step.
@@ -16,10 +16,10 @@ fn swap(sent: [usize; 2], received: [usize; 2], action: Action) -> Vec<Schedule>
     [0, 1].map(|rank| Schedule { steps: vec![step(rank)] }).into()
 }
 
-fn run(schedules: Vec<Schedule>, order: &mut Order) {
+fn run(schedules: Vec<Schedule>, order: &mut DeliveryOrder) {
     let world = WorldSize::new(schedules.len() as u32).unwrap();
     let buffers = world.ranks().map(|rank| own(world, rank, 4)).collect();
-    World::new(schedules, buffers, 1).run(order);
+    SimulatedWorld::new(schedules, buffers, 1).run(order);
 }
 
 /// The second rank has sent one element when the first one's four are there.
@@ -32,13 +32,13 @@ fn a_receive_that_overtakes_a_send_is_found() {
         let send = schedule.steps[0].send.take();
         schedule.steps.push(Step { send, receive: None });
     }
-    run(schedules, &mut Order::Random(Box::new(rand::SeedableRng::seed_from_u64(1))));
+    run(schedules, &mut DeliveryOrder::Random(Box::new(rand::SeedableRng::seed_from_u64(1))));
 }
 
 #[test]
 #[should_panic(expected = "another message")]
 fn ranges_of_different_lengths_are_found() {
-    run(swap([2, 1], [1, 1], Action::Copy), &mut Order::Lockstep);
+    run(swap([2, 1], [1, 1], Action::Copy), &mut DeliveryOrder::Lockstep);
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn ranges_of_different_lengths_are_found() {
 fn a_message_that_nobody_sends_is_found() {
     let mut schedules = swap([1, 1], [1, 1], Action::Copy);
     schedules[0].steps[0].send = None;
-    run(schedules, &mut Order::Eager);
+    run(schedules, &mut DeliveryOrder::Eager);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_contribution_that_comes_twice_is_found() {
         again.send.as_mut().unwrap().after = Some(After(0));
         schedule.steps.push(again);
     }
-    run(schedules, &mut Order::Eager);
+    run(schedules, &mut DeliveryOrder::Eager);
 }
 
 /// The chain to root 0 begins at rank 1 and ends with 0's own contribution.

@@ -2,9 +2,9 @@
 //! which no result can depend on, because what is taken was posted in the same round.
 
 use super::super::Action;
-use super::super::Work;
-use super::super::board::{Fold, Plan, Round};
+use super::super::CollectiveSpec;
 use super::super::partition::Partition;
+use super::super::rounds::{OrderedReduce, Round, RoundPlan};
 use super::{EXTENT, Value, cut, every_part, everyone, lengths, own, own_part, roots};
 use crate::types::{Rank, WorldSize};
 
@@ -13,7 +13,7 @@ const RANKS_MAX: u32 = if cfg!(miri) { 3 } else { 16 };
 
 /// Runs a plan on all ranks, for slots that hold everything and slots that do not, and hands the end to `check`.
 fn run(
-    work: impl Fn(WorldSize, usize) -> Work,
+    spec: impl Fn(WorldSize, usize) -> CollectiveSpec,
     initial: impl Fn(WorldSize, Rank, usize) -> Vec<Value>,
     check: impl Fn(WorldSize, Rank, usize, &[Value]),
 ) {
@@ -21,7 +21,7 @@ fn run(
         let world = WorldSize::new(ranks).unwrap();
         for count in lengths(world) {
             for slot in [world.as_usize(), 2 * world.as_usize() + 1, 1000] {
-                let plan = |rank| Plan::new(world, rank, slot, 0, work(world, count));
+                let plan = |rank| RoundPlan::new(world, rank, slot, 0, spec(world, count));
                 let buffers =
                     play(world, slot, &plan, world.ranks().map(|r| initial(world, r, count)).collect());
                 for rank in world.ranks() {
@@ -35,7 +35,7 @@ fn run(
 pub(super) fn play(
     world: WorldSize,
     slot: usize,
-    plan: &impl Fn(Rank) -> Plan,
+    plan: &impl Fn(Rank) -> RoundPlan,
     buffers: Vec<Vec<Value>>,
 ) -> Vec<Vec<Value>> {
     play_with(world, slot, plan, buffers, &|_| false)
@@ -45,7 +45,7 @@ pub(super) fn play(
 fn play_with(
     world: WorldSize,
     slot: usize,
-    plan: &impl Fn(Rank) -> Plan,
+    plan: &impl Fn(Rank) -> RoundPlan,
     mut buffers: Vec<Vec<Value>>,
     lends: &impl Fn(Rank) -> bool,
 ) -> Vec<Vec<Value>> {
@@ -70,18 +70,19 @@ fn play_with(
         }
         for rank in world.ranks() {
             plan(rank).fill(number, &mut round);
-            if let Some(fold) = &round.fold {
+            if let Some(ordered_reduce) = &round.ordered_reduce {
                 assert!(round.takes.is_empty(), "one or the other");
                 for from in world.ranks().filter(|&from| round.exchange.is_some() && lends(from)) {
-                    let lent = &buffers[from.index()][fold.range.clone()];
-                    slots[from.index()][fold.at..fold.at + lent.len()].copy_from_slice(lent);
+                    let lent = &buffers[from.index()][ordered_reduce.range.clone()];
+                    slots[from.index()][ordered_reduce.at..ordered_reduce.at + lent.len()]
+                        .copy_from_slice(lent);
                 }
                 let next = &mut next_slots[rank.index()];
-                let result = reduced(world, rank, fold, &buffers[rank.index()], &slots);
-                if fold.is_posted_next {
+                let result = reduced(world, rank, ordered_reduce, &buffers[rank.index()], &slots);
+                if ordered_reduce.is_posted_next {
                     next[..result.len()].copy_from_slice(&result);
                 }
-                buffers[rank.index()][fold.range.clone()].copy_from_slice(&result);
+                buffers[rank.index()][ordered_reduce.range.clone()].copy_from_slice(&result);
             }
             let mut sources: Vec<Rank> = round.takes.iter().map(|take| take.from).collect();
             sources.sort_unstable();
@@ -108,11 +109,18 @@ fn play_with(
 }
 
 /// The contributions in rank order: the rank's own in its buffer, all others in slots.
-fn reduced(world: WorldSize, rank: Rank, fold: &Fold, buffer: &[Value], slots: &[Vec<Value>]) -> Vec<Value> {
+fn reduced(
+    world: WorldSize,
+    rank: Rank,
+    ordered_reduce: &OrderedReduce,
+    buffer: &[Value],
+    slots: &[Vec<Value>],
+) -> Vec<Value> {
     let mut result: Vec<Value> = Vec::new();
     for from in world.ranks() {
-        let place = fold.at..fold.at + fold.range.len();
-        let arrived = if from == rank { &buffer[fold.range.clone()] } else { &slots[from.index()][place] };
+        let place = ordered_reduce.at..ordered_reduce.at + ordered_reduce.range.len();
+        let arrived =
+            if from == rank { &buffer[ordered_reduce.range.clone()] } else { &slots[from.index()][place] };
         if from == Rank::ZERO {
             result = arrived.to_vec();
             continue;
@@ -128,11 +136,11 @@ fn reduced(world: WorldSize, rank: Rank, fold: &Fold, buffer: &[Value], slots: &
 
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_in_order() {
-    let two_shot = |_, count| Work::AllReduce { count };
+    let two_shot = |_, count| CollectiveSpec::AllReduce { count };
     run(two_shot, own, |world, _, count, buffer| assert_eq!(buffer, everyone(world, count)));
     for ranks in 1..=RANKS_MAX {
         let world = WorldSize::new(ranks).unwrap();
-        let plan = |rank| Plan::new(world, rank, 100, 97, Work::AllReduce { count: 97 });
+        let plan = |rank| RoundPlan::new(world, rank, 100, 97, CollectiveSpec::AllReduce { count: 97 });
         let buffers = play(world, 100, &plan, world.ranks().map(|rank| own(world, rank, 97)).collect());
         assert!(buffers.iter().all(|buffer| *buffer == everyone(world, 97)));
     }
@@ -154,19 +162,20 @@ fn in_place_every_rank_gets_every_contribution_in_order() {
             let mut round = Round::default();
             let mut touched = vec![0; count];
             for rank in order {
-                let mut plan = Plan::new(world, rank, 7, 0, Work::AllReduce { count });
+                let mut plan = RoundPlan::new(world, rank, 7, 0, CollectiveSpec::AllReduce { count });
                 plan.fill(0, &mut round);
                 let range = round.exchange.take().expect("the first round can be done in place").range;
                 touched[range.clone()].iter_mut().for_each(|times| *times += 1);
-                let fold = Fold { range: range.clone(), at: range.start, is_posted_next: false };
-                let result = reduced(world, rank, &fold, &buffers[rank.index()], &buffers);
+                let ordered_reduce =
+                    OrderedReduce { range: range.clone(), at: range.start, is_posted_next: false };
+                let result = reduced(world, rank, &ordered_reduce, &buffers[rank.index()], &buffers);
                 for buffer in &mut buffers {
                     buffer[range.clone()].copy_from_slice(&result);
                 }
                 plan.go_in_place();
                 assert_eq!(plan.rounds(), 2, "whatever the length");
                 plan.fill(1, &mut round);
-                assert!(round.puts.is_empty() && round.fold.is_none() && round.exchange.is_none());
+                assert!(round.puts.is_empty() && round.ordered_reduce.is_none() && round.exchange.is_none());
                 let mut awaited: Vec<Rank> = round.takes.iter().map(|take| take.from).chain([rank]).collect();
                 awaited.sort_unstable();
                 assert!(awaited.into_iter().eq(world.ranks()), "nobody goes on before everybody is done");
@@ -186,7 +195,7 @@ fn where_some_lend_their_buffers_all_go_by_slots() {
         for count in lengths(world) {
             for lending in [|rank: Rank| rank.get() == 1, |rank: Rank| rank.get() > 0] {
                 let slot = 2 * world.as_usize() + 1;
-                let plan = |rank| Plan::new(world, rank, slot, 0, Work::AllReduce { count });
+                let plan = |rank| RoundPlan::new(world, rank, slot, 0, CollectiveSpec::AllReduce { count });
                 let initial = world.ranks().map(|rank| own(world, rank, count)).collect();
                 let buffers = play_with(world, slot, &plan, initial, &lending);
                 assert!(buffers.iter().all(|buffer| *buffer == everyone(world, count)));
@@ -199,8 +208,8 @@ fn where_some_lend_their_buffers_all_go_by_slots() {
 fn reduce_gives_the_root_every_contribution() {
     for which in 0..4 {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
-        let work = |world, count| Work::Reduce { count, root: root(world) };
-        run(work, own, |world, rank, count, buffer| {
+        let spec = |world, count| CollectiveSpec::Reduce { count, root: root(world) };
+        run(spec, own, |world, rank, count, buffer| {
             assert!(rank != root(world) || *buffer == everyone(world, count));
         });
     }
@@ -209,14 +218,14 @@ fn reduce_gives_the_root_every_contribution() {
 #[test]
 fn parts_are_reduced_and_gathered() {
     for which in 0..2 {
-        let scattered = |world, count| Work::ReduceScatter(cut(count, world, which));
+        let scattered = |world, count| CollectiveSpec::ReduceScatter(cut(count, world, which));
         run(scattered, own, |world, rank, count, buffer| {
             for element in cut(count, world, which).range(rank) {
                 assert_eq!(buffer[element], Value::of_first(world.get(), element));
             }
         });
         run(
-            |world, count| Work::AllGather(cut(count, world, which)),
+            |world, count| CollectiveSpec::AllGather(cut(count, world, which)),
             |world, rank, count| own_part(&cut(count, world, which), rank),
             |world, _, count, buffer| assert_eq!(buffer, every_part(&cut(count, world, which), world)),
         );
@@ -229,12 +238,12 @@ fn roots_give_and_get() {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         let parts = |world, count| cut(count, world, which);
         run(
-            |world, count| Work::Broadcast { count, root: root(world) },
+            |world, count| CollectiveSpec::Broadcast { count, root: root(world) },
             own,
             |world, _, count, buffer| assert_eq!(buffer, own(world, root(world), count)),
         );
         run(
-            |world, count| Work::Gather { partition: parts(world, count), root: root(world) },
+            |world, count| CollectiveSpec::Gather { partition: parts(world, count), root: root(world) },
             |world, rank, count| {
                 let whole = own_part(&parts(world, count), rank);
                 if rank == root(world) { whole } else { whole[parts(world, count).range(rank)].to_vec() }
@@ -244,7 +253,7 @@ fn roots_give_and_get() {
             },
         );
         run(
-            |world, count| Work::Scatter { partition: parts(world, count), root: root(world) },
+            |world, count| CollectiveSpec::Scatter { partition: parts(world, count), root: root(world) },
             |world, rank, count| {
                 let length = parts(world, count).range(rank).len();
                 if rank == root(world) { own(world, rank, count) } else { vec![Value::BLANK; length] }
@@ -261,7 +270,7 @@ fn roots_give_and_get() {
 #[test]
 fn prefixes_are_those_of_the_ranks_before() {
     run(
-        |_, count| Work::Scan { count },
+        |_, count| CollectiveSpec::Scan { count },
         own,
         |_, rank, count, buffer| {
             let expected = (0..count).map(|element| Value::of_first(rank.get() + 1, element));
@@ -270,7 +279,7 @@ fn prefixes_are_those_of_the_ranks_before() {
     );
     let with_room = |world, rank, count| [own(world, rank, count), vec![Value::BLANK; count]].concat();
     run(
-        |_, count| Work::Exscan { count },
+        |_, count| CollectiveSpec::Exscan { count },
         with_room,
         |_, rank, count, buffer| {
             let expected = |element| {
@@ -287,7 +296,7 @@ fn everybody_gets_what_everybody_has_for_it() {
     run(
         |world, part| {
             let parts = Partition::alike(part, world);
-            Work::AllToAll { send: parts.clone(), receive: parts, is_even: true }
+            CollectiveSpec::AllToAll { send: parts.clone(), receive: parts, is_even: true }
         },
         |world, rank, part| {
             let sent = world.ranks().flat_map(|to| (0..part).map(move |index| name(rank, to, index)));
@@ -308,13 +317,13 @@ fn everybody_gets_what_everybody_has_for_it() {
 fn a_barrier_waits_for_everybody() {
     let mut round = Round::default();
     let world = WorldSize::new(5).unwrap();
-    Plan::new(world, Rank::new(3), 0, 0, Work::Barrier).fill(0, &mut round);
+    RoundPlan::new(world, Rank::new(3), 0, 0, CollectiveSpec::Barrier).fill(0, &mut round);
     let mut awaited: Vec<u32> = round.takes.iter().map(|take| take.from.get()).collect();
     awaited.sort_unstable();
     assert_eq!(awaited, [0, 1, 2, 4]);
     let partition = Partition::even(0, world);
     assert_eq!(
-        Plan::new(world, Rank::ZERO, 9, 0, Work::AllGather(partition)).rounds(),
+        RoundPlan::new(world, Rank::ZERO, 9, 0, CollectiveSpec::AllGather(partition)).rounds(),
         1,
         "empty buffers meet too"
     );

@@ -1,14 +1,14 @@
 //! Operations whose progress is seen elsewhere: ranks that share memory do them there. The engine keeps their deadlines, knows
 //! whom they wait for, and fails them with the job.
 
-use super::operation::{Call, Key};
+use super::operation::{OperationInfo, OperationKey};
 use super::{Begin, Engine, Failure, OpId, Timestamp, begin};
 use crate::types::{Contract, Rank, Site};
 use crate::wire::{Header, Kind};
 
 /// An operation of which only this is known.
-pub(super) struct Watched {
-    pub(super) call: Call,
+pub(super) struct ExternalOperation {
+    pub(super) call: OperationInfo,
     /// The ranks that have to do something before it can go on.
     pub(super) awaited: Vec<Rank>,
 }
@@ -19,33 +19,33 @@ impl Engine {
     /// # Errors
     ///
     /// The failure, if the job has failed before.
-    pub fn watch(&mut self, now: Timestamp, asked: Begin, sequence: u64) -> Result<OpId, Failure> {
+    pub fn begin_external(&mut self, now: Timestamp, asked: Begin, sequence: u64) -> Result<OpId, Failure> {
         self.check()?;
         let id = self.next_id();
-        let call = begin::call(now, asked, Key::Collective { group: asked.group, sequence });
+        let call = begin::call(now, asked, OperationKey::Collective { group: asked.group, sequence });
         self.deadlines.insert((call.deadline, id));
-        self.watched.insert(id, Watched { call, awaited: Vec::new() });
+        self.external.insert(id, ExternalOperation { call, awaited: Vec::new() });
         Ok(id)
     }
 
     /// Gives the next number of a group to an operation that consists of others, which have numbers elsewhere: a rank that
     /// has another operation of that number asks for something else.
     pub fn number(&mut self, group: u32, asked: (Contract, Site)) -> OpId {
-        self.past.begin(group, asked);
+        self.history.begin(group, asked);
         self.next_id()
     }
 
     /// Takes note of an operation that is over, for a rank that comes to it later and asks for something else.
     pub fn remember(&mut self, group: u32, sequence: u64, asked: (Contract, Site)) {
-        self.past.note(group, sequence, asked);
+        self.history.note(group, sequence, asked);
     }
 
     /// An operation that is watched waits for these ranks. One of them that has left ends the job.
     pub fn await_ranks(&mut self, id: OpId, ranks: Vec<Rank>) {
         let gone = |rank: &&Rank| self.links.get(rank).is_some_and(|link| link.left || link.lost);
         let gone = ranks.iter().find(gone).copied();
-        if let Some(watched) = self.watched.get_mut(&id) {
-            watched.awaited = ranks;
+        if let Some(external) = self.external.get_mut(&id) {
+            external.awaited = ranks;
             if let Some(rank) = gone {
                 self.fail_left(rank);
             }
@@ -53,9 +53,9 @@ impl Engine {
     }
 
     /// An operation that was watched is over.
-    pub fn unwatch(&mut self, id: OpId) {
-        if let Some(watched) = self.watched.remove(&id) {
-            self.deadlines.remove(&(watched.call.deadline, id));
+    pub fn end_external(&mut self, id: OpId) {
+        if let Some(external) = self.external.remove(&id) {
+            self.deadlines.remove(&(external.call.deadline, id));
         }
     }
 

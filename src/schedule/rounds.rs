@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use super::partition::{Partition, chunk};
-use super::{Action, Work};
+use super::{Action, CollectiveSpec};
 use crate::types::{Rank, WorldSize};
 
 /// Elements that a rank posts.
@@ -39,7 +39,7 @@ pub struct Take {
 
 /// Elements of a rank's buffer that it reduces: its own contribution lies there, the others' in their slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Fold {
+pub struct OrderedReduce {
     /// Where they lie in its buffer, and where the result goes.
     pub range: Range<usize>,
     /// The element of the others' slots where they begin.
@@ -63,9 +63,9 @@ pub struct Round {
     /// What it posts; nothing is posted as well, and is a signal.
     pub puts: Vec<Put>,
     /// What it reduces, of all ranks in rank order.
-    pub fold: Option<Fold>,
-    /// What it does instead of all else, if every rank has said where its whole buffer lies: see [`Plan::go_in_place`]. A rank
-    /// that says so posts nothing else; from its buffer others take what they would from its slot.
+    pub ordered_reduce: Option<OrderedReduce>,
+    /// What it does instead of all else, if every rank has said where its whole buffer lies ([`RoundPlan::go_in_place`]). Such
+    /// a rank posts nothing else; the others read its buffer instead of its slot.
     pub exchange: Option<Exchange>,
     /// What it takes, in this order. An empty range waits for the rank to have posted.
     pub takes: Vec<Take>,
@@ -73,30 +73,30 @@ pub struct Round {
 
 /// What one rank does in one operation. All ranks have as many rounds.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Plan {
+pub struct RoundPlan {
     world: WorldSize,
     rank: Rank,
     /// Elements of a slot.
     slot: usize,
-    work: Work,
+    spec: CollectiveSpec,
     /// Everybody reduces everything, in one round.
     is_one_shot: bool,
     /// Everybody's buffer is reduced where it lies.
     is_in_place: bool,
 }
 
-impl Plan {
+impl RoundPlan {
     /// What `rank` does, in slots of so many elements: at least one for each rank. An all-reduce of at most `one_shot`
     /// elements is done by everybody alone.
     ///
     /// # Panics
     ///
     /// If not all ranks know the lengths of all parts, and so how many rounds there are.
-    pub fn new(world: WorldSize, rank: Rank, slot: usize, one_shot: usize, work: Work) -> Self {
-        assert!(work.is_known(), "all ranks have as many rounds");
+    pub fn new(world: WorldSize, rank: Rank, slot: usize, one_shot: usize, spec: CollectiveSpec) -> Self {
+        assert!(spec.is_known(), "all ranks have as many rounds");
         let slot = slot.max(world.as_usize());
-        let is_one_shot = matches!(work, Work::AllReduce { count } if count <= slot.min(one_shot));
-        Self { world, rank, slot, work, is_one_shot, is_in_place: false }
+        let is_one_shot = matches!(spec, CollectiveSpec::AllReduce { count } if count <= slot.min(one_shot));
+        Self { world, rank, slot, spec, is_one_shot, is_in_place: false }
     }
 
     /// Goes on without slots: in the round whose [`Round::exchange`] this is all ranks have said where their buffers lie, so all
@@ -109,23 +109,23 @@ impl Plan {
     pub fn rounds(&self) -> usize {
         let longest =
             |partition: &Partition| self.world.ranks().map(|rank| partition.range(rank).len()).max();
-        let rounds = match &self.work {
-            Work::Barrier => 1,
-            Work::AllReduce { .. } if self.is_one_shot => 1,
-            Work::AllReduce { .. } if self.is_in_place => 2,
-            Work::AllReduce { count } | Work::Reduce { count, .. } => {
+        let rounds = match &self.spec {
+            CollectiveSpec::Barrier => 1,
+            CollectiveSpec::AllReduce { .. } if self.is_one_shot => 1,
+            CollectiveSpec::AllReduce { .. } if self.is_in_place => 2,
+            CollectiveSpec::AllReduce { count } | CollectiveSpec::Reduce { count, .. } => {
                 return 2 * count.div_ceil(self.slot).max(1);
             }
-            Work::ReduceScatter(partition) | Work::Scatter { partition, .. } => {
+            CollectiveSpec::ReduceScatter(partition) | CollectiveSpec::Scatter { partition, .. } => {
                 longest(partition).unwrap_or_default().div_ceil(self.share())
             }
-            Work::AllGather(partition) | Work::Gather { partition, .. } => {
+            CollectiveSpec::AllGather(partition) | CollectiveSpec::Gather { partition, .. } => {
                 longest(partition).unwrap_or_default().div_ceil(self.slot)
             }
-            Work::AllToAll { send, .. } => longest(send).unwrap_or_default().div_ceil(self.share()),
-            Work::Broadcast { count, .. } | Work::Scan { count } | Work::Exscan { count } => {
-                count.div_ceil(self.slot)
-            }
+            CollectiveSpec::AllToAll { send, .. } => longest(send).unwrap_or_default().div_ceil(self.share()),
+            CollectiveSpec::Broadcast { count, .. }
+            | CollectiveSpec::Scan { count }
+            | CollectiveSpec::Exscan { count } => count.div_ceil(self.slot),
         };
         rounds.max(1)
     }
@@ -138,49 +138,54 @@ impl Plan {
     /// Replaces what is in `round` by what this rank does in the round of that number, counted from 0.
     pub fn fill(&self, number: usize, round: &mut Round) {
         round.puts.clear();
-        round.fold = None;
+        round.ordered_reduce = None;
         round.exchange = None;
         round.takes.clear();
         let share = self.share();
         let of_slot = |range: Range<usize>| piece(&range, number, self.slot);
         let of_share = |range: Range<usize>| piece(&range, number, share);
-        match &self.work {
-            Work::Barrier => self.take_from_others(round, |_| (0, 0..0)),
-            Work::AllReduce { count } if self.is_one_shot => {
+        match &self.spec {
+            CollectiveSpec::Barrier => self.take_from_others(round, |_| (0, 0..0)),
+            CollectiveSpec::AllReduce { count } if self.is_one_shot => {
                 round.put(0..*count, 0);
                 self.reduce(round, 0, &(0..*count), self.world.get());
             }
-            Work::AllReduce { count } => self.all_reduce(round, number, *count),
-            Work::Reduce { count, root } => self.two_shot(round, number, *count, Some(*root)),
-            Work::ReduceScatter(partition) => {
+            CollectiveSpec::AllReduce { count } => self.all_reduce(round, number, *count),
+            CollectiveSpec::Reduce { count, root } => self.two_shot(round, number, *count, Some(*root)),
+            CollectiveSpec::ReduceScatter(partition) => {
                 for rank in self.others() {
                     round.put(of_share(partition.range(rank)), rank.index() * share);
                 }
                 let range = of_share(partition.range(self.rank));
-                round.fold = Some(Fold { range, at: self.rank.index() * share, is_posted_next: false });
+                round.ordered_reduce =
+                    Some(OrderedReduce { range, at: self.rank.index() * share, is_posted_next: false });
             }
-            Work::AllGather(partition) => {
+            CollectiveSpec::AllGather(partition) => {
                 round.put(of_slot(partition.range(self.rank)), 0);
                 self.take_from_others(round, |rank| (0, of_slot(partition.range(rank))));
             }
-            Work::Broadcast { count, root } if self.rank == *root => round.put(of_slot(0..*count), 0),
-            Work::Broadcast { count, root } => round.take(*root, 0, of_slot(0..*count), Action::Copy),
-            Work::Gather { partition, root } if self.rank == *root => {
+            CollectiveSpec::Broadcast { count, root } if self.rank == *root => {
+                round.put(of_slot(0..*count), 0);
+            }
+            CollectiveSpec::Broadcast { count, root } => {
+                round.take(*root, 0, of_slot(0..*count), Action::Copy);
+            }
+            CollectiveSpec::Gather { partition, root } if self.rank == *root => {
                 self.take_from_others(round, |rank| (0, of_slot(partition.range(rank))));
             }
-            Work::Gather { partition, .. } => {
+            CollectiveSpec::Gather { partition, .. } => {
                 round.put(of_slot(0..partition.range(self.rank).len()), 0);
             }
-            Work::Scatter { partition, root } if self.rank == *root => {
+            CollectiveSpec::Scatter { partition, root } if self.rank == *root => {
                 for rank in self.others() {
                     round.put(of_share(partition.range(rank)), rank.index() * share);
                 }
             }
-            Work::Scatter { partition, root } => {
+            CollectiveSpec::Scatter { partition, root } => {
                 let own = of_share(0..partition.range(self.rank).len());
                 round.take(*root, self.rank.index() * share, own, Action::Copy);
             }
-            Work::AllToAll { send, receive, .. } => {
+            CollectiveSpec::AllToAll { send, receive, .. } => {
                 for rank in self.others() {
                     round.put(of_share(send.range(rank)), rank.index() * share);
                 }
@@ -189,12 +194,12 @@ impl Plan {
                     (self.rank.index() * share, send.total() + part.start..send.total() + part.end)
                 });
             }
-            Work::Scan { count } => {
+            CollectiveSpec::Scan { count } => {
                 let own = of_slot(0..*count);
                 round.put(own.clone(), 0);
                 self.reduce(round, 0, &own, self.rank.get() + 1);
             }
-            Work::Exscan { count } => {
+            CollectiveSpec::Exscan { count } => {
                 let own = of_slot(0..*count);
                 round.put(own.clone(), 0);
                 self.reduce(round, 0, &(count + own.start..count + own.end), self.rank.get());
@@ -226,7 +231,8 @@ impl Plan {
             // Nobody else wants its own chunk.
             round.put(block.start..own.start, 0);
             round.put(own.end..block.end, own.end - block.start);
-            round.fold = Some(Fold { at: own.start - block.start, range: own, is_posted_next: true });
+            round.ordered_reduce =
+                Some(OrderedReduce { at: own.start - block.start, range: own, is_posted_next: true });
             return;
         }
         if root.is_none_or(|root| root == self.rank) {

@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::reduce;
-use crate::schedule::Work;
-use crate::transport::shm::{BoardSize, Segment, Spot, TOKEN_BYTES};
+use crate::schedule::CollectiveSpec;
+use crate::transport::shm::{BufferRef, RoundsSize, Segment, TOKEN_BYTES};
 use crate::types::{Algorithm, DType, Operation, ReduceOp, Site, WorldSize};
 
 const RANKS: u32 = 3;
@@ -14,8 +14,8 @@ const TOKEN: [u8; TOKEN_BYTES] = [6; TOKEN_BYTES];
 
 /// A rank, which has a buffer of the group.
 struct Seat {
-    desk: Desk,
-    own: OwnWindow,
+    shm_executor: ShmExecutor,
+    own: ExposedBuffer,
     _alive: Arc<()>,
 }
 
@@ -24,27 +24,27 @@ fn world() -> WorldSize {
 }
 
 fn seats() -> Vec<Seat> {
-    let size = BoardSize { ranks: RANKS as usize, slot_bytes: SLOT * size_of::<f32>() };
+    let size = RoundsSize { ranks: RANKS as usize, slot_bytes: SLOT * size_of::<f32>() };
     let bytes = COUNT * size_of::<f32>();
     let first = Segment::create(size.bytes(), &TOKEN).unwrap();
     let place = first.place().unwrap();
     let others = (1..RANKS).map(|_| Segment::open(place, size.bytes(), &TOKEN).unwrap());
     let segments: Vec<Segment> = others.collect();
-    let own: Vec<OwnWindow> = (0..RANKS).map(|_| OwnWindow::create(bytes, &TOKEN).unwrap()).collect();
+    let own: Vec<ExposedBuffer> = (0..RANKS).map(|_| ExposedBuffer::create(bytes, &TOKEN).unwrap()).collect();
     let places: Vec<_> = own.iter().map(|own| own.place().unwrap()).collect();
     let segments = std::iter::once(first).chain(segments);
-    let seat = |(rank, (segment, own)): (usize, (Segment, OwnWindow))| {
-        let mut desk = Desk::new(Board::new(segment, size, rank), Meter::default());
+    let seat = |(rank, (segment, own)): (usize, (Segment, ExposedBuffer))| {
+        let mut shm_executor = ShmExecutor::new(ShmRounds::new(segment, size, rank), Meter::default());
         let others = places.iter().enumerate().filter(|(other, _)| *other != rank);
-        let others = others.map(|(_, place)| Window::open(*place, bytes, &TOKEN).unwrap()).collect();
+        let others = others.map(|(_, place)| RemoteBuffer::open(*place, bytes, &TOKEN).unwrap()).collect();
         let alive = Arc::new(());
-        desk.shelve(&own, Arc::downgrade(&alive), others);
-        Seat { desk, own, _alive: alive }
+        shm_executor.register_buffer(&own, Arc::downgrade(&alive), others);
+        Seat { shm_executor, own, _alive: alive }
     };
     segments.zip(own).enumerate().map(seat).collect()
 }
 
-fn begin(desk: &mut Desk, work: Work) -> Errand {
+fn begin(shm_executor: &mut ShmExecutor, work: CollectiveSpec) -> ShmOperation {
     let contract = Contract {
         operation: work.operation(),
         dtype: DType::F32,
@@ -54,10 +54,10 @@ fn begin(desk: &mut Desk, work: Work) -> Errand {
         count: work.count() as u64,
         layout: 0,
     };
-    let rank = Rank::new(desk.board.rank() as u32);
+    let rank = Rank::new(shm_executor.rounds.rank() as u32);
     let kernels = reduce::kernels(DType::F32, ReduceOp::Sum);
-    let plan = Plan::new(world(), rank, SLOT, 0, work);
-    desk.take_on((contract, Site::here()), Order { plan, kernels, divisor: RANKS })
+    let plan = RoundPlan::new(world(), rank, SLOT, 0, work);
+    shm_executor.take_on((contract, Site::here()), ShmRequest { plan, kernels, divisor: RANKS })
 }
 
 /// How many rounds an all-reduce takes, of buffers that some lend, and the results.
@@ -65,8 +65,8 @@ fn play(lends: impl Fn(usize) -> bool) -> (u64, Vec<Vec<f32>>) {
     let mut seats = seats();
     let mut private = vec![vec![0f32; COUNT]; seats.len()];
     let mut errands = Vec::new();
-    for (rank, Seat { desk, own, .. }) in seats.iter_mut().enumerate() {
-        errands.push(begin(desk, Work::AllReduce { count: COUNT }));
+    for (rank, Seat { shm_executor, own, .. }) in seats.iter_mut().enumerate() {
+        errands.push(begin(shm_executor, CollectiveSpec::AllReduce { count: COUNT }));
         let elements = bytemuck::cast_slice_mut(own.bytes_mut());
         for elements in [&mut private[rank][..], elements] {
             elements.iter_mut().enumerate().for_each(|(index, element)| *element = (index * 4 + rank) as f32);
@@ -74,22 +74,22 @@ fn play(lends: impl Fn(usize) -> bool) -> (u64, Vec<Vec<f32>>) {
     }
     let mut is_over = vec![false; seats.len()];
     while is_over.contains(&false) {
-        for (rank, Seat { desk, own, .. }) in seats.iter_mut().enumerate() {
+        for (rank, Seat { shm_executor, own, .. }) in seats.iter_mut().enumerate() {
             if is_over[rank] {
                 continue;
             }
             let private = bytemuck::cast_slice_mut(&mut private[rank]);
             let bytes = if lends(rank) { own.bytes_mut() } else { private };
-            let look = desk.look(&mut errands[rank], &mut Lender::Write(bytes), |_| {});
-            assert!(matches!(look, Look::Done | Look::Waits));
-            is_over[rank] = matches!(look, Look::Done);
+            let poll = shm_executor.poll(&mut errands[rank], &mut BufferAccess::Write(bytes), |_| {});
+            assert!(matches!(poll, ShmPoll::Done | ShmPoll::Waits));
+            is_over[rank] = matches!(poll, ShmPoll::Done);
         }
     }
     let result = |(rank, seat): (usize, &Seat)| {
         let own: &[f32] = bytemuck::cast_slice(seat.own.bytes());
         if lends(rank) { own.to_vec() } else { private[rank].clone() }
     };
-    (seats[0].desk.round, seats.iter().enumerate().map(result).collect())
+    (seats[0].shm_executor.round, seats.iter().enumerate().map(result).collect())
 }
 
 #[test]
@@ -107,32 +107,40 @@ fn in_place_it_takes_two_rounds() {
 /// What a rank says of its buffer is looked at before anything is touched.
 #[test]
 fn a_rank_that_lends_what_cannot_be_is_blamed() {
-    for (work, spot, expected) in [
+    for (work, buffer_ref, expected) in [
         (
-            Work::AllReduce { count: COUNT },
-            Spot { buffer: 9, offset: 0 },
+            CollectiveSpec::AllReduce { count: COUNT },
+            BufferRef { buffer: 9, offset: 0 },
             "a buffer that this rank does not know",
         ),
-        (Work::AllReduce { count: COUNT }, Spot { buffer: 0, offset: 4 }, "more than its buffer has"),
-        (Work::AllReduce { count: COUNT - 9 }, Spot { buffer: 0, offset: 6 }, "where elements can"),
-        (Work::Barrier, Spot { buffer: 0, offset: 0 }, "where nobody can take it"),
         (
-            Work::Broadcast { count: COUNT, root: Rank::new(1) },
-            Spot { buffer: 0, offset: 0 },
+            CollectiveSpec::AllReduce { count: COUNT },
+            BufferRef { buffer: 0, offset: 4 },
+            "more than its buffer has",
+        ),
+        (
+            CollectiveSpec::AllReduce { count: COUNT - 9 },
+            BufferRef { buffer: 0, offset: 6 },
+            "where elements can",
+        ),
+        (CollectiveSpec::Barrier, BufferRef { buffer: 0, offset: 0 }, "where nobody can take it"),
+        (
+            CollectiveSpec::Broadcast { count: COUNT, root: Rank::new(1) },
+            BufferRef { buffer: 0, offset: 0 },
             "nobody can take",
         ),
     ] {
         let mut seats = seats();
         let bytes = work.count() * size_of::<f32>();
-        let mut errands: Vec<Errand> =
-            seats.iter_mut().map(|seat| begin(&mut seat.desk, work.clone())).collect();
+        let mut errands: Vec<ShmOperation> =
+            seats.iter_mut().map(|seat| begin(&mut seat.shm_executor, work.clone())).collect();
         let header = errands[1].asked.header;
-        seats[1].desk.board.post_lent(1, &header, spot);
-        seats[2].desk.board.post(1, &header);
-        let Seat { desk, own, .. } = &mut seats[0];
+        seats[1].shm_executor.rounds.post_exposed(1, &header, buffer_ref);
+        seats[2].shm_executor.rounds.post(1, &header);
+        let Seat { shm_executor, own, .. } = &mut seats[0];
         let memory = &mut own.bytes_mut()[..bytes];
-        match desk.look(&mut errands[0], &mut Lender::Write(memory), |_| {}) {
-            Look::Broken(rank, what) => {
+        match shm_executor.poll(&mut errands[0], &mut BufferAccess::Write(memory), |_| {}) {
+            ShmPoll::Broken(rank, what) => {
                 assert_eq!(rank, Rank::new(1));
                 assert!(what.contains(expected), "{what}");
             }

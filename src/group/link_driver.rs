@@ -1,15 +1,15 @@
 //! Joins the engine to a transport: turns ranges into slices, moves their bytes, and reduces what arrives.
 //!
-//! A turn of the pump does all that can be done without waiting. It reads no clock (but for a profile, if one is wanted), so
-//! the simulated network turns it too.
+//! [`LinkDriver::poll`] does all that can be done without waiting. It reads no clock except for a profile, so the simulated
+//! network drives it too.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io::IoSliceMut;
 
-use super::lane::{Incoming, Lane, Outgoing, Payload, Task, Tasks};
+use super::link_io::{ActiveOperation, ActiveOperations, FramePayload, IncomingFrame, LinkIo, OutgoingFrame};
 use super::memory::Memory;
-use super::profile::{Meter, Part};
+use super::profile::{Meter, ProfilePart};
 use crate::engine::{Begin, Engine, Envelope, Failure, OpId, Pattern, Settings, Timestamp};
 use crate::reduce::Kernels;
 use crate::schedule::{Action, Schedule};
@@ -24,22 +24,22 @@ const MOVES_MAX: usize = 64;
 const WASTE_BYTES: usize = 16 << 10;
 
 /// An engine, its transport, and what is half sent and half received.
-pub struct Pump<T> {
+pub struct LinkDriver<T> {
     engine: Engine,
     transport: T,
-    lanes: BTreeMap<Rank, Lane>,
+    links: BTreeMap<Rank, LinkIo>,
     /// The lanes' peers, in the order in which the links were needed.
     peers: Vec<Rank>,
     settings: Settings,
-    tasks: Tasks,
-    counters: Counters,
+    tasks: ActiveOperations,
+    counters: ByteCounters,
     /// Callers that look for messages without receiving them.
     probes: usize,
 }
 
 /// Bytes moved since the start, headers included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counters {
+pub struct ByteCounters {
     /// Sent.
     pub bytes_sent: u64,
     /// Received.
@@ -48,7 +48,7 @@ pub struct Counters {
 
 /// What a turn has come to.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Turn {
+pub enum PollOutcome {
     /// More can be done at once.
     Busy,
     /// Nothing more can be done before the transport has waited.
@@ -70,7 +70,7 @@ pub struct Finished {
 }
 
 /// What an operation does to bytes.
-pub struct Work {
+pub struct OperationBuffers {
     /// The whole buffer.
     pub memory: Memory,
     /// How elements are reduced, if they are.
@@ -79,17 +79,17 @@ pub struct Work {
     pub divisor: u32,
 }
 
-impl<T: Transport> Pump<T> {
-    /// A pump with nothing to do.
+impl<T: Transport> LinkDriver<T> {
+    /// A driver with nothing to do.
     pub fn new(settings: Settings, transport: T) -> Self {
         Self {
             engine: Engine::new(settings.clone()),
             transport,
-            lanes: BTreeMap::new(),
+            links: BTreeMap::new(),
             peers: Vec::new(),
             settings,
-            tasks: Tasks::default(),
-            counters: Counters::default(),
+            tasks: ActiveOperations::default(),
+            counters: ByteCounters::default(),
             probes: 0,
         }
     }
@@ -115,7 +115,7 @@ impl<T: Transport> Pump<T> {
     }
 
     /// What has been moved so far.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> ByteCounters {
         self.counters
     }
 
@@ -132,9 +132,9 @@ impl<T: Transport> Pump<T> {
     /// Opens a link before the first operation needs it.
     pub fn connect(&mut self, now: Timestamp, peer: Rank) {
         // What a rank has for itself takes no link.
-        if peer != self.settings.rank && !self.lanes.contains_key(&peer) {
+        if peer != self.settings.rank && !self.links.contains_key(&peer) {
             self.transport.connect(now, peer);
-            self.lanes.insert(peer, Lane::new());
+            self.links.insert(peer, LinkIo::new());
             self.peers.push(peer);
         }
     }
@@ -149,7 +149,7 @@ impl<T: Transport> Pump<T> {
         now: Timestamp,
         begin: Begin,
         schedule: Schedule,
-        work: Work,
+        work: OperationBuffers,
     ) -> Result<OpId, Failure> {
         for peer in schedule.peers() {
             self.connect(now, peer);
@@ -163,7 +163,7 @@ impl<T: Transport> Pump<T> {
     ///
     /// # Errors
     ///
-    /// As [`Pump::begin`].
+    /// As [`LinkDriver::begin`].
     pub fn send_message(
         &mut self,
         now: Timestamp,
@@ -173,7 +173,7 @@ impl<T: Transport> Pump<T> {
     ) -> Result<OpId, Failure> {
         self.connect(now, to);
         let id = self.engine.send(now, begin, to)?;
-        self.take_up(id, begin, Work { memory, kernels: None, divisor: 1 });
+        self.take_up(id, begin, OperationBuffers { memory, kernels: None, divisor: 1 });
         if to == self.settings.rank {
             self.tasks.keep(id, begin.contract.count as usize);
             self.tasks.hand_over(&mut self.engine);
@@ -185,7 +185,7 @@ impl<T: Transport> Pump<T> {
     ///
     /// # Errors
     ///
-    /// As [`Pump::begin`].
+    /// As [`LinkDriver::begin`].
     pub fn receive_message(
         &mut self,
         now: Timestamp,
@@ -197,7 +197,7 @@ impl<T: Transport> Pump<T> {
             self.connect(now, source);
         }
         let id = self.engine.receive(now, begin, pattern)?;
-        self.take_up(id, begin, Work { memory, kernels: None, divisor: 1 });
+        self.take_up(id, begin, OperationBuffers { memory, kernels: None, divisor: 1 });
         self.tasks.hand_over(&mut self.engine);
         Ok(id)
     }
@@ -211,9 +211,9 @@ impl<T: Transport> Pump<T> {
     ///
     /// # Errors
     ///
-    /// As [`Pump::begin`].
-    pub fn watch(&mut self, now: Timestamp, begin: Begin, sequence: u64) -> Result<OpId, Failure> {
-        self.engine.watch(now, begin, sequence)
+    /// As [`LinkDriver::begin`].
+    pub fn begin_external(&mut self, now: Timestamp, begin: Begin, sequence: u64) -> Result<OpId, Failure> {
+        self.engine.begin_external(now, begin, sequence)
     }
 
     /// The engine, for its word about operations whose progress is seen elsewhere.
@@ -221,17 +221,17 @@ impl<T: Transport> Pump<T> {
         &mut self.engine
     }
 
-    fn take_up(&mut self, id: OpId, begin: Begin, work: Work) {
-        let Work { memory, kernels, divisor } = work;
+    fn take_up(&mut self, id: OpId, begin: Begin, work: OperationBuffers) {
+        let OperationBuffers { memory, kernels, divisor } = work;
         let element_bytes = begin.contract.dtype.size_bytes();
-        self.tasks.under_way.insert(id, Task { memory, element_bytes, kernels, divisor });
+        self.tasks.under_way.insert(id, ActiveOperation { memory, element_bytes, kernels, divisor });
         if let Some(key) = self.engine.key_of(id) {
             self.tasks.replay(key, &mut self.engine);
         }
     }
 
     /// Does all that can be done now, or a good part of it.
-    pub fn turn(&mut self, now: Timestamp) -> Turn {
+    pub fn poll(&mut self, now: Timestamp) -> PollOutcome {
         self.engine.advance(now);
         self.admit();
         let (mut moved, mut moves) = (true, 0);
@@ -247,9 +247,9 @@ impl<T: Transport> Pump<T> {
         self.tell();
         self.engine.handle_timeout(now);
         match self.engine.failure() {
-            Some(failure) => Turn::Failed(failure.clone()),
-            None if moved && self.is_wanted() => Turn::Busy,
-            None => Turn::Blocked,
+            Some(failure) => PollOutcome::Failed(failure.clone()),
+            None if moved && self.is_wanted() => PollOutcome::Busy,
+            None => PollOutcome::Blocked,
         }
     }
 
@@ -261,19 +261,14 @@ impl<T: Transport> Pump<T> {
         }
     }
 
-    /// Whether there is anybody to read for.
+    /// Whether anything waits for bytes.
     fn is_wanted(&self) -> bool {
         self.probes > 0 || !self.engine.is_idle()
     }
 
-    /// Somebody looks for messages from now on.
-    pub fn begin_probe(&mut self) {
-        self.probes += 1;
-    }
-
-    /// Nobody does any more.
-    pub fn end_probe(&mut self) {
-        self.probes -= 1;
+    /// A caller starts or stops looking for messages.
+    pub fn set_probing(&mut self, is_probing: bool) {
+        self.probes = if is_probing { self.probes + 1 } else { self.probes - 1 };
     }
 
     /// How many messages have come that had no receive yet.
@@ -289,8 +284,8 @@ impl<T: Transport> Pump<T> {
     /// Makes lanes for peers that have opened links of their own accord.
     fn admit(&mut self) {
         while let Some(peer) = self.transport.take_incoming() {
-            if let Entry::Vacant(place) = self.lanes.entry(peer) {
-                place.insert(Lane::new());
+            if let Entry::Vacant(place) = self.links.entry(peer) {
+                place.insert(LinkIo::new());
                 self.peers.push(peer);
             }
         }
@@ -299,9 +294,10 @@ impl<T: Transport> Pump<T> {
     /// An operation that has ended well since the last call, with its memory.
     pub fn take_finished(&mut self) -> Option<Finished> {
         let (operation, envelope) = self.engine.take_completed()?;
-        let task = self.tasks.under_way.remove(&operation);
-        let (memory, kernels) =
-            task.map_or_else(|| (Memory::none(), None), |task| (task.memory, task.kernels));
+        let (memory, kernels) = match self.tasks.under_way.remove(&operation) {
+            Some(task) => (task.memory, task.kernels),
+            None => (Memory::none(), None),
+        };
         Some(Finished { operation, memory, envelope, kernels })
     }
 
@@ -323,9 +319,9 @@ impl<T: Transport> Pump<T> {
     /// elements were reduced, which may be a program's own.
     pub fn release(&mut self) -> Vec<Kernels> {
         let kernels = self.tasks.release();
-        for lane in self.lanes.values_mut() {
-            if let Incoming::Segment { bytes, filled, .. } = &lane.incoming {
-                lane.incoming = Incoming::Waste { left: bytes.len() - filled };
+        for link in self.links.values_mut() {
+            if let IncomingFrame::Segment { bytes, filled, .. } = &link.incoming {
+                link.incoming = IncomingFrame::Waste { left: bytes.len() - filled };
             }
         }
         kernels
@@ -351,7 +347,7 @@ impl<T: Transport> Pump<T> {
             while self.send(peer) {}
             self.drain(peer);
             all_parted &=
-                !self.transport.is_open(peer) || self.lanes.get(&peer).is_none_or(|lane| lane.is_lost);
+                !self.transport.is_open(peer) || self.links.get(&peer).is_none_or(|link| link.is_lost);
         }
         all_parted
     }
@@ -363,45 +359,45 @@ impl<T: Transport> Pump<T> {
         for peer in self.peers.clone() {
             while self.receive(peer) {}
             while self.send(peer) {}
-            let is_told = |lane: &Lane| lane.is_lost || lane.outgoing.is_none();
-            all_told &= !self.transport.is_open(peer) || self.lanes.get(&peer).is_none_or(is_told);
+            let is_told = |link: &LinkIo| link.is_lost || link.outgoing.is_none();
+            all_told &= !self.transport.is_open(peer) || self.links.get(&peer).is_none_or(is_told);
         }
         all_told && self.engine.is_settled()
     }
 
     /// Moves bytes to `peer` once; whether any moved.
     fn send(&mut self, peer: Rank) -> bool {
-        let Self { engine, transport, lanes, tasks, counters, .. } = self;
-        let Some(lane) = lanes.get_mut(&peer).filter(|lane| !lane.is_lost && !lane.is_finished) else {
+        let Self { engine, transport, links, tasks, counters, .. } = self;
+        let Some(link) = links.get_mut(&peer).filter(|link| !link.is_lost && !link.is_finished) else {
             return false;
         };
-        if lane.outgoing.is_none() {
-            lane.outgoing = engine.poll_transmit(peer).map(|transmit| Outgoing::new(transmit, tasks));
+        if link.outgoing.is_none() {
+            link.outgoing = engine.poll_transmit(peer).map(|transmit| OutgoingFrame::new(transmit, tasks));
         }
-        let Some(outgoing) = &mut lane.outgoing else { return false };
+        let Some(outgoing) = &mut link.outgoing else { return false };
         let payload = match &outgoing.payload {
-            Payload::Segment(operation, range) => {
+            FramePayload::Segment(operation, range) => {
                 tasks.under_way.get(operation).and_then(|task| task.memory.bytes(range.clone()))
             }
-            Payload::Control(bytes) => Some(&bytes[..]),
+            FramePayload::Control(bytes) => Some(&bytes[..]),
         };
         // A failed operation's memory is gone once its call has returned; with it go its half-sent segments.
         let Some(payload) = payload else {
-            lane.outgoing = None;
-            lane.is_finished = true;
+            link.outgoing = None;
+            link.is_finished = true;
             transport.finish(peer);
             return false;
         };
         let mut started = tasks.meter.start();
         let moved = transport.send(peer, &outgoing.rest(payload));
-        tasks.meter.end(Part::Send, &mut started);
+        tasks.meter.end(ProfilePart::Send, &mut started);
         match moved {
             Moved::Bytes(count) => {
                 counters.bytes_sent += count as u64;
-                lane.has_opened = true;
+                link.has_opened = true;
                 outgoing.sent += count;
                 if outgoing.sent == HEADER_BYTES + payload.len() {
-                    if let Payload::Segment(operation, _) = outgoing.payload {
+                    if let FramePayload::Segment(operation, _) = outgoing.payload {
                         let key = engine.key_of(operation);
                         engine.transmitted(peer);
                         // What has come may have waited for this to leave.
@@ -409,17 +405,17 @@ impl<T: Transport> Pump<T> {
                             tasks.replay(key, engine);
                         }
                     }
-                    lane.outgoing = None;
+                    link.outgoing = None;
                 }
                 true
             }
             Moved::Blocked => false,
             Moved::Lost(detail) | Moved::Corrupt(detail) => {
                 // What the peer said before it went, its reason perhaps, may still wait to be read.
-                lane.outgoing = None;
-                lane.is_finished = true;
-                if !lane.may_still_be_read() {
-                    lane.lose(peer, &detail, engine);
+                link.outgoing = None;
+                link.is_finished = true;
+                if !link.may_still_be_read() {
+                    link.lose(peer, &detail, engine);
                 }
                 true
             }
@@ -428,21 +424,23 @@ impl<T: Transport> Pump<T> {
 
     /// Moves bytes from `peer` once; whether any moved.
     fn receive(&mut self, peer: Rank) -> bool {
-        let Self { engine, transport, lanes, tasks, counters, .. } = self;
-        let Some(lane) = lanes.get_mut(&peer).filter(|lane| !lane.is_lost) else { return false };
-        let Lane { incoming, header, header_filled, scratch, .. } = lane;
+        let Self { engine, transport, links, tasks, counters, .. } = self;
+        let Some(link) = links.get_mut(&peer).filter(|link| !link.is_lost) else { return false };
+        let LinkIo { incoming, header, header_filled, scratch, .. } = link;
         let mut started = tasks.meter.start();
         // The next header is read along with a payload, which saves a system call for each segment.
         let (target, with_header) = match incoming {
-            Incoming::Refused => return false,
-            Incoming::Header => (&mut header[*header_filled..], None),
-            Incoming::Control { payload, filled, .. } => (&mut payload[*filled..], None),
-            Incoming::Waste { left } => {
+            IncomingFrame::Refused => return false,
+            IncomingFrame::Header => (&mut header[*header_filled..], None),
+            IncomingFrame::Control { payload, filled, .. } => (&mut payload[*filled..], None),
+            IncomingFrame::Waste { left } => {
                 scratch.resize((*left).min(WASTE_BYTES));
                 (scratch.bytes_mut(), None)
             }
-            Incoming::Stored { payload, filled, .. } => (&mut payload.bytes_mut()[*filled..], Some(header)),
-            Incoming::Segment { operation, bytes, action, filled, .. } => {
+            IncomingFrame::Stored { payload, filled, .. } => {
+                (&mut payload.bytes_mut()[*filled..], Some(header))
+            }
+            IncomingFrame::Segment { operation, bytes, action, filled, .. } => {
                 let target = if *action == Action::Copy {
                     let task = tasks.under_way.get_mut(operation);
                     task.and_then(|task| task.memory.bytes_mut(bytes.clone())).unwrap_or_default()
@@ -456,22 +454,22 @@ impl<T: Transport> Pump<T> {
             Some(header) => transport.receive(peer, &mut [IoSliceMut::new(target), IoSliceMut::new(header)]),
             None => transport.receive(peer, &mut [IoSliceMut::new(target)]),
         };
-        tasks.meter.end(Part::Receive, &mut started);
+        tasks.meter.end(ProfilePart::Receive, &mut started);
         match moved {
             Moved::Bytes(count) => {
                 counters.bytes_received += count as u64;
-                lane.has_opened = true;
-                lane.advance(count);
-                lane.settle(peer, engine, tasks);
+                link.has_opened = true;
+                link.advance(count);
+                link.settle(peer, engine, tasks);
                 true
             }
             Moved::Blocked => false,
             Moved::Lost(detail) => {
-                lane.lose(peer, &detail, engine);
+                link.lose(peer, &detail, engine);
                 true
             }
             Moved::Corrupt(detail) => {
-                lane.refuse(peer, detail, engine);
+                link.refuse(peer, detail, engine);
                 true
             }
         }
@@ -479,12 +477,12 @@ impl<T: Transport> Pump<T> {
 
     /// Ends our side of a link whose last words are said, and reads the other side's to the end.
     fn drain(&mut self, peer: Rank) {
-        let Some(lane) = self.lanes.get_mut(&peer) else { return };
-        if lane.is_lost {
+        let Some(link) = self.links.get_mut(&peer) else { return };
+        if link.is_lost {
             return;
         }
-        if lane.outgoing.is_none() && !lane.is_finished {
-            lane.is_finished = true;
+        if link.outgoing.is_none() && !link.is_finished {
+            link.is_finished = true;
             self.transport.finish(peer);
         }
         let mut waste = [0; 16 << 10];
@@ -495,6 +493,6 @@ impl<T: Transport> Pump<T> {
                 Moved::Lost(_) => break,
             }
         }
-        lane.is_lost = true;
+        link.is_lost = true;
     }
 }

@@ -10,8 +10,8 @@ use std::thread;
 use bytes::Bytes;
 
 use super::memory::Memory;
-use super::profile::{Meter, Part};
-use crate::engine::{Engine, Key, OpId, Transmit, Verdict};
+use super::profile::{Meter, ProfilePart};
+use crate::engine::{Engine, FrameVerdict, OpId, OperationKey, Transmit};
 use crate::reduce::Kernels;
 use crate::schedule::Action;
 use crate::types::Rank;
@@ -37,7 +37,7 @@ pub(super) fn reducing<R>(reduce: impl FnOnce() -> R) -> thread::Result<R> {
 }
 
 /// How an operation treats bytes.
-pub(super) struct Task {
+pub(super) struct ActiveOperation {
     pub(super) memory: Memory,
     pub(super) element_bytes: usize,
     pub(super) kernels: Option<Kernels>,
@@ -46,9 +46,9 @@ pub(super) struct Task {
 
 /// The operations under way, and the segments that came before their time, in the order of their links.
 #[derive(Default)]
-pub(super) struct Tasks {
-    pub(super) under_way: BTreeMap<OpId, Task>,
-    pub(super) stored: BTreeMap<(Key, Rank), VecDeque<Stored>>,
+pub(super) struct ActiveOperations {
+    pub(super) under_way: BTreeMap<OpId, ActiveOperation>,
+    pub(super) stored: BTreeMap<(OperationKey, Rank), VecDeque<StoredFrame>>,
     /// Messages of this rank to itself that no receive has taken.
     own: BTreeMap<OpId, Vec<u8>>,
     pub(super) meter: Meter,
@@ -62,17 +62,17 @@ pub(super) struct Words {
 }
 
 /// A segment that came before its time.
-pub(super) struct Stored {
+pub(super) struct StoredFrame {
     pub(super) header: Header,
     payload: Words,
 }
 
 /// What is under way on one link.
-pub(super) struct Lane {
-    pub(super) incoming: Incoming,
+pub(super) struct LinkIo {
+    pub(super) incoming: IncomingFrame,
     pub(super) header: [u8; HEADER_BYTES],
     pub(super) header_filled: usize,
-    pub(super) outgoing: Option<Outgoing>,
+    pub(super) outgoing: Option<OutgoingFrame>,
     /// Where a segment waits to be reduced: at most one segment long.
     pub(super) scratch: Words,
     /// Something has passed.
@@ -81,7 +81,7 @@ pub(super) struct Lane {
     pub(super) is_finished: bool,
 }
 
-pub(super) enum Incoming {
+pub(super) enum IncomingFrame {
     Header,
     Segment {
         header: Header,
@@ -92,7 +92,7 @@ pub(super) enum Incoming {
     },
     Stored {
         header: Header,
-        key: Key,
+        key: OperationKey,
         payload: Words,
         filled: usize,
     },
@@ -109,13 +109,13 @@ pub(super) enum Incoming {
     Refused,
 }
 
-pub(super) struct Outgoing {
+pub(super) struct OutgoingFrame {
     pub(super) header: [u8; HEADER_BYTES],
-    pub(super) payload: Payload,
+    pub(super) payload: FramePayload,
     pub(super) sent: usize,
 }
 
-pub(super) enum Payload {
+pub(super) enum FramePayload {
     Segment(OpId, Range<usize>),
     Control(Bytes),
 }
@@ -143,7 +143,7 @@ impl Words {
     }
 }
 
-impl Tasks {
+impl ActiveOperations {
     /// Gives up all memory. Returns how elements were reduced.
     pub(super) fn release(&mut self) -> Vec<Kernels> {
         self.stored.clear();
@@ -170,25 +170,27 @@ impl Tasks {
             (Action::ReduceLast, Some(kernels)) => kernels.reduce_last.apply(own, arrived, divisor),
             _ => own.copy_from_slice(arrived),
         });
-        self.meter.end(Part::of(action), &mut started);
+        self.meter.end(ProfilePart::of(action), &mut started);
         if applied.is_err() {
             engine.abort("the program's own reduction panicked there");
         }
     }
 
     /// Applies what is stored for an operation, as far as its time has come.
-    pub(super) fn replay(&mut self, key: Key, engine: &mut Engine) {
+    pub(super) fn replay(&mut self, key: OperationKey, engine: &mut Engine) {
         let (first, last) = ((key, Rank::ZERO), (key, Rank::new(u32::MAX)));
         while !self.stored.is_empty() {
             let ready = self.stored.range(first..=last).find_map(|(&place, frames)| {
                 match engine.stored_frame(place.1, &frames.front()?.header) {
-                    Verdict::Apply { operation, range, action } => Some((place, operation, range, action)),
+                    FrameVerdict::Apply { operation, range, action } => {
+                        Some((place, operation, range, action))
+                    }
                     _ => None,
                 }
             });
             let Some((place, operation, range, action)) = ready else { return };
             let Some(frames) = self.stored.get_mut(&place) else { return };
-            let Some(Stored { header, payload }) = frames.pop_front() else { return };
+            let Some(StoredFrame { header, payload }) = frames.pop_front() else { return };
             if frames.is_empty() {
                 self.stored.remove(&place);
             }
@@ -232,10 +234,10 @@ impl Tasks {
     }
 }
 
-impl Lane {
+impl LinkIo {
     pub(super) fn new() -> Self {
         Self {
-            incoming: Incoming::Header,
+            incoming: IncomingFrame::Header,
             header: [0; HEADER_BYTES],
             header_filled: 0,
             outgoing: None,
@@ -259,29 +261,29 @@ impl Lane {
     /// What comes is wrong, and nothing more of it is looked at.
     pub(super) fn refuse(&mut self, peer: Rank, detail: String, engine: &mut Engine) {
         engine.corrupt(peer, detail);
-        self.incoming = Incoming::Refused;
+        self.incoming = IncomingFrame::Refused;
     }
 
     /// Whether reading goes on when writing has failed.
     pub(super) fn may_still_be_read(&self) -> bool {
-        !matches!(self.incoming, Incoming::Refused)
+        !matches!(self.incoming, IncomingFrame::Refused)
     }
 
     /// Takes note of `count` bytes received.
     pub(super) fn advance(&mut self, count: usize) {
         let (filled, length) = match &mut self.incoming {
-            Incoming::Header => {
+            IncomingFrame::Header => {
                 self.header_filled += count;
                 return;
             }
-            Incoming::Segment { bytes, filled, .. } => (filled, bytes.len()),
-            Incoming::Stored { payload, filled, .. } => (filled, payload.length),
-            Incoming::Control { filled, payload, .. } => (filled, payload.len()),
-            Incoming::Waste { left } => {
+            IncomingFrame::Segment { bytes, filled, .. } => (filled, bytes.len()),
+            IncomingFrame::Stored { payload, filled, .. } => (filled, payload.length),
+            IncomingFrame::Control { filled, payload, .. } => (filled, payload.len()),
+            IncomingFrame::Waste { left } => {
                 *left -= count;
                 return;
             }
-            Incoming::Refused => return,
+            IncomingFrame::Refused => return,
         };
         let own = count.min(length - *filled);
         *filled += own;
@@ -289,31 +291,31 @@ impl Lane {
     }
 
     /// Acts on whatever is whole: applies a segment, then looks at the header that may have come along.
-    pub(super) fn settle(&mut self, peer: Rank, engine: &mut Engine, tasks: &mut Tasks) {
+    pub(super) fn settle(&mut self, peer: Rank, engine: &mut Engine, tasks: &mut ActiveOperations) {
         loop {
             match &mut self.incoming {
-                Incoming::Segment { bytes, filled, .. } if *filled == bytes.len() => {
+                IncomingFrame::Segment { bytes, filled, .. } if *filled == bytes.len() => {
                     self.finish_segment(peer, engine, tasks);
                 }
-                Incoming::Stored { payload, filled, .. } if *filled == payload.length => {
+                IncomingFrame::Stored { payload, filled, .. } if *filled == payload.length => {
                     self.finish_stored(peer, engine, tasks);
                 }
-                Incoming::Control { header, payload, filled } if *filled == payload.len() => {
+                IncomingFrame::Control { header, payload, filled } if *filled == payload.len() => {
                     if header.payload_crc.is_some_and(|crc| crc != crc32c::crc32c(payload)) {
                         engine.corrupt(peer, "a control frame's payload is corrupt".into());
                     } else {
                         engine.control(peer, header, payload);
                     }
-                    self.incoming = Incoming::Header;
+                    self.incoming = IncomingFrame::Header;
                 }
-                Incoming::Waste { left: 0 } => self.incoming = Incoming::Header,
-                Incoming::Header if self.header_filled == HEADER_BYTES => {
+                IncomingFrame::Waste { left: 0 } => self.incoming = IncomingFrame::Header,
+                IncomingFrame::Header if self.header_filled == HEADER_BYTES => {
                     self.header_filled = 0;
                     match Header::decode(&self.header) {
                         Ok(header) => self.incoming = self.judge(peer, header, engine, tasks),
                         Err(error) => {
                             engine.corrupt(peer, error.to_string());
-                            self.incoming = Incoming::Refused;
+                            self.incoming = IncomingFrame::Refused;
                         }
                     }
                 }
@@ -322,37 +324,45 @@ impl Lane {
         }
     }
 
-    fn judge(&mut self, peer: Rank, header: Header, engine: &mut Engine, tasks: &mut Tasks) -> Incoming {
+    fn judge(
+        &mut self,
+        peer: Rank,
+        header: Header,
+        engine: &mut Engine,
+        tasks: &mut ActiveOperations,
+    ) -> IncomingFrame {
         let length = header.payload_bytes as usize;
         match engine.frame(peer, &header) {
-            Verdict::Taken => Incoming::Header,
-            Verdict::Discard => Incoming::Waste { left: length },
-            Verdict::Refuse => Incoming::Refused,
-            Verdict::Control => Incoming::Control { header, payload: vec![0; length], filled: 0 },
-            Verdict::Store(key) => Incoming::Stored { header, key, payload: Words::new(length), filled: 0 },
-            Verdict::Apply { operation, range, action } => {
+            FrameVerdict::Taken => IncomingFrame::Header,
+            FrameVerdict::Discard => IncomingFrame::Waste { left: length },
+            FrameVerdict::Refuse => IncomingFrame::Refused,
+            FrameVerdict::Control => IncomingFrame::Control { header, payload: vec![0; length], filled: 0 },
+            FrameVerdict::Store(key) => {
+                IncomingFrame::Stored { header, key, payload: Words::new(length), filled: 0 }
+            }
+            FrameVerdict::Apply { operation, range, action } => {
                 let Some(bytes) = tasks.prepare(engine, operation, &range) else {
-                    return Incoming::Waste { left: length };
+                    return IncomingFrame::Waste { left: length };
                 };
                 if action != Action::Copy {
                     self.scratch.resize(bytes.len());
                 }
-                Incoming::Segment { header, operation, bytes, action, filled: 0 }
+                IncomingFrame::Segment { header, operation, bytes, action, filled: 0 }
             }
         }
     }
 
     /// Applies a whole segment, if it is sound.
-    fn finish_segment(&mut self, peer: Rank, engine: &mut Engine, tasks: &mut Tasks) {
-        let incoming = std::mem::replace(&mut self.incoming, Incoming::Header);
-        let Incoming::Segment { header, operation, bytes, action, .. } = incoming else { return };
+    fn finish_segment(&mut self, peer: Rank, engine: &mut Engine, tasks: &mut ActiveOperations) {
+        let incoming = std::mem::replace(&mut self.incoming, IncomingFrame::Header);
+        let IncomingFrame::Segment { header, operation, bytes, action, .. } = incoming else { return };
         let in_place = action == Action::Copy;
         if header.payload_crc.is_some() {
             let memory = tasks.under_way.get(&operation).map(|task| &task.memory);
             let copied = memory.and_then(|memory| memory.bytes(bytes.clone()));
             let arrived = if in_place { copied.unwrap_or_default() } else { self.scratch.bytes() };
             if !is_sound(peer, &header, arrived, engine) {
-                self.incoming = Incoming::Refused;
+                self.incoming = IncomingFrame::Refused;
                 return;
             }
         }
@@ -365,14 +375,14 @@ impl Lane {
         }
     }
 
-    fn finish_stored(&mut self, peer: Rank, engine: &mut Engine, tasks: &mut Tasks) {
-        let incoming = std::mem::replace(&mut self.incoming, Incoming::Header);
-        let Incoming::Stored { header, key, payload, .. } = incoming else { return };
+    fn finish_stored(&mut self, peer: Rank, engine: &mut Engine, tasks: &mut ActiveOperations) {
+        let incoming = std::mem::replace(&mut self.incoming, IncomingFrame::Header);
+        let IncomingFrame::Stored { header, key, payload, .. } = incoming else { return };
         if !is_sound(peer, &header, payload.bytes(), engine) {
-            self.incoming = Incoming::Refused;
+            self.incoming = IncomingFrame::Refused;
             return;
         }
-        tasks.stored.entry((key, peer)).or_default().push_back(Stored { header, payload });
+        tasks.stored.entry((key, peer)).or_default().push_back(StoredFrame { header, payload });
         // Its operation may have begun while it came.
         tasks.replay(key, engine);
     }
@@ -392,17 +402,17 @@ fn is_sound(peer: Rank, header: &Header, payload: &[u8], engine: &mut Engine) ->
     found == expected
 }
 
-impl Outgoing {
+impl OutgoingFrame {
     /// What has not been sent: of the header, which may be nothing, and of the payload.
     pub(super) fn rest<'a>(&'a self, payload: &'a [u8]) -> [IoSlice<'a>; 2] {
         let of_header = self.sent.min(HEADER_BYTES);
         [IoSlice::new(&self.header[of_header..]), IoSlice::new(&payload[self.sent - of_header..])]
     }
 
-    pub(super) fn new(transmit: Transmit, tasks: &Tasks) -> Self {
+    pub(super) fn new(transmit: Transmit, tasks: &ActiveOperations) -> Self {
         match transmit {
             Transmit::Control { header, payload } => {
-                Self { header: header.encode(), payload: Payload::Control(payload), sent: 0 }
+                Self { header: header.encode(), payload: FramePayload::Control(payload), sent: 0 }
             }
             Transmit::Segment { operation, mut header, range } => {
                 let task = tasks.under_way.get(&operation);
@@ -412,7 +422,7 @@ impl Outgoing {
                     let payload = task.and_then(|task| task.memory.bytes(bytes.clone()));
                     header.payload_crc = Some(crc32c::crc32c(payload.unwrap_or_default()));
                 }
-                Self { header: header.encode(), payload: Payload::Segment(operation, bytes), sent: 0 }
+                Self { header: header.encode(), payload: FramePayload::Segment(operation, bytes), sent: 0 }
             }
         }
     }

@@ -1,35 +1,35 @@
 //! What the engine makes of a frame that arrives.
 
 use super::matching::Envelope;
-use super::operation::Due;
-use super::{Engine, Key, OpId, Verdict, of_message};
+use super::operation::DueReceive;
+use super::{Engine, FrameVerdict, OpId, OperationKey, of_message};
 use crate::types::{Operation, Rank};
 use crate::wire::{Header, Kind};
 
 impl Engine {
     /// Judges a frame from `peer` by its header.
-    pub fn frame(&mut self, peer: Rank, header: &Header) -> Verdict {
+    pub fn frame(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
         match header.kind {
-            Kind::Abort => return Verdict::Control,
-            _ if self.failure.is_some() => return Verdict::Discard,
+            Kind::Abort => return FrameVerdict::Control,
+            _ if self.failure.is_some() => return FrameVerdict::Discard,
             _ => {}
         }
         match header.kind {
-            Kind::Abort => Verdict::Control,
+            Kind::Abort => FrameVerdict::Control,
             Kind::Goodbye => {
                 self.peer_left(peer);
-                Verdict::Control
+                FrameVerdict::Control
             }
             Kind::Credit => {
                 let link = self.links.entry(peer).or_default();
                 if link.receive_credit(header.offset) {
-                    return Verdict::Taken;
+                    return FrameVerdict::Taken;
                 }
                 self.refuse(peer, "it claims to have used what it was never sent".into())
             }
             Kind::Wake => {
                 self.alerts += 1;
-                Verdict::Taken
+                FrameVerdict::Taken
             }
             Kind::Ready => self.ready(peer, header),
             Kind::Announce => self.announce(peer, header),
@@ -37,65 +37,65 @@ impl Engine {
         }
     }
 
-    /// Judges a stored frame again: [`Verdict::Apply`] if its time has come, [`Verdict::Store`] if not.
-    pub fn stored_frame(&mut self, peer: Rank, header: &Header) -> Verdict {
+    /// Judges a stored frame again: [`FrameVerdict::Apply`] if its time has come, [`FrameVerdict::Store`] if not.
+    pub fn stored_frame(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
         let key = Self::key(header, peer, self.settings.rank);
         match self.by_key.get(&key) {
             Some(&id) if self.failure.is_none() => self.due(id, key, peer, header, true),
-            _ => Verdict::Store(key),
+            _ => FrameVerdict::Store(key),
         }
     }
 
     /// The operation that a frame from one rank to another belongs to.
-    fn key(header: &Header, from: Rank, to: Rank) -> Key {
+    fn key(header: &Header, from: Rank, to: Rank) -> OperationKey {
         let Header { group, sequence, contract, .. } = *header;
         if contract.operation == Operation::Message {
-            Key::Message { from, to, sequence }
+            OperationKey::Message { from, to, sequence }
         } else {
-            Key::Collective { group, sequence }
+            OperationKey::Collective { group, sequence }
         }
     }
 
-    fn ready(&mut self, peer: Rank, header: &Header) -> Verdict {
+    fn ready(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
         let key = Self::key(header, self.settings.rank, peer);
         let id = self.by_key.get(&key).copied();
         let link = self.links.entry(peer).or_default();
         // Every announcement is answered so, even if what was announced has left on credit in the meantime: until then the
         // peer remembers it.
-        link.turns.unpark(key, id);
+        link.send_queue.unpark(key, id);
         if let Some(running) = id.and_then(|id| self.operations.get_mut(&id)) {
             running.cleared(peer, header.offset);
-            return Verdict::Taken;
+            return FrameVerdict::Taken;
         }
         // What has ended here needs no word any more: the last segment and this frame crossed.
-        let Key::Collective { group, sequence } = key else { return Verdict::Taken };
-        if sequence >= self.past.next(group) {
+        let OperationKey::Collective { group, sequence } = key else { return FrameVerdict::Taken };
+        if sequence >= self.history.next(group) {
             link.cleared.insert(key, header.offset);
             if link.cleared.len() > self.announced_max {
                 let limit = self.announced_max;
                 return self.refuse(peer, format!("it is ready for more than {limit} operations"));
             }
         }
-        Verdict::Taken
+        FrameVerdict::Taken
     }
 
-    fn announce(&mut self, peer: Rank, header: &Header) -> Verdict {
+    fn announce(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
         let key = match self.place(peer, header) {
             Ok(key) => key,
             Err(verdict) => return verdict,
         };
         if let Some(&id) = self.by_key.get(&key) {
-            let Some(running) = self.operations.get_mut(&id) else { return Verdict::Taken };
+            let Some(running) = self.operations.get_mut(&id) else { return FrameVerdict::Taken };
             let call = running.call;
             if header.contract != call.contract {
                 let place = (call.group, call.sequence());
                 let cause = self.mismatch(place, (call.contract, call.site), (peer, header.contract));
                 self.fail(cause);
-                return Verdict::Taken;
+                return FrameVerdict::Taken;
             }
             running.tell_when_ready(peer);
             self.tell_ready(id);
-            return Verdict::Taken;
+            return FrameVerdict::Taken;
         }
         let link = self.links.entry(peer).or_default();
         link.announced.insert(key, header.contract);
@@ -103,10 +103,10 @@ impl Engine {
             let limit = self.announced_max;
             return self.refuse(peer, format!("it announced more than {limit} operations"));
         }
-        Verdict::Taken
+        FrameVerdict::Taken
     }
 
-    fn segment(&mut self, peer: Rank, header: &Header) -> Verdict {
+    fn segment(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
         let key = match self.place(peer, header) {
             Ok(key) => key,
             Err(verdict) => return verdict,
@@ -119,17 +119,17 @@ impl Engine {
 
     /// The operation that a frame belongs to, once it is sure that it has not ended. A message that nobody has seen before
     /// is matched with a receive, if there is one.
-    fn place(&mut self, peer: Rank, header: &Header) -> Result<Key, Verdict> {
+    fn place(&mut self, peer: Rank, header: &Header) -> Result<OperationKey, FrameVerdict> {
         let key = Self::key(header, peer, self.settings.rank);
         if self.by_key.contains_key(&key) {
             return Ok(key);
         }
         match key {
-            Key::Collective { group, sequence } => {
-                let next = self.past.next(group);
+            OperationKey::Collective { group, sequence } => {
+                let next = self.history.next(group);
                 if sequence < next { Err(self.belated(peer, header)) } else { Ok(key) }
             }
-            Key::Message { sequence, .. } => {
+            OperationKey::Message { sequence, .. } => {
                 let link = self.links.entry(peer).or_default();
                 if sequence != link.messages_seen {
                     if sequence < link.messages_seen && self.matching.has_arrived(key) {
@@ -147,7 +147,7 @@ impl Engine {
                 };
                 match self.matching.take_posted(&envelope) {
                     Some(posted) => {
-                        self.unite(&posted, key, envelope).map_err(|_| Verdict::Discard)?;
+                        self.unite(&posted, key, envelope).map_err(|_| FrameVerdict::Discard)?;
                     }
                     None => self.matching.arrive(key, envelope),
                 }
@@ -157,22 +157,29 @@ impl Engine {
     }
 
     /// What a frame of an operation that has begun is good for.
-    fn due(&mut self, id: OpId, key: Key, peer: Rank, header: &Header, is_stored: bool) -> Verdict {
-        let Some(running) = self.operations.get(&id) else { return Verdict::Discard };
+    fn due(
+        &mut self,
+        id: OpId,
+        key: OperationKey,
+        peer: Rank,
+        header: &Header,
+        is_stored: bool,
+    ) -> FrameVerdict {
+        let Some(running) = self.operations.get(&id) else { return FrameVerdict::Discard };
         let call = running.call;
         let due = running.due(peer);
         let asked = match &due {
-            Due::Segment { total, .. } => of_message(call.contract, *total),
-            Due::Nothing => call.contract,
+            DueReceive::Segment { total, .. } => of_message(call.contract, *total),
+            DueReceive::Nothing => call.contract,
         };
         if header.contract != asked {
             let place = (call.group, call.sequence());
             let cause = self.mismatch(place, (asked, call.site), (peer, header.contract));
             self.fail(cause);
-            return Verdict::Discard;
+            return FrameVerdict::Discard;
         }
         let number = call.sequence();
-        let Due::Segment { range, action, message, offset, is_ready, is_vacated, .. } = due else {
+        let DueReceive::Segment { range, action, message, offset, is_ready, is_vacated, .. } = due else {
             return self.refuse(peer, format!("it sent more than its part of operation {number}"));
         };
         let is_next = header.message == message && header.offset == offset as u64;
@@ -180,7 +187,7 @@ impl Engine {
         let may_wait = header.eager && (header.message, header.offset) >= (message, offset as u64);
         if !is_next || !is_ready {
             if is_stored {
-                return Verdict::Store(key);
+                return FrameVerdict::Store(key);
             }
             if may_wait {
                 return self.store(key, peer, header);
@@ -192,7 +199,7 @@ impl Engine {
             let link = self.links.entry(peer).or_default();
             if is_crossed && !is_long && link.stored_segments(key) < running.open_segments(peer) {
                 link.keep(key);
-                return Verdict::Store(key);
+                return FrameVerdict::Store(key);
             }
         }
         let bytes = range.len() * call.contract.dtype.size_bytes();
@@ -206,13 +213,13 @@ impl Engine {
         if header.payload_crc.is_some() != self.settings.checks_payloads {
             return self.refuse(peer, "it does not agree whether payloads carry checksums".into());
         }
-        Verdict::Apply { operation: id, range, action }
+        FrameVerdict::Apply { operation: id, range, action }
     }
 
-    fn store(&mut self, key: Key, peer: Rank, header: &Header) -> Verdict {
+    fn store(&mut self, key: OperationKey, peer: Rank, header: &Header) -> FrameVerdict {
         let link = self.links.entry(peer).or_default();
         if header.eager && link.store(key, header.payload_bytes as usize) {
-            return Verdict::Store(key);
+            return FrameVerdict::Store(key);
         }
         self.refuse(peer, format!("it sent more of operation {} than it had credit for", header.sequence))
     }

@@ -3,7 +3,7 @@
 //! Every rank has two heads, for even and for odd rounds, each with room for a short payload behind it, and an arena for
 //! longer ones, in which one follows the other. It writes a payload, then its round's number, which others wait for. Memory is
 //! written again two rounds later at the earliest. That is safe once every other rank has posted the round between: by then
-//! it has read all that it wanted of the round before. [`Board::may_write`] says so, and [`Board::write`] insists.
+//! it has read all that it wanted of the round before. [`ShmRounds::may_write`] says so, and [`ShmRounds::write`] insists.
 //!
 //! The arena is larger than a processor's second cache, because memory that another processor has just read, and still has in
 //! its cache, takes longer to write than memory that both have forgotten.
@@ -12,10 +12,10 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-mod shelf;
+mod registry;
 
-pub use self::shelf::{BUFFERS_MAX, Spot};
-use self::shelf::{SPOT_BYTES, Shelf};
+use self::registry::{BUFFER_REF_BYTES, BufferRegistry};
+pub use self::registry::{BUFFERS_MAX, BufferRef};
 use super::segment::{Segment, TOKEN_BYTES};
 
 /// Bytes that two processors do not share by accident: a cache line and the one that is fetched along with it.
@@ -28,7 +28,7 @@ const SLOTS: usize = 4;
 /// The bits of a stamp that say where the payload lies.
 const PLACE_BITS: u32 = 16;
 /// What a stamp says instead where there is no payload: the elements are lent, and behind the head it is said where they lie.
-const LENT: usize = (1 << PLACE_BITS) - 1;
+const EXPOSED: usize = (1 << PLACE_BITS) - 1;
 /// Words of a head beside its stamp.
 pub const HEADER_WORDS: usize = 7;
 
@@ -37,14 +37,14 @@ pub type Header = [u64; HEADER_WORDS];
 
 /// How large a board is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BoardSize {
+pub struct RoundsSize {
     /// How many ranks share it.
     pub ranks: usize,
     /// Bytes of the longest payload.
     pub slot_bytes: usize,
 }
 
-impl BoardSize {
+impl RoundsSize {
     /// Bytes of the memory.
     ///
     /// # Panics
@@ -65,18 +65,18 @@ impl BoardSize {
 }
 
 /// One rank's view of the board.
-pub struct Board {
+pub struct ShmRounds {
     segment: Segment,
-    size: BoardSize,
+    size: RoundsSize,
     rank: usize,
-    next: Next,
+    next: NextPost,
     /// Everybody's buffers that can be lent.
-    shelf: Shelf,
+    registry: BufferRegistry,
 }
 
 /// What this rank posts next.
 #[derive(Default)]
-struct Next {
+struct NextPost {
     /// The round that it is for; 0 before there is any.
     round: u64,
     /// Where its payload lies: 0 behind the head, otherwise the line of the arena, counted from 1.
@@ -87,30 +87,30 @@ struct Next {
 }
 
 /// What a rank has posted.
-pub struct Posted<'a> {
+pub struct PostedRound<'a> {
     /// What it says of it.
     pub header: Header,
-    /// There is no payload: its elements are lent ([`Board::take_loans`]).
-    pub is_lent: bool,
+    /// There is no payload: its elements are lent ([`ShmRounds::collect_exposed`]).
+    pub is_exposed: bool,
     start: *const u8,
     /// Bytes from there to the end of what can be a payload.
     limit: usize,
-    board: PhantomData<&'a Board>,
+    rounds: PhantomData<&'a ShmRounds>,
 }
 
 /// What comes before a short payload.
 #[repr(C)]
-struct Head {
+struct PostHead {
     /// The round, and in the lowest bits where the payload lies.
     stamp: AtomicU64,
     header: [AtomicU64; HEADER_WORDS],
 }
 
-const HEAD_STRIDE: usize = (size_of::<Head>() + SHORT_BYTES).next_multiple_of(LINE);
+const HEAD_STRIDE: usize = (size_of::<PostHead>() + SHORT_BYTES).next_multiple_of(LINE);
 
-const _: () = assert!(size_of::<Head>() == 64 && size_of::<Head>() <= LINE && TOKEN_BYTES <= LINE);
+const _: () = assert!(size_of::<PostHead>() == 64 && size_of::<PostHead>() <= LINE && TOKEN_BYTES <= LINE);
 
-impl<'a> Posted<'a> {
+impl<'a> PostedRound<'a> {
     /// Some bytes of the payload.
     ///
     /// # Panics
@@ -124,21 +124,21 @@ impl<'a> Posted<'a> {
     }
 }
 
-impl Board {
+impl ShmRounds {
     /// The view of the rank of this number, of those that share the board.
     ///
     /// # Panics
     ///
     /// If the memory is too small for the board, there is no such rank, or an arena has more lines than a stamp can count.
-    pub fn new(segment: Segment, size: BoardSize, rank: usize) -> Self {
+    pub fn new(segment: Segment, size: RoundsSize, rank: usize) -> Self {
         assert!(segment.length() >= size.bytes(), "the memory is as large as the board");
         assert!(rank < size.ranks, "the rank is on the board");
-        assert!(size.arena_bytes() / LINE < LENT, "every line has a number");
-        Self { segment, size, rank, next: Next::default(), shelf: Shelf::default() }
+        assert!(size.arena_bytes() / LINE < EXPOSED, "every line has a number");
+        Self { segment, size, rank, next: NextPost::default(), registry: BufferRegistry::default() }
     }
 
     /// How large it is.
-    pub fn size(&self) -> BoardSize {
+    pub fn size(&self) -> RoundsSize {
         self.size
     }
 
@@ -162,18 +162,18 @@ impl Board {
         self.head(rank, round).stamp.load(Ordering::Acquire) >> PLACE_BITS >= round
     }
 
-    /// This rank's payload of so many bytes for `round`, to be filled before [`Board::post`]. Asked for again it is the same.
+    /// This rank's payload of so many bytes for `round`, to be filled before [`ShmRounds::post`]. Asked for again it is the same.
     ///
     /// # Panics
     ///
-    /// If others may still read what was there ([`Board::may_write`]), if the round has been posted, or if it is longer than
+    /// If others may still read what was there ([`ShmRounds::may_write`]), if the round has been posted, or if it is longer than
     /// payloads may be.
     pub fn write(&mut self, round: u64, bytes: usize) -> &mut [u8] {
         assert!(self.may_write(round) && !self.has_posted(self.rank, round), "nobody reads what is written");
         if self.next.round != round {
             self.find_place(round, bytes);
         }
-        let Next { place, length, .. } = self.next;
+        let NextPost { place, length, .. } = self.next;
         let start = self.payload(self.rank, round, place);
         // SAFETY: it is inside of the mapping. Other ranks read it only after its round has been posted and before they post the
         // next one, and neither is the case now: in the arena it overlaps nothing but what is two rounds older. `&mut self`
@@ -205,7 +205,7 @@ impl Board {
     }
 
     /// What `rank` has posted in `round`, if it has and this rank has not posted a later one.
-    pub fn posted(&self, rank: usize, round: u64) -> Option<Posted<'_>> {
+    pub fn posted(&self, rank: usize, round: u64) -> Option<PostedRound<'_>> {
         let head = self.head(rank, round);
         let stamp = head.stamp.load(Ordering::Acquire);
         // Later rounds than this one's successor may have overwritten it.
@@ -216,12 +216,12 @@ impl Board {
         let place = (stamp & ((1 << PLACE_BITS) - 1)) as usize;
         let (place, limit) = match place {
             0 => (0, SHORT_BYTES),
-            LENT => (0, SPOT_BYTES),
+            EXPOSED => (0, BUFFER_REF_BYTES),
             _ => (place, self.size.arena_bytes().checked_sub((place - 1) * LINE)?),
         };
-        let is_lent = stamp as usize & LENT == LENT;
+        let is_exposed = stamp as usize & EXPOSED == EXPOSED;
         let start = self.payload(rank, round, place);
-        Some(Posted { header, is_lent, start, limit, board: PhantomData })
+        Some(PostedRound { header, is_exposed, start, limit, rounds: PhantomData })
     }
 
     /// Says that this rank is about to sleep until it is told of a post. It has to look once more afterwards.
@@ -262,17 +262,17 @@ impl Board {
         unsafe { self.segment.base().add(self.offset_of(rank)).cast::<AtomicU32>().as_ref() }
     }
 
-    fn head(&self, rank: usize, round: u64) -> &Head {
+    fn head(&self, rank: usize, round: u64) -> &PostHead {
         assert!(rank < self.size.ranks, "the rank is on the board");
         // SAFETY: the head is inside of the mapping and aligned, and all processes use its words as atomics alone.
-        unsafe { self.segment.base().add(self.head_offset(rank, round)).cast::<Head>().as_ref() }
+        unsafe { self.segment.base().add(self.head_offset(rank, round)).cast::<PostHead>().as_ref() }
     }
 
     fn payload(&self, rank: usize, round: u64, place: usize) -> *mut u8 {
         assert!(rank < self.size.ranks, "the rank is on the board");
         assert!(place <= self.size.arena_bytes() / LINE, "the place is in the arena");
         let offset = match place {
-            0 => self.head_offset(rank, round) + size_of::<Head>(),
+            0 => self.head_offset(rank, round) + size_of::<PostHead>(),
             _ => self.offset_of(rank) + LINE + 2 * HEAD_STRIDE + (place - 1) * LINE,
         };
         // SAFETY: the payload begins inside of the mapping.
@@ -287,76 +287,73 @@ mod tests {
     use super::*;
 
     /// The views of all ranks.
-    fn boards(size: BoardSize) -> Vec<Board> {
+    fn views(size: RoundsSize) -> Vec<ShmRounds> {
         let token = [1; TOKEN_BYTES];
         let first = Segment::create(size.bytes(), &token).unwrap();
         let place = first.place().unwrap();
         let others = (1..size.ranks).map(|_| Segment::open(place, size.bytes(), &token).unwrap());
         let segments: Vec<Segment> = others.collect();
         let segments = std::iter::once(first).chain(segments);
-        segments.enumerate().map(|(rank, segment)| Board::new(segment, size, rank)).collect()
+        segments.enumerate().map(|(rank, segment)| ShmRounds::new(segment, size, rank)).collect()
     }
 
     #[test]
     fn what_is_posted_is_read_once_it_is_whole() {
-        let mut boards = boards(BoardSize { ranks: 2, slot_bytes: 256 });
-        assert!(boards[0].posted(1, 1).is_none());
-        boards[1].write(1, 3).copy_from_slice(b"one");
-        assert!(boards[0].posted(1, 1).is_none(), "it has been written, not posted");
-        boards[1].post(1, &[9; HEADER_WORDS]);
-        let posted = boards[0].posted(1, 1).unwrap();
+        let mut views = views(RoundsSize { ranks: 2, slot_bytes: 256 });
+        assert!(views[0].posted(1, 1).is_none());
+        views[1].write(1, 3).copy_from_slice(b"one");
+        assert!(views[0].posted(1, 1).is_none(), "it has been written, not posted");
+        views[1].post(1, &[9; HEADER_WORDS]);
+        let posted = views[0].posted(1, 1).unwrap();
         assert_eq!((posted.bytes(0..3), posted.header), (&b"one"[..], [9; HEADER_WORDS]));
-        assert!(!boards[1].may_write(2), "rank 0 may not have read what was in the slot before");
-        boards[0].post(1, &[0; HEADER_WORDS]);
-        assert!(boards[1].may_write(2));
-        boards[1].post(2, &[0; HEADER_WORDS]);
-        assert!(boards[0].posted(1, 1).is_some(), "the other slot is for round 2");
-        boards[0].post(2, &[0; HEADER_WORDS]);
-        assert!(
-            boards[0].posted(1, 1).is_none(),
-            "whoever has posted the next round has no business with it"
-        );
+        assert!(!views[1].may_write(2), "rank 0 may not have read what was in the slot before");
+        views[0].post(1, &[0; HEADER_WORDS]);
+        assert!(views[1].may_write(2));
+        views[1].post(2, &[0; HEADER_WORDS]);
+        assert!(views[0].posted(1, 1).is_some(), "the other slot is for round 2");
+        views[0].post(2, &[0; HEADER_WORDS]);
+        assert!(views[0].posted(1, 1).is_none(), "whoever has posted the next round has no business with it");
     }
 
     #[test]
     #[should_panic(expected = "nobody reads what is written")]
     fn a_slot_that_may_be_read_is_not_written() {
-        let mut boards = boards(BoardSize { ranks: 2, slot_bytes: 128 });
-        boards[0].post(1, &[0; HEADER_WORDS]);
-        boards[0].write(2, 1);
+        let mut views = views(RoundsSize { ranks: 2, slot_bytes: 128 });
+        views[0].post(1, &[0; HEADER_WORDS]);
+        views[0].write(2, 1);
     }
 
     #[test]
     fn who_sleeps_is_told_once() {
-        let boards = boards(BoardSize { ranks: 3, slot_bytes: 128 });
-        boards[2].fall_asleep();
+        let views = views(RoundsSize { ranks: 3, slot_bytes: 128 });
+        views[2].fall_asleep();
         let mut told = Vec::new();
         for _ in 0..2 {
-            boards[0].take_sleepers(|rank| told.push(rank));
+            views[0].take_sleepers(|rank| told.push(rank));
         }
         assert_eq!(told, [2]);
-        boards[1].fall_asleep();
-        boards[1].wake_up();
-        boards[0].take_sleepers(|_| panic!("nobody sleeps"));
+        views[1].fall_asleep();
+        views[1].wake_up();
+        views[0].take_sleepers(|_| panic!("nobody sleeps"));
     }
 
     #[test]
     fn threads_that_post_and_read_see_whole_rounds() {
-        let size = BoardSize { ranks: 3, slot_bytes: 9000 };
+        let size = RoundsSize { ranks: 3, slot_bytes: 9000 };
         // Short ones, long ones, and such as leave something over at the end of the arena.
         let length = |round: u64, rank: usize| [5, 9000, 4097, 8191, 4096, 0][(round as usize + rank) % 6];
-        let rounds = if cfg!(miri) { 20 } else { 2000 };
-        let play = move |mut board: Board| {
-            for round in 1..=rounds {
-                while !board.may_write(round) {
+        let last = if cfg!(miri) { 20 } else { 2000 };
+        let play = move |mut rounds: ShmRounds| {
+            for round in 1..=last {
+                while !rounds.may_write(round) {
                     thread::yield_now();
                 }
-                let fill = (round as usize * 3 + board.rank()) as u8;
-                board.write(round, length(round, board.rank())).fill(fill);
-                board.post(round, &[round; HEADER_WORDS]);
+                let fill = (round as usize * 3 + rounds.rank()) as u8;
+                rounds.write(round, length(round, rounds.rank())).fill(fill);
+                rounds.post(round, &[round; HEADER_WORDS]);
                 for rank in 0..size.ranks {
                     let posted = loop {
-                        match board.posted(rank, round) {
+                        match rounds.posted(rank, round) {
                             Some(posted) => break posted,
                             None => thread::yield_now(),
                         }
@@ -368,7 +365,7 @@ mod tests {
             }
         };
         let threads: Vec<_> =
-            boards(size).into_iter().map(|board| thread::spawn(move || play(board))).collect();
+            views(size).into_iter().map(|rounds| thread::spawn(move || play(rounds))).collect();
         for thread in threads {
             thread.join().unwrap();
         }

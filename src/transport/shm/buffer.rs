@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::segment::{Place, Segment, TOKEN_BYTES};
+use super::segment::{Segment, SegmentLocation, TOKEN_BYTES};
 
 /// Bytes before the elements: the token, and the owner's flag.
 const HEAD: usize = 128;
@@ -16,15 +16,15 @@ const FLAG: usize = 64;
 const _: () = assert!(TOKEN_BYTES <= FLAG && FLAG + size_of::<AtomicU32>() <= HEAD);
 
 /// Another rank's memory, mapped. Dropping it takes the mapping back; the owner's is not touched.
-pub struct Window {
+pub struct RemoteBuffer {
     segment: Segment,
     length: usize,
 }
 
 /// This rank's own memory. Its bytes belong to whoever has it, but while an operation lends them.
-pub struct OwnWindow(Window);
+pub struct ExposedBuffer(RemoteBuffer);
 
-impl OwnWindow {
+impl ExposedBuffer {
     /// So many bytes, all zero.
     ///
     /// # Errors
@@ -32,11 +32,11 @@ impl OwnWindow {
     /// When the operating system refuses.
     pub fn create(length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let segment = Segment::create(whole(length)?, token)?;
-        Ok(Self(Window { segment, length }))
+        Ok(Self(RemoteBuffer { segment, length }))
     }
 
-    /// Where others find it, until [`OwnWindow::close`].
-    pub fn place(&self) -> Option<Place> {
+    /// Where others find it, until [`ExposedBuffer::close`].
+    pub fn place(&self) -> Option<SegmentLocation> {
         self.0.segment.place()
     }
 
@@ -70,13 +70,13 @@ impl OwnWindow {
     }
 }
 
-impl Window {
+impl RemoteBuffer {
     /// The memory of so many bytes that another rank has created.
     ///
     /// # Errors
     ///
     /// When it cannot be opened, or is not what was promised.
-    pub fn open(place: Place, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
+    pub fn open(place: SegmentLocation, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let segment = Segment::open(place, whole(length)?, token)?;
         Ok(Self { segment, length })
     }
@@ -122,9 +122,9 @@ mod tests {
     #[test]
     fn others_reach_the_same_bytes_and_no_others() {
         let token = [3; TOKEN_BYTES];
-        let mut own = OwnWindow::create(1000, &token).unwrap();
+        let mut own = ExposedBuffer::create(1000, &token).unwrap();
         assert!(own.bytes().iter().all(|&byte| byte == 0) && own.bytes().len() == 1000);
-        let other = Window::open(own.place().unwrap(), 1000, &token).unwrap();
+        let other = RemoteBuffer::open(own.place().unwrap(), 1000, &token).unwrap();
         own.bytes_mut()[999] = 7;
         let last = other.part(&(999..1000)).unwrap();
         // SAFETY: the byte is inside of the mapping, and this thread alone uses it.
@@ -140,8 +140,8 @@ mod tests {
     #[test]
     fn more_than_there_can_be_is_refused() {
         for length in [usize::MAX, isize::MAX as usize, 1 << 62] {
-            assert!(OwnWindow::create(length, &[0; TOKEN_BYTES]).is_err());
+            assert!(ExposedBuffer::create(length, &[0; TOKEN_BYTES]).is_err());
         }
-        assert!(OwnWindow::create(0, &[0; TOKEN_BYTES]).unwrap().bytes().is_empty());
+        assert!(ExposedBuffer::create(0, &[0; TOKEN_BYTES]).unwrap().bytes().is_empty());
     }
 }

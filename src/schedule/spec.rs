@@ -2,17 +2,17 @@
 
 use super::partition::Partition;
 use super::{
-    Schedule, all_fold, all_gather, all_reduce, all_to_all, barrier, broadcast, broadcast_tree, butterfly,
-    direct,
+    Schedule, all_gather, all_ordered_reduce, all_reduce, all_to_all, barrier, broadcast, broadcast_tree,
+    butterfly, direct,
 };
 use super::{
-    double_tree, doubling, exscan, fold, gather, reduce, reduce_scatter, reduce_tree, scan, scatter,
+    double_tree, doubling, exscan, gather, ordered_reduce, reduce, reduce_scatter, reduce_tree, scan, scatter,
 };
 use crate::types::{Algorithm, Operation, Rank, WorldSize};
 
 /// What a collective does, with elements of the whole operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Work {
+pub enum CollectiveSpec {
     /// Everybody waits for everybody.
     Barrier,
     /// Everybody ends with the reduction of all buffers.
@@ -45,7 +45,7 @@ pub enum Work {
         /// Who gets them.
         root: Rank,
     },
-    /// [`Work::Gather`] the other way.
+    /// [`CollectiveSpec::Gather`] the other way.
     Scatter {
         /// The parts.
         partition: Partition,
@@ -74,7 +74,7 @@ pub enum Work {
     },
 }
 
-impl Work {
+impl CollectiveSpec {
     /// The collective.
     pub fn operation(&self) -> Operation {
         match self {
@@ -162,7 +162,7 @@ impl Work {
         let is_double = algorithm == Algorithm::DoubleTree;
         match self {
             Self::Barrier => barrier(world, rank),
-            Self::AllReduce { count } if in_rank_order => all_fold(world, rank, *count),
+            Self::AllReduce { count } if in_rank_order => all_ordered_reduce(world, rank, *count),
             Self::AllReduce { count } => match algorithm {
                 Algorithm::OneShot => direct::all_gather(world, rank, &Partition::alike(*count, world)),
                 Algorithm::Doubling => doubling::all_gather(world, rank, *count),
@@ -171,7 +171,7 @@ impl Work {
                 Algorithm::DoubleTree => double_tree::all_reduce(world, rank, *count, block),
                 _ => all_reduce(world, rank, *count, block),
             },
-            Self::Reduce { count, root } if in_rank_order => fold(world, rank, *root, *count),
+            Self::Reduce { count, root } if in_rank_order => ordered_reduce(world, rank, *root, *count),
             Self::Reduce { count, root } if is_tree => reduce_tree(world, rank, *root, *count),
             Self::Reduce { count, root } if is_double => {
                 double_tree::reduce(world, rank, *root, *count, block)

@@ -15,29 +15,29 @@ pub(super) const RANGES_MAX: usize = 16;
 /// As text: `ring` for every size, or ranges such as `direct:0-65536;ring:65537-max`. What an operation has no such
 /// algorithm for takes the cheapest that it has.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Algorithms(Vec<Range>);
+pub struct Algorithms(Vec<AlgorithmRange>);
 
 /// One algorithm for some sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Range {
+pub(super) struct AlgorithmRange {
     pub(super) algorithm: Algorithm,
     pub(super) from: u64,
     pub(super) to: u64,
 }
 
 impl Algorithms {
-    pub(super) fn new(ranges: Vec<Range>) -> Self {
+    pub(super) fn new(ranges: Vec<AlgorithmRange>) -> Self {
         Self(ranges)
     }
 
-    pub(super) fn ranges(&self) -> &[Range] {
+    pub(super) fn ranges(&self) -> &[AlgorithmRange] {
         &self.0
     }
 
     /// Fixed ranges, which give the same bits from run to run on the same hosts: a choice by measurement may change with the
     /// weather.
     pub fn reproducible() -> Self {
-        let range = |algorithm, from, to| Range { algorithm, from, to };
+        let range = |algorithm, from, to| AlgorithmRange { algorithm, from, to };
         Self(vec![
             // Where there are hosts.
             range(Algorithm::Hierarchy, 0, u64::MAX),
@@ -53,7 +53,7 @@ impl Algorithms {
     }
 
     fn for_bytes(&self, bytes: u64) -> impl Iterator<Item = Algorithm> {
-        let fits = move |range: &&Range| (range.from..=range.to).contains(&bytes);
+        let fits = move |range: &&AlgorithmRange| (range.from..=range.to).contains(&bytes);
         self.0.iter().filter(fits).map(|range| range.algorithm)
     }
 }
@@ -65,7 +65,7 @@ impl FromStr for Algorithms {
         if text == "auto" {
             return Ok(Self::default());
         }
-        let ranges: Vec<Range> = text.split(';').map(parse_range).collect::<Result<_, _>>()?;
+        let ranges: Vec<AlgorithmRange> = text.split(';').map(parse_range).collect::<Result<_, _>>()?;
         if ranges.len() > RANGES_MAX {
             return Err(format!("more than {RANGES_MAX} ranges"));
         }
@@ -73,7 +73,7 @@ impl FromStr for Algorithms {
     }
 }
 
-fn parse_range(text: &str) -> Result<Range, String> {
+fn parse_range(text: &str) -> Result<AlgorithmRange, String> {
     let (name, bytes) = text.split_once(':').unwrap_or((text, "0-max"));
     let algorithm = cost::CHOICES.iter().copied().find(|algorithm| algorithm.name() == name);
     let algorithm = algorithm.ok_or_else(|| {
@@ -87,7 +87,7 @@ fn parse_range(text: &str) -> Result<Range, String> {
     if from > to {
         return Err(wrong());
     }
-    Ok(Range { algorithm, from, to })
+    Ok(AlgorithmRange { algorithm, from, to })
 }
 
 impl fmt::Display for Algorithms {
@@ -95,7 +95,7 @@ impl fmt::Display for Algorithms {
         if self.0.is_empty() {
             return f.write_str("auto");
         }
-        for (index, Range { algorithm, from, to }) in self.0.iter().enumerate() {
+        for (index, AlgorithmRange { algorithm, from, to }) in self.0.iter().enumerate() {
             let separator = if index == 0 { "" } else { ";" };
             let name = algorithm.name();
             match *to {
@@ -109,37 +109,37 @@ impl fmt::Display for Algorithms {
 
 /// What lies between the ranks of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Ground {
+pub(super) enum GroupMedium {
     Links,
     /// Memory that all of them share.
-    Board,
+    ShmRounds,
     /// Memory that those of each host share, and links.
     Hosts,
 }
 
 /// What decides about routes, the same on all ranks of a job.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Routes {
+pub(super) struct AlgorithmSelection {
     pub(super) algorithms: Algorithms,
     pub(super) link: LinkCost,
     /// How ranks of one host talk to each other.
     pub(super) local: LocalTransport,
 }
 
-impl Routes {
+impl AlgorithmSelection {
     /// How `operation` on a buffer of so many bytes goes among `world` ranks.
     pub(super) fn choose(
         &self,
         operation: Operation,
         world: WorldSize,
         bytes: u64,
-        ground: Ground,
+        ground: GroupMedium,
     ) -> Algorithm {
         let possible = match ground {
-            Ground::Board => cost::possible_in_memory(operation),
-            Ground::Links | Ground::Hosts => cost::possible(operation),
+            GroupMedium::ShmRounds => cost::possible_in_memory(operation),
+            GroupMedium::Links | GroupMedium::Hosts => cost::possible(operation),
         };
-        let by_hosts = ground == Ground::Hosts && cost::is_possible_by_hosts(operation);
+        let by_hosts = ground == GroupMedium::Hosts && cost::is_possible_by_hosts(operation);
         let can = |algorithm: &Algorithm| match algorithm {
             Algorithm::Hierarchy => by_hosts,
             other => possible.contains(other) && cost::is_able(*other, world, bytes),
@@ -149,7 +149,7 @@ impl Routes {
             // What can be done in memory costs less there than over any link.
             _ if by_hosts => Algorithm::Hierarchy,
             [only] => *only,
-            _ if ground == Ground::Board => cost::cheapest_in_memory(bytes),
+            _ if ground == GroupMedium::ShmRounds => cost::cheapest_in_memory(bytes),
             _ => self.link.cheapest(operation, world, bytes),
         })
     }
@@ -179,15 +179,15 @@ mod tests {
     #[test]
     fn what_was_asked_for_is_taken_where_the_operation_has_it() {
         let algorithms = "direct:0-100;one-shot:101-200".parse().unwrap();
-        let routes = Routes { algorithms, ..Routes::default() };
+        let selection = AlgorithmSelection { algorithms, ..AlgorithmSelection::default() };
         let world = WorldSize::new(4).unwrap();
-        let choose = |operation, bytes| routes.choose(operation, world, bytes, Ground::Links);
+        let choose = |operation, bytes| selection.choose(operation, world, bytes, GroupMedium::Links);
         assert_eq!(choose(Operation::AllReduce, 100), Algorithm::Direct);
         assert_eq!(choose(Operation::AllReduce, 101), Algorithm::OneShot);
         assert_eq!(choose(Operation::AllReduce, 1 << 30), Algorithm::Ring);
         assert_eq!(choose(Operation::Broadcast, 100), Algorithm::Tree);
         assert_eq!(choose(Operation::AllGather, 100), Algorithm::Direct);
-        let by_hosts = |operation, bytes| routes.choose(operation, world, bytes, Ground::Hosts);
+        let by_hosts = |operation, bytes| selection.choose(operation, world, bytes, GroupMedium::Hosts);
         assert_eq!(by_hosts(Operation::AllReduce, 100), Algorithm::Direct);
         assert_eq!(by_hosts(Operation::AllReduce, 201), Algorithm::Hierarchy);
         assert_eq!(by_hosts(Operation::Barrier, 0), Algorithm::Hierarchy);

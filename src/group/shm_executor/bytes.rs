@@ -2,72 +2,86 @@
 
 use std::ops::Range;
 
-use super::{Desk, Errand};
-use crate::group::profile::Part;
+use super::{ShmExecutor, ShmOperation};
+use crate::group::profile::ProfilePart;
 use crate::schedule::Action;
-use crate::schedule::board::{Fold, Put};
+use crate::schedule::rounds::{OrderedReduce, Put};
 
 /// Bytes that are copied or reduced at a time: what several ranks contribute to them stays in a processor's first cache.
 pub(super) const PIECE_BYTES: usize = 16 << 10;
 
-impl Desk {
+impl ShmExecutor {
     /// Copies what the round asks for into this rank's slot, and posts it.
-    pub(super) fn put(&mut self, round: u64, errand: &Errand, memory: &[u8]) {
+    pub(super) fn put(&mut self, round: u64, shm_operation: &ShmOperation, memory: &[u8]) {
         let mut started = self.meter.start();
         let end = self.scratch.puts.iter().map(|put| put.at + put.range.len()).max();
-        let bytes = end.unwrap_or_default() * errand.element_bytes;
-        let slot = if bytes == 0 { &mut [] } else { self.board.write(round, bytes) };
+        let bytes = end.unwrap_or_default() * shm_operation.element_bytes;
+        let slot = if bytes == 0 { &mut [] } else { self.rounds.write(round, bytes) };
         for Put { range, at } in &self.scratch.puts {
-            let start = at * errand.element_bytes;
-            let bytes = &memory[errand.bytes(range)];
+            let start = at * shm_operation.element_bytes;
+            let bytes = &memory[shm_operation.bytes(range)];
             slot[start..start + bytes.len()].copy_from_slice(bytes);
         }
-        self.board.post(round, &errand.asked.header);
-        self.meter.end(Part::Send, &mut started);
+        self.rounds.post(round, &shm_operation.asked.header);
+        self.meter.end(ProfilePart::Send, &mut started);
     }
 
     /// Reduces what the round asks for, all of which has been posted, piece by piece. Of a rank that has lent its buffer the
     /// contribution lies there.
-    pub(super) fn fold(&mut self, round: u64, errand: &Errand, fold: &Fold, memory: &mut [u8]) {
-        let (all, at) = (errand.bytes(&fold.range), fold.at * errand.element_bytes);
+    pub(super) fn ordered_reduce(
+        &mut self,
+        round: u64,
+        shm_operation: &ShmOperation,
+        ordered_reduce: &OrderedReduce,
+        memory: &mut [u8],
+    ) {
+        let (all, at) =
+            (shm_operation.bytes(&ordered_reduce.range), ordered_reduce.at * shm_operation.element_bytes);
         let mut started = self.meter.start();
         for piece in pieces(&all) {
             let start = piece.start - all.start;
             let place = at + start..at + start + piece.len();
             let own = &mut memory[piece.clone()];
-            let board = &self.board;
-            let of = |from: usize| match board.lent(from, round, &piece) {
-                None => Some(board.posted(from, round)?.bytes(place.clone())),
+            let rounds = &self.rounds;
+            let of = |from: usize| match rounds.exposed(from, round, &piece) {
+                None => Some(rounds.posted(from, round)?.bytes(place.clone())),
                 lent => lent,
             };
-            errand.reduce((board.rank(), board.size().ranks), own, &mut self.lower, of);
-            self.meter.end(Part::Reduce, &mut started);
-            if fold.is_posted_next {
-                self.board.write(round + 1, all.len())[start..start + own.len()].copy_from_slice(own);
-                self.meter.end(Part::Send, &mut started);
+            shm_operation.reduce((rounds.rank(), rounds.size().ranks), own, &mut self.lower, of);
+            self.meter.end(ProfilePart::Reduce, &mut started);
+            if ordered_reduce.is_posted_next {
+                self.rounds.write(round + 1, all.len())[start..start + own.len()].copy_from_slice(own);
+                self.meter.end(ProfilePart::Send, &mut started);
             }
         }
     }
 
     /// Reduces elements of all ranks' buffers where they lie, piece by piece, and writes each into all of them while it is in
     /// the first cache.
-    pub(super) fn exchange(&mut self, round: u64, errand: &Errand, range: &Range<usize>, memory: &mut [u8]) {
-        let (rank, ranks) = (self.board.rank(), self.board.size().ranks);
+    pub(super) fn exchange(
+        &mut self,
+        round: u64,
+        shm_operation: &ShmOperation,
+        range: &Range<usize>,
+        memory: &mut [u8],
+    ) {
+        let (rank, ranks) = (self.rounds.rank(), self.rounds.size().ranks);
         let mut started = self.meter.start();
-        for piece in pieces(&errand.bytes(range)) {
+        for piece in pieces(&shm_operation.bytes(range)) {
             let own = &mut memory[piece.clone()];
-            let board = &self.board;
-            errand.reduce((rank, ranks), own, &mut self.lower, |from| board.lent(from, round, &piece));
-            self.meter.end(Part::Reduce, &mut started);
+            let rounds = &self.rounds;
+            shm_operation
+                .reduce((rank, ranks), own, &mut self.lower, |from| rounds.exposed(from, round, &piece));
+            self.meter.end(ProfilePart::Reduce, &mut started);
             for to in (0..ranks).filter(|&to| to != rank) {
-                self.board.write_lent(to, round, piece.start, own);
+                self.rounds.write_exposed(to, round, piece.start, own);
             }
-            self.meter.end(Part::Send, &mut started);
+            self.meter.end(ProfilePart::Send, &mut started);
         }
     }
 
     /// Takes from the slots what the round asks for, all of which has been posted.
-    pub(super) fn take(&self, round: u64, errand: &Errand, memory: &mut [u8]) {
+    pub(super) fn take(&self, round: u64, shm_operation: &ShmOperation, memory: &mut [u8]) {
         let mut takes = &self.scratch.takes[..];
         let mut started = self.meter.start();
         while let Some(first) = takes.first() {
@@ -75,21 +89,21 @@ impl Desk {
             let same = takes.iter().take_while(|take| take.range == first.range).count();
             let (run, rest) = takes.split_at(same);
             takes = rest;
-            let all = errand.bytes(&first.range);
+            let all = shm_operation.bytes(&first.range);
             for start in all.clone().step_by(PIECE_BYTES) {
                 let own = &mut memory[start..all.end.min(start + PIECE_BYTES)];
                 for take in run {
-                    let Some(posted) = self.board.posted(take.from.index(), round) else { return };
-                    let at = take.at * errand.element_bytes + start - all.start;
-                    errand.apply(take.action, own, posted.bytes(at..at + own.len()));
-                    self.meter.end(Part::of(take.action), &mut started);
+                    let Some(posted) = self.rounds.posted(take.from.index(), round) else { return };
+                    let at = take.at * shm_operation.element_bytes + start - all.start;
+                    shm_operation.apply(take.action, own, posted.bytes(at..at + own.len()));
+                    self.meter.end(ProfilePart::of(take.action), &mut started);
                 }
             }
         }
     }
 }
 
-impl Errand {
+impl ShmOperation {
     /// Reduces all ranks' contributions to a piece in rank order, of which the rank's own stands in `own`, where the result
     /// goes. `lower` has room for a piece.
     fn reduce<'a>(

@@ -2,13 +2,13 @@
 //!
 //! Such a message has been sent when it has begun; its bytes are the driver's to keep until a receive takes them.
 
-use super::{Begin, Engine, Envelope, Failure, Key, OpId};
+use super::{Begin, Engine, Envelope, Failure, OpId, OperationKey};
 
 impl Engine {
     /// Begins to send a message to this rank, and ends it.
     pub(super) fn send_to_itself(&mut self, begin: Begin) -> Result<OpId, Failure> {
         let (id, rank, contract) = (self.next_id(), self.settings.rank, begin.contract);
-        let key = Key::Message { from: rank, to: rank, sequence: id.0 };
+        let key = OperationKey::Message { from: rank, to: rank, sequence: id.0 };
         let envelope = Envelope { group: begin.group, source: rank, tag: contract.layout, contract };
         match self.matching.take_posted(&envelope) {
             Some(posted) => self.unite(&posted, key, envelope)?,
@@ -19,8 +19,8 @@ impl Engine {
     }
 
     /// A receive has found a message of this rank's own, and has ended.
-    pub(super) fn hand_over(&mut self, receive: OpId, key: Key) {
-        if let Key::Message { sequence, .. } = key {
+    pub(super) fn hand_over(&mut self, receive: OpId, key: OperationKey) {
+        if let OperationKey::Message { sequence, .. } = key {
             self.handed_over.push_back((OpId(sequence), receive));
             self.completed.push_back(receive);
         }

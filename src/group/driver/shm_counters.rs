@@ -12,7 +12,7 @@ const SAMPLED: u64 = 8;
 
 /// Counters of a job's operations at desks.
 #[derive(Default)]
-pub(super) struct Tally {
+pub(super) struct ShmCounters {
     operations: AtomicU64,
     exposed_ns: AtomicU64,
     communication_ns: AtomicU64,
@@ -21,12 +21,12 @@ pub(super) struct Tally {
 }
 
 /// An operation's watch.
-pub(super) struct Watch {
+pub(super) struct OperationTimer {
     began: Option<Instant>,
     weight: u32,
 }
 
-impl Watch {
+impl OperationTimer {
     /// For the operation of this number, on so many bytes.
     pub(super) fn new(number: u64, bytes: usize) -> Self {
         let is_short = bytes <= SHORT_BYTES;
@@ -35,19 +35,19 @@ impl Watch {
     }
 
     /// It takes longer: every such one counts for itself.
-    pub(super) fn lasts(&mut self) {
+    pub(super) fn mark_long(&mut self) {
         self.weight = 1;
         self.began.get_or_insert_with(Instant::now);
     }
 }
 
-impl Tally {
+impl ShmCounters {
     /// An operation has ended, well or not.
-    pub(super) fn count(&self, watch: &Watch, is_done: bool) {
+    pub(super) fn count(&self, timer: &OperationTimer, is_done: bool) {
         let add = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
         add(&self.operations, u64::from(is_done));
-        let Some(began) = watch.began else { return };
-        let ns = (began.elapsed() * watch.weight).as_nanos() as u64;
+        let Some(began) = timer.began else { return };
+        let ns = (began.elapsed() * timer.weight).as_nanos() as u64;
         add(&self.exposed_ns, ns);
         if !self.is_counted.load(Ordering::Relaxed) {
             add(&self.communication_ns, ns);
@@ -67,16 +67,16 @@ impl Tally {
 mod tests {
     use super::*;
 
-    fn timed(numbers: std::ops::Range<u64>, bytes: usize, lasts: bool) -> (usize, u32) {
+    fn timed(numbers: std::ops::Range<u64>, bytes: usize, is_long: bool) -> (usize, u32) {
         let watches = numbers.map(|number| {
-            let mut watch = Watch::new(number, bytes);
-            if lasts {
-                watch.lasts();
+            let mut timer = OperationTimer::new(number, bytes);
+            if is_long {
+                timer.mark_long();
             }
-            watch
+            timer
         });
-        watches.fold((0, 0), |(count, weight), watch| match watch.began {
-            Some(_) => (count + 1, weight + watch.weight),
+        watches.fold((0, 0), |(count, weight), timer| match timer.began {
+            Some(_) => (count + 1, weight + timer.weight),
             None => (count, weight),
         })
     }

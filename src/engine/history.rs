@@ -10,22 +10,22 @@ const HISTORY_MAX: usize = 64;
 const RETIRED_MAX: usize = 64;
 
 /// What was asked for, and where in the caller's program.
-pub(super) type Asked = (Contract, Site);
+pub(super) type CallerContract = (Contract, Site);
 
 /// All groups that there have been.
 #[derive(Default)]
-pub(super) struct Past {
+pub(super) struct OperationHistory {
     /// The number of each group's next operation.
     next: BTreeMap<u32, u64>,
     /// The last operations, oldest first.
-    histories: BTreeMap<u32, VecDeque<(u64, Asked)>>,
+    histories: BTreeMap<u32, VecDeque<(u64, CallerContract)>>,
     /// Groups that are not used any more and still have a history, oldest first.
     retired: VecDeque<u32>,
 }
 
-impl Past {
+impl OperationHistory {
     /// Notes the next operation of a group, and returns its number.
-    pub(super) fn begin(&mut self, group: u32, asked: Asked) -> u64 {
+    pub(super) fn begin(&mut self, group: u32, asked: CallerContract) -> u64 {
         let next = self.next.entry(group).or_default();
         let sequence = *next;
         *next += 1;
@@ -38,9 +38,9 @@ impl Past {
     }
 
     /// Notes an operation that was numbered elsewhere.
-    pub(super) fn note(&mut self, group: u32, sequence: u64, asked: Asked) {
+    pub(super) fn note(&mut self, group: u32, sequence: u64, asked: CallerContract) {
         let history = self.histories.entry(group).or_default();
-        if history.iter().all(|past| past.0 != sequence) {
+        if history.iter().all(|history| history.0 != sequence) {
             if history.len() == HISTORY_MAX {
                 history.pop_front();
             }
@@ -54,9 +54,9 @@ impl Past {
     }
 
     /// What was asked for in an operation, if that is remembered.
-    pub(super) fn find(&self, group: u32, sequence: u64) -> Option<Asked> {
+    pub(super) fn find(&self, group: u32, sequence: u64) -> Option<CallerContract> {
         let history = self.histories.get(&group)?;
-        history.iter().find(|past| past.0 == sequence).map(|past| past.1)
+        history.iter().find(|history| history.0 == sequence).map(|history| history.1)
     }
 
     /// The group begins nothing more. In the end a number is all that is left of it.
@@ -83,28 +83,28 @@ mod tests {
     /// A program that splits in every step does not grow with its steps.
     #[test]
     fn a_hundred_thousand_groups_leave_their_numbers_behind() {
-        let mut past = Past::default();
+        let mut history = OperationHistory::default();
         let asked = (Contract::NONE, Site::new("a.rs", 1));
         for group in 0..GROUPS {
             for sequence in 0..3 {
-                assert_eq!(past.begin(group, asked), sequence);
+                assert_eq!(history.begin(group, asked), sequence);
             }
-            past.retire(group);
+            history.retire(group);
         }
-        assert_eq!(past.histories.len(), RETIRED_MAX);
-        assert_eq!((past.next(5), past.find(5, 2)), (3, None));
-        assert_eq!((past.next(GROUPS - 1), past.find(GROUPS - 1, 2)), (3, Some(asked)));
-        past.retire(GROUPS);
-        assert_eq!(past.next(GROUPS), 0);
+        assert_eq!(history.histories.len(), RETIRED_MAX);
+        assert_eq!((history.next(5), history.find(5, 2)), (3, None));
+        assert_eq!((history.next(GROUPS - 1), history.find(GROUPS - 1, 2)), (3, Some(asked)));
+        history.retire(GROUPS);
+        assert_eq!(history.next(GROUPS), 0);
     }
 
     #[test]
     fn a_group_remembers_its_last_operations() {
-        let mut past = Past::default();
+        let mut history = OperationHistory::default();
         let asked = (Contract::NONE, Site::new("a.rs", 1));
         for _ in 0..HISTORY_MAX + 5 {
-            past.begin(7, asked);
+            history.begin(7, asked);
         }
-        assert_eq!((past.find(7, 4), past.find(7, 5)), (None, Some(asked)));
+        assert_eq!((history.find(7, 4), history.find(7, 5)), (None, Some(asked)));
     }
 }
