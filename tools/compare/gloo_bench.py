@@ -17,7 +17,7 @@ DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf1
 
 
 class Operation:
-    """A collective on a buffer of its own. `bytes` are those of the whole buffer, as ringbench counts them."""
+    """A collective with its buffer. `bytes` counts the whole buffer, as in ringbench."""
 
     def __init__(self, name, dtype, size):
         self.name, self.dtype = name, DTYPES[dtype]

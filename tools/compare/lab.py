@@ -1,6 +1,6 @@
-"""The comparison among several hosts: a network on this machine, whose lines are as fast as one likes (tools/netlab).
+"""The comparison between several hosts: tools/netlab makes a network on this machine, with lines of any rate.
 
-Each measurement has a network of its own, so that nobody inherits what the kernel has learnt about a route from the
+Each measurement makes its own network, so that no program inherits what the kernel has learnt about a route from the
 program before. iperf3 says what a line carries.
 """
 
@@ -22,15 +22,15 @@ NETLAB = pathlib.Path(__file__).resolve().parent.parent / "netlab"
 SIZES = ("64", "4K", "64K", "1M", "4M", "16M", "64M")
 EXPECTED = ("iperf3", "ringbench-tcp", "gloo")
 OURS = "ringbench-tcp"
-# What a lab needs to take itself down: more than it was ever seen to take.
+# The time to remove a lab: more than it has ever taken.
 ENDING_S = 20
 LINE_S, LINE_TRIAL_S = 3, 1
-# A line's beginning is slow start, which no collective of a job that runs for long meets.
+# A connection begins with slow start, which a long job has behind it.
 LINE_OMIT_S = 1
-# A trial does not know yet how long an operation takes, and 64 MiB take a second of a line of 1 Gbit/s.
+# A trial does not know how long an operation takes, and 64 MiB take a second on a line of 1 Gbit/s.
 TIMEOUT_S = 120
 GLOO_PORT = 29500
-# Host 0 serves one test. Host 1 tries until somebody listens there; with --json a failure is no exit code. The others' lines
+# Host 0 serves one test. Host 1 tries until the server listens; with --json a failure has exit code 0. The other lines
 # stay idle.
 IPERF = """
 host=$1 first=$2
@@ -67,7 +67,7 @@ class Lab:
         return f"{self.hosts} hosts on a switch with lines of {self.rate} (tools/netlab)"
 
     def lacks(self):
-        """Why there cannot be one here, or None."""
+        """Why no lab can run here, or None."""
         if os.geteuid() != 0:
             return "only root may make network namespaces"
         missing = [name for name in ("ip", "tc") if not shutil.which(name)]
@@ -125,17 +125,17 @@ def line_rates(output, control, both_ways):
         if "error" in told:
             raise Failed(f"iperf3: {told['error']}")
         end, version = told["end"], told["start"]["version"]
-        # The hosts of a lab take the default of the machine when they are made; this is where one would see if they did not.
+        # The hosts of a lab take the machine's default when they are made. A host that did not would show here.
         if (used := end["sender_tcp_congestion"]) != control:
             raise Failed(f"the hosts of the lab use {used}, not {control}")
         names = ["sum_received", *(["sum_received_bidir_reverse"] if both_ways else [])]
         return [end[name]["bits_per_second"] / 1e6 for name in names], version
     except (ValueError, KeyError, TypeError) as error:
-        raise Failed(f"iperf3 said what nobody understands: {error!r}") from error
+        raise Failed(f"iperf3 printed no JSON of a test: {error!r}") from error
 
 
 class Rounds(rounds.Rounds):
-    """Rounds in which the line takes its turn like a program."""
+    """Rounds in which the line is measured like a program."""
 
     def __init__(self, args, say):
         super().__init__(args, say)
@@ -185,7 +185,7 @@ class Rounds(rounds.Rounds):
 
 
 def beside_the_line(rows, lines):
-    """Gives each row its part of what a line carries, where that was measured."""
+    """Adds to each row its part of what a line carries, if that was measured."""
     for row in rows:
         if line := lines.get(row["congestion_control_host"]):
             row["line_gb_per_s"] = line["one_way_mbit_per_s"] / 8e3
@@ -194,7 +194,7 @@ def beside_the_line(rows, lines):
 
 
 def find(args, scratch):
-    """All programs that there can be in the lab, and (key, reason) of those that are not there."""
+    """All programs that can run in the lab, and (key, reason) of those that are missing."""
     reason = args.lab.lacks()
     if reason:
         return [], [(key, reason) for key in EXPECTED]
@@ -202,7 +202,7 @@ def find(args, scratch):
     if shutil.which("iperf3"):
         programs.append(Line(args.lab, scratch))
     else:
-        absent.append(("iperf3", "not found (apt-get install iperf3), so nobody knows what a line carries"))
+        absent.append(("iperf3", "not found (apt-get install iperf3), so the rate of the lines is unknown"))
     if (args.programs / "ringbench").exists():
         programs.append(Ringbench(args.lab, args, scratch))
     else:

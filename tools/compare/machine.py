@@ -1,4 +1,4 @@
-"""The machine that is measured on: what it is, whether others use it, and its congestion control."""
+"""The machine: its properties, whether others use it, and its congestion control."""
 
 import os
 import pathlib
@@ -42,7 +42,7 @@ def cores():
 
 
 def busy():
-    """The part of all processors' time that was used during a quarter of a second in which we did nothing."""
+    """The part of all processors' time that others used during a quarter of a second."""
 
     def ticks():
         values = [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
@@ -55,7 +55,7 @@ def busy():
 
 
 def wait_until_idle(limit_s, say):
-    """Waits for a quiet moment; says so when none comes."""
+    """Waits until the machine is idle, and prints a message if it does not become idle."""
     deadline = time.monotonic() + limit_s
     while limit_s > 0 and (used := busy()) > BUSY_MAX:
         if time.monotonic() > deadline:
@@ -65,7 +65,7 @@ def wait_until_idle(limit_s, say):
 
 
 class Congestion:
-    """Sets the host's default congestion control for the time of a run, and restores it whatever happens."""
+    """Sets the host's default congestion control for a run, and always restores it."""
 
     def __init__(self, say):
         self.say = say
@@ -75,7 +75,7 @@ class Congestion:
         return self
 
     def names(self, wanted):
-        """The congestion controls to measure under, without those that cannot be set; that is said."""
+        """The congestion controls to measure under. Prints a message for each that cannot be set."""
         able = []
         for name in dict.fromkeys(self.original if name == "host" else name for name in wanted):
             try:

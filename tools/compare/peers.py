@@ -19,9 +19,9 @@ WARM_UP = 5
 BEFORE = "-before"
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
-# What `--install` fetches, each into a virtual environment of its own: the two MPIs would overwrite each other's mpicc.
+# What `--install` fetches, each into a separate virtual environment: the two MPIs would overwrite each other's mpicc.
 PACKAGES = {"torch": ["torch", "numpy"], "openmpi": ["openmpi"], "mpich": ["mpich"]}
-# Programs that are asked for where nobody chooses, so that the absence of one is said.
+# The programs that run by default. A message names each one that is missing.
 EXPECTED = (
     *("ringbench", "ringbench-alloc", "ringbench-tcp", "gloo", "openmpi4-tcp", "openmpi4", "openmpi5-tcp", "openmpi5"),
     *("mpich5-tcp", "mpich5"),
@@ -39,7 +39,7 @@ class Case:
     world: int
 
     def smallest(self):
-        """Bytes below which a rank would have no element of its own."""
+        """The smallest size at which each rank has an element."""
         parts = self.world if self.operation in ("all_gather", "reduce_scatter") else 1
         return DTYPES[self.dtype] * parts
 
@@ -49,7 +49,7 @@ class Figures:
     version: str
     # By bytes: time_us, iterations, wrong, and cpu_s of all ranks and iterations together or None.
     rows: dict
-    # False if the program had to be killed because nothing came any more.
+    # False if the program was killed because it stopped printing.
     finished: bool
 
 
@@ -64,7 +64,7 @@ class Program:
         return None if case.dtype in self.dtypes else f"it has no {case.dtype}"
 
     def patience_s(self, world, otherwise_s):
-        """How long a size may take beside its iterations."""
+        """How long a size may take in addition to its iterations."""
         return otherwise_s
 
     def measure(self, case, sizes, stall_s, cpu):
@@ -78,7 +78,7 @@ class Ringbench(Program):
 
     @staticmethod
     def all(args, scratch):
-        """The programs, and (key, reason) of those that are not there."""
+        """The programs, and (key, reason) of those that are missing."""
         found, absent = Ringbench.in_directory(args.programs, args.our_congestion, scratch, "")
         if args.before:
             more = Ringbench.in_directory(args.before, args.our_congestion, scratch, BEFORE)
@@ -116,7 +116,7 @@ class Ringbench(Program):
             if row is None:
                 return Figures(version, rows, False)
             if cpu:
-                # What is left when a run with a single iteration is taken away is the other iterations'.
+                # The run's time less that of a run with a single iteration is the time of the other iterations.
                 _, once_s, _ = self.one(case, size, 1, stall_s)
                 row["cpu_s"] = (used_s - (once_s or 0)) * iterations / max(1, iterations - 1)
             rows[size] = row
@@ -209,7 +209,7 @@ class Mpi(Program):
 
     @staticmethod
     def all(args, scratch):
-        """Two columns for each MPI that is found: over TCP alone, and as it comes."""
+        """Two columns for each MPI that is found: over TCP only, and with its defaults."""
         programs, absent, failures = {}, [], []
         directories = [path.parent for path in inside(args.peers, "bin/mpicc")]
         if shutil.which("mpicc"):
@@ -231,7 +231,7 @@ class Mpi(Program):
         compiled = processes.run([[directory / "mpicc", "-O2", "-o", program, HERE / "mpi_bench.c"]], 120, scratch)
         if compiled.code != 0:
             raise Failed(f"{directory / 'mpicc'} failed: {compiled.errors.strip()[-300:]}")
-        # Whose library it is, only the library itself knows: mpicc and mpiexec have the same names everywhere.
+        # Ask the library which MPI it is: mpicc and mpiexec have the same names in all of them.
         probe = processes.run([[mpiexec, "-n", 1, program, "all_reduce", "f32", 1]], 30, scratch, [AS_ROOT])
         version = from_lines(probe.output)[1]
         found = re.match(r"(Open MPI|MPICH)\D*(\d+)", version)
@@ -253,14 +253,14 @@ class Mpi(Program):
         return []
 
 
-# Open MPI 4 and 5 refuse root without these; nobody else reads them.
+# Open MPI 4 and 5 refuse root without these. Other programs ignore them.
 AS_ROOT = {
     f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": 1 for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")
 }
 
 
 class OpenMpi(Mpi):
-    # Shared memory of the collectives off as well, not only that of the messages.
+    # Also switch off the shared memory of the collectives, not only that of the messages.
     TCP = (
         [*("--mca", "pml", "ob1", "--mca", "btl", "tcp,self"), *("--mca", "coll", "^sm", "--mca", "btl_tcp_if_include", "lo")],
         {},
@@ -274,12 +274,12 @@ class OpenMpi(Mpi):
 
 
 class Mpich(Mpi):
-    # NOLOCAL keeps its own shared memory out, the provider everything but TCP.
+    # NOLOCAL switches off its shared memory; the provider restricts it to TCP.
     TCP = ([], {"MPIR_CVAR_NOLOCAL": 1, "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "lo"})
     OVERSUBSCRIBED_S = 10
 
     def patience_s(self, world, otherwise_s):
-        # It spins and has no counterpart to mpi_yield_when_idle: where ranks share a processor, a step takes a time slice.
+        # It spins and has no option like mpi_yield_when_idle: if ranks share a processor, a step takes a time slice.
         return min(otherwise_s, self.OVERSUBSCRIBED_S) if world > processors() else otherwise_s
 
 
@@ -310,7 +310,7 @@ def inside(directory, path):
 
 
 def find(args, scratch):
-    """All programs, and (key, reason) of those that are expected and not there."""
+    """All programs, and (key, reason) of those that are expected but missing."""
     programs, absent = [], []
     for kind in (Ringbench, Gloo, Mpi):
         here, missing = kind.all(args, scratch)

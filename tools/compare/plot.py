@@ -96,7 +96,7 @@ def panel(body, x, y, rows, styles, value):
         body.append(text(x + 8, up(line) - 6, "iperf3, one way", colour=FAINT))
     body.append(f'<path d="M{x} {y + PANEL_HEIGHT}h{PANEL_WIDTH}" stroke="{FAINT}"/>')
     body.append(text(x + PANEL_WIDTH / 2, y + PANEL_HEIGHT + 38, "bytes", colour=FAINT, anchor="middle"))
-    # Ours last, and so on top.
+    # Ours last, so that it is on top.
     for key in sorted(styles, key=lambda key: key.startswith("ringbench")):
         own = sorted((row for row in rows if row["program"] == key), key=lambda row: row["bytes"])
         series(body, own, styles[key], across, up, (lambda row, time: time) if timed else bandwidth)
@@ -136,7 +136,7 @@ def decades(low, high):
 
 
 def tick_text(time_us):
-    """A power of ten, without the digits that say nothing."""
+    """A power of ten, without needless digits."""
     value, unit = report.time_text(time_us).split()
     return f"{float(value):g} {unit}"
 
@@ -149,7 +149,7 @@ def steps(high):
 
 
 def thinned(sizes):
-    """As many sizes as have room for their labels."""
+    """As many sizes as fit with their labels."""
     every = math.ceil(len(sizes) / 12)
     return sizes[::every]
 

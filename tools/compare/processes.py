@@ -1,4 +1,4 @@
-"""Programs that are started, waited for, and gone afterwards, with everything that they have started themselves."""
+"""Starts programs, waits for them, and ends them together with all processes that they have started."""
 
 import ctypes
 import dataclasses
@@ -13,7 +13,7 @@ import tempfile
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
-# How often we look whether a row has come. Nothing to the ranks that have the processors.
+# How often to check for a new row; rarely enough not to disturb the ranks.
 LOOK_EVERY_S = 0.25
 KILL_WITHIN_S = 5
 
@@ -22,19 +22,19 @@ KILL_WITHIN_S = 5
 class Ended:
     output: str
     errors: str
-    # 0 if all processes ended with it, otherwise the first other code; None if they were killed because nothing came.
+    # 0 if all processes ended with 0, otherwise the first other code; None if they were killed because they stopped printing.
     code: int | None
-    # The processors' time of all processes together, those included that they have started.
+    # The processors' time of all processes, including those that they have started.
     cpu_s: float
 
 
 def adopt_orphans():
-    """Makes whatever our programs leave behind our own child, so that it can be found and ended."""
+    """Makes processes that our programs leave behind children of this one, so that it can find and end them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def interrupt_on_signals():
-    """Lets a kill come as an exception, too, which finds its way through every `finally`."""
+    """Turns SIGTERM into an exception, so that every `finally` runs."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
 
@@ -57,7 +57,7 @@ def run(commands, stall_s, scratch, variables=({},), ending_s=0):
                 stdin=subprocess.DEVNULL,
                 stdout=outputs[2 * index],
                 stderr=outputs[2 * index + 1],
-                # Ctrl-C is for us, and we end them.
+                # Ctrl-C goes to this process, which ends them.
                 start_new_session=True,
             )
             started.append(process)
@@ -80,7 +80,7 @@ def run(commands, stall_s, scratch, variables=({},), ending_s=0):
     return Ended(texts[0], texts[2 * failed + 1], code, _children_cpu_s() - before)
 
 
-def _wait(pids, watched, stall_s):
+def _wait(pids, output_path, stall_s):
     """The code as in `Ended`, and the index of the command that failed, or 0."""
     poll = select.poll()
     descriptors = {}
@@ -98,7 +98,7 @@ def _wait(pids, watched, stall_s):
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 if code != 0:
                     return code, index
-            written = os.stat(watched).st_size
+            written = os.stat(output_path).st_size
             if written > seen:
                 seen, since = written, time.monotonic()
             elif time.monotonic() - since > stall_s:
@@ -110,7 +110,7 @@ def _wait(pids, watched, stall_s):
 
 
 def _ask_to_end(pids, within_s):
-    """Asks those that still run to end, and waits until they have, or for so long."""
+    """Asks the running ones to end, and waits until they have or the time has passed."""
     deadline = time.monotonic() + within_s
     for pid in filter(_runs, pids):
         os.kill(pid, signal.SIGTERM)
@@ -119,7 +119,7 @@ def _ask_to_end(pids, within_s):
 
 
 def _runs(pid):
-    """Whether our child has not ended. One that we have reaped has."""
+    """Whether our child still runs. A reaped child does not."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:

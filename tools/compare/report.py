@@ -1,4 +1,4 @@
-"""What was measured, as rows for JSON and as tables."""
+"""The measurements, as rows for JSON and as tables."""
 
 import statistics
 
@@ -43,7 +43,7 @@ def document(machine, rounds, rows, names, notes, args):
     """Everything, for the JSON file."""
     return {
         "machine": machine,
-        # What the lines of a lab carry, by the host's default; elsewhere nothing.
+        # What the lines of a lab carry, by the host's default; empty without a lab.
         "lines": rounds.lines(),
         "versions": {names[key]: version for key, version in rounds.versions.items()},
         "rounds": args.rounds,
@@ -67,12 +67,12 @@ def groups(rows):
 
 
 def heading(machine, versions, rounds):
-    """What the figures stand for, in one line."""
+    """The machine, the versions and the number of rounds, in one line."""
     host = f"{machine['cpu']}, {machine['processors']} processors, {machine['kernel']}"
     if machine.get("network"):
         host += f", {machine['network']}"
     default = f"default congestion control {machine['congestion_control_default']}"
-    # Two columns of one library have one version.
+    # Two columns of one library share a version.
     return f"{host}, {default}; {rounds} round{'s' if rounds != 1 else ''}; {'; '.join(dict.fromkeys(versions.values()))}"
 
 
@@ -97,7 +97,7 @@ def tables(told, cpu):
     missing = {tuple(row.values()) for row in told["did_not_finish"]}
     for (operation, dtype, control, world), rows in groups(told["results"]).items():
         keys = [key for key in told["programs"] if any(row["program"] == key for row in rows)]
-        # Those that finished nothing at all have a column, too.
+        # A program that finished nothing also has a column.
         gone = {key for *what, _, key in missing if what == [operation, dtype, world]}
         keys += [key for key in told["programs"] if key not in keys and key in gone]
         cells = {(row["bytes"], row["program"]): row for row in rows}

@@ -1,11 +1,11 @@
-"""The rounds: which program measures when, how many iterations, and what becomes of those that do not finish."""
+"""The rounds: the order of the programs, the number of iterations, and the handling of programs that do not finish."""
 
 import dataclasses
 
 import machine
 from peers import WARM_UP, Failed
 
-# A size is measured for about so long in a round, whoever measures: as many iterations as fit.
+# The time for each size in a round, for every program: as many iterations as fit.
 BUDGET_US = 400_000
 ITERATIONS_MIN, ITERATIONS_MAX = 8, 50_000
 TRIAL_ITERATIONS = 10
@@ -37,7 +37,7 @@ def iterations_for(time_us):
 
 
 def rotated(programs, number):
-    """Another one begins in each round, so that nobody always comes after the same one."""
+    """Each round begins with another program, so that no program always follows the same one."""
     turn = number % max(1, len(programs))
     return programs[turn:] + programs[:turn]
 
@@ -49,7 +49,7 @@ def busbw_factor(operation, world):
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """Where a figure belongs."""
+    """What a figure was measured for."""
 
     operation: str
     dtype: str
@@ -68,15 +68,15 @@ class Rounds:
         self.rows = {}
         self.unfinished = set()
         self.versions = {}
-        # Iterations by bytes where somebody has chosen them.
+        # Iterations by bytes, if the user has chosen them.
         self.fixed = {}
         # How often a program has stalled in a round, by (case, program).
         self.stalls = {}
-        # Iterations and time by (case, program) and bytes; empty where the program gives no figures.
+        # Iterations and time by (case, program) and bytes; empty if the program gives no figures.
         self.iterations = {}
 
     def lines(self):
-        """What the network's lines carry, by congestion control, where that is measured."""
+        """What the network's lines carry, by congestion control, if that is measured."""
         return {}
 
     def measure_all(self, programs, cases, sizes, congestion):
@@ -85,7 +85,7 @@ class Rounds:
         for case in cases:
             for program in programs:
                 self.trial(program, case, sizes)
-        # The congestion controls alternate within a round: a drift of the machine meets them alike, too.
+        # The congestion controls alternate within a round, so that a drift of the machine affects all of them.
         for number in range(self.args.rounds):
             for control in controls:
                 congestion.set(control)
@@ -144,20 +144,20 @@ class Rounds:
         for size, row in figures.rows.items():
             key = Key(case.operation, case.dtype, control, case.world, size, program.key)
             self.rows.setdefault(key, []).append(row)
-            # The trial was short and may have been a bad moment: too few iterations would follow from it in every round.
+            # The trial was short. A disturbance in it would cause too few iterations in every round.
             counts[size] = self.count(size, min(counts[size][1], row["time_us"]))
         if not figures.finished:
             self.stalled(program, case, control, number, [size for size, _ in sizes if size not in figures.rows])
 
     def stalled(self, program, case, control, number, sizes):
-        """It could do this in the trial: a bad moment is forgiven once."""
+        """It succeeded in the trial, so one stall is forgiven."""
         self.stalls[case, program.key] = times = self.stalls.get((case, program.key), 0) + 1
         self.say(f"STALLED in round {number + 1} under {control}: {program.name}, {case.world} ranks, at {sizes[0]} bytes")
         if times > 1:
             self.did_not_finish(program, case, sizes)
 
     def undisturbed(self, program, case, sizes, stall_s):
-        """A program's figures from a run before and after which the machine was idle."""
+        """A program's figures from a run with an idle machine before and after it."""
         for _ in range(REPEATS_MAX):
             machine.wait_until_idle(self.args.wait_idle, self.say)
             figures = program.measure(case, sizes, stall_s, self.args.cpu)
@@ -168,7 +168,7 @@ class Rounds:
         return figures
 
     def accept(self, program, case, figures):
-        """Wrong results end everything: no time excuses them."""
+        """Wrong results end the comparison."""
         if figures.version:
             self.versions[program.key] = figures.version
         for size, row in figures.rows.items():
@@ -178,7 +178,7 @@ class Rounds:
     def did_not_finish(self, program, case, sizes):
         for size in sizes:
             self.unfinished.add((case.operation, case.dtype, case.world, size, program.key))
-            # It is not asked again: each attempt would cost the whole patience.
+            # It does not run again: each attempt would cost the whole time-out.
             self.iterations[case, program.key].pop(size, None)
         shown = ", ".join(str(size) for size in sizes)
         self.say(f"DID NOT FINISH: {program.name}, {case.operation} of {case.dtype}, {case.world} ranks: {shown} bytes")

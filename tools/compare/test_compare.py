@@ -1,4 +1,4 @@
-"""Tests of what can be tested without a peer and without a quiet machine: `tools/compare/run --self-test`."""
+"""Tests that need no peer and no idle machine: `tools/compare/run --self-test`."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ HELP = """\
 
 
 class Fake(peers.Program):
-    """Takes 10 µs whatever the size, except where it is told otherwise."""
+    """Takes 10 µs for every size, unless a test says otherwise."""
 
     def __init__(self, key, time_us=10.0, wrong=0, hangs_from=None):
         self.key = self.name = key
@@ -64,7 +64,7 @@ class FakeCongestion:
 
 
 def measured(programs, sizes=((64, 0), (1 << 20, 0)), **more):
-    """Rounds of fake programs, and what was said of them."""
+    """Rounds of fake programs, and the messages about them."""
     options = {"rounds": 3, "congestion": ["bbr", "cubic"], "wait_idle": 0, "timeout": 1, "cpu": True, **more}
     said = []
     taken = rounds.Rounds(types.SimpleNamespace(**options), lambda text, kept=True: said.append(text) if kept else None)
@@ -105,7 +105,7 @@ class Programs(unittest.TestCase):
         self.assertFalse(peers.knows_transport(HELP, "shm"))
         self.assertFalse(peers.knows_transport("", "auto"))
 
-    def test_rows_and_version_are_read_from_whatever_else_is_printed(self):
+    def test_rows_and_version_are_read_among_other_output(self):
         rows, version = peers.from_lines(
             'a warning\n{"version": "MPICH Version:      5.0.2"}\n{"bytes": 4, "time_us": 1, "wrong": 0}\n{"bytes": 8, "ti'
         )
@@ -119,7 +119,7 @@ class Programs(unittest.TestCase):
 
 
 class TheRounds(unittest.TestCase):
-    def test_everybody_measures_in_every_round_under_each_congestion_control(self):
+    def test_every_program_measures_in_every_round_under_each_congestion_control(self):
         programs = [Fake("ringbench"), Fake("gloo", 30.0)]
         taken, _ = measured(programs)
         self.assertEqual({len(rows) for rows in taken.rows.values()}, {3})
@@ -244,7 +244,7 @@ class Processes(unittest.TestCase):
                 [[sys.executable, "-c", text] for text in programs], stall_s, scratch, ending_s=ending_s
             )
 
-    def test_the_first_one_s_output_and_everybody_s_time_count(self):
+    def test_the_output_of_the_first_and_the_time_of_all_count(self):
         with self.python() as run:
             ended = run("print('here')", "print('there')")
         self.assertEqual((ended.output, ended.code), ("here\n", 0))
@@ -272,7 +272,7 @@ class Processes(unittest.TestCase):
             text += "signal.signal(signal.SIGTERM, lambda *_: exit()); up.touch()\ntry: time.sleep(60)\nfinally: time.sleep(0.3); up.unlink()"
             self.assertIsNone(run(text, stall_s=1, ending_s=20).code)
             self.assertFalse(up.exists())
-            # Who does not listen is killed all the same.
+            # A process that ignores the signal is killed.
             deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
             began = time.monotonic()
             self.assertIsNone(run(deaf, stall_s=1, ending_s=0.5).code)
@@ -283,7 +283,7 @@ class Processes(unittest.TestCase):
 
 
 class Machine(unittest.TestCase):
-    def test_congestion_is_restored_whatever_happens(self):
+    def test_congestion_is_always_restored(self):
         with tempfile.TemporaryDirectory() as directory, contextlib.suppress(KeyboardInterrupt):
             file = machine.CONGESTION
             machine.CONGESTION = pathlib.Path(directory) / "congestion"

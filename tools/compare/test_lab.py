@@ -1,4 +1,4 @@
-"""Tests of the comparison among hosts; those that make a network are skipped aloud where nobody may make one."""
+"""Tests of the comparison between hosts. Tests that make a network are skipped, with a message, if this user may not make one."""
 
 import json
 import pathlib
@@ -39,7 +39,7 @@ class FakeLine(lab.Line):
 
 
 def measured(line):
-    """What comes out of three rounds in which 1 MiB takes 20 ms, and what was said."""
+    """The result of three rounds in which 1 MiB takes 20 ms, and the messages."""
     options = {"rounds": 3, "congestion": ["bbr", "cubic"], "wait_idle": 0, "timeout": 1, "cpu": False, "ours": lab.OURS}
     args, said = types.SimpleNamespace(**options), []
     taken = lab.Rounds(args, lambda text, kept=True: said.append(text) if kept else None)
@@ -73,8 +73,8 @@ class Lines(unittest.TestCase):
         for output, reason in (
             ('{"start": {}, "end": {}, "error": "unable to connect"}', "unable to connect"),
             (iperf_json("bbr"), "use bbr, not cubic"),
-            ("", "nobody understands"),
-            ("[]", "nobody understands"),
+            ("", "no JSON of a test"),
+            ("[]", "no JSON of a test"),
             (iperf_json(), "sum_received_bidir_reverse"),
         ):
             self.assertRaisesRegex(peers.Failed, reason, lab.line_rates, output, "cubic", True)
@@ -101,7 +101,7 @@ class Lines(unittest.TestCase):
 @unittest.skipIf(TWO.lacks(), f"no network can be made here: {TWO.lacks()}")
 class Networks(unittest.TestCase):
     def run_in_lab(self, command, stall_s=60):
-        """What the shell's command says on both hosts, and how the lab ended, of which nothing is left."""
+        """What the shell's command prints on both hosts, and the lab's exit code; nothing of the lab may remain."""
         processes.adopt_orphans()
         with tempfile.TemporaryDirectory() as scratch:
             ended = TWO.run(["sh", "-c", f"echo {{host}} $(ip netns identify) {command}"], stall_s, pathlib.Path(scratch))
