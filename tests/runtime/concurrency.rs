@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::util::PATIENCE;
-use crate::util::ranks::{self, Ground};
+use crate::util::ranks::{TestTransport, on_every_transport};
 use ringtrain::group::{Received, Source, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
 
@@ -22,8 +22,8 @@ fn receive(group: &mut Group, count: usize, source: Rank, tag: u32) -> Vec<u64> 
 /// A sender that does not wait for its messages breaks no rule, up to the million that may be announced and what fits the
 /// credit.
 #[test]
-fn very_many_messages_wait_for_their_receiver() {
-    ranks::run(2, |mut group| {
+fn a_receiver_gets_200_000_unexpected_messages() {
+    TestTransport::Tcp.run(2, |mut group| {
         const MANY: u64 = 200_000;
         if group.rank() == R0 {
             let handles: Vec<_> =
@@ -40,9 +40,8 @@ fn very_many_messages_wait_for_their_receiver() {
 }
 
 /// It took the next message that fitted, its deadline ended the job, and the last group waited for it.
-#[test]
-fn a_receive_whose_handle_was_dropped_is_withdrawn() {
-    ranks::run_with(
+fn a_receive_whose_handle_was_dropped_is_withdrawn(transport: TestTransport) {
+    transport.run_with(
         2,
         |options: &mut JoinOptions| options.operation_timeout = Duration::from_secs(2),
         |mut group| {
@@ -80,9 +79,8 @@ fn a_receive_whose_handle_was_dropped_is_withdrawn() {
 }
 
 /// The message was begun first and had the link until its end.
-#[test]
-fn a_barrier_does_not_wait_for_a_long_message() {
-    ranks::run(2, |mut group| {
+fn a_barrier_does_not_wait_for_a_long_message(transport: TestTransport) {
+    transport.run(2, |mut group| {
         const LONG: usize = 32 << 20;
         let other = Rank::new(1 - group.rank().get());
         let received = group.receive_async::<u64>(LONG, other, 1).unwrap();
@@ -98,9 +96,8 @@ fn a_barrier_does_not_wait_for_a_long_message() {
 }
 
 /// Each wakes the other's thread when its operation has ended; none waits until the other's has.
-#[test]
-fn threads_with_short_operations_are_served_while_a_long_one_is_under_way() {
-    ranks::run(2, |mut group| {
+fn short_operations_of_other_threads_complete_during_a_long_one(transport: TestTransport) {
+    transport.run(2, |mut group| {
         const LONG: usize = 32 << 20;
         let mut twin = group.duplicate().unwrap();
         let mut element = vec![1f32; LONG];
@@ -129,9 +126,8 @@ fn threads_with_short_operations_are_served_while_a_long_one_is_under_way() {
 }
 
 /// It would have waited for ever for the lock under which it runs.
-#[test]
-fn a_function_that_reduces_must_not_use_its_group_but_may_own_others() {
-    ranks::run(2, |mut group| {
+fn a_reduction_function_must_not_use_its_group_but_may_own_others(transport: TestTransport) {
+    transport.run(2, |mut group| {
         // Captures are dropped with the operation, wherever that is.
         let other = Rank::new(1 - group.rank().get());
         for round in 0..20 {
@@ -159,11 +155,10 @@ fn a_function_that_reduces_must_not_use_its_group_but_may_own_others() {
 }
 
 /// More than a link's credit: each rank is ready for its partner before what it has for it has left.
-#[test]
-fn exchanges_beyond_the_credit() {
+fn exchanges_beyond_the_credit(transport: TestTransport) {
     let adjust = |options: &mut JoinOptions| options.algorithms = "butterfly".parse().unwrap();
     for n in [2, 4, 8] {
-        ranks::run_with(n, adjust, |mut group| {
+        transport.run_with(n, adjust, |mut group| {
             let n = group.size().get();
             let own = vec![group.rank().get() + 1; 50_000];
             for _ in 0..3 {
@@ -179,11 +174,10 @@ fn exchanges_beyond_the_credit() {
 
 /// Who sleeps at a board waits for the sockets in everybody's place, and leaves that to somebody else when it wakes up.
 #[test]
-fn what_goes_on_by_itself_goes_on_after_a_wait_in_shared_memory() {
+fn background_operations_continue_after_a_wait_in_shared_memory() {
     let (told, heard) = mpsc::channel();
     let heard = Mutex::new(heard);
-    let put = |options: &mut JoinOptions| Ground::Shm.put(options);
-    ranks::run_with(2, put, move |mut group| {
+    TestTransport::Shm.run(2, move |mut group| {
         for round in 0..20u64 {
             if group.rank() == R0 {
                 // More than may leave before it is asked for.
@@ -212,4 +206,12 @@ fn what_goes_on_by_itself_goes_on_after_a_wait_in_shared_memory() {
             }
         }
     });
+}
+
+on_every_transport! {
+    a_receive_whose_handle_was_dropped_is_withdrawn,
+    a_barrier_does_not_wait_for_a_long_message,
+    short_operations_of_other_threads_complete_during_a_long_one,
+    a_reduction_function_must_not_use_its_group_but_may_own_others,
+    exchanges_beyond_the_credit,
 }

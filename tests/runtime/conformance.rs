@@ -5,7 +5,7 @@ mod forms;
 mod functions;
 use std::ops::Range;
 
-use crate::util::ranks::{self, GROUNDS, Ground};
+use crate::util::ranks::{self, TestTransport};
 use half::{bf16, f16};
 use ringtrain::{Element, F32Loc, F64Loc, Group, I32Loc, I64Loc, JoinOptions, Rank, ReduceOp};
 
@@ -327,8 +327,8 @@ fn check_located<T: Element>(group: &mut Group, make: fn(i64, u64) -> T) {
 
 /// Runs `work` on `n` ranks over sockets, then in shared memory, then on several hosts.
 fn on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 'static) {
-    for ground in GROUNDS {
-        ranks::run_with(n, |options| ground.put(options), work);
+    for transport in TestTransport::ALL {
+        ranks::run_with(n, |options| transport.apply(options), work);
     }
 }
 
@@ -336,7 +336,7 @@ fn on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 'stati
 #[test]
 fn every_algorithm_in_turn() {
     for n in [2, 3, 4, 5, 8] {
-        for ground in GROUNDS {
+        for transport in TestTransport::ALL {
             let algorithms = [
                 "one-shot",
                 "doubling",
@@ -350,7 +350,7 @@ fn every_algorithm_in_turn() {
             ];
             for algorithm in algorithms {
                 let adjust = |options: &mut JoinOptions| {
-                    ground.put(options);
+                    transport.apply(options);
                     options.algorithms = algorithm.parse().unwrap();
                 };
                 ranks::run_with(n, adjust, |mut group| {
@@ -367,7 +367,7 @@ fn every_algorithm_in_turn() {
 fn long_buffers_in_a_double_tree() {
     for n in [2, 3, 4, 8] {
         let adjust = |options: &mut JoinOptions| {
-            Ground::Tcp.put(options);
+            TestTransport::Tcp.apply(options);
             options.algorithms = "double-tree".parse().unwrap();
         };
         ranks::run_with(n, adjust, |mut group| {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::util::ranks::{self, options_by_file, peers_file};
+use crate::util::ranks::{TestTransport, on_every_transport, options_by_file, peers_file};
 use ringtrain::wire::Cause;
 use ringtrain::wire::Secret;
 use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, Stream};
@@ -15,12 +15,13 @@ use ringtrain::{Error, Group, JoinOptions, Rank, ReduceOp};
 
 /// Runs a job in which every rank must fail, and returns the causes by rank.
 fn causes(
+    transport: TestTransport,
     n: u32,
     timeout: Duration,
     work: impl Fn(&mut Group) -> Result<(), Error> + Send + Sync + 'static,
 ) -> Vec<Cause> {
     let adjust = move |options: &mut JoinOptions| options.operation_timeout = timeout;
-    ranks::run_with(n, adjust, move |mut group| {
+    transport.run_with(n, adjust, move |mut group| {
         let error = work(&mut group).expect_err("every rank fails");
         // The group is done for, and says the same again.
         assert_eq!(group.barrier().expect_err("the job has failed"), error);
@@ -35,8 +36,7 @@ fn assert_same(causes: &[Cause]) -> &Cause {
 
 const LONG: Duration = Duration::from_secs(20);
 
-#[test]
-fn a_mismatch_shows_what_both_sides_asked_for() {
+fn a_mismatch_shows_both_calls(transport: TestTransport) {
     type Ask = fn(&mut Group) -> Result<(), Error>;
     let cases: [(&str, Ask, Ask, &str); 5] = [
         (
@@ -72,7 +72,7 @@ fn a_mismatch_shows_what_both_sides_asked_for() {
     ];
     for (what, common, odd, asked) in cases {
         // Rank 2 is the one that differs.
-        let causes = causes(4, LONG, move |group| {
+        let causes = causes(transport, 4, LONG, move |group| {
             // Once this is over all have joined, and none learns of the mismatch while it still does.
             group.barrier()?;
             if group.rank().get() == 2 { odd(group) } else { common(group) }
@@ -86,9 +86,8 @@ fn a_mismatch_shows_what_both_sides_asked_for() {
 }
 
 /// A rank that has one call more than the others is found when it waits where they have gone on.
-#[test]
-fn a_call_too_many_is_told_apart() {
-    let causes = causes(3, LONG, |group| {
+fn an_extra_call_on_one_rank_is_a_mismatch(transport: TestTransport) {
+    let causes = causes(transport, 3, LONG, |group| {
         if group.rank().get() == 1 {
             group.barrier()?;
         }
@@ -101,9 +100,8 @@ fn a_call_too_many_is_told_apart() {
     }
 }
 
-#[test]
-fn an_abort_reaches_everybody_with_its_reason() {
-    let causes = causes(5, LONG, |group| {
+fn an_abort_reaches_every_rank_with_its_reason(transport: TestTransport) {
+    let causes = causes(transport, 5, LONG, |group| {
         // Once this is over all have joined, and none learns of the abort while it still does.
         group.barrier()?;
         if group.rank().get() == 3 {
@@ -119,9 +117,8 @@ fn an_abort_reaches_everybody_with_its_reason() {
     );
 }
 
-#[test]
-fn a_deadline_names_whom_it_waited_for() {
-    let causes = causes(3, Duration::from_millis(300), |group| {
+fn a_missed_deadline_names_the_late_rank(transport: TestTransport) {
+    let causes = causes(transport, 3, Duration::from_millis(300), |group| {
         if group.rank().get() == 1 {
             // Computes for longer than anybody waits: until the others' last words have come.
             let started = std::time::Instant::now();
@@ -140,9 +137,8 @@ fn a_deadline_names_whom_it_waited_for() {
     assert!(causes[0].to_string().contains("everybody waits for rank 1"), "{}", causes[0]);
 }
 
-#[test]
-fn a_rank_that_leaves_early_is_named() {
-    let errors = ranks::run(4, |mut group| {
+fn a_rank_that_leaves_early_is_named(transport: TestTransport) {
+    let errors = transport.run(4, |mut group| {
         if group.rank().get() == 2 {
             group.close();
             return None;
@@ -161,7 +157,7 @@ fn a_rank_that_leaves_early_is_named() {
 
 /// Everything that can knock at a rank's port while its job runs, and none of it disturbs the job.
 #[test]
-fn strangers_are_turned_away_and_the_job_goes_on() {
+fn strangers_are_refused_and_the_job_continues() {
     let (file, secret) = (peers_file(3), Secret::new(b"a secret for this test").unwrap());
     let addresses = file.resolve_all().unwrap();
     let turned_away = Arc::new(AtomicUsize::new(0));
@@ -255,4 +251,12 @@ fn knock(address: SocketAddr, stranger: usize, file: &ringtrain::rendezvous::Pee
             matches!(error.kind(), std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe);
         assert!(is_closed, "stranger {stranger} was not turned away: {error}");
     }
+}
+
+on_every_transport! {
+    a_mismatch_shows_both_calls,
+    an_extra_call_on_one_rank_is_a_mismatch,
+    an_abort_reaches_every_rank_with_its_reason,
+    a_missed_deadline_names_the_late_rank,
+    a_rank_that_leaves_early_is_named,
 }

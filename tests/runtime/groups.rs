@@ -5,20 +5,19 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Instant;
 
-use crate::util::ranks;
+use crate::util::ranks::{TestTransport, on_every_transport};
 use ringtrain::{Error, Group, Rank, ReduceOp};
 
 fn numbers(ranks: &[Rank]) -> Vec<u32> {
     ranks.iter().map(|rank| rank.get()).collect()
 }
 
-/// That all its members are there, and nobody else: the sum of what each puts in, and who sits where.
-fn check(group: &mut Group, world_rank: u32, members: &[u32]) {
+/// Checks the members of a group and their order, and that its collectives reach exactly these.
+fn check(transport: TestTransport, group: &mut Group, world_rank: u32, members: &[u32]) {
     assert_eq!(numbers(group.members()), members);
     assert_eq!(group.size().as_usize(), members.len());
     assert_eq!(members[group.rank().index()], world_rank);
-    // All ranks of these tests share one machine, unless they are told that they do not.
-    if std::env::var("TEST_TRANSPORT").as_deref() != Ok("hosts") {
+    if transport != TestTransport::Hosts {
         assert_eq!((group.local_rank(), group.local_size()), (group.rank(), group.size()));
     }
     assert_eq!(group.all_gather_from(&[world_rank]).unwrap(), members);
@@ -34,23 +33,22 @@ fn check(group: &mut Group, world_rank: u32, members: &[u32]) {
     group.barrier().unwrap();
 }
 
-#[test]
-fn a_split_sorts_by_colour_then_key_then_rank() {
-    ranks::run(7, |mut world| {
+fn a_split_sorts_by_colour_then_key_then_rank(transport: TestTransport) {
+    transport.run(7, move |mut world| {
         let rank = world.rank().get();
         // Backwards within two colours.
         let mut half = world.split(Some(rank % 2), -i64::from(rank)).unwrap().unwrap();
-        check(&mut half, rank, if rank.is_multiple_of(2) { &[6, 4, 2, 0] } else { &[5, 3, 1] });
+        check(transport, &mut half, rank, if rank.is_multiple_of(2) { &[6, 4, 2, 0] } else { &[5, 3, 1] });
         // Equal keys keep the order; who has no colour is in no group.
         let part = world.split((rank != 3).then_some(9), i64::from(rank < 2)).unwrap();
         assert_eq!(part.is_none(), rank == 3);
         if let Some(mut part) = part {
-            check(&mut part, rank, &[2, 4, 5, 6, 0, 1]);
+            check(transport, &mut part, rank, &[2, 4, 5, 6, 0, 1]);
         }
         // Keys at the ends of their range, and colours as well.
         let key = if rank == 0 { i64::MAX } else { i64::MIN + i64::from(rank) };
         let mut all = world.split(Some(u32::MAX), key).unwrap().unwrap();
-        check(&mut all, rank, &[1, 2, 3, 4, 5, 6, 0]);
+        check(transport, &mut all, rank, &[1, 2, 3, 4, 5, 6, 0]);
         // A part of a part, whose ranks are those of the part.
         let mut quarter = half.split(Some(half.rank().get() / 2), 0).unwrap().unwrap();
         let members: &[u32] = match rank {
@@ -59,29 +57,27 @@ fn a_split_sorts_by_colour_then_key_then_rank() {
             5 | 3 => &[5, 3],
             _ => &[1],
         };
-        check(&mut quarter, rank, members);
-        check(&mut half, rank, if rank.is_multiple_of(2) { &[6, 4, 2, 0] } else { &[5, 3, 1] });
-        check(&mut world, rank, &[0, 1, 2, 3, 4, 5, 6]);
+        check(transport, &mut quarter, rank, members);
+        check(transport, &mut half, rank, if rank.is_multiple_of(2) { &[6, 4, 2, 0] } else { &[5, 3, 1] });
+        check(transport, &mut world, rank, &[0, 1, 2, 3, 4, 5, 6]);
     });
 }
 
-#[test]
-fn nobody_need_be_in_a_group() {
-    ranks::run(3, |mut world| {
+fn a_split_without_colours_gives_no_group(transport: TestTransport) {
+    transport.run(3, |mut world| {
         assert!(world.split(None, 0).unwrap().is_none());
         assert!(world.subgroup(&[]).unwrap().is_none());
         world.barrier().unwrap();
     });
 }
 
-#[test]
-fn a_subgroup_has_the_order_of_its_list() {
-    ranks::run(5, |mut world| {
+fn a_subgroup_has_the_order_of_its_list(transport: TestTransport) {
+    transport.run(5, move |mut world| {
         let rank = world.rank().get();
         let group = world.subgroup(&[4, 0, 3].map(Rank::new)).unwrap();
         assert_eq!(group.is_some(), [4, 0, 3].contains(&rank));
         let Some(mut group) = group else { return };
-        check(&mut group, rank, &[4, 0, 3]);
+        check(transport, &mut group, rank, &[4, 0, 3]);
         for wrong in [&[Rank::new(3)][..], &[Rank::ZERO, Rank::ZERO]] {
             assert!(matches!(group.subgroup(wrong), Err(Error::InvalidPeer { .. })));
         }
@@ -89,7 +85,7 @@ fn a_subgroup_has_the_order_of_its_list() {
         let pair = group.subgroup(&[2, 0].map(Rank::new)).unwrap();
         assert_eq!(pair.is_some(), rank != 0);
         if let Some(mut pair) = pair {
-            check(&mut pair, rank, &[3, 4]);
+            check(transport, &mut pair, rank, &[3, 4]);
             let other = Rank::new(1 - pair.rank().get());
             let mut told = [0];
             pair.send_receive((&[rank], other, 1), (&mut told, other.into(), Some(1))).unwrap();
@@ -99,12 +95,11 @@ fn a_subgroup_has_the_order_of_its_list() {
 }
 
 /// Alone within a job: there are links, and none is used.
-#[test]
-fn a_group_of_one_does_what_a_world_of_one_does() {
-    ranks::run(3, |mut world| {
+fn a_group_of_one_does_what_a_world_of_one_does(transport: TestTransport) {
+    transport.run(3, move |mut world| {
         let rank = world.rank().get();
         let mut alone = world.split(Some(rank), 0).unwrap().unwrap();
-        check(&mut alone, rank, &[rank]);
+        check(transport, &mut alone, rank, &[rank]);
         let solo = Group::solo();
         for (mut group, what) in [(solo, "a world of one"), (alone, "a group of one")] {
             let mut truth = [0u8, 5, 1];
@@ -140,9 +135,8 @@ fn a_group_of_one_does_what_a_world_of_one_does() {
 }
 
 /// Messages and collectives of one group are not taken for those of another that has the same ranks.
-#[test]
-fn a_duplicate_is_a_world_of_its_own() {
-    ranks::run(2, |mut world| {
+fn a_duplicate_keeps_its_messages_apart(transport: TestTransport) {
+    transport.run(2, |mut world| {
         let mut twin = world.duplicate().unwrap();
         let other = Rank::new(1 - world.rank().get());
         if world.rank() == Rank::ZERO {
@@ -189,10 +183,9 @@ fn work(mut group: Group, salt: u64, rounds: u64) {
     }
 }
 
-#[test]
-fn threads_of_one_rank_use_groups_at_the_same_time() {
+fn threads_of_one_rank_use_groups_at_the_same_time(transport: TestTransport) {
     for n in [2, 3, 5] {
-        ranks::run(n, |mut world| {
+        transport.run(n, |mut world| {
             let groups: Vec<Group> = (0..4).map(|_| world.duplicate().unwrap()).collect();
             let threads: Vec<_> = (0..)
                 .zip(groups)
@@ -207,9 +200,8 @@ fn threads_of_one_rank_use_groups_at_the_same_time() {
 }
 
 /// Whoever asks again and again may end what others wait for, and those have to learn of it at once and not at a deadline.
-#[test]
-fn threads_that_test_do_not_keep_others_waiting() {
-    ranks::run(2, |mut world| {
+fn threads_that_test_do_not_keep_others_waiting(transport: TestTransport) {
+    transport.run(2, |mut world| {
         let mut busy = world.duplicate().unwrap();
         let groups: Vec<Group> = (0..3).map(|_| world.duplicate().unwrap()).collect();
         let is_over = Arc::new(AtomicBool::new(false));
@@ -241,9 +233,8 @@ fn threads_that_test_do_not_keep_others_waiting() {
 }
 
 /// Threads that split their groups at the same time do not end up in one group.
-#[test]
-fn threads_of_one_rank_split_groups_at_the_same_time() {
-    ranks::run(3, |mut world| {
+fn threads_of_one_rank_split_groups_at_the_same_time(transport: TestTransport) {
+    transport.run(3, |mut world| {
         let groups: Vec<Group> = (0..3).map(|_| world.duplicate().unwrap()).collect();
         let start = Arc::new(Barrier::new(groups.len()));
         let threads: Vec<_> = (0..)
@@ -267,9 +258,8 @@ fn threads_of_one_rank_split_groups_at_the_same_time() {
     });
 }
 
-#[test]
-fn a_group_is_dropped_while_others_live() {
-    ranks::run(4, |mut world| {
+fn a_dropped_group_leaves_the_others_working(transport: TestTransport) {
+    transport.run(4, move |mut world| {
         let rank = world.rank().get();
         for round in 0..20 {
             let mut half = world.split(Some((rank + round) % 2), 0).unwrap().unwrap();
@@ -281,14 +271,13 @@ fn a_group_is_dropped_while_others_live() {
         let mut twin = world.duplicate().unwrap();
         // The first group goes, and the job lives on in the other.
         world.close();
-        check(&mut twin, rank, &[0, 1, 2, 3]);
+        check(transport, &mut twin, rank, &[0, 1, 2, 3]);
     });
 }
 
 /// An operation keeps its job alive, and whoever drops its handle as well as the group still does his part.
-#[test]
-fn operations_outlive_their_groups() {
-    ranks::run(3, |mut world| {
+fn operations_outlive_their_groups(transport: TestTransport) {
+    transport.run(3, |mut world| {
         let forgotten = world.all_reduce_async(vec![1u32; 500_000], ReduceOp::Sum).unwrap();
         let handle = world.all_reduce_async(vec![1u32; 500_000], ReduceOp::Sum).unwrap();
         if world.rank() == Rank::ZERO {
@@ -301,9 +290,8 @@ fn operations_outlive_their_groups() {
 }
 
 /// A failure is the job's: a group that had no part in it fails as well, with the same cause.
-#[test]
-fn a_failure_in_one_group_ends_the_others() {
-    let causes = ranks::run(4, |mut world| {
+fn a_failure_in_one_group_ends_the_others(transport: TestTransport) {
+    let causes = transport.run(4, |mut world| {
         let rank = world.rank().get();
         let mut half = world.split(Some(rank / 2), 0).unwrap().unwrap();
         // Who is not yet through may learn of the failure here.
@@ -322,9 +310,8 @@ fn a_failure_in_one_group_ends_the_others() {
 }
 
 /// What goes on by itself gives what the blocking call gives, also with uneven parts and functions of one's own.
-#[test]
-fn uneven_and_custom_operations_go_on_by_themselves() {
-    ranks::run(3, |mut group| {
+fn uneven_and_custom_operations_complete_in_the_background(transport: TestTransport) {
+    transport.run(3, |mut group| {
         let (rank, root) = (group.rank().index(), Rank::new(1));
         let counts = [2, 0, 3];
         let own = vec![rank as u32; counts[rank]];
@@ -348,9 +335,8 @@ fn uneven_and_custom_operations_go_on_by_themselves() {
 }
 
 /// Whoever has another list is found, and both are told where.
-#[test]
-fn ranks_that_list_other_members_do_not_agree() {
-    let told = ranks::run(3, |mut world| {
+fn ranks_that_list_different_members_all_fail(transport: TestTransport) {
+    let told = transport.run(3, |mut world| {
         let odd = world.rank().get() == 1;
         let list: &[u32] = if odd { &[1, 0] } else { &[0, 1] };
         let list: Vec<Rank> = list.iter().copied().map(Rank::new).collect();
@@ -358,6 +344,22 @@ fn ranks_that_list_other_members_do_not_agree() {
         made.and_then(|()| world.barrier()).unwrap_err().to_string()
     });
     for text in &told {
-        assert!(text.contains("rank 1 called") && text.contains("tests/groups.rs:"), "{text}");
+        assert!(text.contains("rank 1 called") && text.contains(concat!(file!(), ":")), "{text}");
     }
+}
+
+on_every_transport! {
+    a_split_sorts_by_colour_then_key_then_rank,
+    a_split_without_colours_gives_no_group,
+    a_subgroup_has_the_order_of_its_list,
+    a_group_of_one_does_what_a_world_of_one_does,
+    a_duplicate_keeps_its_messages_apart,
+    threads_of_one_rank_use_groups_at_the_same_time,
+    threads_that_test_do_not_keep_others_waiting,
+    threads_of_one_rank_split_groups_at_the_same_time,
+    a_dropped_group_leaves_the_others_working,
+    operations_outlive_their_groups,
+    a_failure_in_one_group_ends_the_others,
+    uneven_and_custom_operations_complete_in_the_background,
+    ranks_that_list_different_members_all_fail,
 }

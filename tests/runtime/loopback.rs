@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::util::{PATIENCE, ranks};
+use crate::util::PATIENCE;
+use crate::util::ranks::{TestTransport, on_every_transport};
 use ndarray::{Array2, arr2};
 use ringtrain::group::{Received, Source, Status};
 use ringtrain::{
@@ -14,8 +15,10 @@ use ringtrain::{
 fn in_every_group(check: fn(&mut Group)) {
     check(&mut Group::solo());
     check(&mut Group::solo().duplicate().unwrap());
-    for n in [1, 2, 3] {
-        ranks::run(n, move |mut group| {
+    for (transport, n) in
+        TestTransport::ALL.into_iter().flat_map(|transport| [1, 2, 3].map(|n| (transport, n)))
+    {
+        transport.run(n, move |mut group| {
             check(&mut group);
             let rank = group.rank().get();
             check(&mut group.split(Some(rank), 0).unwrap().expect("a group of one"));
@@ -26,7 +29,7 @@ fn in_every_group(check: fn(&mut Group)) {
 }
 
 #[test]
-fn what_a_rank_sends_to_itself_is_kept_until_it_is_received() {
+fn a_message_to_itself_is_kept_until_it_is_received() {
     in_every_group(|group| {
         let own = group.rank();
         // Long ones return at once as well.
@@ -49,7 +52,7 @@ fn what_a_rank_sends_to_itself_is_kept_until_it_is_received() {
 }
 
 #[test]
-fn receives_that_were_there_first_are_served_first() {
+fn receives_posted_first_match_first() {
     in_every_group(|group| {
         let own = group.rank();
         let any = group.receive_async::<f32>(usize::MAX, Source::Any, None).unwrap();
@@ -65,7 +68,7 @@ fn receives_that_were_there_first_are_served_first() {
 }
 
 #[test]
-fn a_rank_that_would_wait_for_itself_is_told() {
+fn a_rank_that_would_wait_for_itself_gets_an_error() {
     in_every_group(|group| {
         let own = group.rank();
         assert_eq!(group.receive(&mut [0u8], own, 0), Err(Error::NothingSent));
@@ -79,7 +82,7 @@ fn a_rank_that_would_wait_for_itself_is_told() {
 }
 
 #[test]
-fn a_ring_of_any_size_turns() {
+fn messages_pass_round_a_ring_of_any_size() {
     in_every_group(|group| {
         let (size, rank) = (group.size(), group.rank());
         let (right, left) = (size.after(rank, 1), size.before(rank, 1));
@@ -96,9 +99,8 @@ fn a_ring_of_any_size_turns() {
 }
 
 /// Both come to whoever takes from any source.
-#[test]
-fn messages_of_its_own_and_of_others_meet() {
-    ranks::run(3, |mut group| {
+fn messages_from_itself_and_from_others_mix(transport: TestTransport) {
+    transport.run(3, |mut group| {
         let rank = group.rank();
         let handles: Vec<_> =
             (0..3).map(|_| group.receive_async::<u32>(1, Source::Any, 1).unwrap()).collect();
@@ -113,14 +115,13 @@ fn messages_of_its_own_and_of_others_meet() {
     });
 }
 
-#[test]
-fn a_message_to_itself_of_another_type_ends_the_job() {
-    ranks::run(2, |mut group| {
+fn a_message_to_itself_of_another_type_fails_the_job(transport: TestTransport) {
+    transport.run(2, |mut group| {
         let own = group.rank();
         if own == Rank::ZERO {
             group.send(&[1u8], own, 0).unwrap();
             let error = group.receive(&mut [0f32], own, 0).unwrap_err();
-            assert!(error.to_string().contains("tests/itself.rs"), "{error}");
+            assert!(error.to_string().contains(file!()), "{error}");
         } else {
             assert!(group.barrier().is_err());
         }
@@ -128,7 +129,7 @@ fn a_message_to_itself_of_another_type_ends_the_job() {
 }
 
 #[test]
-fn arrays_are_sent_and_received_as_they_lie() {
+fn arrays_are_sent_and_received_in_place() {
     in_every_group(|group| {
         let own = group.rank();
         let array = arr2(&[[1f32, 2.0, 3.0], [4.0, 5.0, 6.0]]);
@@ -147,7 +148,7 @@ fn arrays_are_sent_and_received_as_they_lie() {
 }
 
 #[test]
-fn one_of_several_is_waited_for_and_named_by_its_place() {
+fn wait_any_returns_the_index_of_the_completed_operation() {
     in_every_group(|group| {
         let own = group.rank();
         let mut handles: Vec<Handle<Received<u8>>> =
@@ -174,7 +175,7 @@ fn one_of_several_is_waited_for_and_named_by_its_place() {
 }
 
 #[test]
-fn operations_of_several_jobs_are_waited_for_together() {
+fn wait_any_takes_operations_of_several_jobs() {
     let mut groups = [Group::solo(), Group::solo()];
     let own = Rank::ZERO;
     let mut handles: Vec<Handle<Received<u8>>> =
@@ -188,10 +189,15 @@ fn operations_of_several_jobs_are_waited_for_together() {
 }
 
 #[test]
-fn a_group_of_one_that_has_been_given_up_sends_nothing() {
+fn a_failed_group_of_one_sends_nothing() {
     let group = Group::solo();
     let pending = group.receive_async::<u8>(1, Rank::ZERO, 0).unwrap();
     group.abort("no more");
     assert!(pending.wait().is_err());
     assert!(group.send(&[1u8], Rank::ZERO, 0).is_err());
+}
+
+on_every_transport! {
+    messages_from_itself_and_from_others_mix,
+    a_message_to_itself_of_another_type_fails_the_job,
 }

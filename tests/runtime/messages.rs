@@ -3,7 +3,8 @@
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use crate::util::{PATIENCE, ranks};
+use crate::util::PATIENCE;
+use crate::util::ranks::{TestTransport, on_every_transport};
 use ringtrain::group::{Received, Source, Status, wait_all, wait_any};
 use ringtrain::wire::Cause;
 use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
@@ -32,9 +33,8 @@ fn receive(
     elements
 }
 
-#[test]
-fn messages_of_one_tag_keep_their_order_whatever_is_received_between_them() {
-    ranks::run(2, |mut group| {
+fn messages_of_one_tag_keep_their_order_when_other_tags_are_received_in_between(transport: TestTransport) {
+    transport.run(2, |mut group| {
         let length = |number: u64| (number * 37 % 200) as usize;
         if group.rank() == R0 {
             for number in 0..300 {
@@ -60,10 +60,9 @@ fn messages_of_one_tag_keep_their_order_whatever_is_received_between_them() {
 }
 
 /// Megabytes of another tag are in the way, in few long messages or in many short ones.
-#[test]
-fn a_message_passes_those_that_nobody_receives() {
+fn a_message_overtakes_messages_without_a_receive(transport: TestTransport) {
     for (messages, count) in [(5, 400_000), (300, SHORT), (3000, 10), (20_000, 0)] {
-        ranks::run(2, move |mut group| {
+        transport.run(2, move |mut group| {
             if group.rank() == R0 {
                 let handles: Vec<_> = (0..messages)
                     .map(|number| group.send_async(content(number, count), R1, 1).unwrap())
@@ -91,7 +90,7 @@ fn a_message_passes_those_that_nobody_receives() {
 /// its memory says nothing about either.
 #[test]
 fn a_flood_is_held_back_at_its_source() {
-    ranks::run(2, |mut group| {
+    TestTransport::Tcp.run(2, |mut group| {
         const FLOOD: u64 = 4096;
         group.barrier().unwrap();
         if group.rank() == R0 {
@@ -119,9 +118,8 @@ fn a_flood_is_held_back_at_its_source() {
     });
 }
 
-#[test]
-fn any_source_and_any_tag_take_what_comes_in_the_order_of_each_sender() {
-    ranks::run(5, |mut group| {
+fn any_source_and_any_tag_keep_the_order_of_each_sender(transport: TestTransport) {
+    transport.run(5, |mut group| {
         const EACH: u64 = 40;
         let rank = u64::from(group.rank().get());
         if rank != 0 {
@@ -146,9 +144,8 @@ fn any_source_and_any_tag_take_what_comes_in_the_order_of_each_sender() {
 }
 
 /// Receives that are posted first take what fits them in the order in which they were posted.
-#[test]
-fn receives_posted_first_are_served_in_their_order() {
-    ranks::run(3, |mut group| {
+fn receives_posted_early_match_in_their_order(transport: TestTransport) {
+    transport.run(3, |mut group| {
         if group.rank() == R0 {
             let any = group.receive_async::<u64>(10, Source::Any, 7).unwrap();
             let of_two = group.receive_async::<u64>(10, Rank::new(2), None).unwrap();
@@ -171,9 +168,8 @@ fn receives_posted_first_are_served_in_their_order() {
     });
 }
 
-#[test]
-fn a_probe_describes_a_message_and_leaves_it() {
-    ranks::run(2, |mut group| {
+fn a_probe_describes_a_message_without_receiving_it(transport: TestTransport) {
+    transport.run(2, |mut group| {
         if group.rank() == R1 {
             group.send(&content(5, 123), R0, 17).unwrap();
             let long = group.send_async(content(6, 100_000), R0, 18).unwrap();
@@ -199,9 +195,8 @@ fn a_probe_describes_a_message_and_leaves_it() {
 }
 
 /// Nothing else is under way while it waits.
-#[test]
-fn a_probe_waits_for_a_message() {
-    ranks::run(2, |mut group| {
+fn a_probe_waits_for_a_message(transport: TestTransport) {
+    transport.run(2, |mut group| {
         if group.rank() == R1 {
             group.send(&[1u8], R0, 3).unwrap();
         } else {
@@ -214,9 +209,8 @@ fn a_probe_waits_for_a_message() {
 }
 
 /// The progress thread waits for the sockets, and whoever probes is told of what it reads.
-#[test]
-fn a_probe_is_answered_while_something_else_is_under_way() {
-    ranks::run(2, |mut group| {
+fn a_probe_returns_while_another_operation_runs(transport: TestTransport) {
+    transport.run(2, |mut group| {
         let other = Rank::new(1 - group.rank().get());
         let pending = group.receive_async::<u8>(1, other, 1).unwrap();
         group.barrier().unwrap();
@@ -239,9 +233,8 @@ fn a_probe_is_answered_while_something_else_is_under_way() {
 }
 
 /// Polling without ever waiting finds it in the end.
-#[test]
-fn a_message_is_found_by_looking_again_and_again() {
-    ranks::run(2, |mut group| {
+fn repeated_probes_find_a_message(transport: TestTransport) {
+    transport.run(2, |mut group| {
         if group.rank() == R1 {
             group.send(&[1u8], R0, 3).unwrap();
         } else {
@@ -253,10 +246,9 @@ fn a_message_is_found_by_looking_again_and_again() {
     });
 }
 
-#[test]
-fn neighbours_exchange_long_messages_without_waiting_for_each_other() {
+fn neighbours_exchange_long_messages_without_waiting_for_each_other(transport: TestTransport) {
     for n in [2, 3, 5] {
-        ranks::run(n, move |group| {
+        transport.run(n, move |group| {
             let (size, rank) = (group.size(), group.rank());
             let own = content(rank.get().into(), 500_000);
             let (right, left) = (size.after(rank, 1), size.before(rank, 1));
@@ -270,9 +262,8 @@ fn neighbours_exchange_long_messages_without_waiting_for_each_other() {
 }
 
 /// Whole segments are longer than what may be sent unasked.
-#[test]
-fn segments_longer_than_what_may_be_sent_unasked() {
-    ranks::run_with(
+fn segments_longer_than_the_eager_limit(transport: TestTransport) {
+    transport.run_with(
         2,
         |options: &mut JoinOptions| options.segment_bytes = 1 << 20,
         |mut group| {
@@ -292,10 +283,9 @@ fn segments_longer_than_what_may_be_sent_unasked() {
 }
 
 /// What has come stays good when its sender has left, in order, in the meantime.
-#[test]
-fn messages_of_a_rank_that_has_left_can_still_be_received() {
+fn messages_of_a_rank_that_has_left_can_still_be_received(transport: TestTransport) {
     let gone = Arc::new(Barrier::new(3));
-    ranks::run(3, move |mut group| {
+    transport.run(3, move |mut group| {
         if group.rank() == R0 {
             group.send(&content(1, 1000), R1, 1).unwrap();
             group.close();
@@ -318,9 +308,8 @@ fn messages_of_a_rank_that_has_left_can_still_be_received() {
 }
 
 /// Its sender has long let go of it and of the group.
-#[test]
-fn a_message_whose_handle_was_dropped_still_comes() {
-    ranks::run(2, |mut group| {
+fn a_message_whose_handle_was_dropped_still_arrives(transport: TestTransport) {
+    transport.run(2, |mut group| {
         if group.rank() == R0 {
             for number in 0..3 {
                 drop(group.send_async(content(number, 300_000), R1, 1).unwrap());
@@ -335,10 +324,9 @@ fn a_message_whose_handle_was_dropped_still_comes() {
 
 /// Short jobs that end at once: the last operation's frames and the goodbye behind them may come before what some rank
 /// still waits for from another.
-#[test]
-fn ranks_leave_as_soon_as_their_own_part_is_done() {
+fn ranks_leave_as_soon_as_their_own_operations_are_done(transport: TestTransport) {
     for round in 0..20 {
-        ranks::run(4, move |mut group| {
+        transport.run(4, move |mut group| {
             let mut element = [group.rank().get()];
             match round % 3 {
                 0 => group.barrier().unwrap(),
@@ -349,9 +337,8 @@ fn ranks_leave_as_soon_as_their_own_part_is_done() {
     }
 }
 
-#[test]
-fn whichever_message_comes_first_is_taken_first() {
-    ranks::run(3, |group| {
+fn wait_any_returns_the_first_message_to_arrive(transport: TestTransport) {
+    transport.run(3, |group| {
         if group.rank() != R0 {
             let rank = u64::from(group.rank().get());
             group.send(&content(rank, 50_000), R0, 5).unwrap();
@@ -371,11 +358,12 @@ fn whichever_message_comes_first_is_taken_first() {
 
 /// Both ranks fail with one cause, which says what both asked for and where: `send` and `receive` return their line.
 fn assert_disagreement(
+    transport: TestTransport,
     send: impl Fn(&mut Group) -> (u32, Result<(), Error>) + Send + Sync + 'static,
     receive: impl Fn(&mut Group) -> (u32, Result<(), Error>) + Send + Sync + 'static,
     asked: [&str; 2],
 ) {
-    let told = ranks::run(2, move |mut group| {
+    let told = transport.run(2, move |mut group| {
         // Collectives, and messages both ways, have the same numbers as the one that does not fit.
         let other = Rank::new(1 - group.rank().get());
         for _ in 0..10 {
@@ -395,14 +383,14 @@ fn assert_disagreement(
     }
     let Cause::Mismatch { first_site, second_site, .. } = &causes[0] else { panic!("{told}") };
     for (line, site) in lines.iter().zip([first_site, second_site]) {
-        assert_eq!(*site, format!("tests/messages.rs:{line}"), "{told}");
+        assert_eq!(*site, format!("{}:{line}", file!()), "{told}");
     }
 }
 
-#[test]
-fn a_message_that_is_too_long_fails_both_ranks() {
+fn a_message_that_is_too_long_fails_both_ranks(transport: TestTransport) {
     for count in [11, 1_000_000] {
         assert_disagreement(
+            transport,
             move |group| (line!(), group.send(&vec![0u64; count], R1, 3)),
             |group| (line!(), group.receive(&mut [0u64; 10], R0, 3).map(|_| ())),
             [
@@ -413,18 +401,17 @@ fn a_message_that_is_too_long_fails_both_ranks() {
     }
 }
 
-#[test]
-fn a_message_of_another_type_fails_both_ranks() {
+fn a_message_of_another_type_fails_both_ranks(transport: TestTransport) {
     assert_disagreement(
+        transport,
         |group| (line!(), group.send(&[1.0f32; 2], R1, 3)),
         |group| (line!(), group.receive(&mut [0u64; 10], R0, 3).map(|_| ())),
         ["rank 0 called message(tag 3, 2 x f32)", "rank 1 called message(tag 3, 10 x u64)"],
     );
 }
 
-#[test]
-fn ranks_and_tags_that_are_none_are_refused_before_anything_is_sent() {
-    ranks::run(2, |mut group| {
+fn invalid_ranks_and_tags_are_refused_before_anything_is_sent(transport: TestTransport) {
+    transport.run(2, |mut group| {
         let own = group.rank();
         let peer = Rank::new(2);
         assert!(
@@ -440,4 +427,24 @@ fn ranks_and_tags_that_are_none_are_refused_before_anything_is_sent() {
         assert_eq!(group.probe_now(other, u32::MAX), Err(Error::InvalidTag));
         group.barrier().unwrap();
     });
+}
+
+on_every_transport! {
+    messages_of_one_tag_keep_their_order_when_other_tags_are_received_in_between,
+    a_message_overtakes_messages_without_a_receive,
+    any_source_and_any_tag_keep_the_order_of_each_sender,
+    receives_posted_early_match_in_their_order,
+    a_probe_describes_a_message_without_receiving_it,
+    a_probe_waits_for_a_message,
+    a_probe_returns_while_another_operation_runs,
+    repeated_probes_find_a_message,
+    neighbours_exchange_long_messages_without_waiting_for_each_other,
+    segments_longer_than_the_eager_limit,
+    messages_of_a_rank_that_has_left_can_still_be_received,
+    a_message_whose_handle_was_dropped_still_arrives,
+    ranks_leave_as_soon_as_their_own_operations_are_done,
+    wait_any_returns_the_first_message_to_arrive,
+    a_message_that_is_too_long_fails_both_ranks,
+    a_message_of_another_type_fails_both_ranks,
+    invalid_ranks_and_tags_are_refused_before_anything_is_sent,
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::util::ranks::{self, Ground};
+use crate::util::ranks::{self, TestTransport};
 use ringtrain::group::at;
 use ringtrain::types::Operation;
 use ringtrain::wire::Cause;
@@ -32,8 +32,8 @@ fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
             options.algorithms = "ring".parse().expect("an algorithm");
         }
         match n {
-            3 => Ground::Shm.put(options),
-            5 => Ground::Hosts.put(options),
+            3 => TestTransport::Shm.apply(options),
+            5 => TestTransport::Hosts.apply(options),
             _ => {}
         }
     }
@@ -75,7 +75,7 @@ fn agreed(what: &str, causes: &[Cause]) -> String {
 
 /// The line of a place in this file.
 fn line_of(site: &str) -> usize {
-    let line = site.strip_prefix("tests/mismatches.rs:").and_then(|line| line.parse().ok());
+    let line = site.strip_prefix(concat!(file!(), ":")).and_then(|line| line.parse().ok());
     line.unwrap_or_else(|| panic!("`{site}` is no place here"))
 }
 
@@ -129,7 +129,7 @@ fn assert_found(what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
             for asked in asked {
                 assert!(told.contains(asked), "{what}, rank {odd_rank} of {n}: `{asked}` in: {told}");
             }
-            let sites = told.matches("tests/mismatches.rs:").count();
+            let sites = told.matches(concat!(file!(), ":")).count();
             assert!(sites >= 2, "{what}, rank {odd_rank} of {n}: {told}");
         }
     }
@@ -328,7 +328,7 @@ fn parts_of_an_exchange() {
             {
                 let count = if *rank == R1 { odd } else { common };
                 assert_eq!((asked.operation, asked.count), (Operation::AllToAll, count as u64), "{told}");
-                assert_eq!(*site, format!("tests/mismatches.rs:{LINE}"), "{told}");
+                assert_eq!(*site, format!("{}:{LINE}", file!()), "{told}");
             }
             assert!(*first == R1 || *second == R1, "{told}");
         }
@@ -383,7 +383,7 @@ fn the_group() {
             assert_eq!(waiting.len(), n as usize, "{told}");
             for waiting in waiting {
                 assert_eq!(waiting.group != 0, waiting.rank.get() == odd_rank, "{told}");
-                assert!(waiting.site.contains("tests/mismatches.rs:"), "{told}");
+                assert!(waiting.site.contains(concat!(file!(), ":")), "{told}");
             }
         }
     }
@@ -417,7 +417,7 @@ fn a_rank_that_never_calls() {
             assert!(matches!(causes[0], Cause::Timeout { .. }), "{told}");
             assert!(told.contains(&format!("everybody waits for rank {missing} on ")), "{n} ranks: {told}");
             assert!(told.contains(asked), "{n} ranks: {told}");
-            assert!(told.contains("tests/mismatches.rs:"), "{n} ranks: {told}");
+            assert!(told.contains(concat!(file!(), ":")), "{n} ranks: {told}");
         }
     }
 }
@@ -445,7 +445,7 @@ fn places_that_are_given_by_hand() {
             let common: Ask = |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum);
             let (by_hand, by_itself) = sites_of(&causes(n, 1, common, odd));
             assert_eq!(by_hand, "train.py:12", "{n} ranks");
-            assert!(by_itself.starts_with("tests/mismatches.rs:"), "{n} ranks: {by_itself}");
+            assert!(by_itself.starts_with(concat!(file!(), ":")), "{n} ranks: {by_itself}");
         }
         let send: Ask = |group| at(Site::new("send.py", 3), || group.send(&[0u8; 10], R1, 6));
         let receive: Ask =

@@ -4,7 +4,7 @@ use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use crate::util::ranks;
+use crate::util::ranks::{TestTransport, on_every_transport};
 use crate::util::wait_until;
 use ringtrain::named;
 use ringtrain::wire::Cause;
@@ -47,8 +47,8 @@ const STEPS: usize = 4;
 const THREADS: usize = 3;
 
 /// Each thread of a rank submits its third of the tensors in an order of its own, then waits for them in another.
-fn in_any_order(n: u32) -> Vec<NamedStatistics> {
-    ranks::run(n, move |mut group| {
+fn in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics> {
+    transport.run(n, move |mut group| {
         let tensors = named_of(&mut group, |_| {});
         let rank = group.rank().get();
         thread::scope(|scope| {
@@ -82,10 +82,9 @@ fn in_any_order(n: u32) -> Vec<NamedStatistics> {
     })
 }
 
-#[test]
-fn any_order_from_any_thread_gives_exact_results_in_fewer_operations() {
+fn any_order_from_any_thread_gives_exact_results_in_fewer_operations(transport: TestTransport) {
     for n in WORLDS {
-        for statistics in in_any_order(n) {
+        for statistics in in_any_order(transport, n) {
             let NamedStatistics { tensors, cached, operations, reports, .. } = statistics;
             assert_eq!(tensors, (TENSORS * STEPS) as u64);
             // All but those of the first step are known.
@@ -98,11 +97,10 @@ fn any_order_from_any_thread_gives_exact_results_in_fewer_operations() {
     }
 }
 
-#[test]
-fn what_becomes_ready_at_once_is_fused_up_to_the_threshold() {
+fn tensors_that_are_ready_together_are_fused_up_to_the_threshold(transport: TestTransport) {
     const COUNT: u64 = 40;
     for (fusion_bytes, operations_max) in [(1 << 20, COUNT - 1), (0, COUNT)] {
-        let all = ranks::run(2, move |mut group| {
+        let all = transport.run(2, move |mut group| {
             let tensors = named_of(&mut group, |options| options.fusion_bytes = fusion_bytes);
             let submit = |rank: Rank| {
                 (0..COUNT)
@@ -127,9 +125,8 @@ fn what_becomes_ready_at_once_is_fused_up_to_the_threshold() {
     }
 }
 
-#[test]
-fn broadcasts_gathers_and_all_types_go_by_name() {
-    ranks::run(3, |mut group| {
+fn broadcasts_gathers_and_all_types_by_name(transport: TestTransport) {
+    transport.run(3, |mut group| {
         let tensors = named_of(&mut group, |_| {});
         let rank = group.rank().get();
         let gathered = tensors.all_gather("g", vec![u64::from(rank); 2]).unwrap();
@@ -147,9 +144,8 @@ fn broadcasts_gathers_and_all_types_go_by_name() {
     });
 }
 
-#[test]
-fn a_disagreement_is_an_error_on_every_rank_and_for_that_tensor_alone() {
-    let all = ranks::run(3, |mut group| {
+fn a_disagreement_is_an_error_on_every_rank_and_for_that_tensor_alone(transport: TestTransport) {
+    let all = transport.run(3, |mut group| {
         let tensors = named_of(&mut group, |_| {});
         let length = if group.rank().get() == 1 { 20 } else { 10 };
         let bad = tensors.all_reduce("x", vec![0f32; length], ReduceOp::Sum).unwrap();
@@ -166,9 +162,8 @@ fn a_disagreement_is_an_error_on_every_rank_and_for_that_tensor_alone() {
     assert_eq!(all, [expected; 3]);
 }
 
-#[test]
-fn a_name_in_flight_is_refused_at_once() {
-    ranks::run(2, |mut group| {
+fn a_name_in_flight_is_refused_at_once(transport: TestTransport) {
+    transport.run(2, |mut group| {
         let tensors = named_of(&mut group, |_| {});
         let first = (group.rank() == Rank::ZERO).then(|| {
             let first = tensors.all_reduce("x", vec![1u8], ReduceOp::Sum).unwrap();
@@ -183,9 +178,8 @@ fn a_name_in_flight_is_refused_at_once() {
     });
 }
 
-#[test]
-fn a_cache_that_is_too_small_does_no_harm() {
-    ranks::run(3, |mut group| {
+fn a_cache_that_is_too_small_still_gives_right_results(transport: TestTransport) {
+    transport.run(3, |mut group| {
         let tensors = named_of(&mut group, |options| options.cache_capacity = 5);
         for step in 0..30usize {
             let order = shuffled(12, step as u64 * 10 + u64::from(group.rank().get()));
@@ -201,10 +195,9 @@ fn a_cache_that_is_too_small_does_no_harm() {
     });
 }
 
-#[test]
-fn a_rank_that_runs_out_of_data_joins_and_counts_as_zeros() {
+fn a_rank_that_runs_out_of_data_contributes_zeros(transport: TestTransport) {
     for n in WORLDS {
-        let all = ranks::run(n, move |mut group| {
+        let all = transport.run(n, move |mut group| {
             let tensors = named_of(&mut group, |_| {});
             let rank = group.rank().get();
             for epoch in 0..2 {
@@ -223,9 +216,8 @@ fn a_rank_that_runs_out_of_data_joins_and_counts_as_zeros() {
     }
 }
 
-#[test]
-fn other_reductions_do_not_go_without_those_that_joined() {
-    let all = ranks::run(3, |mut group| {
+fn other_reductions_fail_once_a_rank_has_joined(transport: TestTransport) {
+    let all = transport.run(3, |mut group| {
         let tensors = named_of(&mut group, |_| {});
         if group.rank().get() == 2 {
             tensors.join().unwrap();
@@ -240,9 +232,8 @@ fn other_reductions_do_not_go_without_those_that_joined() {
     assert!(all[0].contains("tensor `x`") && all[0].contains("rank 2 joined"), "{}", all[0]);
 }
 
-#[test]
-fn what_stalls_is_told_on_rank_0_and_forgotten_when_it_goes_on() {
-    ranks::run(3, |mut group| {
+fn rank_0_reports_a_stall_until_it_ends(transport: TestTransport) {
+    transport.run(3, |mut group| {
         let tensors = named_of(&mut group, |options| {
             options.stall_warning = Duration::from_millis(20);
             options.stall_abort = None;
@@ -277,9 +268,8 @@ fn causes(errors: &[NamedError]) -> Vec<&Cause> {
     causes
 }
 
-#[test]
-fn what_stalls_for_too_long_ends_the_job_with_the_same_words_everywhere() {
-    let errors = ranks::run(3, |mut group| {
+fn a_stall_that_lasts_too_long_fails_every_rank_with_the_same_error(transport: TestTransport) {
+    let errors = transport.run(3, |mut group| {
         let tensors = named_of(&mut group, |options| {
             options.stall_warning = Duration::from_millis(20);
             options.stall_abort = Some(Duration::from_millis(300));
@@ -304,9 +294,8 @@ fn what_stalls_for_too_long_ends_the_job_with_the_same_words_everywhere() {
     assert!(slow || other, "{text}");
 }
 
-#[test]
-fn a_rank_that_waits_alone_for_the_end_ends_the_job_too() {
-    let errors = ranks::run(2, |mut group| {
+fn a_rank_that_waits_alone_in_close_fails_the_job(transport: TestTransport) {
+    let errors = transport.run(2, |mut group| {
         let tensors = named_of(&mut group, |options| {
             options.stall_warning = Duration::from_millis(20);
             options.stall_abort = Some(Duration::from_millis(200));
@@ -324,9 +313,8 @@ fn a_rank_that_waits_alone_for_the_end_ends_the_job_too() {
     assert!(causes[0].to_string().contains("joined or closed"), "{}", causes[0]);
 }
 
-#[test]
-fn what_a_closed_rank_has_not_submitted_is_an_error_and_the_rest_runs() {
-    ranks::run(3, |mut group| {
+fn a_tensor_that_a_closed_rank_never_submitted_is_an_error(transport: TestTransport) {
+    transport.run(3, |mut group| {
         let tensors = named_of(&mut group, |_| {});
         let both = tensors.all_reduce("both", vec![1u8], ReduceOp::Sum).unwrap();
         if group.rank().get() == 1 {
@@ -342,9 +330,8 @@ fn what_a_closed_rank_has_not_submitted_is_an_error_and_the_rest_runs() {
     });
 }
 
-#[test]
-fn the_group_goes_on_after_named_tensors_have_been_closed_and_opened_again() {
-    ranks::run(2, |mut group| {
+fn named_tensors_can_be_closed_and_created_again(transport: TestTransport) {
+    transport.run(2, |mut group| {
         for round in 0..3u32 {
             let tensors = named_of(&mut group, |_| {});
             let sum = tensors.all_reduce("x", vec![round], ReduceOp::Sum).unwrap();
@@ -357,9 +344,8 @@ fn the_group_goes_on_after_named_tensors_have_been_closed_and_opened_again() {
     });
 }
 
-#[test]
-fn when_the_job_fails_every_pending_tensor_gets_its_error() {
-    let errors = ranks::run(4, |mut group| {
+fn when_the_job_fails_every_pending_tensor_gets_its_error(transport: TestTransport) {
+    let errors = transport.run(4, |mut group| {
         let tensors = named_of(&mut group, |_| {});
         let submit = |index: usize| tensors.all_reduce(&format!("{index}"), vec![0f32; 1000], ReduceOp::Sum);
         if group.rank().get() == 3 {
@@ -379,10 +365,9 @@ fn when_the_job_fails_every_pending_tensor_gets_its_error() {
     }
 }
 
-#[test]
-fn a_rank_that_leaves_the_job_leaves_nobody_waiting() {
+fn no_rank_waits_for_a_rank_that_has_left(transport: TestTransport) {
     let meet = Arc::new(Barrier::new(3));
-    ranks::run(3, move |mut group| {
+    transport.run(3, move |mut group| {
         let (told, waited) = mpsc::channel();
         let tensors = named_of(&mut group, |_| {});
         let first = tensors.all_reduce("first", vec![1u8], ReduceOp::Sum).unwrap();
@@ -402,10 +387,9 @@ fn a_rank_that_leaves_the_job_leaves_nobody_waiting() {
     });
 }
 
-#[test]
-fn tensors_of_all_kinds_and_lengths() {
+fn tensors_of_all_kinds_and_lengths(transport: TestTransport) {
     for n in WORLDS {
-        ranks::run(n, |mut group| {
+        transport.run(n, |mut group| {
             let (size, rank) = (group.size(), group.rank());
             let tensors = named_of(&mut group, |_| {});
             for step in 0..3 {
@@ -435,4 +419,23 @@ fn tensors_of_all_kinds_and_lengths() {
             tensors.close().unwrap();
         });
     }
+}
+
+on_every_transport! {
+    any_order_from_any_thread_gives_exact_results_in_fewer_operations,
+    tensors_that_are_ready_together_are_fused_up_to_the_threshold,
+    broadcasts_gathers_and_all_types_by_name,
+    a_disagreement_is_an_error_on_every_rank_and_for_that_tensor_alone,
+    a_name_in_flight_is_refused_at_once,
+    a_cache_that_is_too_small_still_gives_right_results,
+    a_rank_that_runs_out_of_data_contributes_zeros,
+    other_reductions_fail_once_a_rank_has_joined,
+    rank_0_reports_a_stall_until_it_ends,
+    a_stall_that_lasts_too_long_fails_every_rank_with_the_same_error,
+    a_rank_that_waits_alone_in_close_fails_the_job,
+    a_tensor_that_a_closed_rank_never_submitted_is_an_error,
+    named_tensors_can_be_closed_and_created_again,
+    when_the_job_fails_every_pending_tensor_gets_its_error,
+    no_rank_waits_for_a_rank_that_has_left,
+    tensors_of_all_kinds_and_lengths,
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::util::ranks;
+use crate::util::ranks::{TestTransport, on_every_transport};
 use ringtrain::group::Source;
 use ringtrain::{Error, Group, Rank, ReduceOp};
 use serde::{Deserialize, Serialize, Serializer};
@@ -46,10 +46,9 @@ fn checkpoint(rank: u32) -> Checkpoint {
     }
 }
 
-#[test]
-fn objects_come_back_as_they_were() {
+fn objects_come_back_as_they_were(transport: TestTransport) {
     for n in [1, 2, 3, 5] {
-        ranks::run(n, |mut group| {
+        transport.run(n, |mut group| {
             let (size, rank) = (group.size(), group.rank());
             let own = checkpoint(rank.get());
             let all: Vec<Checkpoint> = size.ranks().map(|rank| checkpoint(rank.get())).collect();
@@ -67,9 +66,8 @@ fn objects_come_back_as_they_were() {
     }
 }
 
-#[test]
-fn objects_are_sent_to_one_rank() {
-    ranks::run(3, |group| {
+fn objects_are_sent_to_one_rank(transport: TestTransport) {
+    transport.run(3, |group| {
         if group.rank() != Rank::ZERO {
             let rank = group.rank().get();
             group.send_object(&checkpoint(rank), Rank::ZERO, rank).unwrap();
@@ -103,10 +101,9 @@ impl Serialize for Broken {
     }
 }
 
-#[test]
-fn an_object_that_cannot_be_encoded_is_everybodys_error() {
+fn an_object_that_cannot_be_encoded_is_an_error_on_every_rank(transport: TestTransport) {
     for n in [1, 2, 4] {
-        ranks::run(n, move |mut group| {
+        transport.run(n, move |mut group| {
             let (rank, odd) = (group.rank().get(), n - 1);
             let root = Rank::new(odd);
             let broken = || Broken { on: odd, rank };
@@ -142,9 +139,8 @@ fn an_object_that_cannot_be_encoded_is_everybodys_error() {
 }
 
 /// What came is no such object on one rank: its own error, and the group goes on.
-#[test]
-fn an_object_that_cannot_be_decoded_is_the_receivers_error() {
-    ranks::run(3, |mut group| {
+fn an_object_that_cannot_be_decoded_is_the_receivers_error(transport: TestTransport) {
+    transport.run(3, |mut group| {
         if group.rank().get() == 2 {
             assert!(matches!(group.broadcast_object(&Kind::Empty, Rank::ZERO), Err(Error::Object(_))));
         } else {
@@ -154,10 +150,9 @@ fn an_object_that_cannot_be_decoded_is_the_receivers_error() {
     });
 }
 
-#[test]
-fn objects_travel_by_themselves() {
+fn objects_are_sent_in_the_background(transport: TestTransport) {
     for n in [1, 2, 3, 5] {
-        ranks::run(n, |mut group| {
+        transport.run(n, |mut group| {
             let (size, rank) = (group.size(), group.rank());
             let own = checkpoint(rank.get());
             let all: Vec<Checkpoint> = size.ranks().map(|rank| checkpoint(rank.get())).collect();
@@ -190,10 +185,9 @@ fn objects_travel_by_themselves() {
     }
 }
 
-#[test]
-fn an_object_that_cannot_be_encoded_is_nobodys_to_wait_for() {
+fn no_rank_waits_for_an_object_that_cannot_be_encoded(transport: TestTransport) {
     for n in [1, 2, 4] {
-        ranks::run(n, move |mut group| {
+        transport.run(n, move |mut group| {
             let (rank, root) = (group.rank().get(), Rank::new(n - 1));
             let broken = || Broken { on: n - 1, rank };
             let everybody = group.all_gather_object_async(&broken()).unwrap();
@@ -205,4 +199,13 @@ fn an_object_that_cannot_be_encoded_is_nobodys_to_wait_for() {
             group.barrier().unwrap();
         });
     }
+}
+
+on_every_transport! {
+    objects_come_back_as_they_were,
+    objects_are_sent_to_one_rank,
+    an_object_that_cannot_be_encoded_is_an_error_on_every_rank,
+    an_object_that_cannot_be_decoded_is_the_receivers_error,
+    objects_are_sent_in_the_background,
+    no_rank_waits_for_an_object_that_cannot_be_encoded,
 }

@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::util::ranks::{self, Ground};
+use crate::util::ranks::{self, TestTransport};
 use program::{Program, Step, TWIN};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
@@ -277,7 +277,7 @@ fn random_programs() {
 #[test]
 fn random_programs_in_shared_memory() {
     for seed in seeds() {
-        check(seed, |options| Ground::Shm.put(options));
+        check(seed, |options| TestTransport::Shm.apply(options));
     }
 }
 
@@ -285,7 +285,7 @@ fn random_programs_in_shared_memory() {
 #[test]
 fn random_programs_on_several_hosts() {
     for seed in seeds() {
-        check(seed, |options| Ground::Hosts.put(options));
+        check(seed, |options| TestTransport::Hosts.apply(options));
     }
 }
 

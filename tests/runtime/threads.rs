@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, ThreadId};
 
-use crate::util::ranks::{self, GROUNDS};
+use crate::util::ranks::{self, TestTransport};
 use ringtrain::wire::Cause;
 use ringtrain::{Error, Group, JoinOptions, Rank};
 
@@ -15,8 +15,8 @@ const R1: Rank = Rank::new(1);
 /// Rank 1 enters the collective only when a message has come that rank 0 sends while it is in it.
 #[test]
 fn a_thread_in_a_collective_keeps_no_other_from_sending() {
-    for ground in GROUNDS {
-        let adjust = move |options: &mut JoinOptions| ground.put(options);
+    for transport in TestTransport::ALL {
+        let adjust = move |options: &mut JoinOptions| transport.apply(options);
         ranks::run_with(2, adjust, |mut group| {
             let messenger = group.messenger();
             if group.rank() == R0 {
@@ -38,8 +38,8 @@ fn a_thread_in_a_collective_keeps_no_other_from_sending() {
 
 #[test]
 fn a_message_that_does_not_fit_is_the_receivers_error_alone() {
-    for ground in GROUNDS {
-        let adjust = move |options: &mut JoinOptions| ground.put(options);
+    for transport in TestTransport::ALL {
+        let adjust = move |options: &mut JoinOptions| transport.apply(options);
         ranks::run_with(2, adjust, |mut group| {
             for (tag, length) in [(0, 6usize), (1, 1_000_000)] {
                 if group.rank() == R0 {
@@ -99,10 +99,10 @@ fn is_weary() -> bool {
 /// Ctrl-C in a binding: the rank that waits gives up, and all hear which one it was.
 #[test]
 fn a_thread_that_waits_may_give_up() {
-    for ground in GROUNDS {
+    for transport in TestTransport::ALL {
         for call in ["collective", "receive", "send_receive"] {
             let adjust = move |options: &mut JoinOptions| {
-                ground.put(options);
+                transport.apply(options);
                 options.interrupt = Some(is_weary);
             };
             let errors = ranks::run_with(3, adjust, move |mut group| {
@@ -120,7 +120,7 @@ fn a_thread_that_waits_may_give_up() {
             });
             for error in errors {
                 let Some(Cause::Aborted { rank, message, .. }) = error.cause() else { panic!("{error}") };
-                assert_eq!(*rank, R1, "{ground:?} {call}");
+                assert_eq!(*rank, R1, "{transport:?} {call}");
                 assert!(message.contains("interrupted"), "{message}");
             }
         }

@@ -11,34 +11,57 @@ use ringtrain::rendezvous::{Launched, PeersFile, Server};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinMethod, JoinOptions, Rank, WorldSize};
 
-/// What lies between ranks.
+/// How the ranks of a test exchange bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ground {
-    /// Sockets, though all are on this host.
+pub enum TestTransport {
+    /// One TCP connection for each pair of ranks, although all are on this host.
     Tcp,
-    /// Memory that all share.
+    /// Three TCP connections for each pair of ranks.
+    Streams,
+    /// Shared memory.
     Shm,
-    /// Hosts of two ranks each, and one more if their number is odd; memory within them, sockets between them.
+    /// Simulated hosts of two ranks each, with one more if the number is odd: shared memory in a host, TCP between hosts.
     Hosts,
 }
 
-/// All there is.
-pub const GROUNDS: [Ground; 3] = [Ground::Tcp, Ground::Shm, Ground::Hosts];
+/// Defines for each function `name(transport: TestTransport)` a module `name` with one test for each transport.
+macro_rules! on_every_transport {
+    ($($name:ident),+ $(,)?) => { $( mod $name {
+        use super::TestTransport;
 
-impl Ground {
-    /// What `TEST_TRANSPORT` says.
-    fn from_environment() -> Self {
-        match std::env::var("TEST_TRANSPORT").as_deref() {
-            Err(_) | Ok("tcp") => Self::Tcp,
-            Ok("shm") => Self::Shm,
-            Ok("hosts") => Self::Hosts,
-            Ok(other) => panic!("TEST_TRANSPORT is {other}, not tcp, shm or hosts"),
+        #[test]
+        fn tcp() {
+            super::$name(TestTransport::Tcp);
         }
-    }
 
-    /// Puts a rank on it.
-    pub fn put(self, options: &mut JoinOptions) {
-        options.transport = if self == Self::Tcp { LocalTransport::Tcp } else { LocalTransport::Shm };
+        #[test]
+        fn streams() {
+            super::$name(TestTransport::Streams);
+        }
+
+        #[test]
+        fn shm() {
+            super::$name(TestTransport::Shm);
+        }
+
+        #[test]
+        fn hosts() {
+            super::$name(TestTransport::Hosts);
+        }
+    } )+ };
+}
+pub(crate) use on_every_transport;
+
+impl TestTransport {
+    /// The three that give different algorithms.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Shm, Self::Hosts];
+
+    /// Sets the options of a rank.
+    pub fn apply(self, options: &mut JoinOptions) {
+        let three = Streams::new(3).expect("a link has at most 8 connections");
+        let uses_sockets = matches!(self, Self::Tcp | Self::Streams);
+        options.transport = if uses_sockets { LocalTransport::Tcp } else { LocalTransport::Shm };
+        options.streams = if self == Self::Streams { three } else { Streams::ONE };
         options.host_id = match &options.method {
             JoinMethod::Launched(Launched { rank, .. }) if self == Self::Hosts => {
                 Some(format!("host {}", rank.get() / 2))
@@ -46,12 +69,25 @@ impl Ground {
             _ => None,
         };
     }
-}
 
-/// How many connections a link has unless a test says otherwise: one, or as `TEST_STREAMS` says.
-fn streams() -> Streams {
-    std::env::var("TEST_STREAMS")
-        .map_or(Streams::ONE, |text| text.parse().expect("TEST_STREAMS is as --streams"))
+    /// [`run_with`] this transport; `adjust` comes last.
+    pub fn run_with<R: Send + 'static>(
+        self,
+        n: u32,
+        adjust: impl Fn(&mut JoinOptions),
+        work: impl Fn(Group) -> R + Send + Sync + 'static,
+    ) -> Vec<R> {
+        let adjust = |options: &mut JoinOptions| {
+            self.apply(options);
+            adjust(options);
+        };
+        run_with(n, adjust, work)
+    }
+
+    /// [`run`] over this transport.
+    pub fn run<R: Send + 'static>(self, n: u32, work: impl Fn(Group) -> R + Send + Sync + 'static) -> Vec<R> {
+        self.run_with(n, |_| {}, work)
+    }
 }
 
 /// Runs `work` on every rank of a job of `n` and returns what each gave, in rank order. `adjust` may change the options.
@@ -68,7 +104,6 @@ pub fn run_with<R: Send + 'static>(
         Server::start(std::net::Ipv4Addr::LOCALHOST.into(), world, secret.clone(), job_id, start_timeout)
             .expect("a rendezvous");
     let work = Arc::new(work);
-    let ground = Ground::from_environment();
     let threads: Vec<_> = world
         .ranks()
         .map(|rank| {
@@ -82,10 +117,10 @@ pub fn run_with<R: Send + 'static>(
                 }),
                 secret: secret.clone(),
                 start_timeout,
-                streams: streams(),
+                streams: Streams::ONE,
                 ..JoinOptions::default()
             };
-            ground.put(&mut options);
+            TestTransport::Tcp.apply(&mut options);
             adjust(&mut options);
             let work = Arc::clone(&work);
             thread::spawn(move || work(Group::join(&options).expect("the rank joins")))
