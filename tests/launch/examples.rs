@@ -1,20 +1,21 @@
 //! The examples run under `ringrun`, and check their own results.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use crate::util::{Done, ringrun, run};
 
-/// Cargo builds the examples before the tests, beside them.
+/// The path of an example, which `cargo test --test launch` alone does not build.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
-    let profile = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
-    let path = profile.join("examples").join(name);
-    assert!(
-        path.exists(),
-        "{} is built by `cargo test` without `--test`, or by `cargo build --examples`",
-        path.display()
-    );
-    path
+    let folder = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
+    let profile = folder.file_name().and_then(|name| name.to_str()).expect("a plain name");
+    let profile = if profile == "debug" { "dev" } else { profile };
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--locked", "--profile", profile, "--example", name]);
+    let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
+    assert!(status.success(), "cargo builds the example {name}");
+    folder.join("examples").join(name)
 }
 
 fn run_example(name: &str, n: u32) -> Done {

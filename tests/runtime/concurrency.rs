@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::util::PATIENCE;
-use crate::util::ranks::{TestTransport, on_every_transport};
+use crate::util::ranks::TestTransport;
 use ringtrain::group::{Received, Source, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
 

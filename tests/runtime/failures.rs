@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::util::ranks::{TestTransport, on_every_transport, options_by_file, peers_file};
+use crate::util::ranks::{TestTransport, options_by_file, peers_file};
 use ringtrain::wire::Cause;
 use ringtrain::wire::Secret;
 use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, Stream};

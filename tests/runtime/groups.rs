@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Instant;
 
-use crate::util::ranks::{TestTransport, on_every_transport};
+use crate::util::ranks::TestTransport;
 use ringtrain::{Error, Group, Rank, ReduceOp};
 
 fn numbers(ranks: &[Rank]) -> Vec<u32> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::util::PATIENCE;
-use crate::util::ranks::{TestTransport, on_every_transport};
+use crate::util::ranks::TestTransport;
 use ndarray::{Array2, arr2};
 use ringtrain::group::{Received, Source, Status};
 use ringtrain::{

@@ -1,5 +1,32 @@
 //! The library as programs use it: each rank is a thread of the test, over real sockets and shared memory.
 
+/// Defines for each function `name(transport: TestTransport)` a module `name` with one test for each transport.
+macro_rules! on_every_transport {
+    ($($name:ident),+ $(,)?) => { $( mod $name {
+        use crate::util::ranks::TestTransport;
+
+        #[test]
+        fn tcp() {
+            super::$name(TestTransport::Tcp);
+        }
+
+        #[test]
+        fn streams() {
+            super::$name(TestTransport::Streams);
+        }
+
+        #[test]
+        fn shm() {
+            super::$name(TestTransport::Shm);
+        }
+
+        #[test]
+        fn hosts() {
+            super::$name(TestTransport::Hosts);
+        }
+    } )+ };
+}
+
 mod bench_results;
 mod collectives;
 mod concurrency;

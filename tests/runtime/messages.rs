@@ -4,7 +4,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use crate::util::PATIENCE;
-use crate::util::ranks::{TestTransport, on_every_transport};
+use crate::util::ranks::TestTransport;
 use ringtrain::group::{Received, Source, Status, wait_all, wait_any};
 use ringtrain::wire::Cause;
 use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};

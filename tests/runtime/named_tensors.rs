@@ -4,7 +4,7 @@ use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use crate::util::ranks::{TestTransport, on_every_transport};
+use crate::util::ranks::TestTransport;
 use crate::util::wait_until;
 use ringtrain::named;
 use ringtrain::wire::Cause;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::util::ranks::{TestTransport, on_every_transport};
+use crate::util::ranks::TestTransport;
 use ringtrain::group::Source;
 use ringtrain::{Error, Group, Rank, ReduceOp};
 use serde::{Deserialize, Serialize, Serializer};

@@ -24,34 +24,6 @@ pub enum TestTransport {
     Hosts,
 }
 
-/// Defines for each function `name(transport: TestTransport)` a module `name` with one test for each transport.
-macro_rules! on_every_transport {
-    ($($name:ident),+ $(,)?) => { $( mod $name {
-        use super::TestTransport;
-
-        #[test]
-        fn tcp() {
-            super::$name(TestTransport::Tcp);
-        }
-
-        #[test]
-        fn streams() {
-            super::$name(TestTransport::Streams);
-        }
-
-        #[test]
-        fn shm() {
-            super::$name(TestTransport::Shm);
-        }
-
-        #[test]
-        fn hosts() {
-            super::$name(TestTransport::Hosts);
-        }
-    } )+ };
-}
-pub(crate) use on_every_transport;
-
 impl TestTransport {
     /// The three that give different algorithms.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Shm, Self::Hosts];
