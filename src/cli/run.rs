@@ -1,4 +1,7 @@
-//! ringrun's arguments: checked one by one by clap, then lifted to a [`LaunchPlan`].
+//! ringrun's arguments: translated from other launchers' options, checked one by one by clap, then together as a [`LaunchPlan`].
+
+mod hosts;
+mod other_launchers;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -7,14 +10,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{ArgAction, Command, CommandFactory as _, FromArgMatches as _, Parser};
+use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser};
 
 use super::print_error::print_error;
 use crate::exit::Exit;
-use crate::launch::{
-    self, LOCAL_RANKS_MAX, LaunchLimits, LaunchPlan, Mpi4py, OWN_PREFIX, OutputFormat, Verbosity,
-};
-use crate::types::WorldSize;
+use crate::launch::{self, Binding, LaunchLimits, LaunchPlan, Mpi4py, OWN_PREFIX, OutputFormat, Verbosity};
 
 /// The longest time that any option takes: a year.
 const SECONDS_MAX: f64 = 365.0 * 24.0 * 3600.0;
@@ -61,11 +61,37 @@ Exit codes:
 #[derive(Parser, Debug)]
 #[command(name = "ringrun", version, after_help = EXAMPLES, max_term_width = 130)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own; `LaunchPlan` has enums")]
-struct LowArgs {
-    /// How many ranks to start (also -np N).
-    #[arg(short = 'n', long = "np", visible_alias = "num-proc", value_name = "N", required = true)]
-    #[arg(value_parser = clap::value_parser!(i64), allow_negative_numbers = true)]
-    ranks: i64,
+struct RunArgs {
+    /// How many ranks to start (also -np N); auto is one for each processor that ringrun may use.
+    #[arg(
+        short = 'n',
+        long = "np",
+        visible_alias = "num-proc",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    #[arg(required_unless_present_any = ["ranks_per_host", "hosts", "hostfile"])]
+    ranks: Option<RankCount>,
+
+    /// The same, as torchrun (--nproc-per-node) and MPICH (-ppn) say it.
+    #[arg(long, value_name = "N", hide = true, allow_negative_numbers = true)]
+    ranks_per_host: Option<RankCount>,
+
+    /// This host by name, with the number of ranks that it takes: HOST[:N],... (ringrun starts ranks on this host only).
+    #[arg(short = 'H', long = "host", value_name = "HOSTS", value_delimiter = ',')]
+    hosts: Vec<String>,
+
+    /// A file with such hosts, one a line: HOST, HOST:N or HOST slots=N.
+    #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
+    hostfile: Option<PathBuf>,
+
+    /// Run each rank on its own even share of the processors (core), on the NUMA nodes of that share (numa), or anywhere (none).
+    #[arg(long, value_name = "PLACE", default_value = "core", value_parser = bind_to)]
+    bind_to: Binding,
+
+    /// Print which processors each rank may use.
+    #[arg(long)]
+    report_bindings: bool,
 
     /// Begin each line with [RANK]<stdout>: or [RANK]<stderr>: (the default).
     #[arg(long, overrides_with = "no_tag_output", action = ArgAction::SetTrue)]
@@ -115,6 +141,10 @@ struct LowArgs {
     #[arg(short, long)]
     verbose: bool,
 
+    /// Say only what goes wrong (the default).
+    #[arg(short, long, overrides_with = "verbose")]
+    quiet: bool,
+
     /// The program and its arguments.
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
@@ -139,50 +169,26 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn parse(mut arguments: Vec<OsString>) -> Result<LaunchPlan, clap::Error> {
-    let mut command = LowArgs::command();
-    rewrite_np(&command, &mut arguments);
+fn parse(arguments: Vec<OsString>) -> Result<LaunchPlan, clap::Error> {
+    let mut command = RunArgs::command();
+    let mut arguments = other_launchers::translate(&command, arguments).map_err(one_sentence)?;
     arguments.insert(0, "ringrun".into());
     let matches = command.try_get_matches_from_mut(arguments)?;
     let chose_start = matches.value_source("start_timeout") == Some(clap::parser::ValueSource::CommandLine);
-    let low = LowArgs::from_arg_matches(&matches)?;
-    lift(low, chose_start).map_err(|text| command.error(ErrorKind::ValueValidation, text))
+    let args = RunArgs::from_arg_matches(&matches)?;
+    into_plan(args, chose_start).map_err(one_sentence)
 }
 
-/// Replaces `-np`, which mpirun and horovodrun take, by `-n`; otherwise it would mean `-n p`. Only before COMMAND: what comes
-/// after is the command's own.
-fn rewrite_np(command: &Command, arguments: &mut [OsString]) {
-    let takes_value = |flag: &[u8]| {
-        command.get_arguments().filter(|arg| arg.get_action().takes_values()).any(|arg| {
-            let names = arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten());
-            let short = |short: char| flag.len() == 2 && flag == [b'-', short as u8];
-            arg.get_short().is_some_and(short)
-                || names.into_iter().any(|name| flag.strip_prefix(b"--") == Some(name.as_bytes()))
-        })
-    };
-    let mut rest = arguments.iter_mut();
-    while let Some(argument) = rest.next() {
-        if argument == "-np" {
-            *argument = "-n".into();
-        }
-        let bytes = argument.as_bytes();
-        if !bytes.starts_with(b"-") || bytes == b"--" || bytes == b"-" {
-            return;
-        }
-        if takes_value(bytes) {
-            rest.next();
-        }
-    }
+/// An error without the lines about usage that clap adds.
+fn one_sentence(text: String) -> clap::Error {
+    clap::Error::raw(ErrorKind::ValueValidation, text + "\n")
 }
 
 /// The checks that concern more than the form of one value.
-fn lift(low: LowArgs, chose_start: bool) -> Result<LaunchPlan, String> {
-    let world = u32::try_from(low.ranks).ok().and_then(WorldSize::new);
-    let world = world.filter(|world| world.get() <= LOCAL_RANKS_MAX).ok_or_else(|| {
-        format!("-n {}: one machine carries at least 1 rank and at most {LOCAL_RANKS_MAX}", low.ranks)
-    })?;
-    let mut start_timeout = low.start_timeout;
-    if let Some(job) = low.job_timeout
+fn into_plan(args: RunArgs, chose_start: bool) -> Result<LaunchPlan, String> {
+    let world = hosts::world(&args)?;
+    let mut start_timeout = args.start_timeout;
+    if let Some(job) = args.job_timeout
         && job < start_timeout
     {
         if chose_start {
@@ -192,26 +198,28 @@ fn lift(low: LowArgs, chose_start: bool) -> Result<LaunchPlan, String> {
         }
         start_timeout = job;
     }
-    let variables = low.variables.into_iter().map(variable).collect::<Result<_, _>>()?;
-    let mut command = low.command.into_iter();
+    let variables = args.variables.into_iter().map(variable).collect::<Result<_, _>>()?;
+    let mut command = args.command.into_iter();
     let program = command.next().ok_or("there is no COMMAND to run")?;
     Ok(LaunchPlan {
         world,
         program,
         arguments: command.collect(),
         variables,
-        mpi4py: if low.mpi4py { Mpi4py::Ours } else { Mpi4py::AsInstalled },
-        directory: low.wdir,
-        output_format: if low.no_tag_output { OutputFormat::Raw } else { OutputFormat::Tagged },
-        output_dir: low.output_dir,
+        mpi4py: if args.mpi4py { Mpi4py::Ours } else { Mpi4py::AsInstalled },
+        directory: args.wdir,
+        output_format: if args.no_tag_output { OutputFormat::Raw } else { OutputFormat::Tagged },
+        output_dir: args.output_dir,
         limits: LaunchLimits {
             start_timeout,
-            grace: low.grace,
-            kill_after: low.kill_after,
-            term_timeout: low.term_timeout,
-            job_timeout: low.job_timeout,
+            grace: args.grace,
+            kill_after: args.kill_after,
+            term_timeout: args.term_timeout,
+            job_timeout: args.job_timeout,
         },
-        verbosity: if low.verbose { Verbosity::Verbose } else { Verbosity::Quiet },
+        binding: args.bind_to,
+        report_bindings: args.report_bindings,
+        verbosity: if args.verbose { Verbosity::Verbose } else { Verbosity::Quiet },
     })
 }
 
@@ -232,6 +240,36 @@ fn variable(argument: OsString) -> Result<(OsString, Option<OsString>), String> 
         return Err(format!("-x {name}: the names that begin with {OWN_PREFIX} are ringrun's to set"));
     }
     Ok((OsStr::from_bytes(name).to_owned(), value))
+}
+
+/// How many ranks to start, as it was typed.
+#[derive(Clone, Copy, Debug)]
+enum RankCount {
+    Auto,
+    Number(i64),
+}
+
+impl std::str::FromStr for RankCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            // torchrun's `cpu` means the same.
+            "auto" | "cpu" => Ok(Self::Auto),
+            "gpu" => Err("ringrun does not count GPUs; give the number of ranks".to_owned()),
+            _ => text.parse().map(Self::Number).map_err(|_| "neither a number nor auto".to_owned()),
+        }
+    }
+}
+
+/// A value of `--bind-to`; what follows a colon qualifies it for Open MPI and is left out.
+fn bind_to(text: &str) -> Result<Binding, String> {
+    match text.split_once(':').map_or(text, |(place, _)| place) {
+        "none" => Ok(Binding::None),
+        "core" => Ok(Binding::Core),
+        "numa" => Ok(Binding::Numa),
+        _ => Err("ringrun binds ranks to core, numa or none".to_owned()),
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -269,6 +307,12 @@ mod tests {
             ("--np 3 -- prog -- -n", 3, "prog -- -n"),
             ("--num-proc=3 --wdir / -- -np", 3, "-np"),
             ("-n4 -v prog --help", 4, "prog --help"),
+            ("-np=2 prog", 2, "prog"),
+            ("-np 4 -ppn 4 prog", 4, "prog"),
+            ("--nproc-per-node 3 --nnodes 1 prog", 3, "prog"),
+            ("-H localhost:2,127.0.0.1 prog", 3, "prog"),
+            ("-n 2 -- prog : -n 1 b", 2, "prog : -n 1 b"),
+            ("-q -n 2 --bind-to core:overload-allowed prog", 2, "prog"),
         ] {
             let plan = plan(line).unwrap_or_else(|error| panic!("{line}: {error}"));
             let words: Vec<_> = [&plan.program]
@@ -288,11 +332,11 @@ mod tests {
             ("prog", "--np"),
             ("-n 0 prog", "at least 1"),
             ("-n -1 prog", "at least 1"),
-            ("-n 99999999999999999999 prog", "invalid value"),
+            ("-n 99999999999999999999 prog", "neither a number nor auto"),
             ("-n 5000 prog", "at most 1024"),
             ("-n 2 -n 3 prog", "multiple times"),
             ("-np 2 --grace 1 --grace 2 prog", "multiple times"),
-            ("-n x prog", "invalid value"),
+            ("-n x prog", "neither a number nor auto"),
             ("-n 2 --bogus prog", "--bogus"),
             ("-n 2 -np", "value"),
             ("-n 2 --grace -1 prog", "unexpected argument"),
@@ -303,11 +347,25 @@ mod tests {
             ("-n 2 --start-timeout 0.0001 prog", "at least 0.001"),
             ("-n 2 --start-timeout 10 --job-timeout 5 prog", "shorter"),
             ("-n 2 -x =1 prog", "needs a name"),
+            ("-n 4 -ppn 2 prog", "several hosts"),
+            ("-n 2 -H node7 prog", "`node7` is not this host"),
+            ("-hostfile /no/such -n 2 prog", "/no/such: it cannot be read"),
+            ("-n gpu prog", "does not count GPUs"),
+            ("-n 2 --bind-to socket prog", "core, numa or none"),
+            ("-n 1 a : -n 1 b", "one command for all ranks"),
             ("-n 2 -x RING_SECRET=hush prog", "ringrun's to set"),
         ] {
             let error = plan(line).expect_err(line);
             assert!(error.contains(part), "{line}: {error}");
             assert!(!error.contains("hush"), "{error}");
+        }
+    }
+
+    #[test]
+    fn auto_is_one_rank_for_each_processor() {
+        let processors = std::thread::available_parallelism().unwrap().get();
+        for line in ["-n auto prog", "--nproc_per_node=cpu prog"] {
+            assert_eq!(plan(line).unwrap().world.as_usize(), processors, "{line}");
         }
     }
 

@@ -67,6 +67,10 @@ pub struct LaunchPlan {
     pub output_dir: Option<PathBuf>,
     /// How long things may take.
     pub limits: LaunchLimits,
+    /// Which processors each rank may use.
+    pub binding: Binding,
+    /// Whether to print them.
+    pub report_bindings: bool,
     /// How much ringrun says.
     pub verbosity: Verbosity,
 }
@@ -78,6 +82,17 @@ pub enum Mpi4py {
     AsInstalled,
     /// The package `ringtrain`, which the job's interpreter has to have.
     Ours,
+}
+
+/// Which processors each rank may use, of those that ringrun may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Binding {
+    /// All of them.
+    None,
+    /// An even share: whole cores if there are enough.
+    Core,
+    /// The NUMA nodes in which its even share is.
+    Numa,
 }
 
 /// How the ranks' lines appear on ringrun's standard output and error.

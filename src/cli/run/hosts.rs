@@ -1,0 +1,128 @@
+//! How many ranks the options ask for, and whether the hosts that they name are this one.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::net::{IpAddr, UdpSocket};
+use std::path::Path;
+use std::thread::available_parallelism;
+
+use super::{RankCount, RunArgs};
+use crate::launch::LOCAL_RANKS_MAX;
+use crate::rendezvous::host_name;
+use crate::types::WorldSize;
+
+/// The longest hostfile, in bytes: far more than the hosts of any job.
+const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
+
+/// The number of ranks. Hosts with slots say it if no other option does; each of them must be this host.
+pub(super) fn world(args: &RunArgs) -> Result<WorldSize, String> {
+    let slots = match &args.hostfile {
+        Some(path) => slots_of_file(path)?,
+        None => slots_of(args.hosts.iter().map(String::as_str))?,
+    };
+    let ranks = args.ranks.or(args.ranks_per_host).unwrap_or(RankCount::Number(slots.into()));
+    let world = checked(ranks)?;
+    if let (Some(_), Some(per_host)) = (args.ranks, args.ranks_per_host)
+        && checked(per_host)?.get() < world.get()
+    {
+        return Err(format!("-n {world} with fewer ranks on each host needs several hosts; {ONLY_HERE}"));
+    }
+    Ok(world)
+}
+
+const ONLY_HERE: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for example \
+    `ringtrain --peers hosts.txt --rank R`";
+
+fn checked(ranks: RankCount) -> Result<WorldSize, String> {
+    let number = match ranks {
+        RankCount::Auto => {
+            available_parallelism().map_or(1, |count| count.get() as i64).min(LOCAL_RANKS_MAX.into())
+        }
+        RankCount::Number(number) => number,
+    };
+    let world = u32::try_from(number).ok().and_then(WorldSize::new);
+    world.filter(|world| world.get() <= LOCAL_RANKS_MAX).ok_or_else(|| {
+        format!("-n {number}: ringrun starts at least 1 rank and at most {LOCAL_RANKS_MAX} on one machine")
+    })
+}
+
+fn slots_of_file(path: &Path) -> Result<u32, String> {
+    let wrong = |error: std::io::Error| format!("--hostfile {}: it cannot be read: {error}", path.display());
+    let mut text = String::new();
+    File::open(path).map_err(wrong)?.take(HOSTFILE_BYTES_MAX).read_to_string(&mut text).map_err(wrong)?;
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    slots_of(lines.filter(|line| !line.is_empty()))
+        .map_err(|error| format!("--hostfile {}: {error}", path.display()))
+}
+
+/// The sum of the slots of entries such as `host`, `host:2` and `host slots=2`.
+fn slots_of<'a>(entries: impl Iterator<Item = &'a str>) -> Result<u32, String> {
+    let mut sum = 0_u32;
+    for entry in entries {
+        let mut words = entry.split_whitespace();
+        let first = words.next().unwrap_or_default();
+        // An IPv6 address has colons of its own.
+        let (host, mut slots) = match first.rsplit_once(':') {
+            Some((host, slots)) if first.parse::<IpAddr>().is_err() => (host, slots),
+            _ => (first, "1"),
+        };
+        for word in words {
+            slots = word.strip_prefix("slots=").or(word.strip_prefix("max_slots=")).unwrap_or(slots);
+        }
+        if !is_this_host(host) {
+            return Err(format!("`{host}` is not this host; {ONLY_HERE}"));
+        }
+        let slots: u32 =
+            slots.parse().map_err(|_| format!("`{entry}`: `{slots}` is not a number of ranks"))?;
+        sum = sum.saturating_add(slots);
+    }
+    Ok(sum)
+}
+
+fn is_this_host(host: &str) -> bool {
+    let own = host_name();
+    let short = own.split('.').next().unwrap_or_default();
+    if host == "localhost" || host == own || (!host.is_empty() && host == short) {
+        return true;
+    }
+    let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>() else { return false };
+    // The kernel binds a socket only to an address of this host.
+    !address.is_unspecified() && UdpSocket::bind((address, 0)).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_of_this_host_are_counted() {
+        let own = format!("{}:3", host_name());
+        for (entry, expected) in [
+            ("localhost", 1),
+            ("localhost:4", 4),
+            ("127.0.0.1:2", 2),
+            ("::1", 1),
+            ("localhost slots=5", 5),
+            (own.as_str(), 3),
+        ] {
+            // A container may have no IPv6.
+            if entry != "::1" || is_this_host("::1") {
+                assert_eq!(slots_of([entry].into_iter()), Ok(expected), "{entry}");
+            }
+        }
+        assert_eq!(slots_of(["localhost:1", "localhost:2"].into_iter()), Ok(3));
+    }
+
+    #[test]
+    fn other_hosts_get_a_sentence() {
+        for (entry, part) in [
+            ("node7:4", "`node7` is not this host; ringrun starts ranks on this host only"),
+            ("192.0.2.7", "`192.0.2.7` is not this host"),
+            ("localhost:x", "`x` is not a number of ranks"),
+            ("0.0.0.0", "is not this host"),
+        ] {
+            let error = slots_of([entry].into_iter()).expect_err(entry);
+            assert!(error.contains(part), "{entry}: {error}");
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! The options that users of mpirun, horovodrun, torchrun and srun type: one table, and the translation to ringrun's own.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+
+use clap::{Arg, Command};
+
+/// What ringrun does with an option of another launcher.
+#[derive(Clone, Copy, Debug)]
+enum Meaning {
+    /// It becomes this option of ringrun, with the same value.
+    SameAs(&'static str),
+    /// ringrun always does so: the option is dropped.
+    Default,
+    /// These values are ringrun's default; others get the sentence.
+    DefaultFor(&'static [&'static str], &'static str),
+    /// `NAME VALUE` becomes `-x NAME=VALUE`.
+    Variable,
+    /// `A,B` becomes `-x A -x B`.
+    Variables,
+    /// A sentence that names what to use instead.
+    Refused(&'static str),
+}
+
+use Meaning::{Default, DefaultFor, Refused, SameAs, Variable, Variables};
+
+/// Names with the same meaning, how many values each takes, and the meaning. A name without dashes is a long option, which may be
+/// typed with one dash or two, and with `_` for `-`.
+type Row = (&'static [&'static str], usize, Meaning);
+
+const SEVERAL_HOSTS: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for \
+    example `ringtrain --peers hosts.txt --rank R`";
+const NOT_ELASTIC: &str = "a job of ringrun has a fixed number of ranks and does not restart; give -n N, and after a \
+    failure start it again with `ringtrain --resume`";
+const NETWORK: &str = "ringrun's ranks talk through shared memory and loopback, and need no network interface; on \
+    several hosts each rank takes --peers FILE and --bind IP";
+const NO_SSH: &str = "ringrun uses no ssh: it starts ranks on this host only; on several hosts start each rank with \
+    --peers FILE --rank R";
+const PLACEMENT: &str = "ringrun spreads ranks evenly over the processors; leave it out, or choose --bind-to core, numa \
+    or none";
+const SHOW_PLACEMENT: &str = "use --report-bindings, which prints the processors of each rank";
+const CHOOSE_PROCESSORS: &str =
+    "start ringrun under `taskset -c LIST`; it uses the processors that it may run on";
+const THREADS: &str = "each rank gets an even share of the processors; to change the number of threads use -x \
+    OMP_NUM_THREADS=N";
+const MCA: &str = "ringrun has no MCA parameters; leave it out (ringtrain and ringbench choose with --transport and \
+    --algorithm)";
+const MASTER: &str = "leave it out: ringrun finds a free port on this host; -x MASTER_PORT=P or -x MASTER_ADDR=A sets \
+    another for the ranks";
+const RENDEZVOUS: &str = "leave it out: ringrun serves the rendezvous of its job itself";
+const TUNING: &str = "ringrun takes no tuning options of Horovod; leave it out (ringtrain has --bucket-bytes and \
+    --compression)";
+const LOGGING: &str = "use -x RUST_LOG=debug, which makes the ranks print what they do";
+const SAVE_OUTPUT: &str = "use --output-dir DIR, which saves the output of each rank and still prints it";
+const MERGE: &str = "redirect in the command: `ringrun -n N -- sh -c 'COMMAND 2>&1'`";
+const TIMESTAMPS: &str = "ringrun prints no times; pipe its output through `ts` (package moreutils)";
+const STDIN: &str = "the ranks' standard input is always /dev/null; pass a file name to the command instead";
+const MODULE: &str = "write the interpreter yourself: ringrun -n N python -m MODULE";
+const ONE_PROGRAM: &str = "ringrun starts one command for all ranks; start a script that chooses by $RANK";
+const DEBUGGER: &str =
+    "start the debugger as the command, for example: ringrun -n N gdb --batch -ex run --args COMMAND";
+const ENVIRONMENT: &str = "every rank inherits ringrun's environment; clean it with `env -i ringrun ...`";
+const EXPERT: &str = "ringrun has nothing like it; leave it out";
+
+const ONE_HOST: &[&str] = &["1", "1:1"];
+
+/// Every option of another launcher that ringrun knows and that is not one of its own by the same name.
+const OPTIONS: &[Row] = &[
+    // How many ranks.
+    (&["-c", "n", "proc", "ntasks"], 1, SameAs("--np")),
+    (
+        &["-N", "npernode", "ppn", "perhost", "nproc-per-node", "ntasks-per-node"],
+        1,
+        SameAs("--ranks-per-host"),
+    ),
+    (&["pernode"], 0, SameAs("--ranks-per-host=1")),
+    (&["oversubscribe", "overcommit", "use-hwthread-cpus", "allow-run-as-root"], 0, Default),
+    (
+        &["nooversubscribe", "nolocal"],
+        0,
+        Refused("ringrun starts as many ranks as -n says, on this host; leave it out"),
+    ),
+    (&["npersocket"], 1, Refused(PLACEMENT)),
+    (&["min-np", "max-np", "min-num-proc", "max-num-proc"], 1, Refused(NOT_ELASTIC)),
+    (
+        &["host-discovery-script", "slots", "slots-per-host", "reset-limit", "cooldown-range"],
+        1,
+        Refused(NOT_ELASTIC),
+    ),
+    (&["elastic-timeout", "blacklist-cooldown-range"], 1, Refused(NOT_ELASTIC)),
+    // Which hosts.
+    (&["hosts"], 1, SameAs("--host")),
+    (&["-f", "machinefile", "default-hostfile"], 1, SameAs("--hostfile")),
+    (&["nodelist", "add-host", "add-hostfile"], 1, Refused(SEVERAL_HOSTS)),
+    (&["nodes", "nnodes"], 1, DefaultFor(ONE_HOST, SEVERAL_HOSTS)),
+    (&["node-rank"], 1, DefaultFor(&["0"], SEVERAL_HOSTS)),
+    (
+        &["-p", "ssh-port", "-i", "ssh-identity-file", "launch-agent", "launcher", "launcher-exec"],
+        1,
+        Refused(NO_SSH),
+    ),
+    (&["iface", "network-interface", "network-interfaces", "nics", "nic", "local-addr"], 1, Refused(NETWORK)),
+    (&["gloo", "mpi", "jsrun"], 0, Refused("ringrun has a runtime of its own; leave it out")),
+    (&["tcp"], 0, Refused("leave it out, or pass --transport tcp to ringtrain or ringbench")),
+    // Where ranks run.
+    (&["map-by", "rank-by", "distribution"], 1, Refused(PLACEMENT)),
+    (&["bycore", "byslot", "bynode", "bysocket"], 0, Refused(PLACEMENT)),
+    (&["bind-to-core"], 0, SameAs("--bind-to=core")),
+    (&["bind-to-none"], 0, SameAs("--bind-to=none")),
+    (&["bind-to-socket"], 0, Refused("use --bind-to numa")),
+    (&["cpu-bind", "binding-args", "rankfile"], 1, Refused(PLACEMENT)),
+    (&["cpu-set", "cpu-list"], 1, Refused(CHOOSE_PROCESSORS)),
+    (&["cpus-per-rank", "cpus-per-proc", "cpus-per-task"], 1, Refused(THREADS)),
+    (&["display-map", "display-allocation", "display-devel-map", "display-topo"], 0, Refused(SHOW_PLACEMENT)),
+    (&["display"], 1, Refused(SHOW_PLACEMENT)),
+    // Meeting and restarting.
+    (&["standalone"], 0, Default),
+    (&["rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"], 1, Refused(RENDEZVOUS)),
+    (&["master-addr", "master-port"], 1, Refused(MASTER)),
+    (&["max-restarts"], 1, DefaultFor(&["0"], NOT_ELASTIC)),
+    (
+        &["monitor-interval", "start-method", "role", "event-log-handler", "signals-to-handle"],
+        1,
+        Refused(EXPERT),
+    ),
+    (&["enable-recovery", "continuous", "disable-recovery"], 0, Refused(NOT_ELASTIC)),
+    (&["timeout"], 1, SameAs("--job-timeout")),
+    // What runs.
+    (&["no-python"], 0, Default),
+    (&["-m", "module", "run-path"], 0, Refused(MODULE)),
+    (&["app", "configfile", "multi-prog"], 1, Refused(ONE_PROGRAM)),
+    (&["preload-binary", "debug", "debugger", "tv"], 0, Refused(DEBUGGER)),
+    (&["xterm"], 1, Refused(DEBUGGER)),
+    (&["chdir"], 1, SameAs("--wdir")),
+    (&["path", "prefix", "personality", "tmpdir", "tune", "am", "rmk"], 1, Refused(EXPERT)),
+    (&["mca", "gmca", "pmixmca", "prtemca"], 2, Refused(MCA)),
+    (&["mpi-args", "mpi-threads-disable"], 1, Refused(MCA)),
+    // Their environment.
+    (&["-env", "genv"], 2, Variable),
+    (&["genvlist", "envlist"], 1, Variables),
+    (&["genvall", "envall"], 0, Default),
+    (&["genvnone", "envnone"], 0, Refused(ENVIRONMENT)),
+    (&["export"], 1, DefaultFor(&["ALL"], ENVIRONMENT)),
+    // Their output.
+    (&["-l", "label", "prepend-rank"], 0, SameAs("--tag-output")),
+    (&["timestamp-output", "prefix-timestamp", "prefix-output-with-timestamp"], 0, Refused(TIMESTAMPS)),
+    (&["merge-stderr-to-stdout", "stream-output"], 0, Refused(MERGE)),
+    (&["output"], 1, Refused("use --tag-output or --output-dir DIR")),
+    (&["outfile-pattern", "errfile-pattern"], 1, SameAs("--output-dir")),
+    (&["log-dir"], 1, SameAs("--output-dir")),
+    (&["-r", "redirects", "-t", "tee", "local-ranks-filter", "logs-specs"], 1, Refused(SAVE_OUTPUT)),
+    (&["stdin"], 1, DefaultFor(&["none"], STDIN)),
+    (&["log-level"], 1, Refused(LOGGING)),
+    (&["report-pid", "report-uri"], 1, Refused("use --verbose; each rank also finds its number in $RANK")),
+    (&["print-all-exitcodes"], 0, SameAs("--verbose")),
+    // Horovod's runtime.
+    (
+        &["fusion-threshold-mb", "cycle-time-ms", "cache-capacity", "timeline-filename", "config-file"],
+        1,
+        Refused(TUNING),
+    ),
+    (&["stall-check-warning-time-seconds", "stall-check-shutdown-time-seconds"], 1, Refused(TUNING)),
+    (
+        &["autotune", "no-stall-check", "disable-cache", "hierarchical-allreduce", "hierarchical-allgather"],
+        0,
+        Refused(TUNING),
+    ),
+    (&["check-build"], 0, Refused("use --version")),
+];
+
+/// Rewrites what another launcher's user typed before COMMAND to ringrun's own options. An error is one sentence.
+pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<OsString>, String> {
+    let mut translated = Vec::with_capacity(arguments.len());
+    let mut rest = arguments.into_iter();
+    while let Some(argument) = rest.next() {
+        let bytes = argument.as_bytes();
+        if bytes == b"--" {
+            translated.push(argument);
+            break;
+        }
+        if !bytes.starts_with(b"-") || bytes == b"-" {
+            translated.push(argument);
+            let command: Vec<OsString> = rest.collect();
+            if command.iter().any(|word| word == ":") {
+                return Err(format!(
+                    "`:` separates several commands for mpirun, but {ONE_PROGRAM}; if `:` is an argument of the command, put \
+                     -- before the command"
+                ));
+            }
+            translated.extend(command);
+            return Ok(translated);
+        }
+        // What is not text can only be a value, such as that of `-x`; clap refuses it elsewhere.
+        let Some(text) = argument.to_str() else {
+            translated.push(argument);
+            continue;
+        };
+        let (typed, value) = text.split_once('=').map_or((text, None), |(typed, value)| (typed, Some(value)));
+        let mut next = |name: &str| rest.next().ok_or_else(|| format!("{name} needs a value"));
+        if let Some(&(_, count, meaning)) = find(typed) {
+            let mut values: Vec<OsString> = value.into_iter().map(OsString::from).collect();
+            while values.len() < count {
+                values.push(next(typed)?);
+            }
+            if values.len() > count {
+                return Err(format!("{typed} takes no value"));
+            }
+            apply(typed, meaning, values, &mut translated)?;
+        } else {
+            let (rewritten, needs_value) = own_option(own, typed, value)?;
+            translated.push(rewritten.into());
+            if needs_value {
+                translated.extend(rest.next());
+            }
+        }
+    }
+    translated.extend(rest);
+    Ok(translated)
+}
+
+/// The row of an option as it was typed, without its value.
+fn find(typed: &str) -> Option<&'static Row> {
+    let long = typed.strip_prefix("--").or_else(|| typed.strip_prefix('-').filter(|name| name.len() > 1));
+    let long = long.map(|name| name.replace('_', "-"));
+    OPTIONS.iter().find(|(names, ..)| {
+        names.iter().any(|&name| name == typed || (!name.starts_with('-') && Some(name) == long.as_deref()))
+    })
+}
+
+/// Adds what an option of another launcher means.
+fn apply(
+    typed: &str,
+    meaning: Meaning,
+    values: Vec<OsString>,
+    out: &mut Vec<OsString>,
+) -> Result<(), String> {
+    match meaning {
+        SameAs(option) => {
+            out.push(option.into());
+            out.extend(values);
+        }
+        Default => {}
+        DefaultFor(accepted, _) if values.iter().all(|value| accepted.iter().any(|known| value == known)) => {
+        }
+        Variable => {
+            let mut assignment = OsString::new();
+            for (index, value) in values.iter().enumerate() {
+                assignment.push(if index == 0 { "" } else { "=" });
+                assignment.push(value);
+            }
+            out.extend(["-x".into(), assignment]);
+        }
+        Variables => {
+            let names = values.iter().flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
+            out.extend(names.flat_map(|name| ["-x".into(), OsStr::from_bytes(name).to_owned()]));
+        }
+        DefaultFor(_, sentence) | Refused(sentence) => return Err(format!("{typed}: {sentence}")),
+    }
+    Ok(())
+}
+
+/// One of ringrun's own options as clap takes it, and whether its value is the next argument.
+///
+/// clap reads `-hostfile` as `-h`, prints the help and exits with 0: a word with one dash is passed on only if it is known.
+fn own_option(own: &Command, typed: &str, value: Option<&str>) -> Result<(String, bool), String> {
+    let unknown = || format!("unknown option {typed}; `ringrun --help` lists the options");
+    let joined = |name: &str| value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
+    let takes_value = |arg: &&Arg| arg.get_action().takes_values();
+    let short = |letter: char| own.get_arguments().find(|arg| arg.get_short() == Some(letter));
+    let name = typed.trim_start_matches('-').replace('_', "-");
+    let long = own.get_arguments().find(|arg| has_long(arg, &name));
+    let is_double = typed.starts_with("--");
+    if is_double || name.len() > 1 && (long.is_some() || ["help", "version"].contains(&name.as_str())) {
+        // clap's own message about an unknown option knows similar names.
+        return Ok((joined(&format!("--{name}")), value.is_none() && long.as_ref().is_some_and(takes_value)));
+    }
+    let mut letters = typed[1..].chars();
+    let first = letters.next().ok_or_else(unknown)?;
+    let others = letters.as_str();
+    let first_takes_value = short(first).as_ref().is_some_and(takes_value);
+    if others.is_empty() {
+        return Ok((joined(typed), first_takes_value && value.is_none()));
+    }
+    let has_value = first_takes_value && (first != 'n' || others.bytes().all(|byte| byte.is_ascii_digit()));
+    let is_flag = |letter: char| short(letter).is_some_and(|arg| !takes_value(&arg));
+    if has_value || typed[1..].chars().all(is_flag) { Ok((joined(typed), false)) } else { Err(unknown()) }
+}
+
+fn has_long(arg: &Arg, name: &str) -> bool {
+    arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten()).any(|long| long == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> Command {
+        <super::super::RunArgs as clap::CommandFactory>::command()
+    }
+
+    fn translated(line: &str) -> Result<String, String> {
+        let words = translate(&own(), line.split_whitespace().map(OsString::from).collect())?;
+        Ok(words.iter().map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" "))
+    }
+
+    /// Each name of each row, in every spelling, either becomes options that clap takes or one sentence.
+    #[test]
+    fn every_row_works_or_says_in_a_sentence_what_to_use() {
+        for &(names, count, meaning) in OPTIONS {
+            for &name in names {
+                let spellings = match name.strip_prefix('-') {
+                    Some(_) => vec![name.to_owned()],
+                    None => {
+                        vec![format!("--{name}"), format!("-{name}"), format!("--{}", name.replace('-', "_"))]
+                    }
+                };
+                for typed in spellings.into_iter().filter(|typed| typed.len() > 1 && typed != "-n") {
+                    let values = ["3", "4"][..count].join(" ");
+                    let found = translated(&format!("{typed} {values} prog"));
+                    match meaning {
+                        SameAs(_) | Default | Variable | Variables => {
+                            let line = found.unwrap_or_else(|error| panic!("{typed}: {error}"));
+                            assert!(
+                                line.ends_with("prog") && line.split(' ').all(|word| word != typed),
+                                "{typed}: {line}"
+                            );
+                            let words = line.split_whitespace().filter(|word| word.starts_with("--"));
+                            let known = |word: &str| {
+                                own().get_arguments().any(|arg| {
+                                    has_long(arg, word.trim_start_matches("--").split('=').next().unwrap())
+                                })
+                            };
+                            assert!(words.into_iter().all(known), "{typed}: {line}");
+                        }
+                        DefaultFor(accepted, sentence) => {
+                            assert_eq!(found, Err(format!("{typed}: {sentence}")));
+                            for value in accepted {
+                                assert_eq!(
+                                    translated(&format!("{typed}={value} prog")).as_deref(),
+                                    Ok("prog")
+                                );
+                            }
+                        }
+                        Refused(sentence) => {
+                            assert_eq!(found, Err(format!("{typed}: {sentence}")));
+                            assert!(!sentence.ends_with('.') && !sentence.contains("  "), "{sentence}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_name_stands_twice_or_is_an_option_of_ringrun() {
+        let mut names: Vec<&str> = OPTIONS.iter().flat_map(|(names, ..)| *names).copied().collect();
+        for name in &names {
+            let own = own();
+            let is_short = |arg: &Arg| arg.get_short().is_some_and(|short| *name == format!("-{short}"));
+            assert!(!own.get_arguments().any(|arg| has_long(arg, name) || is_short(arg)), "{name}");
+        }
+        names.sort_unstable();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn what_other_launchers_users_type() {
+        for (line, expected) in [
+            ("-np 2 a -np 3", "--np 2 a -np 3"),
+            ("-np=2 a", "--np=2 a"),
+            ("-n2 -vq a", "-n2 -vq a"),
+            ("-n=2 a", "-n=2 a"),
+            ("-c 2 a", "--np 2 a"),
+            ("-hostfile f -np 2 a", "--hostfile f --np 2 a"),
+            ("--hostfile=f a", "--hostfile=f a"),
+            ("-H localhost:2 a", "-H localhost:2 a"),
+            ("-Hlocalhost:2 a", "-Hlocalhost:2 a"),
+            ("-host localhost -wdir / a", "--host localhost --wdir / a"),
+            ("--nproc_per_node=4 --nnodes=1 --standalone a", "--ranks-per-host 4 a"),
+            ("-ppn 2 a", "--ranks-per-host 2 a"),
+            ("-xA=1 -x B a", "-xA=1 -x B a"),
+            ("-genv A 1 -genvlist B,C -env D 4 a", "-x A=1 -x B -x C -x D=4 a"),
+            (
+                "--tag_output --output-filename d --no-tag-output a",
+                "--tag-output --output-filename d --no-tag-output a",
+            ),
+            ("-v -help", "-v --help"),
+            ("--oversubscribe --allow-run-as-root -n 2 -- a : b", "-n 2 -- a : b"),
+            ("--bind-to core --report-bindings a", "--bind-to core --report-bindings a"),
+            ("--bogus a", "--bogus a"),
+        ] {
+            assert_eq!(translated(line).as_deref(), Ok(expected), "{line}");
+        }
+        for (line, part) in [
+            ("-n 1 a : -n 1 b", "one command for all ranks"),
+            ("--mca btl ^openib a", "no MCA parameters"),
+            ("--map-by socket a", "--bind-to core, numa or none"),
+            ("--nnodes 2 a", "--peers"),
+            ("--max-restarts=3 a", "--resume"),
+            ("-hfoo a", "unknown option -hfoo"),
+            ("-np4 a", "unknown option -np4"),
+            ("--mca btl", "--mca needs a value"),
+            ("--gloo=1 a", "takes no value"),
+        ] {
+            let error = translated(line).expect_err(line);
+            assert!(error.contains(part) && !error.contains('\n'), "{line}: {error}");
+        }
+    }
+}
