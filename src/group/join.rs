@@ -151,8 +151,7 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let (shared, streams) = checked(&roster)?;
     let has_own_processor = roster.local(rank).1 == world && world.get() <= shared.processors;
-    let processors = available_parallelism().map_or(1, NonZero::get);
-    let spins = roster.at_processors_of(rank) <= processors;
+    let spins = roster.at_processors_of(rank) <= local_processors(options) as usize;
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
     let transport = TcpTransport::new(listener, rank, roster.addresses(), sockets, streams.at_first());
@@ -355,11 +354,20 @@ fn listen(
     Listener::new(listener, identity).map_err(|source| StartError::System { what: "an event queue", source })
 }
 
+/// How many processors the ranks of this host have. A launcher that binds each rank to its share of them says how many.
+fn local_processors(options: &JoinOptions) -> u32 {
+    let told = match &options.method {
+        JoinMethod::Launched(launched) => launched.local_processors,
+        _ => None,
+    };
+    told.unwrap_or_else(|| available_parallelism().map_or(1, NonZero::get) as u32)
+}
+
 fn shared(options: &JoinOptions) -> Shared {
     Shared {
         segment_bytes: options.segment_bytes,
         checks_payloads: options.checks_payloads,
-        processors: available_parallelism().map_or(1, |processors| processors.get() as u32),
+        processors: local_processors(options),
         streams: options.streams.to_byte(),
     }
 }

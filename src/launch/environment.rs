@@ -26,8 +26,10 @@ pub struct JobVariables {
     pub job_id: String,
     /// How long the ranks wait for each other at the start.
     pub start_timeout: Duration,
-    /// Whether to give each rank one OpenMP thread, as torchrun does, because nobody has said how many.
-    pub one_thread: bool,
+    /// How many processors of this host the job has to itself.
+    pub processors: usize,
+    /// How many OpenMP threads each rank shall use; `None` if the user has chosen a number.
+    pub threads: Option<usize>,
 }
 
 /// The variables of one rank, in the order in which `--verbose` users meet them in `env`: ours first.
@@ -44,6 +46,7 @@ pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
         ("RING_SECRET", common.secret.clone()),
         (JOB_ID, common.job_id.clone()),
         ("RING_START_TIMEOUT_MS", common.start_timeout.as_millis().to_string()),
+        ("RING_LOCAL_PROCESSORS", common.processors.to_string()),
     ];
     let torchrun = [
         ("RANK", rank.clone()),
@@ -71,8 +74,8 @@ pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
         ("OMPI_COMM_WORLD_LOCAL_SIZE", size),
         ("OMPI_COMM_WORLD_NODE_RANK", rank),
     ];
-    // Libraries that start a thread per core in every rank make a job of n ranks n times too wide.
-    let threads = common.one_thread.then(|| ("OMP_NUM_THREADS", "1".to_owned()));
+    // Libraries that start a thread for each core of the host in every rank start too many threads.
+    let threads = common.threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string()));
     own.into_iter()
         .chain(torchrun)
         .chain(horovod)
@@ -86,7 +89,7 @@ pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
 mod tests {
     use super::*;
 
-    fn common(one_thread: bool) -> JobVariables {
+    fn common(threads: Option<usize>) -> JobVariables {
         JobVariables {
             world: WorldSize::new(4).unwrap(),
             rendezvous: "127.0.0.1:4321".parse().unwrap(),
@@ -94,13 +97,14 @@ mod tests {
             secret: "ab".repeat(32),
             job_id: "cd".repeat(16),
             start_timeout: Duration::from_millis(1500),
-            one_thread,
+            processors: 8,
+            threads,
         }
     }
 
     #[test]
     fn every_name_that_the_field_reads() {
-        let found = environment(Rank::new(3), &common(true));
+        let found = environment(Rank::new(3), &common(Some(2)));
         let expected = [
             ("RING_RANK", "3"),
             ("RING_WORLD_SIZE", "4"),
@@ -110,6 +114,7 @@ mod tests {
             ("RING_SECRET", "abababababababababababababababababababababababababababababababab"),
             ("RING_JOB_ID", "cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd"),
             ("RING_START_TIMEOUT_MS", "1500"),
+            ("RING_LOCAL_PROCESSORS", "8"),
             ("RANK", "3"),
             ("WORLD_SIZE", "4"),
             ("LOCAL_RANK", "3"),
@@ -130,14 +135,14 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_RANK", "3"),
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
             ("OMPI_COMM_WORLD_NODE_RANK", "3"),
-            ("OMP_NUM_THREADS", "1"),
+            ("OMP_NUM_THREADS", "2"),
         ]
         .map(|(name, value)| (name.to_owned(), value.to_owned()));
         assert_eq!(found, expected);
     }
 
     #[test]
-    fn the_number_of_threads_is_left_alone_when_somebody_chose_it() {
-        assert!(environment(Rank::ZERO, &common(false)).iter().all(|(name, _)| name != "OMP_NUM_THREADS"));
+    fn the_number_of_threads_is_left_alone_when_the_user_chose_it() {
+        assert!(environment(Rank::ZERO, &common(None)).iter().all(|(name, _)| name != "OMP_NUM_THREADS"));
     }
 }

@@ -7,9 +7,12 @@ use std::env;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZero;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use mio::{Events, Poll, Token, Waker};
@@ -17,7 +20,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use socket2::{Domain, Socket, Type};
 
+use super::binding::BindingPlan;
 use super::blame::trace;
+use super::claims::ClaimRegistry;
 use super::command::Program;
 use super::environment::{JobVariables, environment};
 use super::mpi4py::{self, Surroundings};
@@ -26,6 +31,7 @@ use super::output::{Output, OutputEvent, OutputFiles, OutputSummary, stdout_is_i
 use super::rank_processes::RankProcesses;
 use super::signals::Signals;
 use super::supervisor::{Supervisor, SupervisorAction};
+use super::topology::{self, Processor};
 use super::watchdog::Watchdog;
 use super::{LaunchError, LaunchPlan, Mpi4py, Verbosity, shim};
 use crate::exit::Exit;
@@ -41,7 +47,7 @@ const SWEEP_TIME: Duration = Duration::from_secs(2);
 /// Open files per rank: its two pipes, the socket to its shim and its two files of `--output-dir`.
 const FILES_PER_RANK: u64 = 5;
 
-/// Open files besides: the programs', and what a start needs for a moment.
+/// Open files besides: the programs', and what a start needs for a moment. The job's claims on processors come on top.
 const FILES_BESIDES: u64 = 64;
 
 /// Runs the job and returns what ringrun exits with.
@@ -66,6 +72,7 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         None => OutputFiles::default(),
     };
     let mut job = RunningJob::open(plan, files)?;
+    let (bindings, _claims) = bind(plan);
     let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
     let server = serve_rendezvous(plan, &secret, &job.id)?;
     let master_port =
@@ -77,11 +84,18 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         secret,
         job_id: job.id.clone(),
         start_timeout: plan.limits.start_timeout,
-        one_thread: plan.world.get() > 1 && env::var_os("OMP_NUM_THREADS").is_none(),
+        processors: bindings.exclusive_processors,
+        threads: (plan.world.get() > 1 && env::var_os("OMP_NUM_THREADS").is_none())
+            .then_some(bindings.threads),
     };
     job.say_limits(&server.address());
     for rank in plan.world.ranks() {
-        let mut command = shim::command(&program, &plan.arguments);
+        let processors = bindings.processors.get(rank.index()).map_or(&[][..], Vec::as_slice);
+        if plan.report_bindings {
+            let place = if processors.is_empty() { "is not bound".to_owned() } else { bound_to(processors) };
+            job.output.note(&format!("rank {rank} {place}"));
+        }
+        let mut command = shim::command(&program, &plan.arguments, processors);
         command.current_dir(&directory).envs(environment(rank, &common)).envs(&extra);
         let started = job.ranks.start(command);
         let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
@@ -100,6 +114,26 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let _ = io::stderr().write_all(text.as_bytes());
     let code = exit_code(outcome, &members);
     Ok(if code == 0 && !incomplete.is_empty() { Exit::Failure as u8 } else { code })
+}
+
+/// The processors of each rank, and the job's claims on them.
+fn bind(plan: &LaunchPlan) -> (BindingPlan, Vec<UnixDatagram>) {
+    let cores = topology::cores();
+    let registry = ClaimRegistry::open();
+    let bindings =
+        BindingPlan::new(plan.binding, plan.world, &cores, &registry.jobs(&cores), usable_processors());
+    let claims = bindings.claimed.iter().filter_map(|&core| registry.claim(&cores[core])).collect();
+    (bindings, claims)
+}
+
+/// How many processors this process may keep busy: a container may limit it below the number of its processors.
+fn usable_processors() -> usize {
+    available_parallelism().map_or(1, NonZero::get)
+}
+
+fn bound_to(processors: &[Processor]) -> String {
+    let plural = if processors.len() > 1 { "s" } else { "" };
+    format!("is bound to processor{plural} {}", topology::list(processors))
 }
 
 /// Serves the rendezvous of the job to which this secret and this id, in hexadecimal, belong.
@@ -314,7 +348,7 @@ fn extra_variables(plan: &LaunchPlan) -> Result<BTreeMap<OsString, OsString>, La
 
 /// Raises the soft limit of open files where the job needs it. The ranks inherit it.
 fn allow_files(plan: &LaunchPlan) -> Result<(), LaunchError> {
-    let needed = u64::from(plan.world.get()) * FILES_PER_RANK + FILES_BESIDES;
+    let needed = u64::from(plan.world.get()) * FILES_PER_RANK + FILES_BESIDES + usable_processors() as u64;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= needed) {
         return Ok(());

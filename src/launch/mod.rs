@@ -11,7 +11,9 @@
 //! When to stop a job and how hard is decided by `supervisor`, which does no IO. Nothing here reads arguments; besides
 //! `rendezvous`, nothing but this reads the environment. There are no temporary files.
 
+mod binding;
 mod blame;
+mod claims;
 mod command;
 mod environment;
 mod job;
@@ -24,6 +26,7 @@ mod rank_processes;
 mod shim;
 mod signals;
 mod supervisor;
+mod topology;
 mod watchdog;
 
 use std::ffi::{OsStr, OsString};

@@ -55,7 +55,7 @@ pub(super) fn put_first(
     let failed = |why| LaunchError::Mpi4py { interpreter: interpreter.to_owned(), why };
     let program = Program::find(interpreter, around.path, around.directory)
         .map_err(|error| failed(error.to_string()))?;
-    let mut command = shim::command(&program, &["-m", MODULE].map(OsString::from));
+    let mut command = shim::command(&program, &["-m", MODULE].map(OsString::from), &[]);
     command.current_dir(around.directory).envs(&*variables);
     let answer = ask(command, plan.limits.start_timeout).map_err(failed)?;
     let found = check(&answer).map_err(failed)?;

@@ -7,7 +7,7 @@
 //! Its standard input is a socket to ringrun: one byte in means go; four bytes out are the `errno`; its end means that the
 //! command runs.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
@@ -15,8 +15,10 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode, Stdio};
 
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::command::Program;
+use super::topology::{self, Processor};
 use crate::exit::Exit;
 
 /// By this name (`argv[0]`) ringrun's executable acts as the shim.
@@ -25,10 +27,10 @@ pub const SHIM: &str = "ring-rank";
 /// The byte that means go.
 const GO: u8 = b'g';
 
-/// The command that starts a rank by way of the shim.
-pub(super) fn command(program: &Program, arguments: &[OsString]) -> Command {
+/// The command that starts a rank by way of the shim, bound to these processors, if there are any.
+pub(super) fn command(program: &Program, arguments: &[OsString], processors: &[Processor]) -> Command {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0(SHIM).arg(getpid().to_string());
+    command.arg0(SHIM).arg(getpid().to_string()).arg(topology::list(processors));
     match program {
         Program::Carried(name) => command.arg("carried").arg(name),
         Program::Named(name) => command.arg("named").arg(name),
@@ -63,11 +65,14 @@ impl ShimSocket {
     }
 }
 
-/// The shim's program: `ring-rank PARENT carried|named NAME ARGUMENTS`. Returns only if the command could not be executed.
+/// The shim's program: `ring-rank PARENT PROCESSORS carried|named NAME ARGUMENTS`. Returns only if the command could not be executed.
 pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let parent = arguments.next().and_then(|parent| parent.to_str()?.parse().ok());
+    let processors = arguments.next();
     let kind = arguments.next();
-    let (Some(parent), Some(kind), Some(name)) = (parent, kind, arguments.next()) else {
+    let (Some(parent), Some(processors), Some(kind), Some(name)) =
+        (parent, processors, kind, arguments.next())
+    else {
         return Exit::Usage.into();
     };
     // First the request, then the look: a parent that dies in between is seen by one or the other.
@@ -81,6 +86,7 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     if line.read_exact(&mut [0]).is_err() {
         return Exit::Start.into();
     }
+    bind(&processors);
     let mut command = if kind == "carried" {
         let mut command = Command::new("/proc/self/exe");
         command.arg0(name);
@@ -92,4 +98,13 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let errno = error.raw_os_error().unwrap_or_else(|| rustix::io::Errno::INVAL.raw_os_error());
     let _ = line.write_all(&errno.to_le_bytes());
     Exit::CommandNotRun.into()
+}
+
+/// Binds this process to the processors, and with it every thread that the command will start. A sandbox may refuse: the rank then
+/// runs unbound.
+fn bind(processors: &OsStr) {
+    let Some(processors) = processors.to_str().and_then(topology::parse_list) else { return };
+    let mut set = CpuSet::new();
+    processors.into_iter().for_each(|processor| set.set(processor));
+    let _ = sched_setaffinity(None, &set);
 }

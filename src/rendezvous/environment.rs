@@ -15,6 +15,7 @@ const WORLD_SIZE: &str = "RING_WORLD_SIZE";
 const RENDEZVOUS: &str = "RING_RENDEZVOUS";
 const JOB_ID: &str = "RING_JOB_ID";
 const START_TIMEOUT_MS: &str = "RING_START_TIMEOUT_MS";
+const LOCAL_PROCESSORS: &str = "RING_LOCAL_PROCESSORS";
 
 /// Variables of other launchers: which says how many ranks there are, and whose it is.
 const OTHERS: [(&str, &str); 5] = [
@@ -38,6 +39,9 @@ pub struct Launched {
     pub job_id: [u8; 16],
     /// How long the launcher gives all ranks to come, if it says so.
     pub start_timeout: Option<Duration>,
+    /// How many processors of this host the job has to itself, if the launcher says so. A rank that is bound to its share of them
+    /// cannot find it out.
+    pub local_processors: Option<u32>,
 }
 
 /// Why the environment makes no sense.
@@ -141,6 +145,11 @@ fn interpret(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>, E
             .map(|ms| ms.parse().map_err(|_| invalid(START_TIMEOUT_MS, &ms, "a number of milliseconds")))
             .transpose()?
             .map(Duration::from_millis),
+        local_processors: get(LOCAL_PROCESSORS)
+            .map(|count| {
+                count.parse().map_err(|_| invalid(LOCAL_PROCESSORS, &count, "a number of processors"))
+            })
+            .transpose()?,
     }))
 }
 

@@ -86,6 +86,7 @@ pub fn run_with<R: Send + 'static>(
                     rendezvous: server.address(),
                     job_id,
                     start_timeout: None,
+                    local_processors: None,
                 }),
                 secret: secret.clone(),
                 start_timeout,

@@ -194,6 +194,7 @@ fn meeting_of(
                 rendezvous: address,
                 job_id,
                 start_timeout: None,
+                local_processors: None,
             });
             Ok(JoinOptions { method, ..JoinOptions::default() })
         }

@@ -1,0 +1,119 @@
+//! The processors that this process may use, and how they lie in cores and NUMA nodes.
+
+use std::fs;
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+/// A logical processor, by the number that the kernel gives it.
+pub(super) type Processor = usize;
+
+/// A core with those of its hardware threads that this process may use.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Core {
+    pub(super) numa_node: usize,
+    pub(super) processors: Vec<Processor>,
+}
+
+/// The cores that this process may use, neighbours side by side: by NUMA node, package and core. Affinity masks that are
+/// inherited, from `taskset`, Slurm or a container's cpuset, are respected. Empty where the kernel does not say.
+pub(super) fn cores() -> Vec<Core> {
+    let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
+    let allowed = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
+    group_by_core(allowed.map(|processor| (processor, Position::of(processor))).collect())
+}
+
+/// Where a processor lies. Processors with equal positions are hardware threads of one core.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Position {
+    numa_node: usize,
+    package: usize,
+    core: usize,
+}
+
+impl Position {
+    /// The position that `/sys` shows; without it, each processor is a core.
+    fn of(processor: Processor) -> Self {
+        let folder = format!("/sys/devices/system/cpu/cpu{processor}");
+        let number =
+            |file: &str| fs::read_to_string(format!("{folder}/topology/{file}")).ok()?.trim().parse().ok();
+        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        let mut nodes =
+            entries.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("node")?.parse().ok());
+        // Hardware threads of a core name the same first sibling; the number of a core is not unique on all machines.
+        let siblings = fs::read_to_string(format!("{folder}/topology/thread_siblings_list")).ok();
+        let first = siblings.and_then(|list| list.split([',', '-', '\n']).next()?.parse().ok());
+        Self {
+            numa_node: nodes.next().unwrap_or_default(),
+            package: number("physical_package_id").unwrap_or_default(),
+            core: first.unwrap_or(processor),
+        }
+    }
+}
+
+fn group_by_core(mut processors: Vec<(Processor, Position)>) -> Vec<Core> {
+    processors.sort_by_key(|&(processor, position)| (position, processor));
+    let same_core = |a: &(Processor, Position), b: &(Processor, Position)| a.1 == b.1;
+    let core = |group: &[(Processor, Position)]| Core {
+        numa_node: group.first().map_or(0, |(_, position)| position.numa_node),
+        processors: group.iter().map(|&(processor, _)| processor).collect(),
+    };
+    processors.chunk_by(same_core).map(core).collect()
+}
+
+/// `0-3,8`, as `taskset` takes it.
+pub(super) fn list(processors: &[Processor]) -> String {
+    let runs = processors.chunk_by(|a, b| a + 1 == *b);
+    let runs = runs.map(|run| match run {
+        [only] => only.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+        [] => String::new(),
+    });
+    runs.collect::<Vec<_>>().join(",")
+}
+
+/// The processors of such a list; `None` if it is none.
+pub(super) fn parse_list(text: &str) -> Option<Vec<Processor>> {
+    let mut found = Vec::new();
+    for run in text.split(',') {
+        let (first, last) = run.split_once('-').unwrap_or((run, run));
+        let (first, last): (Processor, Processor) = (first.parse().ok()?, last.parse().ok()?);
+        if last >= CpuSet::MAX_CPU {
+            return None;
+        }
+        found.extend(first..=last);
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists() {
+        for (processors, expected) in
+            [(&[0_usize][..], "0"), (&[0, 1, 2, 3, 8], "0-3,8"), (&[1, 3], "1,3"), (&[4, 5], "4-5")]
+        {
+            assert_eq!(list(processors), expected);
+            assert_eq!(parse_list(expected).as_deref(), Some(processors));
+        }
+        for wrong in ["", "x", "1-", "3,", "0-99999999"] {
+            assert_eq!(parse_list(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn hardware_threads_of_a_core_belong_together() {
+        let at = |numa_node, core| Position { numa_node, package: numa_node, core };
+        let found =
+            group_by_core(vec![(0, at(0, 0)), (1, at(1, 1)), (2, at(0, 0)), (3, at(1, 1)), (4, at(0, 4))]);
+        let core = |numa_node, processors: &[usize]| Core { numa_node, processors: processors.to_vec() };
+        assert_eq!(found, [core(0, &[0, 2]), core(0, &[4]), core(1, &[1, 3])]);
+    }
+
+    #[test]
+    fn this_process_may_use_some() {
+        let count: usize = cores().iter().map(|core| core.processors.len()).sum();
+        assert!(count >= std::thread::available_parallelism().unwrap().get(), "{count}");
+    }
+}
