@@ -89,13 +89,9 @@ impl BenchError {
 
 /// The program: arguments (the program's own name first) in, exit code out.
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
-    let args = match BenchArgs::try_parse_from(args) {
+    let args = match parse(args) {
         Ok(args) => args,
-        Err(error) => {
-            // Help goes to standard output, errors to standard error; neither may be open any more.
-            let _ = error.print();
-            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Success.into() };
-        }
+        Err(code) => return code,
     };
     // A program that runs this one as part of itself may have set up its log already.
     let _ = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).try_init();
@@ -106,6 +102,30 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
             error.exit().into()
         }
     }
+}
+
+/// The options; help, a version or an error is printed, and the exit code returned.
+fn parse(args: impl Iterator<Item = OsString>) -> Result<BenchArgs, ExitCode> {
+    BenchArgs::try_parse_from(args).map_err(|error| {
+        // Help goes to standard output, errors to standard error; a closed pipe is no error.
+        let _ = error.print();
+        if error.use_stderr() { Exit::Usage.into() } else { Exit::Success.into() }
+    })
+}
+
+/// Checks arguments, the program's name first, for a job of `world` ranks, without joining it: ringrun prints an error once and
+/// not from every rank. Files are looked for by the ranks, which may run in another directory.
+pub(super) fn check_arguments(
+    args: impl Iterator<Item = OsString>,
+    world: WorldSize,
+) -> Result<(), ExitCode> {
+    let mut args = parse(args)?;
+    args.json = None;
+    let checked = BenchPlan::new(&args).and_then(|plan| plan.for_world(world));
+    checked.map(drop).map_err(|error| {
+        print_error("ringbench", &error);
+        Exit::Usage.into()
+    })
 }
 
 fn run_with(args: &BenchArgs) -> Result<(), BenchError> {

@@ -4,6 +4,7 @@ mod hosts;
 mod other_launchers;
 
 use std::ffi::{OsStr, OsString};
+use std::iter;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -160,12 +161,25 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { Exit::Usage.into() } else { Exit::Success.into() };
         }
     };
+    if let Err(code) = check_own_program(&plan) {
+        return code;
+    }
     match launch::run(&plan) {
         Ok(code) => code.into(),
         Err(error) => {
             print_error("ringrun", &error);
             error.exit().into()
         }
+    }
+}
+
+/// Checks the arguments of a program that ringrun carries before any rank is started. Its `--help`, too, is printed once.
+fn check_own_program(plan: &LaunchPlan) -> Result<(), ExitCode> {
+    let arguments = iter::once(&plan.program).chain(&plan.arguments).cloned();
+    match plan.program.to_str() {
+        Some("ringtrain") => super::train::check_arguments(arguments),
+        Some("ringbench") => super::bench::check_arguments(arguments, plan.world),
+        _ => Ok(()),
     }
 }
 

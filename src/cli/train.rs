@@ -30,21 +30,39 @@ struct Failure {
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     // A second initialisation, in a test that runs two programs, is harmless.
     let _ = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).try_init();
-    let low = match LowArgs::try_parse_from(args) {
+    let low = match parse(args) {
         Ok(low) => low,
-        Err(error) => {
-            // clap's own exit code: 0 for --help and --version, 2 otherwise. A closed pipe is no error.
-            let _ = error.print();
-            return ExitCode::from(error.exit_code() as u8);
-        }
+        Err(code) => return code,
     };
     match train(low) {
         Ok(()) => Exit::Success.into(),
-        Err(Failure { exit, message }) => {
-            print_error("ringtrain", format_args!("error: {message}"));
-            exit.into()
-        }
+        Err(failure) => failure.print(),
     }
+}
+
+impl Failure {
+    fn print(self) -> ExitCode {
+        print_error("ringtrain", format_args!("error: {}", self.message));
+        self.exit.into()
+    }
+}
+
+/// The options; help, a version or an error is printed, and the exit code returned.
+fn parse(args: impl Iterator<Item = OsString>) -> Result<LowArgs, ExitCode> {
+    LowArgs::try_parse_from(args).map_err(|error| {
+        // clap's own exit code: 0 for --help and --version, 2 otherwise. A closed pipe is no error.
+        let _ = error.print();
+        ExitCode::from(error.exit_code() as u8)
+    })
+}
+
+fn config(low: LowArgs) -> Result<train::Config, Failure> {
+    low.lift().map_err(|message| Failure { exit: Exit::Usage, message: message + " (see --help)" })
+}
+
+/// Checks arguments, the program's name first, without joining a job: ringrun prints an error once and not from every rank.
+pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<(), ExitCode> {
+    config(parse(args)?).map(drop).map_err(Failure::print)
 }
 
 fn train(low: LowArgs) -> Result<(), Failure> {
@@ -53,8 +71,7 @@ fn train(low: LowArgs) -> Result<(), Failure> {
         // The same run gives the same parameters, to the last bit.
         joining.algorithm = Algorithms::reproducible();
     }
-    let config =
-        low.lift().map_err(|message| Failure { exit: Exit::Usage, message: message + " (see --help)" })?;
+    let config = config(low)?;
     let mut group =
         joining.join().map_err(|error| Failure { exit: error.exit(), message: error.to_string() })?;
     let stop = stop_on_signals().map_err(|error| Failure {

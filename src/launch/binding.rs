@@ -58,7 +58,9 @@ impl BindingPlan {
                 *own = cores.iter().filter(is_near).flat_map(|core| core.processors.clone()).collect();
             }
         }
-        processors.iter_mut().for_each(|own| own.sort_unstable());
+        for own in &mut processors {
+            own.sort_unstable();
+        }
         let mut claimed = shares.concat();
         claimed.dedup();
         let free = claimed.iter().filter(|&&core| jobs[core] == 0);

@@ -46,9 +46,18 @@ impl Program {
                 name: name.to_owned(),
                 place: format!("in {}", directory.display()),
             }),
-            None => Err(LaunchError::CommandNotFound { name: name.to_owned(), place: "on PATH".to_owned() }),
+            None => Err(LaunchError::CommandNotFound {
+                name: name.to_owned(),
+                place: if is_python(name) { "on PATH; start a script as `python SCRIPT`" } else { "on PATH" }
+                    .to_owned(),
+            }),
         }
     }
+}
+
+/// Whether this is a Python script, which torchrun would start by its own interpreter.
+fn is_python(name: &OsStr) -> bool {
+    name.as_bytes().ends_with(b".py")
 }
 
 fn candidates(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Vec<PathBuf> {

@@ -2,8 +2,15 @@
 
 use std::collections::VecDeque;
 
-/// A line longer than this is passed on in pieces, so that a rank that never ends its line cannot take our memory.
-pub(super) const LINE_BYTES_MAX: usize = 64 * 1024;
+/// A line longer than this is printed in pieces, so that a rank that never ends its line cannot take our memory.
+pub(super) const LINE_BYTES_MAX: usize = 16 << 20;
+
+/// What all ranks together may have of unfinished lines. Beyond it, lines longer than [`LINE_BYTES_MIN`] are printed in pieces.
+pub(super) const UNFINISHED_BYTES_MAX: usize = 256 << 20;
+
+/// A line up to this length is always printed whole.
+pub(super) const LINE_BYTES_MIN: usize = 64 << 10;
+const _: () = assert!(LINE_BYTES_MIN <= LINE_BYTES_MAX && LINE_BYTES_MAX <= UNFINISHED_BYTES_MAX);
 
 /// How many of a rank's last lines are kept for the report.
 const TAIL_LINES_MAX: usize = 20;
@@ -28,15 +35,25 @@ pub(super) struct LineSplitter {
 
 impl LineSplitter {
     /// Hands each line that `bytes` completes to `emit`.
-    pub(super) fn push(&mut self, bytes: &[u8], mut emit: impl FnMut(&[u8], LineEnd)) {
+    pub(super) fn push(&mut self, bytes: &[u8], emit: impl FnMut(&[u8], LineEnd)) {
+        self.push_limited(bytes, LINE_BYTES_MAX, emit);
+    }
+
+    /// The length of the unfinished line.
+    pub(super) fn unfinished_bytes(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// The same; lines longer than `limit` come in pieces.
+    pub(super) fn push_limited(&mut self, bytes: &[u8], limit: usize, mut emit: impl FnMut(&[u8], LineEnd)) {
         let mut rest = bytes;
         while let Some(at) = rest.iter().position(|&byte| byte == b'\n') {
-            self.take(&rest[..at], &mut emit);
+            self.take(&rest[..at], limit, &mut emit);
             emit(&self.pending, LineEnd::Newline);
-            self.pending.clear();
+            self.clear();
             rest = &rest[at + 1..];
         }
-        self.take(rest, &mut emit);
+        self.take(rest, limit, &mut emit);
     }
 
     /// The stream has ended: hands over what is left of a line without its newline.
@@ -49,15 +66,21 @@ impl LineSplitter {
 
     /// Adds the part of one line, and hands over full pieces of it. The last piece stays, so that a line of exactly the
     /// maximal length is still one line.
-    fn take(&mut self, mut part: &[u8], emit: &mut impl FnMut(&[u8], LineEnd)) {
-        while self.pending.len() + part.len() > LINE_BYTES_MAX {
-            let (fits, after) = part.split_at(LINE_BYTES_MAX - self.pending.len());
+    fn take(&mut self, mut part: &[u8], limit: usize, emit: &mut impl FnMut(&[u8], LineEnd)) {
+        while self.pending.len() + part.len() > limit {
+            let (fits, after) = part.split_at(limit.saturating_sub(self.pending.len()).min(part.len()));
             self.pending.extend_from_slice(fits);
             emit(&self.pending, LineEnd::Open);
-            self.pending.clear();
+            self.clear();
             part = after;
         }
         self.pending.extend_from_slice(part);
+    }
+
+    /// Empties the line and gives back the memory of a long one.
+    fn clear(&mut self) {
+        self.pending.clear();
+        self.pending.shrink_to(LINE_BYTES_MIN);
     }
 }
 
@@ -119,6 +142,16 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_below_what_is_pending_prints_that_first() {
+        let mut splitter = LineSplitter::default();
+        let mut found = Vec::new();
+        splitter.push(b"abcdef", |_, _| panic!("the line is not finished"));
+        splitter.push_limited(b"gh\n", 4, |line, end| found.push((line.to_vec(), end)));
+        assert_eq!(found, [(b"abcdef".to_vec(), LineEnd::Open), (b"gh".to_vec(), LineEnd::Newline)]);
+        assert_eq!(splitter.unfinished_bytes(), 0);
+    }
+
+    #[test]
     fn long_lines_come_in_pieces() {
         for (length, pieces) in [
             (LINE_BYTES_MAX - 1, vec![LINE_BYTES_MAX - 1]),
@@ -128,7 +161,7 @@ mod tests {
         ] {
             let mut text = vec![b'x'; length];
             text.push(b'\n');
-            for size in [1000, length + 1] {
+            for size in [100_000, length + 1] {
                 let found = split(&text.chunks(size).collect::<Vec<_>>());
                 assert_eq!(
                     found.iter().map(|(line, _)| line.len()).collect::<Vec<_>>(),

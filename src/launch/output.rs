@@ -17,7 +17,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use rustix::io::Errno;
 
 use super::OutputFormat;
-use super::lines::{LastLines, LineEnd, LineSplitter};
+use super::lines::{LINE_BYTES_MAX, LINE_BYTES_MIN, LastLines, LineEnd, LineSplitter, UNFINISHED_BYTES_MAX};
 use super::outcome::EPIPE;
 use super::rank_processes::RankStreams;
 use crate::types::{Rank, WorldSize};
@@ -193,6 +193,8 @@ struct RankPipe {
     pipe: Option<pipe::Receiver>,
     splitter: LineSplitter,
     file: Option<File>,
+    /// Whether a line was printed in pieces, which is said once.
+    has_cut_a_line: bool,
     readable: bool,
     /// How much may still be read once the ranks have ended.
     drain_bytes: usize,
@@ -297,6 +299,7 @@ impl OutputReader {
             pipe: Some(pipe),
             splitter,
             file,
+            has_cut_a_line: false,
             readable: false,
             drain_bytes: DRAIN_BYTES_MAX,
         };
@@ -305,6 +308,7 @@ impl OutputReader {
 
     /// One read; whether it brought anything.
     fn read(&mut self, index: usize, buffer: &mut [u8]) -> bool {
+        let unfinished: usize = self.pipes.iter().map(|pipe| pipe.splitter.unfinished_bytes()).sum();
         let source = &mut self.pipes[index];
         let Some(pipe) = &mut source.pipe else {
             source.readable = false;
@@ -326,10 +330,24 @@ impl OutputReader {
                 }
                 let mut text = Vec::with_capacity(count + count / 4 + 32);
                 let tail = &mut self.tails[source.rank.index()];
-                source.splitter.push(bytes, |line, end| {
+                let spare =
+                    UNFINISHED_BYTES_MAX.saturating_sub(unfinished) + source.splitter.unfinished_bytes();
+                let limit = spare.clamp(LINE_BYTES_MIN, LINE_BYTES_MAX);
+                let mut cuts_a_line = false;
+                source.splitter.push_limited(bytes, limit, |line, end| {
+                    cuts_a_line |= end == LineEnd::Open;
                     tail.push(line);
                     sink.format(&mut text, source.rank, source.stream, line, end);
                 });
+                if cuts_a_line && !std::mem::replace(&mut source.has_cut_a_line, true) {
+                    let (rank, stream, limit) = (source.rank, source.stream.name(), LINE_BYTES_MAX >> 20);
+                    let text = format!(
+                        "ringrun: {stream} of rank {rank} has a line of more than {limit} MiB, or all ranks together have \
+                         unfinished lines of more than {} MiB: such lines are printed in pieces\n",
+                        UNFINISHED_BYTES_MAX >> 20
+                    );
+                    sink.write(Stream::Stderr, text.as_bytes());
+                }
                 if self.finishing {
                     source.drain_bytes = source.drain_bytes.saturating_sub(count);
                 }

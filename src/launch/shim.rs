@@ -105,6 +105,8 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
 fn bind(processors: &OsStr) {
     let Some(processors) = processors.to_str().and_then(topology::parse_list) else { return };
     let mut set = CpuSet::new();
-    processors.into_iter().for_each(|processor| set.set(processor));
+    for processor in processors {
+        set.set(processor);
+    }
     let _ = sched_setaffinity(None, &set);
 }

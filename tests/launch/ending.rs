@@ -245,6 +245,7 @@ fn bad_commands_are_told_once() {
     for (command, code, part) in [
         ("no-such-command-anywhere", 127, "`no-such-command-anywhere` is not on PATH"),
         ("./no-such-command", 127, "command not found"),
+        ("train.py", 127, "start a script as `python SCRIPT`"),
         ("", 127, "command not found"),
         (plain.to_str().unwrap(), 126, "you may not execute it"),
         (folder.path().to_str().unwrap(), 126, "it is a directory"),
@@ -267,6 +268,9 @@ fn bad_arguments() {
         (&[], 2, "required"),
         (&["--frobnicate", "-n", "2", "true"], 2, "--frobnicate"),
         (&["-n", "2", "-x", "NO_SUCH_VARIABLE", "true"], 2, "is not set"),
+        (&["-hostfile", "/no/such", "-np", "2", "true"], 2, "--hostfile /no/such: it cannot be read"),
+        (&["-n", "1", "true", ":", "-n", "1", "true"], 2, "one command for all ranks"),
+        (&["-n", "2", "--mca", "btl", "^openib", "true"], 2, "--mca: ringrun has no MCA parameters"),
         (&["-n", "2", "--wdir", "/no/such", "true"], 3, "/no/such"),
         (&["-n", "2", "--wdir", "/dev/null", "true"], 3, "/dev/null"),
     ] {
@@ -274,6 +278,41 @@ fn bad_arguments() {
         assert_eq!(done.code(), Some(code), "{arguments:?}: {}", done.stderr());
         assert_says(&done, &[part]);
     }
+}
+
+#[test]
+fn options_of_other_launchers_work() {
+    for arguments in [
+        &["-np=2", "--allow-run-as-root", "--oversubscribe", "-q"][..],
+        &["--nproc_per_node=2", "--nnodes=1", "--standalone"],
+        &["-H", "localhost:2", "-genv", "A", "1"],
+    ] {
+        let done = run(ringrun(arguments).args(["echo", "here"]));
+        assert_eq!(
+            done.sorted_lines(),
+            ["[0]<stdout>:here", "[1]<stdout>:here"],
+            "{arguments:?}: {}",
+            done.stderr()
+        );
+    }
+}
+
+/// Every rank would print the same.
+#[test]
+fn a_wrong_argument_of_our_own_program_is_told_once() {
+    for (command, part) in [
+        (&["ringtrain", "--epohcs", "3"][..], "--epohcs"),
+        (&["ringtrain", "--resume"], "--resume needs --checkpoint"),
+        (&["ringbench", "all_reduce", "--root", "x"], "invalid value"),
+        (&["ringbench", "broadcast", "--root", "9"], "root 9 is not a rank of this job of 4"),
+    ] {
+        let done = run(ringrun(&["-n", "4"]).args(command));
+        assert_eq!((done.code(), done.stdout().as_str()), (Some(2), ""), "{}", done.stderr());
+        assert_eq!(done.stderr().matches(part).count(), 1, "{}", done.stderr());
+        assert!(!done.stderr().contains("rank 0 (pid"), "{}", done.stderr());
+    }
+    let done = run(ringrun(&["-n", "4"]).args(["ringtrain", "--help"]));
+    assert_eq!((done.code(), done.stdout().matches("Usage:").count()), (Some(0), 1));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The programs as users start them: `ringrun`, and ranks that are processes.
 
 mod bench_arguments;
+mod binding;
 mod blame;
 mod ending;
 mod examples;

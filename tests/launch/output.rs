@@ -10,13 +10,12 @@ use crate::util::{finish, ringrun, ringrun_script, run, signal, wait_until, wait
 
 #[test]
 fn each_rank_knows_its_place() {
-    let done = run(ringrun_script(
+    let done = run(&mut ringrun_script(
         &["-n", "3"],
-        "echo $RING_RANK $RING_WORLD_SIZE $RANK $WORLD_SIZE $LOCAL_RANK $HOROVOD_RANK $OMPI_COMM_WORLD_RANK $OMP_NUM_THREADS",
-    )
-    .env_remove("OMP_NUM_THREADS"));
+        "echo $RING_RANK $RING_WORLD_SIZE $RANK $WORLD_SIZE $LOCAL_RANK $HOROVOD_RANK $OMPI_COMM_WORLD_RANK",
+    ));
     let expected: Vec<_> =
-        (0..3).map(|rank| format!("[{rank}]<stdout>:{rank} 3 {rank} 3 {rank} {rank} {rank} 1")).collect();
+        (0..3).map(|rank| format!("[{rank}]<stdout>:{rank} 3 {rank} 3 {rank} {rank} {rank}")).collect();
     assert_eq!((done.code(), done.sorted_lines()), (Some(0), expected));
 }
 
@@ -117,6 +116,26 @@ fn an_output_dir_that_cannot_be_made_is_told_before_anything_starts() {
     let done = run(&mut ringrun(&["-n", "2", "--output-dir", "/proc/nowhere", "echo", "started"]));
     assert_eq!((done.code(), done.stdout().as_str()), (Some(3), ""));
     assert!(done.stderr().contains("/proc/nowhere"), "{}", done.stderr());
+}
+
+/// A reader of JSON lines must get each record as one line. Longer ones are cut, which is said.
+#[test]
+fn lines_up_to_16_mib_are_one_line() {
+    let megabyte = 1 << 20;
+    let script = "head -c $SIZE /dev/zero | tr '\\0' x; echo";
+    for (size, lengths) in [
+        (3 * megabyte, vec![3 * megabyte; 2]),
+        (17 * megabyte, vec![megabyte, megabyte, 16 * megabyte, 16 * megabyte]),
+    ] {
+        let done = run(ringrun_script(&["-n", "2"], script).env("SIZE", size.to_string()));
+        let mut found: Vec<usize> =
+            done.stdout().lines().map(|line| line.len() - "[0]<stdout>:".len()).collect();
+        found.sort_unstable();
+        assert_eq!(found, lengths);
+        let told =
+            done.stderr().lines().filter(|line| line.contains("has a line of more than 16 MiB")).count();
+        assert_eq!(told, lengths.len() - 2, "{}", done.stderr());
+    }
 }
 
 /// Lines of several ranks, each longer than any buffer on the way, must neither be lost nor mixed.
