@@ -73,6 +73,7 @@ fn pair(transport: LocalTransport) -> (Group, JoinHandle<()>) {
             rendezvous,
             job_id,
             start_timeout: None,
+            local_processors: None,
         })
     };
     let other = JoinOptions { method: method(1), ..options.clone() };

@@ -65,7 +65,8 @@ impl ShimSocket {
     }
 }
 
-/// The shim's program: `ring-rank PARENT PROCESSORS carried|named NAME ARGUMENTS`. Returns only if the command could not be executed.
+/// The shim's program: `ring-rank PARENT PROCESSORS carried|named NAME ARGUMENTS`. Returns only if the command could not be
+/// executed.
 pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let parent = arguments.next().and_then(|parent| parent.to_str()?.parse().ok());
     let processors = arguments.next();
@@ -100,8 +101,8 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     Exit::CommandNotRun.into()
 }
 
-/// Binds this process to the processors, and with it every thread that the command will start. A sandbox may refuse: the rank then
-/// runs unbound.
+/// Binds this process to the processors, and with it every thread that the command will start. A sandbox may refuse: the
+/// rank then runs unbound.
 fn bind(processors: &OsStr) {
     let Some(processors) = processors.to_str().and_then(topology::parse_list) else { return };
     let mut set = CpuSet::new();
