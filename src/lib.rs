@@ -1,12 +1,43 @@
-//! A self-contained runtime for data-parallel training over plain TCP.
+//! Distributed training over TCP and shared memory: a launcher, a trainer, a benchmark, and the library that they use.
 //!
-//! [`Group`] is where to begin: the ranks of a job and the collectives that they call together. The programs `ringrun`,
-//! `ringtrain` and `ringbench` are thin shells around [`cli`]. `docs/ARCHITECTURE.md` is the map of the house.
+//! The ranks of a job are processes that run the same program. A [`Group`] is a set of ranks; its methods are the
+//! collectives that all of them call together, and messages between two of them.
+//!
+//! ```
+//! use ringtrain::{Group, ReduceOp};
+//!
+//! // Under `ringrun -n 4` this is one of four ranks. Without a launcher it is a world of one.
+//! let mut group = Group::from_environment()?;
+//! let mut gradients = vec![1.0f32, 2.0, 3.0];
+//! group.all_reduce(&mut gradients, ReduceOp::Average)?;
+//! println!("rank {} of {}: {gradients:?}", group.rank(), group.size());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! ```sh
+//! cargo build --release
+//! ringrun -n 4 target/release/my_program
+//! ```
+//!
+//! | to | see |
+//! |---|---|
+//! | join a job in another way, or set time-outs and algorithms | [`Group::join`], [`JoinOptions`] |
+//! | overlap communication with computing | [`Handle`], [`wait_all`] |
+//! | send messages from several threads | [`Messenger`] |
+//! | reduce in place in shared memory | [`Group::alloc`], [`SharedBuffer`] |
+//! | reduce tensors by name, in any order | [`NamedTensors`] |
+//! | learn why a call failed | [`Error`], [`wire::Cause`] |
+//! | know what each collective costs | [`schedule`] |
+//!
+//! If a rank fails, the calls of all other ranks return the same cause, which names that rank and its host. A group that has
+//! failed stays failed.
+//!
+//! The programs `ringrun`, `ringtrain` and `ringbench` call [`cli`]. `docs/ARCHITECTURE.md` has the map of the modules.
 
 #[cfg(not(target_os = "linux"))]
-compile_error!("ringtrain is built on epoll, /proc and Linux's socket options");
+compile_error!("ringtrain runs on Linux only: it uses epoll, /proc and socket options of Linux");
 #[cfg(target_endian = "big")]
-compile_error!("payloads travel as they lie in memory, and all ranks have to be little-endian");
+compile_error!("ringtrain runs on little-endian processors only: elements are sent in the order of memory");
 
 pub mod cli;
 pub mod codec;

@@ -4,6 +4,8 @@
 
 #[path = "tidy/each_rule_can_fail.rs"]
 mod each_rule_can_fail;
+#[path = "tidy/pages.rs"]
+mod pages;
 #[path = "tidy/source.rs"]
 mod source;
 

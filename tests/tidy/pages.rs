@@ -1,0 +1,142 @@
+//! Pages: every link and every path that a page names exists, every page is linked, and no page is too long.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use super::root;
+
+const PAGE_LINES_MAX: usize = 150;
+/// Longer pages. The README has one section for each use; the wire format draws every byte.
+const LONG_PAGES: &[&str] = &["README.md", "CHANGELOG.md", "docs/wire-format.md"];
+/// Folders that hold no files of ours.
+const NOT_OURS: &[&str] = &["target", ".git", ".venv", "__pycache__", "node_modules"];
+
+/// All files of the repository, relative to its root.
+fn files(folder: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(root().join(folder)).expect("the folder is there").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = folder.join(&name);
+        if NOT_OURS.contains(&name.as_str()) {
+            continue;
+        }
+        if entry.path().is_dir() {
+            files(&path, found);
+        } else {
+            found.push(path.to_string_lossy().into_owned());
+        }
+    }
+}
+
+/// The page's text without its blocks of code.
+fn prose(text: &str) -> String {
+    text.split("```").step_by(2).collect()
+}
+
+/// The targets of the page's links to files, relative to the root.
+fn links(page: &str, text: &str) -> Vec<String> {
+    let folder = Path::new(page).parent().unwrap_or(Path::new(""));
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#', ' ']).next());
+    let local = targets.filter(|target| !target.is_empty() && !target.contains("://"));
+    local.map(|target| normal(&folder.join(target))).collect()
+}
+
+/// The path without `..`.
+fn normal(path: &Path) -> String {
+    let mut parts = PathBuf::new();
+    for part in path.components() {
+        if part == Component::ParentDir {
+            parts.pop();
+        } else {
+            parts.push(part);
+        }
+    }
+    parts.to_string_lossy().into_owned()
+}
+
+/// The source files that the page names in backticks.
+fn named(text: &str) -> Vec<&str> {
+    let spans = text.split('`').skip(1).step_by(2);
+    let is_path = |span: &&str| {
+        let extension = Path::new(span).extension().and_then(|extension| extension.to_str());
+        extension.is_some_and(|extension| ["rs", "py"].contains(&extension))
+            && span.chars().all(|letter| letter.is_ascii_alphanumeric() || "/._-".contains(letter))
+    };
+    spans.filter(is_path).collect()
+}
+
+fn exists(files: &[String], path: &str) -> bool {
+    let end = format!("/{path}");
+    files.iter().any(|file| file == path || file.ends_with(&end))
+}
+
+/// What is wrong with a page.
+fn violations(page: &str, text: &str, files: &[String]) -> Vec<String> {
+    let prose = prose(text);
+    let mut found = Vec::new();
+    for link in links(page, &prose) {
+        let is_folder =
+            files.iter().any(|file| file.starts_with(&format!("{}/", link.trim_end_matches('/'))));
+        if !is_folder && !files.contains(&link) {
+            found.push(format!("{page} links to {link}, which does not exist"));
+        }
+    }
+    for path in named(&prose).into_iter().filter(|path| !exists(files, path)) {
+        found.push(format!("{page} names {path}, which does not exist"));
+    }
+    let lines = text.lines().count();
+    if lines > PAGE_LINES_MAX && !LONG_PAGES.contains(&page) {
+        found.push(format!("{page} has {lines} lines, more than {PAGE_LINES_MAX}: split it by reader"));
+    }
+    found
+}
+
+/// Pages under `docs` that can be reached neither from the README nor from the map.
+fn unreachable(pages: &[(String, String)]) -> Vec<String> {
+    let mut reached = vec!["README.md".to_owned(), "docs/ARCHITECTURE.md".to_owned()];
+    let mut next = 0;
+    while let Some(page) = reached.get(next).cloned() {
+        next += 1;
+        let text = pages.iter().find(|(path, _)| *path == page).map(|(_, text)| prose(text));
+        for link in links(&page, &text.unwrap_or_default()) {
+            if !reached.contains(&link) {
+                reached.push(link);
+            }
+        }
+    }
+    let in_docs = pages.iter().map(|(path, _)| path).filter(|path| path.starts_with("docs/"));
+    in_docs.filter(|path| !reached.contains(path)).cloned().collect()
+}
+
+#[test]
+fn pages_name_only_what_exists_and_are_reachable() {
+    let mut all = Vec::new();
+    files(Path::new(""), &mut all);
+    let is_page = |path: &&String| {
+        let is_markdown = Path::new(path).extension().is_some_and(|extension| extension == "md");
+        is_markdown
+            && (!path.contains('/') || path.starts_with("docs/") || path.starts_with("bindings/python/"))
+    };
+    let read = |path: &String| (path.clone(), fs::read_to_string(root().join(path)).unwrap_or_default());
+    let pages: Vec<(String, String)> = all.iter().filter(is_page).map(read).collect();
+    let mut found: Vec<String> = pages
+        .iter()
+        .filter(|(path, _)| !path.starts_with("bindings/"))
+        .flat_map(|(path, text)| violations(path, text, &all))
+        .collect();
+    found.extend(unreachable(&pages).into_iter().map(|page| format!("nothing links to {page}")));
+    assert!(found.is_empty(), "\n{}\n", found.join("\n"));
+}
+
+#[test]
+fn wrong_pages_are_found() {
+    let files = ["docs/a.md", "src/wire/frame.rs"].map(str::to_owned);
+    let text =
+        "[a](a.md#part) [root](../README.md) `wire/frame.rs` `wire/gone.rs` `a.b()`\n```\n[no](link)\n```\n";
+    let found = violations("docs/b.md", text, &files);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert_eq!(violations("docs/b.md", &"x\n".repeat(151), &files).len(), 1);
+    let pages =
+        [("README.md", "[a](docs/a.md)"), ("docs/a.md", "[b](b.md)"), ("docs/b.md", ""), ("docs/c.md", "")];
+    let pages = pages.map(|(path, text)| (path.to_owned(), text.to_owned()));
+    assert_eq!(unreachable(&pages), ["docs/c.md"]);
+}
