@@ -143,37 +143,55 @@ fn parse_shape(text: &str) -> Option<Vec<u64>> {
 mod tests {
     use std::fs;
 
-    use ndarray::{Array1, ShapeBuilder, array};
-    use ndarray_npy::write_npy;
+    use ndarray::array;
 
     use super::*;
 
+    /// Writes a file as numpy does. `shape` is a tuple in Python's notation.
+    fn write_npy<T: bytemuck::Pod>(path: &Path, descr: &str, order: Order, shape: &str, elements: &[T]) {
+        let is_fortran = if order == Order::Columns { "True" } else { "False" };
+        let text = format!("{{'descr': '{descr}', 'fortran_order': {is_fortran}, 'shape': {shape}, }}");
+        // Ten bytes come before the header, which ends with a new line at a multiple of 64.
+        let padded = (text.len() + 11).next_multiple_of(64) - 11;
+        let length = u16::try_from(padded + 1).unwrap().to_le_bytes();
+        let header = format!("{text:padded$}\n");
+        let parts = [&b"\x93NUMPY\x01\x00"[..], &length, header.as_bytes(), bytemuck::cast_slice(elements)];
+        fs::write(path, parts.concat()).unwrap();
+    }
+
+    #[derive(Clone, Copy, PartialEq)]
+    enum Order {
+        Rows,
+        Columns,
+    }
+
     #[test]
-    fn reads_what_ndarray_npy_writes() {
+    fn reads_what_numpy_writes() {
         let directory = tempfile::tempdir().unwrap();
         let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
         let values = array![[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]];
-        write_npy(&y, &array![7_i64, -8]).unwrap();
-        write_npy(&x, &values).unwrap();
-        let plain = load(&x, &y).unwrap();
-        assert_eq!(plain.features, Features::Numbers(values.clone()));
-        assert_eq!(plain.target, Column::Numbers(vec![7.0, -8.0]));
-        let mut columns_first = Array2::<f64>::zeros((2, 3).f());
-        columns_first.assign(&values.mapv(f64::from));
-        write_npy(&x, &columns_first).unwrap();
-        assert_eq!(load(&x, &y).unwrap().features, plain.features);
-        write_npy(&x, &values.mapv(|value| value as u8)).unwrap();
-        assert_eq!(load(&x, &y).unwrap().features, plain.features);
-        write_npy(&x, &values.mapv(|value| value as i32)).unwrap();
-        assert_eq!(load(&x, &y).unwrap().features, plain.features);
+        write_npy(&y, "<i8", Order::Rows, "(2,)", &[7_i64, -8]);
+        let load_x = || {
+            let loaded = load(&x, &y).unwrap();
+            assert_eq!(loaded.target, Column::Numbers(vec![7.0, -8.0]));
+            assert_eq!(loaded.features, Features::Numbers(values.clone()));
+        };
+        write_npy(&x, "<f4", Order::Rows, "(2, 3)", &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        load_x();
+        write_npy(&x, "<f8", Order::Columns, "(2, 3)", &[1.0_f64, 4.0, 2.0, 5.0, 3.0, 6.0]);
+        load_x();
+        write_npy(&x, "|u1", Order::Rows, "(2, 3)", &[1_u8, 2, 3, 4, 5, 6]);
+        load_x();
+        write_npy(&x, "<i4", Order::Rows, "(2, 3)", &[1_i32, 2, 3, 4, 5, 6]);
+        load_x();
     }
 
     #[test]
     fn bad_files_are_named_and_nothing_panics() {
         let directory = tempfile::tempdir().unwrap();
         let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
-        write_npy(&y, &array![1.0_f64, 2.0]).unwrap();
-        write_npy(&x, &array![[1.0_f32], [2.0]]).unwrap();
+        write_npy(&y, "<f8", Order::Rows, "(2,)", &[1.0_f64, 2.0]);
+        write_npy(&x, "<f4", Order::Rows, "(2, 1)", &[1.0_f32, 2.0]);
         let full = fs::read(&x).unwrap();
         let text = String::from_utf8_lossy(&full).into_owned();
         let edit = |from: &str, to: &str| {
@@ -188,18 +206,18 @@ mod tests {
         cases.push(([full.as_slice(), &[0]].concat(), "holds more"));
         cases.push((edit("<f4", ">f4"), "holds type `>f4`"));
         cases.push((edit("(2, 1)", "(9**9)"), "not numpy's"));
-        cases.push((edit("(2, 1)}", "(9999999"), "not numpy's"));
+        cases.push((edit("(2, 1), }", "(9999999"), "not numpy's"));
         cases.push((edit("NUMPY", "numpy"), "not a .npy"));
         for (bytes, expected) in cases {
             fs::write(&x, &bytes).unwrap();
             let error = load(&x, &y).unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains("x.npy"), "{error} / {expected}");
         }
-        write_npy(&x, &array![[1.0_f32], [f32::NAN]]).unwrap();
+        write_npy(&x, "<f4", Order::Rows, "(2, 1)", &[1.0_f32, f32::NAN]);
         assert!(load(&x, &y).unwrap_err().to_string().contains("row 1, column 0"));
-        write_npy(&x, &Array1::<f32>::zeros(2)).unwrap();
+        write_npy(&x, "<f4", Order::Rows, "(2,)", &[0.0_f32; 2]);
         assert!(load(&x, &y).unwrap_err().to_string().contains("two dimensions"));
-        write_npy(&x, &array![[1.0_f32], [2.0], [3.0]]).unwrap();
+        write_npy(&x, "<f4", Order::Rows, "(3, 1)", &[1.0_f32, 2.0, 3.0]);
         assert!(load(&x, &y).unwrap_err().to_string().contains("2 targets for the 3 rows"));
     }
 }
