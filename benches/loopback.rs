@@ -29,7 +29,7 @@ type Order = [u64; 3];
 
 const END: Order = [u64::MAX, 0, 0];
 
-/// Rank 1: does whatever rank 0 broadcasts.
+/// Rank 1: runs the operation that rank 0 broadcasts.
 fn serve(mut group: Group) {
     let mut order: Order = END;
     let mut buffer = Vec::new();

@@ -15,7 +15,7 @@ use std::path::Path;
 
 use source::{Source, find_word, read_all};
 
-/// Which rooms each room may import. A room is a module at the crate's root.
+/// Which of the crate's top-level modules each of them may import.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("exit", &[]),
@@ -66,13 +66,13 @@ const IMPURE: &[(&str, &str)] = &[
     ("rand::rng", "randomness is an argument"),
     ("rand::random", "randomness is an argument"),
 ];
-/// `ExitCode` is what this room is for.
+/// `ExitCode` is what this module is for.
 const PURE_EXCEPTIONS: &[(&str, &str)] = &[("exit", "std::process")];
 
 const MAY_READ_THE_CLOCK: &[&str] = &["rendezvous", "group", "named", "train", "launch", "cli"];
 const MAY_READ_THE_ENVIRONMENT: &[&str] = &["rendezvous", "launch", "cli", "bin"];
 const MAY_BE_UNSAFE: &[&str] = &["transport", "reduce", "bindings"];
-/// The files elsewhere: buffers that callers lend to operations, and such as are somebody else's.
+/// Further files: buffers that callers lend to operations, and foreign buffers.
 const MAY_BE_UNSAFE_FILES: &[&str] = &["src/group/memory.rs", "src/group/foreign.rs"];
 const NEVER_PANIC: &[&str] = &["wire", "engine", "transport", "rendezvous", "named"];
 
@@ -104,21 +104,22 @@ fn check(sources: &[Source], rule: impl Fn(&Source) -> Vec<String>) {
     assert!(found.is_empty(), "\n{}\n", found.join("\n"));
 }
 
-/// The room that a file belongs to: `src/wire/frame.rs` is in `wire`, `src/bin/ringrun.rs` in `bin`; `None` outside `src`.
-fn room(path: &str) -> Option<&str> {
+/// The module that a file belongs to: `src/wire/frame.rs` is in `wire`, `src/bin/ringrun.rs` in `bin`; `None` outside `src`.
+fn module(path: &str) -> Option<&str> {
     let inner = path.strip_prefix("src/")?;
-    Some(inner.split('/').next().unwrap_or_default().trim_end_matches(".rs")).filter(|&room| room != "lib")
+    Some(inner.split('/').next().unwrap_or_default().trim_end_matches(".rs"))
+        .filter(|&module| module != "lib")
 }
 
 fn at(source: &Source, offset: usize, text: &str) -> String {
     format!("{}:{}: {text}", source.path, source.line(offset))
 }
 
-/// (a) Who imports whom. `reexports` are the names at the crate's root and the rooms they come from.
+/// (a) Who imports whom. `reexports` are the names at the crate's root and the modules they come from.
 fn imports(source: &Source, reexports: &BTreeMap<String, String>) -> Vec<String> {
-    let Some(own) = room(&source.path) else { return Vec::new() };
+    let Some(own) = module(&source.path) else { return Vec::new() };
     let Some((_, allowed)) = MAY_IMPORT.iter().find(|(name, _)| *name == own) else {
-        return vec![format!("{}: the room `{own}` is not in MAY_IMPORT of tests/tidy.rs", source.path)];
+        return vec![format!("{}: the module `{own}` is not in MAY_IMPORT of tests/tidy.rs", source.path)];
     };
     let mut found = BTreeSet::new();
     for named in source.named_paths() {
@@ -140,7 +141,7 @@ fn imports(source: &Source, reexports: &BTreeMap<String, String>) -> Vec<String>
     found.into_iter().collect()
 }
 
-/// The names that `lib.rs` gives at the crate's root, and the rooms they come from.
+/// The names that `lib.rs` gives at the crate's root, and the modules they come from.
 fn reexports(sources: &[Source]) -> BTreeMap<String, String> {
     let facade = sources.iter().find(|source| source.path == "src/lib.rs").expect("the crate has a root");
     let whole = facade.named_paths().into_iter().filter(|named| named.segments.len() >= 2);
@@ -166,9 +167,9 @@ fn names(source: &Source, what: &str) -> Option<usize> {
     named.map(|named| named.at).or_else(|| find_word(&source.shipped, what, 0))
 }
 
-/// (b) What rooms without IO must not name.
+/// (b) What modules without IO must not name.
 fn purity(source: &Source) -> Vec<String> {
-    let Some(own) = room(&source.path).filter(|own| PURE.contains(own)) else { return Vec::new() };
+    let Some(own) = module(&source.path).filter(|own| PURE.contains(own)) else { return Vec::new() };
     let forbidden = IMPURE.iter().filter(|(what, _)| !PURE_EXCEPTIONS.contains(&(own, what)));
     forbidden
         .filter_map(|(what, why)| {
@@ -180,17 +181,17 @@ fn purity(source: &Source) -> Vec<String> {
 
 /// (b) Who reads the clock and the environment.
 fn surroundings(source: &Source) -> Vec<String> {
-    let Some(own) = room(&source.path) else { return Vec::new() };
+    let Some(own) = module(&source.path) else { return Vec::new() };
     let mut found = Vec::new();
-    for (rooms, what) in [
+    for (modules, what) in [
         (MAY_READ_THE_CLOCK, "std::time::Instant"),
         (MAY_READ_THE_CLOCK, "std::time::SystemTime"),
         (MAY_READ_THE_ENVIRONMENT, "std::env"),
     ] {
-        if !rooms.contains(&own)
+        if !modules.contains(&own)
             && let Some(offset) = names(source, what)
         {
-            found.push(at(source, offset, &format!("only {rooms:?} may name {what}")));
+            found.push(at(source, offset, &format!("only {modules:?} may name {what}")));
         }
     }
     found
@@ -202,7 +203,7 @@ fn unsafety(source: &Source) -> Vec<String> {
     let mut rest = 0;
     while let Some(offset) = find_word(&source.code, "unsafe", rest) {
         rest = offset + 1;
-        let own = room(&source.path).unwrap_or_else(|| source.path.split('/').next().unwrap_or_default());
+        let own = module(&source.path).unwrap_or_else(|| source.path.split('/').next().unwrap_or_default());
         if !MAY_BE_UNSAFE.contains(&own) && !MAY_BE_UNSAFE_FILES.contains(&source.path.as_str()) {
             found.push(at(source, offset, &format!("only {MAY_BE_UNSAFE:?} may be unsafe")));
         }
@@ -217,7 +218,7 @@ fn unsafety(source: &Source) -> Vec<String> {
 
 /// (d) What a byte from outside must not reach.
 fn panics(source: &Source) -> Vec<String> {
-    if !room(&source.path).is_some_and(|own| NEVER_PANIC.contains(&own)) {
+    if !module(&source.path).is_some_and(|own| NEVER_PANIC.contains(&own)) {
         return Vec::new();
     }
     let mut found = Vec::new();
@@ -326,7 +327,7 @@ fn sleeps(source: &Source) -> Vec<String> {
 }
 
 #[test]
-fn rooms_import_only_what_is_below_them() {
+fn modules_import_only_what_is_below_them() {
     let sources = all();
     let reexports = reexports(&sources);
     assert_eq!(reexports.get("Group").map(String::as_str), Some("group"));
@@ -334,7 +335,7 @@ fn rooms_import_only_what_is_below_them() {
 }
 
 #[test]
-fn rooms_without_io_name_no_clock_socket_thread_or_environment() {
+fn modules_without_io_name_no_clock_socket_thread_or_environment() {
     check(&all(), purity);
     check(&all(), surroundings);
 }
@@ -370,7 +371,7 @@ fn tests_do_not_sleep() {
 }
 
 #[test]
-fn every_room_is_on_the_map_and_every_page_is_linked() {
+fn every_module_is_on_the_map_and_every_page_is_linked() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap_or_default();
     let map = read("docs/ARCHITECTURE.md");
     let linked = format!("{map}{}", read("README.md"));
@@ -380,14 +381,14 @@ fn every_room_is_on_the_map_and_every_page_is_linked() {
 
 /// (g) Folders of `src` that the map leaves out, and pages that nothing links to.
 fn not_mentioned(map: &str, linked: &str, folders: &[String], pages: &[String]) -> Vec<String> {
-    let rooms = folders.iter().filter(|name| !name.contains('.') && !map.contains(&format!("{name}/")));
+    let modules = folders.iter().filter(|name| !name.contains('.') && !map.contains(&format!("{name}/")));
     let pages = pages.iter().filter(|name| {
         let target = name.as_str();
         Path::new(target).extension().is_some_and(|extension| extension == "md")
             && target != "ARCHITECTURE.md"
             && ![format!("({target}"), format!("(docs/{target}")].iter().any(|link| linked.contains(link))
     });
-    rooms.chain(pages).cloned().collect()
+    modules.chain(pages).cloned().collect()
 }
 
 fn entries(folder: &str) -> Vec<String> {

@@ -10,7 +10,7 @@ use ringtrain::Group;
 
 const HOW: &str = "LAUNCH_BLAME_HOW";
 
-/// What a rank does. As a test of its own, without a launcher, it has nothing to do.
+/// What a rank does. Without a launcher, as a plain test, it does nothing.
 #[test]
 fn rank() -> Result<(), Box<dyn Error>> {
     let Ok(how) = std::env::var(HOW) else { return Ok(()) };
@@ -35,7 +35,7 @@ fn job(how: &str) -> Done {
 }
 
 #[test]
-fn the_rank_that_began_it_is_named_whatever_the_others_exit_with() {
+fn the_first_failed_rank_is_named_for_every_exit_code_of_the_others() {
     for (how, code, said) in [
         ("panic", 101, "rank 2 on "),
         ("abort", 101, "stopped the job: out of ideas"),

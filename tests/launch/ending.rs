@@ -9,7 +9,7 @@ use crate::util::{
     Done, finish, processes_with, read_pid, ringrun, ringrun_script, run, signal, wait_until, wait_until_gone,
 };
 
-/// A rank with a child in its group and one in a session of its own, who all leave their numbers in `$DIR`.
+/// A rank with one child in its process group and one in a new session. All write their process ids to `$DIR`.
 const FAMILY: &str = r#"
     put() { echo "$2" > "$DIR/part.$RANK.$1" && mv "$DIR/part.$RANK.$1" "$DIR/$1.$RANK"; }
     sleep 1000 & put child $!
@@ -17,7 +17,7 @@ const FAMILY: &str = r#"
     put rank $$
     wait"#;
 
-/// Starts a job of such families and waits until everybody is there.
+/// Starts a job of such ranks and waits until all processes run.
 fn start_family(ranks: u32, arguments: &[&str], script: &str, folder: &Path) -> (Child, Vec<u32>) {
     let count = ranks.to_string();
     let mut all = vec!["-n", &count];
@@ -73,7 +73,7 @@ fn the_first_failure_is_the_jobs() {
     );
 }
 
-/// The others, having lost a peer, exit with the code for it: that is not the cause, in whatever order they are seen.
+/// The other ranks exit with the code for a lost peer. That is not the cause, even if it is seen first.
 #[test]
 fn survivors_that_end_by_themselves_are_not_blamed() {
     let folder = tempfile::tempdir().unwrap();

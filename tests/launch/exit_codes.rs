@@ -43,7 +43,7 @@ fn a_wrong_start_is_told_with_its_own_code() {
     write("far.txt", "127.0.0.1:4001\n192.0.2.7:4001\n");
     write("twice.txt", "127.0.0.1:4001\n127.0.0.1:4001\n");
     write("port.txt", "127.0.0.1:4001\n127.0.0.1:99999\n");
-    write("empty.txt", "# nobody\n");
+    write("empty.txt", "# no rank\n");
     write("short-secret", "tooshort\n");
     let cases: &[(&[&str], Exit, &str)] = &[
         (&["--no-such-flag"], Exit::Usage, "--no-such-flag"),
@@ -96,7 +96,7 @@ fn a_wrong_start_is_told_with_its_own_code() {
     }
 }
 
-/// Without this four processes would each train alone, and nobody would notice.
+/// Without this, four processes would each train alone unnoticed.
 #[test]
 fn another_launchers_ranks_do_not_train_alone() {
     let done = Command::new(env!("CARGO_BIN_EXE_ringtrain")).env("WORLD_SIZE", "4").output().unwrap();

@@ -34,7 +34,7 @@ fn start_by_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
         .collect()
 }
 
-/// Arguments for a rank that shares memory with all, with nobody, or with one other.
+/// Arguments for a rank that shares memory with all ranks, with none, or with one.
 fn grounds(transport: &str, rank: usize) -> Vec<String> {
     match transport {
         "hosts" => vec!["--host-id".into(), (rank / 2).to_string()],

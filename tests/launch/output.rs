@@ -1,4 +1,4 @@
-//! ringrun: what the ranks find in their environment, and what becomes of what they print.
+//! ringrun: the environment of the ranks, and their output.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -167,7 +167,7 @@ fn many_ranks() {
     assert_eq!((done.code(), done.stdout.len(), done.stderr()), (Some(0), 0, String::new()));
 }
 
-/// `ringrun ... | head -1` must neither panic nor train on with nobody to read.
+/// `ringrun ... | head -1` must neither panic nor go on training without a reader.
 #[test]
 fn a_closed_stdout_stops_the_job() {
     let mut child = ringrun_script(&["-n", "2"], "while echo line; do sleep 0.01; done").spawn().unwrap();

@@ -5,12 +5,12 @@ use std::process::{Command, Stdio};
 
 use crate::util::{run, signal, wait_for, wait_until_gone};
 
-/// `ringrun` in a mount namespace of its own, where /dev/shm has 4 KiB, all of which are taken; `None` without the right to
+/// `ringrun` in a new mount namespace, where /dev/shm has 4 KiB, all of which are taken; `None` without the right to
 /// make one.
 fn with_full_dev_shm(arguments: &[&str]) -> Option<Command> {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        println!("SKIPPED: only root can fill a /dev/shm of its own");
+        println!("SKIPPED: only root can mount a small /dev/shm");
         return None;
     }
     let mut command = Command::new("unshare");
@@ -57,7 +57,7 @@ fn killed_ranks_leave_no_memory_behind() {
         found.retain(|&pid| shared_mappings(pid) > 0);
         (found.len() == 3).then_some(found)
     });
-    // Stopped first, so that none ends by itself because another is gone.
+    // Stopped first, so that none ends because it lost another.
     for name in ["STOP", "KILL"] {
         for &pid in &ranks {
             signal(name, pid);

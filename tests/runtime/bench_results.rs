@@ -102,7 +102,7 @@ fn buffers_of_equal_parts_are_as_large_as_all_parts() {
 fn rank_0_alone_prints_and_all_know_the_figures() {
     let results = run(2, "all_reduce -b 64 -e 64 -n 4");
     let row = |rank: usize| &results[rank].0.results[0];
-    assert_eq!(row(0).time_us, row(1).time_us, "the slowest rank's time is everybody's");
+    assert_eq!(row(0).time_us, row(1).time_us, "every rank reports the slowest rank's time");
     assert_eq!((row(0).transport, row(0).algorithm), ("tcp", "one-shot"));
     assert!(row(0).time_us_min <= row(0).time_us && row(0).time_us <= row(0).time_us_p99);
     assert_eq!(row(0).busbw_gb_per_s, row(0).algbw_gb_per_s, "2(n-1)/n is 1 for n = 2");
@@ -132,7 +132,7 @@ fn buffers_of_the_group_are_measured_and_named() {
 }
 
 #[test]
-fn a_root_that_does_not_exist_is_everybodys_usage_error() {
+fn a_root_that_does_not_exist_is_a_usage_error_on_every_rank() {
     let errors = ranks::run(2, |mut group| {
         let plan = plan("broadcast -e 4 --root 2");
         bench(&mut group, &plan, SEGMENT_BYTES, &mut std::io::sink()).err()

@@ -1,5 +1,5 @@
 //! What is under way at the same time does not get in each other's way: long and short operations, very many messages, receives
-//! that nobody wants any more, and functions that own groups.
+//! that are cancelled, and functions that own groups.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -120,7 +120,7 @@ fn short_operations_of_other_threads_complete_during_a_long_one(transport: TestT
         is_over.store(true, Ordering::SeqCst);
         let rounds = short.join().unwrap();
         println!("{rounds} short operations");
-        // Whoever waits for the long one to end gets none or one through.
+        // A rank that waited for the long one to end would complete none or one.
         assert!(rounds >= 3, "{rounds} short operations passed meanwhile");
     });
 }
@@ -172,7 +172,7 @@ fn exchanges_beyond_the_credit(transport: TestTransport) {
     }
 }
 
-/// Who sleeps at a board waits for the sockets in everybody's place, and leaves that to somebody else when it wakes up.
+/// A thread that sleeps in shared memory also waits for the sockets, and hands that over when it wakes up.
 #[test]
 fn background_operations_continue_after_a_wait_in_shared_memory() {
     let (told, heard) = mpsc::channel();
@@ -190,8 +190,8 @@ fn background_operations_continue_after_a_wait_in_shared_memory() {
                 handle.wait().unwrap();
                 short.wait().unwrap();
             } else {
-                // Long enough for the other one to fall asleep, and to sleep again when an operation of its own has ended: then
-                // it waits for the sockets, and whoever did so before waits for it.
+                // Long enough for the other one to fall asleep, and to sleep again when one of its operations has ended: then
+                // it waits for the sockets, and the thread that did so before waits for it.
                 let long_enough = || {
                     let started = Instant::now();
                     while started.elapsed() < Duration::from_millis(2) {

@@ -1,5 +1,5 @@
-//! Every collective, blocking and going on by itself, x element type x reduction x group size x length over real TCP,
-//! against a naive reference. All values are small, so that every result is exact whatever the order of the operands.
+//! Every collective, blocking and asynchronous, x element type x reduction x group size x length over real TCP,
+//! against a naive reference. All values are small, so that every result is exact in any order of the operands.
 
 mod forms;
 mod functions;

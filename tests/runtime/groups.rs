@@ -166,7 +166,7 @@ fn a_duplicate_keeps_its_messages_apart(transport: TestTransport) {
     });
 }
 
-/// Work of one thread of a rank: a group of its own.
+/// Work of one thread of a rank, on one group.
 fn work(mut group: Group, salt: u64, rounds: u64) {
     let n = u64::from(group.size().get());
     let rank = u64::from(group.rank().get());
@@ -199,7 +199,7 @@ fn threads_of_one_rank_use_groups_at_the_same_time(transport: TestTransport) {
     }
 }
 
-/// Whoever asks again and again may end what others wait for, and those have to learn of it at once and not at a deadline.
+/// A thread that calls `test` may complete operations that other threads wait for. It must wake them at once.
 fn threads_that_test_do_not_keep_others_waiting(transport: TestTransport) {
     transport.run(2, |mut world| {
         let mut busy = world.duplicate().unwrap();
@@ -275,7 +275,7 @@ fn a_dropped_group_leaves_the_others_working(transport: TestTransport) {
     });
 }
 
-/// An operation keeps its job alive, and whoever drops its handle as well as the group still does his part.
+/// An operation keeps its job alive: a rank that drops the handle and the group still takes part.
 fn operations_outlive_their_groups(transport: TestTransport) {
     transport.run(3, |mut world| {
         let forgotten = world.all_reduce_async(vec![1u32; 500_000], ReduceOp::Sum).unwrap();
@@ -309,7 +309,7 @@ fn a_failure_in_one_group_ends_the_others(transport: TestTransport) {
     assert!(causes.iter().all(|cause| *cause == causes[0]), "{causes:#?}");
 }
 
-/// What goes on by itself gives what the blocking call gives, also with uneven parts and functions of one's own.
+/// Asynchronous calls give the results of blocking calls, also with uneven parts and custom functions.
 fn uneven_and_custom_operations_complete_in_the_background(transport: TestTransport) {
     transport.run(3, |mut group| {
         let (rank, root) = (group.rank().index(), Rank::new(1));
@@ -334,7 +334,7 @@ fn uneven_and_custom_operations_complete_in_the_background(transport: TestTransp
     });
 }
 
-/// Whoever has another list is found, and both are told where.
+/// A rank with another list is found, and both ranks report both lists and lines.
 fn ranks_that_list_different_members_all_fail(transport: TestTransport) {
     let told = transport.run(3, |mut world| {
         let odd = world.rank().get() == 1;

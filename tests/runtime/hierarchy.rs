@@ -105,7 +105,7 @@ fn operations_at_once() {
 
 /// A handle that is dropped leaves its operation to go on for the other ranks.
 #[test]
-fn what_nobody_waits_for_goes_on() {
+fn operations_progress_without_a_wait() {
     run_on(&[0, 0, 1, 1], |mut group| {
         for _ in 0..20 {
             drop(group.all_reduce_async(own(&group, 100_000), ReduceOp::Sum).unwrap());

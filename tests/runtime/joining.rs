@@ -15,7 +15,7 @@ fn secret(text: &str) -> Secret {
     Secret::new(text.as_bytes()).unwrap()
 }
 
-/// Joins with each of the options in a thread of its own; what each came to, without the group.
+/// Joins with each of the options in a separate thread, and returns the results without the groups.
 fn join_all(options: Vec<JoinOptions>) -> Vec<Result<(), StartError>> {
     let threads: Vec<_> = options
         .into_iter()
@@ -83,7 +83,7 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
-fn whoever_does_not_come_is_named() {
+fn a_missing_rank_is_named() {
     let (file, secret) = (peers_file(4), secret("a secret for this test"));
     let options = [0, 2].map(|rank| JoinOptions {
         start_timeout: Duration::from_millis(700),

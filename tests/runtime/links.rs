@@ -38,7 +38,7 @@ fn a_message_to_a_lower_rank_leaves_before_anybody_asks_for_it() {
     }
 }
 
-/// The receiver names nobody, so it opens no link: every message comes over one that its sender has opened.
+/// The receiver names no source, so it opens no link: every message comes over one that its sender has opened.
 #[test]
 fn messages_from_anybody_need_no_link_of_the_receivers_making() {
     let n = 18;
@@ -103,7 +103,7 @@ fn after(own: Rank, step: u32, n: u32) -> Rank {
     Rank::new((own.get() + step) % n)
 }
 
-/// A rank that computed for longer than a connection may take was reported as lost by whoever dialed it, lower or higher.
+/// A rank that computed for longer than a connection may take was reported as lost by the rank that dialed it, lower or higher.
 #[test]
 fn a_rank_that_is_away_for_longer_than_a_connection_may_take_is_not_lost() {
     let (back, away) = mpsc::channel();
@@ -131,7 +131,7 @@ fn a_rank_that_is_away_for_longer_than_a_connection_may_take_is_not_lost() {
                 let waited = sent.wait_timeout(CONNECT_TIMEOUT + Duration::from_millis(500));
                 let sent = match waited {
                     Err(sent) => sent,
-                    Ok(result) => panic!("nobody can have taken it: {result:?}"),
+                    Ok(result) => panic!("no rank can have received it: {result:?}"),
                 };
                 back.send(()).unwrap();
                 sent.wait().unwrap();

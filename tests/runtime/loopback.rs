@@ -11,7 +11,7 @@ use ringtrain::{
     wait_any_timeout,
 };
 
-/// In every kind of group: one of its own, one of one that was split off, one of several.
+/// In every kind of group: a world of one, a split-off group of one, and a group of several.
 fn in_every_group(check: fn(&mut Group)) {
     check(&mut Group::solo());
     check(&mut Group::solo().duplicate().unwrap());
@@ -47,7 +47,7 @@ fn a_message_to_itself_is_kept_until_it_is_received() {
             assert!(buffer[..status.count].iter().all(|&element| element == u64::from(tag)));
         }
         assert_eq!(group.probe_now(own, None), Ok(None));
-        assert_eq!(group.probe_for(own, None, Duration::MAX), Ok(None), "nobody else could send it");
+        assert_eq!(group.probe_for(own, None, Duration::MAX), Ok(None), "no other rank could send it");
     });
 }
 
@@ -98,7 +98,7 @@ fn messages_pass_round_a_ring_of_any_size() {
     });
 }
 
-/// Both come to whoever takes from any source.
+/// A receive from any source takes both.
 fn messages_from_itself_and_from_others_mix(transport: TestTransport) {
     transport.run(3, |mut group| {
         let rank = group.rank();

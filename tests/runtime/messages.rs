@@ -86,7 +86,7 @@ fn a_message_overtakes_messages_without_a_receive(transport: TestTransport) {
     }
 }
 
-/// 256 MiB that nobody asks for: what reaches the receiver is counted on its side, because both ranks share one process and
+/// 256 MiB without a receive: what reaches the receiver is counted on its side, because both ranks share one process and
 /// its memory says nothing about either.
 #[test]
 fn a_flood_is_held_back_at_its_source() {
@@ -208,7 +208,7 @@ fn a_probe_waits_for_a_message(transport: TestTransport) {
     });
 }
 
-/// The progress thread waits for the sockets, and whoever probes is told of what it reads.
+/// The progress thread waits for the sockets, and wakes a thread that probes.
 fn a_probe_returns_while_another_operation_runs(transport: TestTransport) {
     transport.run(2, |mut group| {
         let other = Rank::new(1 - group.rank().get());

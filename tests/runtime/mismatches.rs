@@ -23,7 +23,7 @@ const WORLDS: [u32; 4] = [2, 3, 4, 5];
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
-/// Every other world takes the ring whatever costs less, one shares memory, and one has several hosts: it must make no
+/// Every other world takes the ring at every length, one shares memory, and one has several hosts: it must make no
 /// difference.
 fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
     move |options| {
@@ -120,7 +120,7 @@ fn assert_mismatch_in(worlds: &[u32], what: &str, common: Ask, odd: Ask, asked: 
     }
 }
 
-/// That ranks of which nobody hears anything wrong say at their deadline, or before, who waits in what, and where.
+/// Ranks that see no mismatch report at their deadline, or before, which rank waits in which call, and where.
 fn assert_found(what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
     for n in WORLDS {
         for odd_rank in [0, n - 1] {
@@ -212,7 +212,7 @@ fn reductions() {
         |group| group.all_reduce_scaled(&mut [0f32; 100], 0.5),
         ["all_reduce(sum, 100 x f32, ", "all_reduce(premulsum, 100 x f32, "],
     );
-    // Where one goes by hosts and the other from rank to rank, nobody hears of rank 0 what it asks for.
+    // Where one goes by hosts and the other from rank to rank, no rank learns what rank 0 called.
     assert_mismatch_in(
         &WORLDS[..3],
         "function",
@@ -222,7 +222,7 @@ fn reductions() {
     );
 }
 
-/// Two ranks may each take the other for the root, and nobody hears anything that is wrong.
+/// Two ranks may each take the other for the root, and no rank sees a mismatch.
 #[test]
 fn roots() {
     assert_found(

@@ -46,7 +46,7 @@ const TENSORS: usize = 300;
 const STEPS: usize = 4;
 const THREADS: usize = 3;
 
-/// Each thread of a rank submits its third of the tensors in an order of its own, then waits for them in another.
+/// Each thread of a rank submits its third of the tensors in its own order, then waits for them in another.
 fn in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics> {
     transport.run(n, move |mut group| {
         let tensors = named_of(&mut group, |_| {});

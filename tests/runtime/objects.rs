@@ -1,4 +1,4 @@
-//! Objects: whatever serde can serialise, between all ranks and between two.
+//! Objects that serde can serialise, between all ranks and between two.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -128,7 +128,7 @@ fn an_object_that_cannot_be_encoded_is_an_error_on_every_rank(transport: TestTra
             assert!(group.scatter_object(&few, Rank::ZERO).is_err());
             usable(&mut group);
             if n > 1 {
-                // Nothing is sent, so that nobody need receive it.
+                // Nothing is sent, so no rank has to receive it.
                 let next = group.size().after(group.rank(), 1);
                 let own = Broken { on: rank, rank };
                 assert!(matches!(group.send_object(&own, next, 0), Err(Error::Object(_))));
@@ -159,7 +159,7 @@ fn objects_are_sent_in_the_background(transport: TestTransport) {
             let root = Rank::new(size.get() - 1);
             let others = if rank == root { &all[..] } else { &[] };
             let told = group.broadcast_object_async(&own, root).unwrap();
-            let everybodys = group.all_gather_object_async(&own).unwrap();
+            let from_all = group.all_gather_object_async(&own).unwrap();
             // No receive of the program's takes what belongs to one of them.
             let next = group.receive_object_async::<Checkpoint>(Source::Any, None).unwrap();
             let gathered = group.gather_object_async(&own, root).unwrap();
@@ -172,7 +172,7 @@ fn objects_are_sent_in_the_background(transport: TestTransport) {
             assert_eq!(exchanged.wait().unwrap(), expected);
             assert_eq!(dealt.wait().unwrap(), own);
             assert_eq!(gathered.wait().unwrap(), others);
-            assert_eq!(everybodys.wait().unwrap(), all);
+            assert_eq!(from_all.wait().unwrap(), all);
             assert_eq!(told.wait().unwrap(), all[root.index()]);
             sent.wait().unwrap();
             let (object, status) = next.wait().unwrap();
@@ -190,10 +190,10 @@ fn no_rank_waits_for_an_object_that_cannot_be_encoded(transport: TestTransport) 
         transport.run(n, move |mut group| {
             let (rank, root) = (group.rank().get(), Rank::new(n - 1));
             let broken = || Broken { on: n - 1, rank };
-            let everybody = group.all_gather_object_async(&broken()).unwrap();
+            let from_all = group.all_gather_object_async(&broken()).unwrap();
             let told = group.broadcast_object_async(&broken(), root).unwrap();
             assert!(matches!(told.wait(), Err(Error::Object(_))));
-            assert!(matches!(everybody.wait(), Err(Error::Object(_))));
+            assert!(matches!(from_all.wait(), Err(Error::Object(_))));
             let too_few = vec![0u8; n as usize - 1];
             assert!(group.all_to_all_object(&too_few).is_err());
             group.barrier().unwrap();

@@ -29,7 +29,7 @@ fn number(value: &Value) -> f64 {
 /// Runs `work` on every rank of a world of `n`, profiled, over that transport.
 fn profiled(n: u32, transport: LocalTransport, work: fn(&mut Group)) -> Vec<(Profile, Duration)> {
     let work = move |mut group: Group| {
-        assert_eq!(group.profile(), Profile::default(), "nobody has asked yet");
+        assert_eq!(group.profile(), Profile::default(), "profiling is off");
         group.set_profiling(true);
         let started = Instant::now();
         work(&mut group);
@@ -37,7 +37,7 @@ fn profiled(n: u32, transport: LocalTransport, work: fn(&mut Group)) -> Vec<(Pro
         group.set_profiling(false);
         let profile = group.profile();
         group.barrier().expect("all are there");
-        assert_eq!(group.profile().calls, profile.calls, "nobody asks any more");
+        assert_eq!(group.profile().calls, profile.calls, "profiling is off again");
         (profile, wall)
     };
     ranks::run_with(n, |options| options.transport = transport, work)
@@ -68,7 +68,7 @@ fn what_goes_on_by_itself_is_counted_in_the_background_or_with_who_waits() {
     for transport in TRANSPORTS {
         let results = profiled(2, transport, |group| {
             let handle = group.all_reduce_async(vec![1f32; 1 << 18], ReduceOp::Sum).expect("all are there");
-            // Nobody waits for it; somebody looks.
+            // Polls it without a wait.
             while !handle.test() {
                 std::thread::yield_now();
             }

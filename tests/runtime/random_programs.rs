@@ -93,7 +93,7 @@ impl Runner {
         runner.end();
     }
 
-    /// Waits for everything, in an order of its own.
+    /// Waits for everything, in a random order.
     fn end(mut self) {
         self.waiting.append(&mut self.last);
         self.waiting.shuffle(&mut self.rng);
@@ -229,7 +229,7 @@ impl Runner {
         }
     }
 
-    /// Nobody waits for these before the end: which message a receive gets is a matter of chance, so that it may be one
+    /// No rank waits for these before the end: which message a receive gets is a matter of chance, so that it may be one
     /// that is sent much later.
     fn anything(&mut self, step: usize, from: usize, to: usize, tag: u32, count: usize) {
         let twin = self.groups[TWIN].as_mut().expect("the twin is never dropped");

@@ -44,7 +44,7 @@ drawn! {
     I64Loc: |v| I64Loc::new(v as i64 % 3, v.abs() as u64);
 }
 
-/// No sum of these is exact: whoever adds them in another order gets other bits.
+/// No sum of these is exact: another order of the operands gives other bits.
 fn value<T: Drawn>(rank: Rank, index: usize) -> T {
     T::of((index as f64 * 0.37 + f64::from(rank.get()) * 1.7).sin() * 100.0)
 }
@@ -256,7 +256,7 @@ fn asynchronous_ones_give_the_buffer_back() {
                     buffer.copy_from_slice(&own);
                     handles.push(group.all_reduce_async(buffer, ReduceOp::Sum).unwrap());
                 }
-                // What blocks comes after what goes on by itself, in memory that is lent to another thread.
+                // A blocking call after an asynchronous one, in memory that is lent to another thread.
                 let mut blocking = group.alloc(own.len()).unwrap();
                 blocking.copy_from_slice(&own);
                 group.all_reduce(&mut blocking, ReduceOp::Sum).unwrap();
@@ -267,7 +267,7 @@ fn asynchronous_ones_give_the_buffer_back() {
                     assert!(bits(buffer) == bits(&expected));
                 }
             }
-            // Nobody wants this one's result.
+            // The result of this one is not used.
             drop(group.all_reduce_async(buffers.remove(0), ReduceOp::Sum).unwrap());
             group.barrier().unwrap();
         });

@@ -21,7 +21,7 @@ fn of(count: u8) -> impl Fn(&mut JoinOptions) {
     }
 }
 
-/// Bytes of every rank that nobody mistakes for another's.
+/// Bytes that differ on every rank.
 fn pattern(rank: Rank, length: usize) -> Vec<u32> {
     (0..length as u32).map(|index| index.wrapping_mul(2_654_435_761) ^ rank.get()).collect()
 }
@@ -119,7 +119,7 @@ fn both_ends_may_dial_at_once() {
     }
 }
 
-/// Whatever is measured, all ranks decide the same and go on.
+/// All ranks take the same decision from the measurement and go on.
 #[test]
 fn the_number_may_be_measured() {
     for n in [2, 4] {

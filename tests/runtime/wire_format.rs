@@ -1,4 +1,4 @@
-//! The bytes that `docs/wire-format.md` draws. Whoever changes one changes the page and `wire::VERSION` too.
+//! The bytes that `docs/wire-format.md` draws. If you change one, change the page and `wire::VERSION` too.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

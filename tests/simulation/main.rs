@@ -1,8 +1,8 @@
 //! The engine over a simulated network in virtual time: thousands of seeds, with and without faults.
 //!
 //! Each rank runs the same program of collectives and messages on the world and on parts of it, several of them at a time.
-//! Whatever the network does, a rank that reports success has the right result, every rank ends before its deadline, and
-//! nobody passes the closing barrier if anybody failed before it.
+//! With any network, a rank that reports success has the right result, every rank ends before its deadline, and
+//! no rank passes the closing barrier if one failed before it.
 
 mod program;
 
@@ -107,7 +107,7 @@ impl Walker {
 
     fn walk(&mut self, now: Timestamp, random: &mut StdRng, compute_max: Duration) {
         if now < self.busy_until && self.running.is_empty() {
-            // It is away: it neither reads nor answers whoever wants a link.
+            // It computes: it neither reads nor answers a request for a link.
             return;
         }
         loop {
@@ -447,7 +447,7 @@ fn every_operation_survives_faulty_networks() {
     }
 }
 
-/// With one killed rank and nothing else wrong, all survivors of a ring name it and nobody else.
+/// With one killed rank and nothing else wrong, all survivors of a ring name it and no other rank.
 #[test]
 fn survivors_name_the_rank_that_died() {
     let mut named = 0;
@@ -469,7 +469,7 @@ fn survivors_name_the_rank_that_died() {
     assert!(!are_many() || named > 1000 / one_in(), "only {named} failures seen");
 }
 
-/// A stopped rank is found by the deadline, and everybody who waits says whom for.
+/// A stopped rank is found by the deadline, and every rank that waits names it.
 #[test]
 fn a_stopped_rank_is_named_at_the_deadline() {
     let mut scenario = Scenario::random(1, false);

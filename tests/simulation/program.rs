@@ -124,7 +124,7 @@ impl Call {
         reduces.then_some(self.op)
     }
 
-    /// Whether every rank gets a slot for each rank, which it is left to reduce by itself: the first rank in the slots.
+    /// Whether every rank gets a slot for each rank, and reduces them locally: the first rank in the slots.
     fn slots(self, rank: Rank) -> Option<Rank> {
         match (self.operation, self.algorithm) {
             (Operation::AllReduce, Algorithm::OneShot) => Some(Rank::ZERO),

@@ -154,7 +154,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Where `word` next stands by itself, from offset `from` on.
+/// Where `word` next stands as a whole word, from offset `from` on.
 pub(crate) fn find_word(code: &str, word: &str, from: usize) -> Option<usize> {
     let mut from = from;
     loop {

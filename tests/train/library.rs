@@ -37,7 +37,7 @@ fn train(config: &Config) -> Result<Summary, TrainError> {
 }
 
 #[test]
-fn the_defaults_read_digits_whatever_the_seed() {
+fn the_defaults_learn_digits_with_every_seed() {
     for seed in 0..5 {
         let report = train(&Config { seed, ..config() }).unwrap().report;
         assert!(report.test_accuracy.unwrap() >= 0.96, "seed {seed}: {:?}", report.test_accuracy);

@@ -1,12 +1,12 @@
 //! A random program, the same for all ranks: a list of steps that every rank walks in order.
 //!
-//! It is legal whatever the ranks do about blocking: an operation that blocks waits only for others to come to its step,
+//! It is legal with blocking and asynchronous calls: an operation that blocks waits only for others to come to its step,
 //! and the rank that is furthest behind never waits for one that is further behind still.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-/// The group of all ranks, and a duplicate of it for messages that are received whatever they are.
+/// The group of all ranks, and a duplicate of it for messages from any source with any tag.
 pub(crate) const WORLD: usize = 0;
 pub(crate) const TWIN: usize = 1;
 
@@ -68,7 +68,7 @@ pub(crate) enum Step {
         tag: u32,
         count: usize,
     },
-    /// Everybody else sends one message with this step's own tag, and they are received as they come.
+    /// Every other rank sends one message with this step's own tag, and they are received as they come.
     FromAnybody {
         group: usize,
         to: usize,
@@ -109,7 +109,7 @@ fn step(rng: &mut StdRng, ranks: usize, groups: &mut Vec<bool>) -> Step {
     };
     let (from, to, root) =
         (rng.random_range(0..ranks), rng.random_range(0..ranks), rng.random_range(0..ranks));
-    // The twin's messages are received whatever they are.
+    // The duplicate's messages are received from any source with any tag.
     let talking = if group == TWIN { WORLD } else { group };
     match rng.random_range(0..100) {
         0..8 => {
