@@ -17,7 +17,7 @@ use crate::codec::{Compression, Narrow};
 use crate::group::{Error, Group, Handle, SharedBuffer};
 use crate::types::{Element, ReduceOp};
 
-/// The default size of a bucket in bytes: see "Overlap" in `docs/benchmarking.md`.
+/// The default size of a bucket in bytes: see `docs/results/training-and-python.md`.
 pub const BUCKET_BYTES: usize = 1 << 20;
 
 /// The buckets of one step.
