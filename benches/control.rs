@@ -116,7 +116,13 @@ impl Pair {
         let engine = |rank| {
             let hosts = vec!["one".into(), "two".into()];
             let world = world(2);
-            Engine::new(Settings { rank, world, segment_bytes: SEGMENT_BYTES, checks_payloads: false, hosts })
+            Engine::new(Settings {
+                rank,
+                world,
+                segment_bytes: SEGMENT_BYTES,
+                checked_links: Vec::new(),
+                hosts,
+            })
         };
         Self([engine(Rank::ZERO), engine(Rank::new(1))])
     }

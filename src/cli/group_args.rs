@@ -10,7 +10,8 @@ use clap::{Args, ValueEnum};
 
 use crate::exit::Exit;
 use crate::group::{
-    Algorithms, Error, Group, JoinMethod, JoinOptions, LocalTransport, SEGMENT_BYTES, START_TIMEOUT, Streams,
+    Algorithms, Checksums, Error, Group, JoinMethod, JoinOptions, LocalTransport, SEGMENT_BYTES,
+    START_TIMEOUT, Streams,
 };
 use crate::rendezvous::{PeersFile, SECRET_VARIABLE, StartError, from_environment, secret_from_environment};
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate};
@@ -86,9 +87,14 @@ pub struct GroupArgs {
     #[arg(long, value_name = "NAME")]
     pub host_id: Option<String>,
 
-    /// Give every segment a CRC32C beside TCP's own weak checksum; rank 0's word counts
-    #[arg(long)]
+    /// Add a CRC32C to the payloads on all links, also within a host [default: on links between hosts].
+    /// Rank 0's setting applies to all ranks
+    #[arg(long, overrides_with = "no_checksum")]
     pub checksum: bool,
+
+    /// Add no CRC32C to payloads; only TCP's own weak checksum protects the data. Rank 0's setting applies to all ranks
+    #[arg(long, overrides_with = "checksum")]
+    pub no_checksum: bool,
 }
 
 /// How ranks of one host do their collectives.
@@ -166,7 +172,7 @@ impl GroupArgs {
             pacing: self.tcp_pacing,
             streams: self.streams,
             segment_bytes: self.segment_bytes,
-            checks_payloads: self.checksum,
+            checksums: self.checksums(),
             algorithms: self.algorithm.clone(),
             transport: self.transport.into(),
             host_id: self.host_id.clone(),
@@ -190,6 +196,14 @@ impl GroupArgs {
             CONNECT_TIMEOUT.as_secs_f32(),
             self.timeout.as_secs_f32(),
         )
+    }
+
+    fn checksums(&self) -> Checksums {
+        match (self.checksum, self.no_checksum) {
+            (true, _) => Checksums::On,
+            (false, true) => Checksums::Off,
+            (false, false) => Checksums::Auto,
+        }
     }
 
     fn secret(&self) -> Result<Secret, JoinError> {

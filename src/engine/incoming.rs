@@ -210,8 +210,9 @@ impl Engine {
             );
             return self.refuse(peer, detail);
         }
-        if header.payload_crc.is_some() != self.settings.checks_payloads {
-            return self.refuse(peer, "it does not agree whether payloads carry checksums".into());
+        if header.payload_crc.is_some() != self.settings.is_checked(peer) {
+            return self
+                .refuse(peer, "it disagrees about whether payloads on this link carry checksums".into());
         }
         FrameVerdict::Apply { operation: id, range, action }
     }

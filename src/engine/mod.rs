@@ -59,10 +59,17 @@ pub struct Settings {
     pub world: WorldSize,
     /// Bytes of a whole segment; the same on all ranks.
     pub segment_bytes: usize,
-    /// Whether every segment carries a CRC32C; the same on all ranks.
-    pub checks_payloads: bool,
+    /// Whether payloads on the link to each rank carry a CRC32C, in rank order. Both ends of a link have the same setting.
+    pub checked_links: Vec<bool>,
     /// How to name each rank's host in an error, in rank order.
     pub hosts: Vec<String>,
+}
+
+impl Settings {
+    /// Whether payloads on the link to `peer` carry a CRC32C.
+    fn is_checked(&self, peer: Rank) -> bool {
+        self.checked_links.get(peer.index()).is_some_and(|&is_checked| is_checked)
+    }
 }
 
 /// What is common to all ways of beginning an operation.
@@ -261,7 +268,7 @@ impl Engine {
                     }
                 }
                 NextSend::Segment(outgoing) => {
-                    let header = segment_header(&running.call, &outgoing, self.settings.checks_payloads);
+                    let header = segment_header(&running.call, &outgoing, self.settings.is_checked(peer));
                     let payload_bytes = header.payload_bytes as usize;
                     if outgoing.eager {
                         link.spend(payload_bytes);
@@ -351,14 +358,14 @@ fn header(kind: Kind, call: &OperationInfo, offset: u64) -> Header {
 }
 
 /// The frame of a segment. Its checksum is the driver's to fill in.
-fn segment_header(call: &OperationInfo, outgoing: &OutgoingSegment, checks_payloads: bool) -> Header {
+fn segment_header(call: &OperationInfo, outgoing: &OutgoingSegment, is_checked: bool) -> Header {
     let payload_bytes = outgoing.range.len() * call.contract.dtype.size_bytes();
     Header {
         contract: of_message(call.contract, outgoing.total),
         message: outgoing.message,
         eager: outgoing.eager,
         payload_bytes: payload_bytes as u32,
-        payload_crc: checks_payloads.then_some(0),
+        payload_crc: is_checked.then_some(0),
         ..header(Kind::Data, call, outgoing.offset as u64)
     }
 }

@@ -26,7 +26,7 @@ impl Pair {
         let side = |rank| {
             let world = WorldSize::new(2).unwrap();
             let hosts = vec!["a".into(), "b".into()];
-            let settings = Settings { rank, world, segment_bytes, checks_payloads: false, hosts };
+            let settings = Settings { rank, world, segment_bytes, checked_links: Vec::new(), hosts };
             let mut engine = Engine::new(settings);
             engine.announced_max = announced_max;
             Side { engine, stored: BTreeMap::new() }

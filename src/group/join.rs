@@ -16,10 +16,11 @@ use super::streams::Streams;
 use super::{Error, Group, Membership, SharedJob, tune};
 use crate::engine::Settings;
 use crate::rendezvous::{
-    Launched, Member, PeersFile, Registration, Roster, Shared, StartError, from_environment, host_name,
-    is_loopback, machine, register, secret_from_environment, serve,
+    Checksums, Launched, Member, PeersFile, Registration, Roster, Shared, StartError, from_environment,
+    host_name, is_loopback, machine, register, secret_from_environment, serve,
 };
-use crate::transport::listener::{Identity, Listener};
+use crate::transport::handshake::Identity;
+use crate::transport::listener::Listener;
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate, SocketOptions, TcpTransport};
 use crate::types::{Rank, WorldSize};
 use crate::wire::frame::SEGMENT_BYTES_MAX;
@@ -82,8 +83,8 @@ pub struct JoinOptions {
     pub streams: Streams,
     /// Bytes of a segment; rank 0's counts. Default [`SEGMENT_BYTES`].
     pub segment_bytes: usize,
-    /// Whether every segment carries a CRC32C beside TCP's own checksum; rank 0's word counts. Default no.
-    pub checks_payloads: bool,
+    /// Which links carry a CRC32C of each payload; rank 0's setting applies to all ranks. Default: links between hosts.
+    pub checksums: Checksums,
     /// Which algorithms operations take; rank 0's word counts. Default: whichever costs least.
     pub algorithms: Algorithms,
     /// How ranks of one host talk to each other; rank 0's word counts. Default: in shared memory where they can.
@@ -109,7 +110,7 @@ impl Default for JoinOptions {
             pacing: None,
             streams: Streams::default(),
             segment_bytes: SEGMENT_BYTES,
-            checks_payloads: false,
+            checksums: Checksums::default(),
             algorithms: Algorithms::default(),
             transport: LocalTransport::default(),
             host_id: None,
@@ -159,7 +160,7 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         rank,
         world,
         segment_bytes: shared.segment_bytes,
-        checks_payloads: shared.checks_payloads,
+        checked_links: roster.checked_links(rank),
         hosts: roster.hosts(),
     };
     let driver = Driver::new(LinkDriver::new(settings, transport), epoch, spins, options.interrupt)
@@ -214,7 +215,7 @@ pub(super) fn alone() -> Result<SharedJob, Error> {
         rank: Rank::ZERO,
         world: WorldSize::ONE,
         segment_bytes: SEGMENT_BYTES,
-        checks_payloads: false,
+        checked_links: vec![false],
         hosts: vec![host_name()],
     };
     let driver = Driver::new(LinkDriver::new(settings, transport), Instant::now(), false, None)
@@ -290,7 +291,7 @@ fn meet_by_file(
     };
     let name = |rank| file.name(rank);
     let roster = if rank == Rank::ZERO {
-        serve(&mut listener, world, Some((rank, member)), options.start_timeout, name)?
+        serve(&mut listener, world, (rank, member), options.start_timeout, name)?
     } else {
         let registration = Registration {
             identity: &identity,
@@ -366,7 +367,7 @@ fn local_processors(options: &JoinOptions) -> u32 {
 fn shared(options: &JoinOptions) -> Shared {
     Shared {
         segment_bytes: options.segment_bytes,
-        checks_payloads: options.checks_payloads,
+        checksums: options.checksums,
         processors: local_processors(options),
         streams: options.streams.to_byte(),
     }

@@ -48,6 +48,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+pub use crate::rendezvous::Checksums;
 pub use alloc::SharedBuffer;
 pub use buffer::{Buffer, Input, OwnedBuffer};
 pub use error::Error;

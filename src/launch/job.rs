@@ -101,7 +101,7 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
         job.output.read(rank, streams);
     }
-    let (outcome, members) = job.watch(Supervisor::new(plan.limits, &job.ranks.pids()))?;
+    let (outcome, members) = job.watch(Supervisor::new(plan.limits, &job.ranks.pids()), &server)?;
     job.sweep()?;
     let Some(OutputSummary { tails, incomplete }) = job.drain()? else {
         return Ok(exit_code(outcome, &members));
@@ -184,7 +184,11 @@ impl<'a> RunningJob<'a> {
     }
 
     /// Until every rank has ended, or cannot be made to.
-    fn watch(&mut self, mut supervisor: Supervisor) -> Result<(JobOutcome, Vec<RankStatus>), LaunchError> {
+    fn watch(
+        &mut self,
+        mut supervisor: Supervisor,
+        server: &Server,
+    ) -> Result<(JobOutcome, Vec<RankStatus>), LaunchError> {
         while !supervisor.is_over() {
             let timeout = supervisor.deadline().map(|until| until.saturating_sub(self.begin.elapsed()));
             for signal in self.wait(timeout)? {
@@ -201,6 +205,9 @@ impl<'a> RunningJob<'a> {
             let batch = self.ranks.reap();
             let now = self.begin.elapsed();
             supervisor.ended(&batch, now);
+            for (rank, ended) in batch.iter().filter(|(_, ended)| !ended.is_success()) {
+                server.rank_ended(*rank, format!("it {ended}"));
+            }
             if self.plan.verbosity == Verbosity::Verbose {
                 for (rank, ended) in batch {
                     self.output.note(&format!("rank {rank} {ended} after {}", seconds(now)));

@@ -1,13 +1,14 @@
-//! Arriving at the rendezvous: dials it until it answers, registers, and waits for the roster.
+//! A rank's side of the rendezvous: dial it until it answers, register, and wait for the roster.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::message::{self, FromRank, ToRank};
-use super::server::name_missing;
+use super::server::{NOTICE_AFTER, describe_absent};
 use super::{Member, Roster, StartError};
-use crate::transport::listener::{DialError, HANDSHAKE_TIMEOUT, Identity, advance, nonce};
+use crate::transport::handshake::{DialError, Identity, advance, nonce};
+use crate::transport::listener::HANDSHAKE_TIMEOUT;
 use crate::types::{Rank, WorldSize};
 use crate::wire::handshake::{Dialer, Introduction, Purpose, Stream};
 
@@ -15,14 +16,14 @@ use crate::wire::handshake::{Dialer, Introduction, Purpose, Stream};
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// How long one attempt to connect may take.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a rank whose patience has ended waits to hear who is missing.
+/// How long a rank waits for the answer to [`FromRank::Ask`] when its start timeout is over.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A rank on its way to the rendezvous.
+/// What a rank needs to register.
 pub struct Registration<'a> {
-    /// Who we are.
+    /// Who this process is.
     pub identity: &'a Identity,
-    /// Our rank.
+    /// Its rank.
     pub rank: Rank,
     /// How many ranks there are.
     pub world: WorldSize,
@@ -30,7 +31,7 @@ pub struct Registration<'a> {
     pub address: SocketAddr,
     /// Who serves it, for errors.
     pub who: String,
-    /// How long to wait for it and for everybody.
+    /// How long to wait for the rendezvous and for all ranks.
     pub start_timeout: Duration,
 }
 
@@ -39,7 +40,7 @@ pub struct Registration<'a> {
 ///
 /// # Errors
 ///
-/// [`StartError`] naming who did not come, or what is wrong between us and the rendezvous.
+/// [`StartError`]: which ranks are missing, or what is wrong between this rank and the rendezvous.
 pub fn register(
     registration: &Registration<'_>,
     listen: impl FnOnce(IpAddr) -> Result<Member, StartError>,
@@ -49,27 +50,34 @@ pub fn register(
     let mut stream = registration.connect(started)?;
     let local = stream.local_addr().map_err(|error| registration.lost(&error.to_string()))?;
     let member = listen(local.ip())?;
-    registration.say(&mut stream, &FromRank::Register(member))?;
+    registration.send(&mut stream, &FromRank::Register(member))?;
     let mut input = Vec::new();
-    if let Some(answer) = registration.hear(&mut stream, &mut input, started + registration.start_timeout)? {
-        return registration.interpret(answer, &name);
+    let deadline = started + registration.start_timeout;
+    while let Some(answer) = registration.receive(&mut stream, &mut input, deadline)? {
+        if let ToRank::Waiting(absent) = answer {
+            let seconds = started.elapsed().as_secs();
+            log::warn!("waiting for {} since {seconds} s", describe_absent(&absent, &name));
+        } else {
+            return registration.interpret(answer, &name);
+        }
     }
-    // Our patience is over, though others may have come later and still have some: who is it that we miss?
-    registration.say(&mut stream, &FromRank::Ask)?;
-    match registration.hear(&mut stream, &mut input, Instant::now() + ASK_TIMEOUT)? {
+    // This rank's timeout is over. The rendezvous may wait longer for ranks that were started later.
+    registration.send(&mut stream, &FromRank::Ask)?;
+    match registration.receive(&mut stream, &mut input, Instant::now() + ASK_TIMEOUT)? {
         Some(answer) => registration.interpret(answer, &name),
         None => Err(registration.lost("it does not say who is missing")),
     }
 }
 
 impl Registration<'_> {
-    /// Dials until somebody answers and both have proved themselves.
+    /// Dials until the rendezvous answers and both sides have proved themselves.
     fn connect(&self, started: Instant) -> Result<TcpStream, StartError> {
         let (from, to, stream) = (self.rank, Rank::ZERO, Stream::ONLY);
         let introduction = Introduction { purpose: Purpose::Rendezvous, from, to, stream };
+        let mut has_warned = false;
         loop {
             let detail = match TcpStream::connect_timeout(&self.address, ATTEMPT_TIMEOUT) {
-                Ok(stream) => match self.greet(stream, introduction) {
+                Ok(stream) => match self.handshake(stream, introduction) {
                     Ok(stream) => return Ok(stream),
                     Err(DialError::Handshake(source)) => {
                         return Err(StartError::Handshake {
@@ -90,11 +98,18 @@ impl Registration<'_> {
                     timeout: self.start_timeout,
                 });
             }
+            if !has_warned && started.elapsed() >= NOTICE_AFTER {
+                has_warned = true;
+                let (who, address, timeout) = (&self.who, self.address, self.start_timeout.as_secs_f32());
+                log::warn!(
+                    "waiting for {who} at {address}, which does not answer ({detail}); giving up after {timeout} s"
+                );
+            }
             std::thread::sleep(RETRY_PAUSE);
         }
     }
 
-    fn greet(&self, mut stream: TcpStream, introduction: Introduction) -> Result<TcpStream, DialError> {
+    fn handshake(&self, mut stream: TcpStream, introduction: Introduction) -> Result<TcpStream, DialError> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT))?;
         stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT))?;
@@ -107,12 +122,12 @@ impl Registration<'_> {
         Err(DialError::Io(io::Error::new(io::ErrorKind::TimedOut, silence)))
     }
 
-    fn say(&self, stream: &mut TcpStream, words: &FromRank) -> Result<(), StartError> {
-        stream.write_all(&message::encode(words)).map_err(|error| self.lost(&error.to_string()))
+    fn send(&self, stream: &mut TcpStream, message: &FromRank) -> Result<(), StartError> {
+        stream.write_all(&message::encode(message)).map_err(|error| self.lost(&error.to_string()))
     }
 
     /// The next message, or `None` at the deadline.
-    fn hear(
+    fn receive(
         &self,
         stream: &mut TcpStream,
         input: &mut Vec<u8>,
@@ -121,8 +136,8 @@ impl Registration<'_> {
         let bytes_max = message::to_rank_bytes_max(self.world);
         let mut bytes = [0; 4096];
         loop {
-            if let Some(words) = message::decode(input, bytes_max).map_err(|error| self.lost(&error))? {
-                return Ok(Some(words));
+            if let Some(message) = message::decode(input, bytes_max).map_err(|error| self.lost(&error))? {
+                return Ok(Some(message));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -132,7 +147,7 @@ impl Registration<'_> {
             match stream.read(&mut bytes) {
                 Ok(0) => return Err(self.lost("it closed the connection")),
                 Ok(count) => input.extend_from_slice(&bytes[..count]),
-                Err(error) if is_patience(&error) => {}
+                Err(error) if is_timeout(&error) => {}
                 Err(error) => return Err(self.lost(&error.to_string())),
             }
         }
@@ -142,11 +157,12 @@ impl Registration<'_> {
         match answer {
             ToRank::Ready(roster) if roster.members.len() == self.world.as_usize() => Ok(roster),
             ToRank::Ready(_) => Err(self.lost("its roster has another number of ranks")),
-            ToRank::Missing { ranks } => {
-                Err(StartError::Missing { missing: name_missing(&ranks, name), timeout: self.start_timeout })
+            ToRank::Missing(absent) | ToRank::Waiting(absent) => {
+                let missing = describe_absent(&absent, name);
+                Err(StartError::Missing { missing, timeout: self.start_timeout })
             }
-            ToRank::TimedOut { ranks, timeout_ms } => Err(StartError::Missing {
-                missing: name_missing(&ranks, name),
+            ToRank::TimedOut { absent, timeout_ms } => Err(StartError::Missing {
+                missing: describe_absent(&absent, name),
                 timeout: Duration::from_millis(timeout_ms),
             }),
             ToRank::Refused { reason } => Err(StartError::Refused(reason)),
@@ -160,7 +176,7 @@ impl Registration<'_> {
     }
 }
 
-/// Whether a read ended because its time was over or a signal came, and not because the connection is broken.
-fn is_patience(error: &io::Error) -> bool {
+/// Whether a read ended because of its timeout or a signal, and not because the connection is broken.
+fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }

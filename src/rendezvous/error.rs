@@ -160,6 +160,9 @@ impl StartError {
     /// Whether the peers were told different things of the job: its id, its size, its peers file or their ranks.
     pub fn is_configuration(&self) -> bool {
         let Self::Handshake { source: HandshakeError::Refused(refusal), .. } = self else { return false };
-        matches!(refusal, Refusal::Job | Refusal::World | Refusal::PeersFile | Refusal::Rank)
+        matches!(
+            refusal,
+            Refusal::Job | Refusal::World | Refusal::PeersFile | Refusal::Rank | Refusal::SameRank
+        )
     }
 }

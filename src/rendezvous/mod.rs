@@ -39,8 +39,21 @@ pub struct Member {
     pub machine: String,
     /// Where it listens.
     pub address: SocketAddr,
-    /// The settings that all ranks must share; rank 0's become everybody's.
+    /// The settings that all ranks must share. Those of rank 0 apply to all ranks.
     pub shared: Shared,
+}
+
+/// Which links between ranks carry a CRC32C of each payload. Rank 0's setting applies to all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Checksums {
+    /// Links between hosts. Data within one host never passes a network.
+    #[default]
+    Auto,
+    /// All links.
+    On,
+    /// None.
+    Off,
 }
 
 /// Settings that must be the same on all ranks.
@@ -48,8 +61,8 @@ pub struct Member {
 pub struct Shared {
     /// Bytes of a whole segment.
     pub segment_bytes: usize,
-    /// Whether every segment carries a checksum.
-    pub checks_payloads: bool,
+    /// Which links carry checksums of payloads.
+    pub checksums: Checksums,
     /// How many processors the host has; with the number of ranks on it, this decides how an all-reduce is cut.
     pub processors: u32,
     /// Of how many connections a link consists; 0 if that is to be measured.
@@ -78,6 +91,18 @@ impl Roster {
     pub fn machines(&self) -> Arc<[u32]> {
         let first = |member: &Member| self.members.iter().position(|other| other.machine == member.machine);
         self.members.iter().map(|member| first(member).unwrap_or_default() as u32).collect()
+    }
+
+    /// Whether the link from `rank` to each rank carries checksums of payloads. Both ends of a link find the same answer.
+    pub fn checked_links(&self, rank: Rank) -> Vec<bool> {
+        let machines = self.machines();
+        let own = machines.get(rank.index());
+        let is_checked = |other| match self.shared().map(|shared| shared.checksums).unwrap_or_default() {
+            Checksums::Auto => Some(other) != own,
+            Checksums::On => true,
+            Checksums::Off => false,
+        };
+        machines.iter().map(is_checked).collect()
     }
 
     /// The number of `rank` among the ranks of its machine, and how many those are.
@@ -155,7 +180,7 @@ mod tests {
             host: "h".into(),
             machine: machine.into(),
             address: "127.0.0.1:1".parse().unwrap(),
-            shared: Shared { segment_bytes: 1, checks_payloads: false, processors: 2, streams: 1 },
+            shared: Shared { segment_bytes: 1, checksums: Checksums::Auto, processors: 2, streams: 1 },
         }
     }
 
@@ -170,6 +195,19 @@ mod tests {
             [local(0), local(1), local(2), local(3), local(4)],
             [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
         );
+    }
+
+    #[test]
+    fn both_ends_of_a_link_agree_whether_it_has_checksums() {
+        let mut roster = Roster { members: ["a", "b", "a"].map(member).into() };
+        let links = |roster: &Roster| [0, 1, 2].map(|rank| roster.checked_links(Rank::new(rank)));
+        let between_hosts = [[false, true, false], [true, false, true], [false, true, false]];
+        assert_eq!(links(&roster), between_hosts);
+        for (checksums, expected) in [(Checksums::On, true), (Checksums::Off, false)] {
+            // Only rank 0's setting counts.
+            roster.members[0].shared.checksums = checksums;
+            assert_eq!(links(&roster), [[expected; 3]; 3]);
+        }
     }
 
     #[test]

@@ -1,33 +1,41 @@
 //! The listening socket and the connections that have not proved themselves yet.
 //!
-//! Whoever connects gets a bounded time and a bounded place to complete the [handshake](crate::wire::handshake); what
-//! fails is logged and closed, and the job goes on. Accepted connections wait here until their owner fetches them; a link's
-//! verdict is left to its owner, who may know of a better connection to the same peer.
+//! Each connection gets a limited time to complete the [handshake](crate::wire::handshake), and the number of such connections
+//! is limited. When one fails, it is logged and closed, and the job continues. The owner fetches accepted connections; it also
+//! sends a link's verdict, because it may know of a better connection to the same peer.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::io::{self, Write as _};
-use std::net::{SocketAddr, TcpListener as StdListener};
-use std::os::fd::{AsRawFd as _, RawFd};
+use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mio::net::{TcpListener, TcpStream};
-use mio::{Interest, Registry, Token};
+use mio::{Interest, Registry, Token, Waker};
 
+use super::handshake::{DialError, Identity, advance, nonce};
 pub use super::poller::Event;
 use super::poller::{FIRST_TOKEN, Poller};
+use super::refusal_log::RefusalLog;
 use crate::types::Rank;
-use crate::wire::Secret;
-use crate::wire::handshake::{
-    Acceptor, Dialer, Handshake, HandshakeError, Introduction, Job, NONCE_BYTES, Purpose,
-};
+use crate::wire::handshake::{Acceptor, Handshake as _, HandshakeError, Introduction, Purpose};
 
-/// How long a connection may take to prove itself, counted only while somebody attends to it.
+/// How long a connection may take to prove itself. Only time in which the listener is served counts.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How many connections may be proving themselves at once; further ones wait to be accepted, in the kernel's bounded backlog.
+/// How many connections may be in their handshake at a time. A further one takes the place of one that has sent nothing.
 pub const PENDING_MAX: usize = 256;
-/// While connections prove themselves the listener is served at least this often. Whoever comes back after a longer time was
-/// away, computing perhaps, and the others must not pay for that: no more than this counts.
-const ATTENDED_MAX: Duration = Duration::from_secs(1);
+/// While handshakes are in progress the listener is served at least this often. If it is served later, this rank was busy
+/// with its own work, and no more than this counts against the connections.
+const SERVED_MAX: Duration = Duration::from_secs(1);
+/// How long to wait before accepting again when the operating system had no file descriptor left.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// How many refused ranks are remembered.
+const REFUSED_MAX: usize = 8;
+/// How many refused registrations stay open, so that the reply is not lost in a reset.
+const REPLIED_MAX: usize = 64;
 const LISTENER: Token = Token(0);
 
 /// A connection whose other end has proved that it belongs to the job.
@@ -36,14 +44,14 @@ pub struct Accepted {
     pub stream: TcpStream,
     /// Its token.
     pub token: Token,
-    /// Who is there and what for.
+    /// Which rank dialed, and for what.
     pub introduction: Introduction,
-    /// What its other end waits for, unless it has been sent.
+    /// What the other end still waits for.
     verdict: Vec<u8>,
 }
 
 impl Accepted {
-    /// Tells the other end that it is welcome: from then on the connection is both ends' link.
+    /// Sends the verdict. From then on the connection is the link for both ends.
     ///
     /// # Errors
     ///
@@ -55,51 +63,37 @@ impl Accepted {
     }
 }
 
-/// What an outgoing handshake has come to.
-pub enum DialProgress {
-    /// Nobody has taken the connection yet.
-    Connecting,
-    /// There is a connection, and its handshake goes on.
-    Pending,
-    /// The link may be used.
-    Ready,
-    /// The other end closed the connection before it could know who we are.
-    Closed(io::Error),
-    /// It failed.
-    Failed(DialError),
+/// A process of another job, or one that was started differently, which was refused.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RefusedRank {
+    /// The rank that it claims to be, if it could say so.
+    claimed: Option<Rank>,
+    host: IpAddr,
+    reason: String,
 }
 
-/// Why a connection that we opened did not come to be.
-#[derive(Debug, thiserror::Error)]
-pub enum DialError {
-    /// The network or the other end refused.
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    /// The other end is not who we look for.
-    #[error("{0}")]
-    Handshake(#[from] HandshakeError),
-}
-
-/// Who we are and what we prove.
-#[derive(Clone, Debug)]
-pub struct Identity {
-    /// The job's secret.
-    pub secret: Secret,
-    /// The job.
-    pub job: Job,
-    /// Our rank; `None` for a launcher's rendezvous.
-    pub rank: Option<Rank>,
+impl fmt::Display for RefusedRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { claimed, host, reason } = self;
+        match claimed {
+            Some(rank) => write!(f, "a process at {host} that says it is rank {rank} was refused: {reason}"),
+            None => write!(f, "a process at {host} was refused: {reason}"),
+        }
+    }
 }
 
 struct IncomingHandshake {
     stream: TcpStream,
     address: SocketAddr,
     handshake: Acceptor,
-    /// For how long somebody has attended to it.
-    attended: Duration,
+    /// How long it has taken, without the time in which the listener was not served.
+    elapsed: Duration,
 }
 
-/// The listening socket, its handshakes under way, and the event queue that it shares with its owner's sockets.
+/// The reply to a rank that registers when the job already runs.
+type LateReply = Box<dyn Fn(Rank) -> Vec<u8> + Send>;
+
+/// The listening socket, its incoming handshakes, and the event queue that it shares with its owner's sockets.
 pub struct Listener {
     /// Until its owner takes it.
     poller: Option<Poller>,
@@ -108,17 +102,25 @@ pub struct Listener {
     identity: Identity,
     pending: BTreeMap<Token, IncomingHandshake>,
     accepted: VecDeque<Accepted>,
-    /// There may be connections to accept: an event is told only once.
+    /// There may be connections to accept. The kernel reports each of them only once.
     may_have_waiting: bool,
+    /// Not before this moment, because the last attempt failed.
+    accept_at: Duration,
     served_at: Duration,
     next_token: usize,
+    log: RefusalLog,
+    refused: VecDeque<RefusedRank>,
+    late_reply: Option<LateReply>,
+    /// Connections that have been sent the late reply.
+    replied: VecDeque<TcpStream>,
 }
 
 impl Listener {
-    /// The sockets that it has, by their numbers.
+    /// The file descriptors of its sockets.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let pending = self.pending.values().map(|pending| pending.stream.as_raw_fd());
-        std::iter::once(self.socket.as_raw_fd()).chain(pending).collect()
+        let replied = self.replied.iter().map(AsRawFd::as_raw_fd);
+        std::iter::once(self.socket.as_raw_fd()).chain(pending).chain(replied).collect()
     }
 
     /// A listener on a listening socket.
@@ -140,8 +142,13 @@ impl Listener {
             pending: BTreeMap::new(),
             accepted: VecDeque::new(),
             may_have_waiting: false,
+            accept_at: Duration::ZERO,
             served_at: Duration::ZERO,
             next_token: FIRST_TOKEN,
+            log: RefusalLog::default(),
+            refused: VecDeque::new(),
+            late_reply: None,
+            replied: VecDeque::new(),
         })
     }
 
@@ -154,7 +161,7 @@ impl Listener {
         self.socket.local_addr()
     }
 
-    /// Who we are.
+    /// Who this process is.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -164,24 +171,39 @@ impl Listener {
         &self.registry
     }
 
-    /// A token that nobody has.
+    /// A token that is not in use.
     pub fn token(&mut self) -> Token {
         self.next_token += 1;
         Token(self.next_token)
     }
 
-    /// A connection that has been accepted for `purpose` since the last call.
+    /// A connection for `purpose` that has been accepted since the last call.
     pub fn take_accepted(&mut self, purpose: Purpose) -> Option<Accepted> {
         let index = self.accepted.iter().position(|accepted| accepted.introduction.purpose == purpose)?;
         self.accepted.remove(index)
     }
 
-    /// The event queue, for an owner that waits by itself; [`Listener::wait`] is then over.
+    /// The last ranks that were refused, each once.
+    pub fn refused(&self) -> impl Iterator<Item = &RefusedRank> {
+        self.refused.iter()
+    }
+
+    /// From now on each rank that wants to register gets this reply, and nothing else: the job runs, or cannot start.
+    pub fn reply_to_late_ranks(&mut self, reply: impl Fn(Rank) -> Vec<u8> + Send + 'static) {
+        self.late_reply = Some(Box::new(reply));
+    }
+
+    /// The event queue, for an owner that waits on it directly instead of calling [`Listener::wait`].
     pub fn take_poller(&mut self) -> Option<Poller> {
         self.poller.take()
     }
 
-    /// Waits for events until `until`, serves the listener's own, and appends the others to `others`.
+    /// Ends a [`Listener::wait`] from another thread; `None` when the event queue has been taken.
+    pub fn waker(&self) -> Option<Arc<Waker>> {
+        self.poller.as_ref().map(Poller::waker)
+    }
+
+    /// Waits for events until `until`, handles the listener's own, and appends the others to `others`.
     ///
     /// # Errors
     ///
@@ -201,174 +223,166 @@ impl Listener {
         Ok(())
     }
 
-    /// When it wants to be served again, whatever happens.
+    /// When it has to be served again, even if no event comes.
     pub fn next_deadline(&self) -> Option<Duration> {
-        let longest = self.pending.values().map(|pending| pending.attended).max()?;
-        Some(self.served_at + HANDSHAKE_TIMEOUT.saturating_sub(longest).min(ATTENDED_MAX))
+        let longest = self.pending.values().map(|pending| pending.elapsed).max();
+        let handshakes =
+            longest.map(|longest| self.served_at + HANDSHAKE_TIMEOUT.saturating_sub(longest).min(SERVED_MAX));
+        let accept = self.may_have_waiting.then_some(self.accept_at);
+        handshakes.into_iter().chain(accept).chain(self.log.deadline()).min()
     }
 
-    /// Serves the listener's own events and appends the others to `others`.
+    /// Handles the listener's own events and appends the others to `others`.
     pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>, others: &mut Vec<Event>) {
+        self.log.tick(now);
         for event in events {
             if event.token == LISTENER {
                 self.may_have_waiting = true;
             } else if self.pending.contains_key(&event.token) {
-                self.continue_handshake(event.token);
+                self.continue_handshake(now, event.token);
             } else {
                 others.push(event);
             }
         }
         self.expire(now);
-        self.accept();
+        self.accept(now);
     }
 
-    fn accept(&mut self) {
-        while self.may_have_waiting && self.pending.len() < PENDING_MAX {
+    fn accept(&mut self, now: Duration) {
+        while self.may_have_waiting && now >= self.accept_at {
             match self.socket.accept() {
-                Ok((stream, address)) => self.begin_handshake(stream, address),
+                Ok((stream, address)) => self.begin_handshake(now, stream, address),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.may_have_waiting = false,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+                    ) => {}
                 Err(error) => {
-                    // Out of file descriptors, say: those who wait in the backlog are served at the next event.
-                    log::warn!("a connection could not be accepted: {error}");
-                    self.may_have_waiting = false;
+                    // Such as no free file descriptor. The kernel reports waiting connections only once, so try again later.
+                    self.accept_at = now + ACCEPT_RETRY;
+                    self.log
+                        .note(now, format_args!("a connection could not be accepted, trying again: {error}"));
                 }
             }
         }
     }
 
-    fn begin_handshake(&mut self, mut stream: TcpStream, address: SocketAddr) {
+    fn begin_handshake(&mut self, now: Duration, mut stream: TcpStream, address: SocketAddr) {
+        if self.pending.len() >= PENDING_MAX {
+            self.evict(now);
+        }
         let token = self.token();
         let interest = Interest::READABLE | Interest::WRITABLE;
         if let Err(error) = self.registry.register(&mut stream, token, interest) {
-            log::warn!("{address} turned away: {error}");
+            self.log.note(now, format_args!("refused the connection from {address}: {error}"));
             return;
         }
         let Identity { secret, job, rank } = self.identity.clone();
         let handshake = Acceptor::new(secret, job, rank, nonce());
-        self.pending
-            .insert(token, IncomingHandshake { stream, address, handshake, attended: Duration::ZERO });
-        self.continue_handshake(token);
+        self.pending.insert(token, IncomingHandshake { stream, address, handshake, elapsed: Duration::ZERO });
+        self.continue_handshake(now, token);
     }
 
-    /// Lets a handshake go as far as it can.
-    fn continue_handshake(&mut self, token: Token) {
-        let Some(mut pending) = self.pending.remove(&token) else { return };
-        match advance(&mut pending.stream, &mut pending.handshake) {
-            Ok(true) => self.finish_handshake(pending, token),
-            Ok(false) => {
-                self.pending.insert(token, pending);
-            }
-            // It has found another connection to us meanwhile.
-            Err(DialError::Io(error)) if pending.handshake.claims_link() => {
-                log::debug!("{} gave its connection up: {error}", pending.address);
-            }
-            Err(error) => log::warn!("{} turned away: {error}", pending.address),
+    /// Closes the handshake that is least likely to be a rank's: one that has sent nothing, from the address with the most
+    /// handshakes, and of these the oldest. A rank sends its hello as soon as it is connected.
+    fn evict(&mut self, now: Duration) {
+        let mut by_address: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        for pending in self.pending.values() {
+            *by_address.entry(pending.address.ip()).or_default() += 1;
+        }
+        let count = |pending: &IncomingHandshake| by_address.get(&pending.address.ip()).copied();
+        let key = |token: Token, pending: &IncomingHandshake| {
+            (!pending.handshake.is_silent(), Reverse(count(pending)), token)
+        };
+        let victim = self.pending.iter().map(|(&token, pending)| key(token, pending)).min();
+        if let Some((_, _, token)) = victim
+            && let Some(pending) = self.pending.remove(&token)
+        {
+            let address = pending.address;
+            self.log.note(
+                now,
+                format_args!("closed the connection from {address}: too many wait for their handshake"),
+            );
         }
     }
 
-    fn finish_handshake(&mut self, pending: IncomingHandshake, token: Token) {
+    /// Moves a handshake as far as it can go now.
+    fn continue_handshake(&mut self, now: Duration, token: Token) {
+        let Some(mut pending) = self.pending.remove(&token) else { return };
+        let address = pending.address;
+        match advance(&mut pending.stream, &mut pending.handshake) {
+            Ok(true) => self.finish_handshake(now, pending, token),
+            Ok(false) => {
+                self.pending.insert(token, pending);
+            }
+            // The dialer has settled on another connection to this rank.
+            Err(DialError::Io(error)) if pending.handshake.is_link() => {
+                log::debug!("{address} closed its connection: {error}");
+            }
+            Err(DialError::Io(error)) => {
+                self.log.note(now, format_args!("refused the connection from {address}: {error}"));
+            }
+            Err(DialError::Handshake(error)) => {
+                self.log.note(now, format_args!("refused the connection from {address}: {error}"));
+                self.remember_refused(pending.handshake.claimed_rank(), address.ip(), &error);
+            }
+        }
+    }
+
+    fn remember_refused(&mut self, claimed: Option<Rank>, host: IpAddr, error: &HandshakeError) {
+        let reason = match error {
+            HandshakeError::Secret => "its secret is another one".to_owned(),
+            HandshakeError::Unwelcome(refusal) => refusal.to_string(),
+            HandshakeError::Version { theirs } => format!("it speaks protocol version {theirs}"),
+            // Strangers, which are no ranks.
+            _ => return,
+        };
+        let refused = RefusedRank { claimed, host, reason };
+        if !self.refused.contains(&refused) {
+            self.refused.push_back(refused);
+            self.refused.truncate(REFUSED_MAX);
+        }
+    }
+
+    fn finish_handshake(&mut self, now: Duration, pending: IncomingHandshake, token: Token) {
         let IncomingHandshake { mut stream, address, mut handshake, .. } = pending;
         let Some(introduction) = handshake.introduction() else { return };
         let mut verdict = handshake.take_output();
-        if introduction.purpose == Purpose::Rendezvous
-            && let Err(error) = stream.write_all(&std::mem::take(&mut verdict))
-        {
-            log::warn!("{address} turned away: {error}");
-            return;
+        if introduction.purpose == Purpose::Rendezvous {
+            let late = self.late_reply.as_ref().map(|reply| reply(introduction.from));
+            verdict.extend_from_slice(late.as_deref().unwrap_or_default());
+            if let Err(error) = stream.write_all(&std::mem::take(&mut verdict)) {
+                self.log.note(now, format_args!("refused the connection from {address}: {error}"));
+                return;
+            }
+            if late.is_some() {
+                let rank = introduction.from;
+                self.log.note(now, format_args!("refused rank {rank} at {address}: the job already runs"));
+                self.replied.truncate(REPLIED_MAX - 1);
+                self.replied.push_front(stream);
+                return;
+            }
         }
         self.accepted.push_back(Accepted { stream, token, introduction, verdict });
     }
 
-    /// Counts the time that connections have had somebody to talk to, and closes those that have had enough of it.
+    /// Adds up the time that handshakes have taken, and closes those that take too long.
     fn expire(&mut self, now: Duration) {
-        let attended = now.saturating_sub(self.served_at).min(ATTENDED_MAX);
+        let elapsed = now.saturating_sub(self.served_at).min(SERVED_MAX);
         self.served_at = now;
-        self.pending.retain(|_, pending| {
-            pending.attended += attended;
-            let keep = pending.attended < HANDSHAKE_TIMEOUT;
+        let Self { pending, log, .. } = self;
+        pending.retain(|_, pending| {
+            pending.elapsed += elapsed;
+            let keep = pending.elapsed < HANDSHAKE_TIMEOUT;
             if !keep {
-                let seconds = HANDSHAKE_TIMEOUT.as_secs();
-                log::warn!("{} turned away: it did not introduce itself within {seconds} s", pending.address);
+                let (address, seconds) = (pending.address, HANDSHAKE_TIMEOUT.as_secs());
+                log.note(
+                    now,
+                    format_args!("closed the connection from {address}: no handshake within {seconds} s"),
+                );
             }
             keep
         });
     }
-}
-
-/// An outgoing connection's handshake.
-pub struct OutgoingHandshake {
-    handshake: Dialer,
-}
-
-impl OutgoingHandshake {
-    /// Introduces us as `from` to `to`.
-    pub fn new(identity: &Identity, introduction: Introduction) -> Self {
-        Self { handshake: Dialer::new(identity.secret.clone(), &identity.job, introduction, nonce()) }
-    }
-
-    /// Goes as far as the connection allows.
-    pub fn advance(&mut self, stream: &mut TcpStream) -> DialProgress {
-        if let Ok(Some(error)) = stream.take_error() {
-            return DialProgress::Failed(error.into());
-        }
-        match stream.peer_addr() {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => return DialProgress::Connecting,
-            Err(error) => return DialProgress::Failed(error.into()),
-        }
-        match advance(stream, &mut self.handshake) {
-            Ok(true) => DialProgress::Ready,
-            Ok(false) => DialProgress::Pending,
-            Err(DialError::Io(error)) if !self.handshake.has_proved() && is_end(&error) => {
-                DialProgress::Closed(error)
-            }
-            Err(error) => DialProgress::Failed(error),
-        }
-    }
-}
-
-/// Whether the other end has closed the connection.
-fn is_end(error: &io::Error) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
-}
-
-/// Moves a handshake's bytes until it is over (true) or would have to wait (false). Its messages are smaller than any
-/// socket's buffer and follow each other strictly, so a write that would block is a failure, not something to wait for.
-/// Words that end it well, an acceptor's verdict, are left to the caller.
-pub(crate) fn advance<S: io::Read + io::Write>(
-    stream: &mut S,
-    handshake: &mut dyn Handshake,
-) -> Result<bool, DialError> {
-    loop {
-        let wanted = handshake.wanted();
-        if wanted == 0 {
-            return Ok(true);
-        }
-        let output = handshake.take_output();
-        if !output.is_empty() {
-            stream.write_all(&output)?;
-        }
-        let mut bytes = [0; 256];
-        let wanted = wanted.min(bytes.len());
-        match stream.read(&mut bytes[..wanted]) {
-            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-            Ok(count) => {
-                if let Err(error) = handshake.feed(&bytes[..count]) {
-                    // Who is refused may be told why; whether that arrives changes nothing.
-                    let _ = stream.write_all(&handshake.take_output());
-                    return Err(error.into());
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-/// Fresh random bytes for a handshake.
-pub(crate) fn nonce() -> [u8; NONCE_BYTES] {
-    rand::random()
 }

@@ -1,7 +1,9 @@
 //! Moves bytes between this rank and its peers, and knows no collectives.
 
+pub mod handshake;
 pub mod listener;
 pub mod poller;
+mod refusal_log;
 pub(crate) mod scheduling;
 pub mod shm;
 pub mod sim;

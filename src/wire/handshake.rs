@@ -104,13 +104,16 @@ pub enum Refusal {
     /// A rank that cannot be, or the connection was meant for another rank.
     #[error("the rank is out of range or the connection was meant for another rank")]
     Rank,
+    /// The dialer claims the rank of the process that it dialed.
+    #[error("both processes were started as the same rank; start each rank once")]
+    SameRank,
     /// A stream that no link has.
     #[error("a link has at most {STREAMS_MAX} connections, and each its number among them")]
     Stream,
 }
 
 impl Refusal {
-    const ALL: [(u8, Self); 7] = [
+    const ALL: [(u8, Self); 8] = [
         (1, Self::Version),
         (2, Self::Secret),
         (3, Self::Job),
@@ -118,6 +121,7 @@ impl Refusal {
         (5, Self::PeersFile),
         (6, Self::Rank),
         (7, Self::Stream),
+        (8, Self::SameRank),
     ];
 
     fn to_byte(self) -> u8 {
@@ -234,6 +238,8 @@ impl Dialer {
         let (proved, proof) = input.split_at(ACCEPTOR_HELLO_PROVED);
         let proof = proof.try_into().map_err(|_| HandshakeError::Unknown("length"))?;
         if !self.secret.verifies(&[ACCEPTOR_LABEL, &self.hello, proved], proof) {
+            // The acceptor learns from this why the dialer goes away. A proof of the other secret would help to guess it.
+            self.output = vec![0; PROOF_BYTES];
             return Err(HandshakeError::Secret);
         }
         self.output = self.secret.mac(&[DIALER_LABEL, &self.hello, &input]).to_vec();
@@ -291,6 +297,7 @@ pub struct Acceptor {
     own_rank: Option<Rank>,
     nonce: [u8; NONCE_BYTES],
     state: AcceptorState,
+    claimed: Option<Introduction>,
     input: Vec<u8>,
     output: Vec<u8>,
 }
@@ -307,7 +314,7 @@ impl Acceptor {
     /// rank; `nonce` is random.
     pub fn new(secret: Secret, job: Job, own_rank: Option<Rank>, nonce: [u8; NONCE_BYTES]) -> Self {
         let state = AcceptorState::Hello;
-        Self { secret, job, own_rank, nonce, state, input: Vec::new(), output: Vec::new() }
+        Self { secret, job, own_rank, nonce, state, claimed: None, input: Vec::new(), output: Vec::new() }
     }
 
     /// Who dialed, once the handshake is over.
@@ -319,8 +326,18 @@ impl Acceptor {
     }
 
     /// Whether the dialer has said, without proof, that it wants a link.
-    pub fn claims_link(&self) -> bool {
-        matches!(self.state, AcceptorState::Proof { introduction, .. } if introduction.purpose == Purpose::Link)
+    pub fn is_link(&self) -> bool {
+        self.claimed.is_some_and(|introduction| introduction.purpose == Purpose::Link)
+    }
+
+    /// The rank that the dialer claims to be, without proof.
+    pub fn claimed_rank(&self) -> Option<Rank> {
+        self.claimed.map(|introduction| introduction.from)
+    }
+
+    /// Whether the dialer has sent nothing.
+    pub fn is_silent(&self) -> bool {
+        self.claimed.is_none() && self.input.is_empty()
     }
 
     fn read_hello(&mut self) -> Result<(), HandshakeError> {
@@ -355,6 +372,7 @@ impl Acceptor {
             Some(Introduction { purpose, from, to, stream })
         })()
         .ok_or(HandshakeError::Unknown("purpose"))?;
+        self.claimed = Some(introduction);
         let mut answer = own_hello(0, &self.nonce);
         let proof = self.secret.mac(&[ACCEPTOR_LABEL, &hello, &answer]);
         answer.extend_from_slice(&proof);
@@ -401,6 +419,9 @@ impl Acceptor {
         let misdirected = self.own_rank.is_some_and(|own| own != introduction.to);
         if introduction.from.get() >= world || misdirected {
             return Some(Refusal::Rank);
+        }
+        if self.own_rank == Some(introduction.from) {
+            return Some(Refusal::SameRank);
         }
         (!introduction.stream.is_possible()).then_some(Refusal::Stream)
     }

@@ -87,6 +87,7 @@ fn what_does_not_fit_is_named_after_the_proof() {
         (Job { peers_digest: [1; 32], ..base.clone() }, 1, 2, Refusal::PeersFile),
         (base.clone(), 4, 2, Refusal::Rank),
         (base.clone(), 1, 3, Refusal::Rank),
+        (base.clone(), 2, 2, Refusal::SameRank),
     ];
     for (theirs, from, to, refusal) in cases {
         let (mut dialer, mut acceptor) =
@@ -105,8 +106,8 @@ fn another_version_is_told_to_both() {
     assert_eq!(acceptor.feed(&hello), Err(HandshakeError::Version { theirs: 9 }));
     let mut answer = acceptor.take_output();
     assert_eq!(answer.len(), ACCEPTOR_HELLO_BYTES);
-    answer[8] = 7;
-    assert_eq!(dialer(&job(), 1, 2).feed(&answer), Err(HandshakeError::Version { theirs: 7 }));
+    answer[8] = 99;
+    assert_eq!(dialer(&job(), 1, 2).feed(&answer), Err(HandshakeError::Version { theirs: 99 }));
 }
 
 #[test]

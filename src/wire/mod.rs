@@ -16,7 +16,8 @@ mod secret;
 pub use cause::Cause;
 pub use contract::{CONTRACT_WORDS, contract_of_words, contract_to_words};
 pub use frame::{Header, HeaderError, Kind};
+pub use reader::printable;
 pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, SecretError};
 
 /// The version of everything on the wire. Ranks of different versions refuse each other in the handshake.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;

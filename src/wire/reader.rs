@@ -51,8 +51,8 @@ pub(super) fn put_text(out: &mut Vec<u8>, text: &str, length_max: u16) {
     out.extend_from_slice(&text.as_bytes()[..end]);
 }
 
-/// The text with its control characters replaced: a peer's words must not drive our terminal.
-fn printable(text: &str) -> String {
+/// The text with its control characters replaced, so that text from a peer cannot control a terminal.
+pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 

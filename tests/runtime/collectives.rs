@@ -4,6 +4,7 @@ use crate::util::ranks;
 use half::{bf16, f16};
 use ndarray::{Array2, Array3};
 use ringtrain::engine::CREDIT_BYTES;
+use ringtrain::group::Checksums;
 use ringtrain::wire::frame::HEADER_BYTES;
 use ringtrain::{Compression, DType, Element, Error, F64Loc, Group, JoinOptions, Rank, ReduceOp};
 
@@ -186,7 +187,7 @@ fn located_values_and_where_they_stand() {
 fn odd_segments_with_checksums() {
     let adjust = |options: &mut JoinOptions| {
         options.segment_bytes = 1000;
-        options.checks_payloads = true;
+        options.checksums = Checksums::On;
     };
     ranks::run_with(3, adjust, |mut group| {
         check_type::<f16>(&mut group);

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::util::ranks::{TestTransport, options_by_file, peers_file};
+use crate::util::proxy::{Damage, Proxy};
+use crate::util::ranks::{TestTransport, options_by_file, peers_file, peers_text};
+use ringtrain::rendezvous::PeersFile;
 use ringtrain::wire::Cause;
 use ringtrain::wire::Secret;
 use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, Stream};
@@ -250,6 +252,47 @@ fn knock(address: SocketAddr, stranger: usize, file: &ringtrain::rendezvous::Pee
         let is_closed =
             matches!(error.kind(), std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe);
         assert!(is_closed, "stranger {stranger} was not turned away: {error}");
+    }
+}
+
+/// Runs `work` on two ranks that count as two hosts, with a proxy in front of each; the proxies begin to do `damage` when both
+/// have joined.
+fn between_hosts<R: Send>(damage: Damage, work: impl Fn(&mut Group) -> R + Sync) -> Vec<R> {
+    let text = peers_text(2).replace("127.0.0.1", "127.0.0.9");
+    let file = PeersFile::parse(std::path::Path::new("hosts.txt"), &text).unwrap();
+    let own = "127.0.0.1".parse().unwrap();
+    let proxies = [0, 1].map(|rank| {
+        let address = file.resolve(Rank::new(rank)).unwrap();
+        Proxy::start(address, SocketAddr::new(own, address.port()))
+    });
+    thread::scope(|scope| {
+        let threads = [0, 1].map(|rank| {
+            let method =
+                ringtrain::JoinMethod::Peers { file: file.clone(), rank: Rank::new(rank), bind: Some(own) };
+            let host_id = Some(format!("host {rank}"));
+            let options = JoinOptions { method, host_id, ..options_by_file(&file, rank, &Secret::none()) };
+            let (work, proxies) = (&work, &proxies);
+            scope.spawn(move || {
+                let mut group = Group::join(&options).expect("the rank joins");
+                group.barrier().expect("the link works");
+                for proxy in proxies {
+                    proxy.set(damage);
+                }
+                work(&mut group)
+            })
+        });
+        threads.map(|thread| thread.join().expect("the rank's thread ends well")).into()
+    })
+}
+
+/// A bit that was flipped between two hosts gave a wrong sum without an error: payloads had no checksum unless asked for.
+#[test]
+fn a_bit_that_flips_between_hosts_is_an_error() {
+    let all_reduce = |group: &mut Group| group.all_reduce(&mut vec![1f32; 1 << 20], ReduceOp::Sum);
+    for result in between_hosts(Damage::FlipBit, all_reduce) {
+        let error = result.expect_err("the sum is wrong");
+        let Some(Cause::Misbehaved { detail, .. }) = error.cause() else { panic!("{error}") };
+        assert!(detail.contains("arrived corrupt"), "{error}");
     }
 }
 

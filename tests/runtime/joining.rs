@@ -104,7 +104,7 @@ fn a_missing_rank_is_named() {
     assert!(error.to_string().starts_with("rank 0 at 127.0.0.1:"), "{error}");
 }
 
-/// The two ranks' secrets differ: the one that dials learns it at once, the other that somebody is missing.
+/// The rank that waited only heard that rank 1 was missing, and not that it had come with another secret.
 #[test]
 fn another_secret_is_told_to_the_rank_that_has_it() {
     let file = peers_file(2);
@@ -118,6 +118,8 @@ fn another_secret_is_told_to_the_rank_that_has_it() {
     assert!(theirs.to_string().contains("--secret-file"), "{theirs}");
     let ours = results.pop().unwrap().unwrap_err();
     assert!(matches!(ours, StartError::Missing { .. }), "{ours}");
+    let why = "that says it is rank 1 was refused: its secret is another one";
+    assert!(ours.to_string().contains(why), "{ours}");
 }
 
 #[test]
@@ -137,7 +139,8 @@ fn a_peers_file_that_differs_is_told() {
         let error = results.pop().unwrap().unwrap_err();
         assert!(error.is_configuration(), "{error}");
         assert!(error.to_string().contains(expected), "{error}");
-        assert!(results.pop().unwrap().is_err());
+        let ours = results.pop().unwrap().unwrap_err().to_string();
+        assert!(ours.contains("that says it is rank 1 was refused") && ours.contains(expected), "{ours}");
     }
 }
 
@@ -214,8 +217,9 @@ fn a_rank_that_dies_while_others_wait_is_named() {
     // Registers by hand, as a process would that is killed right after.
     let mut stream = TcpStream::connect(address).unwrap();
     crate::util::shake_hands(&mut stream, &file, 2, &secret);
+    let shared = r#"{"segment_bytes":1024,"checksums":"auto","processors":2,"streams":1}"#;
     let words = format!(
-        r#"{{"register":{{"host":"doomed","machine":"m","address":"{}","shared":{{"segment_bytes":1024,"checks_payloads":false,"processors":2,"streams":1}}}}}}"#,
+        r#"{{"register":{{"host":"doomed","machine":"m","address":"{}","shared":{shared}}}}}"#,
         file.resolve(Rank::new(2)).unwrap()
     );
     stream.write_all(&(words.len() as u32).to_le_bytes()).unwrap();
@@ -226,4 +230,69 @@ fn a_rank_that_dies_while_others_wait_is_named() {
         matches!(&error, StartError::PeerLost { rank, host, .. } if rank.get() == 2 && host == "doomed"),
         "{error}"
     );
+}
+
+/// The launcher knew that a rank had died, and the ranks that waited for it learned that only from the start timeout.
+#[test]
+fn the_launcher_tells_waiting_ranks_that_one_has_died() {
+    let (world, secret, job_id) =
+        (ringtrain::WorldSize::new(2).unwrap(), secret("a secret for this test"), [7; 16]);
+    let start_timeout = Duration::from_secs(20);
+    let host = std::net::Ipv4Addr::LOCALHOST.into();
+    let server =
+        ringtrain::rendezvous::Server::start(host, world, secret.clone(), job_id, start_timeout).unwrap();
+    let rendezvous = server.address();
+    let rank = Rank::ZERO;
+    let launched = ringtrain::rendezvous::Launched {
+        rank,
+        world,
+        rendezvous,
+        job_id,
+        start_timeout: None,
+        local_processors: None,
+    };
+    let method = ringtrain::JoinMethod::Launched(launched);
+    let options = JoinOptions { method, secret, start_timeout, ..JoinOptions::default() };
+    let started = std::time::Instant::now();
+    let waiting = thread::spawn(move || Group::join(&options).err().unwrap());
+    server.rank_ended(Rank::new(1), "it was killed by signal 9 (SIGKILL)".into());
+    let error = waiting.join().unwrap();
+    assert!(started.elapsed() < start_timeout / 2, "{:?}", started.elapsed());
+    let StartError::PeerLost { rank, ref detail, .. } = error else { panic!("{error}") };
+    assert_eq!((rank, detail.as_str()), (Rank::new(1), "it was killed by signal 9 (SIGKILL)"));
+}
+
+/// A second rank 1 was accepted while the job ran, and told after the timeout that the rendezvous did not answer.
+#[test]
+fn a_rank_that_is_started_again_is_told_that_the_job_runs() {
+    let (file, secret) = (peers_file(2), secret("a secret for this test"));
+    let (done, is_done) = std::sync::mpsc::channel::<()>();
+    let is_done = std::sync::Mutex::new(is_done);
+    let (file, secret) = (&file, &secret);
+    thread::scope(|scope| {
+        let (joined, has_joined) = std::sync::mpsc::channel();
+        let rank0 = scope.spawn(move || {
+            let mut group = Group::join(&options_by_file(file, 0, secret)).unwrap();
+            joined.send(()).unwrap();
+            // A rank answers while it is inside a call.
+            group.barrier().unwrap();
+        });
+        let rank1 = scope.spawn(move || {
+            let mut group = Group::join(&options_by_file(file, 1, secret)).unwrap();
+            is_done.lock().unwrap().recv().unwrap();
+            group.barrier().unwrap();
+        });
+        has_joined.recv().unwrap();
+        let bind = Some("127.0.0.2".parse().unwrap());
+        let method = ringtrain::JoinMethod::Peers { file: file.clone(), rank: Rank::new(1), bind };
+        let again = Group::join(&JoinOptions { method, ..options_by_file(file, 1, secret) }).err().unwrap();
+        done.send(()).unwrap();
+        let address = file.resolve(Rank::new(1)).unwrap();
+        let text = again.to_string();
+        let expected =
+            format!("the job already runs, and its rank 1 is another process, on 127.0.0.1 at {address}");
+        assert!(text.contains(&expected), "{text}");
+        rank0.join().unwrap();
+        rank1.join().unwrap();
+    });
 }

@@ -14,7 +14,7 @@ use program::{Program, Step, TWIN};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use ringtrain::group::{Handle, Received, Source, Status};
+use ringtrain::group::{Checksums, Handle, Received, Source, Status};
 use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 
 const PROGRAMS: u64 = 60;
@@ -295,7 +295,7 @@ fn random_programs_in_small_segments() {
     for seed in seeds() {
         check(seed, |options| {
             options.segment_bytes = 5000;
-            options.checks_payloads = true;
+            options.checksums = Checksums::On;
         });
     }
 }

@@ -39,7 +39,7 @@ fn mac(parts: &[&[u8]]) -> Vec<u8> {
 
 #[test]
 fn the_limits_are_those_of_the_page() {
-    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (6, 64, 4_194_304, 4096));
+    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (7, 64, 4_194_304, 4096));
     assert_eq!((SECRET_BYTES_MIN, SECRET_BYTES_MAX), (16, 4096));
 }
 
@@ -183,7 +183,7 @@ fn a_handshake_byte_by_byte() {
     let hello = dialer.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[6, 0]); // 8: version
+    expected.extend_from_slice(&[7, 0]); // 8: version
     expected.push(1); // 10: purpose
     expected.extend_from_slice(&[0; 13]); // 11: reserved
     expected.extend_from_slice(&[0x02, 0x01, 0, 0]); // 24: world
@@ -203,7 +203,7 @@ fn a_handshake_byte_by_byte() {
     let answer = acceptor.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[6, 0]); // 8: version
+    expected.extend_from_slice(&[7, 0]); // 8: version
     expected.push(0); // 10: refusal
     expected.extend_from_slice(&[0; 5]); // 11: reserved
     expected.extend_from_slice(&[0xb2; 32]); // 16: nonce
@@ -228,6 +228,7 @@ fn a_refusal_byte_by_byte() {
         (5, Job { peers_digest: [0; 32], ..job() }, 0, 2),
         (6, job(), 0x0102, 2),
         (6, job(), 0, 3),
+        (8, job(), 2, 2),
         (7, job(), 0, 2),
     ];
     for (byte, ours, from, to) in cases {
@@ -344,7 +345,7 @@ fn the_rendezvous_word_by_word() {
         String::from_utf8(words).unwrap()
     };
     let member = |rank: u32| {
-        let shared = r#"{"segment_bytes":131072,"checks_payloads":false,"processors":2,"streams":4}"#;
+        let shared = r#"{"segment_bytes":131072,"checksums":"auto","processors":2,"streams":4}"#;
         format!(
             r#"{{"host":"h{rank}","machine":"m","address":"127.0.0.1:{}","shared":{shared}}}"#,
             4000 + rank
@@ -352,13 +353,17 @@ fn the_rendezvous_word_by_word() {
     };
     let (mut zero, mut one) = (arrive(0), arrive(1));
     say(&mut one, r#""ask""#);
-    assert_eq!(hear(&mut one), r#"{"missing":{"ranks":[0,1]}}"#);
+    assert_eq!(hear(&mut one), r#"{"missing":{"ranks":[0,1],"refused":[]}}"#);
     say(&mut one, &format!(r#"{{"register":{}}}"#, member(1)));
     say(&mut one, r#""ask""#);
-    assert_eq!(hear(&mut one), r#"{"missing":{"ranks":[0]}}"#);
+    assert_eq!(hear(&mut one), r#"{"missing":{"ranks":[0],"refused":[]}}"#);
+    // Sent when rank 1 has waited for 2 s.
+    assert_eq!(hear(&mut one), r#"{"waiting":{"ranks":[0],"refused":[]}}"#);
     let mut again = arrive(1);
     say(&mut again, &format!(r#"{{"register":{}}}"#, member(1)));
-    assert!(hear(&mut again).starts_with(r#"{"refused":{"reason":"rank 1 is taken by a process on h1"#));
+    assert!(
+        hear(&mut again).starts_with(r#"{"refused":{"reason":"rank 1 is already taken by a process on h1"#)
+    );
     say(&mut zero, &format!(r#"{{"register":{}}}"#, member(0)));
     let roster = format!(r#"{{"ready":{{"members":[{},{}]}}}}"#, member(0), member(1));
     assert_eq!((hear(&mut zero), hear(&mut one)), (roster.clone(), roster));

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use ringtrain::group::LocalTransport;
+use ringtrain::group::{Checksums, LocalTransport};
 use ringtrain::rendezvous::{Launched, PeersFile, Server};
 use ringtrain::types::WorldSize;
 use ringtrain::wire::Secret;
@@ -89,7 +89,7 @@ pub(crate) fn solo(py: Python<'_>) -> PyResult<Group> {
 #[pyfunction]
 #[pyo3(signature = (*, rank = None, size = None, rendezvous = None, job_id = None, secret = None, peers = None,
     start_timeout = None, timeout = None, algorithm = None, transport = None, congestion = None, streams = None,
-    host_id = None, check_payloads = false))]
+    host_id = None, check_payloads = None))]
 #[expect(clippy::too_many_arguments, reason = "options with names, in Python")]
 pub(crate) fn join(
     py: Python<'_>,
@@ -106,7 +106,7 @@ pub(crate) fn join(
     congestion: Option<&str>,
     streams: Option<&str>,
     host_id: Option<String>,
-    check_payloads: bool,
+    check_payloads: Option<bool>,
 ) -> PyResult<Group> {
     fork::check(py)?;
     let mut options = meeting_of(py, rendezvous, peers, rank, (size, job_id))?;
@@ -135,7 +135,11 @@ pub(crate) fn join(
         Some(other) => return Err(errors::invalid(py, format!("`{other}` is not one of auto, tcp, shm"))),
     };
     options.host_id = host_id;
-    options.checks_payloads = check_payloads;
+    options.checksums = match check_payloads {
+        None => Checksums::Auto,
+        Some(true) => Checksums::On,
+        Some(false) => Checksums::Off,
+    };
     options.interrupt = Some(interrupt::is_interrupted);
     meet(py, options)
 }

@@ -9,7 +9,8 @@ use mio::net::TcpStream;
 
 use super::bundle::Bundle;
 use super::{CONNECT_TIMEOUT, Dial, Link, LinkState, TcpTransport};
-use crate::transport::listener::{Accepted, DialProgress, HANDSHAKE_TIMEOUT};
+use crate::transport::handshake::DialProgress;
+use crate::transport::listener::{Accepted, HANDSHAKE_TIMEOUT};
 use crate::types::Rank;
 use crate::wire::handshake::Stream;
 

@@ -28,7 +28,8 @@ pub use self::options::{CongestionControl, SocketOptions, available_congestion_c
 pub use self::pacing::PacingRate;
 use self::read_ahead::{Read, ReadAhead};
 use self::simultaneous_open::{Resolution, SimultaneousOpen};
-use super::listener::{Accepted, DialProgress, Event, HANDSHAKE_TIMEOUT, Listener, OutgoingHandshake};
+use super::handshake::{DialProgress, OutgoingHandshake};
+use super::listener::{Accepted, Event, HANDSHAKE_TIMEOUT, Listener};
 use super::poller::Poller;
 use super::{Moved, Transport};
 use crate::types::Rank;

@@ -1,12 +1,14 @@
 //! Links between transports in one thread, over real sockets and in virtual time: late ranks, simultaneous dials, strangers.
 
 use std::net::TcpStream as StdStream;
+use std::os::fd::AsRawFd as _;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::*;
-use crate::transport::listener::{Identity, PENDING_MAX};
+use crate::transport::handshake::Identity;
+use crate::transport::listener::PENDING_MAX;
 use crate::wire::Secret;
 use crate::wire::handshake::Job;
 
@@ -256,23 +258,37 @@ fn a_dial_that_fails_leaves_the_other_ones_connection() {
     assert_linked(&mut ends, Duration::ZERO);
 }
 
-/// Who knocked while 256 strangers had all places was closed, and took the job with it.
+/// 256 strangers that said nothing took all places for 5 s, and a rank behind them did not get in.
 #[test]
-fn strangers_have_bounded_places_and_time_and_a_rank_waits_for_them() {
+fn silent_strangers_do_not_keep_a_rank_out() {
     let mut ends = ends(2);
     let address = ends[1].transport.addresses[1];
-    let strangers: Vec<_> = (0..PENDING_MAX + 20).map(|_| StdStream::connect(address).unwrap()).collect();
+    let before: Vec<_> = (0..3 * PENDING_MAX).map(|_| StdStream::connect(address).unwrap()).collect();
     ends[0].connect(Duration::ZERO, 1);
     let is_connected = |ends: &[End]| ends[0].transport.next_deadline().is_none();
     look_until(&mut ends, &[0], Duration::ZERO, is_connected);
-    for second in 0..5 {
+    let behind: Vec<_> = (0..PENDING_MAX).map(|_| StdStream::connect(address).unwrap()).collect();
+    look_until(&mut ends, &[1, 0], Duration::ZERO, |ends| ends[0].is_open(1) && ends[1].is_open(0));
+    assert_linked(&mut ends, Duration::ZERO);
+    // The strangers that are left have 5 s.
+    assert!(ends[1].transport.next_deadline().is_some());
+    for second in 1..=5 {
         ends[1].look(second * SECOND);
-        ends[0].look(second * SECOND);
-        assert!(!ends[0].is_open(1), "all places are taken");
     }
-    look_until(&mut ends, &[1, 0], 5 * SECOND, |ends| ends[0].is_open(1) && ends[1].is_open(0));
-    assert_linked(&mut ends, 5 * SECOND);
-    drop(strangers);
+    assert_eq!(ends[1].transport.next_deadline().filter(|&at| at < 10 * SECOND), None);
+    drop((before, behind));
+}
+
+/// A process that was started with the rank of its peer got a link.
+#[test]
+fn a_dialer_that_claims_the_acceptors_rank_is_refused() {
+    let mut ends = ends(2);
+    ends[0].transport.rank = Rank::new(1);
+    ends[0].connect(Duration::ZERO, 1);
+    look_until(&mut ends, &[0, 1], Duration::ZERO, |ends| ends[0].why_lost(1).is_some());
+    let why = ends[0].why_lost(1).unwrap();
+    assert!(why.contains("both processes were started as the same rank"), "{why}");
+    assert!(!ends[1].transport.is_open(Rank::new(1)));
 }
 
 /// Receives into parts of these lengths until the link has given so many bytes or is lost; what it gave, and why it was lost.
@@ -410,4 +426,34 @@ fn a_link_may_be_left_with_one_connection() {
     assert_linked(&mut ends, SECOND);
     assert!(has_all(&ends, 0, 1) && has_all(&ends, 1, 1));
     assert_linked(&mut ends, SECOND);
+}
+
+/// The connections in the backlog are reported once. After an error they waited until another one came.
+#[test]
+fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
+    // The limit holds for the whole process, so a process of its own runs this part.
+    const CHILD: &str = "RING_TEST_NO_DESCRIPTORS";
+    if std::env::var_os(CHILD).is_none() {
+        let name = "transport::tcp::tests::waiting_connections_are_accepted_when_descriptors_are_free_again";
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = child.args(["--exact", name, "--test-threads", "1"]).env(CHILD, "1").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let mut ends = ends(2);
+    ends[0].connect(Duration::ZERO, 1);
+    let is_connected = |ends: &[End]| ends[0].transport.next_deadline().is_none();
+    look_until(&mut ends, &[0], Duration::ZERO, is_connected);
+    let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let next = std::fs::File::open("/dev/null").unwrap();
+    let current = Some(next.as_raw_fd() as u64);
+    drop(next);
+    let none = rustix::process::Rlimit { current, ..limits };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, none).unwrap();
+    ends[1].look(Duration::ZERO);
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limits).unwrap();
+    // No further event comes, so a timer has to.
+    let again = ends[1].transport.next_deadline().expect("another attempt");
+    assert!(again > Duration::ZERO && again < SECOND, "{again:?}");
+    look_until(&mut ends, &[0, 1], again, |ends| ends[0].is_open(1) && ends[1].is_open(0));
 }

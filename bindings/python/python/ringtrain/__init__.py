@@ -81,7 +81,7 @@ def init(
     transport: str | None = None,
     congestion: str | None = None,
     streams: str | None = None,
-    check_payloads: bool = False,
+    check_payloads: bool | None = None,
 ) -> Group:
     """Joins the job that `ringrun` has started this process for, and gives the group of all its ranks; a process that nobody has
     started
@@ -95,7 +95,8 @@ def init(
     `math.inf`).
     `algorithm`, `transport` ("auto", "tcp", "shm"), `congestion` and `streams` are what the flags of the same names of
     `ringbench` are;
-    rank 0's word counts. With `check_payloads` every segment carries a checksum beside TCP's own.
+    rank 0's word counts. `check_payloads` adds a CRC32C to each message
+    between ranks: True on all links, False on none. By default, links between hosts have it.
 
     Raises `StartError` with who is missing, or what is wrong and on whose side.
     """
@@ -109,7 +110,7 @@ def init(
         "transport": transport,
         "congestion": congestion,
         "streams": streams,
-        "check_payloads": check_payloads or None,
+        "check_payloads": check_payloads,
     }
     return _world.join(**{name: value for name, value in options.items() if value is not None})
 

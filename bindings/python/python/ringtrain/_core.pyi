@@ -118,7 +118,7 @@ def join(
     congestion: str | None = None,
     streams: str | None = None,
     host_id: str | None = None,
-    check_payloads: bool = False,
+    check_payloads: bool | None = None,
 ) -> Group:
     """Joins a job: with no word of how, the one that `ringrun` has started this process for, or else a world of one. `job_id`
     are 32

@@ -1,0 +1,122 @@
+//! Handshakes on connections: the outgoing side, and moving a handshake's bytes.
+
+use std::io;
+
+use mio::net::TcpStream;
+
+use crate::types::Rank;
+use crate::wire::Secret;
+use crate::wire::handshake::{Dialer, Handshake, HandshakeError, Introduction, Job, NONCE_BYTES};
+
+/// Who this process is and what it proves.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The job's secret.
+    pub secret: Secret,
+    /// The job.
+    pub job: Job,
+    /// This process's rank; `None` for a launcher's rendezvous.
+    pub rank: Option<Rank>,
+}
+
+/// The state of an outgoing handshake.
+pub enum DialProgress {
+    /// The peer's machine has not accepted the connection yet.
+    Connecting,
+    /// The connection is established and the handshake is in progress.
+    Pending,
+    /// The link may be used.
+    Ready,
+    /// The peer closed the connection before this rank had proved itself.
+    Closed(io::Error),
+    /// It failed.
+    Failed(DialError),
+}
+
+/// Why an outgoing connection failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// The network or the other end refused.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The other end is not the process that we expected.
+    #[error("{0}")]
+    Handshake(#[from] HandshakeError),
+}
+
+/// The handshake of an outgoing connection.
+pub struct OutgoingHandshake {
+    handshake: Dialer,
+}
+
+impl OutgoingHandshake {
+    /// A handshake that sends this introduction.
+    pub fn new(identity: &Identity, introduction: Introduction) -> Self {
+        Self { handshake: Dialer::new(identity.secret.clone(), &identity.job, introduction, nonce()) }
+    }
+
+    /// Sends and receives what the connection allows now.
+    pub fn advance(&mut self, stream: &mut TcpStream) -> DialProgress {
+        if let Ok(Some(error)) = stream.take_error() {
+            return DialProgress::Failed(error.into());
+        }
+        match stream.peer_addr() {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => return DialProgress::Connecting,
+            Err(error) => return DialProgress::Failed(error.into()),
+        }
+        match advance(stream, &mut self.handshake) {
+            Ok(true) => DialProgress::Ready,
+            Ok(false) => DialProgress::Pending,
+            Err(DialError::Io(error)) if !self.handshake.has_proved() && is_end(&error) => {
+                DialProgress::Closed(error)
+            }
+            Err(error) => DialProgress::Failed(error),
+        }
+    }
+}
+
+/// Whether the other end has closed the connection.
+fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}
+
+/// Moves a handshake's bytes until it is complete (true) or would have to wait (false). Its messages are smaller than any
+/// socket buffer and strictly alternate, so a write that would block is an error.
+/// The caller sends the acceptor's last message, the verdict.
+pub(crate) fn advance<S: io::Read + io::Write>(
+    stream: &mut S,
+    handshake: &mut dyn Handshake,
+) -> Result<bool, DialError> {
+    loop {
+        let wanted = handshake.wanted();
+        if wanted == 0 {
+            return Ok(true);
+        }
+        let output = handshake.take_output();
+        if !output.is_empty() {
+            stream.write_all(&output)?;
+        }
+        let mut bytes = [0; 256];
+        let wanted = wanted.min(bytes.len());
+        match stream.read(&mut bytes[..wanted]) {
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(count) => {
+                if let Err(error) = handshake.feed(&bytes[..count]) {
+                    // Tell the peer why. It does not matter whether this arrives.
+                    let _ = stream.write_all(&handshake.take_output());
+                    return Err(error.into());
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Fresh random bytes for a handshake.
+pub(crate) fn nonce() -> [u8; NONCE_BYTES] {
+    rand::random()
+}

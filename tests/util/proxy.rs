@@ -1,0 +1,73 @@
+//! A proxy in front of one rank's port, which damages what passes.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+
+/// What the proxy does to the bytes that pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Damage {
+    /// Nothing.
+    None,
+    /// It flips one bit in the middle of the next large piece, and then nothing more.
+    FlipBit,
+    /// It resets every connection.
+    Reset,
+}
+
+/// A proxy that listens on `listen` and forwards to `target`, until the test program ends.
+pub struct Proxy {
+    damage: Arc<AtomicU8>,
+}
+
+impl Proxy {
+    pub fn start(listen: SocketAddr, target: SocketAddr) -> Self {
+        let damage = Arc::new(AtomicU8::new(Damage::None as u8));
+        let listener = TcpListener::bind(listen).expect("the proxy's address is free");
+        let shared = Arc::clone(&damage);
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                // The rank does not listen yet: closed, and the peer dials again.
+                let Ok(server) = TcpStream::connect(target) else { continue };
+                for (from, to) in [(&client, &server), (&server, &client)] {
+                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let damage = Arc::clone(&shared);
+                    thread::spawn(move || forward(from, to, &damage));
+                }
+            }
+        });
+        Self { damage }
+    }
+
+    pub fn set(&self, damage: Damage) {
+        self.damage.store(damage as u8, Ordering::SeqCst);
+    }
+}
+
+fn forward(mut from: TcpStream, mut to: TcpStream, damage: &AtomicU8) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        if damage.load(Ordering::SeqCst) == Damage::Reset as u8 {
+            for stream in [&from, &to] {
+                let socket = socket2::SockRef::from(stream);
+                let _ = socket.set_linger(Some(std::time::Duration::ZERO));
+                let _ = stream.shutdown(Shutdown::Read);
+            }
+            return;
+        }
+        let flip = (Damage::FlipBit as u8, Damage::None as u8);
+        if count > 4096 && damage.compare_exchange(flip.0, flip.1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        {
+            bytes[count / 2] ^= 1;
+        }
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    if damage.load(Ordering::SeqCst) != Damage::Reset as u8 {
+        let _ = to.shutdown(Shutdown::Write);
+    }
+}
