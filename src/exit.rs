@@ -25,7 +25,7 @@ pub enum Exit {
     Mismatch = 7,
     /// An operation passed its deadline.
     Timeout = 8,
-    /// The loss became NaN or infinite.
+    /// The loss became NaN or infinite, or is far above that of a constant prediction.
     Diverged = 9,
     /// A checkpoint or report could not be written or read.
     Checkpoint = 10,
@@ -39,6 +39,8 @@ pub enum Exit {
     Protocol = 14,
     /// A benchmark found wrong results.
     WrongResult = 15,
+    /// Ranks hold different parameters: memory or the network corrupted a value.
+    ParametersDiffer = 16,
     /// The job passed its deadline and was stopped.
     JobTimeout = 124,
     /// The command to launch exists but cannot be executed.

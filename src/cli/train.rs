@@ -1,4 +1,4 @@
-//! `ringtrain`: arguments -> checked configuration -> run -> exit code.
+//! The program `ringtrain`: arguments -> checked configuration -> run -> exit code.
 
 mod args;
 
@@ -17,7 +17,7 @@ use super::group_args;
 use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::group::Algorithms;
-use crate::train::{self, Console, Display, Observer, Phase, Silent, TrainError};
+use crate::train::{self, Console, Observer, Phase, ProgressDisplay, Silent, TrainError};
 use crate::types::{Rank, WorldSize};
 
 /// A failure as the program reports it.
@@ -28,7 +28,7 @@ struct Failure {
 
 /// Runs `ringtrain` with these arguments, the program's name first.
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
-    // A second initialisation, in a test that runs two programs, is harmless.
+    // A test may call this twice; the second initialisation fails, which does no harm.
     let _ = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).try_init();
     let low = match parse(args) {
         Ok(low) => low,
@@ -68,7 +68,7 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
 fn train(low: LowArgs) -> Result<(), Failure> {
     let mut joining = low.group.clone();
     if joining.algorithm.is_automatic() {
-        // The same run gives the same parameters, to the last bit.
+        // Two runs with the same options give the same parameters, to the last bit.
         joining.algorithm = Algorithms::reproducible();
     }
     let config = config(low)?;
@@ -79,7 +79,7 @@ fn train(low: LowArgs) -> Result<(), Failure> {
         message: format!("cannot listen for signals: {error}"),
     })?;
     let rank = group.rank();
-    let display = if io::stderr().is_terminal() { Display::Bar } else { Display::Lines };
+    let display = if io::stderr().is_terminal() { ProgressDisplay::Bar } else { ProgressDisplay::Lines };
     let mut console = Console::new(display, io::stdout());
     if rank == Rank::ZERO && group.size() > WorldSize::ONE {
         console.notice(&joining.describe(&group));
@@ -91,22 +91,22 @@ fn train(low: LowArgs) -> Result<(), Failure> {
     if rank == Rank::ZERO {
         console.notice(&conclusion(&summary.report));
     }
-    // Every rank's own line: that they are equal is the proof that the ranks did not drift apart.
+    // Every rank prints its hash, so that the user sees that they are equal.
     console.notice(&format!("rank {rank}: parameters_hash {}", summary.report.parameters_hash));
     match console.failure() {
         None => Ok(()),
         Some(error) => Err(Failure {
             exit: Exit::Failure,
-            message: format!("the run is done, but standard output could not be written: {error}"),
+            message: format!("training is complete, but standard output could not be written: {error}"),
         }),
     }
 }
 
-/// A flag that SIGTERM and SIGINT set. A second signal of either kind ends the process at once.
+/// A flag that SIGTERM and SIGINT set. A second signal ends the process at once.
 fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
-        // In this order, so that the first signal passes the condition before it sets it.
+        // In this order: the first signal must find the flag unset.
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
@@ -135,7 +135,7 @@ fn conclusion(report: &train::Report) -> String {
         report.samples_per_second
     );
     if report.bucket_bytes.is_some() {
-        let _ = write!(line, " ({:.2} s of it not hidden)", report.exposed_communication_seconds);
+        let _ = write!(line, " ({:.2} s of it not overlapped)", report.exposed_communication_seconds);
     }
     line
 }
@@ -148,6 +148,7 @@ fn exit_of(error: &TrainError) -> Exit {
         TrainError::Checkpoint(_) | TrainError::Elsewhere { phase: Phase::Storage, .. } => Exit::Checkpoint,
         TrainError::ArgumentsDiffer { .. } => Exit::Configuration,
         TrainError::Diverged(_) => Exit::Diverged,
+        TrainError::ParametersDiffer { .. } => Exit::ParametersDiffer,
         TrainError::Group(error) => group_args::exit_of(error),
     }
 }

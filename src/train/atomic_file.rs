@@ -1,61 +1,193 @@
-//! Files that are there whole or not at all.
+//! Files that are replaced as a whole: a reader sees the old content or the new, never a part.
 
-use std::fs::{self, File};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 
-/// Replaces the file at `path`: writes a temporary file beside it, syncs it, renames it, syncs the directory. On an error
-/// the old file is untouched and the temporary one is gone.
+use rustix::fs::FallocateFlags;
+
+/// Replaces the file at `path`: writes the temporary file `NAME.tmp` beside it, syncs it and renames it.
 ///
-/// What is no regular file (a pipe, a terminal, `/dev/null`) is written to as it is.
+/// If the process is killed, the temporary file stays, and the next write or [`check_space`] uses it again. A lock keeps two
+/// processes from writing it at once. If `path` is not a regular file (a pipe, a terminal, `/dev/null`), it is written directly.
 ///
 /// # Errors
 ///
-/// Whatever the operating system refuses.
+/// Any error of the operating system; the old file is then unchanged, and the temporary file removed.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    // Through a symbolic link to the file itself, so that the link stays.
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    if fs::metadata(&target).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir()) {
-        return fs::OpenOptions::new().write(true).open(&target)?.write_all(bytes);
+    let target = resolve(path);
+    if is_special(&target) {
+        return OpenOptions::new().write(true).open(&target)?.write_all(bytes);
     }
-    let directory = match target.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = directory.join(name);
-    let replaced = write_and_sync(&temporary, bytes).and_then(|()| fs::rename(&temporary, &target));
-    if let Err(error) = replaced {
-        // The first error is the one to report; the file may not even exist.
-        let _ = fs::remove_file(&temporary);
-        return Err(error);
+    let temporary = Temporary::create(&target)?;
+    // Opened before the rename: after it, nothing may fail.
+    let directory = File::open(&temporary.directory)?;
+    temporary.file().write_all(bytes)?;
+    temporary.file().sync_all()?;
+    temporary.rename_to(&target)?;
+    if let Err(error) = directory.sync_all() {
+        log::warn!("{} is written, but may be lost in a power failure: {error}", path.display());
     }
-    File::open(directory)?.sync_all()
+    Ok(())
 }
 
-fn write_and_sync(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
+/// Checks that a file of `len` bytes can be written to `path` while the old one is still there: allocates the temporary file
+/// and removes it.
+///
+/// # Errors
+///
+/// Any error of the operating system, such as a full disk or a missing permission.
+pub(crate) fn check_space(path: &Path, len: u64) -> io::Result<()> {
+    let target = resolve(path);
+    if is_special(&target) {
+        return OpenOptions::new().write(true).open(&target).map(drop);
+    }
+    if target.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    let temporary = Temporary::create(&target)?;
+    match rustix::fs::fallocate(temporary.file(), FallocateFlags::empty(), 0, len) {
+        // The file system cannot allocate without writing.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            let block = vec![0; 1 << 20];
+            let mut left = len;
+            while left > 0 {
+                let count = left.min(block.len() as u64);
+                temporary.file().write_all(&block[..count as usize])?;
+                left -= count;
+            }
+            temporary.file().sync_all()
+        }
+        result => Ok(result?),
+    }
+}
+
+/// The file that a symbolic link points to, so that the link stays.
+fn resolve(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+}
+
+fn is_special(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
+}
+
+/// A temporary file that this process has locked. It is removed when it is dropped.
+struct Temporary {
+    /// `None` after it has been renamed.
+    file: Option<File>,
+    path: PathBuf,
+    directory: PathBuf,
+}
+
+impl Temporary {
+    fn create(target: &Path) -> io::Result<Self> {
+        let directory = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        let mut name: OsString = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
+        name.push(".tmp");
+        let path = directory.join(name);
+        loop {
+            let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path)?;
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) => {
+                    let problem = format!("another process is writing {}", path.display());
+                    return Err(io::Error::new(io::ErrorKind::ResourceBusy, problem));
+                }
+                // A file system without locks: go on without one.
+                Ok(()) | Err(TryLockError::Error(_)) => {}
+            }
+            // Before the lock was acquired, another process may have renamed or removed the file.
+            let same = fs::metadata(&path).is_ok_and(|found| {
+                file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (found.dev(), found.ino()))
+            });
+            if same {
+                file.set_len(0)?;
+                return Ok(Self { file: Some(file), path, directory });
+            }
+        }
+    }
+
+    fn file(&self) -> &File {
+        self.file.as_ref().expect("the file stays open until it is renamed")
+    }
+
+    fn rename_to(mut self, target: &Path) -> io::Result<()> {
+        fs::rename(&self.path, target)?;
+        self.file = None;
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            // An error that led here is the one to report.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn names(directory: &Path) -> Vec<OsString> {
+        let mut names: Vec<_> =
+            fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    }
+
     #[test]
-    fn replaces_whole_and_leaves_nothing_behind() {
+    fn replaces_the_file_and_leaves_no_temporary_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         write(&path, b"one").unwrap();
+        check_space(&path, 100_000).unwrap();
         write(&path, b"two").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
         let blocked = directory.path().join("directory");
         fs::create_dir(&blocked).unwrap();
         assert!(write(&blocked, b"three").is_err());
-        assert!(write(&directory.path().join("absent/file"), b"three").is_err());
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2, "no temporary file stays");
+        assert!(check_space(&blocked, 1).is_err());
+        for absent in [write, |path: &Path, _: &[u8]| check_space(path, 1)] {
+            assert!(absent(&directory.path().join("absent/file"), b"three").is_err());
+        }
+        assert_eq!(names(directory.path()), ["directory", "file"]);
         write(Path::new("/dev/null"), b"gone").unwrap();
+        check_space(Path::new("/dev/null"), 1).unwrap();
+    }
+
+    /// Temporary files used to carry the process id, so each killed process left one more.
+    #[test]
+    fn the_temporary_file_of_a_killed_process_is_used_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        fs::write(directory.path().join("file.tmp"), "a long half-written content").unwrap();
+        write(&path, b"whole").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+        assert_eq!(names(directory.path()), ["file"]);
+    }
+
+    #[test]
+    fn two_writers_at_once_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let other = Temporary::create(&path).unwrap();
+        let error = write(&path, b"mine").unwrap_err();
+        assert!(error.to_string().contains("another process is writing"), "{error}");
+        drop(other);
+        write(&path, b"mine").unwrap();
+    }
+
+    #[test]
+    fn a_file_larger_than_the_disk_is_refused_and_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(check_space(&directory.path().join("file"), 1 << 60).is_err());
+        assert!(names(directory.path()).is_empty());
     }
 }

@@ -1,15 +1,15 @@
-//! Which samples make up which batch, and which rank computes which of them.
+//! The batches of an epoch, and each rank's part of a batch.
 //!
-//! All ranks draw the same permutation of the training set for an epoch; batch `b` is its `b`-th run of `batch_size`
-//! samples (the last one may be shorter), and each rank takes one contiguous part of it. So the batches, and with them the
-//! mathematics, do not depend on the world size, and every sample is used exactly once an epoch.
+//! For each epoch all ranks draw the same permutation of the training set. Batch `b` is its `b`-th block of `batch_size` samples
+//! (the last one may be shorter), and each rank takes one contiguous part of it. So batches do not depend on the world size, and
+//! every sample is used exactly once an epoch.
 
 use std::ops::Range;
 
 use super::random;
 use crate::types::{Rank, WorldSize};
 
-/// An epoch's samples in the order in which they are used.
+/// The samples of an epoch in the order of their use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Batches {
     order: Vec<u32>,
@@ -17,30 +17,35 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// The batches of epoch `epoch` (from 0) over `samples` samples.
+    /// The batches of epoch `epoch` (from 0) over `samples` samples. A batch that holds all samples is not shuffled.
     ///
     /// # Panics
     ///
-    /// If `batch_size` is 0 or `samples` does not fit 32 bits; the configuration and the data's limits rule both out.
+    /// If `batch_size` is 0 or `samples` does not fit 32 bits. The limits of the configuration and of the data exclude both.
     pub fn new(seed: u64, epoch: u64, samples: usize, batch_size: usize) -> Self {
         assert!(batch_size > 0, "a batch holds at least one sample");
         let samples = u32::try_from(samples).expect("data sets are limited to 2^31 samples");
-        Self { order: random::permutation(&mut random::stream("epoch", seed, epoch), samples), batch_size }
+        let order = if batch_size >= samples as usize {
+            (0..samples).collect()
+        } else {
+            random::permutation(&mut random::stream("epoch", seed, epoch), samples)
+        };
+        Self { order, batch_size }
     }
 
-    /// How many batches the epoch has.
+    /// The number of batches.
     pub fn count(&self) -> usize {
         self.order.len().div_ceil(self.batch_size)
     }
 
-    /// The samples of a batch, all ranks' parts together; empty beyond the last batch.
+    /// The samples of a batch, of all ranks together; empty after the last batch.
     pub fn batch(&self, index: usize) -> &[u32] {
         self.order.chunks(self.batch_size).nth(index).unwrap_or_default()
     }
 }
 
-/// Which of `len` things in a row are `rank`'s: the parts are contiguous, in rank order, cover everything, and differ in
-/// length by at most one. A part is empty where there are fewer things than ranks.
+/// The part of `len` items that `rank` takes. Parts are contiguous, in rank order, cover all items, and differ in length by at
+/// most one. If there are fewer items than ranks, some parts are empty.
 pub fn part(len: usize, rank: Rank, world: WorldSize) -> Range<usize> {
     let (rank, world) = (rank.index(), world.as_usize());
     let (each, longer) = (len / world, len % world);
@@ -55,7 +60,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// A sample that is used twice, or never, would make n = 4 compute something else than n = 1.
+        /// If a sample were used twice or never, 4 ranks would compute another result than one.
         #[test]
         fn the_ranks_use_every_sample_once(
             ranks in 1_u32..=9, samples in 1_usize..400, batch_size in 1_usize..70, seed: u64, epoch in 0_u64..5

@@ -1,4 +1,4 @@
-//! What a training run can fail with.
+//! Errors of a training run.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub enum Phase {
     Storage,
 }
 
-/// A run that did not end well. All ranks return an error when one does.
+/// Why a run failed. When a rank fails, all ranks return an error.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
@@ -27,14 +27,14 @@ pub enum TrainError {
     /// This rank's checkpoint or report is wrong.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Another rank failed, and said so to all.
+    /// Another rank failed and told all others.
     #[error("rank {rank} failed: {message}")]
     Elsewhere {
-        /// The rank; the lowest, if several failed.
+        /// The rank that failed; the lowest if there are several.
         rank: Rank,
         /// What it was doing.
         phase: Phase,
-        /// Its own error's words.
+        /// The message of its error.
         message: String,
     },
     /// Ranks were started with different arguments.
@@ -55,10 +55,24 @@ pub enum TrainError {
     DataDiffer {
         /// The lowest rank that differs from rank 0.
         rank: Rank,
-        /// What the data is called.
+        /// The name of the data.
         name: String,
     },
-    /// The loss or the parameters became NaN or infinite.
+    /// Ranks hold different parameters, which only corrupted memory or messages can cause.
+    #[error(
+        "{} after epoch {epoch}: the memory of a host or the network between the hosts corrupted a value; go on from the last \
+         checkpoint without --no-checksum, and if it happens again test the memory of these ranks' hosts",
+        who_differs(ranks, *majority)
+    )]
+    ParametersDiffer {
+        /// The ranks whose parameters differ from those of the majority; without a majority, all ranks.
+        ranks: Vec<Rank>,
+        /// Whether more than half of the ranks hold the same parameters.
+        majority: bool,
+        /// Epochs completed.
+        epoch: u64,
+    },
+    /// The loss or the parameters became NaN or infinite, or the loss far exceeds that of a constant prediction.
     #[error("{0}")]
     Diverged(String),
     /// A collective failed.
@@ -66,7 +80,17 @@ pub enum TrainError {
     Group(#[from] group::Error),
 }
 
-/// The sentence, for `main` and `unwrap` print errors by `Debug`, and a person reads them.
+fn who_differs(ranks: &[Rank], majority: bool) -> String {
+    let names: Vec<String> = ranks.iter().map(Rank::to_string).collect();
+    let names = names.join(", ");
+    match ranks.len() {
+        1 => format!("rank {names} holds other parameters than the other ranks"),
+        _ if majority => format!("ranks {names} hold other parameters than the other ranks"),
+        _ => format!("ranks {names} hold different parameters"),
+    }
+}
+
+/// `main` and `unwrap` print errors by `Debug`, so it writes the same sentence as `Display`.
 impl fmt::Debug for TrainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -1,4 +1,4 @@
-//! What a person sees while a run goes on.
+//! Progress of a run, for the user.
 
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write};
@@ -7,19 +7,23 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::report::EpochRecord;
 
-/// Told on rank 0 of what happens. On other ranks a run tells nobody.
+/// Receives the events of a run on this rank.
 pub trait Observer {
-    /// A line of news.
+    /// A line for the user.
     fn notice(&mut self, line: &str);
-    /// An epoch begins (counted from 1), or is gone on with at `step` of `steps`.
+    /// Training towards the end of `epoch` (counted from 1) begins at `step` of `steps`. Where an epoch is one step, several epochs
+    /// are reported as one.
     fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64);
-    /// A step was taken; its mean loss, and samples per second of the epoch so far.
+    /// A step was taken: its mean loss, and samples per second since `epoch_started`.
     fn step_taken(&mut self, loss: f64, samples_per_second: f64);
-    /// An epoch ended, in full or by a signal.
+    /// An epoch ended; without a record if a signal stopped it.
     fn epoch_ended(&mut self, epochs: u64, record: Option<&EpochRecord>);
+    /// Called with the parameters at the end of each epoch, before they are tested and saved. A program can change them here,
+    /// for example to clip them. It must change them in the same way on all ranks: the run compares them next.
+    fn adjust_parameters(&mut self, _parameters: &mut [f32]) {}
 }
 
-/// An observer that says nothing.
+/// An observer that does nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 
@@ -30,19 +34,19 @@ impl Observer for Silent {
     fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
 }
 
-/// How progress within an epoch is shown.
+/// How to show progress within an epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Display {
-    /// A bar on the standard error stream, which is a terminal.
+pub enum ProgressDisplay {
+    /// As a bar on standard error, if that is a terminal.
     Bar,
-    /// Not at all: a line at the end of each epoch is enough for a file.
+    /// Not at all; there is a line at the end of each epoch.
     Lines,
 }
 
-/// Lines to a writer, and a bar where there is a terminal.
+/// Writes lines to a writer, and a progress bar to a terminal.
 pub struct Console<W> {
-    display: Display,
-    /// `None` once it cannot be written, which is no reason to stop training.
+    display: ProgressDisplay,
+    /// `None` after a write failed, which does not stop training.
     out: Option<W>,
     failure: Option<io::Error>,
     bar: Option<ProgressBar>,
@@ -50,11 +54,11 @@ pub struct Console<W> {
 
 impl<W: Write> Console<W> {
     /// An observer that writes lines to `out`.
-    pub fn new(display: Display, out: W) -> Self {
+    pub fn new(display: ProgressDisplay, out: W) -> Self {
         Self { display, out: Some(out), failure: None, bar: None }
     }
 
-    /// Why not all lines could be written. A reader that has gone is no failure.
+    /// The error of the write that failed, except that of a closed pipe.
     pub fn failure(&self) -> Option<&io::Error> {
         self.failure.as_ref()
     }
@@ -71,7 +75,7 @@ impl<W: Write> Observer for Console<W> {
     }
 
     fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64) {
-        if self.display == Display::Bar {
+        if self.display == ProgressDisplay::Bar {
             let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} {msg}");
             let bar =
                 ProgressBar::new(steps).with_position(step).with_prefix(format!("epoch {epoch}/{epochs}"));
@@ -127,7 +131,7 @@ mod tests {
     #[test]
     fn a_reader_that_goes_away_is_no_error() {
         let mut gone = Gone(0, ErrorKind::BrokenPipe);
-        let mut console = Console::new(Display::Lines, &mut gone);
+        let mut console = Console::new(ProgressDisplay::Lines, &mut gone);
         console.notice("one");
         console.notice("two");
         assert!(console.failure().is_none());
@@ -137,7 +141,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_an_error() {
         let mut full = Gone(0, ErrorKind::StorageFull);
-        let mut console = Console::new(Display::Lines, &mut full);
+        let mut console = Console::new(ProgressDisplay::Lines, &mut full);
         console.notice("one");
         console.notice("two");
         assert_eq!(console.failure().map(io::Error::kind), Some(ErrorKind::StorageFull));
@@ -156,7 +160,7 @@ mod tests {
             samples_per_second: 1234.4,
             seconds: 1.0,
         };
-        Console::new(Display::Lines, &mut text).epoch_ended(3, Some(&record));
+        Console::new(ProgressDisplay::Lines, &mut text).epoch_ended(3, Some(&record));
         let expected =
             "epoch 2/3: train loss 0.2500, test loss 0.5000, test accuracy 0.8750, 1234 samples/s\n";
         assert_eq!(String::from_utf8(text).unwrap(), expected);

@@ -1,33 +1,34 @@
-//! What a run reports, on the console and as JSON.
+//! The figures of a run, for the console and as JSON.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// One epoch. Metrics that do not apply are `None` (`null` in JSON).
+/// The figures of an epoch. Metrics that do not apply are `None` (`null` in JSON). If the whole training set is a batch, only
+/// every N-th epoch has a record.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct EpochRecord {
     /// The epoch, counted from 1.
     pub epoch: u64,
-    /// Mean loss over the epoch's samples, each measured just before the step that used it.
+    /// Mean loss over the epoch's samples, each measured before the step that used it.
     pub train_loss: f64,
     /// Mean loss over the test set after the epoch.
     pub test_loss: Option<f64>,
-    /// Right answers over the test set, 0 to 1.
+    /// Share of correct predictions over the test set, 0 to 1.
     pub test_accuracy: Option<f64>,
     /// Coefficient of determination over the test set.
     pub test_r2: Option<f64>,
     /// Root of the mean squared error over the test set, in the target's unit.
     pub test_rmse: Option<f64>,
-    /// Samples of all ranks per second of the epoch's steps.
+    /// Samples of all ranks per second of the steps since the last record.
     pub samples_per_second: f64,
-    /// Seconds of the epoch's steps, without testing and saving.
+    /// Seconds of the steps since the last record, without testing and saving.
     pub seconds: f64,
 }
 
-/// The whole run, as `--report` writes it. Metrics that do not apply are `None` (`null` in JSON).
+/// The figures of a run, as `--report` writes them. Metrics that do not apply are `None` (`null` in JSON).
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Report {
-    /// Ranks.
+    /// Number of ranks.
     pub world_size: u32,
     /// The model's name.
     pub model: String,
@@ -45,15 +46,15 @@ pub struct Report {
     pub lr: f64,
     /// The weight decay.
     pub weight_decay: f64,
-    /// The global batch.
+    /// Samples of a batch, of all ranks together.
     pub batch_size: usize,
     /// The seed.
     pub seed: u64,
-    /// How gradients travelled.
+    /// How gradients were sent.
     pub compression: String,
-    /// Epochs completed, those before a resumption included.
+    /// Epochs completed, including those before a resumption.
     pub epochs: u64,
-    /// Steps taken, those before a resumption included.
+    /// Steps taken, including those before a resumption.
     pub steps: u64,
     /// Whether a signal ended the run. Such a run evaluates nothing: the metrics below are `None`.
     pub stopped: bool,
@@ -62,9 +63,9 @@ pub struct Report {
     pub train_loss: f64,
     /// The same over the test set.
     pub test_loss: Option<f64>,
-    /// Right answers over the test set, 0 to 1.
+    /// Share of correct predictions over the test set, 0 to 1.
     pub test_accuracy: Option<f64>,
-    /// Right answers over the training set, 0 to 1.
+    /// Share of correct predictions over the training set, 0 to 1.
     pub train_accuracy: Option<f64>,
     /// Coefficient of determination over the test set.
     pub test_r2: Option<f64>,
@@ -74,17 +75,17 @@ pub struct Report {
     pub samples_per_second: f64,
     /// Seconds from the first step to the end, testing and saving included.
     pub seconds: f64,
-    /// Bytes of a bucket of gradients; `None` where they are reduced after the backward pass.
+    /// Bytes of a bucket of gradients; `None` if they are reduced after the backward pass.
     pub bucket_bytes: Option<usize>,
-    /// Seconds in which rank 0 had a collective under way, waiting for slower ranks included.
+    /// Seconds in which rank 0 had a collective in flight, including the wait for slower ranks.
     pub communication_seconds: f64,
-    /// Those of them that rank 0 spent waiting, never more: what was not hidden behind the backward pass.
+    /// The part of them in which rank 0 waited: communication that did not overlap with the backward pass.
     pub exposed_communication_seconds: f64,
     /// Bytes that rank 0 sent.
     pub bytes_sent: u64,
     /// [`parameters_hash`] of the final parameters.
     pub parameters_hash: String,
-    /// The epochs, those before a resumption included.
+    /// The recorded epochs, including those before a resumption.
     pub history: Vec<EpochRecord>,
 }
 

@@ -5,32 +5,33 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::agree::{all_succeeded, first_difference, short_digest};
-use super::checkpoint::{self, CheckpointError, Position, State};
-use super::config::{Config, Existing};
-use super::plan::Plan;
+use super::checkpoint::{self, CheckpointError, Position, TrainingState};
+use super::config::{Config, Existing, default_learning_rate};
+use super::optimizer::Rule;
 use super::progress::Observer;
 use super::report::{Report, parameters_hash};
+use super::setup::{Settings, Setup};
 use super::trainer::{Metrics, Trainer};
-use super::{Phase, TrainError, atomic_file};
-use crate::group::Group;
+use super::{Phase, TrainError, atomic_file, convergence, curvature};
+use crate::group::{Group, Statistics};
 use crate::types::Rank;
 
-/// How a run ended well.
+/// The result of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Summary {
-    /// All figures; the timings and bytes are this rank's own.
+    /// All figures. Times and bytes are this rank's.
     pub report: Report,
     /// The final parameters, the same on all ranks.
     pub parameters: Vec<f32>,
 }
 
-/// Trains as `config` says, with all ranks of `group`. `observer` is told of what happens (pass
-/// [`Silent`](super::Silent) on all ranks but 0). Once `stop` is true on any rank, all ranks finish the step, save, write the
-/// report and return, without another evaluation.
+/// Trains as `config` says, with all ranks of `group`. `observer` is told about progress (pass [`Silent`](super::Silent) on all
+/// ranks but 0). Once `stop` is true on any rank, all ranks finish the step, save, write the report and return, without another
+/// evaluation.
 ///
 /// # Errors
 ///
-/// See [`TrainError`]. Where one rank fails, all return an error.
+/// See [`TrainError`]. If one rank fails, all return an error.
 pub fn run(
     group: &mut Group,
     config: &Config,
@@ -38,41 +39,112 @@ pub fn run(
     observer: &mut dyn Observer,
 ) -> Result<Summary, TrainError> {
     agree_on_arguments(group, config)?;
-    let plan = Plan::new(config).map_err(TrainError::from);
-    let plan = all_succeeded(group, Phase::Data, plan)?;
-    agree_on_data(group, &plan)?;
-    observer.notice(&introduction(group, config, &plan));
-    let state = starting_state(group, config, &plan, observer)?;
+    let setup = Setup::new(config).map_err(TrainError::from);
+    let setup = all_succeeded(group, Phase::Data, setup)?;
+    agree_on_data(group, &setup)?;
+    setup.dataset.notes.iter().for_each(|note| observer.notice(note));
+    let state = starting_state(group, config, &setup, observer)?;
+    observer.notice(&introduction(group, config, &setup, state.learning_rate));
     let clock = Instant::now();
     let before = group.statistics();
-    let mut trainer = Trainer::new(config, &plan, state, group, stop);
+    let mut trainer = Trainer::new(config, &setup, state, group, stop);
     trainer.train(group, observer)?;
-    let train = trainer.evaluate(group, &plan.dataset.train)?;
-    let test = trainer.evaluate(group, &plan.dataset.test)?;
-    if trainer.stopped {
-        let steps = trainer.state.position.steps_total;
-        let saved = if config.checkpoint.is_some() { "saved; go on with --resume" } else { "nothing saved" };
-        observer.notice(&format!("stopped by a signal after step {steps}, {saved}"));
+    let train = trainer.evaluate(group, &setup.dataset.train)?;
+    let test = trainer.evaluate(group, &setup.dataset.test)?;
+    if let Some(train) = train {
+        check_against_constant(&setup, &trainer, train, observer)?;
     }
+    observer.notice(&ending(config, &setup, &trainer));
+    let report = report(group, config, &setup, &trainer, (train, test), (clock, before));
+    let written = match &config.report {
+        Some(path) if group.rank() == Rank::ZERO => write_report(path, &report),
+        _ => Ok(()),
+    };
+    all_succeeded(group, Phase::Storage, written.map_err(TrainError::from))?;
+    Ok(Summary { report, parameters: trainer.state.parameters })
+}
+
+/// Bytes that a report may take; most take less.
+const REPORT_BYTES_USUAL: u64 = 1 << 16;
+/// A loss beyond this many times the constant prediction's is a failure.
+const DIVERGED: f64 = 10.0;
+
+/// Compares the training loss with that of the best constant prediction, which a model that has learned something is below.
+fn check_against_constant(
+    setup: &Setup,
+    trainer: &Trainer<'_>,
+    train: Metrics,
+    observer: &mut dyn Observer,
+) -> Result<(), TrainError> {
+    let constant = setup.constant_loss();
+    if constant == 0.0 || train.loss <= constant {
+        return Ok(());
+    }
+    let message = format!(
+        "the training loss is {:.4} after {} steps, more than the {constant:.4} of a model that always predicts {}; lower --lr \
+         (it is {}), train for more --epochs, and leave out --no-standardize",
+        train.loss,
+        trainer.state.position.steps_total,
+        if train.accuracy.is_some() { "the same class probabilities" } else { "the mean" },
+        trainer.learning_rate(),
+    );
+    if train.loss > DIVERGED * constant {
+        return Err(TrainError::Diverged(message));
+    }
+    observer.notice(&format!("warning: {message}"));
+    Ok(())
+}
+
+/// Why training ended, and what to do next.
+fn ending(config: &Config, setup: &Setup, trainer: &Trainer<'_>) -> String {
+    let position = trainer.state.position;
+    let convex = setup.model.hidden().is_empty();
+    if trainer.stopped {
+        let saved = match &config.checkpoint {
+            Some(target) => format!("saved to {}; go on with --resume", target.directory.display()),
+            None => "nothing saved, as there is no --checkpoint".into(),
+        };
+        format!("stopped by a signal after step {}: {saved}", position.steps_total)
+    } else if trainer.converged() {
+        format!("converged: the loss no longer falls after epoch {}", position.epoch)
+    } else if convergence::is_still_improving(&trainer.state.history, setup.constant_loss(), convex) {
+        "still improving: more --epochs or a larger --lr".into()
+    } else {
+        format!("done: {} epochs", position.epoch)
+    }
+}
+
+/// The report of a run that began at `clock`, when the group's statistics were `before`.
+fn report(
+    group: &Group,
+    config: &Config,
+    setup: &Setup,
+    trainer: &Trainer<'_>,
+    (train, test): (Option<Metrics>, Option<Metrics>),
+    (clock, before): (Instant, Statistics),
+) -> Report {
     let after = group.statistics();
     let communication = after.communication.saturating_sub(before.communication);
+    // The waits of callers include the time to begin and to end operations.
+    let exposed = after.exposed.saturating_sub(before.exposed).min(communication);
     let figure = |metrics: Option<Metrics>, get: fn(Metrics) -> Option<f64>| metrics.and_then(get);
-    let report = Report {
+    let state = &trainer.state;
+    Report {
         world_size: group.size().get(),
-        model: plan.model.to_string(),
-        dataset: plan.dataset.name.clone(),
-        train_samples: plan.dataset.train.len(),
-        test_samples: plan.dataset.test.len(),
-        parameters: plan.network.parameter_count(),
-        optimizer: config.rule.name().into(),
-        lr: shortest(config.learning_rate(&plan.model)),
+        model: setup.model.to_string(),
+        dataset: setup.dataset.name.clone(),
+        train_samples: setup.dataset.train.len(),
+        test_samples: setup.dataset.test.len(),
+        parameters: setup.network.parameter_count(),
+        optimizer: setup.settings.rule.name().into(),
+        lr: shortest(trainer.learning_rate()),
         weight_decay: shortest(config.weight_decay),
-        batch_size: config.batch_size,
+        batch_size: setup.settings.batch_size,
         seed: config.seed,
         compression: config.compression.to_string(),
         bucket_bytes: trainer.bucket_bytes(),
-        epochs: trainer.state.position.epoch,
-        steps: trainer.state.position.steps_total,
+        epochs: state.position.epoch,
+        steps: state.position.steps_total,
         stopped: trainer.stopped,
         train_loss: train.map_or_else(|| trainer.running_loss(), |metrics| metrics.loss),
         test_loss: test.map(|metrics| metrics.loss),
@@ -83,22 +155,11 @@ pub fn run(
         samples_per_second: trainer.step_samples as f64 / trainer.step_seconds.max(1e-9),
         seconds: clock.elapsed().as_secs_f64(),
         communication_seconds: communication.as_secs_f64(),
-        // Callers' waits are measured around the operations, with what it takes to begin and to leave them.
-        exposed_communication_seconds: after
-            .exposed
-            .saturating_sub(before.exposed)
-            .min(communication)
-            .as_secs_f64(),
+        exposed_communication_seconds: exposed.as_secs_f64(),
         bytes_sent: after.bytes_sent - before.bytes_sent,
-        parameters_hash: parameters_hash(&trainer.state.parameters),
-        history: trainer.state.history.clone(),
-    };
-    let written = match &config.report {
-        Some(path) if group.rank() == Rank::ZERO => write_report(path, &report),
-        _ => Ok(()),
-    };
-    all_succeeded(group, Phase::Storage, written.map_err(TrainError::from))?;
-    Ok(Summary { report, parameters: trainer.state.parameters })
+        parameters_hash: parameters_hash(&state.parameters),
+        history: state.history.clone(),
+    }
 }
 
 /// An f32 as the f64 that prints the same: 0.001 and not 0.0010000000474974513.
@@ -106,24 +167,24 @@ fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
-fn introduction(group: &Group, config: &Config, plan: &Plan) -> String {
-    let target = match plan.dataset.classes.len() {
+fn introduction(group: &Group, config: &Config, setup: &Setup, learning_rate: Option<f32>) -> String {
+    let target = match setup.dataset.classes.len() {
         0 => "regression".to_owned(),
         count => format!("{count} classes"),
     };
+    let Settings { rule, batch_size, epochs, stops_when_converged, .. } = &setup.settings;
     format!(
-        "{} on {} ({target}): {} training and {} test samples of {} features, {} parameters; {} lr {}, batch {}, {} epochs, \
-         seed {}, {} ranks",
-        plan.model,
-        plan.dataset.name,
-        plan.dataset.train.len(),
-        plan.dataset.test.len(),
-        plan.dataset.train.features.columns(),
-        plan.network.parameter_count(),
-        config.rule.name(),
-        config.learning_rate(&plan.model),
-        config.batch_size,
-        config.epochs,
+        "{} on {} ({target}): {} training and {} test samples of {} features, {} parameters; {} lr {}, batch {batch_size}, \
+         {}{epochs} epochs, seed {}, {} ranks",
+        setup.model,
+        setup.dataset.name,
+        setup.dataset.train.len(),
+        setup.dataset.test.len(),
+        setup.dataset.train.features.columns(),
+        setup.network.parameter_count(),
+        rule.name(),
+        learning_rate.unwrap_or_default(),
+        if *stops_when_converged { "at most " } else { "" },
         config.seed,
         group.size(),
     )
@@ -137,25 +198,25 @@ fn agree_on_arguments(group: &mut Group, config: &Config) -> Result<(), TrainErr
     Err(TrainError::ArgumentsDiffer { rank, what: names.join(", ") })
 }
 
-fn agree_on_data(group: &mut Group, plan: &Plan) -> Result<(), TrainError> {
-    match first_difference(group, &[short_digest(&plan.digest)])? {
+fn agree_on_data(group: &mut Group, setup: &Setup) -> Result<(), TrainError> {
+    match first_difference(group, &[short_digest(&setup.digest)])? {
         None => Ok(()),
-        Some((rank, _)) => Err(TrainError::DataDiffer { rank, name: plan.dataset.name.clone() }),
+        Some((rank, _)) => Err(TrainError::DataDiffer { rank, name: setup.dataset.name.clone() }),
     }
 }
 
-/// Rank 0's fresh parameters or checkpoint, on all ranks.
+/// The state to start from, the same on all ranks: rank 0's checkpoint, or fresh parameters.
 fn starting_state(
     group: &mut Group,
     config: &Config,
-    plan: &Plan,
+    setup: &Setup,
     observer: &mut dyn Observer,
-) -> Result<State, TrainError> {
-    let found = if group.rank() == Rank::ZERO { look_for_checkpoint(config, plan) } else { Ok(None) };
+) -> Result<TrainingState, TrainError> {
+    let found = if group.rank() == Rank::ZERO { prepare_storage(config, setup) } else { Ok(None) };
     let found = all_succeeded(group, Phase::Storage, found.map_err(TrainError::from))?;
-    let resuming = config.checkpoint.as_ref().is_some_and(|place| place.existing == Existing::Resume);
+    let resuming = config.checkpoint.as_ref().is_some_and(|target| target.existing == Existing::Resume);
     match &found {
-        Some(State { position, .. }) => observer.notice(&format!(
+        Some(TrainingState { position, .. }) => observer.notice(&format!(
             "going on from the checkpoint at step {} (epoch {}, step {} of it)",
             position.steps_total,
             position.epoch + 1,
@@ -164,51 +225,64 @@ fn starting_state(
         None if resuming => observer.notice("no checkpoint to go on from yet: starting from the beginning"),
         None => {}
     }
-    let count = plan.network.parameter_count();
-    let mut state = found.unwrap_or_else(|| State {
-        position: Position::default(),
-        parameters: plan.network.initialize(config.seed),
-        optimizer: vec![vec![0.0; count]; config.rule.state_names().len()],
-        history: Vec::new(),
+    if let (Some(TrainingState { learning_rate: Some(saved), .. }), Some(given)) =
+        (&found, config.learning_rate)
+        && *saved != given
+    {
+        observer.notice(&format!("--lr changes from {saved} to {given}"));
+    }
+    let count = setup.network.parameter_count();
+    let mut state = found.unwrap_or_else(|| TrainingState {
+        parameters: setup.network.initialize(config.seed),
+        optimizer: vec![vec![0.0; count]; setup.settings.rule.state_names().len()],
+        ..TrainingState::default()
     });
-    let mut words = state.position.to_words();
-    group.broadcast(&mut words, Rank::ZERO)?;
-    state.position = Position::from_words(words);
+    broadcast_state(group, &mut state)?;
+    state.learning_rate = Some(match (config.learning_rate.or(state.learning_rate), setup.settings.rule) {
+        (Some(rate), _) => rate,
+        (None, Rule::Nesterov) if setup.model.hidden().is_empty() => {
+            curvature::safe_learning_rate(group, setup, config.weight_decay)?
+        }
+        (None, rule) => default_learning_rate(rule, &setup.model),
+    });
+    Ok(state)
+}
+
+/// Gives all ranks rank 0's state.
+fn broadcast_state(group: &mut Group, state: &mut TrainingState) -> Result<(), TrainError> {
+    let mut position = state.position.to_words();
+    group.broadcast(&mut position, Rank::ZERO)?;
+    state.position = Position::from_words(position);
+    // 0 stands for none: a rate is above 0.
+    let mut rate = [state.learning_rate.unwrap_or_default()];
+    group.broadcast(&mut rate, Rank::ZERO)?;
+    state.learning_rate = Some(rate[0]).filter(|&rate| rate > 0.0);
     group.broadcast(&mut state.parameters, Rank::ZERO)?;
     for vector in &mut state.optimizer {
         group.broadcast(vector, Rank::ZERO)?;
     }
-    Ok(state)
+    state.history = group.broadcast_object(&state.history, Rank::ZERO)?;
+    Ok(())
 }
 
-fn look_for_checkpoint(config: &Config, plan: &Plan) -> Result<Option<State>, CheckpointError> {
+/// Checks that the report and checkpoints can be written, so that a run does not fail at the end of its first epoch. Returns the
+/// checkpoint to go on from.
+fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingState>, CheckpointError> {
     if let Some(path) = &config.report {
-        check_report_place(path)?;
+        atomic_file::check_space(path, REPORT_BYTES_USUAL)
+            .map_err(|error| CheckpointError::io("write the report", path, error))?;
     }
-    let Some(place) = &config.checkpoint else { return Ok(None) };
-    match place.existing {
-        Existing::Resume => checkpoint::load(&place.directory, &plan.network, &plan.identity(config)),
-        Existing::Refuse if checkpoint::exists(&place.directory)? => {
-            Err(CheckpointError::Exists { path: place.directory.join(checkpoint::FILE_NAME) })
+    let Some(target) = &config.checkpoint else { return Ok(None) };
+    let identity = setup.identity(config);
+    let found = match target.existing {
+        Existing::Resume => checkpoint::load(&target.directory, &setup.network, &identity)?,
+        Existing::Refuse if checkpoint::exists(&target.directory)? => {
+            return Err(CheckpointError::Exists { path: target.directory.join(checkpoint::FILE_NAME) });
         }
-        Existing::Refuse => {
-            // Better to learn now than at the end of the first epoch that this is no place to save.
-            std::fs::create_dir_all(&place.directory)
-                .map_err(|error| CheckpointError::io("make the directory", &place.directory, error))?;
-            Ok(None)
-        }
-    }
-}
-
-fn check_report_place(path: &Path) -> Result<(), CheckpointError> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let fail = |kind: std::io::ErrorKind| Err(CheckpointError::io("write the report", path, kind.into()));
-    match std::fs::metadata(parent) {
-        Err(error) => Err(CheckpointError::io("write the report", path, error)),
-        Ok(metadata) if !metadata.is_dir() => fail(std::io::ErrorKind::NotADirectory),
-        Ok(_) if path.is_dir() => fail(std::io::ErrorKind::IsADirectory),
-        Ok(_) => Ok(()),
-    }
+        Existing::Refuse => None,
+    };
+    checkpoint::check_space(&target.directory, &setup.network, &identity)?;
+    Ok(found)
 }
 
 fn write_report(path: &Path, report: &Report) -> Result<(), CheckpointError> {

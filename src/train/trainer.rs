@@ -5,39 +5,42 @@ use std::time::Instant;
 
 use ndarray::s;
 
-use super::agree::all_succeeded;
+use super::agree::{self, all_succeeded};
 use super::batches::{Batches, part};
 use super::buckets::Buckets;
-use super::checkpoint::{self, Identity, State};
+use super::checkpoint::{self, Identity, Position, TrainingState};
 use super::config::Config;
-use super::data::{Samples, Targets};
+use super::convergence;
+use super::data::{Samples, Targets, Task};
 use super::model::Workspace;
 use super::optimizer::Optimizer;
-use super::plan::{Plan, spread};
 use super::progress::Observer;
 use super::report::EpochRecord;
+use super::setup::{Setup, spread};
 use super::{Phase, TrainError};
 use crate::group::Group;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
-/// The fewest samples that are evaluated at once, however small the batch is.
+/// The fewest samples that are evaluated at once, also with small batches.
 const EVALUATION_ROWS_MIN: usize = 256;
 
 /// One rank's training loop.
 pub(crate) struct Trainer<'a> {
     config: &'a Config,
-    plan: &'a Plan,
+    setup: &'a Setup,
     identity: Identity,
     stop: &'a AtomicBool,
     optimizer: Optimizer,
-    /// Parameters, position and history; the optimiser's vectors move here only to be saved.
-    pub(crate) state: State,
+    /// Parameters, position and history. The optimiser's vectors are moved here only to be saved.
+    pub(crate) state: TrainingState,
     gradients: Vec<f32>,
-    /// How gradients travel while others are still computed; `None` to reduce them after the backward pass.
+    /// Reduces gradients while others are still computed; `None` to reduce all after the backward pass.
     buckets: Option<Buckets>,
     workspace: Workspace,
     /// Whether a rank was asked to stop. All ranks learn it in the same step or in the same block of an evaluation.
     pub(crate) stopped: bool,
+    /// Mean loss of the last epoch that was completed.
+    epoch_loss: f64,
     /// Seconds and samples of this process's steps.
     pub(crate) step_seconds: f64,
     pub(crate) step_samples: u64,
@@ -55,118 +58,143 @@ pub(crate) struct Metrics {
 }
 
 impl<'a> Trainer<'a> {
-    /// A trainer that starts, or goes on, from `state`, which is the same on all ranks.
+    /// A trainer that starts or goes on from `state`, which is the same on all ranks.
     pub(crate) fn new(
         config: &'a Config,
-        plan: &'a Plan,
-        mut state: State,
+        setup: &'a Setup,
+        mut state: TrainingState,
         group: &Group,
         stop: &'a AtomicBool,
     ) -> Self {
-        let count = plan.network.parameter_count();
-        let mut optimizer =
-            Optimizer::new(config.rule, config.learning_rate(&plan.model), config.weight_decay, count);
+        let count = setup.network.parameter_count();
+        let rate = state.learning_rate.expect("the run has decided on a learning rate");
+        let mut optimizer = Optimizer::new(setup.settings.rule, rate, config.weight_decay, count);
         optimizer.steps = state.position.steps_total;
+        optimizer.momentum_start = state.position.momentum_start;
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }
-        // A single bucket would only leave when everything is ready, and be handed to another thread for nothing.
+        // A single bucket would be sent only when all gradients are ready: it would hide nothing.
         let bytes = config.bucket_bytes.filter(|&bytes| group.size() != WorldSize::ONE && bytes < 4 * count);
-        let batch = config.batch_size.min(plan.dataset.train.len()).div_ceil(group.size().as_usize());
+        let batch =
+            setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(group.size().as_usize());
         Self {
             config,
-            plan,
-            identity: plan.identity(config),
+            setup,
+            identity: setup.identity(config),
             stop,
             optimizer,
+            epoch_loss: state.history.last().map_or(0.0, |record| record.train_loss),
             state,
             gradients: vec![0.0; count],
             buckets: bytes.map(|bytes| Buckets::new(bytes, config.compression)),
-            workspace: plan.network.workspace(batch.max(EVALUATION_ROWS_MIN)),
+            workspace: setup.network.workspace(batch.max(EVALUATION_ROWS_MIN)),
             stopped: false,
             step_seconds: 0.0,
             step_samples: 0,
         }
     }
 
-    /// Bytes of a bucket, if gradients travel in buckets.
+    /// The learning rate.
+    pub(crate) fn learning_rate(&self) -> f32 {
+        self.optimizer.learning_rate
+    }
+
+    /// Bytes of a bucket, if gradients are reduced in buckets.
     pub(crate) fn bucket_bytes(&self) -> Option<usize> {
         self.buckets.as_ref().map(|buckets| buckets.elements() * size_of::<f32>())
     }
 
-    /// Trains until the last epoch is done or a rank is asked to stop.
+    /// Trains until the last epoch is done, the loss no longer falls, or a rank is asked to stop.
     pub(crate) fn train(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        while self.state.position.epoch < self.config.epochs && !self.stopped {
-            self.epoch(group, observer)?;
+        while self.state.position.epoch < self.setup.settings.epochs && !self.stopped && !self.converged() {
+            self.train_to_record(group, observer)?;
         }
         Ok(())
     }
 
-    /// Mean loss of the current epoch's samples so far; between two epochs, of the last one.
-    pub(crate) fn running_loss(&self) -> f64 {
-        let position = self.state.position;
-        match self.state.history.last() {
-            Some(record) if position.samples == 0 => record.train_loss,
-            _ => position.loss_sum / position.samples.max(1) as f64,
-        }
+    /// Whether the run ends because the loss no longer falls.
+    pub(crate) fn converged(&self) -> bool {
+        self.setup.settings.stops_when_converged
+            && convergence::has_converged(&self.state.history, self.setup.constant_loss())
     }
 
-    /// Trains through an epoch, or through the rest of one, tests and saves. After a stop signal it saves without testing: the
+    /// Mean loss of the current epoch's samples so far; between two epochs, of the last one.
+    pub(crate) fn running_loss(&self) -> f64 {
+        let Position { loss_sum, samples, .. } = self.state.position;
+        if samples > 0 { loss_sum / samples as f64 } else { self.epoch_loss }
+    }
+
+    /// Trains to the end of the epoch that is recorded next, tests and saves. After a stop signal it saves without testing: the
     /// launcher kills ranks that take too long to end.
-    fn epoch(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        let (config, plan) = (self.config, self.plan);
-        let start = self.state.position;
-        let batches = Batches::new(config.seed, start.epoch, plan.dataset.train.len(), config.batch_size);
-        observer.epoch_started(start.epoch + 1, config.epochs, start.step, batches.count() as u64);
+    fn train_to_record(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let setup = self.setup;
+        let (settings, train) = (&setup.settings, &setup.dataset.train);
+        let last = (self.state.position.epoch + 1).next_multiple_of(settings.epochs_per_record);
+        let last = last.min(settings.epochs);
+        let steps = (train.len().div_ceil(settings.batch_size)) as u64;
+        let first = (last - 1) / settings.epochs_per_record * settings.epochs_per_record;
+        let Position { epoch, step, .. } = self.state.position;
+        observer.epoch_started(last, settings.epochs, (epoch - first) * steps + step, (last - first) * steps);
         let clock = Instant::now();
         let mut samples = 0;
-        for index in start.step as usize..batches.count() {
-            let batch = batches.batch(index);
-            let loss = self.step(group, batch)?;
-            samples += batch.len() as u64;
-            observer.step_taken(loss / batch.len() as f64, samples as f64 / clock.elapsed().as_secs_f64());
-            if self.stopped {
-                break;
+        while self.state.position.epoch < last && !self.stopped {
+            let Position { epoch, step, .. } = self.state.position;
+            let batches = Batches::new(self.config.seed, epoch, train.len(), settings.batch_size);
+            for index in step as usize..batches.count() {
+                let batch = batches.batch(index);
+                let loss = self.step(group, batch)?;
+                samples += batch.len() as u64;
+                let rate = samples as f64 / clock.elapsed().as_secs_f64();
+                observer.step_taken(loss / batch.len() as f64, rate);
+                if self.stopped {
+                    break;
+                }
+            }
+            if self.state.position.step == steps {
+                self.epoch_loss = self.running_loss();
+                let Position { steps_total, momentum_start, .. } = self.state.position;
+                self.state.position =
+                    Position { epoch: epoch + 1, steps_total, momentum_start, ..Position::default() };
             }
         }
         let seconds = clock.elapsed().as_secs_f64();
         self.step_seconds += seconds;
         self.step_samples += samples;
-        let train_loss = self.running_loss();
-        let position = &mut self.state.position;
-        if position.step < batches.count() as u64 {
-            observer.epoch_ended(config.epochs, None);
-            return self.save(group);
+        observer.adjust_parameters(&mut self.state.parameters);
+        agree::check_replicas(group, self.state.position.epoch, &self.state.parameters)?;
+        let mut record = None;
+        if self.state.position.epoch == last {
+            let test = self.evaluate(group, &setup.dataset.test)?;
+            let rate = samples as f64 / seconds.max(f64::MIN_POSITIVE);
+            record = Some(EpochRecord {
+                epoch: last,
+                train_loss: self.epoch_loss,
+                test_loss: test.map(|metrics| metrics.loss),
+                test_accuracy: test.and_then(|metrics| metrics.accuracy),
+                test_r2: test.and_then(|metrics| metrics.r2),
+                test_rmse: test
+                    .filter(|_| setup.dataset.task() == Task::Regression)
+                    .map(|metrics| metrics.loss.sqrt()),
+                samples_per_second: rate,
+                seconds,
+            });
         }
-        (position.epoch, position.step, position.loss_sum, position.samples) =
-            (position.epoch + 1, 0, 0.0, 0);
-        let test = self.evaluate(group, &plan.dataset.test)?;
-        let regression = matches!(plan.dataset.test.targets, Targets::Numbers(_));
-        let record = EpochRecord {
-            epoch: start.epoch + 1,
-            train_loss,
-            test_loss: test.map(|metrics| metrics.loss),
-            test_accuracy: test.and_then(|metrics| metrics.accuracy),
-            test_r2: test.and_then(|metrics| metrics.r2),
-            test_rmse: test.filter(|_| regression).map(|metrics| metrics.loss.sqrt()),
-            samples_per_second: samples as f64 / seconds.max(f64::MIN_POSITIVE),
-            seconds,
-        };
-        observer.epoch_ended(config.epochs, Some(&record));
-        self.state.history.push(record);
+        observer.epoch_ended(settings.epochs, record.as_ref());
+        self.state.history.extend(record);
         self.save(group)
     }
 
     /// One step on a global batch. Returns the sum of its losses.
     fn step(&mut self, group: &mut Group, batch: &[u32]) -> Result<f64, TrainError> {
-        let plan = self.plan;
+        let setup = self.setup;
         let mine = batch[part(batch.len(), group.rank(), group.size())].iter().map(|&sample| sample as usize);
-        let train = &plan.dataset.train;
+        let train = &setup.dataset.train;
         let input = self.workspace.input.slice_mut(s![..mine.len(), ..]);
-        train.features.gather(mine.clone(), plan.standardizer.as_ref(), input);
+        train.features.gather(mine.clone(), setup.standardizer.as_ref(), input);
         let slice = self.buckets.as_ref().map_or(usize::MAX, Buckets::elements);
         let mut sent = Ok(());
-        let outcome = plan.network.differentiate(
+        let outcome = setup.network.differentiate(
             &self.state.parameters,
             &mut self.gradients,
             &mut self.workspace,
@@ -191,6 +219,7 @@ impl<'a> Trainer<'a> {
             buckets.drain(&mut self.gradients, |range, gradients| {
                 optimizer.update(range, parameters, gradients);
             })?;
+            optimizer.finish(parameters);
             shared.copy_from_slice(&figures.wait()?);
         } else {
             let compression = self.config.compression;
@@ -201,6 +230,7 @@ impl<'a> Trainer<'a> {
         let position = &mut self.state.position;
         position.step += 1;
         position.steps_total += 1;
+        position.momentum_start = self.optimizer.momentum_start;
         position.loss_sum += shared[0];
         position.samples += batch.len() as u64;
         self.stopped = shared[1] > 0.0;
@@ -212,7 +242,7 @@ impl<'a> Trainer<'a> {
         f64::from(u8::from(self.stop.load(Ordering::Relaxed)))
     }
 
-    /// Stops the job on all ranks: this one's loss is no number.
+    /// Stops the job on all ranks, because the loss on this one is not finite.
     fn diverged(&self, group: &mut Group, loss: f64) -> TrainError {
         let position = self.state.position;
         let what = if loss.is_nan() { "NaN" } else { "infinite" };
@@ -225,7 +255,7 @@ impl<'a> Trainer<'a> {
             self.optimizer.learning_rate,
             if self.config.standardize { "" } else { ", or leave --no-standardize out" },
         );
-        // Whichever rank was first, every rank ends with an error; this one has the better words for its own.
+        // Every rank ends with an error. If another rank aborted first, this one still reports its own message.
         let _ = group.abort(&message);
         TrainError::Diverged(message)
     }
@@ -249,8 +279,8 @@ impl<'a> Trainer<'a> {
             let start = mine.end.min(mine.start + index * block);
             let rows = start..mine.end.min(start + block);
             let input = self.workspace.input.slice_mut(s![..rows.len(), ..]);
-            samples.features.gather(rows.clone(), self.plan.standardizer.as_ref(), input);
-            let network = &self.plan.network;
+            samples.features.gather(rows.clone(), self.setup.standardizer.as_ref(), input);
+            let network = &self.setup.network;
             let outcome =
                 network.evaluate(&self.state.parameters, &mut self.workspace, &samples.targets, rows);
             let mut shared = [outcome.loss, outcome.correct as f64, self.stop_flag()];
@@ -263,7 +293,7 @@ impl<'a> Trainer<'a> {
         }
         let [loss, correct, _] = sums;
         if !loss.is_finite() {
-            // All ranks hold the same sum and return together; none is left waiting.
+            // All ranks hold the same sum, so they return together.
             let steps = self.state.position.steps_total;
             let rate = self.optimizer.learning_rate;
             let message =
@@ -279,19 +309,19 @@ impl<'a> Trainer<'a> {
         }))
     }
 
-    /// Saves a checkpoint, if one is asked for; all ranks return the same result.
+    /// Saves a checkpoint if the configuration asks for one. All ranks return the same result.
     fn save(&mut self, group: &mut Group) -> Result<(), TrainError> {
-        // The parameters are the same on all ranks, so all come to the same answer.
+        // The parameters are the same on all ranks, so all ranks return the same result.
         if !self.state.parameters.iter().all(|value| value.is_finite()) {
             let steps = self.state.position.steps_total;
             let message = format!("a parameter is not finite after step {steps} on all ranks; lower --lr");
             return Err(TrainError::Diverged(message));
         }
-        let Some(place) = &self.config.checkpoint else { return Ok(()) };
+        let Some(target) = &self.config.checkpoint else { return Ok(()) };
         let mut saved = Ok(());
         if group.rank() == Rank::ZERO {
             self.state.optimizer = std::mem::take(&mut self.optimizer.state);
-            saved = checkpoint::save(&place.directory, &self.plan.network, &self.identity, &self.state);
+            saved = checkpoint::save(&target.directory, &self.setup.network, &self.identity, &self.state);
             self.optimizer.state = std::mem::take(&mut self.state.optimizer);
         }
         all_succeeded(group, Phase::Storage, saved.map_err(TrainError::from))

@@ -3,27 +3,28 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ringtrain::train::data::{Source, Task};
+use ringtrain::train::data::{DataSource, Header, Task};
 use ringtrain::train::optimizer::Rule;
 use ringtrain::train::{
-    BATCH_SIZE_DEFAULT, CHECKPOINT_FILE_NAME, Checkpoint, CheckpointError, Config, EPOCHS_DEFAULT,
-    EpochRecord, Existing, Observer, Silent, Summary, TrainError, run,
+    CHECKPOINT_FILE_NAME, Checkpoint, CheckpointError, Config, EPOCHS_DEFAULT, EpochRecord, Existing,
+    Observer, Silent, Summary, TrainError, run,
 };
 use ringtrain::{Compression, Group};
 
-fn config() -> Config {
+pub(crate) fn config() -> Config {
     Config {
-        source: Source::Digits,
+        source: DataSource::Digits,
         target: None,
+        header: Header::Expected,
         test_fraction: 0.2,
         model: None,
         task: None,
         standardize: true,
-        rule: Rule::Adam,
+        rule: None,
         learning_rate: None,
         weight_decay: 0.0,
-        batch_size: BATCH_SIZE_DEFAULT,
-        epochs: EPOCHS_DEFAULT,
+        batch_size: None,
+        epochs: None,
         seed: 0,
         compression: Compression::None,
         bucket_bytes: None,
@@ -32,7 +33,7 @@ fn config() -> Config {
     }
 }
 
-fn train(config: &Config) -> Result<Summary, TrainError> {
+pub(crate) fn train(config: &Config) -> Result<Summary, TrainError> {
     run(&mut Group::solo(), config, &AtomicBool::new(false), &mut Silent)
 }
 
@@ -52,7 +53,7 @@ fn other_models_and_optimisers_learn_too() {
         [("softmax", Rule::Adam), ("mlp:64,32", Rule::Sgd), ("mlp:64", Rule::Momentum { momentum: 0.9 })]
     {
         let model = Some(model.parse().unwrap());
-        let report = train(&Config { model, rule, ..config() }).unwrap().report;
+        let report = train(&Config { model, rule: Some(rule), ..config() }).unwrap().report;
         assert!(report.test_accuracy.unwrap() > 0.9, "{} {:?}", report.model, report.test_accuracy);
     }
 }
@@ -72,13 +73,13 @@ fn linear_regression_finds_the_least_squares() {
     let rows: String = (0..50).map(row).collect();
     std::fs::write(&path, format!("x,y,z,same\n{rows}")).unwrap();
     let config = Config {
-        source: Source::Csv(path),
+        source: DataSource::Csv(path),
         model: Some("linear".parse().unwrap()),
         target: Some("y".into()),
-        rule: Rule::Sgd,
+        rule: Some(Rule::Sgd),
         learning_rate: Some(0.3),
-        batch_size: 1000,
-        epochs: 300,
+        batch_size: Some(1000),
+        epochs: Some(300),
         test_fraction: 0.0,
         ..config()
     };
@@ -92,7 +93,7 @@ fn linear_regression_finds_the_least_squares() {
 #[test]
 fn an_mlp_learns_a_regression() {
     let config = Config {
-        source: Source::Synthetic { rows: 2000, columns: 8 },
+        source: DataSource::Synthetic { rows: 2000, columns: 8 },
         task: Some(Task::Regression),
         model: Some("mlp:32".parse().unwrap()),
         ..config()
@@ -117,6 +118,18 @@ impl Observer for StopAfter<'_> {
     fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
 }
 
+/// Collects the lines of a run.
+pub(crate) struct Lines(pub(crate) Vec<String>);
+
+impl Observer for Lines {
+    fn notice(&mut self, line: &str) {
+        self.0.push(line.to_owned());
+    }
+    fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
+    fn step_taken(&mut self, _: f64, _: f64) {}
+    fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
+}
+
 fn saving(directory: &Path, existing: Existing) -> Checkpoint {
     Checkpoint { directory: directory.to_owned(), existing }
 }
@@ -127,7 +140,7 @@ fn a_resumed_run_is_the_uninterrupted_one() {
     for rule in [Rule::Sgd, Rule::Momentum { momentum: 0.9 }, Rule::Adam] {
         let directory = tempfile::tempdir().unwrap();
         // 15 steps an epoch: the stops fall into the middle of an epoch, and on its last step.
-        let whole = Config { epochs: 3, batch_size: 100, rule, ..config() };
+        let whole = Config { epochs: Some(3), batch_size: Some(100), rule: Some(rule), ..config() };
         let expected = train(&whole).unwrap();
         for (pause, existing) in [(7, Existing::Refuse), (7, Existing::Resume), (12, Existing::Resume)] {
             let stop = AtomicBool::new(false);
@@ -146,7 +159,7 @@ fn a_resumed_run_is_the_uninterrupted_one() {
         // Nothing is left to do, and the figures are still there.
         assert_eq!(train(&config).unwrap().report.train_loss, expected.report.train_loss);
         // A longer run goes on from there.
-        assert_eq!(train(&Config { epochs: 4, ..config }).unwrap().report.epochs, 4);
+        assert_eq!(train(&Config { epochs: Some(4), ..config }).unwrap().report.epochs, 4);
     }
 }
 
@@ -158,7 +171,7 @@ fn a_stopped_run_saves_and_reports_without_another_evaluation() {
         let directory = tempfile::tempdir().unwrap();
         let stop = AtomicBool::new(false);
         let config = Config {
-            batch_size: 100,
+            batch_size: Some(100),
             checkpoint: Some(saving(directory.path(), Existing::Refuse)),
             report: Some(directory.path().join("report.json")),
             ..config()
@@ -176,18 +189,25 @@ fn a_stopped_run_saves_and_reports_without_another_evaluation() {
 fn a_checkpoint_is_neither_overwritten_nor_misused() {
     let directory = tempfile::tempdir().unwrap();
     let first =
-        Config { epochs: 1, checkpoint: Some(saving(directory.path(), Existing::Refuse)), ..config() };
+        Config { epochs: Some(1), checkpoint: Some(saving(directory.path(), Existing::Refuse)), ..config() };
     train(&first).unwrap();
     let file = directory.path().join(CHECKPOINT_FILE_NAME);
     let bytes = std::fs::read(&file).unwrap();
     let resume = Config { checkpoint: Some(saving(directory.path(), Existing::Resume)), ..first.clone() };
     for (config, expected) in [
         (first.clone(), "--resume"),
-        (Config { seed: 5, ..resume.clone() }, "its seed is 0"),
-        (Config { batch_size: 5, ..resume.clone() }, "its batch_size is 128"),
-        (Config { model: Some("mlp:5".parse().unwrap()), ..resume.clone() }, "its model is mlp:128"),
-        (Config { test_fraction: 0.3, ..resume.clone() }, "its data is"),
-        (Config { rule: Rule::Sgd, ..resume.clone() }, "its optimizer is adam"),
+        (Config { seed: 5, ..resume.clone() }, "made with --seed 0, this run has --seed 5"),
+        (Config { batch_size: Some(5), ..resume.clone() }, "--batch-size 128"),
+        (Config { model: Some("mlp:5".parse().unwrap()), ..resume.clone() }, "--model mlp:128"),
+        (
+            Config { test_fraction: 0.3, ..resume.clone() },
+            "made with --test-fraction 0.2, this run has --test-fraction 0.3",
+        ),
+        (Config { rule: Some(Rule::Sgd), ..resume.clone() }, "--optimizer adam"),
+        (
+            Config { weight_decay: 0.5, ..resume.clone() },
+            "made with --weight-decay 0, this run has --weight-decay 0.5",
+        ),
     ] {
         match train(&config) {
             Err(TrainError::Checkpoint(
@@ -201,12 +221,78 @@ fn a_checkpoint_is_neither_overwritten_nor_misused() {
     }
 }
 
+/// `--resume` used to take another rate, momentum or weight decay without a word.
+#[test]
+fn a_resumed_run_keeps_the_learning_rate_or_says_that_it_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let momentum = |momentum| Some(Rule::Momentum { momentum });
+    let first = Config {
+        rule: momentum(0.5),
+        learning_rate: Some(0.05),
+        epochs: Some(1),
+        checkpoint: Some(saving(directory.path(), Existing::Refuse)),
+        ..config()
+    };
+    train(&first).unwrap();
+    let resume = Config {
+        epochs: Some(2),
+        learning_rate: None,
+        checkpoint: Some(saving(directory.path(), Existing::Resume)),
+        ..first
+    };
+    assert_eq!(train(&resume).unwrap().report.lr, 0.05);
+    let mut lines = Lines(Vec::new());
+    let lower = Config { learning_rate: Some(0.01), ..resume.clone() };
+    let report = run(&mut Group::solo(), &lower, &AtomicBool::new(false), &mut lines).unwrap().report;
+    assert_eq!(report.lr, 0.01);
+    assert!(lines.0.iter().any(|line| line == "--lr changes from 0.05 to 0.01"), "{:?}", lines.0);
+    let error = train(&Config { rule: momentum(0.9), ..resume }).unwrap_err().to_string();
+    assert!(error.contains("made with --momentum 0.5, this run has --momentum 0.9"), "{error}");
+}
+
+/// A softmax whose loss had grown to thousands used to end with exit code 0.
+#[test]
+fn a_loss_far_above_that_of_a_constant_prediction_is_an_error() {
+    let config = Config {
+        model: Some("softmax".parse().unwrap()),
+        rule: Some(Rule::Sgd),
+        learning_rate: Some(1e5),
+        epochs: Some(2),
+        ..config()
+    };
+    match train(&config) {
+        Err(TrainError::Diverged(message)) => {
+            assert!(message.contains("always predicts") && message.contains("lower --lr"), "{message}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A directory without space used to be found out after the first epoch.
+#[test]
+fn a_checkpoint_that_cannot_be_saved_is_an_error_before_training() {
+    struct NoStep;
+    impl Observer for NoStep {
+        fn notice(&mut self, _: &str) {}
+        fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {
+            panic!("training has begun");
+        }
+        fn step_taken(&mut self, _: f64, _: f64) {}
+        fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
+    }
+    // No file can be created there, also by root.
+    let config =
+        Config { checkpoint: Some(saving(Path::new("/proc/self/task"), Existing::Refuse)), ..config() };
+    let error = run(&mut Group::solo(), &config, &AtomicBool::new(false), &mut NoStep).unwrap_err();
+    assert!(error.to_string().contains("cannot save checkpoints of"), "{error}");
+}
+
 #[test]
 fn divergence_ends_the_run_with_the_step_and_saves_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let config = Config {
         model: Some("linear".parse().unwrap()),
-        rule: Rule::Sgd,
+        rule: Some(Rule::Sgd),
         learning_rate: Some(1e9),
         checkpoint: Some(saving(directory.path(), Existing::Refuse)),
         ..config()

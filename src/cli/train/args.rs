@@ -1,4 +1,4 @@
-//! What people type, and its way to a checked configuration.
+//! The arguments of `ringtrain`, and their conversion to a checked configuration.
 
 use std::path::PathBuf;
 
@@ -6,40 +6,54 @@ use clap::Parser;
 
 use crate::cli::group_args::GroupArgs;
 use crate::codec::Compression;
-use crate::train::data::{Source, Task};
+use crate::train::data::{DataSource, Header, Task};
 use crate::train::model::ModelSpec;
 use crate::train::optimizer::Rule;
-use crate::train::{BATCH_SIZE_DEFAULT, BUCKET_BYTES, Checkpoint, Config, EPOCHS_DEFAULT, Existing};
+use crate::train::{BUCKET_BYTES, Checkpoint, Config, Existing};
 
 const AFTER_HELP: &str = "\
 Examples:
-  ringtrain                                      train on the built-in digits, alone
-  ringrun -n 4 ringtrain                         the same on four processes of this machine
+  ringtrain                                      train on the built-in digits in one process
+  ringrun -n 4 ringtrain                         the same in four processes on this machine
   ringtrain --peers hosts.txt --rank 1           the second of the ranks that hosts.txt lists
   ringrun -n 4 ringtrain --data /usr/share/datasets/fashion-mnist --model mlp:256,128 --epochs 10
   ringtrain --data houses.csv --target price --report result.json
   ringtrain --data X.npy,y.npy --model mlp:64 --task regression
-  ringtrain --checkpoint run1 --resume           go on where the last run stopped, or start
+  ringtrain --checkpoint run1 --resume           go on from the last checkpoint, or start if there is none
 
-Defaults by model and optimiser:
-  --model      mlp:128 where the target holds classes, linear where it holds numbers
-  --lr         mlp: adam 0.001, momentum 0.01, sgd 0.1;  softmax: adam 0.01, momentum 0.01, sgd 0.1;
-               linear: adam 0.01, momentum 0.001, sgd 0.01
+Defaults:
+  --model       mlp:128 if the target holds classes, linear if it holds numbers
+  --task        classes if the target is text, or integers of at most 100 distinct values with at least 10 rows of each on
+                average (or with only two values); numbers otherwise; the choice is printed
+  --optimizer   nesterov for linear and softmax on tables of at most 16 million values, unless --batch-size is given;
+                adam otherwise
+  --batch-size  nesterov: the whole training set; others: 128
+  --epochs      nesterov: until the loss no longer falls, at most 5000 epochs, on large tables 1000; others: 40
+  --lr          nesterov: 1 / the largest curvature of the loss, which is computed from the features;
+                mlp: adam 0.001, momentum and nesterov 0.01, sgd 0.1;  softmax: adam and momentum 0.01, sgd 0.1;
+                linear: adam 0.01, momentum 0.001, sgd 0.01
 
-SIGTERM or Ctrl-C on any rank: all ranks finish the step, save to --checkpoint, and exit 0. A second one ends at once.
+With --resume, --lr, --epochs, --compression, --bucket-bytes and the number of ranks may change. Without --lr the checkpoint's is
+used. All other options of training and data must be the same.
+
+SIGTERM or Ctrl-C on any rank: all ranks finish the step, save to --checkpoint, write --report and exit with 0. They do not
+evaluate. A second signal ends the process at once.
+
+After each epoch the ranks compare hashes of their parameters. A difference ends the job with exit code 16.
 
 Exit codes:
-  0  done, or stopped by a signal in order   7  ranks called different operations
-  1  any other failure                       8  an operation passed its deadline
-  2  unknown flag or bad combination         9  the loss became NaN or infinite, or a rank gave up
+  0  success, also after a signal            8  an operation passed its deadline
+  1  any other failure                       9  training diverged: the loss is NaN, infinite, or more than 10
+  2  unknown option or bad combination          times that of a constant prediction; or a rank aborted
   3  peers file, secret file, environment   10  a checkpoint or report cannot be read or written
-     or arguments wrong, or not the same
-     on all ranks
-  4  data missing, truncated or wrong       11  the listening port is in use
-  5  not all ranks came in time             12  a peer has another secret
-  6  a rank was lost                        13, 14  another protocol version, broken protocol";
+     or arguments wrong, or not the same    11  the listening port is in use
+     on all ranks                           12  a peer has another secret
+  4  data missing, truncated or wrong       13  a peer has another protocol version
+  5  not all ranks started in time          14  a peer broke the protocol
+  6  a rank was lost                        16  ranks hold different parameters
+  7  ranks called different operations";
 
-/// Trains a model on all ranks of a job: each rank computes its part of every batch, and gradients are summed over TCP.
+/// Trains a model on all ranks of a job. Each rank computes its part of every batch, and the ranks add up their gradients.
 #[derive(Parser, Debug)]
 #[command(name = "ringtrain", version, after_help = AFTER_HELP)]
 pub(super) struct LowArgs {
@@ -52,7 +66,7 @@ pub(super) struct LowArgs {
     model: Option<String>,
 
     /// digits (1,797 handwritten digits, UCI, CC BY 4.0, built in); a directory of IDX files (MNIST, Fashion-MNIST;
-    /// plain or .gz); a .csv or .tsv table with a header row (needs --target); FEATURES.npy,TARGETS.npy;
+    /// plain or .gz); a .csv or .tsv table (needs --target; see --no-header); FEATURES.npy,TARGETS.npy;
     /// or synthetic:ROWSxFEATURES
     #[arg(long, value_name = "DATA", default_value = "digits", help_heading = "Data")]
     data: String,
@@ -61,12 +75,20 @@ pub(super) struct LowArgs {
     #[arg(long, value_name = "COLUMN", help_heading = "Data")]
     target: Option<String>,
 
-    /// The part of the rows kept for testing (a fixed choice, the same for every --seed); IDX data has its own test set
+    /// The table has no header: the first row is data, and --target is a column's number
+    #[arg(long, conflicts_with = "header", help_heading = "Data")]
+    no_header: bool,
+
+    /// The first row is a header although it holds numbers
+    #[arg(long, help_heading = "Data")]
+    header: bool,
+
+    /// The part of the rows that is kept for testing; which rows does not depend on --seed. IDX data has its own test set
     /// [default: 0.2]
     #[arg(long, value_name = "FRACTION", help_heading = "Data")]
     test_fraction: Option<f64>,
 
-    /// What mlp learns: auto takes text, and at most 100 distinct integers, for classes
+    /// Whether the target holds classes or numbers; see Defaults below
     #[arg(
         long,
         value_name = "auto|classification|regression",
@@ -75,28 +97,28 @@ pub(super) struct LowArgs {
     )]
     task: String,
 
-    /// Leave features and numeric targets in their own units. Otherwise the columns of a table (for linear, pixels too)
-    /// and numeric targets are brought to mean 0 and deviation 1; losses are reported in the target's unit either way
+    /// Keep features and numeric targets in their own units. By default the columns of a table (for linear, pixels too) and
+    /// numeric targets are scaled to mean 0 and standard deviation 1; losses are always reported in the target's unit
     #[arg(long, help_heading = "Data")]
     no_standardize: bool,
 
-    /// Samples of one step, all ranks together
-    #[arg(long, value_name = "SAMPLES", default_value_t = BATCH_SIZE_DEFAULT as u64, help_heading = "Training")]
-    batch_size: u64,
+    /// Samples of one step, of all ranks together [default: see below]
+    #[arg(long, value_name = "SAMPLES", help_heading = "Training")]
+    batch_size: Option<u64>,
 
-    /// Passes over the training set, those before --resume included
-    #[arg(long, value_name = "COUNT", default_value_t = EPOCHS_DEFAULT, help_heading = "Training")]
-    epochs: u64,
+    /// Passes over the training set, including those before --resume [default: see below]
+    #[arg(long, value_name = "COUNT", help_heading = "Training")]
+    epochs: Option<u64>,
 
-    /// sgd, momentum or adam
-    #[arg(long, value_name = "NAME", default_value = "adam", help_heading = "Training")]
+    /// auto, sgd, momentum, nesterov or adam; see Defaults below
+    #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Training")]
     optimizer: String,
 
     /// Learning rate [default: see below]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     lr: Option<f32>,
 
-    /// The part of the velocity that momentum keeps [default: 0.9]
+    /// The part of the velocity that --optimizer momentum keeps [default: 0.9]
     #[arg(long, value_name = "PART", allow_negative_numbers = true, help_heading = "Training")]
     momentum: Option<f32>,
 
@@ -110,16 +132,15 @@ pub(super) struct LowArgs {
     )]
     weight_decay: f32,
 
-    /// Decides the initial parameters and the order of the samples; the same seed gives the same run
+    /// Seed of the initial parameters and of the order of the samples; the same seed gives the same run
     #[arg(long, value_name = "NUMBER", default_value_t = 0, help_heading = "Training")]
     seed: u64,
 
-    /// How gradients travel: none (4 bytes), fp16 or bf16 (2 bytes)
+    /// How gradients are sent: none (4 bytes each), fp16 or bf16 (2 bytes each)
     #[arg(long, value_name = "none|fp16|bf16", default_value = "none", help_heading = "Training")]
     compression: String,
 
-    /// Gradients leave in buckets of at least so many bytes while the rest is still computed, which may change sums in
-    /// their last bits
+    /// Reduce gradients in buckets of this size while the rest is still computed. Another size may change the last bits of sums
     #[arg(long, value_name = "BYTES", default_value_t = BUCKET_BYTES, conflicts_with = "no_overlap", help_heading = "Training")]
     bucket_bytes: usize,
 
@@ -127,11 +148,11 @@ pub(super) struct LowArgs {
     #[arg(long, help_heading = "Training")]
     no_overlap: bool,
 
-    /// Save to DIR/checkpoint.safetensors after each epoch and at SIGTERM (rank 0 writes)
+    /// Save to DIR/checkpoint.safetensors after each epoch and after a stop signal (rank 0 writes)
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     checkpoint: Option<PathBuf>,
 
-    /// Go on from the checkpoint in --checkpoint, exactly; start from the beginning if there is none yet
+    /// Go on from the checkpoint in --checkpoint; start from the beginning if there is none yet
     #[arg(long, help_heading = "Output")]
     resume: bool,
 
@@ -140,7 +161,7 @@ pub(super) struct LowArgs {
     report: Option<PathBuf>,
 }
 
-/// The least of a flag's values that is refused, in words.
+/// Refuses a value that is not finite or not allowed; `range` says in words which values are.
 fn number(flag: &str, value: f32, allowed: bool, range: &str) -> Result<(), String> {
     if value.is_finite() && allowed { Ok(()) } else { Err(format!("{flag} {value}: it must be {range}")) }
 }
@@ -152,7 +173,7 @@ impl LowArgs {
     ///
     /// A sentence that says which argument is wrong and what to do.
     pub(super) fn lift(self) -> Result<Config, String> {
-        let source: Source = self.data.parse().map_err(|why| format!("--data {} {why}", self.data))?;
+        let source: DataSource = self.data.parse().map_err(|why| format!("--data {} {why}", self.data))?;
         let model = self
             .model
             .as_ref()
@@ -162,13 +183,13 @@ impl LowArgs {
         let compression =
             self.compression.parse::<Compression>().map_err(|why| format!("--compression {why}"))?;
         match (&source, &self.target) {
-            (Source::Csv(path), None) => {
+            (DataSource::Csv(path), None) => {
                 return Err(format!(
-                    "--data {} is a table: say which column to predict with --target",
+                    "--data {} is a table: name the column to predict with --target",
                     path.display()
                 ));
             }
-            (Source::Csv(_), Some(_)) | (_, None) => {}
+            (DataSource::Csv(_), Some(_)) | (_, None) => {}
             (_, Some(_)) => {
                 return Err(format!("--target is for tables; --data {source} has its target built in"));
             }
@@ -177,18 +198,29 @@ impl LowArgs {
         if !(0.0..1.0).contains(&test_fraction) {
             return Err(format!("--test-fraction {test_fraction}: it must be at least 0 and below 1"));
         }
-        if self.test_fraction.is_some() && matches!(source, Source::Idx(_)) {
+        if self.test_fraction.is_some() && matches!(source, DataSource::Idx(_)) {
             return Err("--test-fraction does not apply: IDX data has its own test set (t10k-*)".into());
         }
-        let batch_size = usize::try_from(self.batch_size).ok().filter(|size| (1..=1 << 31).contains(size));
-        let batch_size =
-            batch_size.ok_or(format!("--batch-size {}: it must be from 1 to 2^31", self.batch_size))?;
+        let header = match (self.header, self.no_header) {
+            (true, _) => Header::Present,
+            (_, true) => Header::Absent,
+            _ => Header::Expected,
+        };
+        if header != Header::Expected && !matches!(source, DataSource::Csv(_)) {
+            return Err(format!("--header and --no-header are for tables; --data {source} is none"));
+        }
+        let batch_size = self.batch_size.map(|size| {
+            let checked = usize::try_from(size).ok().filter(|size| (1..=1 << 31).contains(size));
+            checked.ok_or(format!("--batch-size {size}: it must be from 1 to 2^31"))
+        });
+        let batch_size = batch_size.transpose()?;
         if self.bucket_bytes == 0 {
             return Err(
-                "--bucket-bytes 0: a bucket holds at least one byte; --no-overlap does without".into()
+                "--bucket-bytes 0: a bucket holds at least one byte; to use no buckets, pass --no-overlap"
+                    .into(),
             );
         }
-        if self.epochs == 0 {
+        if self.epochs == Some(0) {
             return Err("--epochs 0: there must be at least 1".into());
         }
         if let Some(rate) = self.lr {
@@ -196,13 +228,14 @@ impl LowArgs {
         }
         number("--weight-decay", self.weight_decay, self.weight_decay >= 0.0, "a number of at least 0")?;
         if self.resume && self.checkpoint.is_none() {
-            return Err("--resume needs --checkpoint DIR, where the checkpoint is".into());
+            return Err("--resume needs --checkpoint DIR, the directory of the checkpoint".into());
         }
         let existing = if self.resume { Existing::Resume } else { Existing::Refuse };
         Ok(Config {
             rule: self.rule()?,
             source,
             target: self.target,
+            header,
             test_fraction,
             model,
             task,
@@ -228,23 +261,28 @@ impl LowArgs {
         };
         match (model, task) {
             (Some(ModelSpec::Linear), Some(Task::Classification)) => Err(
-                "--model linear predicts numbers; for --task classification take --model softmax or mlp:..."
+                "--model linear predicts numbers; for --task classification pass --model softmax or mlp:..."
                     .into(),
             ),
             (Some(ModelSpec::Softmax), Some(Task::Regression)) => {
-                Err("--model softmax predicts classes; for --task regression take --model linear or mlp:..."
+                Err("--model softmax predicts classes; for --task regression pass --model linear or mlp:..."
                     .into())
             }
             _ => Ok(task),
         }
     }
 
-    fn rule(&self) -> Result<Rule, String> {
+    fn rule(&self) -> Result<Option<Rule>, String> {
         let rule = match self.optimizer.as_str() {
+            "auto" if self.momentum.is_none() => return Ok(None),
+            "auto" => return Err("--momentum needs --optimizer momentum".into()),
+            "nesterov" => Rule::Nesterov,
             "sgd" => Rule::Sgd,
             "momentum" => Rule::Momentum { momentum: self.momentum.unwrap_or(0.9) },
             "adam" => Rule::Adam,
-            other => return Err(format!("--optimizer {other}: it is one of sgd, momentum, adam")),
+            other => {
+                return Err(format!("--optimizer {other}: it is one of auto, sgd, momentum, nesterov, adam"));
+            }
         };
         match (rule, self.momentum) {
             (Rule::Momentum { momentum }, _) => {
@@ -253,12 +291,12 @@ impl LowArgs {
             (_, Some(_)) => {
                 let name = rule.name();
                 return Err(format!(
-                    "--momentum does not apply to --optimizer {name}; take --optimizer momentum"
+                    "--momentum does not apply to --optimizer {name}; pass --optimizer momentum"
                 ));
             }
             _ => {}
         }
-        Ok(rule)
+        Ok(Some(rule))
     }
 }
 
@@ -275,7 +313,7 @@ mod tests {
     #[test]
     fn the_defaults_are_good() {
         let config = lift("").unwrap();
-        assert_eq!((config.source.clone(), config.batch_size), (Source::Digits, BATCH_SIZE_DEFAULT));
+        assert_eq!((config.source, config.batch_size, config.rule), (DataSource::Digits, None, None));
         assert!(lift("--data a.csv --target y --optimizer momentum --momentum 0.5").is_ok());
         assert!(lift("--checkpoint d --resume").is_ok());
     }
@@ -285,11 +323,14 @@ mod tests {
         let cases = [
             ("--resume", "needs --checkpoint"),
             ("--target x", "for tables"),
-            ("--data a.csv", "say which column"),
+            ("--data a.csv", "name the column"),
+            ("--no-header", "for tables"),
+            ("--data a.csv --target 0 --header --no-header", "cannot be used with"),
             ("--data x.npy", "pair"),
-            ("--momentum 0.9", "does not apply to --optimizer adam"),
+            ("--momentum 0.9", "needs --optimizer momentum"),
+            ("--momentum 0.9 --optimizer adam", "does not apply to --optimizer adam"),
             ("--optimizer momentum --momentum 1", "below 1"),
-            ("--optimizer lion", "one of sgd"),
+            ("--optimizer lion", "one of auto"),
             ("--batch-size 0", "from 1"),
             ("--epochs 0", "at least 1"),
             ("--lr 0", "above 0"),

@@ -1,4 +1,4 @@
-//! Comma-separated values with a header row.
+//! Tables of comma-separated or tab-separated values, with or without a header.
 
 use std::path::Path;
 
@@ -7,21 +7,45 @@ use ndarray::Array2;
 use super::file::{extension, open, stream_error};
 use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
 
-/// Reads a table of numbers and takes the column `target` out of it: a column of that name or, where there is none, of
-/// that number, counted from 0. The target may hold text (class names); everything else must be finite numbers.
+/// Whether the first row of a table holds the columns' names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Header {
+    /// It should. A first row that looks like data is an error, because its values would be lost.
+    #[default]
+    Expected,
+    /// It does, even if it looks like data.
+    Present,
+    /// It does not. Columns are named by their number, counted from 0.
+    Absent,
+}
+
+/// Reads a table of numbers and separates the column `target` from it: the column of that name or, if there is none, of that
+/// number, counted from 0. The target may hold text (class names); all other cells must be finite numbers.
 ///
 /// # Errors
 ///
-/// A file that cannot be read, is empty, has no such column, has rows of different lengths, or cells that are no numbers;
-/// line and column are named.
-pub(crate) fn load(path: &Path, target: &str) -> Result<Table, DataError> {
+/// The file cannot be read, is empty, has no such column, has rows of different lengths, cells that are not numbers, or a first
+/// row that looks like data. The message names line and column.
+pub(crate) fn load(path: &Path, target: &str, header: Header) -> Result<Table, DataError> {
     let tabs = extension(path).as_deref() == Some("tsv");
     let mut reader = csv::ReaderBuilder::new()
         .delimiter(if tabs { b'\t' } else { b',' })
         .trim(csv::Trim::All)
         .flexible(true)
+        .has_headers(header != Header::Absent)
         .from_reader(open(path)?);
-    let header = reader.headers().map_err(|error| csv_error(path, error))?.clone();
+    let first = reader.headers().map_err(|error| csv_error(path, error))?.clone();
+    if header == Header::Expected && looks_like_data(&first) {
+        return Err(DataError::malformed(
+            path,
+            "the first row holds numbers, so it looks like data and not like a header; pass --no-header if the file has no \
+             header, or --header if these are the columns' names",
+        ));
+    }
+    let header = match header {
+        Header::Absent => (0..first.len()).map(|index| index.to_string()).collect(),
+        _ => first,
+    };
     let target_index =
         target_column(&header, target).map_err(|problem| DataError::malformed(path, problem))?;
     if header.len() < 2 {
@@ -36,20 +60,20 @@ pub(crate) fn load(path: &Path, target: &str) -> Result<Table, DataError> {
             let (found, wanted) = (record.len(), header.len());
             return Err(DataError::malformed(
                 path,
-                format!("line {line} has {found} cells, the header {wanted}"),
+                format!("line {line} has {found} cells, the first row {wanted}"),
             ));
         }
         for (index, (cell, name)) in record.iter().zip(&header).enumerate() {
-            let place = || format!("line {line}, column `{name}`");
+            let cell_name = || format!("line {line}, column `{name}`");
             if cell.is_empty() {
-                let problem = format!("{}: the value is missing; fill it in or drop the row", place());
+                let problem = format!("{}: the value is missing; fill it in or drop the row", cell_name());
                 return Err(DataError::malformed(path, problem));
             }
             if index == target_index {
                 cells.push((cell.to_owned(), line));
             } else {
-                let value =
-                    number(cell).map_err(|why| DataError::malformed(path, format!("{}: {why}", place())))?;
+                let value = number(cell)
+                    .map_err(|why| DataError::malformed(path, format!("{}: {why}", cell_name())))?;
                 values.push(value as f32);
             }
         }
@@ -62,8 +86,16 @@ pub(crate) fn load(path: &Path, target: &str) -> Result<Table, DataError> {
         DataError::malformed(path, format!("column `{}`: {problem}", &header[target_index]))
     })?;
     let values =
-        Array2::from_shape_vec((rows, header.len() - 1), values).expect("each row has the header's length");
+        Array2::from_shape_vec((rows, header.len() - 1), values).expect("each row is as long as the first");
     Ok(Table { features: Features::Numbers(values), target })
+}
+
+/// Whether a first row is probably a sample: at most one of its cells, the target, is not a number. The numbers from 0 on are
+/// a header, as pandas writes it for columns without names.
+fn looks_like_data(first: &csv::StringRecord) -> bool {
+    let numbers: Vec<&str> = first.iter().filter(|cell| cell.parse::<f64>().is_ok()).collect();
+    let counted = numbers.iter().enumerate().all(|(index, cell)| cell.parse() == Ok(index));
+    numbers.len() + 1 >= first.len() && !counted
 }
 
 /// A cell as a number that an f32 can hold.
@@ -75,7 +107,7 @@ fn number(cell: &str) -> Result<f64, String> {
     }
 }
 
-/// Numbers if every cell is one, class names otherwise. `nan` and `inf` among numbers are mistakes, not class names.
+/// Numbers if every cell is a number, class names otherwise. `nan` and `inf` among numbers are errors, not class names.
 fn target_values(cells: Vec<(String, u64)>) -> Result<Column, String> {
     if cells.iter().any(|(cell, _)| cell.parse::<f64>().is_err()) {
         return Ok(Column::Text(cells.into_iter().map(|(cell, _)| cell).collect()));
@@ -118,10 +150,30 @@ mod tests {
     use super::*;
 
     fn parse(bytes: &[u8], target: &str) -> Result<Table, DataError> {
+        parse_as(bytes, target, Header::Expected)
+    }
+
+    fn parse_as(bytes: &[u8], target: &str, header: Header) -> Result<Table, DataError> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("table.csv");
         std::fs::write(&path, bytes).unwrap();
-        load(&path, target)
+        load(&path, target, header)
+    }
+
+    /// A table without a header used to lose its first row.
+    #[test]
+    fn a_first_row_of_numbers_is_refused_unless_the_user_says_what_it_is() {
+        for (bytes, target) in [(&b"1,2,3\n4,5,6\n"[..], "2"), (b"5.1,3.5,setosa\n6,2,virginica\n", "2")] {
+            let error = parse_as(bytes, target, Header::Expected).unwrap_err().to_string();
+            assert!(error.contains("--no-header") && error.contains("--header if"), "{error}");
+            assert_eq!(parse_as(bytes, target, Header::Absent).unwrap().features.rows(), 2);
+            assert_eq!(parse_as(bytes, target, Header::Present).unwrap().features.rows(), 1);
+        }
+        for header in
+            [&b"0,1,2\n4,5,6\n"[..], b"0,1,target\n4,5,6\n", b"2019,rooms,price\n1,2,3\n", b",0,1\n0,7,8\n"]
+        {
+            assert_eq!(parse_as(header, "2", Header::Expected).unwrap().features.rows(), 1);
+        }
     }
 
     #[test]
@@ -145,8 +197,8 @@ mod tests {
             (b"a,y\n1,inf\n", "column `y`: line 2: `inf` is not a finite number"),
             (b"a,y\n,3\n", "line 2, column `a`: the value is missing"),
             (b"a,y\n3,\n", "line 2, column `y`: the value is missing"),
-            (b"a,y\n1,2,3\n", "line 2 has 3 cells, the header 2"),
-            (b"a,y\n1\n", "line 2 has 1 cells, the header 2"),
+            (b"a,y\n1,2,3\n", "line 2 has 3 cells, the first row 2"),
+            (b"a,y\n1\n", "line 2 has 1 cells, the first row 2"),
             (b"a,b\n1,2\n", "has no column `y`; its columns are a, b"),
             (b"y,y\n1,2\n", "more than one column `y`"),
             (b"y\n1\n", "no column besides"),
@@ -158,7 +210,7 @@ mod tests {
         }
         assert!(parse(b"", "y").unwrap_err().to_string().contains("no column `y`"));
         assert!(
-            load(Path::new("/nonexistent/x.csv"), "y")
+            load(Path::new("/nonexistent/x.csv"), "y", Header::Expected)
                 .unwrap_err()
                 .to_string()
                 .contains("/nonexistent/x.csv")

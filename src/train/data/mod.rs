@@ -1,4 +1,4 @@
-//! Data: where it comes from, its split into training and test set, and what its target means.
+//! Data: reading it, splitting it into a training and a test set, and interpreting its target.
 
 mod csv;
 mod digits;
@@ -14,15 +14,16 @@ mod target;
 
 use sha2::{Digest, Sha256};
 
+pub use csv::Header;
 pub use error::DataError;
 pub use features::{Features, Standardizer};
-pub use source::Source;
+pub use source::{DataSource, LoadOptions};
 pub use target::{Targets, Task};
 
 /// The most values (rows times columns) that a data set may hold.
 pub const ELEMENTS_MAX: u64 = 1 << 31;
 
-/// What a column of a table holds.
+/// The content of a column of a table.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Column {
     /// Finite numbers.
@@ -41,14 +42,14 @@ pub(crate) struct Table {
 /// Samples to train on or to test with.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Samples {
-    /// What is known of each sample.
+    /// The inputs of the model.
     pub features: Features,
-    /// What is to be found out.
+    /// The values to predict.
     pub targets: Targets,
 }
 
 impl Samples {
-    /// How many samples there are.
+    /// The number of samples.
     pub fn len(&self) -> usize {
         self.features.rows()
     }
@@ -62,7 +63,7 @@ impl Samples {
 /// A training set and a test set.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Dataset {
-    /// What it is called in reports.
+    /// Its name in reports.
     pub name: String,
     /// The training set; at least one sample.
     pub train: Samples,
@@ -72,6 +73,8 @@ pub struct Dataset {
     pub classes: Vec<String>,
     /// Whether the features are columns of a table, of any scale, and not pixels from 0 to 1.
     pub tabular: bool,
+    /// Sentences for the user about what was guessed, with the options that say otherwise.
+    pub notes: Vec<String>,
 }
 
 impl Dataset {
@@ -80,7 +83,7 @@ impl Dataset {
         if self.classes.is_empty() { Task::Regression } else { Task::Classification }
     }
 
-    /// SHA-256 of shapes and content: equal on two ranks exactly where they train on the same data.
+    /// SHA-256 of shapes and content: two ranks with the same digest train on the same data.
     pub fn digest(&self) -> [u8; 32] {
         let mut hasher = Sha256::new();
         for samples in [&self.train, &self.test] {

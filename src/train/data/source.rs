@@ -1,27 +1,28 @@
-//! Where data comes from, as `--data` names it.
+//! Sources of data, as `--data` names them.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::file::extension;
-use super::synthetic::Made;
+use super::synthetic::SyntheticTarget;
 use super::{
-    DataError, Dataset, ELEMENTS_MAX, Samples, Table, Task, csv, digits, idx, npy, split, synthetic, target,
+    DataError, Dataset, ELEMENTS_MAX, Header, Samples, Table, Task, csv, digits, idx, npy, split, synthetic,
+    target,
 };
 
 /// A source of data.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Source {
-    /// The handwritten digits that the program carries.
+pub enum DataSource {
+    /// The handwritten digits that the program contains.
     Digits,
     /// A directory of IDX files.
     Idx(PathBuf),
-    /// A table with a header row: `.csv` or, separated by tabs, `.tsv`; plain or `.gz`.
+    /// A table: `.csv` or, separated by tabs, `.tsv`; plain or `.gz`.
     Csv(PathBuf),
     /// Features and targets as numpy saves them.
     Npy(PathBuf, PathBuf),
-    /// Made-up numbers.
+    /// Random numbers.
     Synthetic {
         /// Samples.
         rows: usize,
@@ -30,7 +31,7 @@ pub enum Source {
     },
 }
 
-impl FromStr for Source {
+impl FromStr for DataSource {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -57,7 +58,7 @@ impl FromStr for Source {
     }
 }
 
-fn parse_synthetic(shape: &str) -> Result<Source, String> {
+fn parse_synthetic(shape: &str) -> Result<DataSource, String> {
     let (rows, columns) = shape
         .split_once('x')
         .and_then(|(rows, columns)| Some((rows.parse().ok()?, columns.parse().ok()?)))
@@ -66,10 +67,10 @@ fn parse_synthetic(shape: &str) -> Result<Source, String> {
     if rows < 2 || columns == 0 || elements.is_none_or(|elements| elements > ELEMENTS_MAX) {
         return Err(format!("needs at least 2 rows, 1 feature, and at most {ELEMENTS_MAX} values"));
     }
-    Ok(Source::Synthetic { rows, columns })
+    Ok(DataSource::Synthetic { rows, columns })
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for DataSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Digits => f.write_str("digits"),
@@ -80,41 +81,60 @@ impl fmt::Display for Source {
     }
 }
 
-impl Source {
-    /// Reads the data, splits it where it comes in one piece, and interprets its target.
-    ///
-    /// `task` is `None` where the target itself decides: text, and at most 100 distinct integers, are classes. `target`
-    /// is the target's column in a table (its name or number).
+/// How a source is read.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct LoadOptions {
+    /// The target's column in a table: its name or number.
+    pub target: Option<String>,
+    /// Whether a table has a header.
+    pub header: Header,
+    /// The part of the rows that is kept for testing, if the source has no test set.
+    pub test_fraction: f64,
+    /// What is learned; `None` if the target decides, see [`Targets`](super::Targets).
+    pub task: Option<Task>,
+}
+
+impl DataSource {
+    /// Reads the data, splits off a test set if it has none, and interprets its target.
     ///
     /// # Errors
     ///
-    /// Anything wrong with the files ([`DataError`] names the place), or a target that does not fit `task`.
-    pub fn load(
-        &self,
-        target: Option<&str>,
-        test_fraction: f64,
-        task: Option<Task>,
-    ) -> Result<Dataset, DataError> {
-        let one = |table: Table| split::split(&table, test_fraction);
+    /// Anything wrong with the files ([`DataError`] names file and line), or a target that does not fit the task.
+    pub fn load(&self, options: &LoadOptions) -> Result<Dataset, DataError> {
+        let one = |table: Table| split::split(&table, options.test_fraction);
         let (train, test) = match self {
             Self::Digits => one(digits::load())?,
             Self::Idx(directory) => idx::load(directory)?,
             Self::Csv(path) => {
-                let target = target.ok_or_else(|| {
-                    DataError::malformed(path, "is a table: say what to predict with --target")
+                let target = options.target.as_deref().ok_or_else(|| {
+                    DataError::malformed(path, "is a table: name the column to predict with --target")
                 })?;
-                one(csv::load(path, target)?)?
+                one(csv::load(path, target, options.header)?)?
             }
             Self::Npy(features, targets) => one(npy::load(features, targets)?)?,
             &Self::Synthetic { rows, columns } => {
-                let made = if task == Some(Task::Regression) { Made::Numbers } else { Made::Classes };
-                one(synthetic::load(rows, columns, made))?
+                let kind = if options.task == Some(Task::Regression) {
+                    SyntheticTarget::Numbers
+                } else {
+                    SyntheticTarget::Classes
+                };
+                one(synthetic::load(rows, columns, kind))?
             }
         };
         if train.features.rows() == 0 || train.features.columns() == 0 {
             return Err(DataError::Unsuitable(format!("{self} holds no samples")));
         }
-        let task = task.unwrap_or_else(|| target::guess([&train.target, &test.target]));
+        let mut notes = Vec::new();
+        let task = match (self, options.task) {
+            (_, Some(task)) => task,
+            // Their targets are classes.
+            (Self::Digits | Self::Idx(_) | Self::Synthetic { .. }, None) => Task::Classification,
+            (Self::Csv(_) | Self::Npy(..), None) => {
+                let (task, note) = target::guess([&train.target, &test.target]);
+                notes.extend(note);
+                task
+            }
+        };
         let ([train_targets, test_targets], classes) = target::interpret(train.target, test.target, task)?;
         Ok(Dataset {
             name: self.to_string(),
@@ -122,6 +142,7 @@ impl Source {
             test: Samples { features: test.features, targets: test_targets },
             classes,
             tabular: !matches!(self, Self::Digits | Self::Idx(_)),
+            notes,
         })
     }
 }
@@ -133,12 +154,12 @@ mod tests {
     #[test]
     fn names_of_sources() {
         let cases = [
-            ("digits", Ok(Source::Digits)),
-            ("/data/mnist", Ok(Source::Idx("/data/mnist".into()))),
-            ("a.csv", Ok(Source::Csv("a.csv".into()))),
-            ("a.csv.gz", Ok(Source::Csv("a.csv.gz".into()))),
-            ("x.npy,y.npy", Ok(Source::Npy("x.npy".into(), "y.npy".into()))),
-            ("synthetic:10x3", Ok(Source::Synthetic { rows: 10, columns: 3 })),
+            ("digits", Ok(DataSource::Digits)),
+            ("/data/mnist", Ok(DataSource::Idx("/data/mnist".into()))),
+            ("a.csv", Ok(DataSource::Csv("a.csv".into()))),
+            ("a.csv.gz", Ok(DataSource::Csv("a.csv.gz".into()))),
+            ("x.npy,y.npy", Ok(DataSource::Npy("x.npy".into(), "y.npy".into()))),
+            ("synthetic:10x3", Ok(DataSource::Synthetic { rows: 10, columns: 3 })),
             ("x.npy", Err("pair")),
             ("x.npy,", Err("second name")),
             ("synthetic:10", Err("shape")),
@@ -148,7 +169,7 @@ mod tests {
             ("", Err("empty")),
         ];
         for (text, expected) in cases {
-            match (text.parse::<Source>(), expected) {
+            match (text.parse::<DataSource>(), expected) {
                 (Ok(source), Ok(expected)) => assert_eq!(source, expected),
                 (Err(error), Err(expected)) => assert!(error.contains(expected), "{error}"),
                 (found, _) => panic!("{text}: {found:?}"),
@@ -158,10 +179,13 @@ mod tests {
 
     #[test]
     fn synthetic_data_suits_the_task() {
-        let source = Source::Synthetic { rows: 100, columns: 4 };
-        assert_eq!(source.load(None, 0.2, None).unwrap().task(), Task::Classification);
-        let dataset = source.load(None, 0.2, Some(Task::Regression)).unwrap();
+        let source = DataSource::Synthetic { rows: 100, columns: 4 };
+        let load = |task, test_fraction| {
+            source.load(&LoadOptions { task, test_fraction, ..LoadOptions::default() }).unwrap()
+        };
+        assert_eq!(load(None, 0.2).task(), Task::Classification);
+        let dataset = load(Some(Task::Regression), 0.2);
         assert_eq!((dataset.task(), dataset.train.len(), dataset.test.len()), (Task::Regression, 80, 20));
-        assert_ne!(dataset.digest(), source.load(None, 0.3, Some(Task::Regression)).unwrap().digest());
+        assert_ne!(dataset.digest(), load(Some(Task::Regression), 0.3).digest());
     }
 }

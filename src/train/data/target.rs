@@ -1,4 +1,4 @@
-//! What the target means: numbers to come close to, or classes to choose from.
+//! The meaning of the target: numbers or classes.
 
 use std::collections::BTreeSet;
 
@@ -8,19 +8,22 @@ use super::{Column, DataError};
 
 /// The most classes that a target may hold.
 const CLASSES_MAX: usize = 10_000;
-/// A numeric target with at most this many distinct values, all integers, is taken to hold classes.
+/// An integer target is guessed to hold classes if it has at most this many distinct values and as many samples of each, on
+/// average, as the next constant says. Two distinct values are always classes.
 const CLASSES_GUESSED_MAX: usize = 100;
+const SAMPLES_PER_CLASS_MIN: usize = 10;
 
-/// What is learned.
+/// The kind of value that a model predicts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Task {
-    /// Which class a sample belongs to.
+    /// The class of a sample.
     Classification,
-    /// A number for each sample.
+    /// A number.
     Regression,
 }
 
-/// The targets of samples.
+/// The targets of samples. If neither the model nor `--task` says which they are, text is classes, and so are integers of at
+/// most 100 distinct values, with at least 10 samples of each on average or with only two values.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Targets {
     /// Numbers, in their original unit.
@@ -39,19 +42,29 @@ impl Targets {
     }
 }
 
-/// What a target is if nobody says: text, and at most 100 distinct integers, are classes.
-pub(crate) fn guess(columns: [&Column; 2]) -> Task {
-    let mut distinct = BTreeSet::new();
+/// The task for a target, by the rule at [`Targets`], and a sentence for the user if another choice was possible.
+pub(crate) fn guess(columns: [&Column; 2]) -> (Task, Option<String>) {
+    let (mut distinct, mut samples) = (BTreeSet::new(), 0);
     for column in columns {
-        let Column::Numbers(values) = column else { return Task::Classification };
+        let Column::Numbers(values) = column else { return (Task::Classification, None) };
+        samples += values.len();
         for value in values {
-            distinct.insert(value.to_bits());
+            // Adding 0.0 makes -0 and 0 the same value.
+            distinct.insert((value + 0.0).to_bits());
             if value.fract() != 0.0 || distinct.len() > CLASSES_GUESSED_MAX {
-                return Task::Regression;
+                return (Task::Regression, None);
             }
         }
     }
-    Task::Classification
+    let count = distinct.len();
+    let found = format!("the target holds {count} distinct integers in {samples} rows");
+    if count <= 2 || samples >= SAMPLES_PER_CLASS_MIN * count {
+        let note = format!("{found}: taken as classes; for numbers pass --task regression");
+        (Task::Classification, Some(note))
+    } else {
+        let note = format!("{found}: taken as numbers; for classes pass --task classification");
+        (Task::Regression, Some(note))
+    }
 }
 
 /// The targets of the training and the test set, and the names of the classes (none for regression).
@@ -72,7 +85,7 @@ pub(crate) fn interpret(
         (Task::Classification, Column::Numbers(train), Column::Numbers(test)) => {
             if let Some(value) = train.iter().chain(&test).find(|value| value.fract() != 0.0) {
                 return Err(DataError::Unsuitable(format!(
-                    "the target holds {value}, which is not a class; for numbers take --model linear, \
+                    "the target holds {value}, which is not a class; for numbers pass --model linear, \
                      or --model mlp:... with --task regression"
                 )));
             }
@@ -85,7 +98,7 @@ pub(crate) fn interpret(
     }
 }
 
-/// A column as text. One part of a split table may happen to hold only numbers; its classes are names all the same.
+/// A column as text. One part of a split table may hold only numbers, but its classes are names too.
 fn texts(column: Column) -> Vec<String> {
     match column {
         Column::Text(names) => names,
@@ -97,8 +110,8 @@ fn index<T: Ord + ToString>(train: &[T], test: &[T]) -> Result<([Targets; 2], Ve
     let classes: Vec<&T> = train.iter().chain(test).collect::<BTreeSet<_>>().into_iter().collect();
     if classes.len() > CLASSES_MAX {
         return Err(DataError::Unsuitable(format!(
-            "the target holds {} distinct values; at most {CLASSES_MAX} can be classes (is it a number to predict? \
-             then take --model linear or --task regression)",
+            "the target holds {} distinct values; at most {CLASSES_MAX} can be classes; to predict a number \
+             pass --model linear or --task regression",
             classes.len()
         )));
     }
@@ -123,15 +136,31 @@ mod tests {
         Column::Numbers(values.to_vec())
     }
 
+    /// 43 distinct integers in 60 rows used to become classes without a word.
     #[test]
-    fn few_integers_and_text_are_classes() {
+    fn text_and_integers_with_many_samples_each_are_classes() {
         let text = Column::Text(vec!["a".into()]);
-        let many: Vec<f64> = (0..=100).map(f64::from).collect();
-        assert_eq!(guess([&numbers(&[1.0, 2.0]), &numbers(&[])]), Task::Classification);
-        assert_eq!(guess([&text, &text]), Task::Classification);
-        assert_eq!(guess([&numbers(&many[1..]), &numbers(&[])]), Task::Classification);
-        assert_eq!(guess([&numbers(&many), &numbers(&[])]), Task::Regression);
-        assert_eq!(guess([&numbers(&[1.0]), &numbers(&[0.5])]), Task::Regression);
+        let cycle = |distinct: u32, rows: u32| {
+            numbers(&(0..rows).map(|i| f64::from(i % distinct)).collect::<Vec<_>>())
+        };
+        for (column, expected, note) in [
+            (text, Task::Classification, None),
+            (cycle(2, 5), Task::Classification, Some("--task regression")),
+            (cycle(3, 150), Task::Classification, Some("3 distinct integers in 150 rows: taken as classes")),
+            (cycle(43, 60), Task::Regression, Some("43 distinct integers in 60 rows: taken as numbers")),
+            (cycle(43, 60), Task::Regression, Some("--task classification")),
+            (cycle(100, 1000), Task::Classification, Some("--task regression")),
+            (cycle(101, 100_000), Task::Regression, None),
+            (numbers(&[1.0, 0.5]), Task::Regression, None),
+        ] {
+            let (task, found) = guess([&column, &numbers(&[])]);
+            assert_eq!(task, expected, "{found:?}");
+            match (note, found) {
+                (None, None) => {}
+                (Some(note), Some(found)) => assert!(found.contains(note), "{found}"),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Losses: from a model's outputs and the targets to a number, and its derivative by the outputs.
+//! Losses, and their derivatives with respect to the model's outputs.
 
 use ndarray::{ArrayView2, ArrayViewMut2};
 
@@ -6,7 +6,7 @@ use crate::train::data::Targets;
 
 /// The unit in which a regression model computes: its output is (target - mean) / deviation.
 ///
-/// Losses are still reported in the target's own unit. With mean 0 and deviation 1 nothing is changed.
+/// Losses are reported in the target's own unit.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Scale {
     /// The training targets' mean.
@@ -19,7 +19,7 @@ impl Scale {
     /// No change of unit.
     pub const IDENTITY: Self = Self { mean: 0.0, deviation: 1.0 };
 
-    /// The scale that brings `values` to mean 0 and deviation 1 (1 where they are all the same).
+    /// The scale that brings `values` to mean 0 and deviation 1. If all values are the same, the deviation is left at 1.
     pub fn fit(values: &[f64]) -> Self {
         let count = values.len().max(1) as f64;
         let mean = values.iter().sum::<f64>() / count;
@@ -40,8 +40,8 @@ pub enum Loss {
 
 /// Sums over samples.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Outcome {
-    /// The losses' sum.
+pub struct LossSums {
+    /// The sum of the losses.
     pub loss: f64,
     /// Samples whose largest output is their class; 0 for regression.
     pub correct: u64,
@@ -54,8 +54,8 @@ impl Loss {
         outputs: &ArrayView2<'_, f32>,
         targets: &Targets,
         rows: impl Iterator<Item = usize>,
-    ) -> Outcome {
-        let mut total = Outcome::default();
+    ) -> LossSums {
+        let mut total = LossSums::default();
         for (output, row) in outputs.rows().into_iter().zip(rows) {
             match (self, targets) {
                 (Self::SquaredError(scale), Targets::Numbers(values)) => {
@@ -66,7 +66,7 @@ impl Loss {
                     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                     let sum: f64 = output.iter().map(|&value| f64::from(value - max).exp()).sum();
                     total.loss += sum.ln() - f64::from(output[class] - max);
-                    // The first of equal outputs is the choice, as in numpy's argmax.
+                    // Of equal outputs the first is chosen, as in numpy's argmax.
                     let choice = output.iter().position(|&value| value == max);
                     total.correct += u64::from(choice == Some(class));
                 }
@@ -76,7 +76,7 @@ impl Loss {
         total
     }
 
-    /// Replaces `outputs` by `weight` times the derivative of the losses' sum (of a regression, in its computing unit).
+    /// Replaces `outputs` by `weight` times the derivative of the sum of the losses; for a regression, in units of its scale.
     pub(crate) fn differentiate(
         self,
         mut outputs: ArrayViewMut2<'_, f32>,

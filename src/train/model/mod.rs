@@ -5,6 +5,6 @@ mod loss;
 mod network;
 mod spec;
 
-pub use loss::{Loss, Outcome, Scale};
+pub use loss::{Loss, LossSums, Scale};
 pub use network::{Network, Workspace};
 pub use spec::ModelSpec;

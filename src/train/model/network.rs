@@ -5,7 +5,7 @@ use std::ops::Range;
 use ndarray::{Array2, ArrayView2, Zip, s};
 
 use super::dense::Dense;
-use super::loss::Outcome;
+use super::loss::LossSums;
 use super::{Loss, ModelSpec};
 use crate::train::data::Targets;
 use crate::train::random;
@@ -13,21 +13,21 @@ use crate::train::random;
 /// The most parameters that a model may have.
 pub(crate) const PARAMETERS_MAX: usize = 1 << 30;
 
-/// The shape of a model; the parameters themselves are one flat vector that its owner passes in.
+/// The shape of a model. Its parameters are one flat vector, which the caller passes in.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Network {
     layers: Vec<Dense>,
     loss: Loss,
 }
 
-/// Memory for the passes, made once for the largest batch.
+/// Memory for the forward and the backward pass, allocated once for the largest batch.
 #[derive(Debug)]
 pub struct Workspace {
     /// The model's input: fill the first rows.
     pub input: Array2<f32>,
-    /// What each layer puts out.
+    /// The output of each layer.
     outputs: Vec<Array2<f32>>,
-    /// The derivative of the loss by what each layer but the last puts out.
+    /// The derivative of the loss with respect to the output of each layer except the last.
     deltas: Vec<Array2<f32>>,
 }
 
@@ -49,17 +49,17 @@ impl Network {
         Some(Self { layers, loss })
     }
 
-    /// How many parameters the model has.
+    /// The number of parameters.
     pub fn parameter_count(&self) -> usize {
         self.layers.last().map_or(0, |layer| layer.range().end)
     }
 
-    /// The loss that it is trained on.
+    /// The loss that training minimises.
     pub fn loss(&self) -> Loss {
         self.loss
     }
 
-    /// Name, shape and place in the flat vector of each tensor, named as `PyTorch`'s `Sequential` would.
+    /// Name, shape and range in the flat vector of each tensor. The names are those of `PyTorch`'s `Sequential`.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>, Range<usize>)> {
         let each = |(index, layer): (usize, &Dense)| {
             [
@@ -70,9 +70,9 @@ impl Network {
         self.layers.iter().enumerate().flat_map(each).collect()
     }
 
-    /// Fresh parameters, the same for every world size. Without hidden layers all are 0: the loss is convex, and chance
-    /// could only add to it. Otherwise weights are uniform with variance 2 / inputs before a rectifier (He et al.
-    /// 2015) and 2 / (inputs + outputs) in the last layer (Glorot and Bengio 2010); biases 0.
+    /// Initial parameters, the same for every world size. Without hidden layers all are 0: the loss is convex, so random
+    /// values would only raise it. Otherwise weights are uniform with variance 2 / inputs before a rectifier (He et al.
+    /// 2015) and 2 / (inputs + outputs) in the last layer (Glorot and Bengio 2010); biases are 0.
     pub fn initialize(&self, seed: u64) -> Vec<f32> {
         let mut parameters = vec![0.0; self.parameter_count()];
         if self.layers.len() == 1 {
@@ -97,7 +97,8 @@ impl Network {
         }
     }
 
-    /// Sums loss and right answers over the samples `rows` of `targets`, whose features are the first rows of the input.
+    /// Sums the loss and the correct predictions over the samples `rows` of `targets`, whose features are the first rows of
+    /// the input.
     ///
     /// # Panics
     ///
@@ -108,21 +109,21 @@ impl Network {
         workspace: &mut Workspace,
         targets: &Targets,
         rows: impl ExactSizeIterator<Item = usize>,
-    ) -> Outcome {
+    ) -> LossSums {
         let count = rows.len();
         if count == 0 {
-            return Outcome::default();
+            return LossSums::default();
         }
         self.forward(parameters, workspace, count);
         self.loss.evaluate(&last_output(workspace, count), targets, rows)
     }
 
-    /// Like [`evaluate`](Self::evaluate), and leaves in `gradients` the gradient of the losses' sum times `weight`, for
-    /// regression divided by the square of [`Scale::deviation`](super::Scale). No samples give a gradient of 0.
+    /// Like [`evaluate`](Self::evaluate), and writes to `gradients` the gradient of the sum of the losses times `weight`; for
+    /// regression, divided by the square of [`Scale::deviation`](super::Scale). Without samples the gradient is 0.
     ///
-    /// The backward pass goes from the last layer to the first; `on_gradient_ready` is told of each range of `gradients`
-    /// as soon as it is final, from the end to the beginning, so that it can travel while the rest still computes. A layer
-    /// comes in slices of about `slice` elements.
+    /// The backward pass goes from the last layer to the first. It calls `on_gradient_ready` for each range of `gradients` as
+    /// soon as it is final, from the end to the beginning, so that it can be reduced while the rest is computed. The ranges of
+    /// a layer have about `slice` elements, or all of them if there are no samples.
     ///
     /// # Panics
     ///
@@ -135,9 +136,9 @@ impl Network {
         (targets, rows): (&Targets, impl ExactSizeIterator<Item = usize> + Clone),
         weight: f32,
         (slice, mut on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
-    ) -> Outcome {
+    ) -> LossSums {
         let count = rows.len();
-        let outcome = self.evaluate(parameters, workspace, targets, rows.clone());
+        let sums = self.evaluate(parameters, workspace, targets, rows.clone());
         let Workspace { input, outputs, deltas } = workspace;
         for (index, layer) in self.layers.iter().enumerate().rev() {
             if count == 0 {
@@ -150,7 +151,7 @@ impl Network {
             if index + 1 == self.layers.len() {
                 self.loss.differentiate(output.view_mut(), targets, rows.clone(), weight);
             } else {
-                // Through the rectifier: the output is not needed again, so its place takes the derivative.
+                // The derivative behind the rectifier replaces the output, which is not needed again.
                 let delta = deltas[index].slice(s![..count, ..]);
                 Zip::from(&mut output).and(&delta).for_each(|y, &d| *y = if *y > 0.0 { d } else { 0.0 });
             }
@@ -165,7 +166,7 @@ impl Network {
                 );
             }
         }
-        outcome
+        sums
     }
 
     fn forward(&self, parameters: &[f32], workspace: &mut Workspace, count: usize) {
@@ -211,7 +212,7 @@ mod tests {
         );
         let mut end = parameters.len();
         for range in ready {
-            assert_eq!(range.end, end, "layers come from the last to the first, without a gap");
+            assert_eq!(range.end, end, "ranges go from the end to the beginning without a gap");
             end = range.start;
         }
         assert_eq!(end, 0);

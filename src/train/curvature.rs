@@ -1,0 +1,103 @@
+//! The learning rate of Nesterov's rule: 1 / the largest curvature of the loss, which all ranks compute together.
+
+use ndarray::{Array2, s};
+
+use super::TrainError;
+use super::batches::part;
+use super::model::Loss;
+use super::random;
+use super::setup::Setup;
+use crate::group::Group;
+use crate::types::ReduceOp;
+
+/// Passes over the training set at most.
+const ITERATIONS_MAX: usize = 50;
+/// Samples that are read at once.
+const BLOCK_ROWS: usize = 256;
+/// The power method approaches the eigenvalue from below, so the rate leaves a margin.
+const MARGIN: f64 = 1.05;
+
+/// The largest learning rate that is safe for a model without hidden layers, rounded down to three digits. Rounding gives the
+/// same rate for every number of ranks, though each adds sums in another order.
+///
+/// The curvature of the squared error is twice, and that of the cross-entropy at most half, the covariance of the features
+/// (Böhning 1992); for models with hidden layers this is no bound.
+pub(crate) fn safe_learning_rate(
+    group: &mut Group,
+    setup: &Setup,
+    weight_decay: f32,
+) -> Result<f32, TrainError> {
+    let factor = match setup.network.loss() {
+        Loss::SquaredError(_) => 2.0,
+        Loss::CrossEntropy => 0.5,
+    };
+    let curvature = factor * MARGIN * largest_eigenvalue(group, setup)? + f64::from(weight_decay);
+    Ok(round_down(1.0 / curvature))
+}
+
+/// The largest eigenvalue of the mean of x x', where x is a training sample's features followed by a 1 for the bias, by the
+/// power method.
+fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainError> {
+    let samples = &setup.dataset.train;
+    let columns = samples.features.columns();
+    let mine = part(samples.len(), group.rank(), group.size());
+    let mut rows = Array2::<f32>::zeros((BLOCK_ROWS, columns));
+    let mut stream = random::stream("power method", 0, 0);
+    let mut vector: Vec<f64> =
+        (0..=columns).map(|_| f64::from(random::symmetric(&mut stream, 1.0))).collect();
+    normalize(&mut vector);
+    let mut eigenvalue = 0.0;
+    for _ in 0..ITERATIONS_MAX {
+        let mut product = vec![0.0; columns + 1];
+        for start in mine.clone().step_by(BLOCK_ROWS) {
+            let block = start..mine.end.min(start + BLOCK_ROWS);
+            let mut block_rows = rows.slice_mut(s![..block.len(), ..]);
+            samples.features.gather(block, setup.standardizer.as_ref(), block_rows.view_mut());
+            for row in block_rows.rows() {
+                let dot: f64 =
+                    row.iter().zip(&vector).map(|(&x, v)| f64::from(x) * v).sum::<f64>() + vector[columns];
+                product.iter_mut().zip(row).for_each(|(sum, &x)| *sum += dot * f64::from(x));
+                product[columns] += dot;
+            }
+        }
+        group.all_reduce(&mut product, ReduceOp::Sum)?;
+        product.iter_mut().for_each(|value| *value /= samples.len() as f64);
+        let previous = eigenvalue;
+        eigenvalue = normalize(&mut product);
+        vector = product;
+        // All ranks hold the same sums, so they leave the loop together.
+        if (eigenvalue - previous).abs() < 1e-3 * eigenvalue {
+            break;
+        }
+    }
+    Ok(eigenvalue)
+}
+
+/// Divides a vector by its length, which is returned.
+fn normalize(vector: &mut [f64]) -> f64 {
+    let length = vector.iter().map(|value| value * value).sum::<f64>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|value| *value /= length);
+    }
+    length
+}
+
+/// The largest number of three decimal digits that is not above `value`; the smallest f32 if there is none.
+fn round_down(value: f64) -> f32 {
+    if value.is_nan() || value <= f64::from(f32::MIN_POSITIVE) {
+        return f32::MIN_POSITIVE;
+    }
+    let unit = 10_f64.powi(value.log10().floor() as i32 - 2);
+    ((value / unit + 1e-9).floor() * unit) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_digits_rounded_down() {
+        assert_eq!([0.123_99, 4.567, 1e-5].map(round_down), [0.123, 4.56, 1e-5]);
+        assert_eq!([0.0, f64::NAN].map(round_down), [f32::MIN_POSITIVE; 2]);
+    }
+}
