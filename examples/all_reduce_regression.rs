@@ -1,5 +1,5 @@
-//! Linear regression by data parallelism: every rank computes the gradient of its rows, all gradients are summed in every
-//! step, and all ranks hold the same model throughout.
+//! Linear regression with data parallelism: every rank computes the gradient of its rows, and every step sums the gradients of
+//! all ranks. So all ranks always hold the same model.
 //!
 //! ```sh
 //! ringrun -n 4 target/release/examples/all_reduce_regression
@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut weights = [0.0; TRUTH.len()];
     let mut loss = 0.0;
     for _ in 0..300 {
-        // The gradient, and behind it the sum of the squared errors.
+        // The gradient, followed by the sum of the squared errors.
         let mut sums = [0.0; TRUTH.len() + 1];
         for index in mine.clone() {
             let (features, target) = row(index);
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         loss = sums[TRUTH.len()] / ROWS as f64;
     }
-    // Sums come out the same on all ranks to the last bit, and so do the models.
+    // Sums are the same on all ranks to the last bit, so the models are too.
     let all = group.gather(&weights, Rank::ZERO)?;
     if group.rank() == Rank::ZERO {
         assert!(all.chunks(weights.len()).all(|other| other == weights), "all ranks hold the same model");

@@ -1,5 +1,5 @@
-//! Data and pipeline parallelism together: a grid of ranks, as wide as there are copies of the model and as deep as the
-//! model has stages. Each row is a pipeline; the ranks of a column hold the same stage and average its gradients.
+//! Data and pipeline parallelism combined: the ranks form a grid with a row for each copy of the model and a column for each
+//! stage. Each row is a pipeline. The ranks of a column hold the same stage and average its gradients.
 //!
 //! ```sh
 //! ringrun -n 4 target/release/examples/hybrid
@@ -56,14 +56,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             *parameter -= 0.5 * gradient / ROWS as f32;
         }
     }
-    let everybodys = world.all_gather_object(&(stage, parameters, loss))?;
+    let results = world.all_gather_object(&(stage, parameters, loss))?;
     if world.rank() == Rank::ZERO {
-        for (stage, parameters, loss) in &everybodys {
-            let first = everybodys.iter().find(|other| other.0 == *stage).map(|other| &other.1);
+        for (stage, parameters, loss) in &results {
+            let first = results.iter().find(|other| other.0 == *stage).map(|other| &other.1);
             assert_eq!(Some(parameters), first, "the copies of a stage agree");
             assert!(*loss < 1e-3, "the model learns: {loss}");
         }
-        println!("{copies} x {DEPTH} ranks: {:?} {:?}", everybodys[0].1, everybodys[1].1);
+        println!("{copies} x {DEPTH} ranks: {:?} {:?}", results[0].1, results[1].1);
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Linear regression by averaging models, as a script on top of MPI would do it: rank 0 scatters the data, every rank fits
-//! its shard, rank 0 gathers the models and averages them.
+//! Linear regression by averaging models, as MPI programs do it: rank 0 scatters the data, every rank fits its shard, and rank 0
+//! gathers the models and averages them.
 //!
 //! ```sh
 //! ringrun -n 4 target/release/examples/model_averaging
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut group = Group::from_environment()?;
     let truth: Vec<f64> = (0..FEATURES).map(|feature| feature as f64 - 3.5).collect();
 
-    // Rank 0 has the data, a row of features and a target one after another; each rank gets as many rows.
+    // Rank 0 has the data as rows of features, each followed by its target. Ranks receive equal numbers of rows.
     let row = FEATURES + 1;
     let data = if group.rank() == Rank::ZERO { make(&truth) } else { Vec::new() };
     let counts: Vec<usize> = group.size().ranks().map(|rank| group.chunk(ROWS, rank).len() * row).collect();
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Rows with targets that follow the truth, and a little noise; the same at every run.
+/// Rows whose targets are those of the true weights with a little noise; the same in every run.
 fn make(truth: &[f64]) -> Vec<f64> {
     let mut state = 1u64;
     let mut draw = || {

@@ -1,7 +1,7 @@
 //! Gradients in any order: `ringrun -n 4 -- named_tensors`.
 //!
-//! Each rank's layers finish in an order of their own, as they do when a framework computes them in parallel. The ranks
-//! submit them by name and all get the same averages.
+//! The layers finish in a different order on each rank, as when a framework computes them in parallel. The ranks submit them by
+//! name, and all receive the same averages.
 
 use rand::seq::SliceRandom as _;
 use ringtrain::{Group, JoinMethod, JoinOptions, NamedOptions, NamedTensors, Rank, ReduceOp, rendezvous};
@@ -37,11 +37,11 @@ fn main() -> anyhow::Result<()> {
     tensors.close()?;
     let mut first = [checksum];
     group.broadcast(&mut first, Rank::ZERO)?;
-    // Nobody leaves before all have heard it.
+    // No rank leaves before all have received it.
     group.barrier()?;
     anyhow::ensure!(first[0] == checksum, "rank {rank} has {checksum}, and rank 0 {}", first[0]);
     println!(
-        "rank {rank} of {}: all results agree; {} tensors in {} operations, {} known by their slot",
+        "rank {rank} of {}: all results agree; {} tensors in {} operations, {} identified by their cache slot",
         group.size(),
         statistics.tensors,
         statistics.operations,

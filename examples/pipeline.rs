@@ -1,5 +1,5 @@
-//! Model parallelism: a deep network of which every rank holds some layers. Micro-batches flow forward from rank to rank,
-//! gradients flow back, and several micro-batches are on their way at a time (Huang et al., "`GPipe`", `NeurIPS` 2019).
+//! Model parallelism: every rank holds some layers of a deep network. Micro-batches go forward from rank to rank and gradients
+//! go back; several micro-batches are in flight at a time (Huang et al., "`GPipe`", `NeurIPS` 2019).
 //!
 //! ```sh
 //! ringrun -n 4 target/release/examples/pipeline
@@ -13,7 +13,7 @@ const ROWS: usize = 32;
 const FORWARD: u32 = 1;
 const BACKWARD: u32 = 2;
 
-/// A layer that scales each feature and shifts it: enough to learn, and easy to follow.
+/// A layer that scales and shifts each feature.
 struct Layer {
     scale: Vec<f32>,
     shift: Vec<f32>,
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let output = layer.forward(&input);
             inputs.push(input);
             if rank == last {
-                // The target of every feature is a line through its value at the beginning.
+                // The target of every feature is a linear function of the input.
                 let target = batch(step, micro).into_iter().map(|x| 0.5 * x + 0.25);
                 let delta: Vec<f32> = output.iter().zip(target).map(|(y, t)| y - t).collect();
                 loss += delta.iter().map(|d| d * d).sum::<f32>() / delta.len() as f32;
@@ -80,7 +80,7 @@ impl Layer {
         input.iter().enumerate().map(|(i, x)| x * self.scale[i % WIDTH] + self.shift[i % WIDTH]).collect()
     }
 
-    /// Adds to the gradient, and gives the derivative by the input.
+    /// Adds to the gradient and returns the derivative with respect to the input.
     fn backward(&self, input: &[f32], delta: &[f32], gradient: &mut Self) -> Vec<f32> {
         for (i, (x, d)) in input.iter().zip(delta).enumerate() {
             gradient.scale[i % WIDTH] += x * d;
@@ -99,7 +99,7 @@ impl Layer {
     }
 }
 
-/// Values from -1 to 1, the same on every rank that asks.
+/// Values from -1 to 1, the same on every rank.
 fn batch(step: u32, micro: u32) -> Vec<f32> {
     let start = (step * MICRO_BATCHES + micro) as usize * ROWS * WIDTH;
     (start..start + ROWS * WIDTH).map(|i| ((i * 7919) % 2003) as f32 / 1001.5 - 1.0).collect()

@@ -20,7 +20,7 @@ use crate::group::Algorithms;
 use crate::train::{self, Console, Observer, Phase, ProgressDisplay, Silent, TrainError};
 use crate::types::{Rank, WorldSize};
 
-/// A failure as the program reports it.
+/// A failure, with the exit code and the message of the program.
 struct Failure {
     exit: Exit,
     message: String,

@@ -22,14 +22,14 @@ const FORMAT: &str = "ringtrain-2";
 const FORMAT_1: &str = "ringtrain-1";
 /// The most bytes that names, metadata and history may take beside the tensors.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// What they take in a usual run.
+/// The bytes that they take in a usual run.
 const HEADER_BYTES_USUAL: u64 = 1 << 16;
 
 /// A checkpoint or report that cannot be used or written.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
         /// What failed, as a verb.
@@ -163,7 +163,7 @@ pub(crate) struct TrainingState {
 
 /// What must be the same in a checkpoint and in the run that goes on from it.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct RunIdentity {
     /// Compared in this order; the first difference is reported.
     pub(crate) entries: Vec<IdentityEntry>,
     /// The name of the data, for messages: a file may have moved.
@@ -180,7 +180,7 @@ pub(crate) struct Identity {
     pub(crate) classes: Vec<String>,
 }
 
-/// One value of an [`Identity`].
+/// One value of an [`RunIdentity`].
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct IdentityEntry {
     /// The key in the checkpoint's metadata.
@@ -209,7 +209,7 @@ fn from_bytes(bytes: &[u8]) -> Vec<f32> {
 pub(crate) fn save(
     directory: &Path,
     network: &Network,
-    identity: &Identity,
+    identity: &RunIdentity,
     state: &TrainingState,
 ) -> Result<(), CheckpointError> {
     let path = directory.join(FILE_NAME);
@@ -263,7 +263,7 @@ fn create_directory(directory: &Path) -> Result<(), CheckpointError> {
 pub(crate) fn check_space(
     directory: &Path,
     network: &Network,
-    identity: &Identity,
+    identity: &RunIdentity,
 ) -> Result<(), CheckpointError> {
     create_directory(directory)?;
     let copies = if exists(directory)? { 1 } else { 2 };
@@ -273,7 +273,7 @@ pub(crate) fn check_space(
 }
 
 /// Bytes of all tensors in a checkpoint.
-fn tensor_bytes(network: &Network, identity: &Identity) -> u64 {
+fn tensor_bytes(network: &Network, identity: &RunIdentity) -> u64 {
     let vectors = 1 + identity.optimizer_names.len();
     let standardizer_values = identity.standardizer.as_ref().map_or(0, |standard| 2 * standard.mean.len());
     4 * (vectors * network.parameter_count() + standardizer_values) as u64
@@ -296,7 +296,7 @@ pub(crate) fn exists(directory: &Path) -> Result<bool, CheckpointError> {
 /// The identity entries of a checkpoint that differ from this run's, as an error.
 fn check_identity(
     path: &Path,
-    identity: &Identity,
+    identity: &RunIdentity,
     metadata: &HashMap<String, String>,
 ) -> Result<(), CheckpointError> {
     let corrupt = |key: &str| CheckpointError::Corrupt {
@@ -342,7 +342,7 @@ fn check_identity(
 pub(crate) fn load(
     directory: &Path,
     network: &Network,
-    identity: &Identity,
+    identity: &RunIdentity,
 ) -> Result<Option<TrainingState>, CheckpointError> {
     if !exists(directory)? {
         return Ok(None);
@@ -418,9 +418,9 @@ mod tests {
     use super::*;
     use crate::train::model::Loss;
 
-    fn sample() -> (Network, Identity, TrainingState) {
+    fn sample() -> (Network, RunIdentity, TrainingState) {
         let network = Network::new(&"mlp:3".parse().unwrap(), 2, 2, Loss::CrossEntropy).unwrap();
-        let identity = Identity {
+        let identity = RunIdentity {
             entries: vec![
                 IdentityEntry { key: "weight_decay", option: "--weight-decay", value: "0.5".into() },
                 IdentityEntry { key: "seed", option: "--seed", value: "7".into() },
@@ -473,7 +473,7 @@ mod tests {
         other.entries[1].value = "8".into();
         let error = load(directory.path(), &network, &other).unwrap_err().to_string();
         assert!(error.contains("it was made with --seed 7, this run has --seed 8"), "{error}");
-        let other = Identity { data_name: "b.csv".into(), data_hash: "456".into(), ..identity.clone() };
+        let other = RunIdentity { data_name: "b.csv".into(), data_hash: "456".into(), ..identity.clone() };
         let error = load(directory.path(), &network, &other).unwrap_err().to_string();
         assert!(
             error.contains("made with --data a.csv, and --data b.csv of this run holds other"),

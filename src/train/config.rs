@@ -16,13 +16,13 @@ pub struct Config {
     pub target: Option<String>,
     /// Whether the first row of a table holds the columns' names.
     pub header: Header,
-    /// The part of the rows that is kept for testing, where the data comes in one piece; at least 0, below 1.
+    /// The part of the rows that is kept for testing if the data has no test set; at least 0, below 1.
     pub test_fraction: f64,
     /// The model; `None` for [`default_model`].
     pub model: Option<ModelSpec>,
     /// What is learned; `None` if the model or the target decides.
     pub task: Option<Task>,
-    /// Whether features and numeric targets are brought to mean 0 and deviation 1.
+    /// Whether features and numeric targets are scaled to mean 0 and standard deviation 1.
     pub standardize: bool,
     /// The optimiser. `None` for [`Rule::Nesterov`] where a model without hidden layers is trained on a table of at most
     /// 2^24 values and no batch size is given, and for [`Rule::Adam`] elsewhere.

@@ -61,7 +61,9 @@ fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainErro
             }
         }
         group.all_reduce(&mut product, ReduceOp::Sum)?;
-        product.iter_mut().for_each(|value| *value /= samples.len() as f64);
+        for value in &mut product {
+            *value /= samples.len() as f64;
+        }
         let previous = eigenvalue;
         eigenvalue = normalize(&mut product);
         vector = product;
@@ -77,7 +79,9 @@ fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainErro
 fn normalize(vector: &mut [f64]) -> f64 {
     let length = vector.iter().map(|value| value * value).sum::<f64>().sqrt();
     if length > 0.0 {
-        vector.iter_mut().for_each(|value| *value /= length);
+        for value in vector {
+            *value /= length;
+        }
     }
     length
 }

@@ -7,7 +7,7 @@ use super::data::DataError;
 use crate::group;
 use crate::types::Rank;
 
-/// What a rank was doing when it failed.
+/// The phase in which a rank failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Phase {
@@ -32,7 +32,7 @@ pub enum TrainError {
     Elsewhere {
         /// The rank that failed; the lowest if there are several.
         rank: Rank,
-        /// What it was doing.
+        /// The phase in which it failed.
         phase: Phase,
         /// The message of its error.
         message: String,

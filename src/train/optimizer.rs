@@ -45,7 +45,7 @@ const BETA_1: f32 = 0.9;
 const BETA_2: f32 = 0.999;
 const EPSILON: f32 = 1e-8;
 
-/// The momentum of Nesterov's rule so many steps after its start.
+/// The momentum of Nesterov's rule `steps` steps after its start.
 fn nesterov_momentum(steps: u64) -> f32 {
     (steps as f64 / (steps as f64 + 3.0)) as f32
 }
@@ -57,8 +57,8 @@ pub struct Optimizer {
     pub rule: Rule,
     /// The learning rate.
     pub learning_rate: f32,
-    /// Times each parameter, biases too, is added to its gradient: L2 regularisation as in `PyTorch`'s optimisers of these
-    /// names (for Adam, not the decoupled decay of `AdamW`).
+    /// This times each parameter, biases included, is added to its gradient: L2 regularisation as in `PyTorch`'s optimisers of
+    /// these names (for Adam, not the decoupled decay of `AdamW`).
     pub weight_decay: f32,
     /// Steps taken.
     pub steps: u64,
@@ -94,7 +94,7 @@ impl Optimizer {
     ///
     /// # Panics
     ///
-    /// If the range is not one of the parameters or of the optimiser's own vectors, or there are not as many gradients.
+    /// If the range is outside of the parameters or of the optimiser's vectors, or its length is not that of `gradients`.
     pub fn update(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &mut [f32]) {
         assert_eq!(gradients.len(), range.len(), "a gradient for each parameter");
         let parameters = &mut parameters[range.clone()];
@@ -177,7 +177,7 @@ mod tests {
             .collect()
     }
 
-    /// The expected numbers follow from the formulas by hand.
+    /// The expected numbers were computed from the formulas by hand.
     #[test]
     fn known_sequences() {
         let cases: [(Rule, f32, f32, [f64; 3]); 6] = [

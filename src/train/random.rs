@@ -1,17 +1,17 @@
 //! Seeded random streams that are the same on every host, for every world size and in every later version.
 //!
-//! The generator is named (xoshiro256++, Blackman and Vigna 2021), its seed is a SHA-256 of what it is for, and shuffling
-//! and scaling are written out here: `rand`'s own may change between its releases, and a resumed run must not.
+//! The generator is xoshiro256++ (Blackman and Vigna 2021), seeded with a SHA-256 of its purpose. Shuffling and scaling are
+//! implemented here, because those of the crate `rand` may change between its releases, and a resumed run must not change.
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{Rng, SeedableRng};
 use sha2::{Digest, Sha256};
 
 /// A stream of random numbers.
-pub(crate) type Stream = Xoshiro256PlusPlus;
+pub(crate) type RandomStream = Xoshiro256PlusPlus;
 
-/// The stream for `purpose`; streams that differ in any argument have nothing to do with each other.
-pub(crate) fn stream(purpose: &str, seed: u64, index: u64) -> Stream {
+/// The stream for `purpose`. Streams that differ in any argument are independent.
+pub(crate) fn stream(purpose: &str, seed: u64, index: u64) -> RandomStream {
     let digest = Sha256::new()
         .chain_update(b"ringtrain\0")
         .chain_update(purpose.as_bytes())
@@ -19,21 +19,21 @@ pub(crate) fn stream(purpose: &str, seed: u64, index: u64) -> Stream {
         .chain_update(seed.to_le_bytes())
         .chain_update(index.to_le_bytes())
         .finalize();
-    Stream::from_seed(digest.into())
+    RandomStream::from_seed(digest.into())
 }
 
 /// A uniform number from -`bound` up to, but not including, `bound`.
-pub(crate) fn symmetric(stream: &mut Stream, bound: f32) -> f32 {
-    // 24 bits: as many as an f32 holds, so that every value is exact.
+pub(crate) fn symmetric(stream: &mut RandomStream, bound: f32) -> f32 {
+    // An f32 holds 24 bits, so every value is exact.
     let unit = (stream.next_u32() >> 8) as f32 / 16_777_216.0;
     (2.0 * unit - 1.0) * bound
 }
 
 /// A uniform permutation of 0..`len` (Fisher and Yates).
-pub(crate) fn permutation(stream: &mut Stream, len: u32) -> Vec<u32> {
+pub(crate) fn permutation(stream: &mut RandomStream, len: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..len).collect();
     for last in (1..order.len()).rev() {
-        // The upper half of a 128-bit product: a bias below 2^-32, and no rejection loop to agree on.
+        // The upper half of a 128-bit product has a bias below 2^-32 and needs no rejection loop.
         let chosen = (u128::from(stream.next_u64()) * (last as u128 + 1)) >> 64;
         order.swap(last, chosen as usize);
     }
@@ -58,7 +58,7 @@ mod tests {
         assert!(permutation(&mut stream("a", 0, 0), 0).is_empty());
     }
 
-    /// A change of these numbers would silently change every seeded run and every resumed one.
+    /// If these numbers changed, seeded and resumed runs would give other results.
     #[test]
     fn the_streams_never_change() {
         assert_eq!(permutation(&mut stream("test", 42, 7), 8), GOLDEN);

@@ -1,6 +1,6 @@
 //! What stays the same while a run goes on, derived from the configuration and the data.
 
-use super::checkpoint::{Identity, IdentityEntry};
+use super::checkpoint::{IdentityEntry, RunIdentity};
 use super::config::{Config, default_model};
 use super::data::{DataError, Dataset, LoadOptions, Samples, Standardizer, Targets, Task};
 use super::model::{Loss, ModelSpec, Network, Scale};
@@ -102,7 +102,7 @@ impl Setup {
 
     /// What must be the same for a run to go on from a checkpoint: everything that decides which loss is minimised and
     /// which steps are taken. The learning rate, the number of epochs and how gradients are sent may change.
-    pub(crate) fn identity(&self, config: &Config) -> Identity {
+    pub(crate) fn identity(&self, config: &Config) -> RunIdentity {
         let digest: Vec<f32> = self.digest.iter().map(|&byte| f32::from(byte)).collect();
         let task = if self.dataset.task() == Task::Classification { "classification" } else { "regression" };
         let momentum = match self.settings.rule {
@@ -128,7 +128,7 @@ impl Setup {
             Loss::SquaredError(scale) => scale,
             Loss::CrossEntropy => Scale::IDENTITY,
         };
-        Identity {
+        RunIdentity {
             entries,
             data_name: self.dataset.name.clone(),
             data_hash: parameters_hash(&digest),
@@ -145,7 +145,9 @@ impl Setup {
         let count = samples.len() as f64;
         let Targets::Classes(classes) = &samples.targets else { return spread(samples) / count };
         let mut counts = vec![0_u64; self.dataset.classes.len()];
-        classes.iter().for_each(|&class| counts[class as usize] += 1);
+        for &class in classes {
+            counts[class as usize] += 1;
+        }
         let shares = counts.iter().filter(|&&found| found > 0).map(|&found| found as f64 / count);
         shares.map(|share| -share * share.ln()).sum()
     }

@@ -8,7 +8,7 @@ use ndarray::s;
 use super::agree::{self, all_succeeded};
 use super::batches::{Batches, part};
 use super::buckets::Buckets;
-use super::checkpoint::{self, Identity, Position, TrainingState};
+use super::checkpoint::{self, Position, RunIdentity, TrainingState};
 use super::config::Config;
 use super::convergence;
 use super::data::{Samples, Targets, Task};
@@ -28,7 +28,7 @@ const EVALUATION_ROWS_MIN: usize = 256;
 pub(crate) struct Trainer<'a> {
     config: &'a Config,
     setup: &'a Setup,
-    identity: Identity,
+    identity: RunIdentity,
     stop: &'a AtomicBool,
     optimizer: Optimizer,
     /// Parameters, position and history. The optimiser's vectors are moved here only to be saved.
@@ -51,9 +51,9 @@ pub(crate) struct Trainer<'a> {
 pub(crate) struct Metrics {
     /// Mean loss.
     pub(crate) loss: f64,
-    /// Right answers, 0 to 1; `None` for regression.
+    /// Share of correct predictions, 0 to 1; `None` for regression.
     pub(crate) accuracy: Option<f64>,
-    /// `None` for classification and where all targets are the same.
+    /// Coefficient of determination; `None` for classification and if all targets are the same.
     pub(crate) r2: Option<f64>,
 }
 
@@ -237,7 +237,7 @@ impl<'a> Trainer<'a> {
         Ok(shared[0])
     }
 
-    /// 1 if this rank was asked to stop: ranks add their flags up.
+    /// 1 if this rank was asked to stop. The ranks sum their flags.
     fn stop_flag(&self) -> f64 {
         f64::from(u8::from(self.stop.load(Ordering::Relaxed)))
     }
@@ -268,7 +268,7 @@ impl<'a> Trainer<'a> {
         samples: &Samples,
     ) -> Result<Option<Metrics>, TrainError> {
         let mine = part(samples.len(), group.rank(), group.size());
-        // Rank 0's part is the longest. All ranks take as many blocks, if with fewer samples.
+        // All ranks evaluate as many blocks as rank 0, whose part is the longest; their last blocks may be empty.
         let longest = part(samples.len(), Rank::ZERO, group.size()).len();
         let block = self.workspace.input.nrows();
         let mut sums = [0.0; 3];

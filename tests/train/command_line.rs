@@ -1,4 +1,4 @@
-//! The program `ringtrain` from outside: exit codes, output, the report.
+//! The program `ringtrain`: exit codes, output and report.
 
 use std::process::{Command, Output};
 
@@ -59,7 +59,7 @@ fn each_failure_has_its_code_and_a_message() {
 }
 
 #[test]
-fn help_explains_itself() {
+fn help_names_defaults_and_exit_codes() {
     let output = ringtrain(&["--help"]);
     assert_eq!(output.status.code(), Some(0));
     let help = text(&output.stdout);
@@ -68,16 +68,16 @@ fn help_explains_itself() {
     }
 }
 
-/// A reader that goes away (`ringtrain | head -1`) must not make a panic of a finished run.
+/// A reader that closes the pipe (`ringtrain | head -1`) must not cause a panic.
 #[test]
-fn a_closed_pipe_is_no_panic() {
+fn a_closed_pipe_causes_no_panic() {
     let script = format!("({} --epochs 2; echo code $? >&2) | true", env!("CARGO_BIN_EXE_ringtrain"));
     let output = Command::new("sh").args(["-c", &script]).output().unwrap();
     assert_eq!(text(&output.stderr), "code 0\n");
 }
 
 #[test]
-fn a_full_output_is_told_at_the_end() {
+fn output_that_cannot_be_written_is_reported_at_the_end() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let output =
         Command::new(env!("CARGO_BIN_EXE_ringtrain")).args(["--epochs", "1"]).stdout(full).output().unwrap();
@@ -85,9 +85,9 @@ fn a_full_output_is_told_at_the_end() {
     assert!(text(&output.stderr).contains("could not be written: No space left"), "{output:?}");
 }
 
-/// SIGTERM: the step is finished, the state saved, the exit code 0, and `--resume` goes on from there.
+/// After SIGTERM the program finishes the step, saves the state and exits with 0. `--resume` goes on from there.
 #[test]
-fn a_signal_stops_in_order_and_resume_goes_on() {
+fn a_stop_signal_saves_and_resume_goes_on_from_there() {
     use std::io::{BufRead, BufReader};
     use std::process::Stdio;
 

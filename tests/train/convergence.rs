@@ -27,10 +27,12 @@ impl Numbers {
 
 fn write_table(directory: &Path, name: &str, features: &Array2<f64>, target: &Array1<f64>) -> PathBuf {
     let path = directory.join(name);
-    let mut text: String = (0..features.ncols()).map(|column| format!("x{column},")).collect();
-    text += "y\n";
+    let names: Vec<String> = (0..features.ncols()).map(|column| format!("x{column}")).collect();
+    let mut text = format!("{},y\n", names.join(","));
     for (row, value) in features.rows().into_iter().zip(target) {
-        row.iter().for_each(|x| write!(text, "{x},").unwrap());
+        for x in row {
+            write!(text, "{x},").unwrap();
+        }
         writeln!(text, "{value}").unwrap();
     }
     std::fs::write(&path, text).unwrap();

@@ -1,11 +1,11 @@
-//! Fashion-MNIST (Debian package `dataset-fashion-mnist`) on four ranks: the IDX files as they are packaged, for real.
+//! Fashion-MNIST (Debian package `dataset-fashion-mnist`) on four ranks: reads the IDX files as they are packaged.
 
 use std::path::Path;
 use std::process::Command;
 
 const PLACE: &str = "/usr/share/datasets/fashion-mnist";
 
-/// Two epochs; ten reach 0.88 and take the better part of a minute on two cores, which is for a person to try.
+/// Two epochs, to save time. Ten epochs reach 0.88 and take nearly a minute on two cores.
 #[test]
 fn fashion_mnist_trains_on_four_ranks() {
     if !Path::new(PLACE).join("train-images-idx3-ubyte.gz").exists() {

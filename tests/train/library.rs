@@ -58,8 +58,8 @@ fn other_models_and_optimisers_learn_too() {
     }
 }
 
-/// With full batches and plain steps, regression must arrive at the least-squares solution, and the loss that it reports
-/// must be the one in the target's own unit.
+/// With full batches and plain steps, regression must reach the least-squares solution, and report the loss in the target's
+/// unit.
 #[test]
 fn linear_regression_finds_the_least_squares() {
     let directory = tempfile::tempdir().unwrap();
@@ -84,7 +84,7 @@ fn linear_regression_finds_the_least_squares() {
         ..config()
     };
     let report = train(&config).unwrap().report;
-    // The noise's variance is 1; a fit of three coefficients explains a little of it.
+    // The variance of the noise is 1. A fit of three coefficients explains a small part of it.
     assert!((0.9..1.0).contains(&report.train_loss), "{}", report.train_loss);
     assert!(report.train_r2.unwrap() > 0.999);
     assert_eq!((report.test_loss, report.test_accuracy, report.test_r2), (None, None, None));
@@ -156,7 +156,7 @@ fn a_resumed_run_is_the_uninterrupted_one() {
         let losses =
             |summary: &Summary| summary.report.history.iter().map(|e| e.train_loss).collect::<Vec<_>>();
         assert_eq!(losses(&found), losses(&expected));
-        // Nothing is left to do, and the figures are still there.
+        // Resuming a complete run trains no further and reports the same figures.
         assert_eq!(train(&config).unwrap().report.train_loss, expected.report.train_loss);
         // A longer run goes on from there.
         assert_eq!(train(&Config { epochs: Some(4), ..config }).unwrap().report.epochs, 4);

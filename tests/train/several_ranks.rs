@@ -10,8 +10,8 @@ fn ringtrain(ranks: u32, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// A shard that is weighted wrongly, used twice or left out would show as another loss. 1,438 samples in batches of 100
-/// leave uneven shards, and on 7 ranks a last batch of 38.
+/// If a shard were weighted wrongly, used twice or left out, the loss would differ. 1,438 samples in batches of 100 give shards
+/// of different lengths, and a last batch of 38 samples.
 #[test]
 fn every_world_size_computes_the_same() {
     let directory = tempfile::tempdir().unwrap();
@@ -47,7 +47,7 @@ fn a_batch_may_have_fewer_samples_than_ranks() {
     }
 }
 
-/// A rank that fails must take all ranks with it, each with the same exit code and the reason.
+/// If a rank fails, all ranks end with the same exit code and name the reason.
 #[test]
 fn a_failure_on_one_rank_ends_all_with_its_code() {
     let directory = tempfile::tempdir().unwrap();

@@ -56,6 +56,7 @@ Exit codes:
 /// Trains a model on all ranks of a job. Each rank computes its part of every batch, and the ranks add up their gradients.
 #[derive(Parser, Debug)]
 #[command(name = "ringtrain", version, after_help = AFTER_HELP)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(super) struct LowArgs {
     /// How to join the job.
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! The handwritten digits that the program carries.
+//! The handwritten digits that the program contains.
 
 use std::io::Read;
 
@@ -11,14 +11,14 @@ use super::{Column, Features, Table};
 const DIGITS: &[u8] = include_bytes!("digits.csv.gz");
 const ROWS: usize = 1797;
 const PIXELS: usize = 64;
-/// The most ink that a pixel can hold.
+/// The largest value of a pixel.
 const INK_MAX: f32 = 16.0;
 
-/// The 1,797 digits: 8 x 8 pixels from 0 to 1, and which digit it is.
+/// The 1,797 digits: 8 x 8 pixels from 0 to 1, and the digit as the target.
 ///
 /// # Panics
 ///
-/// If the program's own copy of the data is broken; a test reads it.
+/// If the program's copy of the data is broken, which a test excludes.
 pub(crate) fn load() -> Table {
     let mut text = String::new();
     GzDecoder::new(DIGITS)

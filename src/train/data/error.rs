@@ -1,10 +1,10 @@
-//! What can be wrong with data.
+//! Errors in data.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Data that cannot be trained on. The message names the file and the place in it.
+/// Data that cannot be used for training. The message names the file and, where possible, line and column.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -13,7 +13,7 @@ pub enum DataError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// A file's content is not what its format requires.
@@ -21,15 +21,15 @@ pub enum DataError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong, where.
+        /// What is wrong, and where.
         problem: String,
     },
-    /// The data does not fit what is asked of it.
+    /// The data does not fit the model, the task or another option.
     #[error("{0}")]
     Unsuitable(String),
 }
 
-/// The sentence, for `main` and `unwrap` print errors by `Debug`, and a person reads them.
+/// `main` and `unwrap` print errors by `Debug`, so it writes the same sentence as `Display`.
 impl fmt::Debug for DataError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -37,7 +37,7 @@ impl fmt::Debug for DataError {
 }
 
 impl DataError {
-    /// A file that the operating system does not let us read.
+    /// A file that the operating system refused to read.
     pub(crate) fn unreadable(path: &Path, source: io::Error) -> Self {
         Self::Unreadable { path: path.to_owned(), source }
     }

@@ -1,4 +1,4 @@
-//! The features of a set of samples, and their way into a batch.
+//! The features of samples, and how they are copied into a batch.
 
 use ndarray::{Array2, ArrayViewMut2, Axis};
 use sha2::{Digest, Sha256};
@@ -8,7 +8,8 @@ use sha2::{Digest, Sha256};
 pub enum Features {
     /// Numbers as they are.
     Numbers(Array2<f32>),
-    /// Pixels: a feature is the byte divided by `divisor`. A quarter of the memory, scaled as a batch is gathered.
+    /// Pixels: a feature is the byte divided by `divisor`. They take a quarter of the memory of numbers, and are scaled when a
+    /// batch is gathered.
     Pixels {
         /// The bytes.
         values: Array2<u8>,
@@ -18,7 +19,7 @@ pub enum Features {
 }
 
 impl Features {
-    /// Samples.
+    /// The number of samples.
     pub fn rows(&self) -> usize {
         match self {
             Self::Numbers(values) => values.nrows(),
@@ -26,7 +27,7 @@ impl Features {
         }
     }
 
-    /// Features of a sample.
+    /// The number of features of a sample.
     pub fn columns(&self) -> usize {
         match self {
             Self::Numbers(values) => values.ncols(),
@@ -49,7 +50,7 @@ impl Features {
         }
     }
 
-    /// Writes the samples with these indices, standardised if asked for, to the rows of `out` from the first on.
+    /// Writes the samples with these indices to the first rows of `out`, standardised if `standard` is given.
     ///
     /// # Panics
     ///
@@ -75,7 +76,7 @@ impl Features {
         }
     }
 
-    /// Feeds shape and content into a digest.
+    /// Adds shape and content to a digest.
     pub(crate) fn digest(&self, hasher: &mut Sha256) {
         hasher.update((self.rows() as u64).to_le_bytes());
         hasher.update((self.columns() as u64).to_le_bytes());
@@ -96,17 +97,17 @@ impl Features {
     }
 }
 
-/// Brings every feature to mean 0 and standard deviation 1 over the training set; constant features become 0.
+/// Scales every feature to mean 0 and standard deviation 1 over the training set. Constant features become 0.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Standardizer {
     /// The mean of each feature.
     pub mean: Vec<f32>,
-    /// 1 / standard deviation (population, like numpy's `std`) of each feature; 0 where the feature is constant.
+    /// 1 / standard deviation (of the population, like numpy's `std`) of each feature; 0 if the feature is constant.
     pub inverse_deviation: Vec<f32>,
 }
 
 impl Standardizer {
-    /// Measures `features`, in f64 and in two passes, so that large means cost no digits.
+    /// Measures `features` in f64 and in two passes, so that large means do not cost precision.
     pub fn fit(features: &Features) -> Self {
         let (rows, columns) = (features.rows(), features.columns());
         let mut row_values = Array2::<f32>::zeros((1, columns));
@@ -130,7 +131,7 @@ impl Standardizer {
             .zip(&mean)
             .map(|(sum, mean)| {
                 let deviation = (sum / rows.max(1) as f64).sqrt();
-                // What is left of a constant column after rounding is noise, not a feature.
+                // Such a small deviation of a constant column comes from rounding.
                 if deviation <= 1e-7 * mean.abs() || deviation == 0.0 {
                     0.0
                 } else {

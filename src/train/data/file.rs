@@ -1,4 +1,4 @@
-//! Opening data files, compressed or not.
+//! Opening data files, plain or compressed.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -8,7 +8,7 @@ use flate2::read::MultiGzDecoder;
 
 use super::{DataError, ELEMENTS_MAX};
 
-/// A file's content as a stream: decompressed if its name ends in `.gz`.
+/// A file's content as a stream, decompressed if its name ends in `.gz`.
 ///
 /// # Errors
 ///
@@ -24,7 +24,7 @@ pub(crate) fn open(path: &Path) -> Result<Box<dyn Read>, DataError> {
     Ok(if compressed { Box::new(MultiGzDecoder::new(reader)) } else { Box::new(reader) })
 }
 
-/// The extension of a file's name in lower case, that of `.gz` left aside: `csv` for `a.CSV.gz`.
+/// The extension of a file's name in lower case, without `.gz`: `csv` for `a.CSV.gz`.
 pub(crate) fn extension(path: &Path) -> Option<String> {
     let outer = path.extension()?.to_str()?.to_ascii_lowercase();
     if outer != "gz" {
@@ -33,19 +33,19 @@ pub(crate) fn extension(path: &Path) -> Option<String> {
     Some(Path::new(path.file_stem()?).extension()?.to_str()?.to_ascii_lowercase())
 }
 
-/// What is left of a stream, which must be `len` bytes: not one more or less.
+/// The rest of a stream, which must be exactly `len` bytes.
 ///
-/// Memory grows with what really arrives, not with `len`, which is a file's own claim.
+/// Memory grows with the bytes that are read. It does not depend on `len`, which a wrong file may claim to be anything.
 pub(crate) fn read_exactly(reader: &mut dyn Read, len: u64, path: &Path) -> Result<Vec<u8>, DataError> {
     let mut bytes = Vec::new();
     reader.take(len + 1).read_to_end(&mut bytes).map_err(|error| stream_error(path, error))?;
     let found = bytes.len() as u64;
     if found < len {
-        let problem = format!("is truncated: its header announces {len} bytes of data, it holds {found}");
+        let problem = format!("is truncated: its header says {len} bytes of data, but it holds {found}");
         return Err(DataError::malformed(path, problem));
     }
     if found > len {
-        let problem = format!("holds more than the {len} bytes of data that its header announces");
+        let problem = format!("holds more than the {len} bytes of data that its header says");
         return Err(DataError::malformed(path, problem));
     }
     Ok(bytes)
@@ -55,13 +55,12 @@ pub(crate) fn read_exactly(reader: &mut dyn Read, len: u64, path: &Path) -> Resu
 pub(crate) fn bounded(dimensions: &[u64], path: &Path) -> Result<u64, DataError> {
     let product = dimensions.iter().try_fold(1_u64, |product, &length| product.checked_mul(length));
     product.filter(|&count| count <= ELEMENTS_MAX).ok_or_else(|| {
-        let problem =
-            format!("its header announces {dimensions:?} values; the limit is {ELEMENTS_MAX} in all");
+        let problem = format!("its header says {dimensions:?} values; the limit is {ELEMENTS_MAX} in all");
         DataError::malformed(path, problem)
     })
 }
 
-/// An error in the middle of a file: a broken gzip stream is the file's fault, the rest the machine's.
+/// An error while reading: a broken gzip stream is the fault of the file, other errors are those of the machine.
 pub(crate) fn stream_error(path: &Path, error: std::io::Error) -> DataError {
     use std::io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     if matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof) {

@@ -1,4 +1,4 @@
-//! IDX files, the format of MNIST and its kin: a magic number, the lengths of the dimensions, the bytes.
+//! IDX files, the format of MNIST and similar data: a magic number, the lengths of the dimensions, the bytes.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ const IMAGES_MAGIC: u32 = 0x0000_0803;
 const LABELS_MAGIC: u32 = 0x0000_0801;
 
 /// Reads the training and the test set of a directory that holds
-/// `{train,t10k}-{images-idx3,labels-idx1}-ubyte`, each plain or `.gz`, also with `.` for the `-` before `idx`.
+/// `{train,t10k}-{images-idx3,labels-idx1}-ubyte`, each plain or `.gz`, also with `.` instead of the `-` before `idx`.
 ///
 /// # Errors
 ///
-/// A file that is missing, truncated, too long, of another format, or whose image and label counts differ.
+/// A file is missing, truncated, too long or of another format, or the numbers of images and labels differ.
 pub(crate) fn load(directory: &Path) -> Result<(Table, Table), DataError> {
     let train = load_pair(directory, "train")?;
     let test = load_pair(directory, "t10k")?;
@@ -64,7 +64,7 @@ fn find(directory: &Path, part: &str, kind: &str, dimensions: u32) -> Result<Pat
     })
 }
 
-/// A file's bytes and its dimensions: three for images, one (and two of length 1) for labels.
+/// A file's bytes and dimensions. Images have three dimensions; labels have one, and two of length 1 are added.
 fn read(path: &Path, magic_wanted: u32) -> Result<(Vec<u8>, [u64; 3]), DataError> {
     let mut reader = open(path)?;
     let magic = read_u32(&mut *reader, path)?;

@@ -1,7 +1,7 @@
 //! numpy's `.npy` files: a pair of features and targets.
 //!
-//! Read here and not by `ndarray-npy`, which allocates what a header claims before it has seen the data, and parses the
-//! header with a parser of Python literals that recurses as deep as a file asks it to. The tests read what that crate writes.
+//! They are not read by `ndarray-npy`: it allocates the memory that a header claims before it reads the data, and its parser of
+//! Python literals recurses as deep as the file demands. The tests read files that this crate wrote.
 //! Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 
 use std::io::Read;
@@ -19,7 +19,7 @@ const HEADER_BYTES_MAX: u32 = 1 << 16;
 ///
 /// # Errors
 ///
-/// A file that is missing, truncated, too long, of another format or type, holds NaN or infinity, or does not fit the other.
+/// A file is missing, truncated, too long, of another format or type, holds NaN or infinity, or does not fit the other file.
 pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<Table, DataError> {
     let features = read(features_path)?;
     let targets = read(targets_path)?;
@@ -95,7 +95,7 @@ fn decode<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64) -> Vec<
     bytes.as_chunks::<N>().0.iter().map(|&bytes| decode(bytes)).collect()
 }
 
-/// The header's Python dictionary as text; the reader is left at the data.
+/// The header's Python dictionary as text. Afterwards the reader is at the start of the data.
 fn read_header(reader: &mut dyn Read, path: &Path) -> Result<String, DataError> {
     let mut take = |len: usize| {
         let mut bytes = vec![0; len];
@@ -115,7 +115,7 @@ fn read_header(reader: &mut dyn Read, path: &Path) -> Result<String, DataError> 
         version => return Err(DataError::malformed(path, format!("is of unknown .npy version {version}"))),
     };
     if len > HEADER_BYTES_MAX {
-        return Err(DataError::malformed(path, format!("its header announces {len} bytes for itself")));
+        return Err(DataError::malformed(path, format!("its header says that it is {len} bytes long")));
     }
     String::from_utf8(take(len as usize)?).map_err(|_| DataError::malformed(path, "its header is not text"))
 }

@@ -181,7 +181,7 @@ mod tests {
     fn synthetic_data_suits_the_task() {
         let source = DataSource::Synthetic { rows: 100, columns: 4 };
         let load = |task, test_fraction| {
-            source.load(&LoadOptions { task, test_fraction, ..LoadOptions::default() }).unwrap()
+            source.load(&LoadOptions { test_fraction, task, ..LoadOptions::default() }).unwrap()
         };
         assert_eq!(load(None, 0.2).task(), Task::Classification);
         let dataset = load(Some(Task::Regression), 0.2);

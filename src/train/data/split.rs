@@ -3,7 +3,7 @@
 use super::{Column, DataError, Table};
 use crate::train::random;
 
-/// Never changes, and does not depend on `--seed`: results of different seeds are measured on the same test set.
+/// A constant that does not depend on `--seed`, so that results of different seeds are measured on the same test set.
 const SPLIT_SEED: u64 = 1998;
 
 impl Column {
@@ -15,11 +15,11 @@ impl Column {
     }
 }
 
-/// Takes `fraction` of the rows (rounded) out as test set, by a fixed shuffle. Both parts keep the table's order.
+/// Separates `fraction` of the rows (rounded), chosen by a fixed shuffle, as the test set. Both parts keep the table's order.
 ///
 /// # Errors
 ///
-/// No row is left to train on.
+/// No row is left for training.
 pub(crate) fn split(table: &Table, fraction: f64) -> Result<(Table, Table), DataError> {
     let rows = table.features.rows();
     let test_rows = (rows as f64 * fraction).round() as usize;

@@ -1,13 +1,13 @@
-//! A fully connected layer: y = x W' + b, with W stored as (outputs, inputs) like `PyTorch`'s.
+//! A fully connected layer: y = x W' + b. W is stored as (outputs, inputs), as in `PyTorch`.
 
 use std::ops::Range;
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, s};
 
-use crate::train::random::{Stream, symmetric};
+use crate::train::random::{RandomStream, symmetric};
 
-/// Where a layer's parameters are in the flat vector.
+/// The shape of a layer, and the range of its parameters in the flat vector.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Dense {
     pub(crate) inputs: usize,
@@ -40,7 +40,7 @@ impl Dense {
     }
 
     /// Uniform weights within `bound`, biases 0.
-    pub(crate) fn initialize(&self, parameters: &mut [f32], stream: &mut Stream, bound: f32) {
+    pub(crate) fn initialize(&self, parameters: &mut [f32], stream: &mut RandomStream, bound: f32) {
         parameters[self.weight_range()].iter_mut().for_each(|weight| *weight = symmetric(stream, bound));
         parameters[self.bias_range()].fill(0.0);
     }
@@ -56,8 +56,8 @@ impl Dense {
         general_mat_mul(1.0, input, &self.weight(parameters).t(), 1.0, &mut output);
     }
 
-    /// From the loss's derivative by the outputs, its derivative by the layer's parameters, from their end to their
-    /// beginning in slices of about `slice` elements; `on_ready` is told of each.
+    /// Computes the gradient of the layer's parameters from `delta`, the derivative with respect to its outputs. It goes from the
+    /// end of the parameters to their beginning in slices of about `slice` elements, and calls `on_ready` for each.
     pub(crate) fn backward_parameters(
         &self,
         gradients: &mut [f32],
@@ -69,7 +69,7 @@ impl Dense {
         ArrayViewMut1::from(&mut gradients[self.bias_range()]).assign(&delta.sum_axis(Axis(0)));
         let rows_at_once = (slice / self.inputs.max(1)).clamp(1, self.outputs.max(1));
         let mut end = self.outputs;
-        // The biases come with the last rows.
+        // The first slice contains the biases and the last rows.
         let mut ready_end = self.range().end;
         while end > 0 {
             let rows = end.saturating_sub(rows_at_once)..end;
@@ -84,7 +84,7 @@ impl Dense {
         }
     }
 
-    /// From the loss's derivative by the outputs, its derivative by the inputs.
+    /// Computes the derivative with respect to the layer's inputs from `delta`, that with respect to its outputs.
     pub(crate) fn backward_input(
         &self,
         parameters: &[f32],

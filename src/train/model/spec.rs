@@ -1,4 +1,4 @@
-//! Which model, as `--model` names it.
+//! Models, as `--model` names them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,11 +11,11 @@ pub(crate) const WIDTH_MAX: usize = 1 << 16;
 /// A kind of model.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ModelSpec {
-    /// Linear regression under mean squared error.
+    /// Linear regression with mean squared error.
     Linear,
     /// Multinomial logistic regression.
     Softmax,
-    /// Hidden layers of these widths with rectifiers between them; classes or a number at the end.
+    /// Hidden layers of these widths, each followed by a rectifier; the output is classes or a number.
     Mlp(Vec<usize>),
 }
 
