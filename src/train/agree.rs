@@ -1,7 +1,7 @@
 //! How ranks agree that all of them succeeded and that they hold the same values.
 //!
-//! A rank that returned early with an error would leave the others waiting for it. These functions tell all ranks of the error, so
-//! that all return.
+//! A rank that returned early with an error would leave the others waiting for it. These functions tell all ranks of the
+//! error, so that all return.
 
 use sha2::{Digest, Sha256};
 

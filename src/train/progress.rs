@@ -11,8 +11,8 @@ use super::report::EpochRecord;
 pub trait Observer {
     /// A line for the user.
     fn notice(&mut self, line: &str);
-    /// Training towards the end of `epoch` (counted from 1) begins at `step` of `steps`. Where an epoch is one step, several epochs
-    /// are reported as one.
+    /// Training towards the end of `epoch` (counted from 1) begins at `step` of `steps`. If an epoch is one step, several
+    /// epochs are reported as one.
     fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64);
     /// A step was taken: its mean loss, and samples per second since `epoch_started`.
     fn step_taken(&mut self, loss: f64, samples_per_second: f64);

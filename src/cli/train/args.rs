@@ -202,19 +202,8 @@ impl LowArgs {
         if self.test_fraction.is_some() && matches!(source, DataSource::Idx(_)) {
             return Err("--test-fraction does not apply: IDX data has its own test set (t10k-*)".into());
         }
-        let header = match (self.header, self.no_header) {
-            (true, _) => Header::Present,
-            (_, true) => Header::Absent,
-            _ => Header::Expected,
-        };
-        if header != Header::Expected && !matches!(source, DataSource::Csv(_)) {
-            return Err(format!("--header and --no-header are for tables; --data {source} is none"));
-        }
-        let batch_size = self.batch_size.map(|size| {
-            let checked = usize::try_from(size).ok().filter(|size| (1..=1 << 31).contains(size));
-            checked.ok_or(format!("--batch-size {size}: it must be from 1 to 2^31"))
-        });
-        let batch_size = batch_size.transpose()?;
+        let header = self.checked_header(&source)?;
+        let batch_size = self.checked_batch_size()?;
         if self.bucket_bytes == 0 {
             return Err(
                 "--bucket-bytes 0: a bucket holds at least one byte; to use no buckets, pass --no-overlap"
@@ -251,6 +240,27 @@ impl LowArgs {
             checkpoint: self.checkpoint.map(|directory| Checkpoint { directory, existing }),
             report: self.report,
         })
+    }
+
+    fn checked_header(&self, source: &DataSource) -> Result<Header, String> {
+        let header = match (self.header, self.no_header) {
+            (true, _) => Header::Present,
+            (_, true) => Header::Absent,
+            _ => return Ok(Header::Expected),
+        };
+        if matches!(source, DataSource::Csv(_)) {
+            Ok(header)
+        } else {
+            Err(format!("--header and --no-header are for tables; --data {source} is none"))
+        }
+    }
+
+    fn checked_batch_size(&self) -> Result<Option<usize>, String> {
+        let check = |size: u64| {
+            let checked = usize::try_from(size).ok().filter(|size| (1..=1 << 31).contains(size));
+            checked.ok_or(format!("--batch-size {size}: it must be from 1 to 2^31"))
+        };
+        self.batch_size.map(check).transpose()
     }
 
     fn checked_task(&self, model: Option<&ModelSpec>) -> Result<Option<Task>, String> {

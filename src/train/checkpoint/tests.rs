@@ -1,0 +1,88 @@
+use super::*;
+use crate::train::model::Loss;
+
+fn sample() -> (Network, RunIdentity, TrainingState) {
+    let network = Network::new(&"mlp:3".parse().unwrap(), 2, 2, Loss::CrossEntropy).unwrap();
+    let identity = RunIdentity {
+        entries: vec![
+            IdentityEntry { key: "weight_decay", option: "--weight-decay", value: "0.5".into() },
+            IdentityEntry { key: "seed", option: "--seed", value: "7".into() },
+        ],
+        data_name: "a.csv".into(),
+        data_hash: "123".into(),
+        optimizer_names: &["optimizer.velocity"],
+        standardizer: None,
+        scale: Scale::IDENTITY,
+        classes: vec!["a".into(), "b".into()],
+    };
+    let parameters = network.initialize(1);
+    let optimizer = vec![parameters.iter().map(|value| value * 0.5).collect()];
+    let position =
+        Position { epoch: 3, step: 2, steps_total: 11, momentum_start: 5, loss_sum: 0.1, samples: 64 };
+    let learning_rate = Some(0.05);
+    let history = Vec::new();
+    (network, identity, TrainingState { position, learning_rate, parameters, optimizer, history })
+}
+
+#[test]
+fn comes_back_bit_for_bit() {
+    let directory = tempfile::tempdir().unwrap();
+    let (network, identity, state) = sample();
+    let nested = directory.path().join("a/b");
+    assert_eq!(load(&nested, &network, &identity).unwrap(), None);
+    save(&nested, &network, &identity, &state).unwrap();
+    assert_eq!(load(&nested, &network, &identity).unwrap(), Some(state));
+    assert_eq!(fs::read_dir(&nested).unwrap().count(), 1);
+}
+
+#[test]
+fn damage_and_other_runs_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (network, identity, state) = sample();
+    save(directory.path(), &network, &identity, &state).unwrap();
+    let path = directory.path().join(FILE_NAME);
+    let whole = fs::read(&path).unwrap();
+    for len in 0..whole.len() {
+        fs::write(&path, &whole[..len]).unwrap();
+        let error = load(directory.path(), &network, &identity).unwrap_err();
+        assert!(matches!(error, CheckpointError::Corrupt { .. }), "{len}: {error}");
+    }
+    let mut flipped = whole.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    fs::write(&path, &flipped).unwrap();
+    assert!(load(directory.path(), &network, &identity).unwrap_err().to_string().contains("hash"));
+    fs::write(&path, &whole).unwrap();
+    let mut other = identity.clone();
+    other.entries[1].value = "8".into();
+    let error = load(directory.path(), &network, &other).unwrap_err().to_string();
+    assert!(error.contains("it was made with --seed 7, this run has --seed 8"), "{error}");
+    let other = RunIdentity { data_name: "b.csv".into(), data_hash: "456".into(), ..identity.clone() };
+    let error = load(directory.path(), &network, &other).unwrap_err().to_string();
+    assert!(error.contains("made with --data a.csv, and --data b.csv of this run holds other"), "{error}");
+    let wider = Network::new(&"mlp:4".parse().unwrap(), 2, 2, Loss::CrossEntropy).unwrap();
+    assert!(matches!(load(directory.path(), &wider, &identity), Err(CheckpointError::Unfit { .. })));
+}
+
+/// Version 1 lacks the learning rate and some of the options that version 2 compares.
+#[test]
+fn a_checkpoint_of_version_1_can_be_resumed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (network, identity, state) = sample();
+    save(directory.path(), &network, &identity, &state).unwrap();
+    let path = directory.path().join(FILE_NAME);
+    let mut bytes = fs::read(&path).unwrap();
+    // Other keys of the same lengths: the offsets in the file stay valid.
+    for (from, to) in [
+        (FORMAT, FORMAT_1),
+        ("weight_decay", "weight_other"),
+        ("momentum_start", "momentum_other"),
+        ("learning_rate", "learning_none"),
+    ] {
+        let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+        bytes[at..at + from.len()].copy_from_slice(to.as_bytes());
+    }
+    fs::write(&path, bytes).unwrap();
+    let found = load(directory.path(), &network, &identity).unwrap().unwrap();
+    assert_eq!((found.learning_rate, found.position.momentum_start), (None, 0));
+    assert_eq!(found.parameters, state.parameters);
+}
