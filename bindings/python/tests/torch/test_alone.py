@@ -1,9 +1,10 @@
-"""What needs one process only."""
+"""Tests that need only one process."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -20,7 +21,7 @@ def test_a_missing_torch_is_named(run_text: Callable) -> None:
 
 
 class Stream:
-    """What `torch.cuda.Stream` and `Event` are without a GPU: everything has been done already."""
+    """Stands for `torch.cuda.Stream` and `Event` without a GPU. All its work is complete at once."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -33,7 +34,7 @@ class Stream:
 
 @pytest.mark.parametrize("count", [0, 1, 10, 11, 57])
 def test_a_tensor_on_a_gpu_is_reduced_piece_by_piece(count: int) -> None:
-    """The order of copies and reductions, on host memory: every piece comes down, is reduced once, and goes up."""
+    """Every piece is copied to the host, reduced once and copied back. Runs in host memory."""
     import torch
 
     from ringtrain.torch import cuda
@@ -64,3 +65,40 @@ def test_a_tensor_on_a_gpu_is_reduced_piece_by_piece(count: int) -> None:
         cuda.all_reduce(numbers, Doubling)
     assert torch.equal(numbers, 2 * torch.arange(count, dtype=torch.float32))
     assert sum(begun) == count and max(begun, default=0) <= 10
+
+
+ACCELERATE = """
+import torch.distributed as dist
+
+class PartialState:
+    def __init__(self, cpu=False, **kwargs):
+        original_backend = kwargs.pop("backend", None)
+        backend, distributed_type = self._prepare_backend(cpu, False, original_backend)
+        if original_backend is not None and backend != original_backend:
+            raise ValueError(f"Your assigned backend {original_backend} is not available, please use {backend}")
+        self.backend = backend
+
+    def _prepare_backend(self, cpu=False, sagemaker_dp=False, backend=None):
+        if cpu:
+            backend = "mpi" if backend in (None, "mpi") and dist.is_mpi_available() else "gloo"
+        return backend, "MULTI_CPU"
+"""
+
+
+@pytest.mark.parametrize("imports", ["ringtrain.torch, accelerate.state", "accelerate.state, ringtrain.torch"])
+def test_accelerate_accepts_the_backend_on_a_cpu(run_text: Callable, tmp_path: Path, imports: str) -> None:
+    """accelerate 1.15 chooses "gloo" and refused "ring". The package here is what it does with the argument."""
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "__init__.py").touch()
+    (tmp_path / "accelerate" / "state.py").write_text(ACCELERATE)
+    program = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import {imports}
+State = accelerate.state.PartialState
+print(State(cpu=True, backend="ring").backend, State(cpu=True).backend, State(backend="ring").backend)
+State(cpu=True, backend="nccl")
+"""
+    job = run_text(program)
+    assert job.stdout.split() == ["ring", "gloo", "ring"], job.stderr
+    assert "assigned backend nccl is not available" in job.stderr, job.stderr

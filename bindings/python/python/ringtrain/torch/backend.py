@@ -1,4 +1,4 @@
-"""Registers the backend "ring" with `torch.distributed`, and makes its groups."""
+"""Registers the backend "ring" with `torch.distributed`, and creates its process groups."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringtrain import _core, _shutdown
-from ringtrain.torch import meeting
+from ringtrain import _core
+from ringtrain.torch import accelerate, rendezvous
 from ringtrain.torch.process_group import RingProcessGroup
 
 NAME = "ring"
 
 
 def register() -> None:
-    """Makes "ring" known to `torch.distributed`. `import ringtrain.torch` does it; torch itself does where it looks for installed
+    """Registers the backend. `import ringtrain.torch` calls this, and so do versions of torch that search for installed
     backends."""
+    accelerate.accept(NAME)
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def create(options: Any, _backend_options: Any = None) -> RingProcessGroup:
-    """What `torch.distributed` calls on each member of a new group."""
+    """Creates a process group. `torch.distributed` calls this on each member."""
+    # torch's flight recorder cannot attach to a process group that is written in Python.
+    getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(NAME)
     rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
     is_world = not options.global_ranks_in_group
-    of_launcher = meeting.launched(rank, size) if is_world else _world_is_of_launcher()
+    of_launcher = rendezvous.launched(rank, size) if is_world else _world_is_of_launcher()
     if is_world and of_launcher:
-        group = meeting.join_launched(timeout)
+        group = rendezvous.join_launched(timeout)
     else:
-        group = meeting.meet(options.store, meeting.Place(rank, size, timeout, of_launcher))
-    made = RingProcessGroup(group, options.global_ranks_in_group, of_launcher)
-    _shutdown.register(made)
-    return made
+        group = rendezvous.join_through_store(options.store, rendezvous.Membership(rank, size, timeout, of_launcher))
+    return RingProcessGroup(group, options.global_ranks_in_group, of_launcher)
 
 
 def ring_group(group: dist.ProcessGroup | None = None) -> RingProcessGroup:
-    """The ring group behind a process group, torch's world by default. Raises `ringtrain.InvalidArgument` if it is of another
-    backend."""
+    """The given process group, or the default group. Raises `ringtrain.InvalidArgument` if its backend is not "ring"."""
     found = group or dist.distributed_c10d._get_default_group()
     if not isinstance(found, RingProcessGroup):
-        raise _core.InvalidArgument(f'this needs a process group of the backend "ring", and got one of "{found.name()}"')
+        raise _core.InvalidArgument(f'this needs a process group with the backend "ring", not "{found.name()}"')
     return found
 
 
 def _world_is_of_launcher() -> bool:
-    """Whether torch's world is a ring group whose members were all started by one ringrun."""
+    """Whether one ringrun started all members of the default group, and its backend is "ring"."""
     if not dist.is_initialized():
         return False
     return getattr(dist.distributed_c10d._get_default_group(), "of_launcher", False)

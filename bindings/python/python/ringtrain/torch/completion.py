@@ -1,4 +1,4 @@
-"""Completes futures in the order of the operations, on threads that a continuation may block."""
+"""Completes futures in the order of their operations, in threads that continuations may block."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-# Threads kept for the next operation when nothing is under way: one to wait, one to run what follows.
+# Threads that stay when there is no operation: one to wait for the next, one to run its continuation.
 _IDLE_MAX = 2
 
 
 class Waitable(Protocol):
-    """What a completer waits for."""
+    """An operation that a completer can wait for."""
 
     def settle(self, keep_waiting: Callable[[], bool]) -> None:
-        """Waits for the end, well or not, or until `keep_waiting` says no. Does not raise."""
+        """Waits until the operation has ended or `keep_waiting` returns False. Does not raise."""
 
 
 class Completer:
-    """Waits for operations one after the other, and runs what was asked for after each.
+    """Waits for operations one after the other, and calls a function after each.
 
-    One thread, the leader, waits for the oldest operation. Before it runs what follows, it gives the lead to another, because
-    what follows may wait for a later operation itself. Threads are started when an operation comes and
-    nobody is there to wait for it; they sleep on a condition otherwise.
+    One thread, the leader, waits for the oldest operation. Before it calls the function, another thread becomes the leader,
+    because the function may wait for a later operation. A thread starts when an operation is added and no thread is idle; idle
+    threads sleep on a condition.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,7 +32,7 @@ class Completer:
         self._queue: deque[tuple[Waitable, Callable[[], None]]] = deque()
         self._threads: set[threading.Thread] = set()
         self._idle = 0
-        self._led = False
+        self._has_leader = False
         self._closing = False
 
     def add(self, operation: Waitable, then: Callable[[], None]) -> None:
@@ -40,14 +40,14 @@ class Completer:
         with self._state:
             if not self._closing:
                 self._queue.append((operation, then))
-                self._appoint()
+                self._ensure_leader()
                 return
-        # Too late for the threads: the group has been closed, so that there is nothing to wait for.
+        # The group has been closed, so that its operations have ended and the threads exit.
         operation.settle(lambda: False)
         then()
 
     def close(self, timeout: float) -> None:
-        """Lets the threads run out, waiting `timeout` seconds for them at most. Operations must have been ended before."""
+        """Ends the threads, and waits for each at most `timeout` seconds. All operations must have ended."""
         with self._state:
             self._closing = True
             self._state.notify_all()
@@ -56,16 +56,16 @@ class Completer:
             if thread is not threading.current_thread():
                 thread.join(timeout)
 
-    def _appoint(self) -> None:
-        """Sees to it that somebody waits for the oldest operation. Called with the lock held."""
-        if self._led or not self._queue:
+    def _ensure_leader(self) -> None:
+        """Makes a thread wait for the oldest operation. Called with the lock held."""
+        if self._has_leader or not self._queue:
             return
         if self._idle:
             self._state.notify()
         elif not self._closing:
             thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._threads.add(thread)
-            # Counted as idle until it runs, so that nobody starts a second one meanwhile.
+            # Counted as idle until it runs, so that no second thread is started meanwhile.
             self._idle += 1
             thread.start()
 
@@ -75,8 +75,8 @@ class Completer:
                 operation, then = found
                 operation.settle(lambda: not self._closing)
                 with self._state:
-                    self._led = False
-                    self._appoint()
+                    self._has_leader = False
+                    self._ensure_leader()
                     if self._closing:
                         self._state.notify_all()
                 then()
@@ -90,13 +90,13 @@ class Completer:
                 self._threads.discard(threading.current_thread())
 
     def _lead(self) -> tuple[Waitable, Callable[[], None]] | None:
-        """The operation to wait for, once this thread leads; `None` at the end."""
+        """Waits until this thread is the leader and returns the oldest operation, or `None` when the completer is closed."""
         with self._state:
-            while self._led or not self._queue:
+            while self._has_leader or not self._queue:
                 if self._closing and not self._queue:
                     self._idle -= 1
                     return None
                 self._state.wait()
             self._idle -= 1
-            self._led = True
+            self._has_leader = True
             return self._queue.popleft()

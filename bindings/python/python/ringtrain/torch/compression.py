@@ -1,4 +1,4 @@
-"""How gradients look on the wire, as `Compression.none`, `.fp16` and `.bf16`."""
+"""The formats in which gradients are sent: `Compression.none`, `.fp16` and `.bf16`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 
 
 class Compressor:
-    """What `compression=` takes. A subclass may convert tensors itself; `wire` instead names a conversion that the ring does
-    while it sends float32, which costs no pass over memory and keeps sums in float32."""
+    """A value of the argument `compression`. A subclass may convert tensors itself. Alternatively, `wire` names a conversion that
+    is done while float32 is sent, which needs no extra pass over memory and keeps sums in float32."""
 
     wire: str | None = None
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor to reduce, and what `decompress` needs to know."""
+        """Returns the tensor to reduce, and a context for `decompress`."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        """The reduced tensor as it was before `compress`."""
+        """Returns the reduced tensor in the type that it had before `compress`."""
         return tensor
 
 
@@ -39,21 +39,21 @@ class _Half(Compressor):
 
 
 class FP16Compressor(_Half):
-    """float32 and float64 travel as float16."""
+    """Sends float32 and float64 as float16."""
 
     wire = "fp16"
     dtype = torch.float16
 
 
 class BF16Compressor(_Half):
-    """float32 and float64 travel as bfloat16."""
+    """Sends float32 and float64 as bfloat16."""
 
     wire = "bf16"
     dtype = torch.bfloat16
 
 
 class Compression:
-    """The choices."""
+    """The available formats."""
 
     none = Compressor
     fp16 = FP16Compressor

@@ -1,15 +1,15 @@
-"""Communication hooks for DistributedDataParallel: gradients as float16 or bfloat16 on the wire.
+"""Communication hooks for DistributedDataParallel that send gradients as float16 or bfloat16.
 
 ::
 
-    ddp.register_comm_hook(None, ringtrain.torch.hooks.bf16_hook)                        # the world, no memory
+    ddp.register_comm_hook(None, ringtrain.torch.hooks.bf16_hook)                        # the default group
     ddp.register_comm_hook(hooks.Compression("bf16", error_feedback=True), hooks.compress_hook)
 
-Unlike torch's `fp16_compress_hook`, which also adds in float16, gradients are float32 at both ends, and on one host, where ranks
-share memory, nothing is rounded on the way.
+Sums are computed in float32, unlike those of torch's `fp16_compress_hook`. On one host, where ranks share memory, nothing is
+rounded.
 """
 
-# DistributedDataParallel compares the annotations of hooks with types, so they are not to be postponed here.
+# DistributedDataParallel compares the annotations of hooks with types, so this file must not postpone them.
 import torch
 import torch.distributed as dist
 
@@ -22,9 +22,9 @@ _WIRE_TYPES = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 class Compression:
     """The state of `compress_hook`.
 
-    `wire` is "bf16", "fp16" or None. With `error_feedback` a rank keeps what rounding took from its gradients and adds it to the
-    next ones (Seide et al., "1-bit Stochastic Gradient Descent", 2014), at the cost of one float32 for each parameter.
-    `process_group` is the one that DistributedDataParallel was given, and has the backend "ring".
+    `wire` is "bf16", "fp16" or None. With `error_feedback` a rank adds the rounding error of each step to its gradients of the
+    next step (Seide et al., "1-bit Stochastic Gradient Descent", 2014), which needs one float32 for each parameter.
+    `process_group` is that of the DistributedDataParallel; its backend is "ring".
     """
 
     def __init__(
@@ -35,25 +35,24 @@ class Compression:
         self.wire = wire
         self.error_feedback = error_feedback
         self.process_group = process_group
-        # By the bucket's place; DistributedDataParallel lays its buckets out anew after the first step.
+        # By the bucket's index. DistributedDataParallel changes its buckets after the first step.
         self._residuals: dict[int, torch.Tensor] = {}
 
     def feed_back(self, index: int, gradients: torch.Tensor) -> None:
-        """Adds what is left of earlier steps to the gradients of a bucket, and keeps what rounding them to the wire's type
-        leaves."""
+        """Adds the rounding errors of the previous step to a bucket's gradients, rounds these, and keeps the new errors."""
         if not self.error_feedback or self.wire is None:
             return
         residual = self._residuals.get(index)
         if residual is not None and residual.shape == gradients.shape:
             gradients.add_(residual)
         rounded = gradients.to(_WIRE_TYPES[self.wire]).to(gradients.dtype)
-        # A gradient too large for float16 leaves no residual: infinity would stay for ever.
+        # A gradient too large for float16 has no residual, because infinity would never disappear.
         self._residuals[index] = torch.nan_to_num_(gradients - rounded, nan=0.0, posinf=0.0, neginf=0.0)
         gradients.copy_(rounded)
 
 
 def compress_hook(state: Compression, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket's gradients over the ranks as `state` says. Other types than float32 go as they are."""
+    """Averages a bucket's gradients over the ranks. Types other than float32 are not compressed."""
     gradients = bucket.buffer()
     wire = state.wire if gradients.dtype is torch.float32 else None
     if wire is not None:
@@ -63,10 +62,10 @@ def compress_hook(state: Compression, bucket: dist.GradBucket) -> torch.futures.
 
 
 def fp16_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket's gradients, as float16 on the wire. The state is the process group, or None for the world."""
+    """Averages a bucket's gradients and sends them as float16. The state is the process group, or None for the default group."""
     return compress_hook(Compression("fp16", process_group=process_group), bucket)
 
 
 def bf16_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket's gradients, as bfloat16 on the wire. The state is the process group, or None for the world."""
+    """Averages a bucket's gradients and sends them as bfloat16. The state is the process group, or None for the default group."""
     return compress_hook(Compression("bf16", process_group=process_group), bucket)

@@ -1,8 +1,7 @@
-"""Horovod's functions for PyTorch, by the names in its documentation, so that `import ringtrain.torch as hvd` runs a Horovod
-script.
+"""Horovod's functions for PyTorch: `import ringtrain.torch as hvd` runs a Horovod script.
 
-One thing differs: Horovod's ranks may begin operations in any order, which it sorts out by their names; here all ranks begin them
-in the same order, and names are only taken along. `DistributedOptimizer` sees to that for gradients.
+One difference: Horovod's ranks may begin operations in any order, and Horovod matches them by name. Here all ranks must begin
+them in the same order, and names have no effect. `DistributedOptimizer` does that for gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ringtrain import _core, _shutdown, _world
-from ringtrain.torch import meeting, tensors
+from ringtrain.torch import rendezvous, tensors
 from ringtrain.torch.backend import ring_group
 from ringtrain.torch.compression import Compression, Compressor
 
@@ -30,19 +29,19 @@ _current: _shutdown.GroupResource | None = None
 
 
 def init() -> None:
-    """Joins the job: torch.distributed's world if that is of the backend "ring", else the one that ringrun or torchrun has
-    started this process for, or else a world of one. Does nothing the second time."""
+    """Joins the job: the default group of torch.distributed if its backend is "ring", otherwise the job for which ringrun or
+    torchrun started this process, otherwise a world of one. A second call does nothing."""
     global _current
     if _current is not None:
         return
     if dist.is_initialized() and dist.get_backend() == "ring":
         group = ring_group().core.duplicate()
     elif _world.is_joined() or "RING_RANK" in os.environ:
-        group = meeting.join_launched(_TIMEOUT_SECONDS)
+        group = rendezvous.join_launched(_TIMEOUT_SECONDS)
     elif {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         store, of_rank, of_size = next(iter(dist.rendezvous("env://")))
-        place = meeting.Place(of_rank, of_size, _TIMEOUT_SECONDS, of_launcher=False)
-        group = meeting.meet(dist.PrefixStore("ringtrain.torch", store), place)
+        member = rendezvous.Membership(of_rank, of_size, _TIMEOUT_SECONDS, of_launcher=False)
+        group = rendezvous.join_through_store(dist.PrefixStore("ringtrain.torch", store), member)
     else:
         group = _core.solo()
     _current = _shutdown.GroupResource(group)
@@ -57,7 +56,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether `init` has been called, and `shutdown` not since."""
+    """Whether this process belongs to a job now."""
     return _current is not None
 
 
@@ -69,22 +68,22 @@ def world() -> _core.Group:
 
 
 def rank() -> int:
-    """This process's number among all."""
+    """This process's rank."""
     return world().rank
 
 
 def size() -> int:
-    """How many ranks there are."""
+    """The number of ranks."""
     return world().size
 
 
 def local_rank() -> int:
-    """This process's number among those on its host."""
+    """This process's rank among those on its host."""
     return world().local_rank
 
 
 def local_size() -> int:
-    """How many ranks there are on this host."""
+    """The number of ranks on this host."""
     return world().local_size
 
 
@@ -94,14 +93,15 @@ def barrier() -> None:
 
 
 def join(device: int = -1) -> int:
-    """Not there: a rank cannot leave while others go on. Raises NotImplementedError."""
+    """Not implemented: a rank cannot leave while others continue. Raises NotImplementedError."""
     raise NotImplementedError(
-        "ringtrain.torch.join is not implemented: give every rank as many batches, or use DistributedDataParallel with its join()"
+        "ringtrain.torch.join is not implemented: give every rank the same number of batches, "
+        "or use DistributedDataParallel with its join()"
     )
 
 
 class Handle:
-    """An operation under way; `synchronize` gives its result."""
+    """An operation that has begun. `synchronize` returns its result."""
 
     def __init__(self, handle: _core.Handle, finish: Callable[[], Any]) -> None:
         self._handle = handle
@@ -109,7 +109,7 @@ class Handle:
         self._result: Any = None
 
     def wait(self) -> Any:
-        """The result, when the operation has ended. Raises what it failed with."""
+        """Waits for the operation and returns its result, or raises its error."""
         self._handle.wait()
         if self._finish is not None:
             self._result = self._finish()
@@ -117,12 +117,12 @@ class Handle:
         return self._result
 
     def test(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the operation has succeeded or failed."""
         return self._handle.test()
 
 
 def synchronize(handle: Handle) -> Any:
-    """Waits for an operation, and gives its result."""
+    """Waits for an operation and returns its result."""
     return handle.wait()
 
 
@@ -140,7 +140,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     compression: type[Compressor] = Compression.none,
 ) -> Handle:
-    """Begins to reduce a tensor over all ranks into a new one; the average, if nothing else is said."""
+    """Begins to reduce a tensor over all ranks into a new one. The default is the average."""
     return _begin_allreduce(tensor, None, _op(average, op), prescale_factor, postscale_factor, compression)
 
 
@@ -165,9 +165,9 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """A new tensor with the reduction over all ranks of one of the same shape on each; the average, if nothing else is said.
+    """Reduces tensors of the same shape over all ranks into a new one. The default is the average.
 
-    Sums and averages can be differentiated through.
+    Sums and averages have a gradient.
     """
     return _AllReduce.apply(tensor, _op(average, op), prescale_factor, postscale_factor, compression)
 
@@ -201,12 +201,12 @@ def grouped_allreduce_(tensors: Sequence[Tensor], *arguments: Any, **options: An
 
 
 def allgather_async(tensor: Tensor, name: str | None = None) -> Handle:
-    """Begins to gather the ranks' tensors, one after the other along the first dimension, in which alone they may differ."""
+    """Begins to concatenate the ranks' tensors along the first dimension. Only this dimension may differ between ranks."""
     return _begin_allgather(tensor)[0]
 
 
 def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
-    """The ranks' tensors, one after the other along the first dimension, in which alone they may differ."""
+    """Concatenates the ranks' tensors along the first dimension. Only this dimension may differ between ranks."""
     return _AllGather.apply(tensor)
 
 
@@ -232,8 +232,8 @@ def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tenso
 
 
 def alltoall(tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name: str | None = None) -> Any:
-    """Sends `splits[i]` rows of the first dimension to rank i, equally many to each without splits. Gives the rows received, in
-    rank order; with splits also how many came from each, as int32."""
+    """Sends `splits[i]` rows of the first dimension to rank i, or the same number to each rank without splits. Returns the
+    received rows in rank order, and with splits also the number of rows from each rank as int32."""
     group, source = world(), tensors.readable(tensor)
     if splits is None and source.shape[0] % group.size:
         raise _core.InvalidArgument(f"{source.shape[0]} rows cannot be split evenly among {group.size} ranks; give splits")
@@ -256,7 +256,7 @@ def alltoall(tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name:
 
 
 def reducescatter(tensor: Tensor, name: str | None = None, op: str | None = None) -> Tensor:
-    """Reduces tensors over all ranks and gives each a part of the rows; where they do not divide evenly the first ranks get one
+    """Reduces tensors over all ranks. Each rank gets a part of the rows; if these do not divide evenly, the first ranks get one
     more."""
     group, source = world(), tensors.readable(tensor)
     rows = [source.shape[0] // group.size + (index < source.shape[0] % group.size) for index in range(group.size)]
@@ -267,7 +267,7 @@ def reducescatter(tensor: Tensor, name: str | None = None, op: str | None = None
 
 
 def metric_average(value: Tensor | float, name: str | None = None) -> float:
-    """The average over all ranks of a number that each has, such as a loss."""
+    """The average of a number over all ranks, such as a loss."""
     number = torch.tensor([float(value)], dtype=torch.float64)
     world().all_reduce(tensors.memory(number), Average)
     return float(number)
@@ -275,7 +275,7 @@ def metric_average(value: Tensor | float, name: str | None = None) -> float:
 
 def _op(average: bool | None, op: str | None) -> str:
     if average is not None and op is not None:
-        raise ValueError("the op parameter supersedes average; give one of them")
+        raise ValueError("the op parameter supersedes average; pass only one of them")
     if op is None:
         return Average if average is None or average else Sum
     if op not in (Average, Sum, Min, Max, Product):
@@ -314,7 +314,7 @@ def _begin_allreduce(
 
 
 def _begin_allgather(tensor: Tensor) -> tuple[Handle, list[int]]:
-    """The operation, and each rank's number of rows."""
+    """The operation and each rank's number of rows."""
     group, source = world(), tensors.readable(tensor)
     rows = _rows_of_all(group, source)
     result = torch.empty((sum(rows), *source.shape[1:]), dtype=source.dtype)
@@ -334,7 +334,7 @@ def _finish(tensor: Tensor, back: Callable[[], None] | None) -> Callable[[], Ten
 
 
 def _rows_of_all(group: _core.Group, source: Tensor) -> list[int]:
-    """The number of rows on each rank. Raises `ringtrain.InvalidArgument` on all if the rest of the shapes or the types
+    """Each rank's number of rows. Raises `ringtrain.InvalidArgument` on all if the rest of the shapes or the types
     differ."""
     if source.dim() == 0:
         raise _core.InvalidArgument("allgather needs a first dimension; a single number has none")

@@ -1,34 +1,37 @@
-"""`torch.distributed`'s process group, on a group of ours."""
+"""The process group of the backend "ring"."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ringtrain import _core
-from ringtrain.torch import cuda, tensors
+from ringtrain import _core, _shutdown
+from ringtrain.torch import cuda, profiling, sparse, tensors
 from ringtrain.torch.coalesced import Coalesced
 from ringtrain.torch.completion import Completer
-from ringtrain.torch.messages import Messages
-from ringtrain.torch.works import Finished, Pending, seconds
+from ringtrain.torch.point_to_point import PointToPoint
+from ringtrain.torch.work import CompletedWork, PendingWork, seconds
 
 Tensor = torch.Tensor
 Tensors = list[Tensor]
 
 
-class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
-    """What `init_process_group("ring")` and `new_group` make. Use it through `torch.distributed`.
+class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
+    """The process group that `init_process_group("ring")` and `new_group` return. Use it through `torch.distributed`.
 
-    A call with `async_op=False` runs in the calling thread from beginning to end: no other thread is woken for it. With
-    `async_op=True` it goes on by itself, and the tensors are not to be used before `Work.wait`.
+    A call with `async_op=False` runs in the calling thread and wakes no other thread. A call with `async_op=True` returns at
+    once; do not use its tensors before `Work.wait`.
 
-    Errors are `ringtrain.Error`s; once a rank is lost every later call raises the same one, naming it. `global_ranks` are the
-    members' numbers in torch's world, in which errors speak; `of_launcher` says whether one ringrun started them all.
+    Errors are `ringtrain.Error`s. After a rank is lost, every later call raises the same error, which names that rank.
+
+    `global_ranks` are the members' ranks in the default group; errors use these numbers. `of_launcher` says whether one ringrun
+    started all members.
     """
 
     def __init__(self, group: _core.Group, global_ranks: Sequence[int] = (), of_launcher: bool = False) -> None:
@@ -37,17 +40,19 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
         self._group = group
         self._global_ranks = list(global_ranks) or list(range(group.size))
         self._timeout = group.timeout
-        self._limited = threading.Lock()
+        self._timeout_lock = threading.Lock()
         self._completer = Completer("ring-completion")
         self._name = ""
         self._description = ""
         self._closed = False
+        # The group ends with the process at the latest.
+        _shutdown.register(self)
 
-    # Who we are.
+    # Description
 
     @property
     def core(self) -> _core.Group:
-        """The group underneath, for what torch has no words for."""
+        """The underlying group, for operations that torch does not have."""
         return self._group
 
     def getBackendName(self) -> str:
@@ -85,10 +90,6 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        # None until torch has taken the group up: its flight recorder wants something to attach to on groups that have devices,
-        # and a process group written in Python has nothing.
-        if self not in dist.distributed_c10d._world.pg_map:
-            return []
         return [torch.device("cpu")] + ([torch.device("cuda")] if torch.cuda.is_available() else [])
 
     def _get_backend(self, device: torch.device) -> RingProcessGroup:
@@ -97,28 +98,55 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
     get_backend = _get_backend
 
     supports_coalescing = False
-    supports_splitting = False
+    supports_splitting = True
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> RingProcessGroup | None:
+        """A group of some of the members, in this order; `None` on other members. Every member of this group has to call it, and
+        a member of the new group with the ranks of that group. `opts` and `device_types` have no effect."""
+        is_member = self.rank() in ranks
+        try:
+            # The lists of two groups share no rank, so that the smallest one identifies the group.
+            made = self._group.split(min(ranks) if is_member else None, list(ranks).index(self.rank()) if is_member else 0)
+        except _core.Error as error:
+            raise self._explain(error) from None
+        if made is None:
+            return None
+        made.timeout = self._timeout if timeout is None else timeout.total_seconds()
+        group = RingProcessGroup(made, [self._global_ranks[rank] for rank in ranks], self.of_launcher)
+        group.setGroupName(group_name or f"{self._name}:split:{min(ranks)}")
+        group.setGroupDesc(group_desc or f"{self._description}:split:{min(ranks)}")
+        return group
+
+    def get_group_store(self) -> None:
+        """Returns None: the group keeps no connection to a store."""
+        return None
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets how long operations may take that are begun from now on."""
+        """Sets the timeout of operations that begin after this call."""
         self._group.timeout = self._timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        """Does nothing: an operation's own timeout is the one that it was called with."""
+        """Does nothing: each operation has the timeout that it was called with."""
 
-    # The end.
+    # Shutdown
 
     def shutdown(self) -> None:
-        """Lets go of the group. What has not ended yet fails."""
+        """Closes the group. Operations that have not ended fail."""
         if self._closed:
             return
         self._closed = True
-        try:
+        with contextlib.suppress(_core.Error):  # the job has failed, and the callers of its operations have got the error
             self._group.close()
-        except _core.Error:
-            pass  # The job has failed, and whoever asked for something has been told.
         self._completer.close(timeout=2.0)
 
     def abort(self) -> None:
@@ -127,23 +155,29 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
         self.shutdown()
 
     def fail(self, message: str) -> None:
-        """Tells the other ranks that this one gives up, and why."""
+        """Ends the job on every rank with this message."""
         if self._closed:
             return
-        try:
+        with contextlib.suppress(_core.Error):  # the job has ended already, or this is a forked child
             self._group.abort(message)
-        except _core.Error:
-            pass  # They know already, or this is a fork's child.
 
-    # Collectives. torch's tensors come in lists because a process once had several GPUs; there is one in each.
+    # Collectives. torch passes lists of tensors, from the time of several GPUs in a process; each list has one tensor.
 
     def allreduce(self, tensor: Tensors | Tensor, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        """All-reduces in place."""
+        """All-reduces in place. Sparse tensors in the COO format can be added and averaged."""
         target = _one(tensor)
         op = _op_of(opts)
         options = _options_of(opts, timeout)
+        if target.is_sparse:
+            return self._all_reduce_now(
+                lambda: sparse.all_reduce(self._group, target, tensors.reduction(op, target.dtype)), target, options
+            )
         if not target.is_cpu and tensors.reduction(op, target.dtype) != "premulsum" and target.is_contiguous():
-            return self._all_reduce_on_gpu(target, op, options)
+            name = tensors.reduction(op, target.dtype)
+            begin = self._group.all_reduce_async
+            return self._all_reduce_now(
+                lambda: cuda.all_reduce(target, lambda host: begin(tensors.memory(host), name)), target, options
+            )
         return self._run("all_reduce", options, *self._in_place(target, op))
 
     def broadcast(self, tensor: Tensors | Tensor, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
@@ -153,7 +187,7 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
         return self._run("broadcast", _options_of(opts, timeout), (tensors.memory(host), root), [target], back)
 
     def reduce(self, tensor: Tensors | Tensor, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        """Reduces in place on the root; other ranks' tensors stay as they are."""
+        """Reduces in place on the root. The tensors of other ranks do not change."""
         target = _one(tensor)
         root = opts if isinstance(opts, int) else opts.rootRank
         op = _op_of(opts if op is None else op)
@@ -164,8 +198,7 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
         return self._run("reduce", _options_of(opts, timeout), (None, name, root, tensors.memory(source, False)), [target])
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist._Work:
-        """Gathers every rank's tensor on all. Tensors may differ in size if each rank knows the sizes of all, as its outputs
-        show."""
+        """Gathers the tensors of all ranks on each. Sizes may differ; each rank's outputs have the sizes of all inputs."""
         parts, mine = _list_of(outputs), tensors.readable(_one(inputs))
         flat, back = tensors.flat_output(parts)
         arguments = (tensors.memory(flat), tensors.memory(mine, False), tensors.counts(parts, flat))
@@ -180,7 +213,7 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
     _allgather_base = all_gather_single
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        """Reduces a list with a tensor for each rank, and gives each its own."""
+        """Reduces a list with a tensor for each rank. Each rank gets its own."""
         output, parts = _one(outputs), _list_of(inputs)
         op = _op_of(opts)
         name, flat = self._scaled(tensors.flatten(parts), op)
@@ -189,7 +222,7 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
         return self._run("reduce_scatter", _options_of(opts, timeout), arguments, [output], back)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist._Work:
-        """Reduces a tensor of as many parts as there are ranks, and gives each its part."""
+        """Reduces a tensor that has an equal part for each rank. Each rank gets its part."""
         name, flat = self._scaled(tensors.readable(input), _op_of(opts))
         host, back = tensors.writable(output, keep=False)
         arguments = (tensors.memory(host), tensors.memory(flat, False), name)
@@ -198,7 +231,7 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        """Gathers every rank's tensor on the root, in a list that other ranks leave empty."""
+        """Gathers the tensors of all ranks in a list on the root. The list of other ranks is empty."""
         root = opts if isinstance(opts, int) else opts.rootRank
         mine = tensors.memory(tensors.readable(_one(inputs)), False)
         if self.rank() != root:
@@ -219,7 +252,7 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
     gather_into_tensor = gather_single
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        """Gives each rank a tensor of the root's list."""
+        """Sends tensor i of the root's list to rank i."""
         root = opts if isinstance(opts, int) else opts.rootRank
         output = _one(outputs)
         host, back = tensors.writable(output, keep=False)
@@ -232,7 +265,7 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
         return self._run("scatter", _options_of(opts, timeout), (tensors.memory(host), flat, root, sizes), [output], back)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist._Work:
-        """Sends tensor i to rank i, and receives rank i's into output i. Sizes may differ."""
+        """Sends tensor i to rank i and receives output i from rank i. Sizes may differ."""
         flat, back = tensors.flat_output(outputs)
         mine = tensors.flatten(inputs)
         uneven = tensors.counts(inputs, mine) or tensors.counts(outputs, flat)
@@ -243,7 +276,7 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> dist._Work:
-        """Sends part i of the first dimension to rank i, and receives rank i's into part i. Without sizes the parts are equal."""
+        """Sends part i of the first dimension to rank i and receives part i from rank i. Without sizes the parts are equal."""
         host, back = tensors.writable(output, keep=False)
         mine = tensors.readable(input)
         send, receive = _row_counts(mine, input_sizes, self.size()), _row_counts(host, output_sizes, self.size())
@@ -255,60 +288,75 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         return self._run("barrier", _options_of(opts, timeout), (), [])
 
-    def all_reduce_compressed(self, tensor: Tensor, op: dist.ReduceOp, compression: str | None) -> Pending:
-        """All-reduces float32 in place, by itself; as "fp16" or "bf16" on the wire."""
+    def all_reduce_compressed(self, tensor: Tensor, op: dist.ReduceOp, compression: str | None) -> PendingWork:
+        """Begins to all-reduce float32 in place, sent as "fp16" or "bf16"."""
         host, back = tensors.writable(tensor)
         arguments = (tensors.memory(host), tensors.reduction(op, tensor.dtype), None, compression)
-        handle = self._begin("all_reduce", None, arguments)
-        return Pending([handle], [tensor], [back] if back is not None else (), self._explain, self._completer)
+        return self._begin("all_reduce", None, arguments, [tensor], back)
 
-    # How they are run.
+    # Execution
 
     def _run(
         self, name: str, options: Any, arguments: tuple, outputs: Sequence[Any], back: Callable[[], None] | None = None
     ) -> dist._Work:
-        """Runs an operation in this thread, or begins it if torch is to wait for it later."""
+        """Runs an operation in this thread, or begins it if the caller waits later."""
         limit = None if options is None else seconds(options.timeout)
-        if options is not None and not options.asyncOp and limit is None:
+        if options is None or options.asyncOp or limit is not None:
+            work = self._begin(name, limit, arguments, outputs, back)
+            if options is not None and not options.asyncOp:
+                work.wait()
+            return work
+        event = profiling.begin(name)
+        try:
+            getattr(self._group, name)(*arguments)
+        except _core.Error as error:
+            raise self._explain(error) from None
+        finally:
+            profiling.end(event)
+        if back is not None:
+            back()
+        return CompletedWork(outputs)
+
+    def _begin(
+        self, name: str, limit: float | None, arguments: tuple, outputs: Sequence[Any], back: Callable[[], None] | None
+    ) -> PendingWork:
+        event = profiling.begin(name)
+        try:
+            with self._timeout_of(limit):
+                handle = getattr(self._group, name + "_async")(*arguments)
+        except _core.Error as error:
+            profiling.end(event)
+            raise self._explain(error) from None
+        return PendingWork([handle], outputs, [back] if back is not None else (), self._explain, self._completer, event)
+
+    @contextlib.contextmanager
+    def _timeout_of(self, limit: float | None) -> Iterator[None]:
+        """Operations that begin inside have this timeout, or the group's if it is None."""
+        if limit is None or limit == self._timeout:
+            yield
+            return
+        with self._timeout_lock:
+            self._group.timeout = limit
             try:
-                getattr(self._group, name)(*arguments)
-            except _core.Error as error:
-                raise self._explain(error) from None
-            if back is not None:
-                back()
-            return Finished(outputs)
-        handle = self._begin(name, limit, arguments)
-        work = Pending([handle], outputs, [back] if back is not None else (), self._explain, self._completer)
-        if options is not None and not options.asyncOp:
-            work.wait()
-        return work
+                yield
+            finally:
+                self._group.timeout = self._timeout
 
-    def _begin(self, name: str, limit: float | None, arguments: tuple) -> _core.Handle:
-        begin = getattr(self._group, name + "_async")
+    def _all_reduce_now(self, reduce: Callable[[], None], target: Tensor, options: Any) -> dist._Work:
+        """Runs an all-reduce of several operations in the calling thread even if `async_op` is true, so that all ranks begin
+        these operations in the same order."""
+        event = profiling.begin("all_reduce")
         try:
-            if limit is None or limit == self._timeout:
-                return begin(*arguments)
-            with self._limited:
-                self._group.timeout = limit
-                try:
-                    return begin(*arguments)
-                finally:
-                    self._group.timeout = self._timeout
+            with self._timeout_of(None if options is None else seconds(options.timeout)):
+                reduce()
         except _core.Error as error:
             raise self._explain(error) from None
-
-    def _all_reduce_on_gpu(self, target: Tensor, op: dist.ReduceOp, options: Any) -> dist._Work:
-        """In the calling thread even if `async_op` was asked for, so that all ranks begin their operations in one order."""
-        name = tensors.reduction(op, target.dtype)
-        limit = None if options is None else seconds(options.timeout)
-        try:
-            cuda.all_reduce(target, lambda host: self._begin("all_reduce", limit, (tensors.memory(host), name)))
-        except _core.Error as error:
-            raise self._explain(error) from None
-        return Finished([target])
+        finally:
+            profiling.end(event)
+        return CompletedWork([target])
 
     def _in_place(self, target: Tensor, op: dist.ReduceOp) -> tuple[tuple, Tensors, Callable[[], None] | None]:
-        """Arguments, outputs and way back of a reduction in place."""
+        """Arguments, outputs and final copy of a reduction in place."""
         host, back = tensors.writable(target)
         name = tensors.reduction(op, target.dtype)
         if name == "premulsum":
@@ -317,22 +365,22 @@ class RingProcessGroup(Messages, Coalesced, dist.ProcessGroup):
         return (tensors.memory(host), name), [target], back
 
     def _scaled(self, source: Tensor, op: dist.ReduceOp) -> tuple[str, Tensor]:
-        """The name of a reduction, and what is reduced."""
+        """The name of a reduction and the tensor to reduce."""
         name = tensors.reduction(op, source.dtype)
         return ("sum", source.detach() * tensors.factor(op)) if name == "premulsum" else (name, source)
 
     def _explain(self, error: Exception) -> Exception:
-        """The error in torch's global ranks, where the group counts its members otherwise."""
+        """The error with the global rank, if that differs from the rank in this group."""
         rank = getattr(error, "rank", None)
         if rank is None or rank >= len(self._global_ranks) or self._global_ranks[rank] == rank:
             return error
-        told = type(error)(f"{error} (global rank {self._global_ranks[rank]}; this group counts its own)")
+        told = type(error)(f"{error} (global rank {self._global_ranks[rank]}; the other numbers are ranks of this group)")
         told.rank, told.host = self._global_ranks[rank], error.host
         return told
 
 
 class _Options:
-    """What `_run` looks at, for the calls that carry a timeout only."""
+    """Options of calls that have only a timeout."""
 
     def __init__(self, timeout: timedelta | None) -> None:
         self.timeout = timeout
@@ -340,7 +388,7 @@ class _Options:
 
 
 def _options_of(opts: Any, timeout: timedelta | None = None) -> Any:
-    """Options from any of the forms in which torch's methods take them."""
+    """The options of a call, which torch passes in several forms."""
     if hasattr(opts, "asyncOp"):
         return opts
     return _Options(timeout) if timeout is not None else None
@@ -353,7 +401,7 @@ def _op_of(opts: Any) -> Any:
 
 
 def _one(argument: Any) -> Tensor:
-    """The tensor of a list of one."""
+    """The only tensor of a list."""
     if isinstance(argument, Tensor):
         return argument
     if len(argument) != 1:
@@ -362,10 +410,10 @@ def _one(argument: Any) -> Tensor:
 
 
 def _list_of(argument: Any) -> Tensors:
-    """The list of tensors of a list of one list."""
+    """The only list of tensors in a list."""
     inner = argument[0] if argument and not isinstance(argument[0], Tensor) else argument
     if not inner:
-        raise _core.InvalidArgument("a list of tensors is needed, one for each rank")
+        raise _core.InvalidArgument("the list of tensors is empty; it needs one for each rank")
     return inner
 
 
@@ -375,10 +423,10 @@ def _sizes(parts: Tensors, whole: Tensor) -> list[int]:
 
 
 def _row_counts(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int] | None:
-    """Elements of each part of the first dimension; `None` if all parts are equal."""
+    """The number of elements in each part of the first dimension; `None` if all parts are equal."""
     if not sizes:
         if tensor.dim() and tensor.shape[0] % ranks:
-            raise _core.InvalidArgument(f"{tensor.shape[0]} rows cannot be split evenly among {ranks} ranks; say how")
+            raise _core.InvalidArgument(f"{tensor.shape[0]} rows cannot be split evenly among {ranks} ranks; pass split sizes")
         return None
     if len(sizes) != ranks or sum(sizes) != tensor.shape[0]:
         raise _core.InvalidArgument(f"the sizes {list(sizes)} do not split {tensor.shape[0]} rows among {ranks} ranks")

@@ -1,4 +1,4 @@
-"""Sends objects, parameters and the state of optimizers from one rank to the others, as Horovod does."""
+"""Horovod's functions that send objects, parameters and optimizer states from one rank to the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringtrain.torch import horovod, tensors
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """The root's object, on every rank. It is pickled; only ranks that know the job's secret can send one."""
+    """Returns the root's object on every rank. The object is pickled; only ranks that know the job's secret can send one."""
     group = horovod.world()
     if group.rank == root_rank:
         group.broadcast_bytes(pickle.dumps(obj), root_rank)
@@ -21,13 +21,13 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Every rank's object, in rank order."""
+    """Returns every rank's object, in rank order."""
     return [pickle.loads(data) for data in horovod.world().all_gather_bytes(pickle.dumps(obj))]
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int) -> None:
-    """Copies the root's parameters into every rank's. `params` is a `state_dict()` or `named_parameters()`, of the same order on
-    all ranks; what is no tensor is passed over."""
+    """Copies the root's parameters to every rank. `params` is a `state_dict()` or `named_parameters()` with the same order on all
+    ranks. Values that are not tensors are ignored."""
     named = params.items() if isinstance(params, Mapping) else params
     found = [tensor for _, tensor in named if isinstance(tensor, torch.Tensor)]
     for handle in [horovod.broadcast_async_(tensor, root_rank) for tensor in found]:
@@ -35,7 +35,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], 
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
-    """Gives every rank the root's optimizer state and settings. A rank whose optimizer has no state yet gets one.
+    """Copies the root's optimizer state and settings to every rank, also to a rank whose optimizer has no state yet.
 
     Raises ValueError for `torch.optim.LBFGS`, whose state is not made of tensors alone.
     """
@@ -55,18 +55,18 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
         optimizer.load_state_dict(state)
 
 
-class _Place:
-    """Where a tensor stands in a state."""
+class _TensorSlot:
+    """Stands for a tensor in a state."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
 
 
 def _without_tensors(state: Any, found: list[torch.Tensor]) -> Any:
-    """The state with places for its tensors, which are appended to `found`."""
+    """The state with slots instead of its tensors, which are appended to `found`."""
     if isinstance(state, torch.Tensor):
         found.append(tensors.readable(state.detach()))
-        return _Place(state)
+        return _TensorSlot(state)
     if isinstance(state, dict):
         return {key: _without_tensors(value, found) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
@@ -75,8 +75,8 @@ def _without_tensors(state: Any, found: list[torch.Tensor]) -> Any:
 
 
 def _with_tensors(layout: Any, made: list[torch.Tensor]) -> Any:
-    """The state with new tensors in the places for them, appended to `made` in the same order."""
-    if isinstance(layout, _Place):
+    """The state with new tensors instead of its slots. They are appended to `made` in the same order."""
+    if isinstance(layout, _TensorSlot):
         made.append(torch.empty(layout.shape, dtype=layout.dtype))
         return made[-1]
     if isinstance(layout, dict):

@@ -1,5 +1,4 @@
-"""Tensors as memory that the compiled part reads and writes: element types, reductions, and copies where memory is not in
-order."""
+"""Tensors as memory for the compiled part: element types, reductions, and copies of tensors that are not contiguous."""
 
 from __future__ import annotations
 
@@ -39,17 +38,17 @@ _REDUCTIONS = {
     ReduceOp.PREMUL_SUM: "premulsum",
 }
 
-# A bool is one bit, whatever the arithmetic: a sum is whether any is set, a product whether all are.
+# The sum of bools is true if any of them is, and their product is true if all of them are.
 _BOOL_REDUCTIONS = {"sum": "lor", "max": "lor", "bor": "lor", "prod": "land", "min": "land", "band": "land", "bxor": "lxor"}
 
 Copy = Callable[[], None]
 
 
 def reduction(op: ReduceOp, dtype: torch.dtype) -> str:
-    """The compiled part's name of a reduction of elements of `dtype`. Raises `ringtrain.Unsupported` where there is none."""
+    """The compiled part's name of a reduction of elements of `dtype`. Raises `ringtrain.Unsupported` if there is none."""
     name = _REDUCTIONS.get(getattr(op, "op", op))
     if name is None:
-        raise _core.Unsupported(f"the ring backend has no reduction {op}")
+        raise _core.Unsupported(f'the backend "ring" has no reduction {op}')
     if dtype is torch.bool:
         name = _BOOL_REDUCTIONS.get(name)
         if name is None:
@@ -60,13 +59,13 @@ def reduction(op: ReduceOp, dtype: torch.dtype) -> str:
             raise _core.Unsupported(f"{op} is not defined on complex numbers")
         return name
     if dtype not in ELEMENT_TYPES:
-        raise _core.Unsupported(f"{dtype} cannot be reduced, only moved; convert it to float16, bfloat16 or float32 first")
+        raise _core.Unsupported(f"{dtype} can be moved but not reduced; convert it to float16, bfloat16 or float32 first")
     return name
 
 
 def factor(op: ReduceOp) -> float | torch.Tensor:
-    """What each rank multiplies its elements with before a `PREMUL_SUM`."""
-    # Older versions of torch show it in the pickled state only.
+    """The factor by which each rank multiplies its elements before a `PREMUL_SUM`."""
+    # In older versions of torch it is only in the pickled state.
     found = getattr(op, "factor", None)
     return op.__getstate__()[1] if found is None else found
 
@@ -84,16 +83,16 @@ def memory(tensor: torch.Tensor, writable: bool = True) -> _core.Memory:
 
 
 def require_dense(tensor: torch.Tensor) -> None:
-    """Raises `ringtrain.InvalidArgument` for what has no plain memory."""
+    """Raises `ringtrain.InvalidArgument` for a sparse or quantized tensor."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise _core.InvalidArgument(
-            f"the ring backend moves dense tensors, not {kind} ones; call to_dense() or dequantize() first"
+            f'the backend "ring" moves dense tensors, not {kind} ones; call to_dense() or dequantize() first'
         )
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements one after another on the host; the tensor itself where they are already."""
+    """The same elements in contiguous host memory: the tensor itself if it is such memory, otherwise a copy."""
     if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
         return tensor
     require_dense(tensor)
@@ -102,27 +101,27 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def writable(tensor: torch.Tensor, keep: bool = True) -> tuple[torch.Tensor, Copy | None]:
-    """A contiguous tensor on the host to write to, and what brings its elements back where it is not the tensor itself. `keep`:
-    whether the elements that are there matter."""
+    """A contiguous tensor on the host to write to, and a function that copies its elements to the tensor if it is another.
+    `keep` says whether it must have the tensor's elements."""
     host = readable(tensor) if keep or tensor.is_cpu else cuda.host_like(tensor)
     if host is tensor:
         return tensor, None
     target = tensor.detach()
-    return host, lambda: _bring_back(target, host)
+    return host, lambda: _copy_back(target, host)
 
 
-def _bring_back(target: torch.Tensor, host: torch.Tensor) -> None:
+def _copy_back(target: torch.Tensor, host: torch.Tensor) -> None:
     with torch.no_grad():
         target.copy_(host.view(target.shape))
 
 
 def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One tensor with the elements of all, one after another, on the host."""
+    """The concatenated elements of all tensors, on the host."""
     return torch.cat([readable(tensor).detach().reshape(-1) for tensor in tensors])
 
 
 def flat_output(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Copy]:
-    """A tensor with room for the elements of all, and what brings them to their places."""
+    """A tensor for the concatenated elements of all tensors, and a function that copies them there."""
     for tensor in tensors:
         require_dense(tensor)
     sizes = [tensor.numel() for tensor in tensors]
@@ -131,13 +130,13 @@ def flat_output(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Copy]:
 
     def unflatten() -> None:
         for target, part in zip(targets, flat.split(sizes), strict=True):
-            _bring_back(target, part)
+            _copy_back(target, part)
 
     return flat, unflatten
 
 
 def counts(tensors: Sequence[torch.Tensor], whole: torch.Tensor) -> list[int] | None:
-    """Each tensor's number of elements, as `memory` counts them in a tensor like `whole`; `None` if they are all the same."""
+    """Each tensor's number of elements, counted as `memory` does for `whole`; `None` if all are equal."""
     sizes = [tensor.numel() for tensor in tensors]
     if min(sizes) == max(sizes):
         return None
@@ -146,7 +145,7 @@ def counts(tensors: Sequence[torch.Tensor], whole: torch.Tensor) -> list[int] | 
 
 
 def units(tensor: torch.Tensor) -> int:
-    """How many elements `memory` counts for one of the tensor's."""
+    """The number of elements that `memory` counts for an element of the tensor."""
     if tensor.dtype in ELEMENT_TYPES:
         return 1
     return 2 if tensor.dtype in (torch.complex64, torch.complex128) else tensor.element_size()

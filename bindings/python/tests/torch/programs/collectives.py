@@ -103,11 +103,96 @@ def check_all_reduce_of_odd_things(rank: int, n: int) -> None:
     assert torch.all(large == sum(1.0 + r for r in range(n)))
 
 
+def sparse_of(rank: int, dtype: torch.dtype, length: int) -> torch.Tensor:
+    """A sparse matrix with rows that other ranks have too, one row twice, and none on rank 1."""
+    rows = [] if rank == 1 else [0, rank, 5, rank]
+    values = torch.arange(len(rows) * length).reshape(len(rows), length) % 5 + rank
+    return torch.sparse_coo_tensor(torch.tensor([rows], dtype=torch.int64), values.to(dtype), (15, length))
+
+
+def check_sparse_all_reduce(rank: int, n: int) -> None:
+    for dtype in [*FLOATS, torch.int32, torch.int64]:
+        expected = sum(sparse_of(r, dtype, 3).to_dense() for r in range(n))
+        for is_async in (False, True):
+            mine = sparse_of(rank, dtype, 3)
+            work = dist.all_reduce(mine, async_op=is_async)
+            if work is not None:
+                work.wait()
+            assert mine.is_sparse
+            same(mine.to_dense(), expected)
+    mine = sparse_of(rank, torch.float32, 2)
+    dist.all_reduce(mine, ReduceOp.AVG)
+    torch.testing.assert_close(mine.to_dense(), sum(sparse_of(r, torch.float32, 2).to_dense() for r in range(n)) / n)
+    points = of(rank).to_sparse()
+    dist.all_reduce(points)
+    same(points.to_dense(), all_of(n).sum(0))
+    empty = torch.sparse_coo_tensor(size=(4, 2))
+    dist.all_reduce(empty)
+    same(empty.to_dense(), torch.zeros(4, 2))
+    if n > 1:
+        error = raised(core.InvalidArgument, lambda: dist.all_reduce(torch.eye(3 + rank).to_sparse()))
+        assert "rank 0 has torch.float32 (3, 3)" in str(error), error
+
+
+def check_split_group(rank: int, n: int) -> None:
+    evens, odds = list(range(0, n, 2)), list(range(1, n, 2))
+    own = evens if rank % 2 == 0 else odds
+    part = dist.split_group(split_ranks=[evens, odds] if odds else [evens])
+    assert dist.get_process_group_ranks(part) == own
+    mine = of(rank)
+    dist.all_reduce(mine, group=part)
+    same(mine, sum(of(r) for r in own))
+    # The list gives the order of ranks, and a rank that no list names is no member.
+    backwards = list(reversed(range(n)))[: max(1, n - 1)]
+    some = dist.split_group(split_ranks=[backwards], timeout=timedelta(seconds=40), group_desc="some")
+    if rank in backwards:
+        assert dist.get_rank(some) == backwards.index(rank)
+        gathered = [torch.zeros(3, 5) for _ in backwards]
+        dist.all_gather(gathered, of(rank), group=some)
+        for index, other in enumerate(backwards):
+            same(gathered[index], of(other))
+        assert some.group_desc == "some"
+        dist.destroy_process_group(some)
+    else:
+        assert some is dist.GroupMember.NON_GROUP_MEMBER
+    # A group of a group: its errors still have the ranks of the default group.
+    nested = dist.split_group(part, [[index] for index in range(len(own))])
+    assert dist.get_process_group_ranks(nested) == [rank]
+    dist.destroy_process_group(nested)
+    dist.destroy_process_group(part)
+
+
+def check_profiler_events(rank: int, n: int) -> None:
+    mine, whole = torch.ones(n * 2), torch.empty(n * n * 2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        works = [dist.all_reduce(mine, async_op=True) for _ in range(3)]
+        for work in works:
+            work.wait()
+        dist.all_reduce(mine)
+        dist.all_reduce(torch.eye(3).to_sparse())
+        dist.broadcast(mine, 0)
+        dist.reduce(mine, 0)
+        dist.all_gather_into_tensor(whole, mine)
+        dist.reduce_scatter_tensor(mine, whole)
+        dist.all_to_all_single(torch.empty(2 * n), mine)
+        dist.barrier()
+        sent = dist.isend(mine, (rank + 1) % n)
+        dist.recv(torch.empty(2 * n), (rank - 1) % n)
+        sent.wait()
+    events = profiler.key_averages()
+    found = {event.key: event.count for event in events if event.key.startswith("ring:")}
+    once = ["broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "send", "recv"]
+    assert found == {"ring:all_reduce": 5} | {f"ring:{name}": 1 for name in once}, found
+    assert all(event.cpu_time_total > 0 for event in events if event.key in found)
+
+
 def check_refusals(rank: int, n: int) -> None:
     error = raised(core.Unsupported, lambda: dist.all_reduce(of(rank, torch.float8_e4m3fn)))
     assert "float8" in str(error), error
-    error = raised(core.InvalidArgument, lambda: dist.all_reduce(of(rank).to_sparse()))
+    error = raised(core.InvalidArgument, lambda: dist.broadcast(of(rank).to_sparse(), 0))
     assert "to_dense" in str(error), error
+    error = raised(core.Unsupported, lambda: dist.all_reduce(of(rank).to_sparse(), ReduceOp.MAX))
+    assert "SUM and AVG" in str(error), error
     error = raised(core.InvalidArgument, lambda: dist.broadcast(torch.empty(3, device="meta"), 0))
     assert "meta" in str(error), error
     raised(core.Unsupported, lambda: dist.all_reduce(of(rank), ReduceOp.BAND))

@@ -239,6 +239,35 @@ def check_fsdp(rank: int, n: int, gloo: Any) -> None:
         torch.testing.assert_close(part.full_tensor(), whole)
 
 
+class Words(nn.Module):
+    """An embedding with sparse gradients, and a layer with dense ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.EmbeddingBag(50, 8, mode="sum", sparse=True)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.last(self.embedding(words))
+
+
+def check_sparse_gradients(rank: int, n: int, gloo: Any) -> None:
+    """The backend refused sparse tensors, so that this model could not be trained."""
+    results = []
+    for group in (None, gloo):
+        torch.manual_seed(5)
+        model = DistributedDataParallel(Words(), process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(STEPS):
+            torch.manual_seed(100 * step + rank)
+            optimizer.zero_grad()
+            model(torch.randint(50, (4 + rank, 6))).square().mean().backward()
+            assert model.module.embedding.weight.grad.is_sparse
+            optimizer.step()
+        results.append(torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]))
+    torch.testing.assert_close(*results)
+
+
 def check_distributed_checkpoint(rank: int, n: int, gloo: Any) -> None:
     from torch.distributed import checkpoint
 

@@ -1,4 +1,4 @@
-"""What torch waits for: operations under way, as `torch.distributed.Work`."""
+"""Operations as `torch.distributed.Work`."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ import torch
 import torch.distributed as dist
 
 from ringtrain import _core
+from ringtrain.torch import profiling
 from ringtrain.torch.completion import Completer
 
-# How often a thread that waits for a future looks whether its group is being closed. A thread that stayed in compiled code when
-# the interpreter ends would be unwound through it.
-_LOOK_UP_SECONDS = 0.25
+# How often a thread that completes futures checks whether its group is being closed. It must not be in compiled code when the
+# interpreter exits.
+_CLOSE_CHECK_SECONDS = 0.25
 
-# Their continuations only convert numbers, and may run whenever they like.
-_HOOKS_THAT_BEGIN_NOTHING = ("torch.distributed.algorithms.ddp_comm_hooks.default_hooks",)
+# Communication hooks whose continuations begin no collectives, so that they may run in any thread at any time.
+_HOOKS_WITHOUT_COLLECTIVES = ("torch.distributed.algorithms.ddp_comm_hooks.default_hooks",)
 
 Explain = Callable[[Exception], Exception]
 
 
 def seconds(timeout: timedelta | None) -> float | None:
-    """Torch's timeouts in seconds; the zero and the -1 ms that it gives for "none" are `None`."""
+    """A timeout in seconds. Torch passes 0 or -1 ms for no timeout, which gives `None`."""
     if timeout is None or timeout.days < 0 or not timeout:
         return None
     return timeout.total_seconds()
 
 
-class Finished(dist._Work):
+class CompletedWork(dist._Work):
     """An operation that ended before the call for it returned."""
 
     def __init__(self, tensors: Sequence[Any] = (), source: int = -1) -> None:
@@ -73,10 +74,13 @@ class Finished(dist._Work):
         return future
 
 
-class Pending(dist._Work):
-    """Operations under way, one handle for each. `tensors` is what they result in, and `after` brings it there where the memory
-    that they write is not the tensors' own. `completer` finishes futures; without one each gets a thread of its own, as for
-    messages, which end in any order."""
+class PendingWork(dist._Work):
+    """Operations that have begun, one handle for each. `tensors` are their results. `after` copies the results there if the
+    operations write other memory.
+
+    `completer` completes futures in the order of the operations. Messages end in any order; they have no completer, and each of
+    their futures has its own thread. `event` is the operations' profiler event.
+    """
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class Pending(dist._Work):
         after: Sequence[Callable[[], None]],
         explain: Explain,
         completer: Completer | None,
+        event: profiling.Event | None = None,
     ) -> None:
         super().__init__()
         self._handles = handles
@@ -92,6 +97,7 @@ class Pending(dist._Work):
         self._after = after
         self._explain = explain
         self._completer = completer
+        self._event = event
         self._lock = threading.Lock()
         self._ended = False
         self._error: Exception | None = None
@@ -99,13 +105,13 @@ class Pending(dist._Work):
         self._future: torch.futures.Future | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits for the end. Raises what the operation failed with, or `ringtrain.StillRunning` after `timeout`: it goes on
-        then."""
+        """Waits until the operation has ended, and raises its error if it failed. Raises `ringtrain.StillRunning` after
+        `timeout`; the operation continues then."""
         self.wait_seconds(seconds(timeout))
         return True
 
     def wait_seconds(self, limit: float | None) -> None:
-        """As `wait`, with a limit in seconds."""
+        """The same as `wait`, with a limit in seconds."""
         if not self._ended:
             self._wait_handles(limit)
         if self._error is not None:
@@ -118,10 +124,10 @@ class Pending(dist._Work):
         self.wait()
 
     def settle(self, keep_waiting: Callable[[], bool]) -> None:
-        """Waits for the end, well or not, or until `keep_waiting` says no."""
+        """Waits until the operation has ended or `keep_waiting` returns False. Does not raise the operation's error."""
         while not self._ended:
             try:
-                self._wait_handles(_LOOK_UP_SECONDS)
+                self._wait_handles(_CLOSE_CHECK_SECONDS)
             except _core.StillRunning:
                 if not keep_waiting():
                     self._end(_core.Error("the process group was closed before the operation ended"))
@@ -142,7 +148,7 @@ class Pending(dist._Work):
         return self._tensors
 
     def source_rank(self) -> int:
-        """Who sent the message; -1 while that is not known."""
+        """The rank that sent the message; -1 until it is known."""
         return self._source
 
     def _source_rank(self) -> int:
@@ -151,17 +157,17 @@ class Pending(dist._Work):
     def get_future(self) -> torch.futures.Future:
         """A future whose value is the list of tensors.
 
-        An error is raised by a continuation, never set on the future: DistributedDataParallel crashes on the latter.
+        A continuation raises the operation's error; setting it on the future would crash DistributedDataParallel.
 
-        In a communication hook this waits for the operation, so that what follows runs at once and in this thread. A continuation
-        may begin other collectives, as PowerSGD's does, and must do so at the same place among all others on every rank.
+        In a communication hook this waits for the operation, so that continuations run at once in this thread. A continuation may
+        begin other collectives, as that of PowerSGD does, and all ranks must begin them in the same order.
         """
         if self._completer is not None and _called_by_hook():
             self.wait()
         return self.overlapping_future()
 
     def overlapping_future(self) -> torch.futures.Future:
-        """As `get_future`, and never waits. Continuations are not to begin collectives."""
+        """The same as `get_future`, but never waits. Continuations must not begin collectives."""
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -180,7 +186,7 @@ class Pending(dist._Work):
         base.set_result(None)
 
     def _wait_handles(self, limit: float | None) -> None:
-        """Waits for all handles; afterwards the operation has ended, well or not. Raises only if it has not."""
+        """Waits for all handles, and keeps the first error. Raises only if an operation has not ended within the limit."""
         answer = None
         try:
             for handle in self._handles:
@@ -198,8 +204,8 @@ class Pending(dist._Work):
                 return
             if error is None:
                 try:
-                    for bring_back in self._after:
-                        bring_back()
+                    for copy in self._after:
+                        copy()
                 except Exception as failure:
                     error = failure
             if isinstance(answer, tuple):
@@ -207,13 +213,14 @@ class Pending(dist._Work):
             self._error = error
             self._after = ()
             self._ended = True
+        profiling.end(self._event)
 
 
 def _called_by_hook() -> bool:
-    """Whether a Python function that the backward pass has called, such as a communication hook, has called our caller. When
-    torch's compiled part calls it, the pass itself is the last thing that Python has called."""
+    """Whether `get_future` was called by Python code within the backward pass, such as a communication hook. If torch's compiled
+    part called it, the innermost Python frame is that of the backward pass."""
     frame: types.FrameType | None = sys._getframe(2)
-    if frame is None or frame.f_globals.get("__name__") in _HOOKS_THAT_BEGIN_NOTHING or _is_backward(frame):
+    if frame is None or frame.f_globals.get("__name__") in _HOOKS_WITHOUT_COLLECTIVES or _is_backward(frame):
         return False
     while frame is not None and not _is_backward(frame):
         frame = frame.f_back
@@ -225,6 +232,6 @@ def _is_backward(frame: types.FrameType) -> bool:
 
 
 def _future_for(tensors: Sequence[Any]) -> torch.futures.Future:
-    """A future that may hold the tensors: torch wants to be told of the GPUs that they are on."""
+    """A future for these tensors. Torch needs to know the GPUs that they are on."""
     devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor) and not tensor.is_cpu}
     return torch.futures.Future(devices=list(devices))
