@@ -57,7 +57,7 @@ pub mod wire;
 pub use codec::Compression;
 pub use group::{
     Buffer, Error, ForeignBuffer, Group, Handle, Input, JoinMethod, JoinOptions, Messenger, OwnedBuffer,
-    Profile, Received, SharedBuffer, Source, Spent, Statistics, Status, test_all, test_any, wait_all,
+    Profile, Received, SendMode, SendOptions, SharedBuffer, Source, Spent, Statistics, Status, test_all, test_any, wait_all,
     wait_all_timeout, wait_any, wait_any_timeout,
 };
 pub use named::{NamedError, NamedHandle, NamedOptions, NamedStatistics, NamedTensors, Stall};

@@ -26,8 +26,9 @@ impl Engine {
         self.history.retire(group);
     }
 
-    /// Begins to send a message of elements `0..count` of a buffer, the contract's `layout` being its tag. One to this
-    /// rank itself has ended at once, and its bytes are to be kept ([`Engine::take_handed_over`]).
+    /// Begins to send a message of elements `0..count` of a buffer. The contract's `layout` is its tag. A message from this
+    /// rank to itself is complete at once, or, if it is synchronous, when a receive has matched it; the driver keeps its
+    /// bytes ([`Engine::take_handed_over`]).
     ///
     /// # Errors
     ///
@@ -35,7 +36,7 @@ impl Engine {
     pub fn send(&mut self, now: Timestamp, begin: Begin, to: Rank) -> Result<OpId, Failure> {
         self.check()?;
         if to == self.settings.rank {
-            return self.send_to_itself(begin);
+            return self.send_to_itself(now, begin);
         }
         let sequence = self.links.entry(to).or_default().number_message(begin.site);
         let key = OperationKey::Message { from: self.settings.rank, to, sequence };
@@ -163,7 +164,7 @@ impl Engine {
 }
 
 pub(super) fn call(now: Timestamp, begin: Begin, key: OperationKey) -> OperationInfo {
-    let Begin { group, contract, timeout, spent, site } = begin;
+    let Begin { group, contract, timeout, spent, site, mode } = begin;
     let left = timeout.saturating_sub(spent);
-    OperationInfo { key, group, contract, site, deadline: now.saturating_add(left), timeout }
+    OperationInfo { key, group, contract, site, deadline: now.saturating_add(left), timeout, mode }
 }

@@ -1,27 +1,41 @@
 //! Messages of a rank to itself: matched like all others, and never on any link.
 //!
-//! Such a message has been sent when it has begun; its bytes are the driver's to keep until a receive takes them.
+//! The driver keeps the bytes of such a message until a receive takes them, so that the send is complete at once. A
+//! synchronous send is complete when a receive has matched the message.
 
-use super::{Begin, Engine, Envelope, Failure, OpId, OperationKey};
+use super::external::ExternalOperation;
+use super::{Begin, Engine, Envelope, Failure, OpId, OperationKey, SendMode, Timestamp, begin};
 
 impl Engine {
-    /// Begins to send a message to this rank, and ends it.
-    pub(super) fn send_to_itself(&mut self, begin: Begin) -> Result<OpId, Failure> {
-        let (id, rank, contract) = (self.next_id(), self.settings.rank, begin.contract);
+    /// Begins to send a message to this rank.
+    pub(super) fn send_to_itself(&mut self, now: Timestamp, asked: Begin) -> Result<OpId, Failure> {
+        let (id, rank, contract) = (self.next_id(), self.settings.rank, asked.contract);
         let key = OperationKey::Message { from: rank, to: rank, sequence: id.0 };
-        let envelope = Envelope { group: begin.group, source: rank, tag: contract.layout, contract };
+        let envelope = Envelope { group: asked.group, source: rank, tag: contract.layout, contract };
+        match asked.mode {
+            SendMode::Standard => self.completed.push_back(id),
+            SendMode::Synchronous => {
+                let call = begin::call(now, asked, key);
+                self.deadlines.insert((call.deadline, id));
+                self.external.insert(id, ExternalOperation { call, awaited: vec![rank] });
+            }
+        }
         match self.matching.take_posted(&envelope) {
             Some(posted) => self.unite(&posted, key, envelope)?,
             None => self.matching.arrive(key, envelope),
         }
-        self.completed.push_back(id);
         Ok(id)
     }
 
     /// A receive has found a message of this rank's own, and has ended.
     pub(super) fn hand_over(&mut self, receive: OpId, key: OperationKey) {
         if let OperationKey::Message { sequence, .. } = key {
-            self.handed_over.push_back((OpId(sequence), receive));
+            let send = OpId(sequence);
+            if self.external.contains_key(&send) {
+                self.end_external(send);
+                self.completed.push_back(send);
+            }
+            self.handed_over.push_back((send, receive));
             self.completed.push_back(receive);
         }
     }

@@ -72,6 +72,16 @@ impl Settings {
     }
 }
 
+/// When the send of a message is complete.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum SendMode {
+    /// When its bytes have left this rank. The receiver may not have asked for the message yet.
+    #[default]
+    Standard,
+    /// When its bytes have left and a receive of the receiver has matched the message.
+    Synchronous,
+}
+
 /// What is common to all ways of beginning an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Begin {
@@ -85,6 +95,8 @@ pub struct Begin {
     pub spent: Duration,
     /// Where in the caller's program.
     pub site: Site,
+    /// When a message that this operation sends is complete; other operations ignore it.
+    pub mode: SendMode,
 }
 
 /// Something to send, whole and before anything else to that peer.

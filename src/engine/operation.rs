@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::Timestamp;
+use super::{SendMode, Timestamp};
 use crate::schedule::partition::segment;
 use crate::schedule::{Action, After, Schedule, Step};
 use crate::types::{Contract, Rank, Site};
@@ -43,6 +43,7 @@ pub(super) struct OperationInfo {
     pub(super) site: Site,
     pub(super) deadline: Timestamp,
     pub(super) timeout: Duration,
+    pub(super) mode: SendMode,
 }
 
 impl OperationInfo {
@@ -282,7 +283,10 @@ impl RunningOperation {
             let is_begun = peer_progress.next_send > 0 || peer_progress.eager_bytes > 0;
             let is_long = is_message || peer_progress.outbound_bytes > EAGER_BYTES;
             let is_known = peer_progress.announced || (is_begun && is_long);
-            let has_budget = peer_progress.eager_bytes + bytes <= EAGER_BYTES;
+            // The receiver answers the announcement of a message when a receive has matched it, so a synchronous message
+            // leaves only after that answer.
+            let is_standard = self.call.mode == SendMode::Standard;
+            let has_budget = is_standard && peer_progress.eager_bytes + bytes <= EAGER_BYTES;
             if !has_budget || charge(bytes) > credit {
                 let charge = has_budget.then(|| charge(bytes));
                 return NextSend::Held { charge, announce: !is_known };

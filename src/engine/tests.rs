@@ -134,6 +134,7 @@ fn begin(contract: Contract) -> Begin {
         timeout: MINUTE,
         spent: Duration::ZERO,
         site: std::panic::Location::caller().into(),
+        mode: SendMode::Standard,
     }
 }
 
@@ -326,4 +327,69 @@ fn a_receive_that_is_withdrawn_takes_no_message_and_has_no_deadline() {
     let completed = pair.sides[1].engine.take_completed().map(|(id, _)| id);
     assert_eq!(completed, Some(second));
     assert!(pair.sides[1].engine.is_idle() && pair.sides[1].engine.poll_timeout().is_none());
+}
+
+#[track_caller]
+fn synchronous(count: u64, tag: u32) -> Begin {
+    Begin { mode: SendMode::Synchronous, ..message(count, tag) }
+}
+
+/// Short ones were complete as soon as they had left.
+#[test]
+fn a_synchronous_send_is_complete_when_a_receive_has_matched_it() {
+    for count in [0, 1, 4096, EAGER_BYTES as u64, 3 << 20] {
+        let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
+        for tag in [1, 2] {
+            pair.sides[0].engine.send(Duration::ZERO, synchronous(count, tag), R1).unwrap();
+        }
+        // A later message passes them.
+        pair.sides[0].engine.send(Duration::ZERO, message(1, 3), R1).unwrap();
+        pair.settle();
+        assert_eq!(pair.completed(0), 1, "{count}");
+        let any = Pattern { group: 0, source: None, tag: None };
+        assert_eq!(pair.sides[1].engine.probe(&any).map(|found| found.tag), Some(1));
+        for tag in [2, 1] {
+            pair.receive(tag, count);
+            pair.settle();
+            assert_eq!((pair.completed(0), pair.completed(1)), (1, 1), "{count}");
+        }
+        // And where the receive was there first.
+        pair.receive(4, count);
+        pair.sides[0].engine.send(Duration::ZERO, synchronous(count, 4), R1).unwrap();
+        pair.settle();
+        assert_eq!((pair.completed(0), pair.completed(1)), (1, 1), "{count}");
+        assert!(pair.sides.iter().all(|side| side.engine.failure().is_none()));
+    }
+}
+
+#[test]
+fn a_synchronous_send_without_a_receive_ends_at_its_deadline_and_names_the_receiver() {
+    for answer_is_lost in [false, true] {
+        let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
+        pair.sides[0].engine.send(Duration::ZERO, synchronous(8, 1), R1).unwrap();
+        assert!(pair.pass(0));
+        if answer_is_lost {
+            pair.receive(1, 8);
+            let answer = pair.sides[1].engine.poll_transmit(R0);
+            assert!(matches!(answer, Some(Transmit::Control { header, .. }) if header.kind == Kind::Ready));
+        }
+        let engine = &mut pair.sides[0].engine;
+        engine.advance(MINUTE);
+        engine.handle_timeout(MINUTE);
+        assert!(engine.take_completed().is_none());
+        let [Some(Cause::Timeout { waiting, .. }), None] = pair.causes() else {
+            panic!("{:?}", pair.causes())
+        };
+        assert_eq!((waiting[0].rank, &waiting[0].awaited), (R0, &vec![(R1, "b".to_owned())]));
+    }
+}
+
+#[test]
+fn a_receiver_that_leaves_without_receiving_a_synchronous_send_ends_the_job() {
+    let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
+    pair.sides[0].engine.send(Duration::ZERO, synchronous(8, 1), R1).unwrap();
+    pair.settle();
+    pair.sides[1].engine.close();
+    pair.settle();
+    assert!(matches!(pair.causes()[0], Some(Cause::PeerLeft { rank: R1, .. })));
 }

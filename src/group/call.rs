@@ -9,7 +9,7 @@ use super::handle::Handle;
 use super::memory::{BufferAccess, Memory};
 use super::shm_executor::ShmRequest;
 use super::{Error, Group, OwnedBuffer, link_driver};
-use crate::engine::Begin;
+use crate::engine::{Begin, SendMode};
 use crate::reduce::{self, Kernels};
 use crate::schedule::rounds::RoundPlan;
 use crate::schedule::{CollectiveSpec, Schedule, double_tree};
@@ -241,6 +241,7 @@ impl Group {
             timeout: self.timeout,
             spent: Duration::ZERO,
             site: call.site,
+            mode: SendMode::Standard,
         }
     }
 

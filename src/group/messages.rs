@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::driver::{OperationOutput, Submission};
 use super::memory::{self, Memory};
 use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer, SharedJob, join};
-use crate::engine::{Begin, Envelope, Pattern};
+use crate::engine::{Begin, Envelope, Pattern, SendMode};
 use crate::types::{ANY_TAG, Contract, DType, Element, Operation, Rank, Site, WorldSize};
 
 /// From whom a message is wanted.
@@ -22,6 +22,28 @@ pub enum Source {
 impl From<Rank> for Source {
     fn from(rank: Rank) -> Self {
         Self::Rank(rank)
+    }
+}
+
+/// How a message is sent. A number alone is a tag: `group.send(&elements, to, 7)`.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct SendOptions {
+    /// The tag.
+    pub tag: u32,
+    /// When the send is complete.
+    pub mode: SendMode,
+}
+
+impl SendOptions {
+    /// A synchronous send with this tag: it is complete only when a receive has matched the message.
+    pub fn synchronous(tag: u32) -> Self {
+        Self { tag, mode: SendMode::Synchronous }
+    }
+}
+
+impl From<u32> for SendOptions {
+    fn from(tag: u32) -> Self {
+        Self { tag, mode: SendMode::Standard }
     }
 }
 
@@ -84,9 +106,13 @@ impl Group {
         }))
     }
 
-    /// Sends elements to `to`, and returns when they have left, which may be before anybody has asked for them: short
-    /// messages are stored by their receiver, long ones wait for it here. What a rank sends to itself is copied, and kept
-    /// until it is received: that returns at once.
+    /// Sends elements to `to`, and returns when they have left this rank. That may be before the receiver has asked for
+    /// them: the receiver stores short messages, and the sender keeps long ones until then. A message from a rank to
+    /// itself is copied, so that this returns at once.
+    ///
+    /// With [`SendOptions::synchronous`] it returns only after a receive has matched the message, within the group's
+    /// deadline. That costs a round trip. A thread that sends to its own rank so needs a receive that has begun before,
+    /// or one of another thread.
     ///
     /// Messages with the same receiver and tag are received in the order in which they were sent. A message is received by
     /// a call that takes at least as many elements of the same type, or both ranks fail.
@@ -95,23 +121,33 @@ impl Group {
     ///
     /// [`Error::InvalidPeer`], [`Error::InvalidTag`], [`Error::NotContiguous`], or as [`Group::all_reduce`].
     #[track_caller]
-    pub fn send<B: Input + ?Sized>(&self, elements: &B, to: Rank, tag: u32) -> Result<(), Error> {
+    pub fn send<B: Input + ?Sized>(
+        &self,
+        elements: &B,
+        to: Rank,
+        options: impl Into<SendOptions>,
+    ) -> Result<(), Error> {
         let site = Site::here();
         let elements = elements.elements()?;
-        let begin = self.sending::<B::Element>(elements.len(), tag, site)?;
+        let begin = self.sending::<B::Element>(elements.len(), options.into(), site)?;
         let to = self.peer(to)?;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         self.carrier()?.driver.run(begin, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
     }
 
-    /// [`Group::send`], going on by itself; gives the buffer back.
+    /// Begins a [`Group::send`] and returns its handle, which gives the buffer back.
     ///
     /// # Errors
     ///
     /// As [`Group::send`]; a failure on the way is the handle's.
     #[track_caller]
-    pub fn send_async<B: OwnedBuffer>(&self, elements: B, to: Rank, tag: u32) -> Result<Handle<B>, Error> {
-        let begin = self.sending::<B::Element>(elements.as_ref().len(), tag, Site::here())?;
+    pub fn send_async<B: OwnedBuffer>(
+        &self,
+        elements: B,
+        to: Rank,
+        options: impl Into<SendOptions>,
+    ) -> Result<Handle<B>, Error> {
+        let begin = self.sending::<B::Element>(elements.as_ref().len(), options.into(), Site::here())?;
         self.submit_send(begin, elements, to)
     }
 
@@ -295,7 +331,7 @@ impl Group {
     {
         let site = Site::here();
         let (elements, buffer) = (elements.elements()?, buffer.elements_mut()?);
-        let send = self.sending::<I::Element>(elements.len(), send_tag, site)?;
+        let send = self.sending::<I::Element>(elements.len(), send_tag.into(), site)?;
         let to = self.peer(to)?;
         let (begin, pattern) = self.receiving::<B::Element>(buffer.len(), source, receive_tag, site)?;
         let driver = &self.carrier()?.driver;
@@ -341,9 +377,17 @@ impl Group {
         Ok(driver.probe(pattern, until)?.map(|envelope| self.status(&envelope)))
     }
 
-    /// What is asked for by who sends.
-    pub(super) fn sending<T: Element>(&self, count: usize, tag: u32, site: Site) -> Result<Begin, Error> {
-        if tag == ANY_TAG { Err(Error::InvalidTag) } else { Ok(self.message::<T>(count, tag, site)) }
+    /// What a sender asks for.
+    pub(super) fn sending<T: Element>(
+        &self,
+        count: usize,
+        SendOptions { tag, mode }: SendOptions,
+        site: Site,
+    ) -> Result<Begin, Error> {
+        if tag == ANY_TAG {
+            return Err(Error::InvalidTag);
+        }
+        Ok(Begin { mode, ..self.message::<T>(count, tag, site) })
     }
 
     /// What is asked for by who receives, and from whom.
@@ -370,7 +414,8 @@ impl Group {
             count: count as u64,
             layout: tag,
         };
-        Begin { group: self.id, contract, timeout: self.timeout, spent: Duration::ZERO, site }
+        let (timeout, spent, mode) = (self.timeout, Duration::ZERO, SendMode::Standard);
+        Begin { group: self.id, contract, timeout, spent, site, mode }
     }
 
     /// The rank in the job of a member.

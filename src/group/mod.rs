@@ -55,13 +55,15 @@ pub use error::Error;
 pub use foreign::ForeignBuffer;
 pub use handle::{Handle, test_all, test_any, wait_all, wait_all_timeout, wait_any, wait_any_timeout};
 pub use join::{Interrupt, JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
-pub use messages::{Messenger, Received, Source, Status};
+pub use messages::{Messenger, Received, SendOptions, Source, Status};
 pub use objects::OBJECT_BYTES_MAX;
 pub use profile::{Profile, Spent};
 pub use selection::Algorithms;
 pub use share::LocalTransport;
 pub use site::at;
 pub use streams::Streams;
+
+pub use crate::engine::SendMode;
 
 use self::driver::Driver;
 use self::hosts::Hosts;

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::messages::{Source, Status};
+use super::messages::{SendOptions, Source, Status};
 use super::{Error, Group};
 use crate::types::Rank;
 
@@ -113,8 +113,13 @@ impl Group {
     ///
     /// As [`Group::send`], and [`Error::Object`].
     #[track_caller]
-    pub fn send_object<O: Serialize>(&self, object: &O, to: Rank, tag: u32) -> Result<(), Error> {
-        self.send(&encode(object)?, to, tag)
+    pub fn send_object<O: Serialize>(
+        &self,
+        object: &O,
+        to: Rank,
+        options: impl Into<SendOptions>,
+    ) -> Result<(), Error> {
+        self.send(&encode(object)?, to, options)
     }
 
     /// Receives an object, and says from whom it is.

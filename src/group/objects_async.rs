@@ -6,7 +6,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::messages::{Received, Source, Status};
+use super::messages::{Received, SendOptions, Source, Status};
 use super::objects::{OBJECT_BYTES_MAX, decode, encode};
 use super::{Error, Group, Handle};
 use crate::engine::{Begin, Pattern};
@@ -117,9 +117,9 @@ impl Group {
         &self,
         object: &O,
         to: Rank,
-        tag: u32,
+        options: impl Into<SendOptions>,
     ) -> Result<Handle<()>, Error> {
-        Ok(self.send_async(encode(object)?, to, tag)?.and_then(|_| Ok(())))
+        Ok(self.send_async(encode(object)?, to, options)?.and_then(|_| Ok(())))
     }
 
     /// [`Group::receive_object`], going on by itself.
@@ -167,7 +167,7 @@ impl Group {
                 failure = Err(error);
                 Vec::new()
             });
-            let begin = Begin { group, ..self.sending::<u8>(bytes.len(), tag, site)? };
+            let begin = Begin { group, ..self.sending::<u8>(bytes.len(), tag.into(), site)? };
             parts.push(self.submit_send(begin, bytes, to)?.and_then(|_| Ok(None)));
         }
         for &from in &from {

@@ -7,7 +7,7 @@ use crate::util::ranks::TestTransport;
 use ndarray::{Array2, arr2};
 use ringtrain::group::{Received, Source, Status};
 use ringtrain::{
-    DType, Error, Group, Handle, Rank, ReduceOp, test_all, test_any, wait_all_timeout, wait_any,
+    DType, Error, Group, Handle, Rank, ReduceOp, SendOptions, test_all, test_any, wait_all_timeout, wait_any,
     wait_any_timeout,
 };
 
@@ -195,6 +195,31 @@ fn a_failed_group_of_one_sends_nothing() {
     group.abort("no more");
     assert!(pending.wait().is_err());
     assert!(group.send(&[1u8], Rank::ZERO, 0).is_err());
+}
+
+#[test]
+fn a_synchronous_send_of_a_rank_to_itself_is_complete_when_a_receive_has_matched_it() {
+    in_every_group(|group| {
+        let own = group.rank();
+        for count in [0, 3, 100_000] {
+            let sent = group.send_async(vec![7u8; count], own, SendOptions::synchronous(1)).unwrap();
+            assert!(!sent.test());
+            let mut buffer = vec![0u8; count];
+            group.receive(&mut buffer, own, 1).unwrap();
+            assert_eq!(sent.wait().unwrap(), buffer);
+            let received = group.receive_async::<u8>(count, own, 1).unwrap();
+            group.send(&buffer, own, SendOptions::synchronous(1)).unwrap();
+            assert_eq!(received.wait().unwrap().elements, buffer);
+        }
+    });
+}
+
+#[test]
+fn a_synchronous_send_of_a_rank_to_itself_without_a_receive_ends_at_its_deadline() {
+    let mut group = Group::solo();
+    group.set_timeout(Duration::from_millis(50));
+    let error = group.send(&[1u8], group.rank(), SendOptions::synchronous(1)).unwrap_err();
+    assert!(matches!(error, Error::Failed { cause: ringtrain::wire::Cause::Timeout { .. }, .. }), "{error}");
 }
 
 on_every_transport! {

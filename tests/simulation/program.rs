@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use ringtrain::engine::Begin;
+use ringtrain::engine::{Begin, SendMode};
 use ringtrain::reduce;
 use ringtrain::schedule::cost::{is_able, possible};
 use ringtrain::schedule::partition::{Partition, chunk};
@@ -105,6 +105,7 @@ impl Call {
             timeout,
             spent: Duration::ZERO,
             site: Location::caller().into(),
+            mode: if self.count.is_multiple_of(2) { SendMode::Standard } else { SendMode::Synchronous },
         }
     }
 

@@ -9,7 +9,7 @@ use ringtrain::Error;
 use crate::errors;
 use crate::group::Group;
 use crate::handle::{Handle, Outcome};
-use crate::messages::pattern_of;
+use crate::messages::{pattern_of, send_options};
 use crate::region::Region;
 
 /// The longest that comes from elsewhere: what a rank allocates because another says so.
@@ -50,24 +50,33 @@ fn joined(parts: &[Bound<'_, PyAny>]) -> PyResult<(Vec<u8>, Vec<usize>)> {
 
 #[pymethods]
 impl Group {
-    #[pyo3(signature = (data, to, tag = 0))]
-    fn send_bytes(&self, py: Python<'_>, data: &Bound<'_, PyAny>, to: i64, tag: i64) -> PyResult<()> {
-        let (region, to, tag) = (Region::of(data)?, Self::rank(py, to)?, Self::tag(py, tag)?);
+    #[pyo3(signature = (data, to, tag = 0, synchronous = false))]
+    fn send_bytes(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        to: i64,
+        tag: i64,
+        synchronous: bool,
+    ) -> PyResult<()> {
+        let (region, to) = (Region::of(data)?, Self::rank(py, to)?);
+        let options = send_options(py, tag, synchronous)?;
         let bytes = region.elements::<u8>();
-        self.message(py, |messenger| messenger.send(bytes, to, tag))
+        self.message(py, |messenger| messenger.send(bytes, to, options))
     }
 
-    #[pyo3(signature = (data, to, tag = 0))]
+    #[pyo3(signature = (data, to, tag = 0, synchronous = false))]
     fn send_bytes_async(
         &self,
         py: Python<'_>,
         data: &Bound<'_, PyAny>,
         to: i64,
         tag: i64,
+        synchronous: bool,
     ) -> PyResult<Handle> {
-        let (to, tag) = (Self::rank(py, to)?, Self::tag(py, tag)?);
+        let (to, options) = (Self::rank(py, to)?, send_options(py, tag, synchronous)?);
         let bytes = Region::of(data)?.into_foreign::<u8>(py)?;
-        let sent = self.message(py, |messenger| messenger.send_async(bytes, to, tag))?;
+        let sent = self.message(py, |messenger| messenger.send_async(bytes, to, options))?;
         Ok(Handle::new(sent.and_then(|_| Ok(Outcome::Nothing))))
     }
 

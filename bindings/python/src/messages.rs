@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use ringtrain::{ReduceOp, Source};
+use ringtrain::{ReduceOp, SendMode, SendOptions, Source};
 
 use crate::dtype::with_type;
 use crate::errors;
@@ -25,18 +25,32 @@ pub(crate) fn pattern_of(
     Ok((source, tag.map(|tag| Group::tag(py, tag)).transpose()?))
 }
 
+/// The tag of a message, and whether the send is complete only when a receive has matched it.
+pub(crate) fn send_options(py: Python<'_>, tag: i64, synchronous: bool) -> PyResult<SendOptions> {
+    let mode = if synchronous { SendMode::Synchronous } else { SendMode::Standard };
+    Ok(SendOptions { tag: Group::tag(py, tag)?, mode })
+}
+
 pub(crate) fn reduction(py: Python<'_>, name: &str) -> PyResult<ReduceOp> {
     name.parse().map_err(|error: String| errors::invalid(py, error))
 }
 
 #[pymethods]
 impl Group {
-    #[pyo3(signature = (buffer, to, tag = 0))]
-    fn send(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, to: i64, tag: i64) -> PyResult<()> {
-        let (region, to, tag) = (Region::of(buffer)?, Self::rank(py, to)?, Self::tag(py, tag)?);
+    #[pyo3(signature = (buffer, to, tag = 0, synchronous = false))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        to: i64,
+        tag: i64,
+        synchronous: bool,
+    ) -> PyResult<()> {
+        let (region, to) = (Region::of(buffer)?, Self::rank(py, to)?);
+        let options = send_options(py, tag, synchronous)?;
         with_type!(region.kind.moved().0, T => {
             let elements = region.elements::<T>();
-            self.message(py, |messenger| messenger.send(elements, to, tag))
+            self.message(py, |messenger| messenger.send(elements, to, options))
         })
     }
 
@@ -85,13 +99,21 @@ impl Group {
         Outcome::message(status, scale).into_python(py)
     }
 
-    #[pyo3(signature = (buffer, to, tag = 0))]
-    fn send_async(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, to: i64, tag: i64) -> PyResult<Handle> {
-        let (region, to, tag) = (Region::of(buffer)?, Self::rank(py, to)?, Self::tag(py, tag)?);
+    #[pyo3(signature = (buffer, to, tag = 0, synchronous = false))]
+    fn send_async(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        to: i64,
+        tag: i64,
+        synchronous: bool,
+    ) -> PyResult<Handle> {
+        let (region, to) = (Region::of(buffer)?, Self::rank(py, to)?);
+        let options = send_options(py, tag, synchronous)?;
         with_type!(region.kind.moved().0, T => {
             let elements = region.into_foreign::<T>(py)?;
             self.message(py, |messenger| {
-                messenger.send_async(elements, to, tag).map(|sent| sent.and_then(|_| Ok(Outcome::Nothing)))
+                messenger.send_async(elements, to, options).map(|sent| sent.and_then(|_| Ok(Outcome::Nothing)))
             })
         })
         .map(Handle::new)

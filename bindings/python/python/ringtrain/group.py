@@ -432,13 +432,14 @@ class Group(Objects):
 
     # Messages
 
-    def send(self, x: ArrayLike, to: int, tag: int = 0) -> None:
-        """Sends an array, and returns when it has left. A receive takes at least as many elements of the same type."""
-        self.core.send(moved(contiguous(x)), to, tag)
+    def send(self, x: ArrayLike, to: int, tag: int = 0, *, synchronous: bool = False) -> None:
+        """Sends an array. Returns when it has left this rank; with `synchronous`, when a receive has matched it. A receive takes
+        at least as many elements of the same type."""
+        self.core.send(moved(contiguous(x)), to, tag, synchronous)
 
-    def send_async(self, x: ArrayLike, to: int, tag: int = 0) -> Handle:
-        """`send`, going on by itself."""
-        return Handle(self.core.send_async(moved(contiguous(x)), to, tag), lambda _: None)
+    def send_async(self, x: ArrayLike, to: int, tag: int = 0, *, synchronous: bool = False) -> Handle:
+        """Begins a `send` and returns its handle."""
+        return Handle(self.core.send_async(moved(contiguous(x)), to, tag, synchronous), lambda _: None)
 
     def receive(self, out: NDArray, source: int | None = None, tag: int | None = None) -> Status:
         """Receives an array into the beginning of `out`; from anybody, with any tag, where that is `None`."""

@@ -46,13 +46,13 @@ class Objects:
         """What each rank has for this one; the r-th of `values` goes to rank r."""
         return [pickle.loads(data) for data in self.core.all_to_all_bytes([_dumps(value) for value in values])]
 
-    def send_object(self, value: Any, to: int, tag: int = 0) -> None:
-        """Sends an object, which is received by `receive_object`."""
-        self.core.send_bytes(_dumps(value), to, tag)
+    def send_object(self, value: Any, to: int, tag: int = 0, *, synchronous: bool = False) -> None:
+        """Sends an object, which `receive_object` receives. `synchronous` is as in `send`."""
+        self.core.send_bytes(_dumps(value), to, tag, synchronous)
 
-    def send_object_async(self, value: Any, to: int, tag: int = 0) -> Handle:
-        """`send_object`, going on by itself. The object may be changed at once."""
-        return Handle(self.core.send_bytes_async(_dumps(value), to, tag), lambda _: None)
+    def send_object_async(self, value: Any, to: int, tag: int = 0, *, synchronous: bool = False) -> Handle:
+        """Begins a `send_object` and returns its handle. You may change the object at once."""
+        return Handle(self.core.send_bytes_async(_dumps(value), to, tag, synchronous), lambda _: None)
 
     def receive_object(self, source: int | None = None, tag: int | None = None) -> tuple[Any, int, int]:
         """An object, with the rank that sent it and its tag."""

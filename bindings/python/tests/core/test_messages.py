@@ -33,6 +33,29 @@ def around_the_ring(world):
 
 
 @cases
+def a_synchronous_send_ends_when_a_receive_has_matched(world):
+    n, rank = world.size, world.rank
+    right, left = (rank + 1) % n, (rank - 1) % n
+    for count in (0, 1, 100_000):
+        array = np.full(count, float(rank))
+        sent = [world.send_async(array, right, 1, synchronous=True), world.send_object_async(rank, right, 2, synchronous=True)]
+        for tag in (1, 2):
+            assert world.probe(left, tag, timeout=60.0)
+        world.barrier()
+        assert not any(handle.test() for handle in sent)
+        world.barrier()
+        got = np.empty(count)
+        world.receive(got, left, 1)
+        assert (got == left).all()
+        assert world.receive_object(left, 2) == (left, left, 2)
+        ring.wait_all(sent)
+        received = [world.receive_async(got, left, 3), world.receive_object_async(left, 4)]
+        world.send(array, right, 3, synchronous=True)
+        world.send_object("here", right, 4, synchronous=True)
+        assert ring.wait_all(received) == [(left, 3, count), ("here", left, 4)]
+
+
+@cases
 def tags_and_sources_choose(world):
     n, rank = world.size, world.rank
     for to in range(n):

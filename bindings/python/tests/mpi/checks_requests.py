@@ -135,3 +135,51 @@ def check_own(comm):
     request.Wait(status)
     assert status.source == 3
     assert told == ["freed"]
+
+
+def check_sparse_exchange(comm):
+    """The NBX algorithm: a rank enters the barrier when its synchronous sends are complete. Ranks left it with messages
+    unreceived when short synchronous sends did not wait for a receive."""
+    for form in range(20):
+        targets = [to for to in range(comm.size) if (comm.rank * 7 + to * 5 + form) % 3]
+        if form % 2:
+            requests = [comm.Issend(np.full(1 + comm.rank, comm.rank), to, form) for to in targets]
+        else:
+            requests = [comm.issend(comm.rank, to, form) for to in targets]
+        status, got, barrier = MPI.Status(), [], None
+        while True:
+            if comm.Iprobe(MPI.ANY_SOURCE, form, status):
+                if form % 2:
+                    buffer = np.zeros(1 + status.source, int)
+                    comm.Recv(buffer, status.source, form)
+                    assert (buffer == status.source).all()
+                    got.append(status.source)
+                else:
+                    got.append(comm.recv(source=status.source, tag=form))
+            elif barrier is None:
+                if MPI.Request.Testall(requests):
+                    barrier = comm.Ibarrier()
+            elif barrier.Test():
+                break
+        assert sorted(got) == [rank for rank in range(comm.size) if (rank * 7 + comm.rank * 5 + form) % 3]
+
+
+def check_synchronous_sends_wait_for_a_receive(comm):
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for count in (0, 1, 100_000):
+        persistent = comm.Ssend_init(np.zeros(count), after, 3)
+        persistent.Start()
+        sent = [comm.Issend(np.zeros(count), after, 1), comm.issend(bytes(count), after, 2), persistent]
+        for tag in (1, 2, 3):
+            comm.Probe(before, tag)
+        comm.Barrier()
+        assert not any(request.Test() for request in sent)
+        comm.Barrier()
+        comm.Recv(np.zeros(count), before, 1)
+        assert comm.recv(source=before, tag=2) == bytes(count)
+        comm.Recv(np.zeros(count), before, 3)
+        MPI.Request.Waitall(sent)
+        received = [comm.Irecv(np.zeros(count), before, 4), comm.irecv(source=before, tag=5)]
+        comm.Ssend(np.zeros(count), after, 4)
+        comm.ssend(count, after, 5)
+        assert MPI.Request.waitall(received) == [None, count]

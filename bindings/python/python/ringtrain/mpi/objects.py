@@ -24,16 +24,21 @@ class Objects:
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Sends an object."""
+        self._send_object(obj, dest, tag, False)
+
+    def _send_object(self, obj: Any, dest: int, tag: int, synchronous: bool) -> None:
         if dest == c.PROC_NULL:
             return
         if not 0 <= tag <= TAG_MAX or dest < 0:
             self._destination(dest, tag)  # type: ignore[attr-defined]
         try:
-            self._group.send_bytes(pickle.dumps(obj), dest, tag)
+            self._group.send_bytes(pickle.dumps(obj), dest, tag, synchronous)
         except _Error as error:
             raise self._explained(error, dest, tag) from error
 
-    ssend = send
+    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Sends an object. Returns when a receive has matched the message."""
+        self._send_object(obj, dest, tag, True)
 
     def recv(self, buf: Any = None, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Any:
         """Receives an object. `buf` is not needed: messages are taken whole."""
@@ -56,16 +61,21 @@ class Objects:
         return translated(error, c.ERR_RANK if isinstance(error, _InvalidArgument) and not is_rank else None)
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Sends an object, going on by itself."""
+        """Begins to send an object, and returns a request."""
+        return self._isend_object(obj, dest, tag, False)
+
+    def _isend_object(self, obj: Any, dest: int, tag: int, synchronous: bool) -> Request:
         if dest == c.PROC_NULL:
             return Request._of(Done())
         self._destination(dest, tag)  # type: ignore[attr-defined]
         try:
-            return Request._of(self._group.send_bytes_async(pickle.dumps(obj), dest, tag))
+            return Request._of(self._group.send_bytes_async(pickle.dumps(obj), dest, tag, synchronous))
         except _Error as error:
             raise translated(error) from error
 
-    issend = isend
+    def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Begins to send an object. The request is complete when a receive has matched the message."""
+        return self._isend_object(obj, dest, tag, True)
 
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Sends an object, and returns at once."""

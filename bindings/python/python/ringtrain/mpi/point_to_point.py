@@ -39,9 +39,12 @@ class PointToPoint:
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Sends a buffer. Returns when it may be used again."""
+        self._send(buf, dest, tag, False)
+
+    def _send(self, buf: Any, dest: int, tag: int, synchronous: bool) -> None:
         if type(buf) is _ndarray and id(buf.dtype) in plain and dest >= 0 and 0 <= tag <= TAG_MAX:
             try:
-                return self._group.send_bytes(buf, dest, tag)
+                return self._group.send_bytes(buf, dest, tag, synchronous)
             except _InvalidArgument:
                 pass  # nothing has been sent: what follows copes, or says what is wrong in MPI's words
             except _Error as error:
@@ -51,7 +54,7 @@ class PointToPoint:
         self._destination(dest, tag)
         data = parse_block(buf, False).outgoing()
         try:
-            return self._group.send_bytes(data, dest, tag)
+            return self._group.send_bytes(data, dest, tag, synchronous)
         except _Error as error:
             raise translated(error) from error
 
@@ -86,13 +89,16 @@ class PointToPoint:
             status._fill(*got)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """Sends a buffer, going on by itself."""
+        """Begins to send a buffer, and returns a request."""
+        return self._isend(buf, dest, tag, False)
+
+    def _isend(self, buf: Any, dest: int, tag: int, synchronous: bool) -> Request:
         if dest == c.PROC_NULL:
             return Request._of(Done())
         self._destination(dest, tag)
         data = parse_block(buf, False).outgoing()
         try:
-            return Request._of(self._group.send_bytes_async(data, dest, tag))
+            return Request._of(self._group.send_bytes_async(data, dest, tag, synchronous))
         except _Error as error:
             raise translated(error) from error
 
@@ -172,14 +178,13 @@ class PointToPoint:
             self.Isend(self._copied(buf, dest), dest, tag)
         return Request._of(Done())
 
-    # A short message is stored by its receiver; these do not wait for somebody to ask for it, which MPI's do.
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """As `Send`: it may return before the receiver asks for the message."""
-        self.Send(buf, dest, tag)
+        """Sends a buffer. Returns when a receive has matched the message."""
+        self._send(buf, dest, tag, True)
 
     def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """As `Isend`."""
-        return self.Isend(buf, dest, tag)
+        """Begins to send a buffer. The request is complete when a receive has matched the message."""
+        return self._isend(buf, dest, tag, True)
 
     def Rsend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """As `Send`."""
@@ -201,7 +206,10 @@ class PointToPoint:
         """A buffered send to be started again and again."""
         return self._prepared(lambda: self.Ibsend(buf, dest, tag))
 
-    Ssend_init = Send_init
+    def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        """A synchronous send to be started again and again."""
+        return self._prepared(lambda: self.Issend(buf, dest, tag))
+
     Rsend_init = Send_init
 
     def _prepared(self, begin: Callable[[], Request]) -> Prequest:
