@@ -1,6 +1,8 @@
 """Upper case messages, and what may stand for a buffer."""
 
 import array
+import ctypes
+import struct
 
 import numpy as np
 
@@ -177,3 +179,79 @@ def check_memory(comm):
     MPI.Free_mem(memory)
     assert isinstance(memory, MPI.memory)
     assert MPI.memory is MPI.buffer
+
+
+class Version0:
+    """Exports an array by DLPack version 0. Its structures are freed with the capsule, as those of mpi4py's tests are."""
+
+    new_capsule = ctypes.pythonapi.PyCapsule_New
+    new_capsule.argtypes, new_capsule.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
+
+    def __init__(self, array, code=2, device=1):
+        self.array, self.code, self.device = array, code, device
+
+    def __dlpack_device__(self):
+        return self.device, 0
+
+    def __dlpack__(self, stream=None):
+        array, managed = self.array, (ctypes.c_ubyte * 128)()
+        shape = (ctypes.c_int64 * array.ndim)(*array.shape)
+        fields = (array.ctypes.data, self.device, 0, array.ndim, self.code, array.itemsize * 8, 1, ctypes.addressof(shape), 0, 0)
+        struct.pack_into("@PiiiBBHPPQPP", managed, 0, *fields, 0, 0)
+
+        def destroy(_capsule):
+            ctypes.memset(managed, 0xFF, len(managed))
+
+        self.kept = managed, shape, ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(destroy)
+        destructor = ctypes.cast(self.kept[2], ctypes.c_void_p)
+        return self.new_capsule(ctypes.addressof(managed), b"dltensor", destructor)
+
+
+def check_tensors_of_dlpack_version_0(comm):
+    """A segmentation fault: numpy used the exporter's structures after the capsule had freed them."""
+    for count in (0, 1, 1000):
+        own, total = np.full(count, comm.rank + 1.0), np.zeros(count)
+        comm.Allreduce(Version0(own), Version0(total))
+        assert (total == sum(range(1, comm.size + 1))).all()
+        after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        comm.Sendrecv(Version0(own), after, recvbuf=Version0(total), source=before)
+        assert (total == before + 1).all()
+        request = comm.Ibcast([Version0(own), MPI.DOUBLE], root=0)
+        request.Wait()
+        assert (own == 1).all()
+
+
+def check_tensors_that_cannot_be_imported(comm):
+    def refusal(kind, given, call=lambda given: comm.Bcast(given, root=comm.size - 1 - comm.rank)):
+        try:
+            call(given)
+        except kind as error:
+            return str(error)
+        raise AssertionError("nothing was raised")
+
+    class OnlyCuda:
+        __cuda_array_interface__ = {"shape": (1,), "typestr": "<f4", "data": (np.zeros(1).ctypes.data, False), "version": 2}
+
+    class Version1:
+        def __init__(self, array):
+            self.array = array
+
+        __dlpack_device__ = Version0.__dlpack_device__
+        device = 1
+
+        def __dlpack__(self, **options):
+            return self.array.__dlpack__(**options)
+
+    half = Version0(np.zeros(4, np.uint16), code=4)
+    assert "bfloat16" in refusal(NotImplementedError, half)
+    comm.Bcast([half, MPI.BYTE])
+    assert "GPU memory" in refusal(NotImplementedError, Version0(np.zeros(4), device=2))
+    assert "__cuda_array_interface__" in refusal(NotImplementedError, OnlyCuda())
+    frozen = np.arange(4.0)
+    frozen.setflags(write=False)
+    assert "not writable" in refusal(BufferError, Version1(frozen), lambda given: comm.Recv(given))
+    got = np.zeros(4)
+    comm.Sendrecv(Version1(frozen), comm.rank, recvbuf=Version1(got), source=comm.rank)
+    assert (got == frozen).all()
+    assert "not contiguous" in refusal(BufferError, Version1(np.zeros((4, 4))[::2]))
+    assert comm.allreduce(1) == comm.size

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from . import constants as c
+from . import dlpack
 from .datatypes import Datatype, as_datatype, lookup, plain
 from .errors import Exception, unsupported
 
 _NOTHING = memoryview(bytearray(0))
-_DLPACK_CPU = 1
 
 
 class _Constant:
@@ -190,14 +190,14 @@ def raw_memory(given: object, writable: bool) -> memoryview:
     return _memory(given, writable)[0]
 
 
-def _memory(given: object, writable: bool) -> tuple[memoryview, str]:
-    """The bytes of a buffer, and the code of its elements."""
+def _memory(given: object, writable: bool) -> tuple[memoryview, str | None]:
+    """The bytes of a buffer, and the code of its elements, if numpy has a type for them."""
     if isinstance(given, np.ndarray):
         return _array_memory(given, writable)
     try:
         view = memoryview(given)  # type: ignore[arg-type]
     except TypeError:
-        return _array_memory(_foreign_array(given), writable)
+        return _foreign_memory(given, writable)
     if writable and view.readonly:
         raise BufferError("Object is not writable.")
     if view.nbytes == 0:
@@ -233,18 +233,16 @@ def _array_memory(array: np.ndarray, writable: bool) -> tuple[memoryview, str]:
     return memoryview(array).cast("B"), code
 
 
-def _foreign_array(given: object) -> np.ndarray:
-    """What exchanges tensors, such as torch's, as an array on the same memory."""
-    if hasattr(given, "__cuda_array_interface__") and not hasattr(given, "__dlpack__"):
-        raise unsupported("a buffer in GPU memory", "copy it to the host")
-    if not hasattr(given, "__dlpack__"):
-        raise TypeError("message: expecting buffer or list/tuple")
-    if given.__dlpack_device__()[0] != _DLPACK_CPU:  # type: ignore[attr-defined]
-        raise unsupported("a buffer in GPU memory", "copy it to the host")
-    array = np.from_dlpack(given)
-    if not array.flags.writeable and hasattr(given, "numpy"):
-        return given.numpy()  # type: ignore[attr-defined]
-    return array
+def _foreign_memory(given: object, writable: bool) -> tuple[memoryview, str | None]:
+    """The bytes of a tensor, for example of torch, and the code of its elements, if MPI has a datatype for them."""
+    if hasattr(given, "__dlpack__"):
+        return dlpack.memory_of(given, writable)
+    if hasattr(given, "__cuda_array_interface__"):
+        raise unsupported(
+            "an object that has only __cuda_array_interface__, which may be in GPU memory",
+            "pass an array in host memory, for example a numpy array",
+        )
+    raise TypeError("message: expecting buffer or list/tuple")
 
 
 def _is_buffer(given: object) -> bool:
@@ -266,7 +264,13 @@ def _basic(data: object, kind: object, writable: bool) -> tuple[memoryview, Data
     if data is None or data is BOTTOM:
         return _NOTHING, as_datatype(kind)  # type: ignore[arg-type]
     memory, code = _memory(data, writable)
-    return memory, lookup(code) if kind is None else as_datatype(kind)  # type: ignore[arg-type]
+    if kind is not None:
+        return memory, as_datatype(kind)  # type: ignore[arg-type]
+    if code is None:
+        raise unsupported(
+            "a tensor of elements without an MPI datatype, such as bfloat16", "pass [tensor, MPI.BYTE], or convert it"
+        )
+    return memory, lookup(code)
 
 
 def _elements(length: int, datatype: Datatype) -> int:
