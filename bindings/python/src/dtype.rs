@@ -4,19 +4,19 @@ use std::ffi::CStr;
 
 use ringtrain::{DType, ReduceOp};
 
-/// What the elements of a buffer are.
+/// The type of a buffer's elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// Numbers that can be reduced.
     Number(DType),
-    /// Truth values, a byte each, 0 or 1.
+    /// Booleans: a byte each, 0 or 1.
     Bool,
-    /// Something of so many bytes, which can only be moved.
+    /// Items of this many bytes, which can only be moved.
     Opaque(usize),
 }
 
 impl Kind {
-    /// The kind of this name.
+    /// The kind with this name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         match name {
             "bool" => Some(Self::Bool),
@@ -24,7 +24,7 @@ impl Kind {
         }
     }
 
-    /// The kind that a format of the buffer protocol stands for, of items of so many bytes.
+    /// The kind for a format of the buffer protocol and the size of an item.
     pub(crate) fn of_format(format: &CStr, item_bytes: usize) -> Self {
         let code = match format.to_bytes() {
             [code] | [b'@' | b'=' | b'<' | b'|', code] => *code,
@@ -57,7 +57,15 @@ impl Kind {
         }
     }
 
-    /// Which type elements have while they are moved, and how many of that type each one is.
+    /// The alignment of an element in memory.
+    pub(crate) fn alignment(self) -> usize {
+        match self {
+            Self::Number(dtype) => dtype.size_bytes(),
+            Self::Bool | Self::Opaque(_) => 1,
+        }
+    }
+
+    /// The type as which elements are moved, and how many elements of that type each one is.
     pub(crate) fn moved(self) -> (DType, usize) {
         match self {
             Self::Number(dtype) => (dtype, 1),
@@ -66,11 +74,11 @@ impl Kind {
         }
     }
 
-    /// Which type elements are reduced as, and by what; `None` if they cannot be.
+    /// The type as which elements are reduced, and the reduction; `None` if they cannot be reduced.
     pub(crate) fn reduced(self, op: ReduceOp) -> Option<(DType, ReduceOp)> {
         match self {
             Self::Number(dtype) => Some((dtype, op)),
-            // Sums and products of truth values are "any" and "all", as in numpy and NCCL.
+            // Sums and products of booleans are "any" and "all", as in numpy and NCCL.
             Self::Bool => match op {
                 ReduceOp::Sum | ReduceOp::Max | ReduceOp::LogicalOr | ReduceOp::BitOr => {
                     Some((DType::U8, ReduceOp::Max))
@@ -85,7 +93,7 @@ impl Kind {
         }
     }
 
-    /// The name, for messages to people.
+    /// The name, for error messages.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Number(dtype) => dtype.to_string(),
@@ -94,7 +102,7 @@ impl Kind {
         }
     }
 
-    /// The buffer protocol's format for the kind; bf16, which it does not know, passes as u16.
+    /// The buffer protocol's format for the kind. It has none for bf16, which appears as u16.
     pub(crate) fn format(self) -> &'static CStr {
         match self {
             Self::Bool => c"?",
@@ -120,7 +128,7 @@ fn is_number(dtype: DType) -> bool {
     !matches!(dtype, DType::F32Loc | DType::F64Loc | DType::I32Loc | DType::I64Loc)
 }
 
-/// Runs `$body` with `$T` as the type that a [`DType`] names. Types with a location do not come here.
+/// Runs `$body` with `$T` as the type that a [`DType`] names. No [`Kind`] has a type with a location.
 macro_rules! with_type {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {

@@ -24,7 +24,7 @@ const NAMES: [&str; 14] = [
     "StillRunning",
 ];
 
-/// The classes, in the order of their names. An interpreter that ends imports nothing any more.
+/// The classes, in the order of `NAMES`. They are kept because an interpreter that ends cannot import the module.
 static CLASSES: PyOnceLock<Vec<Py<PyType>>> = PyOnceLock::new();
 
 fn classes(py: Python<'_>) -> PyResult<&'static [Py<PyType>]> {
@@ -36,7 +36,7 @@ fn classes(py: Python<'_>) -> PyResult<&'static [Py<PyType>]> {
     CLASSES.get_or_try_init(py, find).map(Vec::as_slice)
 }
 
-/// The classes are the module's too.
+/// Adds the classes to the module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let classes = classes(module.py())?;
     NAMES.iter().zip(classes).try_for_each(|(&name, class)| module.add(name, class))
@@ -52,13 +52,13 @@ fn exception(py: Python<'_>, name: &str, message: String) -> PyErr {
 }
 
 fn with(py: Python<'_>, error: PyErr, name: &str, value: impl for<'py> IntoPyObject<'py>) -> PyErr {
-    // A class that refuses the attribute says less, and no more is lost.
+    // If the class refuses the attribute, the exception only lacks it.
     let _ = error.value(py).setattr(name, value);
     error
 }
 
 pub(crate) fn forked(py: Python<'_>) -> PyErr {
-    let message = "this process was forked from a rank, and is none: communicate in the parent, or start processes by spawn";
+    let message = "this process was forked from a rank and is not a rank itself: communicate in the parent, or start processes with spawn";
     exception(py, "Forked", message.into())
 }
 
@@ -72,6 +72,12 @@ pub(crate) fn unsupported(py: Python<'_>, message: impl Into<String>) -> PyErr {
 
 pub(crate) fn plain(py: Python<'_>, message: impl Into<String>) -> PyErr {
     exception(py, "Error", message.into())
+}
+
+/// Another rank did not contribute to a collective of objects.
+pub(crate) fn refused(py: Python<'_>, rank: u32, reason: &str) -> PyErr {
+    let error = plain(py, format!("rank {rank} did not contribute to this collective: {reason}"));
+    with(py, error, "rank", rank)
 }
 
 pub(crate) fn still_running(py: Python<'_>, seconds: f64) -> PyErr {
@@ -126,7 +132,7 @@ fn with_culprit(py: Python<'_>, error: PyErr, cause: &Cause) -> PyErr {
         }
         Cause::Mismatch { first, second, .. } => with(py, error, "ranks", (first.get(), second.get())),
         Cause::Timeout { waiting, .. } => {
-            // Whom all that wait do wait for, and who does not wait itself, if it is one alone.
+            // The rank that others wait for and that does not wait itself, if there is exactly one.
             let awaited = waiting.iter().flat_map(|one| &one.awaited);
             let mut late: Vec<_> =
                 awaited.filter(|(rank, _)| waiting.iter().all(|one| one.rank != *rank)).collect();
@@ -141,7 +147,7 @@ fn with_culprit(py: Python<'_>, error: PyErr, cause: &Cause) -> PyErr {
     }
 }
 
-/// What a rank raises that could not join.
+/// The exception for a rank that could not join.
 pub(crate) fn of_start(py: Python<'_>, error: &StartError) -> PyErr {
     let raised = exception(py, "StartError", error.to_string());
     match error {

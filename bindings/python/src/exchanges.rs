@@ -1,4 +1,6 @@
-//! Collectives that move.
+//! Collectives that move elements without reducing them.
+
+use std::borrow::Cow;
 
 use pyo3::prelude::*;
 use ringtrain::{Element, Error};
@@ -27,12 +29,14 @@ impl Group {
         if let Some(input) = &input {
             alike(py, &output, input)?;
         }
+        // An input that is this rank's part of the output already is gathered in place.
+        let input = input.filter(|input| counts.is_some() || !self.is_own_part(input, &output));
         with_type!(dtype, T => {
+            let input = input.as_ref().map(|input| input.elements_beside::<T>(&output));
             let output = output.elements_mut::<T>();
-            let input = input.as_ref().map(Region::elements::<T>);
-            self.turn(py, move |group| match (input, counts) {
-                (Some(input), Some(counts)) => group.all_gather_uneven_into(input, output, &counts),
-                (Some(input), None) => group.all_gather_into(input, output),
+            self.collective(py, move |group| match (input, counts) {
+                (Some(input), Some(counts)) => group.all_gather_uneven_into(&*input, output, &counts),
+                (Some(input), None) => group.all_gather_into(&*input, output),
                 (None, None) => group.all_gather(output),
                 (None, Some(counts)) => {
                     let own = own_part(group, output, &counts)?;
@@ -58,7 +62,7 @@ impl Group {
             alike(py, &output, input)?;
             let n = self.size as usize;
             if counts.is_none() && output.count == n * input.count {
-                // In place, once this rank's part is there.
+                // In place, once this rank's part is in the output.
                 output.copy_part(self.rank.index() * input.bytes(), input);
             } else if counts.is_none() {
                 let (output, input) = (output.count, input.count);
@@ -98,14 +102,17 @@ impl Group {
         let (dtype, scale) = input.kind.moved();
         let counts = scaled(py, counts, scale)?;
         with_type!(dtype, T => {
+            let input = match &output {
+                Some(output) => input.elements_beside::<T>(output),
+                None => Cow::Borrowed(input.elements::<T>()),
+            };
             let output: &mut [T] = match &mut output {
                 Some(output) => output.elements_mut::<T>(),
                 None => &mut [],
             };
-            let input = input.elements::<T>();
-            self.turn(py, move |group| match counts {
-                Some(counts) => group.gather_uneven_into(input, output, &counts, root),
-                None => group.gather_into(input, output, root),
+            self.collective(py, move |group| match counts {
+                Some(counts) => group.gather_uneven_into(&*input, output, &counts, root),
+                None => group.gather_into(&*input, output, root),
             })
         })
     }
@@ -159,12 +166,12 @@ impl Group {
         let (dtype, scale) = output.kind.moved();
         let counts = scaled(py, counts, scale)?;
         with_type!(dtype, T => {
+            let input = input.as_ref().map(|input| input.elements_beside::<T>(&output)).unwrap_or_default();
             let output = output.elements_mut::<T>();
-            let input = input.as_ref().map_or(&[][..], Region::elements::<T>);
             let count = output.len() * self.size as usize;
-            self.turn(py, move |group| match counts {
-                Some(counts) => group.scatter_uneven_into(input, output, &counts, root),
-                None => group.scatter_into(input, output, count, root),
+            self.collective(py, move |group| match counts {
+                Some(counts) => group.scatter_uneven_into(&*input, output, &counts, root),
+                None => group.scatter_into(&*input, output, count, root),
             })
         })
     }
@@ -204,7 +211,7 @@ impl Group {
         let mut output = self.to_broadcast(output, root)?;
         with_type!(output.kind.moved().0, T => {
             let output = output.elements_to_broadcast::<T>();
-            self.turn(py, move |group| group.broadcast(output, root))
+            self.collective(py, move |group| group.broadcast(output, root))
         })
     }
 
@@ -231,10 +238,11 @@ impl Group {
         let (dtype, scale) = output.kind.moved();
         let counts = both(py, scaled(py, send_counts, scale)?, scaled(py, receive_counts, scale)?)?;
         with_type!(dtype, T => {
-            let (output, input) = (output.elements_mut::<T>(), input.elements::<T>());
-            self.turn(py, move |group| match counts {
-                Some((sent, received)) => group.all_to_all_uneven_into(input, output, &sent, &received),
-                None => group.all_to_all_into(input, output),
+            let input = input.elements_beside::<T>(&output);
+            let output = output.elements_mut::<T>();
+            self.collective(py, move |group| match counts {
+                Some((sent, received)) => group.all_to_all_uneven_into(&*input, output, &sent, &received),
+                None => group.all_to_all_into(&*input, output),
             })
         })
     }
@@ -265,7 +273,7 @@ impl Group {
     }
 
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        self.turn(py, ringtrain::Group::barrier)
+        self.collective(py, ringtrain::Group::barrier)
     }
 
     fn barrier_async(&self, py: Python<'_>) -> PyResult<Handle> {
@@ -274,7 +282,7 @@ impl Group {
 }
 
 impl Group {
-    /// A buffer that the root alone has.
+    /// A buffer that only the root has.
     fn on_root<'a, 'py>(
         &self,
         buffer: Option<Any<'a, 'py>>,
@@ -283,21 +291,27 @@ impl Group {
         match buffer {
             Some(buffer) if self.rank == root => Ok(Some(buffer)),
             None if self.rank == root => {
-                Python::attach(|py| Err(errors::invalid(py, "the root needs both buffers")))
+                Python::attach(|py| Err(errors::invalid(py, "the root has to pass both buffers")))
             }
             _ => Ok(None),
         }
     }
 
-    /// What is broadcast, which the root only reads.
+    /// Whether an input is this rank's part of an output with parts of its length.
+    fn is_own_part(&self, input: &Region, output: &Region) -> bool {
+        input.is_part_of(output, self.rank.index() * input.bytes())
+            && output.count == self.size as usize * input.count
+    }
+
+    /// The buffer of a broadcast, which the root only reads.
     fn to_broadcast(&self, output: Any<'_, '_>, root: ringtrain::Rank) -> PyResult<Region> {
         if self.rank == root { Region::of(output) } else { Region::writable(output) }
     }
 }
 
-/// A copy of this rank's part, which stands in its place among all parts.
+/// A copy of this rank's part of all parts.
 fn own_part<T: Element>(group: &ringtrain::Group, all: &[T], counts: &[usize]) -> Result<Vec<T>, Error> {
-    let refused = Error::InvalidCounts("they do not fit the buffer");
+    let refused = Error::InvalidCounts("they do not add up to the length of the buffer");
     let rank = group.rank().index();
     let own = counts.get(rank).copied().unwrap_or_default();
     let before = counts.iter().take(rank).fold(0, |sum: usize, &count| sum.saturating_add(count));

@@ -1,4 +1,4 @@
-//! A group of ranks: who they are, and how it is divided and left.
+//! A group of ranks: its properties, sub-groups, and its end.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use pyo3::types::PyDict;
 use ringtrain::types::Operation;
 use ringtrain::{Error, Messenger, Rank};
 
+use crate::group_lock::{GroupLock, LockError};
 use crate::handle::duration;
-use crate::slot::{Denied, Slot};
-use crate::{errors, fork, graves, interrupt, site};
+use crate::{deferred_drop, errors, fork, interrupt, site};
 
-/// Some ranks of a job, seen from one of them.
+/// A group of ranks of a job.
 #[pyclass(frozen, module = "ringtrain._core")]
 pub(crate) struct Group {
-    pub(crate) slot: Slot,
+    pub(crate) lock: GroupLock,
     pub(crate) rank: Rank,
     pub(crate) size: u32,
     local: (u32, u32),
@@ -30,37 +30,37 @@ impl Group {
             local: (group.local_rank().get(), group.local_size().get()),
             members: group.members().iter().map(|rank| rank.get()).collect(),
             transport: group.transport(),
-            slot: Slot::new(group),
+            lock: GroupLock::new(group),
         }
     }
 
-    /// Has a turn with the group, while other Python threads run.
-    pub(crate) fn turn<R: Send>(
+    /// Locks the group and calls `work` with it, while other Python threads run.
+    pub(crate) fn collective<R: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&mut ringtrain::Group) -> Result<R, Error> + Send,
     ) -> PyResult<R> {
         fork::check(py)?;
         let site = site::find(py);
-        let result = py.detach(|| site::at(site, || self.slot.with(work)));
-        graves::clear(py);
-        // What a signal's handler raised comes first, whatever has become of the operation.
+        let result = py.detach(|| site::at(site, || self.lock.with(work)));
+        deferred_drop::run(py);
+        // The exception of a signal handler comes first, even if the operation has a result.
         if let Some(raised) = interrupt::take_raised() {
             return Err(raised);
         }
         match result {
             Ok(result) => result.map_err(|error| errors::of(py, &error)),
-            Err(Denied::Closed) => Err(closed(py)),
-            Err(Denied::Interrupted) => Err(errors::plain(py, "the thread was interrupted")),
-            Err(Denied::Nested) => Err(errors::plain(
+            Err(LockError::Closed) => Err(closed(py)),
+            Err(LockError::Interrupted) => Err(errors::plain(py, "the thread was interrupted")),
+            Err(LockError::Nested) => Err(errors::plain(
                 py,
-                "a signal's handler called a collective of a group that its thread was in a collective of",
+                "a signal handler called a collective of a group while its thread was in another collective of that group",
             )),
         }
     }
 
-    /// Does something with the group's messages, while other Python threads run.
-    pub(crate) fn message<R: Send>(
+    /// Calls `work` with the group's messenger, while other Python threads run.
+    pub(crate) fn with_messenger<R: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&Messenger) -> Result<R, Error> + Send,
@@ -68,11 +68,11 @@ impl Group {
         let (messenger, site) = (self.messenger(py)?, site::find(py));
         let result = py.detach(|| {
             let result = site::at(site, || work(&messenger));
-            // If the group has been closed meanwhile, this is its end.
+            // If the group has been closed meanwhile, this closes the connections.
             drop(messenger);
             result
         });
-        graves::clear(py);
+        deferred_drop::run(py);
         match interrupt::take_raised() {
             Some(raised) => Err(raised),
             None => result.map_err(|error| errors::of(py, &error)),
@@ -81,10 +81,15 @@ impl Group {
 
     pub(crate) fn messenger(&self, py: Python<'_>) -> PyResult<Arc<Messenger>> {
         fork::check(py)?;
-        self.slot.messenger().ok_or_else(|| closed(py))
+        self.lock.messenger().ok_or_else(|| closed(py))
     }
 
-    /// A count, which is not negative.
+    /// The rank in the job of a rank of this group.
+    pub(crate) fn member(&self, rank: Rank) -> u32 {
+        self.members.get(rank.index()).copied().unwrap_or(rank.get())
+    }
+
+    /// A count of elements, which cannot be negative.
     pub(crate) fn count(py: Python<'_>, number: i64) -> PyResult<usize> {
         usize::try_from(number).map_err(|_| errors::invalid(py, format!("{number} is not a count")))
     }
@@ -92,10 +97,10 @@ impl Group {
     /// A message's tag.
     pub(crate) fn tag(py: Python<'_>, number: i64) -> PyResult<u32> {
         u32::try_from(number)
-            .map_err(|_| errors::invalid(py, format!("{number} is not a tag: those are 0 to 2^32 - 2")))
+            .map_err(|_| errors::invalid(py, format!("{number} is not a tag; tags are 0 to 2^32 - 2")))
     }
 
-    /// The rank of this number, which may be none of the group's: the library says so.
+    /// The rank with this number. The library checks that the group has it.
     pub(crate) fn rank(py: Python<'_>, number: i64) -> PyResult<Rank> {
         u32::try_from(number)
             .map(Rank::new)
@@ -141,7 +146,7 @@ impl Group {
 
     #[getter]
     fn is_closed(&self) -> bool {
-        self.slot.is_closed()
+        self.lock.is_closed()
     }
 
     #[getter]
@@ -152,16 +157,16 @@ impl Group {
     #[setter]
     fn set_timeout(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let timeout = duration(py, seconds)?;
-        self.turn(py, |group| {
+        self.collective(py, |group| {
             group.set_timeout(timeout);
-            self.slot.renew_messenger(group);
+            self.lock.renew_messenger(group);
             Ok(())
         })
     }
 
     fn algorithm(&self, py: Python<'_>, operation: &str, bytes: usize) -> PyResult<String> {
         let operation: Operation = operation.parse().map_err(|error: String| errors::invalid(py, error))?;
-        self.turn(py, |group| Ok(group.algorithm(operation, bytes).to_string()))
+        self.collective(py, |group| Ok(group.algorithm(operation, bytes).to_string()))
     }
 
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -177,16 +182,16 @@ impl Group {
 
     #[pyo3(signature = (colour, key = 0))]
     fn split(&self, py: Python<'_>, colour: Option<u32>, key: i64) -> PyResult<Option<Self>> {
-        Ok(self.turn(py, |group| group.split(colour, key))?.map(Self::new))
+        Ok(self.collective(py, |group| group.split(colour, key))?.map(Self::new))
     }
 
     fn subgroup(&self, py: Python<'_>, ranks: Vec<i64>) -> PyResult<Option<Self>> {
         let ranks: Vec<Rank> = ranks.into_iter().map(|rank| Self::rank(py, rank)).collect::<PyResult<_>>()?;
-        Ok(self.turn(py, |group| group.subgroup(&ranks))?.map(Self::new))
+        Ok(self.collective(py, |group| group.subgroup(&ranks))?.map(Self::new))
     }
 
     fn duplicate(&self, py: Python<'_>) -> PyResult<Self> {
-        Ok(Self::new(self.turn(py, ringtrain::Group::duplicate)?))
+        Ok(Self::new(self.collective(py, ringtrain::Group::duplicate)?))
     }
 
     fn abort(&self, py: Python<'_>, message: &str) -> PyResult<Py<PyAny>> {
@@ -197,7 +202,7 @@ impl Group {
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         fork::check(py)?;
-        py.detach(|| self.slot.close());
+        py.detach(|| self.lock.close());
         Ok(())
     }
 
@@ -209,12 +214,12 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if fork::is_forked() {
-            self.slot.leak();
+            self.lock.leak();
         } else {
-            // The last group of a job says goodbye, which may take a while.
-            // An interpreter that ends has nobody who would wait meanwhile.
-            if Python::try_attach(|py| py.detach(|| self.slot.close())).is_none() {
-                self.slot.close();
+            // Closing the last group of a job may take a while, so other Python threads run meanwhile, unless the interpreter
+            // has ended.
+            if Python::try_attach(|py| py.detach(|| self.lock.close())).is_none() {
+                self.lock.close();
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Operations that go on by themselves.
+//! Handles of asynchronous operations.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,26 +7,26 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringtrain::{Error, Status};
 
-use crate::{errors, fork, graves};
+use crate::{deferred_drop, errors, fork};
 
-/// How long a thread waits before it looks whether a signal's handler raised.
+/// How long a thread waits before it asks whether a signal handler has raised.
 const SLICE: Duration = Duration::from_millis(50);
-/// How long one of several operations is waited for before the others are looked at.
+/// How long `wait_any` waits for one operation before it tests the others.
 const SHORT_SLICE: Duration = Duration::from_millis(1);
 
-/// What an operation has come to.
+/// The result of an operation.
 #[derive(Clone)]
-pub(crate) enum Outcome {
-    /// It is over.
+pub(crate) enum OperationResult {
+    /// No value.
     Nothing,
-    /// A message has come.
+    /// A message was received into a buffer.
     Message(Status),
-    /// Bytes have come.
+    /// Bytes were received.
     Bytes(Arc<Vec<u8>>, Status),
 }
 
-impl Outcome {
-    /// A message whose elements each were `scale` of those that were sent.
+impl OperationResult {
+    /// A message of elements that each were sent as `scale` elements.
     pub(crate) fn message(status: Status, scale: usize) -> Self {
         Self::Message(Status { count: status.count / scale.max(1), ..status })
     }
@@ -46,49 +46,49 @@ impl Outcome {
     }
 }
 
-enum State {
-    Running(ringtrain::Handle<Outcome>),
-    /// A thread waits for it, and others wait for that one.
-    Away,
-    Ended(Result<Outcome, Error>),
+enum HandleState {
+    Running(ringtrain::Handle<OperationResult>),
+    /// A thread has taken the handle to wait for it; other threads wait for that thread.
+    Waiting,
+    Ended(Result<OperationResult, Error>),
     Cancelled,
 }
 
-/// An operation under way. It keeps its buffers alive; dropping it lets the operation go on, unless that is a receive that has
-/// found no message yet, which is withdrawn.
+/// An operation that has begun. It keeps its buffers alive. If it is dropped, the operation goes on, but a receive that has
+/// matched no message yet is cancelled.
 #[pyclass(frozen, module = "ringtrain._core")]
 pub(crate) struct Handle {
-    state: Mutex<State>,
-    /// A thread that waited for it has stopped.
+    state: Mutex<HandleState>,
+    /// A thread that waited for the operation has returned the handle.
     returned: Condvar,
 }
 
 impl Handle {
-    pub(crate) fn new(handle: ringtrain::Handle<Outcome>) -> Self {
-        Self { state: Mutex::new(State::Running(handle)), returned: Condvar::new() }
+    pub(crate) fn new(handle: ringtrain::Handle<OperationResult>) -> Self {
+        Self { state: Mutex::new(HandleState::Running(handle)), returned: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HandleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for as long as `patience`; whether it has ended.
+    /// Waits for at most `patience`. Returns whether the operation has ended.
     fn has_ended(&self, patience: Duration) -> bool {
         let started = Instant::now();
         let mut state = self.lock();
         loop {
             let left = patience.saturating_sub(started.elapsed());
-            match std::mem::replace(&mut *state, State::Away) {
-                State::Running(handle) => {
+            match std::mem::replace(&mut *state, HandleState::Waiting) {
+                HandleState::Running(handle) => {
                     drop(state);
                     let waited = handle.wait_timeout(left);
                     let mut state = self.lock();
-                    *state = waited.map_or_else(State::Running, State::Ended);
+                    *state = waited.map_or_else(HandleState::Running, HandleState::Ended);
                     self.returned.notify_all();
-                    return !matches!(*state, State::Running(_));
+                    return !matches!(*state, HandleState::Running(_));
                 }
-                State::Away if left.is_zero() => return false,
-                State::Away => {
+                HandleState::Waiting if left.is_zero() => return false,
+                HandleState::Waiting => {
                     let waited = self.returned.wait_timeout(state, left);
                     state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
@@ -101,17 +101,17 @@ impl Handle {
     }
 
     fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        // Nobody keeps it long once the operation has ended.
+        // No thread holds the lock for long once the operation has ended.
         let result = match &*self.lock() {
-            State::Ended(result) => result.clone(),
-            State::Running(_) | State::Away | State::Cancelled => {
+            HandleState::Ended(result) => result.clone(),
+            HandleState::Running(_) | HandleState::Waiting | HandleState::Cancelled => {
                 return Err(errors::plain(py, "the receive was cancelled"));
             }
         };
         result.map_err(|error| errors::of(py, &error))?.into_python(py)
     }
 
-    /// Waits, and runs signal handlers meanwhile.
+    /// Waits for the operation, and runs signal handlers meanwhile.
     pub(crate) fn wait_for(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Option<Py<PyAny>>> {
         fork::check(py)?;
         let started = Instant::now();
@@ -119,7 +119,7 @@ impl Handle {
             let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
             let patience = left.map_or(SLICE, |left| left.min(SLICE));
             if py.detach(|| self.has_ended(patience)) {
-                graves::clear(py);
+                deferred_drop::run(py);
                 return self.result(py).map(Some);
             }
             py.check_signals()?;
@@ -143,12 +143,12 @@ impl Handle {
         fork::check(py)?;
         Ok(py.detach(|| {
             let is_over = match &*self.lock() {
-                State::Running(handle) => handle.test(),
-                // Whoever waits for it would not if it had ended.
-                State::Away => false,
-                State::Ended(_) | State::Cancelled => true,
+                HandleState::Running(handle) => handle.test(),
+                // The thread that waits would have returned it if the operation had ended.
+                HandleState::Waiting => false,
+                HandleState::Ended(_) | HandleState::Cancelled => true,
             };
-            // The last step, which may be what puts the result in its place, is done by who waits.
+            // Waiting does the last step, for example copying the result to the output.
             is_over && self.has_ended(Duration::ZERO)
         }))
     }
@@ -157,14 +157,14 @@ impl Handle {
         fork::check(py)?;
         Ok(py.detach(|| {
             let mut state = self.lock();
-            while matches!(*state, State::Away) {
-                // Nobody waits for longer than a slice at a time.
+            while matches!(*state, HandleState::Waiting) {
+                // The thread that waits returns the handle after `SLICE` at most.
                 state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            let State::Running(handle) = &mut *state else { return false };
+            let HandleState::Running(handle) = &mut *state else { return false };
             let is_cancelled = handle.cancel();
             if is_cancelled {
-                *state = State::Cancelled;
+                *state = HandleState::Cancelled;
             }
             is_cancelled
         }))
@@ -174,14 +174,14 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let state = std::mem::replace(state, State::Cancelled);
+        let state = std::mem::replace(state, HandleState::Cancelled);
         if fork::is_forked() {
             std::mem::forget(state);
-        } else if matches!(state, State::Running(_)) {
-            // It takes a lock that other threads hold while they let go of Python's objects.
+        } else if matches!(state, HandleState::Running(_)) {
+            // Dropping it takes a lock that other threads may hold while they drop Python objects.
             Python::try_attach(|py| {
                 py.detach(move || drop(state));
-                graves::clear(py);
+                deferred_drop::run(py);
             });
         }
     }
@@ -190,7 +190,7 @@ impl Drop for Handle {
 /// The index of a handle that has ended; `None` after `timeout` seconds, or if there are none.
 #[pyfunction]
 #[pyo3(signature = (handles, timeout = None))]
-#[expect(clippy::needless_pass_by_value, reason = "what Python's sequence is made into")]
+#[expect(clippy::needless_pass_by_value, reason = "PyO3 converts the Python sequence into it")]
 pub(crate) fn wait_any(
     py: Python<'_>,
     handles: Vec<PyRef<'_, Handle>>,
@@ -221,11 +221,11 @@ pub(crate) fn wait_any(
     }
 }
 
-/// So many seconds; infinity is some hundred years.
+/// A number of seconds as a duration; infinity becomes about a hundred years.
 pub(crate) fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
     const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
     if seconds.is_nan() || seconds < 0.0 {
-        return Err(errors::invalid(py, format!("{seconds} is no number of seconds to wait")));
+        return Err(errors::invalid(py, format!("{seconds} is not a number of seconds to wait")));
     }
     Ok(Duration::try_from_secs_f64(seconds).map_or(FOREVER, |time| time.min(FOREVER)))
 }

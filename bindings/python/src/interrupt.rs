@@ -1,4 +1,4 @@
-//! What Python has to be asked while a thread waits: whether a signal's handler raised.
+//! Signal handlers: a thread that waits in Rust asks Python whether one has raised.
 
 use pyo3::prelude::*;
 use std::cell::{Cell, RefCell};
@@ -6,18 +6,18 @@ use std::cell::{Cell, RefCell};
 thread_local! {
     /// Whether this is the thread that runs signal handlers, once that is known.
     static IS_MAIN: Cell<Option<bool>> = const { Cell::new(None) };
-    /// What a handler raised while the thread waited.
+    /// The exception that a handler raised while the thread waited.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Whether a signal's handler has raised. Called by threads that wait, without the interpreter's lock.
+/// Whether a signal handler has raised. Threads that wait call it, without the interpreter's lock.
 pub(crate) fn is_interrupted() -> bool {
-    // Python runs handlers in its main thread alone: all others need not take its lock.
+    // Python runs handlers only in its main thread: other threads need not take its lock.
     if IS_MAIN.get() == Some(false) {
         return false;
     }
     let answer = Python::try_attach(|py| {
-        // Asking may itself run handlers: what they raise is not to be lost.
+        // The question may run handlers, so an exception of theirs must not be lost.
         let asked = match IS_MAIN.get() {
             Some(_) => py.check_signals(),
             None => is_main_thread(py).and_then(|is_main| {
@@ -29,11 +29,11 @@ pub(crate) fn is_interrupted() -> bool {
         RAISED.set(Some(raised));
         true
     });
-    // An interpreter that ends runs no handlers any more.
+    // After the interpreter has ended it runs no handlers.
     answer.unwrap_or(false)
 }
 
-/// What a handler raised while this thread waited.
+/// The exception that a handler raised while this thread waited.
 pub(crate) fn take_raised() -> Option<PyErr> {
     RAISED.take()
 }

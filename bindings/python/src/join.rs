@@ -1,4 +1,4 @@
-//! From a call to a group: joining a job, and the place where its ranks meet.
+//! Joining a job, and the rendezvous server.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -18,10 +18,10 @@ use crate::group::Group;
 use crate::handle::duration;
 use crate::{errors, fork, interrupt};
 
-/// How long is waited for the others before a look whether a signal's handler raised.
+/// How long a thread waits before it asks whether a signal handler has raised.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Serves the place where the ranks of a job meet, from a thread of its own, until all have come or it is dropped.
+/// The rendezvous server of a job. A separate thread runs it until all ranks have joined or this object is dropped.
 #[pyclass(frozen, module = "ringtrain._core")]
 pub(crate) struct Rendezvous {
     server: Mutex<Option<Server>>,
@@ -58,7 +58,7 @@ impl Drop for Rendezvous {
         if fork::is_forked() {
             std::mem::forget(server);
         } else {
-            // It waits for its thread.
+            // Dropping the server joins its thread.
             Python::try_attach(|py| py.detach(move || drop(server)));
         }
     }
@@ -78,19 +78,19 @@ fn id_of(py: Python<'_>, id: &str) -> PyResult<[u8; 16]> {
     Ok(number.to_be_bytes())
 }
 
-/// A group of this process alone.
+/// A group of only this process.
 #[pyfunction]
 pub(crate) fn solo(py: Python<'_>) -> PyResult<Group> {
     fork::check(py)?;
     Ok(Group::new(ringtrain::Group::solo()))
 }
 
-/// Joins a job: with no word of how, the one that ringrun has started this process for, or else a world of one.
+/// Joins a job: without arguments, the one that ringrun started this process for, or else a world of one.
 #[pyfunction]
 #[pyo3(signature = (*, rank = None, size = None, rendezvous = None, job_id = None, secret = None, peers = None,
     start_timeout = None, timeout = None, algorithm = None, transport = None, congestion = None, streams = None,
     host_id = None, check_payloads = None))]
-#[expect(clippy::too_many_arguments, reason = "options with names, in Python")]
+#[expect(clippy::too_many_arguments, reason = "they are keyword arguments in Python")]
 pub(crate) fn join(
     py: Python<'_>,
     rank: Option<u32>,
@@ -144,12 +144,11 @@ pub(crate) fn join(
     meet(py, options)
 }
 
-/// Joins in a thread of its own, so that a signal's handler may raise meanwhile. Who is interrupted leaves that thread to its
-/// deadline.
+/// Joins in a separate thread, so that a signal handler can raise meanwhile. If it does, that thread goes on until its deadline.
 fn meet(py: Python<'_>, options: JoinOptions) -> PyResult<Group> {
     let (sender, receiver) = mpsc::channel();
     let join = move || {
-        // Nobody may want it any more.
+        // The receiver is gone if the caller was interrupted.
         let _ = sender.send(ringtrain::Group::join(&options));
     };
     let thread = thread::Builder::new().name("join".into()).spawn(join);
@@ -171,7 +170,7 @@ fn meet(py: Python<'_>, options: JoinOptions) -> PyResult<Group> {
     }
 }
 
-/// How the ranks meet, of what the caller has said.
+/// How the ranks meet, from the arguments of `join`.
 fn meeting_of(
     py: Python<'_>,
     rendezvous: Option<&str>,
@@ -183,7 +182,7 @@ fn meeting_of(
     match (rendezvous, peers) {
         (Some(address), None) => {
             let (Some(rank), Some(size), Some(id)) = (rank, size, job_id) else {
-                return Err(errors::invalid(py, "a rendezvous needs rank, size and job_id beside it"));
+                return Err(errors::invalid(py, "a rendezvous also needs rank, size and job_id"));
             };
             let address: SocketAddr =
                 address.parse().map_err(|_| errors::invalid(py, format!("`{address}` is not ip:port")))?;
@@ -204,7 +203,7 @@ fn meeting_of(
         }
         (None, Some(path)) => {
             let Some(rank) = rank else {
-                return Err(errors::invalid(py, "a file of peers needs this process's rank beside it"));
+                return Err(errors::invalid(py, "a file of peers also needs this process's rank"));
             };
             let file = PeersFile::read(Path::new(path)).map_err(|error| from_start(error.into()))?;
             let method = JoinMethod::Peers { file, rank: Rank::new(rank), bind: None };

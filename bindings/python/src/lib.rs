@@ -1,16 +1,19 @@
 //! The compiled part of the Python package `ringtrain`: groups of ranks, and operations on memory.
 //!
-//! `python/ringtrain/_core.pyi` says what it offers. Nothing here is a protocol of its own: a call finds the memory of its
-//! arguments, lets other Python threads run, and calls the Rust library.
+//! `python/ringtrain/_core.pyi` documents it. Each call finds the memory of its arguments, releases the interpreter's lock, and
+//! calls the Rust library.
 
+mod buffer_view;
+mod byte_collectives;
 mod bytes;
 mod collectives;
+mod deferred_drop;
 mod dtype;
 mod errors;
 mod exchanges;
 mod fork;
-mod graves;
 mod group;
+mod group_lock;
 mod handle;
 mod interrupt;
 mod join;
@@ -19,8 +22,6 @@ mod reductions;
 mod region;
 mod shared;
 mod site;
-mod slot;
-mod view;
 
 use pyo3::prelude::*;
 

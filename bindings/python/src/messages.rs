@@ -9,13 +9,13 @@ use crate::dtype::with_type;
 use crate::errors;
 use crate::fork;
 use crate::group::Group;
-use crate::handle::{Handle, Outcome, duration};
+use crate::handle::{Handle, OperationResult, duration};
 use crate::region::Region;
 
-/// How long a thread waits for a message to be looked at before it looks whether a signal's handler raised.
+/// How long a probe waits before it asks whether a signal handler has raised.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// From whom, and with which tag; `None` is anybody, and any.
+/// The source and the tag of a receive; `None` is any.
 pub(crate) fn pattern_of(
     py: Python<'_>,
     source: Option<i64>,
@@ -50,7 +50,7 @@ impl Group {
         let options = send_options(py, tag, synchronous)?;
         with_type!(region.kind.moved().0, T => {
             let elements = region.elements::<T>();
-            self.message(py, |messenger| messenger.send(elements, to, options))
+            self.with_messenger(py, |messenger| messenger.send(elements, to, options))
         })
     }
 
@@ -66,9 +66,9 @@ impl Group {
         let scale = region.kind.moved().1;
         let status = with_type!(region.kind.moved().0, T => {
             let elements = region.elements_mut::<T>();
-            self.message(py, |messenger| messenger.receive(elements, source, tag))?
+            self.with_messenger(py, |messenger| messenger.receive(elements, source, tag))?
         });
-        Outcome::message(status, scale).into_python(py)
+        OperationResult::message(status, scale).into_python(py)
     }
 
     #[pyo3(signature = (buffer, to, send_tag, output, source, receive_tag))]
@@ -87,16 +87,20 @@ impl Group {
         let (to, send_tag) = (Self::rank(py, to)?, Self::tag(py, send_tag)?);
         let (source, receive_tag) = pattern_of(py, source, receive_tag)?;
         if input.kind.moved().0 != output.kind.moved().0 {
-            return Err(errors::invalid(py, "what is sent and what is received are of different types"));
+            return Err(errors::invalid(
+                py,
+                "the elements to send and the elements to receive are of different types",
+            ));
         }
         let scale = output.kind.moved().1;
         let status = with_type!(input.kind.moved().0, T => {
-            let (sent, received) = (input.elements::<T>(), output.elements_mut::<T>());
-            self.message(py, |messenger| {
-                messenger.send_receive((sent, to, send_tag), (received, source, receive_tag))
+            let sent = input.elements_beside::<T>(&output);
+            let received = output.elements_mut::<T>();
+            self.with_messenger(py, |messenger| {
+                messenger.send_receive((&*sent, to, send_tag), (received, source, receive_tag))
             })?
         });
-        Outcome::message(status, scale).into_python(py)
+        OperationResult::message(status, scale).into_python(py)
     }
 
     #[pyo3(signature = (buffer, to, tag = 0, synchronous = false))]
@@ -112,8 +116,8 @@ impl Group {
         let options = send_options(py, tag, synchronous)?;
         with_type!(region.kind.moved().0, T => {
             let elements = region.into_foreign::<T>(py)?;
-            self.message(py, |messenger| {
-                messenger.send_async(elements, to, options).map(|sent| sent.and_then(|_| Ok(Outcome::Nothing)))
+            self.with_messenger(py, |messenger| {
+                messenger.send_async(elements, to, options).map(|sent| sent.and_then(|_| Ok(OperationResult::Nothing)))
             })
         })
         .map(Handle::new)
@@ -131,9 +135,9 @@ impl Group {
         let (dtype, scale) = region.kind.moved();
         with_type!(dtype, T => {
             let elements = region.into_foreign::<T>(py)?;
-            self.message(py, |messenger| {
+            self.with_messenger(py, |messenger| {
                 let received = messenger.receive_into_async(elements, source, tag)?;
-                Ok(received.and_then(move |(_, status)| Ok(Outcome::message(status, scale))))
+                Ok(received.and_then(move |(_, status)| Ok(OperationResult::message(status, scale))))
             })
         })
         .map(Handle::new)
@@ -150,7 +154,7 @@ impl Group {
         let ((source, tag), mut left) = (pattern_of(py, source, tag)?, duration(py, timeout)?);
         loop {
             let patience = left.min(SLICE);
-            let found = self.message(py, |messenger| messenger.probe_for(source, tag, patience))?;
+            let found = self.with_messenger(py, |messenger| messenger.probe_for(source, tag, patience))?;
             left -= patience;
             if found.is_some() || left.is_zero() {
                 return Ok(found.map(|status| {

@@ -1,4 +1,4 @@
-//! Collectives that reduce.
+//! Collectives that reduce elements.
 
 use pyo3::prelude::*;
 use ringtrain::{Compression, DType};
@@ -7,7 +7,7 @@ use crate::collectives::{Any, alike, deliver, over, place, reduced, scaled};
 use crate::dtype::{Kind, with_type};
 use crate::errors;
 use crate::group::Group;
-use crate::handle::{Handle, Outcome};
+use crate::handle::{Handle, OperationResult};
 use crate::region::Region;
 
 fn compression_of(py: Python<'_>, name: Option<&str>, kind: Kind) -> PyResult<Compression> {
@@ -35,13 +35,13 @@ impl Group {
         let (dtype, op) = reduced(py, output.kind, op)?;
         if compression != Compression::None {
             let (output, input) = (&mut output, input.as_ref());
-            return self.turn(py, move |group| {
+            return self.collective(py, move |group| {
                 output.copy_from(input);
                 group.all_reduce_compressed(output.elements_mut::<f32>(), op, compression)
             });
         }
         let (output, input) = (&mut output, input.as_ref());
-        with_type!(dtype, T => self.turn(py, move |group| {
+        with_type!(dtype, T => self.collective(py, move |group| {
             output.copy_from(input);
             group.all_reduce(output.elements_mut::<T>(), op)
         }))
@@ -88,14 +88,14 @@ impl Group {
             let (dtype, op) = reduced(py, input.kind, op)?;
             return with_type!(dtype, T => {
                 let elements = input.elements::<T>();
-                self.turn(py, move |group| group.reduce_from(elements, op, root).map(|_| ()))
+                self.collective(py, move |group| group.reduce_from(elements, op, root).map(|_| ()))
             });
         }
-        let output = output.ok_or_else(|| errors::invalid(py, "there is nothing to put the result in"))?;
+        let output = output.ok_or_else(|| errors::invalid(py, "an output for the result is needed"))?;
         let (mut output, input) = place(output, input)?;
         let (dtype, op) = reduced(py, output.kind, op)?;
         let (output, input) = (&mut output, input.as_ref());
-        with_type!(dtype, T => self.turn(py, move |group| {
+        with_type!(dtype, T => self.collective(py, move |group| {
             output.copy_from(input);
             group.reduce(output.elements_mut::<T>(), op, root)
         }))
@@ -119,7 +119,7 @@ impl Group {
                 self.begun(py, move |group| Ok(group.reduce_from_async(elements, op, root)?.and_then(over)))
             });
         }
-        let output = output.ok_or_else(|| errors::invalid(py, "there is nothing to put the result in"))?;
+        let output = output.ok_or_else(|| errors::invalid(py, "an output for the result is needed"))?;
         let (mut output, input) = place(output, input)?;
         let (dtype, op) = reduced(py, output.kind, op)?;
         output.copy_from(input.as_ref());
@@ -143,10 +143,11 @@ impl Group {
         let (dtype, op) = reduced(py, output.kind, op)?;
         let counts = scaled(py, counts, 1)?;
         with_type!(dtype, T => {
-            let (output, input) = (output.elements_mut::<T>(), input.elements::<T>());
-            self.turn(py, move |group| match counts {
-                Some(counts) => group.reduce_scatter_uneven_into(input, output, &counts, op),
-                None => group.reduce_scatter_into(input, output, op),
+            let input = input.elements_beside::<T>(&output);
+            let output = output.elements_mut::<T>();
+            self.collective(py, move |group| match counts {
+                Some(counts) => group.reduce_scatter_uneven_into(&*input, output, &counts, op),
+                None => group.reduce_scatter_into(&*input, output, op),
             })
         })
     }
@@ -187,7 +188,7 @@ impl Group {
         let (mut output, input) = place(output, input)?;
         let (dtype, op) = reduced(py, output.kind, op)?;
         let (output, input) = (&mut output, input.as_ref());
-        with_type!(dtype, T => self.turn(py, move |group| {
+        with_type!(dtype, T => self.collective(py, move |group| {
             output.copy_from(input);
             group.scan(output.elements_mut::<T>(), op)
         }))
@@ -223,7 +224,7 @@ impl Group {
         with_type!(dtype, T => {
             let given = input.as_ref().unwrap_or(&output).elements::<T>().to_vec();
             let output = output.elements_mut::<T>();
-            self.turn(py, move |group| {
+            self.collective(py, move |group| {
                 if let Some(result) = group.exscan(&given, op)? {
                     output.copy_from_slice(&result);
                 }
@@ -247,7 +248,7 @@ impl Group {
             let output = output.into_foreign::<T>(py)?;
             self.begun(py, move |group| {
                 let deliver = deliver(output);
-                let finish = |result: Option<Vec<T>>| result.map_or(Ok(Outcome::Nothing), deliver);
+                let finish = |result: Option<Vec<T>>| result.map_or(Ok(OperationResult::Nothing), deliver);
                 Ok(group.exscan_async(&given, op)?.and_then(finish))
             })
         })

@@ -1,16 +1,18 @@
-//! Where the elements of an argument lie, and what keeps them there.
+//! The memory of an argument: where its elements are, their type, and the object that keeps them alive.
+
+use std::borrow::Cow;
 
 use pyo3::prelude::*;
-use ringtrain::{Element, ForeignBuffer};
+use ringtrain::{DType, Element, ForeignBuffer};
 
+use crate::buffer_view::BufferView;
+use crate::deferred_drop::DeferredDrop;
 use crate::dtype::Kind;
 use crate::errors;
-use crate::graves::Kept;
 use crate::group::Group;
 use crate::shared::Shared;
-use crate::view::View;
 
-/// `count` elements of type `dtype` at `address`, which stay valid for as long as `owner` lives. Nobody checks that.
+/// `count` elements of type `dtype` at `address`, which stay valid as long as `owner` lives. The caller promises that.
 #[pyclass(frozen, module = "ringtrain._core")]
 pub(crate) struct Memory {
     owner: Py<PyAny>,
@@ -33,10 +35,10 @@ impl Memory {
         writable: bool,
     ) -> PyResult<Self> {
         let kind = Kind::named(dtype)
-            .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is no element type of ringtrain")))?;
+            .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is not an element type of ringtrain")))?;
         let count = Group::count(py, count)?;
         if address == 0 && count > 0 {
-            return Err(errors::invalid(py, "nothing lies at address 0"));
+            return Err(errors::invalid(py, "the address of the elements is 0"));
         }
         if count.checked_mul(kind.bytes()).is_none_or(|bytes| bytes > isize::MAX as usize) {
             return Err(errors::invalid(py, format!("{count} elements are more than memory can hold")));
@@ -49,24 +51,24 @@ impl Memory {
     }
 }
 
-/// Holds a buffer of the buffer protocol as an object, which may be let go of where the interpreter's lock is not held.
+/// Owns a view, as a Python object: a thread without the interpreter's lock can drop its reference later.
 #[pyclass(frozen, module = "ringtrain._core")]
-struct Hold(#[expect(dead_code, reason = "it is held, not used")] View);
+struct ViewOwner(#[expect(dead_code, reason = "it only keeps the view alive")] BufferView);
 
-/// What keeps elements where they are.
-enum Keeper {
-    Buffer(View),
+/// What keeps the elements valid.
+enum Owner {
+    View(BufferView),
     Object(Py<PyAny>),
 }
 
-/// The elements of an argument.
+/// The elements of an argument. They are aligned for their type.
 pub(crate) struct Region {
     start: *mut u8,
-    /// How many elements.
+    /// The number of elements.
     pub(crate) count: usize,
     pub(crate) kind: Kind,
     is_writable: bool,
-    keeper: Keeper,
+    owner: Owner,
 }
 
 impl Region {
@@ -74,7 +76,7 @@ impl Region {
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
         let region = if let Ok(shared) = object.cast::<Shared>() {
-            // The buffer protocol has no word for all of its types.
+            // The buffer protocol has no format for some of its types.
             Self { kind: shared.get().kind(), ..Self::of_buffer(object)? }
         } else if let Ok(memory) = object.cast::<Memory>() {
             let memory = memory.get();
@@ -83,13 +85,12 @@ impl Region {
                 count: memory.count,
                 kind: memory.kind,
                 is_writable: memory.is_writable,
-                keeper: Keeper::Object(memory.owner.clone_ref(py)),
+                owner: Owner::Object(memory.owner.clone_ref(py)),
             }
         } else {
             Self::of_buffer(object)?
         };
-        let alignment = with_alignment(region.kind);
-        if region.count > 0 && !(region.start as usize).is_multiple_of(alignment) {
+        if region.count > 0 && !(region.start as usize).is_multiple_of(region.kind.alignment()) {
             return Err(errors::invalid(py, "the buffer is not aligned; pass a copy"));
         }
         Ok(region)
@@ -106,29 +107,32 @@ impl Region {
 
     fn of_buffer(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
-        let buffer = View::of(object).map_err(|error| {
+        let view = BufferView::of(object).map_err(|error| {
             let kind = object.get_type();
-            errors::invalid(py, format!("a buffer is needed, such as a numpy array, not {kind}: {error}"))
+            errors::invalid(py, format!("a buffer is needed, for example a numpy array, not {kind}: {error}"))
         })?;
-        if !buffer.is_contiguous() {
+        if !view.is_contiguous() {
             let what =
                 "the array is not contiguous in row-major order; pass a copy (numpy.ascontiguousarray)";
             return Err(errors::invalid(py, what));
         }
-        if has_objects(buffer.format().to_bytes()) {
-            return Err(errors::invalid(py, "an array of Python objects has no elements to move"));
+        if has_objects(view.format().to_bytes()) {
+            return Err(errors::invalid(
+                py,
+                "the elements of the array are Python objects, which cannot be sent",
+            ));
         }
-        let item_bytes = buffer.item_bytes();
+        let item_bytes = view.item_bytes();
         Ok(Self {
-            start: buffer.start(),
-            count: buffer.bytes() / item_bytes,
-            kind: Kind::of_format(buffer.format(), item_bytes),
-            is_writable: !buffer.is_read_only(),
-            keeper: Keeper::Buffer(buffer),
+            start: view.start(),
+            count: view.bytes() / item_bytes,
+            kind: Kind::of_format(view.format(), item_bytes),
+            is_writable: !view.is_read_only(),
+            owner: Owner::View(view),
         })
     }
 
-    /// How many elements of the type that they are moved as.
+    /// The number of elements of the type that they are moved as.
     pub(crate) fn moved_count(&self) -> usize {
         self.count * self.kind.moved().1
     }
@@ -138,85 +142,110 @@ impl Region {
         self.count * self.kind.bytes()
     }
 
-    /// The elements as a type that has their size or divides it.
-    pub(crate) fn elements<T: Element>(&self) -> &[T] {
+    /// The number of elements of type `T`.
+    ///
+    /// # Panics
+    ///
+    /// If `T` is neither the type that the elements are moved as nor bytes: a slice of another type could be unaligned, or
+    /// hold a bit pattern that is no element.
+    fn count_as<T: Element>(&self) -> usize {
+        let moved = self.kind.moved().0;
+        assert!(T::DTYPE == moved || T::DTYPE == DType::U8, "{} are no {}", self.kind.name(), T::DTYPE);
         let count = self.bytes() / size_of::<T>();
+        assert!(count == 0 || self.start.cast::<T>().is_aligned(), "`Region::of` has checked the alignment");
+        count
+    }
+
+    /// The elements as the type that they are moved as, or as bytes.
+    pub(crate) fn elements<T: Element>(&self) -> &[T] {
+        let count = self.count_as::<T>();
         if count == 0 {
             return &[];
         }
-        // SAFETY: the keeper keeps so many bytes where they are, aligned for their own type, of which `T` is the type or a
-        // byte; all patterns of bits are elements. That Python's threads do not write meanwhile is what the call's user
-        // promises.
+        // SAFETY: the owner keeps this many bytes valid; type and alignment have been checked. That other Python threads do
+        // not write meanwhile is the caller's promise, as with all arrays.
         unsafe { std::slice::from_raw_parts(self.start.cast(), count) }
     }
 
-    /// The elements, to be written. They were found to be writable.
+    /// The elements, to be written. Empty if the region is read-only.
     pub(crate) fn elements_mut<T: Element>(&mut self) -> &mut [T] {
-        let count = self.bytes() / size_of::<T>();
+        let count = self.count_as::<T>();
         if count == 0 || !self.is_writable {
             return &mut [];
         }
-        // SAFETY: as above; and that Python's threads do not use them meanwhile is what the call's user promises.
+        // SAFETY: as above, and the operations read other arguments that overlap with this one from a copy
+        // (`elements_beside`). That other Python threads do not use the elements meanwhile is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), count) }
     }
 
-    /// The elements of what is broadcast: the root does not write them, whose buffer may be read-only.
+    /// The elements, to be read while an operation writes to `output`: a copy of them if both overlap.
+    pub(crate) fn elements_beside<'a, T: Element>(&'a self, output: &Self) -> Cow<'a, [T]> {
+        let elements = self.elements::<T>();
+        if self.overlaps(output) { Cow::Owned(elements.to_vec()) } else { Cow::Borrowed(elements) }
+    }
+
+    /// Whether both have a byte in common.
+    fn overlaps(&self, other: &Self) -> bool {
+        let (own, others) = (self.start as usize, other.start as usize);
+        let is_empty = self.bytes() == 0 || other.bytes() == 0;
+        !is_empty && own < others + other.bytes() && others < own + self.bytes()
+    }
+
+    /// Whether the region is exactly the part of `whole` that begins `at` bytes from its start.
+    pub(crate) fn is_part_of(&self, whole: &Self, at: usize) -> bool {
+        self.start == whole.start.wrapping_add(at) && at.saturating_add(self.bytes()) <= whole.bytes()
+    }
+
+    /// The elements of a broadcast. The root only reads them, so its buffer may be read-only.
     pub(crate) fn elements_to_broadcast<T: Element>(&mut self) -> &mut [T] {
         let is_writable = std::mem::replace(&mut self.is_writable, true);
         let start = std::ptr::from_mut(self.elements_mut::<T>());
         self.is_writable = is_writable;
-        // SAFETY: it is the slice that has just been made, and nobody has another.
+        // SAFETY: this is the slice that has just been made, and there is no other.
         unsafe { &mut *start }
     }
 
-    /// Copies all of an input of the same length, which may be the same memory; does nothing without one.
+    /// Copies an input of the same length, which may overlap, if there is one.
     pub(crate) fn copy_from(&mut self, input: Option<&Self>) {
         if let Some(input) = input {
             self.copy_part(0, input);
         }
     }
 
-    /// Copies an input to `at` bytes from the beginning, as much of it as there is room for.
+    /// Copies an input, which may overlap, to `at` bytes from the start, up to the end of this region.
     pub(crate) fn copy_part(&mut self, at: usize, input: &Self) {
         let bytes = input.bytes().min(self.bytes().saturating_sub(at));
         let place = self.start.wrapping_add(at);
         if bytes > 0 && self.is_writable && place != input.start {
-            // SAFETY: both have so many bytes, which may overlap.
+            // SAFETY: both have this many bytes, and `copy` allows an overlap.
             unsafe { std::ptr::copy(input.start, place, bytes) };
         }
     }
 
-    /// The elements for an operation that goes on by itself.
+    /// The elements for an asynchronous operation.
     pub(crate) fn into_foreign<T: Element>(self, py: Python<'_>) -> PyResult<ForeignBuffer<T>> {
-        let (start, count) = (self.start.cast(), self.bytes() / size_of::<T>());
-        let keeper: Py<PyAny> = match self.keeper {
-            Keeper::Object(object) => object,
-            // Let go of by whatever thread ends the operation: an object waits for the interpreter then, a buffer would take
-            // its lock.
-            Keeper::Buffer(buffer) => Py::new(py, Hold(buffer))?.into_any(),
+        let (start, count) = (self.start.cast(), self.count_as::<T>());
+        let owner: Py<PyAny> = match self.owner {
+            Owner::Object(object) => object,
+            // The thread that ends the operation drops it. Dropping a view takes the interpreter's lock; dropping a reference
+            // to an object can wait.
+            Owner::View(view) => Py::new(py, ViewOwner(view))?.into_any(),
         };
-        // SAFETY: as above; the keeper goes with it.
-        Ok(unsafe { ForeignBuffer::new(start, count, Kept::new(keeper)) })
+        // SAFETY: the owner, which goes along, keeps this many elements valid; type and alignment have been checked.
+        Ok(unsafe { ForeignBuffer::new(start, count, DeferredDrop::new(owner)) })
     }
 }
 
-// SAFETY: the keeper keeps the elements where they are whichever thread has the region.
+// SAFETY: the owner keeps the elements valid for every thread.
 unsafe impl Send for Region {}
-// SAFETY: what is shared of it is only read.
+// SAFETY: shared references only read the elements.
 unsafe impl Sync for Region {}
 
-/// Whether items with this format hold references to objects, which mean nothing elsewhere. Names stand between colons.
+/// Whether items of this format hold references to objects. Names of fields stand between colons.
 fn has_objects(format: &[u8]) -> bool {
     let mut is_name = false;
     format.iter().any(|&byte| {
         is_name ^= byte == b':';
         byte == b'O' && !is_name
     })
-}
-
-fn with_alignment(kind: Kind) -> usize {
-    match kind {
-        Kind::Number(dtype) => dtype.size_bytes(),
-        Kind::Bool | Kind::Opaque(_) => 1,
-    }
 }

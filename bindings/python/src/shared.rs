@@ -1,4 +1,4 @@
-//! Memory of a group's own, which peers on the same host reduce where it lies.
+//! Memory that the group allocates and that peers on the same host can read and write in place.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Mutex;
@@ -13,10 +13,10 @@ use crate::errors;
 use crate::fork;
 use crate::group::Group;
 
-/// Memory of a group's own (`Group.alloc`), with the buffer protocol.
+/// Memory from `Group.alloc`, with the buffer protocol.
 #[pyclass(frozen, module = "ringtrain._core")]
 pub(crate) struct Shared {
-    /// `None` once it has been let go of.
+    /// `None` once it has been dropped.
     buffer: Mutex<Option<SharedBuffer<u64>>>,
     start: usize,
     bytes: usize,
@@ -34,9 +34,9 @@ impl Group {
         let kind = Kind::named(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is no element type of ringtrain")))?;
         let bytes = count.checked_mul(kind.bytes()).filter(|&bytes| isize::try_from(bytes).is_ok());
-        // A length that cannot be is everybody's error: the library tells the other ranks.
+        // An impossible length is an error on all ranks: the library tells the others.
         let words = bytes.map_or(usize::MAX, |bytes| bytes.div_ceil(size_of::<u64>()));
-        let mut buffer = self.turn(py, |group| group.alloc::<u64>(words))?;
+        let mut buffer = self.collective(py, |group| group.alloc::<u64>(words))?;
         let start = buffer.as_mut_ptr() as usize;
         Ok(Shared {
             is_reached: buffer.is_shared(),
@@ -68,16 +68,15 @@ impl Shared {
 
     /// # Safety
     ///
-    /// Python's: `view` is one to be filled.
+    /// Python passes a view to be filled.
     unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
-            return Err(PyBufferError::new_err("there is no view to fill"));
+            return Err(PyBufferError::new_err("the view to fill is null"));
         }
         let shared = slf.get();
         let asks_for = |flag: c_int| flags & flag == flag;
         let format: &'static CStr = shared.kind.format();
-        // SAFETY: Python passes a view to be filled. What it points to is the object's, which the view keeps alive by the
-        // reference that it is given.
+        // SAFETY: Python passes a view to be filled. It points to memory of the object, to which it gets a reference.
         unsafe {
             (*view).buf = shared.start as *mut c_void;
             (*view).len = shared.bytes as isize;

@@ -1,4 +1,4 @@
-//! Which line of a Python program calls, so that errors name it and not a line of this package.
+//! The line of the Python program that makes a call: errors name it, and not a line of this package.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,29 +8,29 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 use ringtrain::{Site, group};
 
-/// How many frames of this package there may be on the way from the program to here.
+/// How many stack frames are searched for a line of the program.
 const FRAMES_MAX: usize = 8;
-/// How many files are told apart; of those beyond nothing is said but the package.
+/// How many files are remembered; lines of further files are not found.
 const FILES_MAX: usize = 4096;
 
-/// A file that calls.
+/// A source file.
 #[derive(Clone, Copy)]
 struct File {
     name: &'static str,
-    /// This package's, or a framework's.
+    /// It belongs to this package or to a framework.
     is_ours: bool,
 }
 
 thread_local! {
-    /// By the address of the name's object, which is kept alive for ever: names are few, and a thread that ends has no
-    /// interpreter's lock to let go of them.
+    /// Files by the address of the name's object, which is never dropped: names are few, and a thread that ends may not have
+    /// the interpreter's lock.
     static FILES: RefCell<HashMap<usize, File>> = RefCell::new(HashMap::new());
 }
 
-/// Lines of programs are not in these: what calls from there was called by somebody else.
+/// Paths of frameworks, which call this package on behalf of a program.
 const FRAMEWORKS: [&str; 1] = ["/site-packages/torch/"];
 
-/// Makes calls that count as made at a line, if it is known.
+/// Makes `calls` with this line as their place in the program, if it is known.
 pub(crate) fn at<R>(site: Option<Site>, calls: impl FnOnce() -> R) -> R {
     match site {
         Some(site) => group::at(site, calls),
@@ -38,7 +38,7 @@ pub(crate) fn at<R>(site: Option<Site>, calls: impl FnOnce() -> R) -> R {
     }
 }
 
-/// The innermost line that is not this package's or a framework's; or the outermost of these, where a thread of theirs calls.
+/// The innermost line outside this package and the frameworks. If there is none, the outermost line: a thread of theirs calls.
 pub(crate) fn find(py: Python<'_>) -> Option<Site> {
     // SAFETY: the interpreter's lock is held; the frame is borrowed, or there is none.
     let frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };
@@ -74,7 +74,7 @@ fn file_of(py: Python<'_>, name: &Bound<'_, PyString>) -> Option<File> {
         let text = name.to_str().ok()?;
         let is_ours = package(py).is_some_and(|package| text.starts_with(&package))
             || FRAMEWORKS.iter().any(|framework| text.contains(framework));
-        // A program has so many files and no more: what is kept of each is never given back.
+        // The number of files is bounded, so their names are never freed.
         let file = File { name: text.to_owned().leak(), is_ours };
         std::mem::forget(name.clone());
         files.insert(address, file);

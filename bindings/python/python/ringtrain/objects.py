@@ -1,53 +1,74 @@
-"""Objects of Python's, by pickle.
+"""Python objects, by pickle.
 
-Unpickling runs what the sender says: objects come only from ranks of the same job, which have proved that they know its secret.
+Unpickling can run any code that the sender chooses. Objects come only from ranks of the same job, which have proved that they
+know its secret.
 """
 
 import pickle
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
+from . import _core
 from .handles import Handle
-
-if TYPE_CHECKING:
-    from . import _core
 
 
 def _dumps(value: Any) -> bytes:
     return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
 
 
+def exchange(operation: Callable[..., Any], encode: Callable[[], Any], *arguments: Any) -> Any:
+    """Calls a collective on the bytes that `encode` returns.
+
+    If `encode` fails, this rank raises its exception, and all other ranks raise an `Error` that names this rank and the reason.
+    """
+    try:
+        data = encode()
+    except Exception as error:
+        with suppress(_core.Error):
+            operation(None, *arguments, refusal=f"{type(error).__name__}: {error}")
+        raise
+    return operation(data, *arguments)
+
+
 class Objects:
-    """A group's operations on objects."""
+    """A group's operations on objects.
+
+    If a rank cannot pickle its objects, or has a wrong number of them, all ranks of the collective raise an exception that says
+    so. The group can go on.
+    """
 
     core: "_core.Group"
     rank: int
 
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
-        """The root's object, on every rank; the others' is not looked at."""
-        data = self.core.broadcast_bytes(_dumps(value) if self.rank == root else None, root)
-        return value if self.rank == root else pickle.loads(data)
+        """Returns the root's object on every rank. Other ranks need not pass one."""
+        is_root = self.rank == root
+        data = exchange(self.core.broadcast_bytes, lambda: _dumps(value) if is_root else None, root)
+        return value if is_root else pickle.loads(data)
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Every rank's object, in rank order."""
-        return [pickle.loads(data) for data in self.core.all_gather_bytes(_dumps(value))]
+        """Returns every rank's object, in rank order."""
+        return [pickle.loads(data) for data in exchange(self.core.all_gather_bytes, lambda: _dumps(value))]
 
     def gather_object(self, value: Any, root: int = 0) -> list[Any] | None:
-        """Every rank's object, in rank order, on the root; `None` on the others."""
-        gathered = self.core.gather_bytes(_dumps(value), root)
+        """Returns every rank's object, in rank order, on the root, and `None` on the other ranks."""
+        gathered = exchange(self.core.gather_bytes, lambda: _dumps(value), root)
         return None if gathered is None else [pickle.loads(data) for data in gathered]
 
     def scatter_object(self, values: Sequence[Any] | None = None, root: int = 0) -> Any:
-        """The r-th of the root's objects, of which there is one for each rank."""
-        encoded = [_dumps(value) for value in (() if values is None else values)] if self.rank == root else None
-        return pickle.loads(self.core.scatter_bytes(encoded, root))
+        """Returns `values[r]` of the root on rank r. The root passes one object for each rank."""
+        is_root = self.rank == root
+        encode = (lambda: [_dumps(value) for value in (() if values is None else values)]) if is_root else (lambda: None)
+        return pickle.loads(exchange(self.core.scatter_bytes, encode, root))
 
     def all_to_all_object(self, values: Sequence[Any]) -> list[Any]:
-        """What each rank has for this one; the r-th of `values` goes to rank r."""
-        return [pickle.loads(data) for data in self.core.all_to_all_bytes([_dumps(value) for value in values])]
+        """Sends `values[r]` to rank r, and returns the objects that the ranks sent to this one, in rank order."""
+        received = exchange(self.core.all_to_all_bytes, lambda: [_dumps(value) for value in values])
+        return [pickle.loads(data) for data in received]
 
     def send_object(self, value: Any, to: int, tag: int = 0, *, synchronous: bool = False) -> None:
-        """Sends an object, which `receive_object` receives. `synchronous` is as in `send`."""
+        """Sends an object, which `receive_object` receives. `synchronous` has the meaning that it has in `send`."""
         self.core.send_bytes(_dumps(value), to, tag, synchronous)
 
     def send_object_async(self, value: Any, to: int, tag: int = 0, *, synchronous: bool = False) -> Handle:
@@ -55,11 +76,11 @@ class Objects:
         return Handle(self.core.send_bytes_async(_dumps(value), to, tag, synchronous), lambda _: None)
 
     def receive_object(self, source: int | None = None, tag: int | None = None) -> tuple[Any, int, int]:
-        """An object, with the rank that sent it and its tag."""
+        """Receives an object. Returns it with the rank that sent it and its tag."""
         data, sender, its_tag = self.core.receive_bytes(source, tag)
         return pickle.loads(data), sender, its_tag
 
     def receive_object_async(self, source: int | None = None, tag: int | None = None) -> Handle:
-        """`receive_object`, going on by itself."""
+        """Begins a `receive_object` and returns its handle."""
         received = self.core.receive_bytes_async(source, tag)
         return Handle(received, lambda result: (pickle.loads(result[0]), result[1], result[2]))

@@ -238,7 +238,9 @@ def end_of_rank(directory: Path, how: str) -> None:
                 if k == 2 and world.rank == 0:
                     leave(directory / "at-work", "")
         elif how == "unpicklable":
-            world.all_gather_object(1)
+            error = raised(ring.Error, world.all_gather_object, 1)
+            assert error.rank == 1 and "pickle" in str(error), error
+            world.barrier()
         else:
             leave(directory / f"waits-{world.rank}", "")
             world.all_reduce(np.zeros(1000))

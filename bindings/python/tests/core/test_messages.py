@@ -284,19 +284,48 @@ def big_objects(world):
 
 
 @cases
-def what_cannot_be_pickled_is_refused_before_anything_is_sent(world):
+def objects_that_no_rank_can_pickle_are_an_error_on_all_ranks(world):
     unpicklable = threading.Lock()
     for call in (
         lambda: world.all_gather_object(unpicklable),
-        lambda: world.broadcast_object(unpicklable, root=world.rank),
         lambda: world.gather_object(unpicklable),
-        lambda: world.scatter_object([unpicklable] * world.size, root=world.rank),
         lambda: world.all_to_all_object([unpicklable] * world.size),
         lambda: world.send_object(unpicklable, 0),
         lambda: world.send_object_async(lambda: 0, 0),
     ):
         raised((TypeError, pickle.PicklingError, AttributeError), call)
     assert world.all_gather_object(world.rank) == list(range(world.size))
+
+
+@cases
+def objects_that_one_rank_cannot_give_are_an_error_on_all_ranks(world):
+    """The other ranks waited for the deadline."""
+    n, rank = world.size, world.rank
+    culprit = n - 1
+    is_culprit = rank == culprit
+    one = threading.Lock() if is_culprit else "fine"
+    for reason, call in (
+        ("cannot pickle", lambda: world.all_gather_object(one)),
+        ("cannot pickle", lambda: world.gather_object(one, 0)),
+        ("cannot pickle", lambda: world.broadcast_object(one, culprit)),
+        ("cannot pickle", lambda: world.scatter_object([one] * n, culprit)),
+        ("cannot pickle", lambda: world.all_to_all_object([one] * n)),
+        (f"each of {n} ranks is needed, not {n + 1}", lambda: world.scatter_object([1] * (n + 1), culprit)),
+        (f"each of {n} ranks is needed, not {n - 1}", lambda: world.all_to_all_object([1] * (n - 1 if is_culprit else n))),
+        (f"each of {n} ranks is needed, not 0", lambda: world.scatter_object(None, culprit)),
+    ):
+        error = raised(Exception, call)
+        assert reason in str(error), error
+        if is_culprit:
+            assert isinstance(error, TypeError | ring.InvalidArgument), repr(error)
+        else:
+            assert type(error) is ring.Error and error.rank == culprit, repr(error)
+            assert str(error).startswith(f"rank {culprit} did not contribute to this collective: "), error
+        assert world.all_reduce(1) == n, "the group can go on"
+    # Each rank that fails raises its own exception, and the others name the first one.
+    error = raised(Exception, world.all_gather_object, threading.Lock() if rank < 2 else 0)
+    assert isinstance(error, TypeError) if rank < 2 else error.rank == 0, repr(error)
+    assert world.all_gather_object("x" * rank) == ["x" * r for r in range(n)]
 
 
 @cases

@@ -1,5 +1,7 @@
 """Lower case: objects."""
 
+import pickle
+
 from ringtrain.mpi import MPI
 
 OBJECTS = [None, 7, 2.5, "words", b"", b"bytes", [1, [2]], {"a": 1, 2: (3,)}, "x" * 300_000]
@@ -117,11 +119,6 @@ def check_wrong_arguments(comm):
             assert error.Get_error_class() == expected, (error, expected)
         else:
             raise AssertionError(expected)
-    if comm.rank == 0:
-        try:
-            comm.scatter([0] * (comm.size + 1))
-        except ValueError as error:
-            assert f"expecting {comm.size} items" in str(error)
 
 
 def check_isolation(comm):
@@ -135,3 +132,31 @@ def check_isolation(comm):
     assert comm.recv(tag=1) == "here"
     MPI.Request.waitall([first, second])
     other.Free()
+
+
+def check_what_one_rank_cannot_give_is_an_error_on_all(comm):
+    """The other ranks waited for ever."""
+    size, culprit = comm.size, comm.size - 1
+    is_culprit = comm.rank == culprit
+    one = (lambda: 0) if is_culprit else "fine"
+    for call in (
+        lambda: comm.allgather(one),
+        lambda: comm.gather(one),
+        lambda: comm.bcast(one, root=culprit),
+        lambda: comm.scatter([one] * size, root=culprit),
+        lambda: comm.scatter([1] * (size + 1), root=culprit),
+        lambda: comm.alltoall([1] * (size + is_culprit)),
+        lambda: comm.allreduce(one),
+    ):
+        try:
+            call()
+        except MPI.Exception as error:
+            assert not is_culprit
+            assert error.__cause__.rank == culprit
+            assert f"rank {culprit} did not contribute" in str(error)
+        except Exception as error:
+            assert is_culprit
+            assert isinstance(error, ValueError | TypeError | AttributeError | pickle.PicklingError), repr(error)
+        else:
+            raise AssertionError("nothing was raised")
+        assert comm.allreduce(1) == size

@@ -1,24 +1,23 @@
-//! A view of an object by the buffer protocol. `PyO3`'s own refuses arrays without dimensions, which numpy's scalars become.
+//! A view of an object by the buffer protocol. `PyO3`'s own refuses arrays without dimensions, which numpy's scalars have.
 
 use std::ffi::CStr;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// What an object lets others see of its memory, which stays where it is until the view is dropped.
-pub(crate) struct View(Box<ffi::Py_buffer>);
+/// A view of an object's memory, which stays valid and in place until the view is dropped.
+pub(crate) struct BufferView(Box<ffi::Py_buffer>);
 
-// SAFETY: the memory it points to stays where it is whichever thread has the view, and it is let go of with the interpreter's
-// lock.
-unsafe impl Send for View {}
-// SAFETY: it is only read.
-unsafe impl Sync for View {}
+// SAFETY: the memory stays in place for every thread, and the view is released with the interpreter's lock.
+unsafe impl Send for BufferView {}
+// SAFETY: shared references only read the view.
+unsafe impl Sync for BufferView {}
 
-impl View {
-    /// The object's memory, read-only or not, in whatever layout.
+impl BufferView {
+    /// The object's memory, in any layout and perhaps read-only.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut view = Box::new(ffi::Py_buffer::new());
-        // SAFETY: the object lives, and the view is one to be filled, which stays where it is.
+        // SAFETY: the object is alive, and the call fills the view, which stays in its box.
         let code = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, ffi::PyBUF_FULL_RO) };
         if code == 0 { Ok(Self(view)) } else { Err(PyErr::fetch(object.py())) }
     }
@@ -40,26 +39,26 @@ impl View {
         self.0.readonly != 0
     }
 
-    /// What an item is, in the words of Python's `struct`.
+    /// The format of an item, as in Python's module `struct`.
     pub(crate) fn format(&self) -> &CStr {
         if self.0.format.is_null() {
             return c"B";
         }
-        // SAFETY: the exporter has filled it with a string that lives as long as the view.
+        // SAFETY: the exporter has set it to a string that lives as long as the view.
         unsafe { CStr::from_ptr(self.0.format) }
     }
 
-    /// Whether items lie one after another in row-major order.
+    /// Whether the items are contiguous in row-major order.
     pub(crate) fn is_contiguous(&self) -> bool {
         // SAFETY: the view has been filled.
         unsafe { ffi::PyBuffer_IsContiguous(&raw const *self.0, b'C' as std::ffi::c_char) == 1 }
     }
 }
 
-impl Drop for View {
+impl Drop for BufferView {
     fn drop(&mut self) {
-        // SAFETY: the view has been filled and not been released, and the interpreter's lock is held. An interpreter that ends
-        // has no use for it any more.
+        // SAFETY: the view has been filled and not yet released, and the interpreter's lock is held. After the interpreter has
+        // ended there is nothing to release.
         Python::try_attach(|_| unsafe { ffi::PyBuffer_Release(&raw mut *self.0) });
     }
 }

@@ -1,0 +1,161 @@
+//! A lock that gives a group to one thread at a time.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use ringtrain::{Group, Messenger};
+
+use crate::{fork, interrupt};
+
+/// How often a thread that waits for the lock asks whether a signal handler has raised.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Why a thread does not get the group.
+pub(crate) enum LockError {
+    /// The group has been closed.
+    Closed,
+    /// A signal handler raised.
+    Interrupted,
+    /// The thread is in a collective of the group already, and a signal handler calls another one.
+    Nested,
+}
+
+/// Where the group is.
+enum Holder {
+    /// No thread uses it.
+    Free(Box<Group>),
+    /// A thread uses it. `is_closing`: it is to be closed when that thread returns it.
+    Thread {
+        id: ThreadId,
+        is_closing: bool,
+    },
+    Closed,
+}
+
+/// A group and its messenger. Messages need no lock.
+pub(crate) struct GroupLock {
+    holder: Mutex<Holder>,
+    returned: Condvar,
+    messenger: Mutex<Option<Arc<Messenger>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl GroupLock {
+    pub(crate) fn new(group: Group) -> Self {
+        let messenger = Arc::new(group.messenger());
+        fork::remember(&messenger);
+        Self {
+            messenger: Mutex::new(Some(messenger)),
+            holder: Mutex::new(Holder::Free(Box::new(group))),
+            returned: Condvar::new(),
+        }
+    }
+
+    /// Calls `work` with the group once no other thread uses it. The caller must not hold the interpreter's lock.
+    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut Group) -> R) -> Result<R, LockError> {
+        let own = thread::current().id();
+        let mut holder = lock(&self.holder);
+        let group = loop {
+            match std::mem::replace(&mut *holder, Holder::Thread { id: own, is_closing: false }) {
+                Holder::Free(group) => break group,
+                Holder::Closed => {
+                    *holder = Holder::Closed;
+                    return Err(LockError::Closed);
+                }
+                Holder::Thread { id, is_closing } => {
+                    *holder = Holder::Thread { id, is_closing };
+                    if is_closing {
+                        return Err(LockError::Closed);
+                    }
+                    if id == own {
+                        return Err(LockError::Nested);
+                    }
+                }
+            }
+            let (guard, waited) = self
+                .returned
+                .wait_timeout(holder, INTERRUPT_INTERVAL)
+                .unwrap_or_else(PoisonError::into_inner);
+            holder = guard;
+            if waited.timed_out() {
+                drop(holder);
+                if interrupt::is_interrupted() {
+                    return Err(LockError::Interrupted);
+                }
+                holder = lock(&self.holder);
+            }
+        };
+        drop(holder);
+        let mut guard = GroupGuard { lock: self, group: Some(group) };
+        Ok(guard.group.as_mut().map(|group| work(group)).expect("the guard has just been made with a group"))
+    }
+
+    /// The group's messenger; `None` once the group is closed.
+    pub(crate) fn messenger(&self) -> Option<Arc<Messenger>> {
+        lock(&self.messenger).clone()
+    }
+
+    /// Makes a new messenger, with the group's changed settings.
+    pub(crate) fn renew_messenger(&self, group: &Group) {
+        let mut messenger = lock(&self.messenger);
+        if messenger.is_some() {
+            let renewed = Arc::new(group.messenger());
+            fork::remember(&renewed);
+            *messenger = Some(renewed);
+        }
+    }
+
+    /// Drops the group: at once, or when the thread that uses it returns it.
+    pub(crate) fn close(&self) {
+        let messenger = lock(&self.messenger).take();
+        let mut holder = lock(&self.holder);
+        let group = match std::mem::replace(&mut *holder, Holder::Closed) {
+            Holder::Free(group) => Some(group),
+            Holder::Thread { id, .. } => {
+                *holder = Holder::Thread { id, is_closing: true };
+                None
+            }
+            Holder::Closed => None,
+        };
+        drop(holder);
+        self.returned.notify_all();
+        drop((messenger, group));
+    }
+
+    /// Whether the group has been closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(*lock(&self.holder), Holder::Closed | Holder::Thread { is_closing: true, .. })
+    }
+
+    /// Forgets the group without closing its connections: in a forked process they belong to the parent.
+    pub(crate) fn leak(&mut self) {
+        let holder = self.holder.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::replace(holder, Holder::Closed));
+        std::mem::forget(self.messenger.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+/// Returns the group to its lock when it is dropped.
+struct GroupGuard<'a> {
+    lock: &'a GroupLock,
+    group: Option<Box<Group>>,
+}
+
+impl Drop for GroupGuard<'_> {
+    fn drop(&mut self) {
+        let Some(group) = self.group.take() else { return };
+        let mut holder = lock(&self.lock.holder);
+        let (next, closed) = match *holder {
+            Holder::Thread { is_closing: true, .. } => (Holder::Closed, Some(group)),
+            _ => (Holder::Free(group), None),
+        };
+        *holder = next;
+        drop(holder);
+        self.lock.returned.notify_one();
+        drop(closed);
+    }
+}
