@@ -2,12 +2,11 @@
 
 >>> import numpy as np
 >>> import ringtrain as ring
->>> world = ring.init()  # one of n ranks under `ringrun -n N python ...`, else a group of its own
+>>> world = ring.init()  # one of n ranks under `ringrun -n N python ...`, else the only rank
 >>> float(ring.all_reduce(np.float32(1.0))) == ring.size()
 True
 
-`ringtrain.mpi` is an interface as mpi4py has it, `ringtrain.torch` a backend of torch.distributed and an interface as Horovod
-has it.
+`ringtrain.mpi` has the interface of mpi4py. `ringtrain.torch` is a backend of torch.distributed and has the interface of Horovod.
 `ringtrain.run` starts ranks from a notebook.
 """
 
@@ -83,22 +82,18 @@ def init(
     streams: str | None = None,
     check_payloads: bool | None = None,
 ) -> Group:
-    """Joins the job that `ringrun` has started this process for, and gives the group of all its ranks; a process that nobody has
-    started
-    as one of several is a group of its own. Calling it again without options gives the same group.
+    """Joins the job that `ringrun` started this process for, and returns the group of all its ranks. A process that no launcher
+    started is the only rank of its job. Calling it again without options returns the same group.
 
-    Without `ringrun`: `peers` is the path of a file with every rank's `host:port`, `rank` this process's line in it, from 0, and
-    `secret`
-    what all ranks know and nobody else does (or the variable RING_SECRET).
+    Without `ringrun`: `peers` is the path of a file with every rank's `host:port`, `rank` is this process's line in it, from 0,
+    and `secret` is a password that all ranks share (or set the variable RING_SECRET).
 
-    `start_timeout` are the seconds that all ranks may take to come, `timeout` those that one operation may take (60, or
-    `math.inf`).
-    `algorithm`, `transport` ("auto", "tcp", "shm"), `congestion` and `streams` are what the flags of the same names of
-    `ringbench` are;
-    rank 0's word counts. `check_payloads` adds a CRC32C to each message
-    between ranks: True on all links, False on none. By default, links between hosts have it.
+    `start_timeout` is the time in seconds for all ranks to join, `timeout` the time for one operation (60, or `math.inf`).
+    `algorithm`, `transport` ("auto", "tcp", "shm"), `congestion` and `streams` have the meaning of the flags of `ringbench`; rank
+    0's values count. `check_payloads` adds a CRC32C to each message between ranks: True on all links, False on none. By default,
+    links between hosts have it.
 
-    Raises `StartError` with who is missing, or what is wrong and on whose side.
+    Raises `StartError`, which names the missing ranks, or what is wrong and on which rank.
     """
     options = {
         "rank": rank,
@@ -116,12 +111,12 @@ def init(
 
 
 def shutdown() -> None:
-    """Leaves the job: says goodbye to the others. Does nothing if there is none. A program that ends does so by itself."""
+    """Leaves the job. Does nothing if this process has not joined one. It also happens when the program ends."""
     _world.leave()
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined its job and not left it."""
+    """Whether this process has joined its job and has not left it."""
     return _world.is_joined()
 
 
@@ -131,7 +126,7 @@ def world() -> Group:
 
 
 def solo() -> Group:
-    """A group of this process alone."""
+    """Returns a group of only this process."""
     return Group(_core.solo())
 
 
@@ -146,7 +141,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number among the ranks of its host."""
+    """The number of this process among the ranks of its host."""
     return _world.current().local_rank
 
 
@@ -205,7 +200,7 @@ __all__ += list(_OF_THE_WORLD)
 
 
 def __getattr__(name: str) -> Any:
-    """`ringtrain.all_reduce(x)` is `ringtrain.world().all_reduce(x)`, and so is every other operation of a group."""
+    """`ringtrain.all_reduce(x)` is `ringtrain.world().all_reduce(x)`; the same holds for every operation of a group."""
     if name not in _OF_THE_WORLD:
         raise AttributeError(f"module 'ringtrain' has no attribute {name!r}")
 

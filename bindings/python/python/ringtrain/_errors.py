@@ -1,15 +1,15 @@
-"""What operations fail with. The classes mirror the library's own errors."""
+"""The exceptions. The classes mirror the errors of the Rust library."""
 
 
 class Error(RuntimeError):
-    """Whatever fails. `rank` and `host` are those to blame, in the numbers of the job; `None` where nobody is."""
+    """The base of all errors. `rank` (its number in the job) and `host` name the rank at fault, or are `None`."""
 
     rank: int | None = None
     host: str | None = None
 
 
 class JobFailed(Error):
-    """The job has ended on every rank, with the same cause everywhere. `reported_by` is the rank that told this one."""
+    """The job has failed on every rank, with the same cause on all. `reported_by` is the rank that told this one."""
 
     reported_by: int | None = None
 
@@ -19,11 +19,11 @@ class PeerLost(JobFailed):
 
 
 class PeerLeft(JobFailed):
-    """A rank closed its group while others still had something to do with it."""
+    """A rank closed its group while other ranks still needed it."""
 
 
 class Mismatch(JobFailed):
-    """Ranks called different things at the same place; `ranks` are the two that are named."""
+    """Ranks called different operations, or the same one with different arguments. `ranks` are the two that the message names."""
 
     ranks: tuple[int, int] | None = None
 
@@ -33,27 +33,27 @@ class Timeout(JobFailed, TimeoutError):
 
 
 class Aborted(JobFailed):
-    """A rank gave up and said why."""
+    """A rank aborted the job. The message gives its reason."""
 
 
 class Misbehaved(JobFailed):
-    """A rank broke the protocol, or the network corrupted what it said."""
+    """A rank broke the protocol, or the network corrupted its data."""
 
 
 class StartError(Error):
-    """The ranks could not meet."""
+    """The ranks could not connect to each other."""
 
 
 class InvalidArgument(Error, ValueError):
-    """What was asked for cannot be; nothing has been sent."""
+    """An argument is wrong. Nothing has been sent, except that the other ranks of a collective of objects are told."""
 
 
 class Unsupported(InvalidArgument):
-    """The reduction is not defined on such elements."""
+    """The reduction is not defined on elements of this type."""
 
 
 class Truncated(InvalidArgument):
-    """A message was longer than the buffer; it has been thrown away, and the group is as it was."""
+    """A message was longer than the buffer. The message is lost, and the group can go on."""
 
     source: int | None = None
     tag: int | None = None
@@ -61,8 +61,8 @@ class Truncated(InvalidArgument):
 
 
 class Forked(Error):
-    """This process was forked from a rank, and is none."""
+    """This process was forked from a rank and is not a rank itself."""
 
 
 class StillRunning(Error, TimeoutError):
-    """`Handle.wait` gave up waiting; the operation goes on."""
+    """`Handle.wait` timed out. The operation goes on."""

@@ -1,4 +1,4 @@
-"""A rank that `ringtrain.run` has started: calls the function, and leaves what it returned where the caller looks."""
+"""The program of a rank that `ringtrain.run` starts: it calls the function and writes the result to a file for the caller."""
 
 import fcntl
 import os
@@ -23,13 +23,13 @@ def main() -> int:
         func, args, kwargs = pickle.loads((directory / "task").read_bytes())
         outcome = (True, func(*args, **kwargs), "", time.time())
         data = cloudpickle.dumps(outcome)
-    except BaseException as error:  # noqa: BLE001  (whatever it was, the caller has to know)
+    except BaseException as error:  # noqa: BLE001  (the caller has to know of every exception)
         trace = traceback.format_exc()
         failure = (False, error, trace, time.time())
         try:
             data = cloudpickle.dumps(failure)
             pickle.loads(data)
-        except Exception:  # noqa: BLE001  (an exception that cannot be pickled is told by its text)
+        except Exception:  # noqa: BLE001  (the caller gets the text of an exception that cannot be pickled)
             data = pickle.dumps((False, None, trace, failure[3]))
         _leave(directory, rank, data)
         # The caller shows the traceback; the other ranks may wait for this one.
@@ -41,18 +41,18 @@ def main() -> int:
 
 
 def _end_with_caller(directory: Path) -> None:
-    """The caller has a lock for as long as it lives; whoever gets it has nobody left to work for."""
+    """Ends this process when the caller dies: the caller holds a lock as long as it lives."""
     try:
         with open(directory / "caller", "r+") as caller:
             fcntl.lockf(caller, fcntl.LOCK_EX)
     except OSError:
-        # There are file systems without locks.
+        # Some file systems have no locks.
         return
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _leave(directory: Path, rank: int, data: bytes) -> None:
-    """Whole or not at all."""
+    """Writes the result, whole or not at all."""
     draft = directory / f"draft-{rank}"
     draft.write_bytes(data)
     draft.rename(directory / f"result-{rank}")

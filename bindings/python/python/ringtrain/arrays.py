@@ -1,4 +1,4 @@
-"""What numpy arrays are to the compiled part: contiguous elements of a type that it knows, or bytes."""
+"""Conversions of numpy arrays for the compiled module: contiguous elements of a type that it knows, or bytes."""
 
 import math
 from typing import Any
@@ -25,27 +25,27 @@ _NAMES = {
 
 
 def name_of(dtype: Any) -> str:
-    """The compiled part's name of a numpy type; raises `Unsupported` for one that it does not know."""
+    """The compiled module's name of a numpy type. Raises `Unsupported` for other types."""
     dtype = np.dtype(dtype)
     try:
         return _NAMES[dtype]
     except KeyError:
-        raise Unsupported(f"{dtype} is none of {', '.join(str(known) for known in _NAMES)}") from None
+        raise Unsupported(f"{dtype} is not one of {', '.join(str(known) for known in _NAMES)}") from None
 
 
 def contiguous(values: ArrayLike) -> NDArray:
-    """The values as an array whose elements lie aligned, one after another in row-major order: they themselves, or a copy."""
+    """The values as an aligned array that is contiguous in row-major order: the array itself, or a copy."""
     array = np.asarray(values)
     return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
 
 
 def place(out: NDArray | None, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-    """Where a result goes: `out`, which has to be such an array, or a new one."""
+    """The array for a result: `out`, after a check, or a new one."""
     if out is None:
         try:
             return np.empty(shape, dtype)
         except ValueError as error:
-            raise InvalidArgument(f"no array has the shape {shape}: {error}") from None
+            raise InvalidArgument(f"an array cannot have the shape {shape}: {error}") from None
     out = written(out)
     if out.shape != shape or out.dtype != dtype:
         raise InvalidArgument(f"out is {out.dtype} of shape {out.shape}; the result is {dtype} of shape {shape}")
@@ -53,7 +53,7 @@ def place(out: NDArray | None, shape: tuple[int, ...], dtype: np.dtype) -> NDArr
 
 
 def written(out: NDArray) -> NDArray:
-    """An array that can be written as it lies."""
+    """`out`, after a check that it can be written without a copy."""
     if not isinstance(out, np.ndarray):
         raise InvalidArgument(f"out is a {type(out).__name__}, not a numpy array")
     if not out.flags.carray:
@@ -62,19 +62,19 @@ def written(out: NDArray) -> NDArray:
 
 
 def moved(array: NDArray) -> NDArray:
-    """The same memory with a type that can be moved."""
+    """The same memory, as a type that can be sent."""
     if array.dtype.kind in "mM":
         return array.view(np.int64)
     if array.dtype.hasobject:
-        raise Unsupported("an array of Python objects has no elements to move; use the functions for objects")
+        raise Unsupported("the elements are Python objects, which cannot be sent; use the functions for objects")
     if array.dtype.names:
-        # The buffer protocol has no word for some types of fields, nor for some names.
+        # The buffer protocol has no format for some types and names of fields.
         return array.view(f"V{array.dtype.itemsize}") if array.dtype.itemsize else array
     return array
 
 
 def reduced(array: NDArray, op: str) -> NDArray:
-    """The same memory with a type that can be reduced: complex numbers are added as pairs."""
+    """The same memory, as a type that can be reduced: complex numbers are added as pairs."""
     if array.dtype.kind == "c":
         if op not in ("sum", "avg"):
             raise Unsupported(f"{op} on {array.dtype} is not defined")
@@ -86,12 +86,12 @@ def reduced(array: NDArray, op: str) -> NDArray:
 
 
 def finished(array: NDArray, values: ArrayLike) -> Any:
-    """A result as its caller knows the input: a scalar for a scalar."""
+    """The result in the form of the input: a scalar for a scalar."""
     return array[()] if array.ndim == 0 and not isinstance(values, np.ndarray) else array
 
 
 def rows(array: NDArray, parts: int, what: str) -> int:
-    """How many rows each of so many equal parts has."""
+    """The number of rows in each of `parts` equal parts."""
     if array.ndim == 0 or array.shape[0] % parts:
         raise InvalidArgument(f"{what} of shape {array.shape} cannot be divided into {parts} equal parts of rows; pass counts")
     return array.shape[0] // parts

@@ -18,53 +18,51 @@ from .objects import Objects
 
 
 class Status(NamedTuple):
-    """What is known of a message."""
+    """The source, the tag and the length of a message."""
 
     source: int
     tag: int
     count: int
-    """Elements."""
+    """The number of elements."""
 
 
 class Group(Objects):
-    """Some ranks of a job, seen from one of them.
+    """A group of ranks of a job.
 
-    All ranks of a group call the same collectives in the same order, with arrays of the same shape and type; what does not agree
-    ends the
-    job with an error that says what each rank asked for. When a rank dies, every rank's current or next call raises an error
-    that names
-    it. Other Python threads run while a call waits. Messages may be sent and received by several threads at once; collectives of
-    one group
-    are done one after the other.
+    All ranks of a group call the same collectives in the same order, with arrays of the same shape and type. If their calls do
+    not agree, the job ends with an error that says what each rank asked for. When a rank dies, every rank's current or next call
+    raises an error that names it.
 
-    Collectives return their result as a new array, or in `out` if that is given; `out` may be the input itself, which is then
-    changed in
-    place, without a copy. Inputs that are not contiguous are copied first.
+    Other Python threads run while a call waits. Several threads may send and receive messages at once. Collectives of one group
+    run one after another.
 
-    Reductions are "sum", "avg", "min", "max", "prod"; "land", "lor", "lxor" on whether numbers are not 0; "band", "bor", "bxor"
-    on integers.
-    On booleans sums are "any" and products "all". Complex numbers have sums and averages.
+    Collectives return their result as a new array, or in `out` if you pass it. `out` may be the input itself, which is then
+    changed in place, without a copy. If `out` and the input overlap otherwise, the input is copied first. So are inputs that are
+    not contiguous.
+
+    Reductions are "sum", "avg", "min", "max", "prod"; "land", "lor", "lxor", which treat numbers as booleans; and "band", "bor",
+    "bxor" on integers. On booleans a sum is "any" and a product is "all". Complex numbers have sums and averages.
     """
 
     def __init__(self, core: _core.Group) -> None:
         self.core = core
-        """The compiled part's group."""
+        """The group of the compiled module."""
         self.rank: int = core.rank
         self.size: int = core.size
         self.local_rank: int = core.local_rank
-        """This process's number among the group's ranks of its host."""
+        """The number of this process among the group's ranks on its host."""
         self.local_size: int = core.local_size
         self.transport: str = core.transport
         """"shm", "tcp", "shm+tcp" (memory within hosts) or "none" (a group of one)."""
 
     @property
     def members(self) -> list[int]:
-        """The members' ranks in the job, which errors name."""
+        """The members' ranks in the job. Errors name these numbers."""
         return self.core.members
 
     @property
     def timeout(self) -> float:
-        """Seconds that an operation may take which is begun from now on."""
+        """How many seconds each operation that begins from now on may take."""
         return self.core.timeout
 
     @timeout.setter
@@ -81,59 +79,59 @@ class Group(Objects):
         self.close()
 
     def close(self) -> None:
-        """Lets go of the group. The last one of a job says goodbye to all peers."""
+        """Closes the group. Closing the last group of a job closes the connections to all peers."""
         self.core.close()
 
     def abort(self, message: str) -> None:
-        """Ends the job on every rank: this rank's reason becomes everybody's error, which this raises."""
+        """Ends the job on every rank. This call and the current or next call of all ranks raise `Aborted` with the message."""
         raise self.core.abort(message)
 
     def statistics(self) -> dict[str, float]:
-        """What the job has done so far on this rank: operations, bytes, and seconds of communication and of waiting for it."""
+        """Counters of this rank: operations, bytes, seconds of communication, and seconds that calls waited for it."""
         return self.core.statistics()
 
     def algorithm(self, operation: str, bytes: int) -> str:
-        """How an operation such as "all_reduce" on an array of so many bytes is done."""
+        """The algorithm of an operation, for example "all_reduce", on an array of this many bytes."""
         return self.core.algorithm(operation, bytes)
 
     # Groups of some of the ranks
 
     def split(self, colour: int | None, key: int = 0) -> "Group | None":
-        """Ranks that pass the same colour form a new group, in the order of their keys; who passes `None` is in none. All ranks
-        call it."""
+        """Forms a group of the ranks that pass the same colour, in the order of their keys. Returns `None` on ranks that pass
+        `None`. All ranks call it."""
         core = self.core.split(colour, key)
         return None if core is None else Group(core)
 
     def subgroup(self, ranks: Sequence[int]) -> "Group | None":
-        """The group of these ranks, in this order; `None` on all others. All ranks of this group call it with the same list."""
+        """Forms a group of these ranks, in this order. Returns `None` on other ranks. All ranks call it with the same list."""
         core = self.core.subgroup(ranks)
         return None if core is None else Group(core)
 
     def duplicate(self) -> "Group":
-        """A group of the same ranks, whose operations do not get in the way of this one's."""
+        """Forms a group of the same ranks, with operations and messages that are independent of this group's."""
         return Group(self.core.duplicate())
 
     def alloc(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
-        """An array of zeros in memory that the ranks of a host share, where there is such: an `all_reduce` of it or of a
-        contiguous part
-        with `out=` itself moves nothing through sockets or slots. All ranks call it; each may have its own shape. Its memory is
-        given back
-        with the last array on it."""
+        """Returns an array of zeros in memory that the ranks of a host share, if they can share memory.
+
+        An in-place `all_reduce` of it, or of a contiguous part, needs no copy. All ranks call `alloc`; their shapes may differ.
+        The memory is freed with the last array that uses it.
+        """
         shape = tuple(operator.index(length) for length in (shape if isinstance(shape, Sequence) else (shape,)))
         if min(shape, default=0) < 0:
-            raise InvalidArgument(f"no array has the shape {shape}")
+            raise InvalidArgument(f"an array cannot have the shape {shape}")
         count = math.prod(shape)
         dtype = np.dtype(dtype)
-        # A length that cannot be is an error on every rank, so the others have to hear of it.
+        # An impossible length is an error on every rank, so the compiled module has to tell the others.
         shared = self.core.alloc(min(count, sys.maxsize), arrays.name_of(dtype))
         return np.frombuffer(shared, dtype=dtype, count=count).reshape(shape)
 
     # Reductions
 
     def all_reduce(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None, compression: str | None = None) -> Any:
-        """The reduction of all ranks' arrays, on every rank, with the same bits everywhere.
+        """Reduces the arrays of all ranks and returns the result on every rank, with the same bits on all of them.
 
-        `compression` "fp16" or "bf16" rounds float32 to half as many bytes on the way.
+        `compression` "fp16" or "bf16" sends float32 as 16-bit floats.
         """
         array = contiguous(x)
         result = place(out, array.shape, array.dtype)
@@ -145,7 +143,7 @@ class Group(Objects):
     def all_reduce_async(
         self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None, compression: str | None = None
     ) -> Handle:
-        """`all_reduce`, going on by itself. The result is `Handle.wait`'s."""
+        """Begins an `all_reduce` and returns its handle. `Handle.wait` returns the result."""
         array = contiguous(x)
         result = place(out, array.shape, array.dtype)
         target = reduced(result, op)
@@ -153,7 +151,7 @@ class Group(Objects):
         return Handle(self.core.all_reduce_async(target, op, given, compression), lambda _: finished(result, x))
 
     def reduce(self, x: ArrayLike, op: str = "sum", root: int = 0, *, out: NDArray | None = None) -> Any:
-        """The reduction of all ranks' arrays, on the root; `None` on the others."""
+        """Reduces the arrays of all ranks. Returns the result on the root, and `None` on the other ranks."""
         array = contiguous(x)
         if self.rank != root:
             self.core.reduce(None, op, root, reduced(array, op))
@@ -163,7 +161,7 @@ class Group(Objects):
         return finished(result, x)
 
     def reduce_async(self, x: ArrayLike, op: str = "sum", root: int = 0, *, out: NDArray | None = None) -> Handle:
-        """`reduce`, going on by itself."""
+        """Begins a `reduce` and returns its handle."""
         array = contiguous(x)
         if self.rank != root:
             return Handle(self.core.reduce_async(None, op, root, reduced(array, op)), lambda _: None)
@@ -188,7 +186,8 @@ class Group(Objects):
     def reduce_scatter(
         self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None, counts: Sequence[int] | None = None
     ) -> NDArray:
-        """This rank's rows of the reduction of all ranks' arrays: the r-th of n equal parts, or `counts[r]` of them."""
+        """Reduces the arrays of all ranks and returns this rank's rows of the result: the r-th of n equal parts, or `counts[r]`
+        rows."""
         array, result, scaled = self._parts_of_sum(x, op, out, counts)
         self.core.reduce_scatter(reduced(result, op), reduced(array, op), op, scaled)
         return result
@@ -196,44 +195,44 @@ class Group(Objects):
     def reduce_scatter_async(
         self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None, counts: Sequence[int] | None = None
     ) -> Handle:
-        """`reduce_scatter`, going on by itself."""
+        """Begins a `reduce_scatter` and returns its handle."""
         array, result, scaled = self._parts_of_sum(x, op, out, counts)
         begun = self.core.reduce_scatter_async(reduced(result, op), reduced(array, op), op, scaled)
         return Handle(begun, lambda _: result)
 
     def scan(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None) -> Any:
-        """The reduction of the arrays of all ranks up to and including this one."""
+        """Returns the reduction of the arrays of ranks 0 to this one."""
         array = contiguous(x)
         result = place(out, array.shape, array.dtype)
         self.core.scan(reduced(result, op), op, None if result is array else reduced(array, op))
         return finished(result, x)
 
     def scan_async(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None) -> Handle:
-        """`scan`, going on by itself."""
+        """Begins a `scan` and returns its handle."""
         array = contiguous(x)
         result = place(out, array.shape, array.dtype)
         given = None if result is array else reduced(array, op)
         return Handle(self.core.scan_async(reduced(result, op), op, given), lambda _: finished(result, x))
 
     def exscan(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None) -> Any:
-        """The reduction of the arrays of all ranks before this one; `None` on rank 0, where `out` stays as it was."""
+        """Returns the reduction of the arrays of lower ranks. On rank 0 it returns `None` and leaves `out` as it was."""
         array = contiguous(x)
         result = place(out, array.shape, array.dtype)
         self.core.exscan(reduced(result, op), op, None if result is array else reduced(array, op))
         return None if self.rank == 0 else finished(result, x)
 
     def exscan_async(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None) -> Handle:
-        """`exscan`, going on by itself."""
+        """Begins an `exscan` and returns its handle."""
         array = contiguous(x)
         result = place(out, array.shape, array.dtype)
         given = None if result is array else reduced(array, op)
         begun = self.core.exscan_async(reduced(result, op), op, given)
         return Handle(begun, lambda _: None if self.rank == 0 else finished(result, x))
 
-    # Everybody's arrays
+    # Collectives that move arrays
 
     def broadcast(self, x: ArrayLike, root: int = 0, *, out: NDArray | None = None) -> Any:
-        """The root's array, on every rank. The others' is looked at for its shape and type alone."""
+        """Returns the root's array on every rank. The other ranks pass an array of the same shape and type."""
         array = contiguous(x)
         result = place(out, array.shape, array.dtype)
         if self.rank == root and result is not array:
@@ -242,7 +241,7 @@ class Group(Objects):
         return finished(result, x)
 
     def broadcast_async(self, x: ArrayLike, root: int = 0, *, out: NDArray | None = None) -> Handle:
-        """`broadcast`, going on by itself."""
+        """Begins a `broadcast` and returns its handle."""
         array = contiguous(x)
         result = place(out, array.shape, array.dtype)
         if self.rank == root and result is not array:
@@ -250,14 +249,14 @@ class Group(Objects):
         return Handle(self.core.broadcast_async(moved(result), root), lambda _: finished(result, x))
 
     def _gathered(self, array: NDArray, out: NDArray | None, counts: Sequence[int] | None) -> tuple[NDArray, list[int] | None]:
-        """Where all parts go, and their counts of elements if they differ."""
+        """The array for all parts, and the parts' counts of elements if they differ."""
         if counts is None:
             return place(out, (self.size, *array.shape), array.dtype), None
         scaled = self._own_counted(array, counts)
         return place(out, (sum(counts), *array.shape[1:]), array.dtype), scaled
 
     def _own_counted(self, array: NDArray, counts: Sequence[int] | None) -> list[int] | None:
-        """Counts of elements, of which this rank has this array."""
+        """Counts of rows as counts of elements, after a check that this rank's array has its count."""
         if counts is None:
             return None
         self._check_counts(counts, None)
@@ -266,20 +265,21 @@ class Group(Objects):
         return elements(list(counts), array.shape[1:])
 
     def all_gather(self, x: ArrayLike, *, out: NDArray | None = None, counts: Sequence[int] | None = None) -> NDArray:
-        """Every rank's array, of shape (n, *shape); with `counts`, arrays of so many rows one after another."""
+        """Returns every rank's array, stacked to shape (n, *shape). With `counts`, the arrays have these numbers of rows
+        and are concatenated."""
         array = contiguous(x)
         result, scaled = self._gathered(array, out, counts)
         self.core.all_gather(moved(result), moved(array), scaled)
         return result
 
     def all_gather_async(self, x: ArrayLike, *, out: NDArray | None = None, counts: Sequence[int] | None = None) -> Handle:
-        """`all_gather`, going on by itself."""
+        """Begins an `all_gather` and returns its handle."""
         array = contiguous(x)
         result, scaled = self._gathered(array, out, counts)
         return Handle(self.core.all_gather_async(moved(result), moved(array), scaled), lambda _: result)
 
     def all_gather_list(self, x: ArrayLike) -> list[NDArray]:
-        """Every rank's array, where they have different numbers of rows, which are gathered first."""
+        """Returns a list of every rank's array. Their numbers of rows may differ and are gathered first."""
         array = np.atleast_1d(contiguous(x))
         counts = [int(count) for count in self.all_gather(np.int64(array.shape[0]))]
         parts = np.split(self.all_gather(array, counts=counts), np.cumsum(counts)[:-1])
@@ -293,7 +293,7 @@ class Group(Objects):
         out: NDArray | None = None,
         counts: Sequence[int] | None = None,
     ) -> NDArray | None:
-        """Every rank's array on the root, as `all_gather` has it; `None` on the others."""
+        """Returns every rank's array on the root, as `all_gather` does, and `None` on the other ranks."""
         array = contiguous(x)
         if self.rank != root:
             scaled = self._own_counted(array, counts)
@@ -311,7 +311,7 @@ class Group(Objects):
         out: NDArray | None = None,
         counts: Sequence[int] | None = None,
     ) -> Handle:
-        """`gather`, going on by itself."""
+        """Begins a `gather` and returns its handle."""
         array = contiguous(x)
         if self.rank != root:
             scaled = self._own_counted(array, counts)
@@ -324,9 +324,9 @@ class Group(Objects):
     ) -> tuple[NDArray | None, NDArray, list[int] | None]:
         array = contiguous(x) if self.rank == root and x is not None else None
         if self.rank == root and array is None:
-            raise InvalidArgument("the root has to pass what is scattered")
+            raise InvalidArgument("the root has to pass the array to scatter")
         if array is not None:
-            # What cannot be is found before the others are told of it.
+            # Refuses types that cannot be sent before it tells the other ranks of the array.
             moved(array)
         if counts is not None:
             self._check_counts(counts, None)
@@ -350,9 +350,10 @@ class Group(Objects):
         out: NDArray | None = None,
         counts: Sequence[int] | None = None,
     ) -> NDArray:
-        """The r-th of n equal parts of the root's rows, or `counts[r]` of them. The others pass nothing. Either all ranks pass
-        `out`, or
-        none does, and the root tells them the shape and type first."""
+        """Returns the r-th of n equal parts of the root's rows on rank r, or `counts[r]` rows. The other ranks pass `None`.
+
+        Either all ranks pass `out` or none does. Without `out` the root first sends the shape and type to the others.
+        """
         array, result, scaled = self._scattered(x, root, out, counts)
         self.core.scatter(moved(result), None if array is None else moved(array), root, scaled)
         return result
@@ -365,7 +366,7 @@ class Group(Objects):
         out: NDArray | None = None,
         counts: Sequence[int] | None = None,
     ) -> Handle:
-        """`scatter`, going on by itself; without `out`, once the shape and type have been told."""
+        """Begins a `scatter` and returns its handle. Without `out` it first waits for the shape and type from the root."""
         array, result, scaled = self._scattered(x, root, out, counts)
         given = None if array is None else moved(array)
         return Handle(self.core.scatter_async(moved(result), given, root, scaled), lambda _: result)
@@ -397,9 +398,8 @@ class Group(Objects):
         send_counts: Sequence[int] | None = None,
         receive_counts: Sequence[int] | None = None,
     ) -> NDArray:
-        """The r-th of n equal parts of the rows goes to rank r; what the ranks have for this one comes back in rank order. With
-        counts, so
-        many rows to and from each rank."""
+        """Sends the r-th of n equal parts of the rows to rank r, and returns the parts that the ranks sent to this one, in rank
+        order. With `send_counts` and `receive_counts` the parts have these numbers of rows."""
         array, result, sent, received = self._exchanged(x, out, send_counts, receive_counts)
         self.core.all_to_all(moved(result), moved(array), sent, received)
         return result
@@ -412,23 +412,23 @@ class Group(Objects):
         send_counts: Sequence[int] | None = None,
         receive_counts: Sequence[int] | None = None,
     ) -> Handle:
-        """`all_to_all`, going on by itself."""
+        """Begins an `all_to_all` and returns its handle."""
         array, result, sent, received = self._exchanged(x, out, send_counts, receive_counts)
         return Handle(self.core.all_to_all_async(moved(result), moved(array), sent, received), lambda _: result)
 
     def barrier(self) -> None:
-        """Returns when every rank has entered."""
+        """Returns when every rank has called it."""
         self.core.barrier()
 
     def barrier_async(self) -> Handle:
-        """`barrier`, going on by itself."""
+        """Begins a `barrier` and returns its handle."""
         return Handle(self.core.barrier_async(), lambda _: None)
 
     def _check_counts(self, counts: Sequence[int], total: int | None) -> None:
         if len(counts) != self.size or min(counts) < 0:
-            raise InvalidArgument(f"counts {list(counts)} are not a number of rows for each of {self.size} ranks")
+            raise InvalidArgument(f"counts {list(counts)} are not one number of rows for each of {self.size} ranks")
         if total is not None and sum(counts) != total:
-            raise InvalidArgument(f"counts {list(counts)} come to {sum(counts)} rows, and there are {total}")
+            raise InvalidArgument(f"counts {list(counts)} add up to {sum(counts)} rows, but the array has {total}")
 
     # Messages
 
@@ -442,11 +442,11 @@ class Group(Objects):
         return Handle(self.core.send_async(moved(contiguous(x)), to, tag, synchronous), lambda _: None)
 
     def receive(self, out: NDArray, source: int | None = None, tag: int | None = None) -> Status:
-        """Receives an array into the beginning of `out`; from anybody, with any tag, where that is `None`."""
+        """Receives an array into the beginning of `out`. `None` stands for any source or any tag."""
         return Status(*self.core.receive(moved(written(out)), source, tag))
 
     def receive_async(self, out: NDArray, source: int | None = None, tag: int | None = None) -> Handle:
-        """`receive`, going on by itself; `Handle.wait` gives the `Status`."""
+        """Begins a `receive` and returns its handle. `Handle.wait` returns the `Status`."""
         target = moved(written(out))
         return Handle(self.core.receive_async(target, source, tag), lambda status: Status(*status))
 
@@ -460,11 +460,12 @@ class Group(Objects):
         send_tag: int = 0,
         receive_tag: int | None = None,
     ) -> Status:
-        """Sends to one rank and receives from another, or the same, at once."""
+        """Sends to one rank and receives from another, or the same, at the same time."""
         target = moved(written(out))
         return Status(*self.core.send_receive(moved(contiguous(x)), to, send_tag, target, source, receive_tag))
 
     def probe(self, source: int | None = None, tag: int | None = None, timeout: float = 0.0) -> Status | None:
-        """A message that has come and that nobody has asked for; `None` after `timeout` seconds. It stays where it is."""
+        """Returns the status of the next message that no receive has matched, or `None` after `timeout` seconds. Does not receive
+        it."""
         found = self.core.probe(source, tag, timeout)
         return None if found is None else Status(*found[:3])

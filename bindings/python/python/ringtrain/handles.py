@@ -1,4 +1,4 @@
-"""Operations that go on by themselves."""
+"""Handles of asynchronous operations."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,8 +7,11 @@ from . import _core
 
 
 class Handle:
-    """An operation under way. Nobody may use its arrays before `wait` has returned. Dropping it lets the operation go on for the
-    other ranks, but its result may never come here; a receive that has found no message yet is withdrawn."""
+    """An operation that has begun. Do not use its arrays before `wait` has returned.
+
+    If you drop the handle, the operation goes on for the other ranks, but its result may not arrive here. A receive that has
+    matched no message yet is cancelled.
+    """
 
     __slots__ = ("_core", "_finish")
 
@@ -17,26 +20,26 @@ class Handle:
         self._finish = finish
 
     def wait(self, timeout: float | None = None) -> Any:
-        """The operation's result, once it has ended.
+        """Waits for the operation and returns its result, or raises its error.
 
-        Raises `StillRunning` after `timeout` seconds; the operation goes on then. Raises what the operation failed with.
+        Raises `StillRunning` after `timeout` seconds. The operation then goes on, and you can wait again.
         """
         return self._finish(self._core.wait(timeout))
 
     def test(self) -> bool:
-        """Whether it has ended, well or not. Does what can be done for it without waiting."""
+        """Whether the operation has ended, with a result or an error. Makes progress without waiting."""
         return self._core.test()
 
     def cancel(self) -> bool:
-        """Withdraws a receive that has found no message yet, and says whether it did."""
+        """Cancels a receive that has matched no message yet. Returns whether it did."""
         return self._core.cancel()
 
 
 def wait_all(handles: Sequence[Handle], timeout: float | None = None) -> list[Any]:
-    """The results of all, in their order; each may take `timeout` seconds."""
+    """Waits for all handles and returns their results in order. Each wait may take `timeout` seconds."""
     return [handle.wait(timeout) for handle in handles]
 
 
 def wait_any(handles: Sequence[Handle], timeout: float | None = None) -> int | None:
-    """The index of one that has ended; `None` after `timeout` seconds, or if there are none."""
+    """Waits until an operation has ended. Returns its index; `None` after `timeout` seconds, or if there are no handles."""
     return _core.wait_any([handle._core for handle in handles], timeout)

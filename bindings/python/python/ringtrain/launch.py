@@ -1,4 +1,4 @@
-"""Ranks from a notebook, or from any program that is none itself."""
+"""Starts ranks from a notebook, or from any program that is not a rank."""
 
 import fcntl
 import os
@@ -21,16 +21,15 @@ _WORD = "ringtrain._rank"
 
 
 class RunError(Error):
-    """A rank that `run` started failed. `rank` is its number, `__cause__` the exception that its function raised, if it raised
-    one."""
+    """A rank that `run` started has failed. `rank` is its number; `__cause__` is the exception of its function, if any."""
 
 
 def ringrun() -> str:
-    """Where the launcher is: the one that was installed with this package, or another on the path."""
+    """The path of the launcher: the one that was installed with this package, or another one on the PATH."""
     beside = Path(sys.executable).parent / "ringrun"
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("ringrun")
     if found is None:
-        raise Error("ringrun is neither beside this Python nor on the path; it comes with the package: pip install ringtrain")
+        raise Error("ringrun is neither beside this Python nor on the PATH; it comes with the package: pip install ringtrain")
     return found
 
 
@@ -43,15 +42,13 @@ def run(
     timeout: float | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Calls `func(*args, **kwargs)` in `np` processes of this machine, the ranks of a new job, and gives what each returned, in
-    rank order.
+    """Calls `func(*args, **kwargs)` in `np` processes of this machine, the ranks of a new job. Returns the results in rank order.
 
-    The function may be one that a notebook defines; it calls `ringtrain.init()` itself. What ranks print is printed here, behind
-    their
-    numbers. `timeout` are the seconds that all of it may take; `env` are variables that the ranks have beside this process's own.
+    The function may be defined in a notebook. It calls `ringtrain.init()`. The output of the ranks appears here, with their
+    numbers. `timeout` is the time for the whole job in seconds; `env` has additional environment variables for the ranks.
 
-    Raises `RunError` with the rank that failed first and its traceback. An interrupted run leaves no process behind, nor does a
-    caller that is killed.
+    Raises `RunError` with the rank that failed first and its traceback. No process is left behind, even if you interrupt the call
+    or the caller is killed.
     """
     if np < 1:
         raise InvalidArgument(f"{np} processes cannot be started")
@@ -64,19 +61,19 @@ def run(
             command += ["--job-timeout", str(timeout)]
         command += [sys.executable, "-m", _WORD, directory]
         with open(Path(directory) / "caller", "w") as caller:
-            # The system lets go of it when this process dies, however that comes about: the ranks wait for that.
+            # The system releases the lock when this process dies, for any reason, and then the ranks end.
             fcntl.lockf(caller, fcntl.LOCK_EX)
             code, tail = _watch(command, {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _path(), **(env or {})})
         return _results(Path(directory), np, code, tail)
 
 
 def _path() -> str:
-    """What the ranks import from: all that this process does, a notebook's directory included."""
+    """The import path of the ranks: this process's path, with the directory of a notebook."""
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
 def _watch(command: list[str], env: Mapping[str, str]) -> tuple[int, list[str]]:
-    """Runs the launcher, printing what it prints; its exit code and its last lines."""
+    """Runs the launcher and prints its output. Returns its exit code and its last lines."""
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
@@ -86,7 +83,7 @@ def _watch(command: list[str], env: Mapping[str, str]) -> tuple[int, list[str]]:
     try:
         code = process.wait()
     except BaseException:
-        # Ctrl-C in a terminal has reached the launcher too, but in a notebook nobody has told it.
+        # In a terminal the launcher gets Ctrl-C too, but in a notebook it does not.
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(30)
@@ -107,7 +104,7 @@ def _print(lines: IO[str] | None, tail: list[str]) -> None:
 
 
 def _results(directory: Path, np: int, code: int, tail: list[str]) -> list[Any]:
-    """What the ranks have left, or the failure of the one that failed first."""
+    """The results of the ranks; raises the failure of the rank that failed first."""
     outcomes: dict[int, tuple[bool, Any, str, float]] = {}
     for rank in range(np):
         path = directory / f"result-{rank}"

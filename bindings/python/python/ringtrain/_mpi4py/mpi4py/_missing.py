@@ -1,8 +1,8 @@
-"""The error of a part of mpi4py that is not there."""
+"""The error of a part of mpi4py that does not exist here."""
 
 
 class Missing(ImportError, NotImplementedError):
-    """Caught by whoever can do without, as an `ImportError`."""
+    """An `ImportError`, so that programs for which the part is optional can catch it."""
 
 
 def missing(name: str) -> Missing:
