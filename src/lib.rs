@@ -57,8 +57,8 @@ pub mod wire;
 pub use codec::Compression;
 pub use group::{
     Buffer, Error, ForeignBuffer, Group, Handle, Input, JoinMethod, JoinOptions, Messenger, OwnedBuffer,
-    Profile, Received, SendMode, SendOptions, SharedBuffer, Source, Spent, Statistics, Status, test_all, test_any, wait_all,
-    wait_all_timeout, wait_any, wait_any_timeout,
+    Profile, Received, SendMode, SendOptions, SharedBuffer, Source, Spent, Statistics, Status, test_all,
+    test_any, wait_all, wait_all_timeout, wait_any, wait_any_timeout,
 };
 pub use named::{NamedError, NamedHandle, NamedOptions, NamedStatistics, NamedTensors, Stall};
 pub use rendezvous::StartError;
