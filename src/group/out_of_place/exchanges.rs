@@ -1,11 +1,27 @@
 //! What every rank has for every other.
 
-use super::{TOO_MANY, copied, output as place, zeroed};
+use super::{TOO_MANY, output as place, zeroed};
 use crate::group::call::Prepared;
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::types::{Element, Site};
+
+/// Makes the result of a buffer with the elements that were sent, and behind them, from the given index on, those that were
+/// received.
+type Finish<T> = fn(Vec<T>, usize) -> Vec<T>;
+
+/// The elements that were received.
+fn received<T>(mut buffer: Vec<T>, start: usize) -> Vec<T> {
+    // Moves them within the buffer: new memory would cost a page fault for every 4 KiB.
+    buffer.drain(..start);
+    buffer
+}
+
+/// The whole buffer, of which the caller copies the elements that were received.
+fn sent_and_received<T>(buffer: Vec<T>, _start: usize) -> Vec<T> {
+    buffer
+}
 
 impl Group {
     /// The r-th of n equal parts of `input` goes to rank r; what the ranks have for this one comes back in rank order.
@@ -18,7 +34,7 @@ impl Group {
     #[track_caller]
     pub fn all_to_all<I: Input + ?Sized>(&mut self, input: &I) -> Result<Vec<I::Element>, Error> {
         let input = input.elements()?;
-        self.run_prepared(self.prepare_all_to_all_even(input, Site::here())?)
+        self.run_prepared(self.prepare_all_to_all_even(input, received, Site::here())?)
     }
 
     /// [`Group::all_to_all`], going on by itself.
@@ -32,7 +48,7 @@ impl Group {
         input: &I,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let input = input.elements()?;
-        self.start(self.prepare_all_to_all_even(input, Site::here())?)
+        self.start(self.prepare_all_to_all_even(input, received, Site::here())?)
     }
 
     /// [`Group::all_to_all`] into `output`, which is as long as the input.
@@ -46,7 +62,11 @@ impl Group {
         I: Input + ?Sized,
         B: Buffer<Element = I::Element> + ?Sized,
     {
-        self.all_to_all_in_place(copied(input, output)?)
+        let (input, site) = (input.elements()?, Site::here());
+        let output = place(output, input.len())?;
+        let both = self.run_prepared(self.prepare_all_to_all_even(input, sent_and_received, site)?)?;
+        output.copy_from_slice(&both[input.len()..]);
+        Ok(())
     }
 
     /// [`Group::all_to_all`] that puts the result where the input was.
@@ -57,8 +77,9 @@ impl Group {
     #[track_caller]
     pub fn all_to_all_in_place<B: Buffer + ?Sized>(&mut self, buffer: &mut B) -> Result<(), Error> {
         let elements = buffer.elements_mut()?;
-        let result = self.run_prepared(self.prepare_all_to_all_even(elements, Site::here())?)?;
-        elements.copy_from_slice(&result);
+        let prepared = self.prepare_all_to_all_even(elements, sent_and_received, Site::here())?;
+        let both = self.run_prepared(prepared)?;
+        elements.copy_from_slice(&both[elements.len()..]);
         Ok(())
     }
 
@@ -76,7 +97,12 @@ impl Group {
         receive_counts: &[usize],
     ) -> Result<Vec<I::Element>, Error> {
         let (input, site) = (input.elements()?, Site::here());
-        self.run_prepared(self.prepare_all_to_all_uneven(input, send_counts, receive_counts, site)?)
+        self.run_prepared(self.prepare_all_to_all_uneven(
+            input,
+            (send_counts, receive_counts),
+            received,
+            site,
+        )?)
     }
 
     /// [`Group::all_to_all_uneven`], going on by itself.
@@ -92,7 +118,7 @@ impl Group {
         receive_counts: &[usize],
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let (input, site) = (input.elements()?, Site::here());
-        self.start(self.prepare_all_to_all_uneven(input, send_counts, receive_counts, site)?)
+        self.start(self.prepare_all_to_all_uneven(input, (send_counts, receive_counts), received, site)?)
     }
 
     /// [`Group::all_to_all_uneven`] into `output`, which is as long as the receive counts come to.
@@ -114,27 +140,32 @@ impl Group {
     {
         let total = self.partition_of::<I::Element>(receive_counts)?.total();
         let output = place(output, total)?;
-        output.copy_from_slice(&self.all_to_all_uneven(input, send_counts, receive_counts)?);
+        let (input, site) = (input.elements()?, Site::here());
+        let counts = (send_counts, receive_counts);
+        let prepared = self.prepare_all_to_all_uneven(input, counts, sent_and_received, site)?;
+        let both = self.run_prepared(prepared)?;
+        output.copy_from_slice(&both[input.len()..]);
         Ok(())
     }
 
     fn prepare_all_to_all_even<T: Element>(
         &self,
         input: &[T],
+        finish: Finish<T>,
         site: Site,
     ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
         if !input.len().is_multiple_of(self.world.as_usize()) {
             return Err(Error::InvalidCounts("the group's size does not divide the input's length"));
         }
         let partition = Partition::even(input.len(), self.world);
-        self.prepare_all_to_all(input, (&partition, &partition), true, site)
+        self.prepare_all_to_all(input, (&partition, &partition), true, (finish, site))
     }
 
     fn prepare_all_to_all_uneven<T: Element>(
         &self,
         input: &[T],
-        send_counts: &[usize],
-        receive_counts: &[usize],
+        (send_counts, receive_counts): (&[usize], &[usize]),
+        finish: Finish<T>,
         site: Site,
     ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
         let own = |counts: &[usize]| counts.get(self.rank.index()).copied().unwrap_or_default();
@@ -144,7 +175,7 @@ impl Group {
             return Err(Error::InvalidCounts("their sum is not the input's length"));
         }
         // The ranks' totals differ, so they are no part of what has to agree.
-        self.prepare_all_to_all(input, (&send, &receive), false, site)
+        self.prepare_all_to_all(input, (&send, &receive), false, (finish, site))
     }
 
     fn prepare_all_to_all<T: Element>(
@@ -152,7 +183,7 @@ impl Group {
         input: &[T],
         (send, receive): (&Partition, &Partition),
         is_even: bool,
-        site: Site,
+        (finish, site): (Finish<T>, Site),
     ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
         let mut buffer = zeroed(send.total().checked_add(receive.total()).ok_or(TOO_MANY)?)?;
         let (sent, received) = buffer.split_at_mut(send.total());
@@ -161,6 +192,6 @@ impl Group {
         let start = send.total();
         let work = CollectiveSpec::AllToAll { send: send.clone(), receive: receive.clone(), is_even };
         let call = self.call::<T>(work, site);
-        Ok(Prepared::new(call, buffer, move |mut buffer: Vec<T>| buffer.split_off(start)))
+        Ok(Prepared::new(call, buffer, move |buffer: Vec<T>| finish(buffer, start)))
     }
 }
