@@ -29,19 +29,25 @@ impl Group {
         if let Some(input) = &input {
             alike(py, &output, input)?;
         }
-        // An input that is this rank's part of the output already is gathered in place.
-        let input = input.filter(|input| counts.is_some() || !self.is_own_part(input, &output));
+        let own = self.own_part_to_place(py, &output, input.as_ref(), counts.as_deref())?;
+        let (output, input) = (&mut output, input.as_ref());
         with_type!(dtype, T => {
-            let input = input.as_ref().map(|input| input.elements_beside::<T>(&output));
+            let Some(counts) = counts else {
+                return self.collective(py, move |group| {
+                    if let Some((at, input)) = own {
+                        output.copy_part(at, input);
+                    }
+                    group.all_gather(output.elements_mut::<T>())
+                });
+            };
+            let input = input.map(|input| input.elements_beside::<T>(output));
             let output = output.elements_mut::<T>();
-            self.collective(py, move |group| match (input, counts) {
-                (Some(input), Some(counts)) => group.all_gather_uneven_into(&*input, output, &counts),
-                (Some(input), None) => group.all_gather_into(&*input, output),
-                (None, None) => group.all_gather(output),
-                (None, Some(counts)) => {
-                    let own = own_part(group, output, &counts)?;
-                    group.all_gather_uneven_into(&own, output, &counts)
-                }
+            self.collective(py, move |group| {
+                let input = match input {
+                    Some(input) => input,
+                    None => Cow::Owned(own_part(group, output, &counts)?),
+                };
+                group.all_gather_uneven_into(&*input, output, &counts)
             })
         })
     }
@@ -60,15 +66,9 @@ impl Group {
         let input = input.map(Region::of).transpose()?;
         if let Some(input) = &input {
             alike(py, &output, input)?;
-            let n = self.size as usize;
-            if counts.is_none() && output.count == n * input.count {
-                // In place, once this rank's part is in the output.
-                output.copy_part(self.rank.index() * input.bytes(), input);
-            } else if counts.is_none() {
-                let (output, input) = (output.count, input.count);
-                let what = format!("the output has {output} elements and not {n} times the input's {input}");
-                return Err(errors::invalid(py, what));
-            }
+        }
+        if let Some((at, input)) = self.own_part_to_place(py, &output, input.as_ref(), counts.as_deref())? {
+            output.copy_part(at, input);
         }
         with_type!(dtype, T => {
             let own = input.as_ref().map(Region::elements::<T>);
@@ -297,10 +297,22 @@ impl Group {
         }
     }
 
-    /// Whether an input is this rank's part of an output with parts of its length.
-    fn is_own_part(&self, input: &Region, output: &Region) -> bool {
-        input.is_part_of(output, self.rank.index() * input.bytes())
-            && output.count == self.size as usize * input.count
+    /// The input of an all-gather of equal parts, which runs in place, and where to copy it in the output: this rank's part.
+    fn own_part_to_place<'a>(
+        &self,
+        py: Python<'_>,
+        output: &Region,
+        input: Option<&'a Region>,
+        counts: Option<&[usize]>,
+    ) -> PyResult<Option<(usize, &'a Region)>> {
+        let (Some(input), None) = (input, counts) else { return Ok(None) };
+        let n = self.size as usize;
+        if output.count != n * input.count {
+            let (output, input) = (output.count, input.count);
+            let what = format!("the output has {output} elements and not {n} times the input's {input}");
+            return Err(errors::invalid(py, what));
+        }
+        Ok(Some((self.rank.index() * input.bytes(), input)))
     }
 
     /// The buffer of a broadcast, which the root only reads.

@@ -191,11 +191,6 @@ impl Region {
         !is_empty && own < others + other.bytes() && others < own + self.bytes()
     }
 
-    /// Whether the region is exactly the part of `whole` that begins `at` bytes from its start.
-    pub(crate) fn is_part_of(&self, whole: &Self, at: usize) -> bool {
-        self.start == whole.start.wrapping_add(at) && at.saturating_add(self.bytes()) <= whole.bytes()
-    }
-
     /// The elements of a broadcast. The root only reads them, so its buffer may be read-only.
     pub(crate) fn elements_to_broadcast<T: Element>(&mut self) -> &mut [T] {
         let is_writable = std::mem::replace(&mut self.is_writable, true);
