@@ -1,8 +1,7 @@
 """Builds the wheel: maturin's, with the programs `ringrun`, `ringtrain` and `ringbench` beside the module.
 
-An installed package has to bring its launcher: whoever installs it may have no Rust toolchain. The programs have to be programs
-of their
-own, and not functions of the module that Python starts, for `ringrun` starts ranks by executing itself.
+An installed package must include its launcher, because its users may have no Rust toolchain. The programs are separate
+executables and not entry points in Python, because `ringrun` starts ranks by executing itself.
 """
 
 import json

@@ -38,7 +38,7 @@ BITWISE = ("band", "bor", "bxor")
 
 
 def sample(dtype, shape, rank, seed=0) -> np.ndarray:
-    """Elements of a rank, the same whoever makes them; sums and products of a few are exact."""
+    """Elements of a rank, the same on every rank that computes them. Sums and products of a few are exact."""
     dtype = np.dtype(dtype)
     words = np.random.default_rng([seed, rank]).integers(0, 5, size=shape or (1,))
     if dtype.kind in "fui":
@@ -143,7 +143,7 @@ def all_agree(world, results) -> None:
     assert len(set(world.all_gather_object(digest))) == 1, "ranks have different bits"
 
 
-def everybodys(world, dtype, shape, seed=0) -> list[np.ndarray]:
+def all_samples(world, dtype, shape, seed=0) -> list[np.ndarray]:
     return [sample(dtype, shape, rank, seed) for rank in range(world.size)]
 
 
@@ -153,7 +153,7 @@ def all_reduce_in_all_forms(world, dtype):
     for op, shape in itertools.product(operations(dtype), SHAPES):
         if shape == SHAPES[-1] and (op != "sum" or dtype == "float16"):
             continue
-        arrays = everybodys(world, dtype, shape)
+        arrays = all_samples(world, dtype, shape)
         own, expected, what = arrays[world.rank], reference(op, arrays), (dtype, op, shape)
         before = own.copy()
         results.append(world.all_reduce(own, op))
@@ -172,7 +172,7 @@ def all_reduce_in_all_forms(world, dtype):
 def reduce_scan_and_exscan(world, dtype):
     n, rank = world.size, world.rank
     for op, shape in itertools.product(operations(dtype), SMALL_SHAPES):
-        arrays = everybodys(world, dtype, shape, 1)
+        arrays = all_samples(world, dtype, shape, 1)
         own = arrays[rank]
         for root in range(n):
             result = world.reduce(own, op, root)
@@ -206,7 +206,7 @@ def reduce_scatter_even_and_uneven(world, dtype):
     n, rank = world.size, world.rank
     for op in operations(dtype):
         for row in ((), (3,), (2, 0)):
-            arrays = everybodys(world, dtype, (5 * n, *row), 2)
+            arrays = all_samples(world, dtype, (5 * n, *row), 2)
             expected = reference(op, arrays)
             mine = expected[5 * rank : 5 * rank + 5]
             same(world.reduce_scatter(arrays[rank], op), mine)
@@ -215,7 +215,7 @@ def reduce_scatter_even_and_uneven(world, dtype):
             assert world.reduce_scatter(arrays[rank], op, out=out) is out
             same(out, mine)
             counts = [r % 3 for r in range(n)]
-            arrays = everybodys(world, dtype, (sum(counts), *row), 3)
+            arrays = all_samples(world, dtype, (sum(counts), *row), 3)
             before = sum(counts[:rank])
             mine = reference(op, arrays)[before : before + counts[rank]]
             same(world.reduce_scatter(arrays[rank], op, counts=counts), mine)
@@ -226,7 +226,7 @@ def reduce_scatter_even_and_uneven(world, dtype):
 def everything_that_moves(world, dtype):
     n, rank = world.size, world.rank
     for shape in SMALL_SHAPES:
-        arrays = everybodys(world, dtype, shape, 4)
+        arrays = all_samples(world, dtype, shape, 4)
         own = arrays[rank]
         for root in range(n):
             same(world.broadcast(own, root), arrays[root])
@@ -242,7 +242,7 @@ def everything_that_moves(world, dtype):
         same(world.all_gather(own), stacked(arrays))
         same(world.all_gather_async(own).wait(), stacked(arrays))
     for row in ((), (3,), (0, 2)):
-        arrays = everybodys(world, dtype, (2 * n, *row), 5)
+        arrays = all_samples(world, dtype, (2 * n, *row), 5)
         own = arrays[rank]
         mine = slice(2 * rank, 2 * rank + 2)
         same(world.all_to_all(own), joined([array[mine] for array in arrays]))
@@ -293,7 +293,7 @@ def uneven_parts(world, dtype):
 def long_and_odd_lengths(world):
     n, rank = world.size, world.rank
     for count in (1, 63, 65_537, 300_007):
-        arrays = everybodys(world, "float32", (count * n,), 8)
+        arrays = all_samples(world, "float32", (count * n,), 8)
         total = reference("sum", arrays)
         mine = slice(rank * count, (rank + 1) * count)
         results = [world.all_reduce(arrays[rank]), world.all_gather(arrays[rank][:count])]
@@ -343,7 +343,7 @@ def scalars_lists_and_arrays_without_dimensions(world):
 def inputs_in_any_layout(world):
     n, rank = world.size, world.rank
     base = sample("float32", (6 * n, 8), rank, 10)
-    total = reference("sum", everybodys(world, "float32", (6 * n, 8), 10))
+    total = reference("sum", all_samples(world, "float32", (6 * n, 8), 10))
     layouts = {
         "transposed": lambda a: a.T,
         "every other": lambda a: a[::2],
@@ -371,7 +371,7 @@ def inputs_in_any_layout(world):
 @cases
 def inputs_that_overlap_the_result(world):
     n, rank = world.size, world.rank
-    arrays = everybodys(world, "int64", (4 * n,), 11)
+    arrays = all_samples(world, "int64", (4 * n,), 11)
     total = reference("sum", arrays)
     mine = slice(4 * rank, 4 * rank + 4)
     x = arrays[rank].copy()
@@ -418,7 +418,7 @@ def large_inputs_that_overlap_the_result(world):
     """Long enough that results were written over elements that had not been read yet."""
     n, rank = world.size, world.rank
     count, shift = 600_000, 1000
-    arrays = everybodys(world, "int64", (n * count,), 14)
+    arrays = all_samples(world, "int64", (n * count,), 14)
     own = arrays[rank]
     memory = np.concatenate([own, np.zeros(shift, np.int64)])
     world.send_receive(memory[:-shift], (rank + 1) % n, memory[shift:], (rank - 1) % n)
@@ -511,9 +511,9 @@ WRONG = {
     ),
     "only the counts that are sent": lambda g, x: g.all_to_all(x, send_counts=[len(x)] + [0] * (g.size - 1)),
     "only the counts that are received": lambda g, x: g.all_to_all(x, receive_counts=[0] * g.size),
-    "a message to nobody": lambda g, x: g.send(x, g.size),
+    "a message to a rank that does not exist": lambda g, x: g.send(x, g.size),
     "a message to minus one": lambda g, x: g.send(x, -1),
-    "a message from nobody": lambda g, x: g.receive(x, g.size),
+    "a message from a rank that does not exist": lambda g, x: g.receive(x, g.size),
     "a message from minus one": lambda g, x: g.receive_async(x, -1),
     "a tag too large": lambda g, x: g.send(x, 0, 2**32 - 1),
     "a place to receive that is read-only": lambda g, x: g.receive(np.frombuffer(x.tobytes(), np.float32)),

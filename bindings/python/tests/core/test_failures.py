@@ -1,4 +1,4 @@
-"""What goes wrong between ranks: disagreement, deadlines, departures, deaths. Everybody is told the same, and who is to blame."""
+"""Failures: ranks that disagree, deadlines, ranks that leave or die. All ranks get the same error, which names the culprit."""
 
 import os
 import signal
@@ -99,7 +99,7 @@ def test_who_is_late_is_named():
         group.timeout = 0.5
         started = time.monotonic()
         error = raised(ring.Timeout, group.all_reduce, np.zeros(5))
-        # Whoever came first has told this one.
+        # The rank that came first has told this one.
         assert time.monotonic() - started < 5
         return error
 

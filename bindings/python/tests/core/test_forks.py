@@ -94,7 +94,7 @@ def children(directory: Path) -> None:
     pid = os.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        raise RuntimeError("a child's own, which nobody else has to know")
+        raise RuntimeError("an error of the child only")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     # A child may start other programs.
     assert in_child(lambda: os.system("true")) == (0, b"0")
@@ -236,7 +236,7 @@ def test_forks(ringrun: Launcher, tmp_path: Path, what: str, n: int):
 
 @pytest.mark.parametrize("transport", ("auto", "tcp"))
 def test_a_child_that_outlives_its_parent_does_not_hide_its_death(ringrun: Launcher, tmp_path: Path, transport: str):
-    """A forked child has the parent's sockets: while it lives, nobody sees them close."""
+    """A forked child has the parent's sockets: as long as it lives, peers do not see them close."""
     job = ringrun.start(3, HERE, "child_outlives_parent", tmp_path, env={"TEST_TRANSPORT": transport}, flags=("--grace", "15"))
     child = int(read_when_there(tmp_path / "child"))
     try:

@@ -60,7 +60,7 @@ def parts_by_list(world):
     assert (first is None) == (rank != 0)
     assert first is None or first.all_reduce(7) == 7
     assert world.subgroup(np.array(ranks)).members == ranks
-    assert world.subgroup([]) is None, "nobody is in it"
+    assert world.subgroup([]) is None, "the group is empty"
     assert world.all_reduce(1) == n
 
 

@@ -50,7 +50,7 @@ def sums_that_go_on_by_themselves(world):
 
 
 @cases
-def handles_that_nobody_waits_for(world):
+def handles_without_a_wait(world):
     def use(k) -> None:
         world.all_reduce_async(np.full(100, k))
         world.receive_async(np.zeros(3), tag=9)
@@ -93,7 +93,7 @@ def results_of_a_mebibyte(world):
 
 
 @cases
-def failures_that_hurt_nobody(world):
+def failures_after_which_the_group_goes_on(world):
     x = np.ones(3)
 
     def use(k) -> None:

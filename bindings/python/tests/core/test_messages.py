@@ -329,7 +329,7 @@ def objects_that_one_rank_cannot_give_are_an_error_on_all_ranks(world):
 
 
 @cases
-def an_object_that_fails_to_unpickle_hurts_nobody_else(world):
+def an_object_that_fails_to_unpickle_is_an_error_of_its_receiver(world):
     raised(ZeroDivisionError, world.all_gather_object, Bomb())
     world.send_object_async(Bomb(), world.rank)
     raised(ZeroDivisionError, world.receive_object)

@@ -1,4 +1,4 @@
-"""Ctrl-C and other signals, whatever a rank is blocked in: its handler runs at once, what it raises ends the call, and the
+"""Ctrl-C and other signals in every blocking call: the handler runs at once, its exception ends the call, and the
 others are told."""
 
 import os
@@ -35,7 +35,7 @@ def blocking(what: str, world: ring.Group) -> Callable[[], object]:
         "a large collective": lambda: world.all_reduce(np.zeros(3_000_000)),
         "a barrier": world.barrier,
         "a gathering": lambda: world.gather(np.zeros(4)),
-        "a reduction in memory of its own": lambda: (lambda x: world.all_reduce(x, out=x))(world.alloc(100_000)),
+        "a reduction in shared memory": lambda: (lambda x: world.all_reduce(x, out=x))(world.alloc(100_000)),
         "a collective of a part": lambda: world.duplicate().barrier(),
         "a collective of objects": lambda: world.all_gather_object(1),
         "a split": lambda: world.split(0),
@@ -241,7 +241,7 @@ IN_MEMORY = (
     "a large collective",
     "a barrier",
     "a gathering",
-    "a reduction in memory of its own",
+    "a reduction in shared memory",
     "a collective of a part",
     "a collective of objects",
     "a split",
@@ -332,7 +332,7 @@ def test_a_signal_to_ringrun_ends_all(ringrun: Launcher, tmp_path: Path, name: s
     assert done.code == (130 if name == "SIGINT" else 143), done
     assert time.monotonic() - started < 5, done
     if name == "SIGINT":
-        # Whoever had the signal first has told the others, perhaps before they had it: it may come while they write.
+        # The rank that got the signal first has told the others, perhaps before they got it: it may come while they write.
         saw = [tmp_path / f"saw-{rank}" for rank in range(3)]
         seen = {path.read_text() for path in saw if path.exists()}
         assert "KeyboardInterrupt" in seen and seen <= {"KeyboardInterrupt", "Aborted"}
