@@ -6,7 +6,7 @@ use std::panic::Location;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use ringtrain::engine::{Begin, Engine, FrameVerdict, OpId, Settings, Transmit};
+use ringtrain::engine::{Begin, Engine, FrameVerdict, OpId, SendMode, Settings, Transmit};
 use ringtrain::schedule::partition::Partition;
 use ringtrain::schedule::rounds::{Round, RoundPlan};
 use ringtrain::schedule::{CollectiveSpec, Schedule};
@@ -168,6 +168,7 @@ fn frames(c: &mut Criterion) {
         timeout: Duration::from_mins(1),
         spent: Duration::ZERO,
         site: Location::caller().into(),
+        mode: SendMode::Standard,
     };
     let mut pair = Pair::new();
     let mut group = c.benchmark_group("engine");

@@ -461,7 +461,7 @@ fn a_synchronous_send_is_complete_only_when_a_receive_has_matched_it(transport: 
 }
 
 /// Sparse data exchange (Hoefler, Siebert, Lumsdaine: Scalable communication protocols for dynamic sparse data exchange,
-/// PPoPP 2010): a rank enters the barrier when its synchronous sends are complete, and all messages have been received when
+/// 2010): a rank enters the barrier when its synchronous sends are complete, and all messages have been received when
 /// the barrier is over. Without synchronous sends ranks left with messages unreceived.
 fn a_sparse_exchange_by_synchronous_sends_and_a_barrier_loses_no_message(transport: TestTransport) {
     transport.run(4, |mut group| {
@@ -469,7 +469,7 @@ fn a_sparse_exchange_by_synchronous_sends_and_a_barrier_loses_no_message(transpo
             let n = group.size().get();
             let own = u64::from(group.rank().get());
             // Each rank knows to whom it sends, and no rank knows from whom it receives.
-            let is_sent = |from: u64, to: u64| (from * 7 + to * 5 + round) % 3 != 0;
+            let is_sent = |from: u64, to: u64| !(from * 7 + to * 5 + round).is_multiple_of(3);
             let tag = round as u32;
             let sent: Vec<_> = group
                 .size()
