@@ -45,6 +45,7 @@ mod profile;
 mod random_programs;
 mod shared_buffers;
 mod streams;
+mod synchronous_sends;
 mod threads;
 #[path = "../util/mod.rs"]
 mod util;

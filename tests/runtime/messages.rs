@@ -7,7 +7,7 @@ use crate::util::PATIENCE;
 use crate::util::ranks::TestTransport;
 use ringtrain::group::{Received, Source, Status, wait_all, wait_any};
 use ringtrain::wire::Cause;
-use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp, SendOptions, test_all};
+use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
@@ -429,77 +429,6 @@ fn invalid_ranks_and_tags_are_refused_before_anything_is_sent(transport: TestTra
     });
 }
 
-/// A short synchronous send was complete as soon as the receiver had stored the message.
-fn a_synchronous_send_is_complete_only_when_a_receive_has_matched_it(transport: TestTransport) {
-    const PROBED: u32 = 2;
-    const GO: u32 = 3;
-    transport.run(2, |group| {
-        for count in [0, 1, SHORT, 300_000] {
-            let content = content(count as u64, count);
-            if group.rank() == R1 {
-                assert!(group.probe_for(R0, 1, PATIENCE).unwrap().is_some());
-                group.send(&[0u8], R0, PROBED).unwrap();
-                group.receive(&mut [0u8], R0, GO).unwrap();
-                let mut buffer = vec![0u64; count];
-                group.receive(&mut buffer, R0, 1).unwrap();
-                assert_eq!(buffer, content);
-                group.receive(&mut buffer, R0, 1).unwrap();
-                assert_eq!(buffer, content);
-                continue;
-            }
-            let sent = group.send_async(content.clone(), R1, SendOptions::synchronous(1)).unwrap();
-            group.receive(&mut [0u8], R1, PROBED).unwrap();
-            assert!(
-                !sent.test(),
-                "the message of {count} elements has come, and no receive has asked for it"
-            );
-            group.send(&[0u8], R1, GO).unwrap();
-            assert_eq!(sent.wait().unwrap(), content);
-            group.send(&content, R1, SendOptions::synchronous(1)).unwrap();
-        }
-    });
-}
-
-/// Sparse data exchange (Hoefler, Siebert, Lumsdaine: Scalable communication protocols for dynamic sparse data exchange,
-/// 2010): a rank enters the barrier when its synchronous sends are complete, and all messages have been received when
-/// the barrier is over. Without synchronous sends ranks left with messages unreceived.
-fn a_sparse_exchange_by_synchronous_sends_and_a_barrier_loses_no_message(transport: TestTransport) {
-    transport.run(4, |mut group| {
-        for round in 0..40u64 {
-            let n = group.size().get();
-            let own = u64::from(group.rank().get());
-            // Each rank knows to whom it sends, and no rank knows from whom it receives.
-            let is_sent = |from: u64, to: u64| !(from * 7 + to * 5 + round).is_multiple_of(3);
-            let tag = round as u32;
-            let sent: Vec<_> = group
-                .size()
-                .ranks()
-                .filter(|to| is_sent(own, to.get().into()))
-                .map(|to| {
-                    group.send_async(vec![own; 1 + own as usize], to, SendOptions::synchronous(tag)).unwrap()
-                })
-                .collect();
-            let (mut received, mut barrier) = (Vec::new(), None);
-            loop {
-                if let Some(status) = group.probe_now(Source::Any, tag).unwrap() {
-                    let mut buffer = vec![0u64; status.count];
-                    group.receive(&mut buffer, status.source, tag).unwrap();
-                    assert_eq!(buffer, vec![u64::from(status.source.get()); 1 + status.source.index()]);
-                    received.push(u64::from(status.source.get()));
-                } else if barrier.is_none() && test_all(&sent) {
-                    barrier = Some(group.barrier_async().unwrap());
-                } else if barrier.as_ref().is_some_and(ringtrain::Handle::test) {
-                    break;
-                }
-            }
-            wait_all(sent).unwrap();
-            received.sort_unstable();
-            let expected: Vec<u64> = (0..u64::from(n)).filter(|&from| is_sent(from, own)).collect();
-            assert_eq!(received, expected, "round {round}");
-        }
-    });
-}
-
 on_every_transport! {
     messages_of_one_tag_keep_their_order_when_other_tags_are_received_in_between,
     a_message_overtakes_messages_without_a_receive,
@@ -518,6 +447,4 @@ on_every_transport! {
     a_message_that_is_too_long_fails_both_ranks,
     a_message_of_another_type_fails_both_ranks,
     invalid_ranks_and_tags_are_refused_before_anything_is_sent,
-    a_synchronous_send_is_complete_only_when_a_receive_has_matched_it,
-    a_sparse_exchange_by_synchronous_sends_and_a_barrier_loses_no_message,
 }
