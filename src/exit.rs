@@ -9,7 +9,7 @@ use std::process::ExitCode;
 pub enum Exit {
     /// All went well.
     Success = 0,
-    /// A failure that has no code of its own.
+    /// A failure without a more specific code.
     Failure = 1,
     /// Unknown flag, bad value or impossible combination of arguments.
     Usage = 2,

@@ -30,13 +30,17 @@ Examples:
   ringrun --mpi4py -n 2 python script.py    `from mpi4py import MPI` is the Python package ringtrain
 
 `ringtrain` and `ringbench`, without a slash, are always the ones that ringrun itself carries. Each rank finds RING_*, and \
-the variables of torchrun, Horovod and Open MPI. Its standard input is /dev/null. OMP_NUM_THREADS is set to 1 if there is more \
-than one rank and nobody has set it.
+the variables of torchrun, Horovod and Open MPI. Its standard input is /dev/null. OMP_NUM_THREADS is the number of cores in the \
+rank's share if there is more than one rank and you have not set it.
+
+Each rank may use an even share of the processors that ringrun may use (taskset, Slurm and containers limit them) and that no \
+other job of ringrun on this host has claimed; when all are claimed, jobs share them evenly. ringrun passes on lines of up to \
+16 MiB whole, longer ones in pieces.
 
 With --mpi4py, COMMAND's interpreter (python3 where COMMAND is not called python.. or pypy..) is asked once where the package \
 ringtrain keeps its mpi4py. That place comes first in the ranks' PYTHONPATH, so it also wins over an mpi4py that is installed.
 
-When a rank fails, the others have --grace to end by themselves; then they get SIGTERM, and after --kill-after SIGKILL, each \
+When a rank fails, the others have --grace to end; then they get SIGTERM, and after --kill-after SIGKILL, each \
 with everything that it has started. ringrun says which rank failed first, how, and what it printed last. A rank that has \
 ended takes what is left of its process group with it.
 
@@ -61,7 +65,7 @@ Exit codes:
 /// Runs COMMAND as N ranks of one job on this machine.
 #[derive(Parser, Debug)]
 #[command(name = "ringrun", version, after_help = EXAMPLES, max_term_width = 130)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own; `LaunchPlan` has enums")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate flag; `LaunchPlan` has enums")]
 struct RunArgs {
     /// How many ranks to start (also -np N); auto is one for each processor that ringrun may use.
     #[arg(
@@ -122,7 +126,7 @@ struct RunArgs {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = positive_seconds)]
     start_timeout: Duration,
 
-    /// After a failure, how long the other ranks have to end by themselves.
+    /// After a failure, how long the other ranks have to end.
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     grace: Duration,
 

@@ -109,7 +109,7 @@ mod tests {
             (&[one, one, one], [&aborted(2), &aborted(2), &aborted(2)], 2),
             // Along the chain.
             (&[one, one, one], ["out of memory", &aborted(2), "rank 0 on h was lost: reset"], 0),
-            // Nobody is named, or whoever is has ended well, or has been killed.
+            // No rank is named, or the named rank succeeded or was killed.
             (&[one, one, one], ["x", "y", "z"], 1),
             (&[one, one, RankEnd::Exited(0)], ["x", &aborted(2), ""], 1),
             (&[one, one, RankEnd::Killed(15)], ["x", &aborted(2), ""], 1),

@@ -1,7 +1,8 @@
 //! Which processors the jobs of this machine have claimed.
 //!
 //! A claim is a socket with an abstract name, which one process at a time can have. The kernel frees the name when the process
-//! ends, also by SIGKILL, and no file is left. Jobs see each other's claims within a network namespace, whoever owns them.
+//! ends, also by SIGKILL, and no file is left. Jobs see each other's claims within a network namespace, also
+//! those of other users.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;

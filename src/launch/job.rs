@@ -110,7 +110,7 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let mut text = report(outcome, &members, &tails);
     // Told when it happened, but that may be pages ago.
     text.extend(incomplete.iter().map(|sentence| format!("ringrun: {sentence}\n")));
-    // Nobody may read it.
+    // A closed standard error is no failure.
     let _ = io::stderr().write_all(text.as_bytes());
     let code = exit_code(outcome, &members);
     Ok(if code == 0 && !incomplete.is_empty() { Exit::Failure as u8 } else { code })
@@ -151,8 +151,8 @@ struct RunningJob<'a> {
     begin: Instant,
     poll: Poll,
     signals: Signals,
-    /// Held although the output wakes us by it: with its last owner it would leave the poll, and take along a call that nobody
-    /// has yet seen.
+    /// Held although the output wakes us by it: with its last owner it would leave the poll, and a wake-up that was not
+    /// yet seen would be lost.
     _waker: Arc<Waker>,
     output: Output,
     ranks: RankProcesses,
@@ -251,8 +251,8 @@ impl<'a> RunningJob<'a> {
         Ok(())
     }
 
-    /// What remains once everything is written; `None` if a signal said not to wait for that. Whoever reads us may
-    /// take all the time in the world (a pager does), so this is the one wait whose deadline is the person's.
+    /// What remains once everything is written; `None` if a signal said not to wait for that. A pager may read
+    /// as slowly as its user likes, so this is the one wait without a deadline.
     fn drain(&mut self) -> Result<Option<OutputSummary>, LaunchError> {
         self.output.finish();
         let mut lost = None;
@@ -315,7 +315,7 @@ impl<'a> RunningJob<'a> {
 
 /// A port that nothing listens on, for a program that wants to listen on `MASTER_PORT` itself.
 ///
-/// It is held by a socket that is bound but does not listen: the kernel then gives it to nobody who asks for just any port,
+/// It is held by a socket that is bound but does not listen: the kernel then gives it to no program that asks for any free port,
 /// yet a listener that sets `SO_REUSEADDR`, as all do that we know of, can have it.
 struct ReservedPort {
     number: u16,

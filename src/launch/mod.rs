@@ -81,7 +81,7 @@ pub struct LaunchPlan {
 /// What `from mpi4py import MPI` resolves to on the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mpi4py {
-    /// Whatever their interpreter finds.
+    /// The package that their interpreter finds.
     AsInstalled,
     /// The package `ringtrain`, which the job's interpreter has to have.
     Ours,
@@ -107,7 +107,7 @@ pub enum OutputFormat {
     Raw,
 }
 
-/// How much ringrun says of its own accord.
+/// How much ringrun prints.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verbosity {
     /// Only what went wrong.

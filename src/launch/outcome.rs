@@ -17,7 +17,7 @@ const VICTIMS: [Exit; 4] = [Exit::PeerLost, Exit::Mismatch, Exit::Timeout, Exit:
 /// How one rank's process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RankEnd {
-    /// It exited by itself, with this code.
+    /// It exited with this code.
     Exited(u8),
     /// A signal killed it.
     Killed(i32),
@@ -45,7 +45,7 @@ impl RankEnd {
 
     /// How likely it is that this rank is where the trouble began; the larger, the likelier. A rank that only reports what it
     /// has seen of others ([`VICTIMS`]), or writes to one that has gone, follows another's failure, and a rank that was killed
-    /// follows nobody's.
+    /// follows no other failure.
     pub(super) fn blame(self) -> u8 {
         match self {
             Self::Exited(0) => 0,
@@ -139,7 +139,7 @@ pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
         // Ranks that saved their work and left in order make the job a success.
         JobOutcome::Terminated if all_well => 0,
         JobOutcome::Terminated => signal_code(SIGTERM),
-        // The job was cut short, however orderly its ranks left: whoever asks must not take it for finished.
+        // The job was cut short, even if its ranks exited with 0: a caller must not take it for finished.
         JobOutcome::OutputClosed { errno: EPIPE } => signal_code(SIGPIPE),
         JobOutcome::OutputClosed { .. } => Exit::Failure as u8,
     }

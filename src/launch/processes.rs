@@ -23,8 +23,8 @@ pub(super) fn children(parent: Pid) -> Vec<Pid> {
         .collect()
 }
 
-/// Kills every process that began with this `NAME=value` in its environment, and says how many there were. Whoever a rank
-/// starts inherits its environment, also those that leave its process group and session.
+/// Kills every process that began with this `NAME=value` in its environment, and returns how many there were. The
+/// processes that a rank starts inherit its environment, also those that leave its process group and session.
 pub(super) fn kill_by_environment(entry: &[u8]) -> usize {
     all().filter(|&pid| kill_if(pid, entry)).count()
 }

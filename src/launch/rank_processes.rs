@@ -1,6 +1,6 @@
 //! The ranks' processes: starting them, seeing them end, and leaving nothing behind.
 //!
-//! Each rank leads a process group, so that whatever it starts can be killed with it. ringrun is also the reaper of its
+//! Each rank leads a process group, so that the processes that it starts can be killed with it. ringrun is also the reaper of its
 //! descendants: those that leave their group, or lose their parent, become its children and are found in the end.
 
 use std::io;
@@ -79,7 +79,7 @@ impl RankProcesses {
         }
     }
 
-    /// The ranks that have ended since the last call. Whatever a rank leaves in its process group dies with it.
+    /// The ranks that have ended since the last call. What a rank leaves in its process group is killed.
     pub(super) fn reap(&mut self) -> Vec<(Rank, RankEnd)> {
         let mut batch = Vec::new();
         for index in 0..self.processes.len() {
@@ -133,8 +133,8 @@ impl RankProcesses {
         self.watchdog_ended
     }
 
-    /// Kills what the ranks have left behind outside of their groups, and says how many there were, dead ones that nobody has
-    /// waited for included. To be called again, after the next SIGCHLD and `reap`, until there are none: a killed process hands
+    /// Kills what the ranks have left behind outside of their groups, and says how many there were, including dead ones that were
+    /// not waited for. To be called again, after the next SIGCHLD and `reap`, until there are none: a killed process hands
     /// its children to us.
     ///
     /// They are our children and only we reap them, so their numbers cannot come to mean others.

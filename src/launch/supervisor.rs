@@ -6,8 +6,8 @@
 //! ```text
 //!            a rank fails          grace over           kill-after over
 //!  Running ---------------> Leaving ---------> Stopping --------------> Killing ---> over
-//!     |      (survivors notice          SIGTERM      ^         SIGKILL
-//!     |       by themselves)                         |
+//!     |      (the others notice         SIGTERM      ^         SIGKILL
+//!     |       and exit)                              |
 //!     +--- SIGINT, SIGTERM, job timeout, no reader --+       (a second Ctrl-C: straight to Killing)
 //! ```
 
@@ -36,7 +36,7 @@ pub(super) enum SupervisorAction {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StopPhase {
     Running,
-    /// A rank failed; the others may still end by themselves.
+    /// A rank failed; the others have time to notice and exit.
     Leaving {
         until: Duration,
     },
@@ -76,7 +76,7 @@ impl Supervisor {
         }
     }
 
-    /// These ranks were found to have ended, in an order that nobody knows.
+    /// These ranks were found to have ended, in an unknown order.
     pub(super) fn ended(&mut self, batch: &[(Rank, RankEnd)], now: Duration) {
         for &(rank, ended) in batch {
             self.members[rank.index()].ended.get_or_insert((ended, now));
@@ -191,7 +191,7 @@ impl Supervisor {
         if self.members.iter().any(|member| member.ended.is_none()) {
             let grace = seconds(self.limits.grace);
             let sentence = self.members[rank.index()].sentence();
-            self.note(format!("{sentence}; the others have {grace} to end by themselves"));
+            self.note(format!("{sentence}; the others have {grace} to end"));
         }
         self.stage = StopPhase::Leaving { until: now + self.limits.grace };
         self.tick(now);
@@ -303,7 +303,7 @@ mod tests {
             ),
             ("killed seen late", vec![vec![(0, RankEnd::Exited(1))], vec![(1, RankEnd::Killed(11))]], 1),
             (
-                "a closed pipe is nobody's fault",
+                "a closed pipe is no fault",
                 vec![vec![(0, RankEnd::Exited(1))], vec![(1, RankEnd::Killed(13))]],
                 0,
             ),

@@ -2,10 +2,11 @@
 //!
 //! It holds one end of a pipe whose other end only ringrun has, and learns through it which process groups there are. When the
 //! pipe ends without the word `done`, ringrun is gone, and the watchdog kills what ringrun would have killed: those groups, and
-//! whatever else carries the job's id in its environment. The latter also closes the gap between the start of a rank and the
+//! all other processes that carry the job's id in its environment. The latter also closes the gap between
+//! the start of a rank and the
 //! announcement of its group.
 //!
-//! It lives in a session of its own under another name than ringrun's, has nothing of the job's environment, and ignores the
+//! It runs in a new session under another name than ringrun's, has nothing of the job's environment, and ignores the
 //! signals by which jobs are stopped: what ends ringrun (Ctrl-C, `killall ringrun`, `systemctl stop`) must not end it first.
 
 use std::collections::BTreeSet;
@@ -81,13 +82,13 @@ impl Watchdog {
         let _ = waitpid(Some(self.pid), WaitOptions::empty());
     }
 
-    /// The watchdog has ended although nobody told it to.
+    /// The watchdog has ended unexpectedly.
     pub(super) fn lost(&mut self) {
         self.pipe = None;
     }
 
     /// A line is shorter than a pipe's atomic write, so that the watchdog never sees half of one. Several thousand lines fit into
-    /// a pipe that nobody reads, more than there are ranks: a stopped watchdog cannot stop us.
+    /// a pipe without a reader, more than there are ranks: a stopped watchdog cannot stop us.
     fn say(&mut self, line: &str) {
         if let Some(pipe) = &mut self.pipe
             && pipe.write_all(format!("{line}\n").as_bytes()).is_err()

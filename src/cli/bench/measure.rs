@@ -74,7 +74,7 @@ pub struct BenchRow {
     pub busbw_gb_per_s: f64,
     /// Wrong elements on all ranks; `None` if none were looked at.
     pub wrong: Option<u64>,
-    /// Where the time went, on each rank that has a part in it; `None` if nobody asked.
+    /// Where the time went, on each rank that has a part in it; `None` without `--profile`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<Vec<RankProfile>>,
 }
@@ -100,7 +100,7 @@ struct BenchBuffers<T: Sample> {
 }
 
 impl<T: Sample> BenchBuffers<T> {
-    /// Small contents: whatever is done to them again and again, no denormal slows the sum down. They are written, for the
+    /// Small contents: repeated operations on them never reach subnormal numbers, which are slow. They are written, for the
     /// kernel gives memory only to what is.
     fn new(group: &mut Group, case: BenchCase, allocates: bool) -> Result<Self, Error> {
         let zeros = |count| {
@@ -224,7 +224,7 @@ fn time<T: Sample>(
     Ok(TimedIterations { times_us, wall: last - started, spent: group.profile().calls.since(before) })
 }
 
-/// Wrong elements of all ranks in `checks` iterations, each with contents of its own.
+/// Wrong elements of all ranks in `checks` iterations, each with different contents.
 fn check<T: Sample>(
     group: &mut Group,
     case: BenchCase,

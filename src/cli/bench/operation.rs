@@ -158,7 +158,7 @@ impl BenchOperation {
     }
 
     /// What algorithm bandwidth is multiplied by to give bus bandwidth: the bytes that each rank's link has to carry for
-    /// each byte of the buffer, whatever the algorithm (nccl-tests, `doc/PERFORMANCE.md`). A world of one needs no link.
+    /// each byte of the buffer, independent of the algorithm (nccl-tests, `doc/PERFORMANCE.md`). A world of one needs no link.
     ///
     /// nccl-tests has no prefixes and no ping-pong. In a chain of prefixes each link carries each byte once, as in a
     /// reduce.

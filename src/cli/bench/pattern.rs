@@ -1,6 +1,6 @@
 //! What buffers hold before a checked iteration, and what they have to hold after it, element by element.
 //!
-//! Contents are drawn from a seed, the rank and the index, and are such that the exact result is known whatever the order
+//! Contents are drawn from a seed, the rank and the index, and chosen so that the exact result is known for any order
 //! of the reduction: see [`sample`](super::sample). So a result is either right in every bit or wrong.
 
 use std::ops::Range;
@@ -360,7 +360,7 @@ mod tests {
                     );
                     result[index] ^= 1;
                 }
-                // What nobody sent is seen everywhere.
+                // A contribution that no rank sent is found everywhere.
                 result.fill(0);
                 assert_eq!(pattern.count_wrong(&result), promised.len() as u64, "{operation} on {rank}");
             }

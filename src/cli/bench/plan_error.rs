@@ -48,7 +48,7 @@ pub enum BenchPlanError {
         /// The operation.
         operation: BenchOperation,
     },
-    /// Nobody to send to.
+    /// There is no rank to send to.
     #[error(
         "{operation} needs 2 ranks or more, and this job has {world}; start it under ringrun -n 2 or with --peers"
     )]
@@ -95,7 +95,7 @@ pub enum BenchPlanError {
         /// What the operating system says.
         problem: String,
     },
-    /// Nobody reads the flag.
+    /// The operation does not use the flag.
     #[error("--alloc is for all_reduce, and {operation} has no use for it; leave it out")]
     Alloc {
         /// The operation.

@@ -231,7 +231,7 @@ impl BenchReport {
         out.flush()
     }
 
-    /// Writes the report as JSON: beside the file first, then in its place, so that nobody reads half of it. What is no regular
+    /// Writes the report as JSON: beside the file first, then in its place, so that no reader sees half of it. What is no regular
     /// file is written to as it is.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use crate::types::{Element, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp, WorldSize}
 /// Where a sample is drawn.
 #[derive(Clone, Copy, Debug)]
 pub struct SamplePosition {
-    /// Random bits of its own.
+    /// Random bits of this position.
     pub(super) bits: u64,
     /// Rank plus index: where not all ranks can contribute, they take turns along the index.
     pub(super) at: usize,

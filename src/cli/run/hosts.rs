@@ -61,7 +61,7 @@ fn slots_of<'a>(entries: impl Iterator<Item = &'a str>) -> Result<u32, String> {
     for entry in entries {
         let mut words = entry.split_whitespace();
         let first = words.next().unwrap_or_default();
-        // An IPv6 address has colons of its own.
+        // An IPv6 address contains colons.
         let (host, mut slots) = match first.rsplit_once(':') {
             Some((host, slots)) if first.parse::<IpAddr>().is_err() => (host, slots),
             _ => (first, "1"),

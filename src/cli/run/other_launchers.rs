@@ -64,7 +64,7 @@ const EXPERT: &str = "ringrun has nothing like it; leave it out";
 
 const ONE_HOST: &[&str] = &["1", "1:1"];
 
-/// Every option of another launcher that ringrun knows and that is not one of its own by the same name.
+/// Every option of another launcher that ringrun knows, except those that it has under the same name.
 const OPTIONS: &[Row] = &[
     // How many ranks.
     (&["-c", "n", "proc", "ntasks"], 1, SameAs("--np")),
@@ -100,7 +100,7 @@ const OPTIONS: &[Row] = &[
         Refused(NO_SSH),
     ),
     (&["iface", "network-interface", "network-interfaces", "nics", "nic", "local-addr"], 1, Refused(NETWORK)),
-    (&["gloo", "mpi", "jsrun"], 0, Refused("ringrun has a runtime of its own; leave it out")),
+    (&["gloo", "mpi", "jsrun"], 0, Refused("ringrun has its own runtime; leave it out")),
     (&["tcp"], 0, Refused("leave it out, or pass --transport tcp to ringtrain or ringbench")),
     // Where ranks run.
     (&["map-by", "rank-by", "distribution"], 1, Refused(PLACEMENT)),
