@@ -1,4 +1,7 @@
 //! The reductions on single elements. They are inlined into loops that the compiler vectorises.
+//!
+//! Every reduction gives the same bits with its operands exchanged, because ranks that reduce the same two contributions
+//! (in a butterfly) hold them on different sides.
 
 use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc};
 
@@ -22,13 +25,14 @@ pub(super) trait Integer: Number {
     fn xor(self, other: Self) -> Self;
 }
 
-/// A value that knows where it stands.
+/// A value with its location.
 pub(super) trait Located: bytemuck::Pod {
     fn is_nan(self) -> bool;
     fn is_less(self, other: Self) -> bool;
+    /// Decides between equal values, and between two NaNs: by the index, then by the bits of the value.
     fn is_before(self, other: Self) -> bool;
 
-    /// The winner, if a value wins where `is_better` says so. In equality, of two NaNs too, the lower index does.
+    /// The winner, if a value wins where `is_better` says so. A NaN wins over every number.
     #[inline(always)]
     fn winner(self, other: Self, is_better: impl Fn(Self, Self) -> bool) -> Self {
         let other_wins = if self.is_nan() || other.is_nan() {
@@ -40,18 +44,37 @@ pub(super) trait Located: bytemuck::Pod {
     }
 }
 
+/// The result, or the one NaN that results have. Which of two NaNs the processor hands on depends on the order of the operands,
+/// which differs from rank to rank.
+macro_rules! with_one_nan {
+    ($result:expr, $ty:ty, $nan:expr) => {{
+        let result: $ty = $result;
+        <$ty>::from_bits(if result.is_nan() { $nan } else { result.to_bits() })
+    }};
+}
+
 macro_rules! floats {
-    ($($ty:ty),+) => { $(
+    ($($ty:ty = $nan:expr),+) => { $(
         impl Number for $ty {
             #[inline(always)]
-            fn add(self, other: Self) -> Self { self + other }
+            fn add(self, other: Self) -> Self { with_one_nan!(self + other, $ty, $nan) }
             #[inline(always)]
-            fn multiply(self, other: Self) -> Self { self * other }
-            // A NaN on either side stays: with a NaN in `other` the comparison is false.
+            fn multiply(self, other: Self) -> Self { with_one_nan!(self * other, $ty, $nan) }
+            // Both selections give the same number, or two zeros; -0 is the smaller zero.
             #[inline(always)]
-            fn smaller(self, other: Self) -> Self { if self < other || self.is_nan() { self } else { other } }
+            fn smaller(self, other: Self) -> Self {
+                let one = if self < other { self } else { other }.to_bits();
+                let two = if other < self { other } else { self }.to_bits();
+                let has_nan = self.is_nan() | other.is_nan();
+                <$ty>::from_bits(if has_nan { $nan } else { one | two })
+            }
             #[inline(always)]
-            fn larger(self, other: Self) -> Self { if self > other || self.is_nan() { self } else { other } }
+            fn larger(self, other: Self) -> Self {
+                let one = if self > other { self } else { other }.to_bits();
+                let two = if other > self { other } else { self }.to_bits();
+                let has_nan = self.is_nan() | other.is_nan();
+                <$ty>::from_bits(if has_nan { $nan } else { one & two })
+            }
             #[inline(always)]
             fn divide(self, divisor: u32) -> Self { self / divisor as $ty }
             #[inline(always)]
@@ -94,25 +117,28 @@ macro_rules! integers {
 }
 
 macro_rules! located {
-    ($($ty:ty, $is_nan:expr);+ $(;)?) => { $(
+    ($($ty:ty, $is_nan:expr, $bits:expr);+ $(;)?) => { $(
         impl Located for $ty {
             #[inline(always)]
             fn is_nan(self) -> bool { $is_nan(self.value) }
             #[inline(always)]
             fn is_less(self, other: Self) -> bool { self.value < other.value }
             #[inline(always)]
-            fn is_before(self, other: Self) -> bool { self.index < other.index }
+            fn is_before(self, other: Self) -> bool {
+                self.index < other.index
+                    || (self.index == other.index && $bits(self.value) < $bits(other.value))
+            }
         }
     )+ };
 }
 
-floats!(f32, f64);
+floats!(f32 = 0x7fc0_0000, f64 = 0x7ff8_0000_0000_0000);
 integers!(i8 => i64, u8 => u64, i16 => i64, u16 => u64, i32 => i64, u32 => u64, i64 => i64, u64 => u64);
 located! {
-    F32Loc, f32::is_nan;
-    F64Loc, f64::is_nan;
-    I32Loc, |_| false;
-    I64Loc, |_| false;
+    F32Loc, f32::is_nan, f32::to_bits;
+    F64Loc, f64::is_nan, f64::to_bits;
+    I32Loc, |_| false, |value| value;
+    I64Loc, |_| false, |value| value;
 }
 
 /// A reduction of two elements.
