@@ -34,8 +34,8 @@ const LAYOUT: [usize; 2] = [CARD_WORDS, 0x616c_6c6f];
 /// Where [`SharedBuffer::is_shared`] says so, it lies in memory that all ranks of the group reach: an all-reduce of it, or of
 /// a part of it, moves nothing through slots or sockets. Everything else treats it as any other memory. Dropping it gives its
 /// memory back, at once on this rank and with the next [`Group::alloc`] or drop on the others while no operation is under way
-/// there; no name of it is ever left anywhere. It may outlive its group. When an operation has failed, peers who do not know
-/// yet may still write to the part that it was on, but only on pages that other parts share.
+/// there; no name of it is ever left anywhere. It may outlive its group. After a failed operation no other rank
+/// reaches the part that the operation was on.
 ///
 /// ```
 /// use ringtrain::{Group, ReduceOp};
@@ -129,7 +129,7 @@ impl Group {
             (Some(Ok(mut exposed)), Ok(others)) if have_opened.iter().all(|&[has]| has == 1) => {
                 exposed.close();
                 let alive = Arc::new(());
-                lock(shm_executor).register_buffer(&exposed, Arc::downgrade(&alive), others);
+                lock(shm_executor).register_buffer(&mut exposed, Arc::downgrade(&alive), others);
                 let shm_executor = Arc::downgrade(shm_executor);
                 Ok(Ok(SharedElements { exposed, alive: Some(alive), shm_executor, element: PhantomData }))
             }

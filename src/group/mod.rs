@@ -17,6 +17,7 @@ mod buffer;
 mod call;
 mod collectives;
 mod converted;
+mod deferred_drop;
 mod driver;
 mod error;
 mod foreign;

@@ -144,7 +144,7 @@ impl ShmExecutor {
     /// Takes note of a buffer of each rank, the others' in rank order. `alive` has to die before the rank's own is unmapped.
     pub(super) fn register_buffer(
         &mut self,
-        own: &ExposedBuffer,
+        own: &mut ExposedBuffer,
         alive: Weak<()>,
         others: Vec<RemoteBuffer>,
     ) {
@@ -158,7 +158,7 @@ impl ShmExecutor {
     }
 
     /// An operation has failed on this rank, and its buffer goes back to whoever lent it: others must not be at it any more.
-    pub(super) fn stop_exposing(&self, shm_operation: &ShmOperation, memory: &[u8]) {
+    pub(super) fn stop_exposing(&mut self, shm_operation: &ShmOperation, memory: &[u8]) {
         if shm_operation.is_exposed {
             self.rounds.stop_exposing(memory);
         }

@@ -1,13 +1,16 @@
 //! What programs need whose threads do several things at a time, and whose signals are not Rust's: messages beside collectives,
 //! receives that fail alone, and waits that are given up.
 
-use std::sync::Mutex;
+use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Barrier, Mutex, mpsc};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 use crate::util::ranks::{self, TestTransport};
+use crate::util::{PATIENCE, wait_until};
 use ringtrain::wire::Cause;
-use ringtrain::{Error, Group, JoinOptions, Rank};
+use ringtrain::{Error, ForeignBuffer, Group, JoinOptions, Rank, ReduceOp};
 
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
@@ -126,4 +129,132 @@ fn a_thread_that_waits_may_give_up() {
         }
     }
     assert!(ASKED.load(Ordering::Relaxed) > 0);
+}
+
+/// The thread whose interrupt function panics.
+static PANICS: Mutex<Option<ThreadId>> = Mutex::new(None);
+
+fn panics_in_one_thread() -> bool {
+    let panics = *PANICS.lock().unwrap() == Some(thread::current().id());
+    assert!(!panics, "the interrupt function panics");
+    false
+}
+
+/// The panic went through an operation whose buffer the other ranks still wrote to.
+#[test]
+fn an_interrupt_function_that_panics_ends_the_job() {
+    for transport in TestTransport::ALL {
+        let adjust = move |options: &mut JoinOptions| {
+            transport.apply(options);
+            options.interrupt = Some(panics_in_one_thread);
+        };
+        let errors = ranks::run_with(2, adjust, move |mut group| {
+            if group.rank() != R1 {
+                drop(group.alloc::<f32>(10_000).unwrap());
+                return group.receive(&mut [0u8], R1, 9).unwrap_err();
+            }
+            let mut buffer = group.alloc::<f32>(10_000).unwrap();
+            *PANICS.lock().unwrap() = Some(thread::current().id());
+            group.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err()
+        });
+        for error in errors {
+            let Some(Cause::Aborted { rank, message, .. }) = error.cause() else { panic!("{error}") };
+            assert_eq!((*rank, message.contains("interrupt function panicked")), (R1, true), "{error}");
+        }
+    }
+}
+
+/// Waits until the thread of this name sleeps.
+fn wait_for_sleep(name: &str) {
+    let sleeps = |task: fs::DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.contains(&format!("({name}) S"))
+    };
+    wait_until("the thread sleeps", || fs::read_dir("/proc/self/task").unwrap().flatten().any(sleeps));
+}
+
+/// A receive that slept in the event queue heard of an abort of another thread only at its own deadline.
+#[test]
+fn a_thread_that_sleeps_hears_of_a_failure_that_another_finds() {
+    for transport in TestTransport::ALL {
+        let adjust = move |options: &mut JoinOptions| transport.apply(options);
+        let is_over = Barrier::new(2);
+        ranks::run_with(2, adjust, move |group| {
+            if group.rank() == R0 {
+                let messenger = group.messenger();
+                let receiver = messenger.clone();
+                let (done, result) = mpsc::channel();
+                let receive = move || done.send(receiver.receive(&mut [0u8], R1, 1).map(|_| ()));
+                let thread = thread::Builder::new().name("asleep".into()).spawn(receive).unwrap();
+                wait_for_sleep("asleep");
+                messenger.abort("it gives up");
+                let error = result.recv_timeout(Duration::from_secs(4)).expect("it is woken").unwrap_err();
+                assert!(error.to_string().contains("it gives up"), "{error}");
+                thread.join().unwrap().unwrap();
+            }
+            // Rank 1 takes no part before, as if it were stopped.
+            is_over.wait();
+        });
+    }
+}
+
+/// Says when the fields before it have been dropped.
+struct Dropped(mpsc::Sender<()>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            let _ = self.0.send(());
+        }
+    }
+}
+
+/// The progress thread dropped the function, and with it the job, and waited for its own end.
+#[test]
+fn a_function_may_own_the_last_handle_of_the_job() {
+    for transport in TestTransport::ALL {
+        let adjust = move |options: &mut JoinOptions| transport.apply(options);
+        let has_left = Barrier::new(2);
+        let is_over = Barrier::new(2);
+        ranks::run_with(2, adjust, move |mut group| {
+            if group.rank() == R1 {
+                has_left.wait();
+                let mut buffer = [5u32];
+                group.all_reduce_with(&mut buffer, |a, b| a + b).unwrap();
+                assert_eq!(buffer, [7]);
+                is_over.wait();
+                return;
+            }
+            let (sender, dropped) = mpsc::channel();
+            let owned = (group.messenger(), Dropped(sender));
+            let add = move |a: &u32, b: &u32| {
+                let _ = &owned;
+                a + b
+            };
+            drop(group.all_reduce_with_async(vec![2u32], add).unwrap());
+            drop(group);
+            has_left.wait();
+            assert!(dropped.recv_timeout(PATIENCE).is_ok(), "the job is dropped");
+            is_over.wait();
+        });
+    }
+}
+
+/// The owner of a buffer was dropped under the lock that its own drop takes.
+#[test]
+fn the_owner_of_a_foreign_buffer_may_own_handles() {
+    for transport in TestTransport::ALL {
+        let adjust = move |options: &mut JoinOptions| transport.apply(options);
+        ranks::run_with(2, adjust, move |mut group| {
+            let never = group.receive_async::<u8>(1, R1, 77).unwrap();
+            let (sender, dropped) = mpsc::channel();
+            let mut elements = Box::new([1u32; 4]);
+            let start = elements.as_mut_ptr();
+            // SAFETY: the elements lie on the heap until the owner is dropped, and no other code uses them.
+            let buffer = unsafe { ForeignBuffer::new(start, 4, (elements, never, Dropped(sender))) };
+            drop(group.all_reduce_async(buffer, ReduceOp::Sum).unwrap());
+            assert!(dropped.recv_timeout(PATIENCE).is_ok(), "the owner is dropped");
+            group.barrier().unwrap();
+        });
+    }
 }

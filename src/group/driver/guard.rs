@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::core::Core;
-use crate::group::link_io;
+use crate::group::{deferred_drop, link_io};
 
 /// The core, and the threads that want it.
 pub(super) struct Lock {
@@ -52,7 +52,9 @@ impl Lock {
             "a function that reduces must not use groups or handles, nor drop them"
         );
         let _contender = Contender::new(&self.contenders);
-        Guard { lock: self, core: Some(self.core.lock().unwrap_or_else(PoisonError::into_inner)) }
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        deferred_drop::lock_taken();
+        Guard { lock: self, core: Some(core) }
     }
 
     /// Whether other threads want the core.
@@ -71,6 +73,11 @@ impl Lock {
 }
 
 impl Guard<'_> {
+    /// Whether something is to be dropped without the lock.
+    pub(super) fn has_left_over(&self) -> bool {
+        !self.left_over.is_empty() || deferred_drop::is_pending()
+    }
+
     /// Lets others have the core that want it.
     pub(super) fn make_way(self) -> Self {
         let lock = self.lock;
@@ -123,7 +130,7 @@ impl Drop for Guard<'_> {
         let Some(mut core) = self.core.take() else { return };
         let left_over = std::mem::take(&mut core.left_over);
         drop(core);
-        // A function of the program's own may have captured handles and groups, whose drop takes the lock.
-        drop(left_over);
+        // The caller's functions and the owners of its buffers may hold handles and groups, whose drop takes the lock.
+        drop((left_over, deferred_drop::lock_released()));
     }
 }

@@ -45,9 +45,6 @@ const PART_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long operations whose handles were dropped may take once the last group is closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a rank stops the job whose thread has been interrupted.
-const INTERRUPTED: &str = "it was interrupted while it waited for the others";
-
 /// A pump over TCP, the clock and the threads that drive it. The last one who drops it closes all links in order.
 pub(super) struct Driver {
     shared: Arc<DriverShared>,
@@ -182,6 +179,10 @@ impl Driver {
         if let JobState::Failed(error) = &core.state {
             return Err(error.clone());
         }
+        // The submission is dropped without the lock.
+        if core.link_driver.failure().is_some() {
+            return Err(self.shared.fail(core));
+        }
         let now = self.shared.now();
         let link_driver = &mut core.link_driver;
         let begun = match submission {
@@ -229,8 +230,8 @@ impl Driver {
             if outcome.is_some() || until.is_none() {
                 return outcome;
             }
-            if self.shared.is_interrupted() {
-                self.abort(INTERRUPTED);
+            if let Some(why) = self.shared.interruption() {
+                self.abort(why);
             }
         }
     }
@@ -251,11 +252,7 @@ impl Driver {
     pub(super) fn test(&self, id: OpId) -> bool {
         let mut core = self.shared.lock();
         if core.pending.contains(&id) && matches!(core.poll(self.shared.now()), PollProgress::Progress) {
-            // It may be what others wait for.
-            self.shared.tell_others(&mut core);
-            if core.is_polled {
-                let _ = self.shared.waker.wake();
-            }
+            self.shared.tell_all(&mut core);
         }
         let has_ended = !core.pending.contains(&id);
         drop(core);
@@ -352,8 +349,11 @@ impl Drop for Driver {
         drop(core);
         let _ = shared.waker.wake();
         if let Some(thread) = self.progress.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // It does not panic; if it did, there is nobody left to tell.
-            let _ = thread.join();
+            // The progress thread drops the driver itself if the caller's function held the last handle: it ends on its own
+            // afterwards. It does not panic; if it did, no thread is left to hear of it.
+            if thread.thread().id() != thread::current().id() {
+                let _ = thread.join();
+            }
         }
         let deadline = shared.now() + PART_TIMEOUT;
         let mut core = shared.lock();

@@ -1,6 +1,7 @@
 //! The threads that share a core: who turns the pump, who waits for the sockets, who waits for others.
 
 use std::io;
+use std::panic::catch_unwind;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -63,14 +64,28 @@ impl DriverShared {
         self.interrupt.map(|_| self.now() + QUESTION_EVERY)
     }
 
-    /// Whether whoever waits is to give up. The program's own answer: the caller must not hold a lock.
-    pub(super) fn is_interrupted(&self) -> bool {
-        self.interrupt.is_some_and(|ask| ask())
+    /// Why the waiting thread should give up, if the program says so. The caller must not hold a lock. A panic of the program
+    /// is a reason too: it must not unwind through an operation that other ranks still write to.
+    pub(super) fn interruption(&self) -> Option<&'static str> {
+        match catch_unwind(self.interrupt?) {
+            Ok(is_interrupted) => {
+                is_interrupted.then_some("it was interrupted while it waited for the others")
+            }
+            Err(_) => Some("its interrupt function panicked while it waited for the others"),
+        }
     }
 
     /// Something that others may wait for has happened.
     pub(super) fn tell_others(&self, core: &mut Core) {
         self.core.wake(core, &self.changed);
+    }
+
+    /// [`DriverShared::tell_others`], and the thread that sleeps in the poller: its operation may have ended too.
+    pub(super) fn tell_all(&self, core: &mut Core) {
+        self.tell_others(core);
+        if core.is_polled {
+            let _ = self.waker.wake();
+        }
     }
 
     /// The caller stops waiting: if nobody waits for the sockets, somebody else has to now.
@@ -117,12 +132,12 @@ impl DriverShared {
         let now = self.now();
         match core.poll(now) {
             PollProgress::Progress => {
-                self.tell_others(&mut core);
+                self.tell_all(&mut core);
                 core
             }
             PollProgress::Busy => core,
             // It is dropped without the lock, which may change what there is to do.
-            PollProgress::Blocked if !core.left_over.is_empty() => self.make_way(core),
+            PollProgress::Blocked if core.has_left_over() => self.make_way(core),
             PollProgress::Blocked => {
                 let awaited_posts = if core.is_polled { Vec::new() } else { core.awaited_posts() };
                 if !awaited_posts.is_empty() {
@@ -242,7 +257,7 @@ impl DriverShared {
             if core.is_closing {
                 return;
             }
-            if core.unattended.is_empty() && core.left_over.is_empty() {
+            if core.unattended.is_empty() && !core.has_left_over() {
                 if !core.is_polled {
                     // Somebody else has to wait for the sockets now.
                     self.tell_others(&mut core);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::core::{Core, JobState, PollProgress};
 use super::shm_counters::OperationTimer;
-use super::{Driver, INTERRUPTED, OperationOutput};
+use super::{Driver, OperationOutput};
 use crate::engine::{Begin, Failure, OpId, Timestamp};
 use crate::group::Error;
 use crate::group::hosts::HostExecutor;
@@ -148,8 +148,8 @@ impl Driver {
             core = self.shared.drive(core, question);
             if question.is_some_and(|question| self.shared.now() >= question) {
                 drop(core);
-                if self.shared.is_interrupted() {
-                    return Err(self.abort(INTERRUPTED));
+                if let Some(why) = self.shared.interruption() {
+                    return Err(self.abort(why));
                 }
                 question = self.shared.next_question();
                 core = self.shared.lock();

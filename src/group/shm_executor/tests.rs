@@ -33,12 +33,12 @@ fn seats() -> Vec<Seat> {
     let own: Vec<ExposedBuffer> = (0..RANKS).map(|_| ExposedBuffer::create(bytes, &TOKEN).unwrap()).collect();
     let places: Vec<_> = own.iter().map(|own| own.place().unwrap()).collect();
     let segments = std::iter::once(first).chain(segments);
-    let seat = |(rank, (segment, own)): (usize, (Segment, ExposedBuffer))| {
+    let seat = |(rank, (segment, mut own)): (usize, (Segment, ExposedBuffer))| {
         let mut shm_executor = ShmExecutor::new(ShmRounds::new(segment, size, rank), Meter::default());
         let others = places.iter().enumerate().filter(|(other, _)| *other != rank);
         let others = others.map(|(_, place)| RemoteBuffer::open(*place, bytes, &TOKEN).unwrap()).collect();
         let alive = Arc::new(());
-        shm_executor.register_buffer(&own, Arc::downgrade(&alive), others);
+        shm_executor.register_buffer(&mut own, Arc::downgrade(&alive), others);
         Seat { shm_executor, own, _alive: alive }
     };
     segments.zip(own).enumerate().map(seat).collect()

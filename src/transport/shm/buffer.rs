@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::segment::{Segment, SegmentLocation, TOKEN_BYTES};
+use super::segment::{Segment, SegmentLocation, SparePages, TOKEN_BYTES};
 
 /// Bytes before the elements: the token, and the owner's flag.
 const HEAD: usize = 128;
@@ -22,7 +22,7 @@ pub struct RemoteBuffer {
 }
 
 /// This rank's own memory. Its bytes belong to whoever has it, but while an operation lends them.
-pub struct ExposedBuffer(RemoteBuffer);
+pub struct ExposedBuffer(RemoteBuffer, Option<SparePages>);
 
 impl ExposedBuffer {
     /// So many bytes, all zero.
@@ -32,7 +32,13 @@ impl ExposedBuffer {
     /// When the operating system refuses.
     pub fn create(length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let segment = Segment::create(whole(length)?, token)?;
-        Ok(Self(RemoteBuffer { segment, length }))
+        let spare = segment.spare_pages()?;
+        Ok(Self(RemoteBuffer { segment, length }, Some(spare)))
+    }
+
+    /// What replaces the memory's pages after a failure. It is given once.
+    pub(super) fn take_spare_pages(&mut self) -> Option<SparePages> {
+        self.1.take()
     }
 
     /// Where others find it, until [`ExposedBuffer::close`].

@@ -8,7 +8,8 @@ use std::process;
 use std::ptr::{self, NonNull};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate};
-use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_fixed, munmap};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mremap_fixed, munmap};
+use rustix::param::page_size;
 
 /// Bytes at the beginning by which who opens the memory knows it.
 pub const TOKEN_BYTES: usize = 32;
@@ -89,6 +90,21 @@ impl Segment {
         self.file = None;
     }
 
+    /// A second mapping of the memory, before [`Segment::close`].
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses, or the file is closed.
+    pub(super) fn spare_pages(&self) -> io::Result<SparePages> {
+        let file = self.file.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        let (protection, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        let length = self.length.next_multiple_of(page_size());
+        // SAFETY: the kernel chooses an address where nothing of ours is mapped; the file's size is sealed.
+        let base = unsafe { mmap(ptr::null_mut(), length, protection, flags, file, 0)? };
+        Ok(SparePages { base: base.expose_provenance(), left: std::iter::once(0..length).collect() })
+    }
+
     /// The first byte. It is aligned to a page.
     pub(super) fn base(&self) -> NonNull<u8> {
         self.base
@@ -120,24 +136,66 @@ impl Drop for Segment {
     }
 }
 
-/// Puts memory that is this process's alone in the place of pages of a mapping, with the same content: nobody else reads or
-/// writes them any more. `addresses` are whole pages of a [`Segment`] that lives, to which nobody in this process has a
-/// reference but the caller.
-pub(super) fn make_private(addresses: Range<usize>) -> io::Result<()> {
-    let (start, length) = (ptr::with_exposed_provenance_mut::<u8>(addresses.start), addresses.len());
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the kernel chooses an address where nothing of ours is mapped.
-    let copy = unsafe { mmap_anonymous(ptr::null_mut(), length, protection, MapFlags::PRIVATE)? };
-    // SAFETY: both are as long, and nobody in this process writes to the old one. Others may still do so: what they write is
-    // unspecified content then.
-    unsafe { copy.cast::<u8>().copy_from_nonoverlapping(start, length) };
-    // SAFETY: the new mapping is this function's alone; the old one stays mapped at the same addresses, with the same content.
-    let moved = unsafe { mremap_fixed(copy, length, length, MremapFlags::MAYMOVE, start.cast()) };
-    if moved.is_err() {
-        // SAFETY: it has not moved, and nobody has a reference to it.
-        let _ = unsafe { munmap(copy, length) };
+/// A second mapping of a segment's memory, private and untouched, whose pages can replace those of the segment's mapping.
+///
+/// A page is replaced in one step, with the same content, while other threads of this process read and write it: what they
+/// write before is in the shared page, which the private one is copied from.
+pub(super) struct SparePages {
+    base: usize,
+    /// The pages that have not been used, as offsets.
+    left: Vec<Range<usize>>,
+}
+
+impl SparePages {
+    /// Replaces these whole pages of the segment's mapping, which begins at `start`; other processes do not reach them any
+    /// more. Pages that have been replaced before stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses. Before Linux 5.14 replaced pages stay visible until they are written.
+    pub(super) fn replace(&mut self, start: usize, pages: &Range<usize>) -> io::Result<()> {
+        let mut left = Vec::new();
+        let mut result = Ok(());
+        for run in std::mem::take(&mut self.left) {
+            let used = run.start.max(pages.start)..run.end.min(pages.end);
+            if used.is_empty() {
+                left.push(run);
+                continue;
+            }
+            let moved = self.move_to(start, &used);
+            left.extend(
+                [run.start..used.start, used.end..run.end].into_iter().filter(|rest| !rest.is_empty()),
+            );
+            if moved.is_err() {
+                left.push(used);
+            }
+            result = result.and(moved);
+        }
+        self.left = left;
+        result
     }
-    moved.map(|_| ()).map_err(io::Error::from)
+
+    fn move_to(&self, start: usize, pages: &Range<usize>) -> io::Result<()> {
+        let old = ptr::with_exposed_provenance_mut(self.base + pages.start);
+        let new = ptr::with_exposed_provenance_mut(start + pages.start);
+        // SAFETY: the old pages are this value's and nothing refers to them. The new addresses stay mapped, with the same
+        // content.
+        unsafe { mremap_fixed(old, pages.len(), pages.len(), MremapFlags::MAYMOVE, new)? };
+        // SAFETY: this copies the pages, which does not change their content.
+        unsafe { madvise(new, pages.len(), Advice::LinuxPopulateWrite).map_err(io::Error::from) }
+    }
+}
+
+impl Drop for SparePages {
+    fn drop(&mut self) {
+        for run in &self.left {
+            let start = ptr::with_exposed_provenance_mut(self.base + run.start);
+            // SAFETY: these pages are this value's and nothing refers to them.
+            if let Err(error) = unsafe { munmap(start, run.len()) } {
+                log::warn!("a spare mapping of shared memory could not be given back: {error}");
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::sync::Weak;
 use rustix::param::page_size;
 
 use super::super::buffer::{ExposedBuffer, RemoteBuffer};
-use super::super::segment;
+use super::super::segment::SparePages;
 use super::{EXPOSED, Header, ShmRounds};
 
 /// The most buffers of one group that a rank has at a time.
@@ -44,6 +44,7 @@ struct OwnBuffer {
     number: u64,
     length: usize,
     mapping: Range<usize>,
+    spare: Option<SparePages>,
     /// Its owner keeps the other end for as long as it is mapped.
     alive: Weak<()>,
 }
@@ -65,7 +66,7 @@ impl ShmRounds {
     /// same order. `alive` has to die before the rank's own is unmapped.
     pub fn register_buffer(
         &mut self,
-        own: &ExposedBuffer,
+        own: &mut ExposedBuffer,
         alive: Weak<()>,
         others: impl IntoIterator<Item = RemoteBuffer>,
     ) {
@@ -76,7 +77,9 @@ impl ShmRounds {
         self.registry.count += 1;
         self.registry.others.insert(number, buffers);
         let (mapping, first) = own.extent();
-        self.registry.own.insert(first, OwnBuffer { number, length: own.bytes().len(), mapping, alive });
+        let spare = own.take_spare_pages();
+        let length = own.bytes().len();
+        self.registry.own.insert(first, OwnBuffer { number, length, mapping, spare, alive });
     }
 
     /// Forgets this rank's own buffers that are gone, and, if no operation is under way, gives up the mappings of those whose
@@ -204,30 +207,25 @@ impl ShmRounds {
         Some(buffer.part(&(start + range.start..start + range.end))?.as_ptr())
     }
 
-    /// Takes these bytes of a buffer away from the others, who may still be at them though this rank's operation has failed:
-    /// their owner keeps what is in them, in memory that is its own. Pages that hold other parts of the buffer too, which
-    /// another thread may be at, stay shared. The owner must have lent the bytes to the caller.
-    pub fn stop_exposing(&self, bytes: &[u8]) {
-        let Some((first, own)) = self.own_of(bytes) else { return };
-        let pages = own.pages_within(first, bytes);
-        if pages.is_empty() {
-            return;
-        }
-        if let Err(error) = segment::make_private(pages) {
+    /// Takes these bytes of a buffer away from the other ranks, which may still write to them although this rank's operation
+    /// has failed: all pages that hold them become this process's own, with their content. Other threads of this process may
+    /// use the rest of the pages meanwhile.
+    pub fn stop_exposing(&mut self, bytes: &[u8]) {
+        let Some((first, _)) = self.own_of(bytes) else { return };
+        let Some(own) = self.registry.own.get_mut(&first) else { return };
+        let (pages, start) = (own.pages_of(bytes), own.mapping.start);
+        let replaced = own.spare.as_mut().map_or(Ok(()), |spare| spare.replace(start, &pages));
+        if let Err(error) = replaced {
             log::warn!("a buffer stays shared though its operation has failed: {error}");
         }
     }
 }
 
 impl OwnBuffer {
-    /// The addresses of the pages on which nothing but these bytes lies, whose first one may be the buffer's.
-    fn pages_within(&self, first: usize, bytes: &[u8]) -> Range<usize> {
-        let (page, start) = (page_size(), bytes.as_ptr().addr());
-        let end = start + bytes.len();
-        // Beside the buffer there is its head, which is this rank's.
-        let from = if start == first { self.mapping.start } else { start.next_multiple_of(page) };
-        let to = if end == first + self.length { self.mapping.end } else { end - end % page };
-        from..to
+    /// The pages that hold any of these bytes, as offsets in the mapping.
+    fn pages_of(&self, bytes: &[u8]) -> Range<usize> {
+        let (page, start) = (page_size(), bytes.as_ptr().addr() - self.mapping.start);
+        start - start % page..(start + bytes.len()).next_multiple_of(page)
     }
 }
 
@@ -257,11 +255,11 @@ mod tests {
         let buffers: Vec<ExposedBuffer> =
             seats.iter().map(|_| ExposedBuffer::create(length, &token).unwrap()).collect();
         let places: Vec<_> = buffers.iter().map(|buffer| buffer.place().unwrap()).collect();
-        for (rank, (seat, buffer)) in seats.iter_mut().zip(buffers).enumerate() {
+        for (rank, (seat, mut buffer)) in seats.iter_mut().zip(buffers).enumerate() {
             let others = places.iter().enumerate().filter(|(other, _)| *other != rank);
             let others = others.map(|(_, place)| RemoteBuffer::open(*place, length, &token).unwrap());
             let alive = Arc::new(());
-            seat.rounds.register_buffer(&buffer, Arc::downgrade(&alive), others);
+            seat.rounds.register_buffer(&mut buffer, Arc::downgrade(&alive), others);
             seat.own = Some((buffer, alive));
         }
     }
@@ -378,22 +376,25 @@ mod tests {
         assert!(seats[1].rounds.exposed(0, 1, &(0..10_000)).unwrap().iter().all(|&byte| byte == 9));
     }
 
+    /// Pages at the ends of the part stayed shared, and other ranks wrote to what the program held a `&mut` to.
     #[test]
-    fn of_a_part_that_is_taken_back_whole_pages_are() {
+    fn a_part_that_is_no_longer_exposed_is_on_private_pages() {
         let page = page_size();
         let mut seats = seats(4 * page);
         seats[0].rounds.post_exposed(1, &HEADER, BufferRef { buffer: 0, offset: 0 });
         seats[1].rounds.post(1, &HEADER);
         assert_eq!(seats[1].rounds.collect_exposed(1, 4 * page, 1), Ok(true));
         let Seat { rounds, own } = &mut seats[0];
-        let own = own.as_ref().unwrap().0.bytes();
-        let head = own.as_ptr().addr() % page;
-        rounds.stop_exposing(&own[page..3 * page]);
+        let own = &mut own.as_mut().unwrap().0;
+        own.bytes_mut().fill(3);
+        let part = page + 100..3 * page;
+        rounds.stop_exposing(&own.bytes()[part.clone()]);
+        // Again, and in pages of which some are private already.
+        rounds.stop_exposing(&own.bytes()[part.start - 10..part.end - page]);
         seats[1].rounds.write_exposed(0, 1, 0, &vec![9; 4 * page]);
         let bytes = seats[0].own.as_ref().unwrap().0.bytes();
-        let (taken, left) =
-            (2 * page - head..3 * page - head, [0..2 * page - head, 3 * page - head..4 * page]);
-        assert!(bytes[taken].iter().all(|&byte| byte == 0), "one page lies in it as a whole");
-        assert!(left.into_iter().all(|part| bytes[part].iter().all(|&byte| byte == 9)));
+        assert!(bytes[part].iter().all(|&byte| byte == 3), "the other rank does not reach the part");
+        let head = bytes.as_ptr().addr() % page;
+        assert!(bytes[..page - head].iter().all(|&byte| byte == 9), "the first page has none of it");
     }
 }
