@@ -64,7 +64,7 @@ impl<T: Element> OwnedBuffer for ForeignBuffer<T> {
 mod tests {
     use super::*;
     use crate::group::Group;
-    use crate::types::ReduceOp;
+    use crate::types::{Rank, ReduceOp};
 
     #[test]
     fn it_is_worked_on_where_it_lies_and_its_owner_outlives_the_operation() {
@@ -82,5 +82,21 @@ mod tests {
         let empty = unsafe { ForeignBuffer::<u64>::new(std::ptr::null_mut(), 0, ()) };
         assert!(empty.as_ref().is_empty());
         assert_eq!(values, [1, 0, 3]);
+    }
+    /// The owner was dropped under the lock that its own drop takes.
+    #[test]
+    fn its_owner_may_own_handles() {
+        let group = Group::solo();
+        let never = group.receive_async::<u8>(1, Rank::ZERO, 77).unwrap();
+        let marker = std::sync::Arc::new(());
+        let mut values = [1u8, 2];
+        let owner = (never, std::sync::Arc::clone(&marker));
+        // SAFETY: the array outlives the send, which has ended when the owner is gone.
+        let buffer = unsafe { ForeignBuffer::new(values.as_mut_ptr(), 2, owner) };
+        drop(group.send_async(buffer, Rank::ZERO, 1).unwrap());
+        let mut received = [0u8; 2];
+        group.receive(&mut received, Rank::ZERO, 1).unwrap();
+        assert_eq!(received, values);
+        assert_eq!(std::sync::Arc::strong_count(&marker), 1);
     }
 }

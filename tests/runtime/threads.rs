@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::util::ranks::{self, TestTransport};
 use crate::util::{PATIENCE, wait_until};
 use ringtrain::wire::Cause;
-use ringtrain::{Error, ForeignBuffer, Group, JoinOptions, Rank, ReduceOp};
+use ringtrain::{Error, Group, JoinOptions, Rank, ReduceOp};
 
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
@@ -236,25 +236,6 @@ fn a_function_may_own_the_last_handle_of_the_job() {
             has_left.wait();
             assert!(dropped.recv_timeout(PATIENCE).is_ok(), "the job is dropped");
             is_over.wait();
-        });
-    }
-}
-
-/// The owner of a buffer was dropped under the lock that its own drop takes.
-#[test]
-fn the_owner_of_a_foreign_buffer_may_own_handles() {
-    for transport in TestTransport::ALL {
-        let adjust = move |options: &mut JoinOptions| transport.apply(options);
-        ranks::run_with(2, adjust, move |mut group| {
-            let never = group.receive_async::<u8>(1, R1, 77).unwrap();
-            let (sender, dropped) = mpsc::channel();
-            let mut elements = Box::new([1u32; 4]);
-            let start = elements.as_mut_ptr();
-            // SAFETY: the elements lie on the heap until the owner is dropped, and no other code uses them.
-            let buffer = unsafe { ForeignBuffer::new(start, 4, (elements, never, Dropped(sender))) };
-            drop(group.all_reduce_async(buffer, ReduceOp::Sum).unwrap());
-            assert!(dropped.recv_timeout(PATIENCE).is_ok(), "the owner is dropped");
-            group.barrier().unwrap();
         });
     }
 }
