@@ -27,7 +27,7 @@ Examples:
   ringrun -n 2 -- python train.py --lr 0.1  any program
   ringrun -n 4 --output-dir logs ringtrain  a copy in logs/rank.0/stdout, ...
   ringrun -n 2 -x RUST_LOG=debug ringtrain  a variable for every rank
-  ringrun --mpi4py -n 2 python script.py    `from mpi4py import MPI` is the Python package ringtrain
+  ringrun --mpi4py -n 2 python script.py    run a script for mpi4py on the Python package ringtrain
 
 `ringtrain` and `ringbench`, without a slash, are always the ones that ringrun itself carries. Each rank finds RING_*, and \
 the variables of torchrun, Horovod and Open MPI. Its standard input is /dev/null. OMP_NUM_THREADS is the number of cores in the \
@@ -37,8 +37,10 @@ Each rank may use an even share of the processors that ringrun may use (taskset,
 other job of ringrun on this host has claimed; when all are claimed, jobs share them evenly. ringrun passes on lines of up to \
 16 MiB whole, longer ones in pieces.
 
-With --mpi4py, COMMAND's interpreter (python3 where COMMAND is not called python.. or pypy..) is asked once where the package \
-ringtrain keeps its mpi4py. That place comes first in the ranks' PYTHONPATH, so it also wins over an mpi4py that is installed.
+With --mpi4py, `from mpi4py import MPI` imports the Python package ringtrain. ringrun asks COMMAND's interpreter once for its \
+directory (python3 if COMMAND is not called python.. or pypy..) and puts that first in the ranks' PYTHONPATH. Without the option \
+an import of mpi4py on 2 or more ranks raises an ImportError, because an installed MPI would see each of them as a world of one; \
+a program that can do without mpi4py continues without it. --mpi4py=installed imports the installed package.
 
 When a rank fails, the others have --grace to end; then they get SIGTERM, and after --kill-after SIGKILL, each \
 with everything that it has started. ringrun says which rank failed first, how, and what it printed last. A rank that has \
@@ -114,9 +116,16 @@ struct RunArgs {
     #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", action = ArgAction::Append)]
     variables: Vec<OsString>,
 
-    /// Have `from mpi4py import MPI` resolve to the Python package ringtrain, in scripts as they are.
-    #[arg(long)]
-    mpi4py: bool,
+    /// Import the Python package ringtrain, or the installed mpi4py, for `from mpi4py import MPI`.
+    #[arg(
+        long,
+        value_name = "ringtrain|installed",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "ringtrain",
+        value_parser = mpi4py
+    )]
+    mpi4py: Option<Mpi4py>,
 
     /// Run the ranks in DIR.
     #[arg(long, visible_alias = "wd", value_name = "DIR")]
@@ -224,7 +233,7 @@ fn into_plan(args: RunArgs, chose_start: bool) -> Result<LaunchPlan, String> {
         program,
         arguments: command.collect(),
         variables,
-        mpi4py: if args.mpi4py { Mpi4py::Ours } else { Mpi4py::AsInstalled },
+        mpi4py: args.mpi4py.unwrap_or(Mpi4py::Refused),
         directory: args.wdir,
         output_format: if args.no_tag_output { OutputFormat::Raw } else { OutputFormat::Tagged },
         output_dir: args.output_dir,
@@ -287,6 +296,14 @@ fn bind_to(text: &str) -> Result<Binding, String> {
         "core" => Ok(Binding::Core),
         "numa" => Ok(Binding::Numa),
         _ => Err("ringrun binds ranks to core, numa or none".to_owned()),
+    }
+}
+
+fn mpi4py(text: &str) -> Result<Mpi4py, String> {
+    match text {
+        "ringtrain" => Ok(Mpi4py::Ringtrain),
+        "installed" => Ok(Mpi4py::Installed),
+        _ => Err("not ringtrain or installed".to_owned()),
     }
 }
 
@@ -388,10 +405,18 @@ mod tests {
     }
 
     #[test]
-    fn whose_mpi4py() {
-        assert_eq!(plan("-n 2 prog").unwrap().mpi4py, Mpi4py::AsInstalled);
-        assert_eq!(plan("--mpi4py -np 2 prog").unwrap().mpi4py, Mpi4py::Ours);
-        assert_eq!(plan("-n 2 prog --mpi4py").unwrap().mpi4py, Mpi4py::AsInstalled);
+    fn the_option_mpi4py_has_two_values() {
+        for (line, expected) in [
+            ("-n 2 prog", Mpi4py::Refused),
+            ("-n 2 prog --mpi4py", Mpi4py::Refused),
+            ("--mpi4py -np 2 prog", Mpi4py::Ringtrain),
+            ("--mpi4py=ringtrain -n 2 prog", Mpi4py::Ringtrain),
+            ("--mpi4py=installed -n 2 prog", Mpi4py::Installed),
+        ] {
+            assert_eq!(plan(line).unwrap().mpi4py, expected, "{line}");
+        }
+        let error = plan("--mpi4py=mine -n 2 prog").expect_err("there is no such value");
+        assert!(error.contains("ringtrain or installed"), "{error}");
     }
 
     #[test]

@@ -33,7 +33,7 @@ use super::signals::Signals;
 use super::supervisor::{Supervisor, SupervisorAction};
 use super::topology::{self, Processor};
 use super::watchdog::Watchdog;
-use super::{LaunchError, LaunchPlan, Mpi4py, Verbosity, shim};
+use super::{LaunchError, LaunchPlan, Verbosity, shim};
 use crate::exit::Exit;
 use crate::rendezvous::Server;
 use crate::wire::Secret;
@@ -56,15 +56,10 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let mut extra = extra_variables(plan)?;
     let path = extra.get(&OsString::from("PATH")).cloned().or_else(|| env::var_os("PATH"));
     let program = Program::find(&plan.program, path.as_deref(), &directory)?;
-    if plan.mpi4py == Mpi4py::Ours {
-        let python_path = env::var_os("PYTHONPATH");
-        let around = Surroundings {
-            directory: &directory,
-            path: path.as_deref(),
-            python_path: python_path.as_deref(),
-        };
-        mpi4py::put_first(plan, around, &mut extra)?;
-    }
+    let python_path = env::var_os("PYTHONPATH");
+    let around =
+        Surroundings { directory: &directory, path: path.as_deref(), python_path: python_path.as_deref() };
+    let _guard = mpi4py::put_first(plan, around, &mut extra)?;
     allow_files(plan)?;
     let files = match &plan.output_dir {
         Some(place) => OutputFiles::create(place, plan.world)

@@ -19,6 +19,7 @@ mod environment;
 mod job;
 mod lines;
 mod mpi4py;
+mod mpi4py_guard;
 mod outcome;
 mod output;
 mod processes;
@@ -60,7 +61,7 @@ pub struct LaunchPlan {
     pub arguments: Vec<OsString>,
     /// Variables to set besides; without a value, ringrun's own.
     pub variables: Vec<(OsString, Option<OsString>)>,
-    /// What the ranks' `mpi4py` is.
+    /// What ranks import as `mpi4py`.
     pub mpi4py: Mpi4py,
     /// Where the ranks run; `None` for here.
     pub directory: Option<PathBuf>,
@@ -78,13 +79,16 @@ pub struct LaunchPlan {
     pub verbosity: Verbosity,
 }
 
-/// What `from mpi4py import MPI` resolves to on the ranks.
+/// What `from mpi4py import MPI` imports on the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mpi4py {
-    /// The package that their interpreter finds.
-    AsInstalled,
-    /// The package `ringtrain`, which the job's interpreter has to have.
-    Ours,
+    /// Nothing: an `ImportError` says which option of ringrun to use. A process that an MPI launcher started in a rank, and the
+    /// only rank of a job, import the installed package.
+    Refused,
+    /// The Python package `ringtrain`, which must be installed for the job's interpreter.
+    Ringtrain,
+    /// The installed package. Every rank is a world of one.
+    Installed,
 }
 
 /// Which processors each rank may use, of those that ringrun may use.
@@ -173,7 +177,7 @@ pub enum LaunchError {
         /// The variable.
         name: OsString,
     },
-    /// The package that `--mpi4py` is about cannot be found.
+    /// `--mpi4py` was given and the Python package ringtrain was not found.
     #[error(
         "--mpi4py: {i} cannot say where the package ringtrain is: {why}; install it where {i} finds it: {i} -m pip install ringtrain",
         i = interpreter.display()

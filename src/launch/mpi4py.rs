@@ -1,6 +1,6 @@
-//! What makes `from mpi4py import MPI` resolve to the Python package `ringtrain` on the ranks: a directory with a package of that
-//! name, which `ringtrain` knows, first on their `PYTHONPATH`. The job's own interpreter is asked for it, once, before any
-//! rank is started.
+//! `--mpi4py`: `from mpi4py import MPI` imports the Python package `ringtrain` on the ranks. The package has a directory with a
+//! package `mpi4py` in it; that directory comes first in the ranks' `PYTHONPATH`. ringrun asks the job's interpreter for it once,
+//! before it starts any rank. Without the option a guard comes first, see [`Guard`].
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -18,23 +18,24 @@ use signal_hook::consts::SIGKILL;
 
 use super::command::Program;
 use super::lines::{LastLines, LineSplitter};
+use super::mpi4py_guard::Guard;
 use super::outcome::{RankEnd, seconds};
 use super::shim::{self, ShimSocket};
-use super::{LaunchError, LaunchPlan, processes};
+use super::{LaunchError, LaunchPlan, Mpi4py, processes};
 
 /// The module that prints the directory when it is run.
 const MODULE: &str = "ringtrain.mpi.path";
 
-/// What the directory holds.
+/// The package in the directory.
 const PACKAGE: &str = "mpi4py";
 
-/// Who is asked where the command is no interpreter by its name: a script of a shell, say, which starts one.
+/// The interpreter to ask if the command's name is not one of an interpreter: a shell script, for example, that starts one.
 const DEFAULT_INTERPRETER: &str = "python3";
 
-/// The variable that interpreters look for modules in, before what is installed.
+/// The directories that interpreters search for modules before the installed ones.
 const PYTHONPATH: &str = "PYTHONPATH";
 
-/// Where the ranks run and find their programs.
+/// The ranks' working directory and search paths.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Surroundings<'a> {
     pub(super) directory: &'a Path,
@@ -43,37 +44,53 @@ pub(super) struct Surroundings<'a> {
     pub(super) python_path: Option<&'a OsStr>,
 }
 
-/// Puts the directory before all else that the ranks' `PYTHONPATH` has, by `-x` or from ringrun's own environment.
-///
-/// It waits for an answer as long as the ranks would for each other.
+/// Puts ringtrain's `mpi4py` or the guard before the other entries of the ranks' `PYTHONPATH`, which come from `-x` or from
+/// ringrun's own environment. The caller keeps the guard until the job has ended.
 pub(super) fn put_first(
     plan: &LaunchPlan,
     around: Surroundings<'_>,
     variables: &mut BTreeMap<OsString, OsString>,
-) -> Result<(), LaunchError> {
+) -> Result<Option<Guard>, LaunchError> {
+    let (first, guard) = match plan.mpi4py {
+        Mpi4py::Installed => return Ok(None),
+        Mpi4py::Ringtrain => (directory(plan, around, variables)?.into_os_string(), None),
+        // A system without memory files has no guard, and its ranks run all the same.
+        Mpi4py::Refused => match Guard::create() {
+            Ok(guard) => (guard.path(), Some(guard)),
+            Err(_) => return Ok(None),
+        },
+    };
+    let others = variables.get(OsStr::new(PYTHONPATH)).map(OsString::as_os_str).or(around.python_path);
+    let joined = joined(&first, others);
+    variables.insert(PYTHONPATH.into(), joined);
+    Ok(guard)
+}
+
+/// Asks the interpreter for the directory. Waits for the answer as long as the ranks would for each other.
+fn directory(
+    plan: &LaunchPlan,
+    around: Surroundings<'_>,
+    variables: &BTreeMap<OsString, OsString>,
+) -> Result<PathBuf, LaunchError> {
     let interpreter = interpreter(&plan.program);
     let failed = |why| LaunchError::Mpi4py { interpreter: interpreter.to_owned(), why };
     let program = Program::find(interpreter, around.path, around.directory)
         .map_err(|error| failed(error.to_string()))?;
     let mut command = shim::command(&program, &["-m", MODULE].map(OsString::from), &[]);
-    command.current_dir(around.directory).envs(&*variables);
+    command.current_dir(around.directory).envs(variables);
     let answer = ask(command, plan.limits.start_timeout).map_err(failed)?;
-    let found = check(&answer).map_err(failed)?;
-    let others = variables.get(OsStr::new(PYTHONPATH)).map(OsString::as_os_str).or(around.python_path);
-    let joined = joined(found.as_os_str(), others);
-    variables.insert(PYTHONPATH.into(), joined);
-    Ok(())
+    check(&answer).map_err(failed)
 }
 
-/// The job's interpreter: the command, if that is one by its name.
+/// The job's interpreter: the command, if its name is one of an interpreter.
 fn interpreter(command: &OsStr) -> &OsStr {
     let name = Path::new(command).file_name().unwrap_or_default().as_bytes();
     let is_one = [&b"python"[..], b"pypy"].iter().any(|kind| name.starts_with(kind));
     if is_one { command } else { OsStr::new(DEFAULT_INTERPRETER) }
 }
 
-/// Runs the command, and returns the last line of its output; an error is what to tell the person. Nothing of it is left.
-fn ask(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
+/// Runs the command and returns the last line of its output. Afterwards its whole process group has been killed.
+fn ask(mut command: Command, timeout: Duration) -> Result<Vec<u8>, String> {
     let cannot = |error: io::Error| format!("it cannot be run: {error}");
     let (line, theirs) = ShimSocket::pair().map_err(cannot)?;
     command.stdin(theirs).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
@@ -83,40 +100,40 @@ fn ask(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
     let pid = Pid::from_child(&child);
     let stdout = child.stdout.take().expect("its stdout was asked for");
     let stderr = child.stderr.take().expect("its stderr was asked for");
-    let (tell, told) = mpsc::channel();
-    let words = thread::spawn(move || last_line(stderr));
+    let (sender, receiver) = mpsc::channel();
+    let error_line = thread::spawn(move || last_line(stderr));
     thread::spawn(move || {
         let answer = last_line(stdout);
-        let words = words.join().unwrap_or_default();
-        // Only looked at, not yet reaped: until then its number cannot come to mean another.
+        let error_line = error_line.join().unwrap_or_default();
+        // The process is not reaped here, so that its number stays its own until its group is killed.
         let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
-        let _ = tell.send((answer, words));
+        let _ = sender.send((answer, error_line));
     });
-    let told = told.recv_timeout(patience);
+    let received = receiver.recv_timeout(timeout);
     processes::signal_group(pid, SIGKILL);
     let status = child.wait().map_err(cannot)?;
-    let Ok((answer, words)) = told else {
-        return Err(format!("it did not answer within {} (--start-timeout)", seconds(patience)));
+    let Ok((answer, error_line)) = received else {
+        return Err(format!("it did not answer within {} (--start-timeout)", seconds(timeout)));
     };
     if let Some(errno) = line.exec_error() {
         return Err(cannot(io::Error::from_raw_os_error(errno)));
     }
-    if status.success() { Ok(answer) } else { Err(complaint(status, &words)) }
+    if status.success() { Ok(answer) } else { Err(failure(status, &error_line)) }
 }
 
-/// Why an interpreter says that it cannot answer.
-fn complaint(status: ExitStatus, words: &[u8]) -> String {
+/// How a failed interpreter ended, with the last line of its standard error.
+fn failure(status: ExitStatus, error_line: &[u8]) -> String {
     let ended = match status.code() {
         Some(code) => RankEnd::Exited(code as u8),
         None => RankEnd::Killed(status.signal().unwrap_or(SIGKILL)),
     };
-    match printable(words) {
-        words if words.is_empty() => format!("it {ended} without a word"),
-        words => format!("it {ended}: {words}"),
+    match printable(error_line) {
+        text if text.is_empty() => format!("it {ended} without output"),
+        text => format!("it {ended}: {text}"),
     }
 }
 
-/// The last line that is not blank of all that comes.
+/// The last line that is not blank.
 fn last_line(mut pipe: impl Read) -> Vec<u8> {
     let (mut splitter, mut last, mut buffer) = (LineSplitter::default(), Vec::new(), [0; 4096]);
     let mut keep = |line: &[u8]| {
@@ -131,34 +148,34 @@ fn last_line(mut pipe: impl Read) -> Vec<u8> {
     last
 }
 
-/// The directory that an interpreter has named, if it can be one.
+/// Checks the directory that the interpreter printed.
 fn check(answer: &[u8]) -> Result<PathBuf, String> {
     if answer.is_empty() {
         return Err("it printed nothing".to_owned());
     }
     let path = Path::new(OsStr::from_bytes(answer));
     let is_wrong = if !path.is_absolute() {
-        "is no absolute path"
+        "is not an absolute path"
     } else if !path.is_dir() {
         "is not a directory"
     } else if !path.join(PACKAGE).is_dir() {
-        "holds no package mpi4py"
+        "does not contain the package mpi4py"
     } else if answer.contains(&b':') {
-        "cannot be in PYTHONPATH, for it has a colon in it"
+        "cannot be in PYTHONPATH, because it contains a colon"
     } else {
         return Ok(path.to_owned());
     };
     Err(format!("it printed `{}`, which {is_wrong}", printable(answer)))
 }
 
-/// A line of a program's as text that is safe to print, and not too long.
+/// A program's line as text that is safe to print and not too long.
 fn printable(line: &[u8]) -> String {
     let mut tail = LastLines::default();
     tail.push(line.trim_ascii());
     tail.into_text().concat()
 }
 
-/// `first` before what there is. An empty list would come to mean the current directory.
+/// `first` before the other entries. An empty entry would mean the current directory.
 fn joined(first: &OsStr, others: Option<&OsStr>) -> OsString {
     let mut bytes = first.as_bytes().to_vec();
     if let Some(others) = others.filter(|others| !others.is_empty()) {
@@ -173,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whom_to_ask() {
+    fn the_interpreter_is_the_command_or_python3() {
         for (command, expected) in [
             ("python", "python"),
             ("python3.12", "python3.12"),
@@ -189,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn before_what_there_is() {
+    fn the_directory_comes_before_other_entries() {
         for (others, expected) in [(None, "/a"), (Some(""), "/a"), (Some("/b::/c"), "/a:/b::/c")] {
             assert_eq!(joined(OsStr::new("/a"), others.map(OsStr::new)), expected, "{others:?}");
         }
     }
 
     #[test]
-    fn the_last_line_that_says_something() {
+    fn the_answer_is_the_last_line_that_is_not_blank() {
         let long = [b"first\n".to_vec(), vec![b'x'; 1 << 20], b"\nlast\r\n".to_vec()].concat();
         for (text, expected) in [(&b""[..], &b""[..]), (b"one\ntwo", b"two"), (b"one\n \n\n", b"one")] {
             assert_eq!(last_line(text), expected);
@@ -205,9 +222,9 @@ mod tests {
         assert_eq!(printable(b" \x1b[1mred\r "), "\u{fffd}[1mred");
     }
 
-    /// What hangs is killed with all that it has started, and does not make ringrun wait for longer than it was told to.
+    /// An interpreter that hangs does not delay ringrun longer than its limit, and is killed with its children.
     #[test]
-    fn an_answer_that_does_not_come_is_not_waited_for() {
+    fn waiting_for_an_answer_has_a_limit() {
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 1000 & sleep 1000"]);
         let error = ask(command, Duration::from_millis(20)).expect_err("there is no answer");
@@ -215,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_interpreters_say() {
+    fn errors_of_interpreters_are_quoted() {
         let ask = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);
@@ -226,8 +243,8 @@ mod tests {
             ask("echo Traceback >&2; echo Wrong: x >&2; exit 1"),
             Err("it exited with code 1: Wrong: x".into())
         );
-        assert_eq!(ask("exit 3"), Err("it exited with code 3 without a word".into()));
-        assert_eq!(ask("kill -9 $$"), Err("it was killed by signal 9 (SIGKILL) without a word".into()));
+        assert_eq!(ask("exit 3"), Err("it exited with code 3 without output".into()));
+        assert_eq!(ask("kill -9 $$"), Err("it was killed by signal 9 (SIGKILL) without output".into()));
         let error =
             super::ask(Command::new("/nowhere/python3"), Duration::from_secs(30)).expect_err("nowhere");
         assert!(error.starts_with("it cannot be run: No such file"), "{error}");

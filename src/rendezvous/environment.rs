@@ -68,7 +68,7 @@ pub enum EnvironmentError {
     },
     /// Another launcher started this process.
     #[error(
-        "this process seems to be one of {ranks} started by {launcher} ({variable} is set), whose ranks cannot meet yet; use `ringrun -n {ranks}`, or --peers and --rank, or unset {variable} to run alone"
+        "{launcher} started this process as one of {ranks} ranks ({variable} is set), and ringtrain cannot connect them; start them with `ringrun -n {ranks}`, or use --peers and --rank, or unset {variable} to run alone"
     )]
     OtherLauncher {
         /// The variable that says so.
@@ -210,12 +210,11 @@ mod tests {
     /// Four processes that each believe to be alone would train four models and call it one.
     #[test]
     fn ranks_of_another_launcher_do_not_run_alone() {
-        let others = |size: Option<&'static str>| {
-            interpret(|name| size.filter(|_| name == "WORLD_SIZE").map(str::to_owned))
-        };
-        let error = others(Some("4")).unwrap_err();
-        assert!(error.to_string().contains("torchrun"), "{error}");
-        assert_eq!(others(Some("1")), Ok(None));
-        assert_eq!(others(None), Ok(None));
+        for (variable, launcher) in OTHERS {
+            let others = |size: &str| interpret(|name| (name == variable).then(|| size.to_owned()));
+            let error = others("4").unwrap_err().to_string();
+            assert!(error.starts_with(launcher) && error.contains("`ringrun -n 4`"), "{error}");
+            assert_eq!(others("1"), Ok(None));
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! ringrun --mpi4py: `from mpi4py import MPI` on the ranks is the package's, wherever that is. A package of that name made here
-//! stands for the real one.
+//! What `from mpi4py import MPI` imports on the ranks with and without `ringrun --mpi4py`. The tests make a package mpi4py that
+//! stands for the installed one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,19 +8,19 @@ use std::process::Command;
 use crate::util::{Done, processes_with, ringrun, run, wait_until};
 use tempfile::TempDir;
 
-/// Names the place of `mpi4py` beside its own package, and leaves a line each time that it is asked.
+/// Prints the directory of ringtrain's `mpi4py`, and writes a line to a file each time that it runs.
 const ANSWER: &str = "
 import os
 home = os.environ['HOME_OF_FAKES']
 open(home + '/asked', 'a').write('once\\n')
-print('some chatter')
+print('a line before the answer')
 print(home + '/shim')
 ";
 
-/// What a rank sees.
+/// Prints which `mpi4py` a rank imports, and its search path.
 const SCRIPT: &str = "from mpi4py import MPI; import os; print(MPI.WHOSE, os.environ['PYTHONPATH'])";
 
-/// Whether there is an interpreter; if not, it says that this test is skipped.
+/// Whether there is an interpreter. If not, prints that the test is skipped.
 fn has_python(test: &str) -> bool {
     let found = Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success());
     if !found {
@@ -34,7 +34,7 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// A folder with the package `ringtrain`, whose module `ringtrain.mpi.path` is this program, its `mpi4py` and another one.
+/// A folder with a package `ringtrain`, whose module `ringtrain.mpi.path` is this program, its `mpi4py` and an installed one.
 fn fakes(module: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().canonicalize().unwrap();
@@ -48,15 +48,15 @@ fn fakes(module: &str) -> (TempDir, PathBuf) {
     (folder, home)
 }
 
-/// Runs ringrun where the packages are found.
+/// Runs ringrun with the packages on the ranks' search path.
 fn run_with(home: &Path, arguments: &[&str]) -> Done {
     let packages = home.join("packages");
     run(ringrun(arguments).env("HOME_OF_FAKES", home).env("PYTHONPATH", packages).env("NAMED", "PYTHONPATH"))
 }
 
 #[test]
-fn every_rank_finds_ours_first() {
-    if !has_python("every_rank_finds_ours_first") {
+fn every_rank_imports_from_ringtrain() {
+    if !has_python("every_rank_imports_from_ringtrain") {
         return;
     }
     let (_folder, home) = fakes(ANSWER);
@@ -65,7 +65,7 @@ fn every_rank_finds_ours_first() {
     let script = format!("exec python3 -c \"{SCRIPT}\"");
     let cases: [(&[&str], &[&str], String); 4] = [
         (&[], &["python3", "-c", SCRIPT], format!("ours {shown}/shim:{shown}/packages")),
-        // A command that is no interpreter by its name.
+        // A command whose name is not an interpreter's.
         (&[], &["sh", "-c", &script], format!("ours {shown}/shim:{shown}/packages")),
         (&["-x", "PYTHONPATH"], &["python3", "-c", SCRIPT], format!("ours {shown}/shim:{shown}/packages")),
         (
@@ -80,16 +80,73 @@ fn every_rank_finds_ours_first() {
         assert_eq!(done.code(), Some(0), "{arguments:?}: {}", done.stderr());
         assert_eq!(done.sorted_lines(), vec![expected.clone(); 3], "{arguments:?}");
         let asked = fs::read_to_string(home.join("asked")).unwrap().lines().count();
-        assert_eq!(asked, number + 1, "it is asked once for all ranks");
+        assert_eq!(asked, number + 1, "the interpreter runs once for all ranks");
     }
-    let done = run_with(&home, &["-n", "1", "--no-tag-output", "python3", "-c", SCRIPT]);
-    assert_eq!(done.stdout(), format!("theirs {shown}/packages\n"), "without the flag nothing changes");
+    let done =
+        run_with(&home, &["--mpi4py=installed", "-n", "1", "--no-tag-output", "python3", "-c", SCRIPT]);
+    assert_eq!(done.stdout(), format!("theirs {shown}/packages\n"));
 }
 
-/// Each of these ends with its sentence, and before any rank is started.
+/// Two ranks with an installed MPI were two worlds of one, and the program printed its result twice.
 #[test]
-fn a_package_that_cannot_be_found_is_told_with_what_to_do() {
-    if !has_python("a_package_that_cannot_be_found_is_told_with_what_to_do") {
+fn without_the_option_the_import_names_it() {
+    if !has_python("without_the_option_the_import_names_it") {
+        return;
+    }
+    let (_folder, home) = fakes(ANSWER);
+    for is_installed in [true, false] {
+        if !is_installed {
+            fs::remove_dir_all(home.join("packages/mpi4py")).unwrap();
+        }
+        for script in [SCRIPT, "import mpi4py.futures"] {
+            let done = run_with(&home, &["-n", "2", "--no-tag-output", "python3", "-c", script]);
+            let errors = done.stderr();
+            assert_eq!((done.code(), done.stdout().as_str()), (Some(1), ""), "{errors}");
+            let sentence = "ModuleNotFoundError: mpi4py is not available on ranks that ringrun started";
+            assert!(errors.contains(sentence) && errors.contains("`ringrun --mpi4py`"), "{errors}");
+        }
+        let optional = "try:\n import mpi4py\nexcept ModuleNotFoundError:\n print('without')";
+        let done = run_with(&home, &["-n", "2", "--no-tag-output", "python3", "-c", optional]);
+        assert_eq!(
+            (done.code(), done.stdout().as_str()),
+            (Some(0), "without\nwithout\n"),
+            "{}",
+            done.stderr()
+        );
+    }
+    let done = run_with(&home, &["-n", "1", "python3", "-c", SCRIPT]);
+    assert!(done.stderr().contains("`ringrun --mpi4py`"), "also in a world of one: {}", done.stderr());
+}
+
+/// A world of one needs no other rank, and `mpiexec` in a rank starts ranks of its own.
+#[test]
+fn without_the_option_programs_of_another_mpi_run() {
+    if !has_python("without_the_option_programs_of_another_mpi_run") {
+        return;
+    }
+    let (_folder, home) = fakes(ANSWER);
+    let script = "from mpi4py import MPI; print(MPI.WHOSE)";
+    let in_mpi = format!("PMI_RANK=0 exec python3 -c '{script}'");
+    let cases: [(&[&str], &str); 3] = [
+        (&["-n", "1", "--no-tag-output", "python3", "-c", script], "theirs\n"),
+        (&["-n", "2", "--no-tag-output", "sh", "-c", &in_mpi], "theirs\ntheirs\n"),
+        (&["--mpi4py=installed", "-n", "2", "--no-tag-output", "python3", "-c", script], "theirs\ntheirs\n"),
+    ];
+    for (arguments, expected) in cases {
+        let done = run_with(&home, arguments);
+        assert_eq!((done.code(), done.stdout().as_str()), (Some(0), expected), "{}", done.stderr());
+    }
+    // ringrun's own launcher may be an MPI's, as in a scheduler's allocation: it did not start the ranks.
+    let packages = home.join("packages");
+    let arguments = ["-n", "2", "python3", "-c", script];
+    let done = run(ringrun(&arguments).env("PYTHONPATH", packages).env("PMI_RANK", "0"));
+    assert!(done.stderr().contains("`ringrun --mpi4py`"), "{}", done.stderr());
+}
+
+/// No rank is started after any of these errors.
+#[test]
+fn an_error_says_how_to_install_the_package() {
+    if !has_python("an_error_says_how_to_install_the_package") {
         return;
     }
     let cases = [
@@ -97,12 +154,12 @@ fn a_package_that_cannot_be_found_is_told_with_what_to_do() {
             "import no_such_module",
             "it exited with code 1: ModuleNotFoundError: No module named 'no_such_module'",
         ),
-        ("raise SystemExit(3)", "it exited with code 3 without a word"),
+        ("raise SystemExit(3)", "it exited with code 3 without output"),
         ("", "it printed nothing"),
         ("print()", "it printed nothing"),
-        ("print('some/where')", "it printed `some/where`, which is no absolute path"),
+        ("print('some/where')", "it printed `some/where`, which is not an absolute path"),
         ("print('/dev/null')", "it printed `/dev/null`, which is not a directory"),
-        ("print('/')", "it printed `/`, which holds no package mpi4py"),
+        ("print('/')", "it printed `/`, which does not contain the package mpi4py"),
     ];
     for (module, expected) in cases {
         let (_folder, home) = fakes(module);
@@ -135,18 +192,18 @@ fn an_interpreter_that_does_not_answer_is_killed() {
     let done = run_with(&home, &command);
     assert_not_started(&done, "python3", "it did not answer within 0.2 s (--start-timeout)");
     let entry = format!("HOME_OF_FAKES={}", home.display());
-    wait_until("nothing of it is left", || processes_with(&entry).is_empty());
+    wait_until("the interpreter has been killed", || processes_with(&entry).is_empty());
 }
 
 #[test]
-fn an_interpreter_that_is_not_there() {
+fn a_missing_interpreter_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().canonicalize().unwrap();
-    // The command itself, as ever.
+    // The command is the interpreter.
     let done = run_with(&home, &["--mpi4py", "-n", "2", "python-nowhere", "x.py"]);
     assert_eq!(done.code(), Some(127), "{}", done.stderr());
     assert!(done.stderr().contains("`python-nowhere` is not on PATH"), "{}", done.stderr());
-    // One that is asked for a command that is none.
+    // The command is not an interpreter.
     let path = format!("PATH={}", home.display());
     let done = run_with(&home, &["--mpi4py", "-n", "2", "-x", &path, "/bin/sh", "-c", "echo started"]);
     assert_not_started(&done, "python3", "command not found: `python3` is not on PATH");

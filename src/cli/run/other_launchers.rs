@@ -265,7 +265,7 @@ fn apply(
 fn own_option(own: &Command, typed: &str, value: Option<&str>) -> Result<(String, bool), String> {
     let unknown = || format!("unknown option {typed}; `ringrun --help` lists the options");
     let joined = |name: &str| value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
-    let takes_value = |arg: &&Arg| arg.get_action().takes_values();
+    let takes_value = |arg: &&Arg| arg.get_action().takes_values() && !arg.is_require_equals_set();
     let short = |letter: char| own.get_arguments().find(|arg| arg.get_short() == Some(letter));
     let name = typed.trim_start_matches('-').replace('_', "-");
     let long = own.get_arguments().find(|arg| has_long(arg, &name));
