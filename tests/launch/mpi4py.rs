@@ -118,7 +118,7 @@ fn without_the_option_the_import_names_it() {
     assert!(done.stderr().contains("`ringrun --mpi4py`"), "also in a world of one: {}", done.stderr());
 }
 
-/// A world of one needs no other rank, and `mpiexec` in a rank starts ranks of its own.
+/// A world of one needs no other rank, and `mpiexec` in a rank connects the ranks that it starts.
 #[test]
 fn without_the_option_programs_of_another_mpi_run() {
     if !has_python("without_the_option_programs_of_another_mpi_run") {
