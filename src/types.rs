@@ -1,4 +1,4 @@
-//! The words of the domain: ranks, element types, reductions, and what a rank asks of a collective.
+//! The terms of the field: ranks, element types, reductions, and what a rank requests of a collective.
 
 mod located;
 mod site;
@@ -11,19 +11,20 @@ use serde::{Deserialize, Serialize};
 pub use self::located::{F32Loc, F64Loc, I32Loc, I64Loc};
 pub use self::site::Site;
 
-/// The most ranks one job may have. A roster, a rank or a world size beyond it is refused before anything is allocated.
+/// The largest number of ranks in a job. A larger rank, world size or list of ranks is refused before anything is
+/// allocated.
 pub const WORLD_SIZE_MAX: u32 = 65_536;
 
-/// A process of the job, numbered from 0 to the world size less one.
+/// A process of the job, numbered from 0 to the world size minus one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rank(u32);
 
 impl Rank {
-    /// Rank 0, the one that reports and from which parameters are broadcast.
+    /// Rank 0, which reports results and from which parameters are broadcast.
     pub const ZERO: Self = Self(0);
 
-    /// The rank with this number. Whether it is below the world size is checked where the two meet.
+    /// The rank with this number. It is compared with the world size where both are known.
     pub const fn new(number: u32) -> Self {
         Self(number)
     }
@@ -51,12 +52,12 @@ impl fmt::Debug for Rank {
     }
 }
 
-/// How many ranks the job has: at least 1, at most [`WORLD_SIZE_MAX`].
+/// The number of ranks of the job: at least 1, at most [`WORLD_SIZE_MAX`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorldSize(u32);
 
 impl WorldSize {
-    /// A world of one rank, which has nobody to talk to.
+    /// A world of one rank, which has no peers.
     pub const ONE: Self = Self(1);
 
     /// A world of `ranks` ranks; `None` for 0 and for more than [`WORLD_SIZE_MAX`].
@@ -79,7 +80,7 @@ impl WorldSize {
         (0..self.0).map(Rank)
     }
 
-    /// Whether `rank` is one of this world's.
+    /// Whether `rank` belongs to this world.
     pub const fn contains(self, rank: Rank) -> bool {
         rank.0 < self.0
     }
@@ -101,7 +102,7 @@ impl fmt::Display for WorldSize {
     }
 }
 
-/// Defines a fieldless enum that travels as one byte and is written in lower case.
+/// Defines a fieldless enum that is encoded as one byte and printed in lower case.
 macro_rules! wire_enum {
     (
         $(#[$meta:meta])*
@@ -115,15 +116,15 @@ macro_rules! wire_enum {
             /// Every variant, in the order of their wire bytes.
             pub const ALL: &'static [Self] = &[ $( Self::$variant ),+ ];
 
-            /// The byte that stands for it on the wire.
+            /// The byte that encodes it on the wire.
             pub const fn to_byte(self) -> u8 { self as u8 }
 
-            /// What the byte stands for; `None` for a byte that no variant has.
+            /// The variant that the byte encodes; `None` if no variant has this byte.
             pub const fn from_byte(byte: u8) -> Option<Self> {
                 match byte { $( $byte => Some(Self::$variant), )+ _ => None }
             }
 
-            /// The name that people type and read.
+            /// The name in options and in output.
             pub const fn name(self) -> &'static str {
                 match self { $( Self::$variant => $text ),+ }
             }
@@ -169,13 +170,13 @@ wire_enum! {
         I64 = 9 => "i64",
         /// Unsigned, 64 bits.
         U64 = 10 => "u64",
-        /// [`F32Loc`]: an f32 and a u32 that says where it stands.
+        /// [`F32Loc`]: an f32 and a u32 index, its location.
         F32Loc = 11 => "f32_loc",
-        /// [`F64Loc`]: an f64 and a u64 that says where it stands.
+        /// [`F64Loc`]: an f64 and a u64 index, its location.
         F64Loc = 12 => "f64_loc",
-        /// [`I32Loc`]: an i32 and a u32 that says where it stands.
+        /// [`I32Loc`]: an i32 and a u32 index, its location.
         I32Loc = 13 => "i32_loc",
-        /// [`I64Loc`]: an i64 and a u64 that says where it stands.
+        /// [`I64Loc`]: an i64 and a u64 index, its location.
         I64Loc = 14 => "i64_loc",
         /// Signed, 16 bits.
         I16 = 15 => "i16",
@@ -201,12 +202,12 @@ impl DType {
         Self::U16,
     ];
 
-    /// Whether it is a plain number, and not a number with its location.
+    /// Whether it is a plain number, without a location.
     pub const fn is_number(self) -> bool {
         !matches!(self, Self::F32Loc | Self::F64Loc | Self::I32Loc | Self::I64Loc)
     }
 
-    /// Whether it is a plain whole number.
+    /// Whether it is a plain integer.
     pub const fn is_integer(self) -> bool {
         matches!(
             self,
@@ -227,7 +228,7 @@ impl DType {
 }
 
 wire_enum! {
-    /// What is done to the elements that stand at the same place on different ranks.
+    /// How elements at the same index on different ranks are combined.
     pub enum ReduceOp {
         /// The sum. Integers wrap around.
         Sum = 1 => "sum",
@@ -245,22 +246,22 @@ wire_enum! {
         BitOr = 7 => "bor",
         /// The bits that are set on an odd number of ranks.
         BitXor = 8 => "bxor",
-        /// 1 where no rank has zero, 0 elsewhere. For the logical reductions everything but zero is true: a NaN is, and
-        /// -0.0 is not. Truth values travel in any type of number, usually as `u8`.
+        /// 1 where no rank has zero, 0 elsewhere. In logical reductions every value but zero is true: NaN is true,
+        /// -0.0 is false. Any type of number can hold truth values; `u8` is usual.
         LogicalAnd = 9 => "land",
-        /// 1 where any rank has something else than zero, 0 elsewhere.
+        /// 1 where any rank has a value other than zero, 0 elsewhere.
         LogicalOr = 10 => "lor",
-        /// 1 where an odd number of ranks has something else than zero, 0 elsewhere.
+        /// 1 where an odd number of ranks has a value other than zero, 0 elsewhere.
         LogicalXor = 11 => "lxor",
-        /// The smallest with its location; of equal ones that with the lowest index. A NaN on any rank wins, and of
-        /// several that with the lowest index. Located types only, as the next one.
+        /// The smallest value with its location. Of equal values, the one with the lowest index wins. A NaN on any
+        /// rank wins; of several NaNs, the one with the lowest index. Located types only, as the next one.
         MinLoc = 12 => "minloc",
-        /// The largest with its location; of equal ones that with the lowest index, and a NaN as for the smallest.
+        /// The largest value with its location. Equal values and NaNs are treated as for the smallest.
         MaxLoc = 13 => "maxloc",
-        /// The sum of what the ranks have multiplied beforehand, each its own contribution by a factor of its own. What
-        /// travels and is added is a [`ReduceOp::Sum`]'s; the name keeps ranks apart that did not multiply.
+        /// The sum of contributions that each rank has multiplied by its own factor beforehand. It is computed as
+        /// [`ReduceOp::Sum`]; the separate name detects ranks that did not multiply.
         PreMulSum = 14 => "premulsum",
-        /// A function of the program's own, the same on every rank.
+        /// A function of the caller, the same on every rank.
         Custom = 15 => "custom",
     }
 }
@@ -284,7 +285,7 @@ impl ReduceOp {
         }
     }
 
-    /// Whether the result is a truth value, 1 or 0, whatever the contributions are.
+    /// Whether the result is always a truth value, 1 or 0.
     pub const fn is_logical(self) -> bool {
         matches!(self, Self::LogicalAnd | Self::LogicalOr | Self::LogicalXor)
     }
@@ -295,7 +296,7 @@ wire_enum! {
     pub enum Operation {
         /// Every rank ends with the reduction of all buffers.
         AllReduce = 1 => "all_reduce",
-        /// Each rank ends with the reduction of its own chunk of all buffers.
+        /// Each rank ends with one chunk, its own, of the reduction of all buffers.
         ReduceScatter = 2 => "reduce_scatter",
         /// Every rank ends with every rank's chunk.
         AllGather = 3 => "all_gather",
@@ -309,9 +310,9 @@ wire_enum! {
         Gather = 7 => "gather",
         /// Each rank ends with its part of the root's buffer.
         Scatter = 8 => "scatter",
-        /// Each rank ends with the part that every rank has for it.
+        /// Each rank ends with the parts that all ranks have for it.
         AllToAll = 9 => "all_to_all",
-        /// Each rank ends with the reduction of the buffers of all ranks up to itself.
+        /// Each rank ends with the reduction of the buffers of ranks 0 to its own.
         Scan = 10 => "scan",
         /// Each rank but the first ends with the reduction of the buffers of all ranks before it.
         Exscan = 11 => "exscan",
@@ -321,16 +322,16 @@ wire_enum! {
 }
 
 impl Operation {
-    /// Whether one rank has a part of its own in it.
+    /// Whether one rank has a special part in it, as root.
     pub const fn has_root(self) -> bool {
         matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
     }
 }
 
 wire_enum! {
-    /// How an operation's traffic is routed: which schedule the ranks walk.
+    /// How an operation is routed: which schedule the ranks follow.
     pub enum Algorithm {
-        /// Neighbours on a ring, a chunk per rank, segments within a chunk.
+        /// Neighbours on a ring, one chunk for each rank, segments within a chunk.
         Ring = 1 => "ring",
         /// Rounds at distances 1, 2, 4, ...: Hensgen, Finkel and Manber's dissemination barrier.
         Dissemination = 2 => "dissemination",
@@ -338,34 +339,35 @@ wire_enum! {
         Tree = 3 => "tree",
         /// From rank to rank in order, pipelined.
         Chain = 4 => "chain",
-        /// Between the two ranks concerned: whoever has something sends it straight to whoever is to have it.
+        /// Straight from the rank that has the data to the rank that needs it.
         Direct = 5 => "direct",
-        /// Everybody's whole buffer straight to everybody, who each reduce them alone.
+        /// Every rank sends its whole buffer straight to every other rank and reduces all buffers itself.
         OneShot = 6 => "one-shot",
-        /// The same in rounds at distances 1, 2, 4, ..., in each of which twice as much is known.
+        /// The same in rounds at distances 1, 2, 4, ...; each round doubles the number of contributions that a rank
+        /// has.
         Doubling = 7 => "doubling",
-        /// Whole buffers with a partner at distances 1, 2, 4, ..., reduced each time.
+        /// Exchanges whole buffers with partners at distances 1, 2, 4, ... and reduces after each exchange.
         Butterfly = 8 => "butterfly",
         /// Two binary trees, each for half of the buffer, pipelined; the inner ranks of one are leaves of the other.
         DoubleTree = 9 => "double-tree",
-        /// In shared memory within hosts, over links between them, where every rank carries a slice.
+        /// In shared memory within hosts and over links between them; every rank carries a slice.
         Hierarchy = 10 => "hierarchy",
     }
 }
 
-/// The bits of a group's number that say in whose name something is done; the group's own number has none of them.
+/// The bits of a group's number that mark internal operations; the group's own number has none of them.
 pub const GROUP_FLAGS: u32 = OBJECTS_GROUP | HOSTS_GROUP | LOCAL_GROUP;
-/// Messages of objects that go on by themselves.
+/// Messages of asynchronous object operations.
 pub const OBJECTS_GROUP: u32 = 1 << 31;
-/// What a group does by hosts.
+/// Operations of a group between hosts.
 pub const HOSTS_GROUP: u32 = 1 << 30;
-/// The group's ranks on one host, before they share memory.
+/// Operations of the group's ranks on one host, before they share memory.
 pub const LOCAL_GROUP: u32 = 1 << 29;
 
-/// What stands for a tag where a receive takes any; no message has it.
+/// The tag of a receive that accepts any tag; no message has it.
 pub const ANY_TAG: u32 = u32::MAX;
 
-/// What one rank asks for when it calls a collective. Every message carries it, and all ranks must ask for the same.
+/// What one rank requests when it calls a collective. Every message carries it, and all ranks must request the same.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Contract {
     /// The collective.
@@ -374,18 +376,18 @@ pub struct Contract {
     pub dtype: DType,
     /// The reduction; `None` where nothing is reduced.
     pub reduction: Option<ReduceOp>,
-    /// The route.
+    /// The algorithm.
     pub algorithm: Algorithm,
-    /// The root; rank 0 where the operation has none.
+    /// The root; rank 0 if the operation has none.
     pub root: Rank,
-    /// Elements in the whole buffer.
+    /// The number of elements in the whole buffer.
     pub count: u64,
-    /// Where the ranks' parts differ in length: a digest of the lengths; 0 for even parts. For a message: its tag.
+    /// A digest of the lengths if the ranks' parts differ in length, 0 for even parts. For a message: its tag.
     pub layout: u32,
 }
 
 impl Contract {
-    /// What control frames carry in its place; no operation asks for it.
+    /// The value that control frames carry instead; no operation requests it.
     pub const NONE: Self = Self {
         operation: Operation::Barrier,
         dtype: DType::U8,
@@ -427,8 +429,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What collectives carry: a number (`f16`, `bf16`, `f32`, `f64`, `i8`, `u8`, `i16`, `u16`, `i32`, `u32`, `i64` or `u64`), or
-/// one with its location ([`F32Loc`], [`F64Loc`], [`I32Loc`] or [`I64Loc`]).
+/// The element types of collectives: numbers (`f16`, `bf16`, `f32`, `f64`, `i8`, `u8`, `i16`, `u16`, `i32`, `u32`,
+/// `i64` or `u64`) and numbers with a location ([`F32Loc`], [`F64Loc`], [`I32Loc`] or [`I64Loc`]).
 ///
 /// Sealed: the wire format knows these sixteen and no others.
 pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed::Sealed {

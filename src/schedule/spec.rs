@@ -1,4 +1,4 @@
-//! What a collective does, apart from the way in which it is done.
+//! What a collective does, independent of the algorithm.
 
 use super::partition::Partition;
 use super::{
@@ -10,66 +10,66 @@ use super::{
 };
 use crate::types::{Algorithm, Operation, Rank, WorldSize};
 
-/// What a collective does, with elements of the whole operation.
+/// What a collective does, with the elements of the whole operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CollectiveSpec {
-    /// Everybody waits for everybody.
+    /// No rank ends before all ranks have begun.
     Barrier,
-    /// Everybody ends with the reduction of all buffers.
+    /// Every rank ends with the reduction of all buffers.
     AllReduce {
-        /// Elements of each buffer.
+        /// The number of elements in each buffer.
         count: usize,
     },
-    /// The root ends with the reduction of all buffers; nobody else's means anything then.
+    /// The root ends with the reduction of all buffers; the other ranks' buffers are then unspecified.
     Reduce {
-        /// Elements of each buffer.
+        /// The number of elements in each buffer.
         count: usize,
-        /// Who gets the result.
+        /// The rank that gets the result.
         root: Rank,
     },
-    /// Everybody ends with the reduction of its own part.
+    /// Every rank ends with the reduction of its own part.
     ReduceScatter(Partition),
-    /// Everybody's own part goes to everybody.
+    /// Every rank ends with all ranks' parts.
     AllGather(Partition),
-    /// The root's buffer goes to everybody.
+    /// Every rank ends with the root's buffer.
     Broadcast {
-        /// Elements of each buffer.
+        /// The number of elements in each buffer.
         count: usize,
-        /// Whose it is.
+        /// The rank whose buffer it is.
         root: Rank,
     },
-    /// Everybody's part goes to the root, whose buffer is the whole; any other rank's is its part.
+    /// The root ends with all ranks' parts. The root's buffer is the whole; another rank's buffer is its part.
     Gather {
         /// The parts.
         partition: Partition,
-        /// Who gets them.
+        /// The rank that gets them.
         root: Rank,
     },
-    /// [`CollectiveSpec::Gather`] the other way.
+    /// The reverse of [`CollectiveSpec::Gather`].
     Scatter {
         /// The parts.
         partition: Partition,
-        /// Who has them.
+        /// The rank that has them.
         root: Rank,
     },
-    /// A part from each rank to each; the buffer is what is sent, and behind it what is received. The own part is left to the
-    /// caller.
+    /// Each rank sends a part to each other rank. The buffer holds the elements to send, then those to receive. The
+    /// caller copies the part from the rank to itself.
     AllToAll {
         /// This rank's parts for the others.
         send: Partition,
         /// The others' parts for this rank.
         receive: Partition,
-        /// Every rank's parts for every rank are of one length, and all ranks know.
+        /// All parts have the same length, and all ranks know it.
         is_even: bool,
     },
-    /// Everybody ends with the reduction of the buffers of all ranks up to itself.
+    /// Every rank ends with the reduction of the buffers of ranks 0 to its own.
     Scan {
-        /// Elements of each buffer.
+        /// The number of elements in each buffer.
         count: usize,
     },
-    /// The same without the rank's own, behind the buffer's first `count` elements.
+    /// The same without the rank's own buffer. The result follows the first `count` elements of the buffer.
     Exscan {
-        /// Elements of each contribution.
+        /// The number of elements in each contribution.
         count: usize,
     },
 }
@@ -92,7 +92,7 @@ impl CollectiveSpec {
         }
     }
 
-    /// The rank that has a part of its own in it.
+    /// The rank that has a special part in it, as root.
     pub fn root(&self) -> Rank {
         match self {
             Self::Reduce { root, .. }
@@ -103,8 +103,8 @@ impl CollectiveSpec {
         }
     }
 
-    /// Elements of the whole operation, which all ranks have to agree on. What is exchanged differs from rank to rank where
-    /// the parts are uneven; it is 0 then.
+    /// The number of elements of the whole operation, on which all ranks must agree. It is 0 for an exchange with
+    /// uneven parts, whose number of elements differs from rank to rank.
     pub fn count(&self) -> usize {
         match self {
             Self::AllReduce { count }
@@ -121,11 +121,11 @@ impl CollectiveSpec {
         }
     }
 
-    /// The same with a part of the buffer, which has so many elements.
+    /// The same operation on a part of the buffer that has this many elements.
     ///
     /// # Panics
     ///
-    /// If it is not done to every element alike.
+    /// If the operation does not treat all elements alike.
     #[must_use]
     pub fn of_length(&self, count: usize) -> Self {
         match *self {
@@ -142,10 +142,10 @@ impl CollectiveSpec {
         !matches!(self, Self::AllToAll { is_even: false, .. })
     }
 
-    /// The way over links. `block` is how many elements an all-reduce on the ring takes at a time, or a double tree in one
-    /// message; `in_rank_order` says that the reduction does not commute. Where everybody gets everybody's buffer to reduce
-    /// it alone, this one's has a slot for each rank ([`Algorithm::OneShot`] in rank order, [`Algorithm::Doubling`] from
-    /// this rank on).
+    /// The schedule over links. `block` is the number of elements that an all-reduce on the ring takes at a time, or
+    /// that a double tree sends in one message. `in_rank_order` says that the reduction does not commute. If every
+    /// rank gets all buffers and reduces them itself, this rank's buffer has a slot for each rank
+    /// ([`Algorithm::OneShot`] in rank order, [`Algorithm::Doubling`] from this rank on).
     ///
     /// # Panics
     ///

@@ -1,5 +1,5 @@
-//! Proves schedules without bytes: each element of each rank's buffer says which element it is and which ranks have
-//! contributed to it.
+//! Proves schedules without bytes: each element of each rank's buffer records its index in the operation and the
+//! ranks that have contributed to it.
 
 mod chain;
 mod direct;
@@ -23,13 +23,13 @@ use super::partition::{Partition, segment};
 use super::{Action, After, Schedule};
 use crate::types::{Rank, WorldSize};
 
-/// How far the proofs go. Miri takes a thousand times as long, and has no proof to give: it looks for undefined behaviour in
-/// the code that all worlds share.
+/// The sizes of the proofs. Miri takes a thousand times as long and looks only for undefined behaviour, in code that
+/// worlds of all sizes share.
 struct Extent {
     worlds_max: u32,
     /// The longest operation, in elements.
     longest: usize,
-    /// Orders of events that are chosen by lot in a small world.
+    /// The number of random orders of events in a small world.
     lots: u64,
 }
 
@@ -39,17 +39,17 @@ const EXTENT: Extent = if cfg!(miri) {
     Extent { worlds_max: 64, longest: 97, lots: 8 }
 };
 
-/// What stands in one element of a buffer.
+/// The symbolic content of one element of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Value {
-    /// The ranks that have contributed, a bit each.
+    /// The ranks that have contributed, one bit each.
     ranks: u64,
-    /// Which element of the operation this is, wherever it lies.
+    /// The element's index in the operation, independent of its index in the buffer.
     element: usize,
 }
 
 impl Value {
-    /// Nothing that anybody may send, or add to.
+    /// An unspecified value, which must not be sent or reduced.
     const BLANK: Self = Self { ranks: 0, element: usize::MAX };
 
     /// One rank's contribution to an element.
@@ -57,13 +57,13 @@ impl Value {
         Self { ranks: 1 << rank.get(), element }
     }
 
-    /// The contributions of the first so many ranks.
+    /// The contributions of the first `n` ranks.
     fn of_first(ranks: u32, element: usize) -> Self {
         Self { ranks: u64::MAX >> (64 - ranks), element }
     }
 
-    /// Whether the ranks that contributed to this one come just before those of the other. If all values so far were
-    /// made in this way, each is an interval of ranks in which the rank order was kept.
+    /// Whether the ranks that contributed to this value come just before those of the other. If all values so far
+    /// were made in this way, each is an interval of ranks, reduced in rank order.
     fn comes_just_before(self, other: Self) -> bool {
         64 - self.ranks.leading_zeros() == other.ranks.trailing_zeros()
     }
@@ -81,14 +81,15 @@ struct SimulatedWorld {
 
 struct RankState {
     schedule: Schedule,
-    /// How many ranks it exchanges messages with.
+    /// The number of peers of the rank.
     peers: usize,
     /// All steps before this one are done.
     first_open: usize,
     buffer: Vec<Value>,
-    /// Elements whose reduction has been finished, which must happen once.
+    /// How often the reduction of each element has been finished, which must be once.
     finished: Vec<u32>,
-    /// Elements sent and applied, by step; `None` until the (perhaps empty) range is done with at least one message.
+    /// The number of elements sent and applied, for each step; `None` until the (perhaps empty) range is done with at
+    /// least one message.
     sent: Vec<StepProgress>,
     applied: Vec<StepProgress>,
 }
@@ -99,10 +100,10 @@ struct StepProgress {
     done: bool,
 }
 
-/// A segment. Where it belongs counts from the start of the step's range, which may differ between the two ranks.
+/// A segment. Its position counts from the start of the step's range, which may differ between the two ranks.
 struct SimulatedMessage {
     position: usize,
-    /// Elements in the whole of the sender's range.
+    /// The number of elements in the whole of the sender's range.
     whole: usize,
     values: Vec<Value>,
 }
@@ -119,8 +120,8 @@ impl RankState {
         }
     }
 
-    /// Elements that a receive changes must not be due to leave as they were: an earlier step has to have sent them, a
-    /// later one has to wait for this receive or for one after it.
+    /// A receive must not change elements that another step sends unchanged: an earlier step has to have sent them,
+    /// and a later one has to wait for this receive or for one after it.
     fn assert_nothing_is_overtaken(&self, receiving: usize, changed: &Range<usize>) {
         for (step, s) in self.schedule.steps.iter().enumerate().skip(self.first_open) {
             let Some(send) = s.send.as_ref().filter(|_| !self.sent[step].done) else { continue };
@@ -132,13 +133,13 @@ impl RankState {
     }
 }
 
-/// Which of the events that could happen next does.
+/// The order of events.
 enum DeliveryOrder {
-    /// Each rank in turn goes as far as it can.
+    /// Each rank in turn makes as many moves as it can.
     Eager,
-    /// The ranks take turns from the last to the first, a move each.
+    /// The ranks take turns from the last to the first, one move each.
     Lockstep,
-    /// By lot.
+    /// At random.
     Random(Box<StdRng>),
 }
 
@@ -161,7 +162,7 @@ impl DeliveryOrder {
         }
     }
 
-    /// Of how many possible moves the next one is chosen: enough for all peers of a ring or a tree.
+    /// The number of possible moves from which the next one is chosen: enough for all peers of a ring or a tree.
     fn choice(&self) -> usize {
         if matches!(self, Self::Random(_)) { 16 } else { 1 }
     }
@@ -323,7 +324,7 @@ impl SimulatedWorld {
                 );
             }
         }
-        assert!(self.links.iter().flatten().all(VecDeque::is_empty), "a message that nobody expects");
+        assert!(self.links.iter().flatten().all(VecDeque::is_empty), "a message without a receive");
     }
 }
 
@@ -332,7 +333,7 @@ fn advance(progress: &mut StepProgress, range: &Range<usize>, elements: usize) {
     progress.done = progress.elements == range.len();
 }
 
-/// What is proved of a schedule beside its outcome.
+/// What is proved of a schedule besides its outcome.
 #[derive(Clone)]
 struct Proof {
     worlds: RangeInclusive<u32>,
@@ -347,7 +348,7 @@ impl Proof {
         Self { worlds: 1..=EXTENT.worlds_max, in_rank_order: false, receives_may_wait: false }
     }
 
-    /// Runs one collective for every length and several orders of events, and hands every end state to `check`.
+    /// Runs one collective for every length and several orders of events, and passes every end state to `check`.
     fn run(
         self,
         build: impl Fn(WorldSize, Rank, usize) -> Schedule,
@@ -361,7 +362,7 @@ impl Proof {
                 let buffers: Vec<Vec<Value>> =
                     world.ranks().map(|rank| initial(world, rank, count)).collect();
                 self.check_schedules(&schedules);
-                // Small worlds cost little, and have all that a race needs.
+                // Small worlds are cheap, and show every race.
                 let lots = if ranks <= 8 { EXTENT.lots } else { 1 };
                 let by_lot = (0..lots).map(|lot| (3 + lot, 1 + lot as usize % 3));
                 for (seed, segment) in [(0, 1), (1, 3), (2, usize::MAX >> 1)].into_iter().chain(by_lot) {
@@ -380,7 +381,7 @@ impl Proof {
         }
     }
 
-    /// What can be said of all ranks' schedules without running them.
+    /// Checks all ranks' schedules without running them.
     fn check_schedules(&self, schedules: &[Schedule]) {
         for (rank, schedule) in schedules.iter().enumerate() {
             let this = Rank::new(rank as u32);
@@ -388,7 +389,7 @@ impl Proof {
                 let its = &schedules[peer.index()];
                 assert_eq!(schedule.sent_elements(peer), its.received_elements(this), "{this} to {peer}");
                 assert_eq!(schedule.received_elements(peer), its.sent_elements(this), "{peer} to {this}");
-                assert_ne!(peer, this, "nobody is its own peer");
+                assert_ne!(peer, this, "no rank is its own peer");
             }
             let waits = schedule.steps.iter().any(|s| s.receive.as_ref().is_some_and(|r| r.after.is_some()));
             assert!(self.receives_may_wait || !waits, "{this}: a receive waits for another");
@@ -397,8 +398,8 @@ impl Proof {
     }
 }
 
-/// Of two receives that add to the same elements the later step waits for the earlier one, or for one that does. Otherwise
-/// the order of a sum would be that of arrival.
+/// Of two receives that add to the same elements, the later step waits for the earlier one, or for one that does.
+/// Otherwise the order of a sum would be the order of arrival.
 fn assert_sums_are_in_order(schedule: &Schedule) {
     let receive = |step: usize| schedule.steps[step].receive.as_ref();
     let adding = |step: &usize| receive(*step).filter(|receive| receive.action != Action::Copy);
@@ -439,8 +440,8 @@ fn everyone(world: WorldSize, count: usize) -> Vec<Value> {
     (0..count).map(|element| Value::of_first(world.get(), element)).collect()
 }
 
-/// Partitions that are even, if `which` is even, or not: parts that grow with the rank, of which the first are often
-/// empty, or all for one rank.
+/// If `which` is even: even parts. Otherwise parts that grow with the rank, of which the first are often empty, or
+/// all elements for one rank.
 fn cut(count: usize, world: WorldSize, which: usize) -> Partition {
     let n = world.as_usize();
     let upto = |index: usize| count * index.pow(2) / n.pow(2);

@@ -1,25 +1,26 @@
-//! Values that carry where they stand, for minima and maxima with their location.
+//! Values with their locations, for minima and maxima with location.
 
 use bytemuck::{Pod, Zeroable};
 
-/// Defines a value with an index, laid out without padding so that it travels as it lies in memory.
+/// Defines a value with an index. It has no padding, so its wire format is its memory layout.
 macro_rules! located {
     ($( $(#[$meta:meta])* $name:ident { $value:ty, $index:ty } )+) => { $(
         $(#[$meta])*
         ///
-        /// What [`MinLoc`](super::ReduceOp::MinLoc) and [`MaxLoc`](super::ReduceOp::MaxLoc) reduce. The index is the
-        /// program's own: a rank, or a place in a larger array. Of equal values the one with the lowest index wins.
+        /// [`MinLoc`](super::ReduceOp::MinLoc) and [`MaxLoc`](super::ReduceOp::MaxLoc) reduce it. The program chooses
+        /// the meaning of the index: a rank, or an index into a larger array. Of equal values the one with the lowest
+        /// index wins.
         #[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
         #[repr(C)]
         pub struct $name {
-            /// What is compared.
+            /// The value that is compared.
             pub value: $value,
-            /// Where it stands.
+            /// Its location.
             pub index: $index,
         }
 
         impl $name {
-            /// The value that stands at `index`.
+            /// The value with the location `index`.
             pub const fn new(value: $value, index: $index) -> Self {
                 Self { value, index }
             }

@@ -1,14 +1,14 @@
-//! Where in a program something is asked for.
+//! The line of a program that requests an operation.
 
 use std::fmt;
 use std::panic::Location;
 
-/// How much of a file's name is shown: its end.
+/// The number of bytes of a file's path that are shown, from its end.
 const FILE_BYTES_MAX: usize = 60;
 
-/// A place in the caller's program, which errors name: `train.py:12`.
+/// A line of the caller's program, which errors name: `train.py:12`.
 ///
-/// Calls from Rust find out by themselves where they are made. A binding to another language says it with
+/// Calls from Rust determine their own line. A binding to another language sets it with
 /// [`group::at`](crate::group::at).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Site {
@@ -34,7 +34,7 @@ impl From<&'static Location<'static>> for Site {
     }
 }
 
-/// As people name it: the end of its path, and the line.
+/// The end of the path, and the line.
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let start = self.file.ceil_char_boundary(self.file.len().saturating_sub(FILE_BYTES_MAX));
@@ -52,7 +52,7 @@ mod tests {
         assert_eq!(Site::new("", 0).to_string(), ":0");
         let here = Location::caller();
         assert_eq!(Site::from(here).to_string(), format!("src/types/site.rs:{}", here.line()));
-        // 61 bytes, the first two of which are one letter.
+        // 61 bytes, the first two of which are one character.
         let long = format!("ä{}", "x".repeat(59)).leak();
         assert_eq!(Site::new(long, 7).to_string(), format!("{}:7", "x".repeat(59)));
     }

@@ -26,7 +26,7 @@ fn prefix(ranks: u32, count: usize) -> Vec<Value> {
     (0..count).map(|element| Value::of_first(ranks, element)).collect()
 }
 
-/// Nothing is finished where there is no last contribution to an average.
+/// Without a last contribution no average is finished.
 fn assert_nothing_is_finished(state: &RankState) {
     assert!(state.finished.iter().all(|&finished| finished == 0));
 }

@@ -7,7 +7,7 @@ use super::super::{Schedule, butterfly, direct, doubling};
 use super::{Proof, Value, cut, every_part, everyone, own, own_part};
 use crate::types::{Rank, WorldSize};
 
-/// Worlds in which everybody sends to everybody: the messages of a proof grow with the square of the ranks.
+/// Worlds in which every rank sends to every other rank: the messages of a proof grow with the square of the ranks.
 fn small_worlds() -> RangeInclusive<u32> {
     1..=(*Proof::new().worlds.end()).min(24)
 }
@@ -53,7 +53,8 @@ fn direct_all_gather_gives_every_rank_every_part() {
 
 #[test]
 fn doubling_gives_every_rank_every_slot() {
-    // A slot for each rank: element e of rank r is called as in a buffer that has all ranks' slots in rank order.
+    // A slot for each rank: element e of rank r has the same index as in a buffer with all ranks' slots in rank
+    // order.
     let slot = |rank: Rank, count: usize| (0..count).map(move |e| Value::own(rank, rank.index() * count + e));
     let proof = Proof { receives_may_wait: true, ..Proof::new() };
     proof.run(

@@ -4,7 +4,7 @@ use super::super::{Schedule, barrier};
 use super::{DeliveryOrder, EXTENT, Proof, SimulatedWorld};
 use crate::types::WorldSize;
 
-/// A barrier that let a rank out before another had entered would not be one: the last rank to enter holds up all.
+/// A barrier must not let a rank out before all have entered: the last rank to enter holds up all.
 #[test]
 fn no_rank_leaves_a_barrier_before_all_have_entered() {
     for ranks in 2..=EXTENT.worlds_max {

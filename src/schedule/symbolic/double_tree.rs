@@ -12,7 +12,7 @@ fn worlds() -> impl Iterator<Item = WorldSize> {
     (1..=EXTENT.worlds_max).map(|ranks| WorldSize::new(ranks).unwrap())
 }
 
-/// Whom a rank adds to what it has in each half, and whom it then sends that to.
+/// The ranks whose data a rank adds in each half, and the rank to which it then sends the sum.
 fn neighbours(schedule: &Schedule, count: usize) -> [(Vec<Rank>, Option<Rank>); 2] {
     [0..count / 2, count / 2..count].map(|half| {
         let received = schedule.steps.iter().filter_map(|step| step.receive.as_ref());
@@ -24,7 +24,7 @@ fn neighbours(schedule: &Schedule, count: usize) -> [(Vec<Rank>, Option<Rank>); 
 
 /// Every rank's children and parent, in each of the trees.
 fn trees(world: WorldSize) -> Vec<[(Vec<Rank>, Option<Rank>); 2]> {
-    // Below a root that is not one of them, the only steps are those up the trees.
+    // Below a root that is not one of them, only the steps up the trees remain.
     let with_root = WorldSize::new(world.get() + 1).unwrap();
     let root = Rank::new(world.get());
     let schedule = |rank| reduce(with_root, rank, root, 2, 1);
@@ -80,8 +80,8 @@ fn broadcast_gives_every_rank_the_roots_buffer() {
     }
 }
 
-/// What a receive waits for is applied when it comes, so no wait is longer than one for a sibling: it makes the order of a
-/// sum and nothing else.
+/// The receives that a receive waits for are applied when they arrive, so a receive waits only for that of a sibling,
+/// which fixes the order of a sum.
 #[test]
 fn a_receive_waits_only_for_one_of_the_same_elements_that_waits_for_none() {
     for world in worlds() {
@@ -114,7 +114,7 @@ fn no_rank_has_children_in_both_trees_and_one_at_most_in_none() {
     }
 }
 
-/// Otherwise what goes down one tree would wait on a link for what goes up the other.
+/// Otherwise messages down one tree would wait on a link for messages up the other.
 #[test]
 fn no_two_of_four_or_more_ranks_are_neighbours_in_both_trees() {
     for world in worlds().filter(|world| world.get() >= 4) {
@@ -146,7 +146,7 @@ fn no_rank_is_further_from_the_top_than_the_logarithm() {
     }
 }
 
-/// Both trees together are a link's worth, whatever a rank is in them.
+/// Both trees together send and receive at most two buffers' lengths on any rank.
 #[test]
 fn no_rank_sends_more_than_twice_the_buffer() {
     for world in worlds() {

@@ -1,4 +1,4 @@
-//! A proof that cannot fail proves nothing: schedules with a mistake in them.
+//! Schedules with a mistake: the proofs must fail on them.
 
 use super::super::{Action, After, Inbound, Outbound, Schedule, Step, reduce, reduce_tree};
 use super::{DeliveryOrder, Proof, SimulatedWorld, own};
@@ -28,7 +28,7 @@ fn run(schedules: Vec<Schedule>, order: &mut DeliveryOrder) {
 fn a_receive_that_overtakes_a_send_is_found() {
     let mut schedules = swap([4, 4], [4, 4], Action::Copy);
     for schedule in &mut schedules {
-        // In one step it would wait.
+        // In one step the receive would wait.
         let send = schedule.steps[0].send.take();
         schedule.steps.push(Step { send, receive: None });
     }
@@ -43,7 +43,7 @@ fn ranges_of_different_lengths_are_found() {
 
 #[test]
 #[should_panic(expected = "never came")]
-fn a_message_that_nobody_sends_is_found() {
+fn a_message_that_is_never_sent_is_found() {
     let mut schedules = swap([1, 1], [1, 1], Action::Copy);
     schedules[0].steps[0].send = None;
     run(schedules, &mut DeliveryOrder::Eager);
@@ -76,7 +76,7 @@ fn a_tree_is_not_for_long_messages() {
     Proof { worlds: 3..=3, ..Proof::new() }.run(build, own, |_, _, _, _| ());
 }
 
-/// Rank 0 adds what the other two have as it comes.
+/// Rank 0 adds the other two ranks' contributions as they arrive.
 #[test]
 #[should_panic(expected = "two sums in the order of arrival")]
 fn a_sum_in_the_order_of_arrival_is_found() {

@@ -1,4 +1,4 @@
-//! Hosts: what their ranks do on boards, what their carriers do between them, and boards again.
+//! Hosts: boards on each host, links between their carriers, and boards again.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -12,7 +12,7 @@ use crate::types::{Algorithm, Rank, WorldSize};
 
 const RANKS_MAX: u32 = if cfg!(miri) { 4 } else { 24 };
 
-/// Hosts in a row, hosts in turns, hosts of different sizes, and such as chance made.
+/// Hosts in a row, ranks on hosts in turn, hosts of different sizes, and random placements.
 fn placements() -> Vec<Vec<u32>> {
     let mut all: Vec<Vec<u32>> =
         [&[0, 0, 1][..], &[0, 1, 1], &[0, 0, 1, 1], &[0, 1, 0, 1], &[5, 5, 5, 2], &[0, 1, 1, 2, 2, 2]]
@@ -29,7 +29,7 @@ fn placements() -> Vec<Vec<u32>> {
     all
 }
 
-/// What is left of a buffer whose contributions are named by the ranks of a host, with their names in the group.
+/// Renames the contributions to a buffer from the ranks of a host to the ranks of the group.
 fn renamed(buffer: Vec<Value>, names: &[Rank]) -> Vec<Value> {
     let name = |value: Value| {
         let named = names.iter().enumerate().filter(|(local, _)| value.ranks >> local & 1 == 1);
@@ -38,7 +38,7 @@ fn renamed(buffer: Vec<Value>, names: &[Rank]) -> Vec<Value> {
     buffer.into_iter().map(name).collect()
 }
 
-/// Plays a phase on every host's board. What is reduced there is named by the ranks of the host.
+/// Runs a phase on every host's board. Contributions there are named by the ranks of the host.
 fn on_boards(
     layouts: &[Layout],
     phase: impl Fn(Rank) -> CollectiveSpec,
@@ -66,8 +66,8 @@ fn on_boards(
     buffers
 }
 
-/// Runs a collective on every placement, length and order of events, and hands every end to `check`, with how often each
-/// element has been finished.
+/// Runs a collective on every placement, length and order of events, and passes every end state to `check`, with the
+/// number of times that each element has been finished.
 fn run(
     algorithms: &[Algorithm],
     spec: impl Fn(WorldSize, usize) -> CollectiveSpec,

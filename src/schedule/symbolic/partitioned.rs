@@ -73,7 +73,7 @@ fn scatter_gives_each_rank_its_part_of_the_roots_buffer() {
     }
 }
 
-/// How many elements `from` has for `to`: even parts, or a number of its own for each pair, often 0.
+/// The number of elements that `from` has for `to`: even parts, or a different number for each pair, often 0.
 fn between(world: WorldSize, count: usize, is_even: bool, from: Rank, to: Rank) -> usize {
     if is_even {
         return Partition::even(count, world).range(to).len();
@@ -81,7 +81,7 @@ fn between(world: WorldSize, count: usize, is_even: bool, from: Rank, to: Rank) 
     (from.index() * 3 + to.index() * 5 + count) % 4
 }
 
-/// What each rank's element for each other is called.
+/// The name of each rank's element for each other rank.
 fn exchanged(from: Rank, to: Rank, length: usize) -> impl Iterator<Item = Value> {
     (0..length).map(move |index| Value::own(from, to.index() << 32 | index))
 }

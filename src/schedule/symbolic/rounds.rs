@@ -1,5 +1,5 @@
-//! Rounds on a board. All ranks post a round before any takes: that is what the board sees to. Ranks may be a round apart,
-//! which no result can depend on, because what is taken was posted in the same round.
+//! Rounds on a board. All ranks post in a round before any rank takes: the board ensures that. Ranks may be a round
+//! apart; no result can depend on that, because what a rank takes was posted in the same round.
 
 use super::super::Action;
 use super::super::CollectiveSpec;
@@ -41,7 +41,7 @@ pub(super) fn play(
     play_with(world, slot, plan, buffers, &|_| false)
 }
 
-/// Some ranks lend their buffers in the round in which all could.
+/// Some ranks lend their buffers in the round in which all of them could.
 fn play_with(
     world: WorldSize,
     slot: usize,
@@ -146,8 +146,8 @@ fn all_reduce_gives_every_rank_every_contribution_in_order() {
     }
 }
 
-/// Every rank's buffer is reached by all; an empty one takes a single round anyway. Ranks come to their chunks one after
-/// another, in one order or the other: none sees what another one has written.
+/// All ranks can access every rank's buffer; an empty one takes a single round. Ranks reduce their chunks one after
+/// another, in one order or the other: no rank reads what another one has written.
 #[test]
 fn in_place_every_rank_gets_every_contribution_in_order() {
     for ranks in 1..=EXTENT.worlds_max {
@@ -173,12 +173,12 @@ fn in_place_every_rank_gets_every_contribution_in_order() {
                     buffer[range.clone()].copy_from_slice(&result);
                 }
                 plan.go_in_place();
-                assert_eq!(plan.rounds(), 2, "whatever the length");
+                assert_eq!(plan.rounds(), 2, "for any length");
                 plan.fill(1, &mut round);
                 assert!(round.puts.is_empty() && round.ordered_reduce.is_none() && round.exchange.is_none());
                 let mut awaited: Vec<Rank> = round.takes.iter().map(|take| take.from).chain([rank]).collect();
                 awaited.sort_unstable();
-                assert!(awaited.into_iter().eq(world.ranks()), "nobody goes on before everybody is done");
+                assert!(awaited.into_iter().eq(world.ranks()), "no rank goes on before all are done");
             }
             assert!(touched.iter().all(|&times| times == 1), "each element belongs to one rank");
             assert!(buffers.iter().all(|buffer| *buffer == everyone(world, count)));
@@ -186,8 +186,8 @@ fn in_place_every_rank_gets_every_contribution_in_order() {
     }
 }
 
-/// Of some ranks the buffers are reached by all, of others not: it goes by slots, but what the former would have posted in the
-/// first round is taken from their buffers. Whoever reduces first does not disturb the others.
+/// Some ranks' buffers are accessible to all, others' are not. The operation uses slots, but reads the accessible
+/// buffers instead of their ranks' slots in the first round. The order in which ranks reduce does not matter.
 #[test]
 fn where_some_lend_their_buffers_all_go_by_slots() {
     for ranks in 2..=RANKS_MAX {
@@ -291,7 +291,7 @@ fn prefixes_are_those_of_the_ranks_before() {
 }
 
 #[test]
-fn everybody_gets_what_everybody_has_for_it() {
+fn each_rank_gets_the_parts_that_all_ranks_have_for_it() {
     let name = |from: Rank, to: Rank, index: usize| Value::own(from, to.index() << 32 | index);
     run(
         |world, part| {
@@ -314,7 +314,7 @@ fn everybody_gets_what_everybody_has_for_it() {
 }
 
 #[test]
-fn a_barrier_waits_for_everybody() {
+fn a_barrier_waits_for_all_ranks() {
     let mut round = Round::default();
     let world = WorldSize::new(5).unwrap();
     RoundPlan::new(world, Rank::new(3), 0, 0, CollectiveSpec::Barrier).fill(0, &mut round);

@@ -34,7 +34,7 @@ fn broadcast_tree_gives_every_rank_the_roots_buffer() {
     }
 }
 
-/// The rounds are what a tree is for: no way from the root to a leaf is longer than ceil(log2 n).
+/// The number of rounds is the purpose of a tree: no path from the root to a leaf is longer than ceil(log2 n).
 #[test]
 fn no_rank_is_further_from_the_root_than_the_rounds_allow() {
     for ranks in 1..=EXTENT.worlds_max {
