@@ -29,13 +29,14 @@ const CARD_WORDS: usize = 2 + WORDS;
 /// Tells the gathering from one of the program's own.
 const LAYOUT: [usize; 2] = [CARD_WORDS, 0x616c_6c6f];
 
-/// Elements that a group has handed out ([`Group::alloc`]). It is used as a slice is, and may be sent to another thread.
+/// Elements in memory that a group allocated ([`Group::alloc`]). It dereferences to a slice, and can be sent to
+/// another thread.
 ///
-/// Where [`SharedBuffer::is_shared`] says so, it lies in memory that all ranks of the group reach: an all-reduce of it, or of
-/// a part of it, moves nothing through slots or sockets. Everything else treats it as any other memory. Dropping it gives its
-/// memory back, at once on this rank and with the next [`Group::alloc`] or drop on the others while no operation is under way
-/// there; no name of it is ever left anywhere. It may outlive its group. After a failed operation no other rank
-/// reaches the part that the operation was on.
+/// If [`SharedBuffer::is_shared`] returns true, the elements lie in memory that all ranks of the group can access: an
+/// all-reduce of the buffer, or of a part of it, moves nothing through slots or sockets. All other operations treat
+/// it as ordinary memory. Dropping it frees the memory, at once on this rank and on the others with the next
+/// [`Group::alloc`] or drop while no operation is under way there. It leaves no named object in the system. It may
+/// outlive its group. After a failed operation no other rank accesses the part that the operation was on.
 ///
 /// ```
 /// use ringtrain::{Group, ReduceOp};
@@ -63,20 +64,20 @@ struct SharedElements<T> {
 }
 
 impl Group {
-    /// A buffer of `count` zeros, which peers can reduce where it lies if the group's ranks share memory
-    /// ([`SharedBuffer::is_shared`]); in a world of one, over TCP, and where a rank cannot have such memory it is ordinary
-    /// memory.
+    /// Allocates a buffer of `count` zeros, which peers can reduce in place if the group's ranks share memory
+    /// ([`SharedBuffer::is_shared`]). In a world of one, over TCP, and if a rank cannot have such memory it is
+    /// ordinary memory.
     ///
-    /// All ranks have to call it, as a collective (`MPI_Win_allocate_shared`); their counts and element types may differ. It
-    /// takes two gatherings of a few words; allocate once, and use it often. An all-reduce is done in place if all ranks
-    /// call it with such a buffer or a part of one, not necessarily the same part; if only some do, it takes as long as
-    /// without. Which ranks do is nobody's business, and the results have the same bits in any case.
+    /// All ranks have to call it, as a collective (`MPI_Win_allocate_shared`); their counts and element types may
+    /// differ. A call costs two all-gathers of a few words; allocate once, and use the buffer often. An all-reduce
+    /// runs in place if all ranks call it with such a buffer or a part of one, not necessarily the same part. If only
+    /// some do, it takes as long as with ordinary memory. The results have the same bits in any case.
     ///
     /// # Errors
     ///
-    /// On all ranks: [`Error::TooManyBuffers`] if one of them has 1,024 of the group, [`Error::InvalidCounts`] if one asks for
-    /// more than memory can hold; and as [`Group::all_gather`]. Where no memory is shared, [`Error::InvalidCounts`] and
-    /// [`Error::System`] on this rank alone if it has not so much.
+    /// On all ranks: [`Error::TooManyBuffers`] if one of them has 1,024 buffers of the group,
+    /// [`Error::InvalidCounts`] if one requests more than memory can hold; and as [`Group::all_gather`]. Without
+    /// shared memory, [`Error::InvalidCounts`] and [`Error::System`] only on a rank that has too little memory.
     #[track_caller]
     pub fn alloc<T: Element>(&mut self, count: usize) -> Result<SharedBuffer<T>, Error> {
         let site = Site::here();
@@ -185,7 +186,8 @@ impl<T: Element> SharedBuffer<T> {
         zeroed(count).map(|elements| Self(BufferKind::Private(elements)))
     }
 
-    /// Whether all ranks of its group reach it where it lies. All of them get the same answer for the same [`Group::alloc`].
+    /// Whether all ranks of the group can access this memory. All of them get the same answer for the same
+    /// [`Group::alloc`].
     pub fn is_shared(&self) -> bool {
         matches!(self.0, BufferKind::SharedElements(_))
     }

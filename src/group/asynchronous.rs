@@ -6,11 +6,11 @@ use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, ReduceOp, Site};
 
 impl Group {
-    /// [`Group::all_reduce`], going on by itself; gives the buffer back, a vector or one of [`Group::alloc`].
+    /// Asynchronous [`Group::all_reduce`]; the handle returns the buffer, a vector or one of [`Group::alloc`].
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`]; a failure on the way is the handle's.
+    /// As [`Group::all_reduce`]; the handle returns later failures.
     #[track_caller]
     pub fn all_reduce_async<B: OwnedBuffer>(&mut self, buffer: B, op: ReduceOp) -> Result<Handle<B>, Error> {
         let site = Site::here();
@@ -21,11 +21,11 @@ impl Group {
         self.start_on(call, buffer)
     }
 
-    /// [`Group::reduce`], going on by itself; gives the buffer back.
+    /// Asynchronous [`Group::reduce`]; the handle returns the buffer.
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce`]; a failure on the way is the handle's.
+    /// As [`Group::reduce`]; the handle returns later failures.
     #[track_caller]
     pub fn reduce_async<B: OwnedBuffer>(
         &mut self,
@@ -37,11 +37,11 @@ impl Group {
         self.start_on(call, buffer)
     }
 
-    /// [`Group::reduce_scatter`], going on by itself; gives this rank's chunk.
+    /// Asynchronous [`Group::reduce_scatter`]; the handle returns this rank's chunk.
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_scatter`]; a failure on the way is the handle's.
+    /// As [`Group::reduce_scatter`]; the handle returns later failures.
     #[track_caller]
     pub fn reduce_scatter_async<T: Element>(
         &mut self,
@@ -54,11 +54,11 @@ impl Group {
         self.start(self.prepare_part(call, buffer, &partition))
     }
 
-    /// [`Group::all_gather`], going on by itself; gives the buffer back.
+    /// Asynchronous [`Group::all_gather`]; the handle returns the buffer.
     ///
     /// # Errors
     ///
-    /// As [`Group::all_gather`]; a failure on the way is the handle's.
+    /// As [`Group::all_gather`]; the handle returns later failures.
     #[track_caller]
     pub fn all_gather_async<B: OwnedBuffer>(&mut self, buffer: B) -> Result<Handle<B>, Error> {
         let partition = Partition::even(buffer.as_ref().len(), self.world);
@@ -66,22 +66,22 @@ impl Group {
         self.start_on(call, buffer)
     }
 
-    /// [`Group::broadcast`], going on by itself; gives the buffer back.
+    /// Asynchronous [`Group::broadcast`]; the handle returns the buffer.
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast`]; a failure on the way is the handle's.
+    /// As [`Group::broadcast`]; the handle returns later failures.
     #[track_caller]
     pub fn broadcast_async<B: OwnedBuffer>(&mut self, buffer: B, root: Rank) -> Result<Handle<B>, Error> {
         let call = self.broadcast_call::<B::Element>(buffer.as_ref().len(), root, Site::here())?;
         self.start_on(call, buffer)
     }
 
-    /// [`Group::scan`], going on by itself; gives the buffer back.
+    /// Asynchronous [`Group::scan`]; the handle returns the buffer.
     ///
     /// # Errors
     ///
-    /// As [`Group::scan`]; a failure on the way is the handle's.
+    /// As [`Group::scan`]; the handle returns later failures.
     #[track_caller]
     pub fn scan_async<B: OwnedBuffer>(&mut self, buffer: B, op: ReduceOp) -> Result<Handle<B>, Error> {
         let reduction = Reduction::of_prefixes::<B::Element>(op)?;
@@ -89,11 +89,11 @@ impl Group {
         self.start_on(call, buffer)
     }
 
-    /// [`Group::barrier`], going on by itself.
+    /// Asynchronous [`Group::barrier`].
     ///
     /// # Errors
     ///
-    /// As [`Group::barrier`]; a failure on the way is the handle's.
+    /// As [`Group::barrier`]; the handle returns later failures.
     #[track_caller]
     pub fn barrier_async(&mut self) -> Result<Handle<()>, Error> {
         let call = self.barrier_call(Site::here());

@@ -32,7 +32,7 @@ pub trait Input {
     fn elements(&self) -> Result<&[Self::Element], Error>;
 }
 
-/// Memory that an operation owns while it goes on by itself, and gives back: a vector, or a
+/// Memory that an asynchronous operation owns until it ends, and then returns: a vector, or a
 /// [`SharedBuffer`](crate::SharedBuffer).
 pub trait OwnedBuffer:
     AsRef<[Self::Element]> + AsMut<[Self::Element]> + sealed::Sealed + Send + 'static
@@ -45,7 +45,7 @@ impl<T: Element> OwnedBuffer for Vec<T> {
     type Element = T;
 }
 
-/// Elements that stay where they are whatever happens to their owner: nobody else can promise that.
+/// Elements whose address does not change when their owner moves. Only this crate implements it.
 pub(super) mod sealed {
     use crate::types::Element;
 

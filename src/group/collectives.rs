@@ -10,7 +10,7 @@ use crate::schedule::partition::Partition;
 use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, Site};
 
 impl Group {
-    /// How `operation` on a buffer of so many bytes is routed, whatever the reduction, if that is one of the known ones.
+    /// The algorithm that `operation` takes for a buffer of this many bytes, with a built-in reduction if it reduces.
     pub fn algorithm(&self, operation: Operation, bytes: usize) -> Algorithm {
         let ground = match (&self.shm_executor, &self.hosts) {
             (Some(_), _) => GroupMedium::ShmRounds,
@@ -24,12 +24,12 @@ impl Group {
         self.algorithm(operation, count.saturating_mul(size_of::<T>()))
     }
 
-    /// Leaves in every rank's buffer the reduction of all ranks' buffers, bit for bit the same everywhere.
+    /// Replaces every rank's buffer by the reduction of all ranks' buffers. All ranks get the same bits.
     ///
-    /// By the algorithm that costs least for the length ([`Group::algorithm`], `docs/algorithms.md`): from one step of
-    /// (n-1) S bytes to 2(n-1) steps of 2(n-1)/n S bytes in all. `f16` and `bf16` are added in `f32` and rounded after each
-    /// of the n-1 additions. [`ReduceOp::PreMulSum`] adds what has been multiplied before ([`Group::all_reduce_scaled`] does
-    /// both); nothing is multiplied here.
+    /// It takes the algorithm that costs least for the length ([`Group::algorithm`], `docs/algorithms.md`): from one
+    /// step of (n-1) S bytes to 2(n-1) steps of 2(n-1)/n S bytes in all. `f16` and `bf16` are added in `f32` and
+    /// rounded after each of the n-1 additions. [`ReduceOp::PreMulSum`] adds contributions that the caller has
+    /// multiplied; this function multiplies nothing ([`Group::all_reduce_scaled`] does both).
     ///
     /// # Errors
     ///
@@ -65,10 +65,10 @@ impl Group {
         Ok(self.call::<T>(CollectiveSpec::AllReduce { count }, site).reducing(reduction))
     }
 
-    /// Leaves the reduction of all ranks' buffers in the root's; the others hold partial results.
+    /// Replaces the root's buffer by the reduction of all ranks' buffers; the other buffers end with partial results.
     ///
-    /// Short buffers along a binomial tree: ceil(log2 n) steps. Long ones along a chain, pipelined: n-1 hops, S bytes sent
-    /// by each rank but the root.
+    /// Short buffers take a binomial tree: ceil(log2 n) steps. Long ones take a pipelined chain: n-1 hops, S bytes
+    /// sent by each rank but the root.
     ///
     /// # Errors
     ///
@@ -97,10 +97,10 @@ impl Group {
         Ok(self.call::<T>(CollectiveSpec::Reduce { count, root }, site).reducing(reduction))
     }
 
-    /// Leaves the reduction of this rank's chunk ([`Group::chunk`]) in its place and returns where that is; the rest of
-    /// the buffer holds partial results.
+    /// Replaces this rank's chunk ([`Group::chunk`]) of the buffer by its reduction and returns the chunk's range.
+    /// The rest of the buffer holds partial results.
     ///
-    /// Short buffers straight to their owners, in one step; long ones along the ring: n-1 steps. (n-1)/n S bytes.
+    /// Short chunks go straight to their owners, in one step; long ones take the ring: n-1 steps. (n-1)/n S bytes.
     ///
     /// # Errors
     ///
@@ -130,9 +130,9 @@ impl Group {
         self.call::<T>(work, site).reducing(reduction).laid_out(layout)
     }
 
-    /// Each rank's chunk ([`Group::chunk`]) of its own buffer becomes everybody's.
+    /// Copies each rank's chunk ([`Group::chunk`]) of its buffer to the buffers of all ranks.
     ///
-    /// Short buffers straight to their owners, in one step; long ones along the ring: n-1 steps. (n-1)/n S bytes.
+    /// Short chunks go straight to all ranks, in one step; long ones take the ring: n-1 steps. (n-1)/n S bytes.
     ///
     /// # Errors
     ///
@@ -149,10 +149,10 @@ impl Group {
         self.call::<T>(CollectiveSpec::AllGather(partition.clone()), site).laid_out(layout)
     }
 
-    /// The root's buffer becomes everybody's.
+    /// Copies the root's buffer to the buffers of all ranks.
     ///
-    /// Short buffers along a binomial tree: ceil(log2 n) steps. Long ones along the ring, pipelined: n-1 hops, S bytes sent
-    /// by each rank but the last, S/B plus n-2 segments of time.
+    /// Short buffers take a binomial tree: ceil(log2 n) steps. Long ones take the ring, pipelined: n-1 hops, S bytes
+    /// sent by each rank but the last, S/B plus n-2 segments of time.
     ///
     /// # Errors
     ///
@@ -174,7 +174,7 @@ impl Group {
         Ok(self.call::<T>(CollectiveSpec::Broadcast { count, root }, site))
     }
 
-    /// Leaves on each rank the reduction of the buffers of all ranks up to and including itself.
+    /// Replaces each rank's buffer by the reduction of the buffers of rank 0 up to and including its own.
     ///
     /// A chain in rank order, pipelined: n-1 hops, S bytes sent by each rank but the last.
     ///
@@ -197,7 +197,7 @@ impl Group {
         self.call::<T>(CollectiveSpec::Exscan { count }, site).reducing(reduction)
     }
 
-    /// Returns when every rank has entered: ceil(log2 n) rounds of an empty message.
+    /// Returns when every rank has called it: ceil(log2 n) rounds of an empty message.
     ///
     /// # Errors
     ///

@@ -11,7 +11,7 @@ use crate::types::{Element, ReduceOp, Site};
 const COMPRESSED_BLOCK: usize = 1 << 20;
 
 impl Group {
-    /// The sum of all ranks' buffers, each multiplied by its rank's own `factor` before (NCCL's `ncclRedOpCreatePreMulSum`).
+    /// The sum of all ranks' buffers, each multiplied by its rank's own `factor` (NCCL's `ncclRedOpCreatePreMulSum`).
     ///
     /// # Errors
     ///
@@ -31,11 +31,11 @@ impl Group {
         self.all_reduce_elements(elements, ReduceOp::PreMulSum, site)
     }
 
-    /// [`Group::all_reduce_scaled`], going on by itself; gives the buffer back.
+    /// Asynchronous [`Group::all_reduce_scaled`]; the handle returns the buffer.
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce_scaled`]; a failure on the way is the handle's.
+    /// As [`Group::all_reduce_scaled`]; the handle returns later failures.
     #[track_caller]
     pub fn all_reduce_scaled_async<T: Element + Mul<Output = T>>(
         &mut self,
@@ -46,8 +46,8 @@ impl Group {
         self.all_reduce_async(buffer, ReduceOp::PreMulSum)
     }
 
-    /// All-reduce of `f32` that travels compressed, in blocks of 2^20 elements. All ranks end with the same bits, rounded
-    /// to what the compression keeps; each hop rounds as well.
+    /// All-reduce of `f32` that sends compressed elements, in blocks of 2^20 elements. All ranks end with the same
+    /// bits, rounded to the precision of the compressed type; each hop rounds as well.
     ///
     /// # Errors
     ///
@@ -68,12 +68,12 @@ impl Group {
         }
     }
 
-    /// [`Group::all_reduce_compressed`], going on by itself; gives the buffer back. All blocks are under way at once, and
-    /// take half as much memory as the buffer.
+    /// Asynchronous [`Group::all_reduce_compressed`]; the handle returns the buffer. All blocks are under way at
+    /// once, and take half as much memory as the buffer.
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce_compressed`]; a failure on the way is the handle's.
+    /// As [`Group::all_reduce_compressed`]; the handle returns later failures.
     #[track_caller]
     pub fn all_reduce_compressed_async(
         &mut self,

@@ -6,7 +6,8 @@ use super::Status;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 use crate::wire::Cause;
 
-/// A failed operation. After [`Error::Failed`] the group is done for: every later operation returns the same error.
+/// A failed operation. After [`Error::Failed`] the group cannot be used: every later operation returns the same
+/// error.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -18,7 +19,7 @@ pub enum Error {
         /// The rank that told us; `None` if this rank saw it itself.
         reported_by: Option<Rank>,
     },
-    /// The array's elements do not lie one after another in memory.
+    /// The array's elements are not contiguous in memory.
     #[error("the array is not contiguous in standard layout; pass a contiguous copy (`as_standard_layout`)")]
     NotContiguous,
     /// The root is not a rank of this group.
@@ -29,13 +30,15 @@ pub enum Error {
         /// The group's size.
         world: WorldSize,
     },
-    /// The lengths of the ranks' parts cannot be. Nothing has been sent, and the group is as it was.
+    /// The lengths of the ranks' parts are invalid. Nothing has been sent, and the group can still be used.
     #[error("the counts of the ranks' parts cannot be: {0}")]
     InvalidCounts(&'static str),
-    /// A rank has as many buffers of [`Group::alloc`](crate::Group::alloc) as it may. The group is as it was.
+    /// A rank has the largest number of buffers of [`Group::alloc`](crate::Group::alloc). The group can still be
+    /// used.
     #[error("a rank of the group has {0} buffers of it already; drop some first")]
     TooManyBuffers(usize),
-    /// A message cannot go to, or come from, this rank. Nothing has been sent, and the group is as it was.
+    /// A message cannot be sent to, or received from, this rank. Nothing has been sent, and the group can still be
+    /// used.
     #[error("rank {peer} is not a rank of this group of {world}")]
     InvalidPeer {
         /// The rank asked for.
@@ -48,10 +51,10 @@ pub enum Error {
         "this rank waits for a message of its own and has sent none that fits; send first, or receive asynchronously"
     )]
     NothingSent,
-    /// The tag is the one that stands for any. Nothing has been sent, and the group is as it was.
+    /// The tag is reserved for receives that accept any tag. Nothing has been sent, and the group can still be used.
     #[error("tag {} stands for any tag, and no message can have it", crate::types::ANY_TAG)]
     InvalidTag,
-    /// An object cannot be encoded, or what came is no such object.
+    /// An object cannot be encoded, or the received bytes do not decode as such an object.
     #[error("the object {0}")]
     Object(String),
     /// A message was longer than the buffer of who asked for it by [`Group::receive_fitting`](crate::Group::receive_fitting).
@@ -69,7 +72,7 @@ pub enum Error {
     /// The result has been taken before.
     #[error("the operation's result has been taken before")]
     Taken,
-    /// The reduction is not defined on elements of this type. Nothing has been sent, and the group is as it was.
+    /// The reduction is not defined on elements of this type. Nothing has been sent, and the group can still be used.
     #[error("{op} on {dtype} is not defined: {}", domain(*op))]
     Unsupported {
         /// The reduction asked for.
@@ -77,7 +80,7 @@ pub enum Error {
         /// The buffer's element type.
         dtype: DType,
     },
-    /// This machine's operating system refused something that the transport needs.
+    /// This host's operating system refused a resource that the transport needs.
     #[error("the operating system refused {what}: {detail}")]
     System {
         /// The thing refused.
@@ -95,7 +98,7 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
-    /// The root cause, where the job itself failed.
+    /// The root cause, if the job failed.
     pub fn cause(&self) -> Option<&Cause> {
         match self {
             Self::Failed { cause, .. } => Some(cause),

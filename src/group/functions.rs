@@ -9,7 +9,7 @@ use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, Site};
 
 impl Group {
-    /// [`Group::all_reduce`] with a function of the program's own, which has to be associative but not commutative: it is
+    /// [`Group::all_reduce`] with a function of the caller, which must be associative but need not commute: it is
     /// applied in rank order, `f(lower ranks, higher ranks)`.
     ///
     /// A chain through all ranks and back: 2(n-1) hops, pipelined, up to 2S bytes sent by each rank.
@@ -28,11 +28,11 @@ impl Group {
         self.run(self.all_fold_call(elements.len(), function, site), elements)
     }
 
-    /// [`Group::all_reduce_with`], going on by itself; gives the buffer back.
+    /// Asynchronous [`Group::all_reduce_with`]; the handle returns the buffer.
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce_with`]; a failure on the way is the handle's.
+    /// As [`Group::all_reduce_with`]; the handle returns later failures.
     #[track_caller]
     pub fn all_reduce_with_async<T: Element>(
         &mut self,
@@ -54,7 +54,7 @@ impl Group {
             .in_rank_order()
     }
 
-    /// [`Group::reduce`] with a function of the program's own, which has to be associative but not commutative: it is
+    /// [`Group::reduce`] with a function of the caller, which must be associative but need not commute: it is
     /// applied in rank order, `f(lower ranks, higher ranks)`.
     ///
     /// # Errors
@@ -72,11 +72,11 @@ impl Group {
         self.run(self.fold_call(elements.len(), root, function, site)?, elements)
     }
 
-    /// [`Group::reduce_with`], going on by itself; gives the buffer back.
+    /// Asynchronous [`Group::reduce_with`]; the handle returns the buffer.
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_with`]; a failure on the way is the handle's.
+    /// As [`Group::reduce_with`]; the handle returns later failures.
     #[track_caller]
     pub fn reduce_with_async<T: Element>(
         &mut self,
@@ -100,8 +100,9 @@ impl Group {
         Ok(call.reducing(Reduction::custom(function)).in_rank_order())
     }
 
-    /// [`Group::reduce_scatter`] with a function of the program's own, which has to be associative and commutative: where it
-    /// begins depends on the part. For one that does not commute there is [`Group::all_reduce_with`].
+    /// [`Group::reduce_scatter`] with a function of the caller, which must be associative and commutative: the rank
+    /// at which a reduction begins depends on the part. For a function that does not commute use
+    /// [`Group::all_reduce_with`].
     ///
     /// # Errors
     ///
@@ -120,11 +121,11 @@ impl Group {
         Ok(partition.range(self.rank))
     }
 
-    /// [`Group::reduce_scatter_with`], going on by itself; gives this rank's chunk.
+    /// Asynchronous [`Group::reduce_scatter_with`]; the handle returns this rank's chunk.
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_scatter_with`]; a failure on the way is the handle's.
+    /// As [`Group::reduce_scatter_with`]; the handle returns later failures.
     #[track_caller]
     pub fn reduce_scatter_with_async<T: Element>(
         &mut self,
@@ -137,7 +138,7 @@ impl Group {
         self.start(self.prepare_part(call, buffer, &partition))
     }
 
-    /// [`Group::scan`] with a function of the program's own, which has to be associative but not commutative: it is
+    /// [`Group::scan`] with a function of the caller, which must be associative but need not commute: it is
     /// applied in rank order, `f(lower ranks, higher ranks)`.
     ///
     /// # Errors
@@ -155,11 +156,11 @@ impl Group {
         self.run(call, elements)
     }
 
-    /// [`Group::scan_with`], going on by itself; gives the buffer back.
+    /// Asynchronous [`Group::scan_with`]; the handle returns the buffer.
     ///
     /// # Errors
     ///
-    /// As [`Group::scan_with`]; a failure on the way is the handle's.
+    /// As [`Group::scan_with`]; the handle returns later failures.
     #[track_caller]
     pub fn scan_with_async<T: Element>(
         &mut self,
@@ -170,7 +171,7 @@ impl Group {
         self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
-    /// [`Group::exscan`] with a function of the program's own, which has to be associative but not commutative: it is
+    /// [`Group::exscan`] with a function of the caller, which must be associative but need not commute: it is
     /// applied in rank order, `f(lower ranks, higher ranks)`.
     ///
     /// # Errors
@@ -187,11 +188,11 @@ impl Group {
         self.run_prepared(self.prepare_exscan_call(call, input))
     }
 
-    /// [`Group::exscan_with`], going on by itself.
+    /// Asynchronous [`Group::exscan_with`].
     ///
     /// # Errors
     ///
-    /// As [`Group::exscan_with`]; a failure on the way is the handle's.
+    /// As [`Group::exscan_with`]; the handle returns later failures.
     #[track_caller]
     pub fn exscan_with_async<I: Input + ?Sized>(
         &mut self,

@@ -10,10 +10,10 @@ use crate::engine::OpId;
 /// How long the operations of one job are waited for before those of another are looked at.
 const SLICE: Duration = Duration::from_millis(1);
 
-/// An operation under way: it owns its buffer and goes on by itself, whatever its caller does meanwhile.
+/// An asynchronous operation. It owns its buffer and makes progress while the caller does other work.
 ///
-/// Dropping the handle lets the operation go on and forgets its result; the other ranks do not notice. A receive that has
-/// found no message yet is withdrawn, as by [`Handle::cancel`].
+/// If you drop the handle, the operation continues and its result is discarded; the other ranks do not notice. A
+/// receive that has not matched a message yet is withdrawn, as by [`Handle::cancel`].
 #[must_use = "an operation's result is had by waiting for it"]
 pub struct Handle<R>(HandleState<R>);
 
@@ -75,7 +75,7 @@ impl<R> Handle<R> {
         }
     }
 
-    /// The same operation with something made of its result, by whoever waits for it; what `then` fails with, waiting does.
+    /// Applies `then` to the result when the operation is waited for. If `then` fails, waiting returns its error.
     pub fn and_then<S>(mut self, then: impl FnOnce(R) -> Result<S, Error> + Send + 'static) -> Handle<S>
     where
         R: 'static,
@@ -90,8 +90,8 @@ impl<R> Handle<R> {
         })
     }
 
-    /// Whether it has ended, well or not; [`Handle::wait`] then returns at once. Does what can be done for it without
-    /// waiting.
+    /// Whether the operation has ended, with success or failure; [`Handle::wait`] then returns at once. The call also
+    /// makes the progress that needs no waiting.
     pub fn test(&self) -> bool {
         match &self.0 {
             HandleState::Pending(Pending { job, ids, .. }) => ids.iter().all(|&id| job.driver.test(id)),
@@ -99,9 +99,9 @@ impl<R> Handle<R> {
         }
     }
 
-    /// Withdraws a receive that has found no message yet, and says whether it did: it takes none any more, and waiting for
-    /// it gives [`Error::Taken`]. One that has found its message goes on, as every other operation does, for other ranks
-    /// count on it (`MPI_Cancel`).
+    /// Withdraws a receive that has not matched a message yet, and returns whether it did. Waiting for a withdrawn
+    /// receive returns [`Error::Taken`]. A receive that has matched a message continues, and so does every other
+    /// operation, because other ranks depend on it (`MPI_Cancel`).
     pub fn cancel(&mut self) -> bool {
         let HandleState::Pending(Pending { job, ids, .. }) = &self.0 else { return false };
         // What consists of several operations has begun as soon as one of them has.
@@ -113,11 +113,11 @@ impl<R> Handle<R> {
         is_cancelled
     }
 
-    /// Waits for its end.
+    /// Waits until the operation has ended.
     ///
     /// # Errors
     ///
-    /// What the operation failed with; its own deadline is one reason.
+    /// The operation's error; its own deadline is one reason.
     pub fn wait(mut self) -> Result<R, Error> {
         match std::mem::replace(&mut self.0, HandleState::Taken) {
             HandleState::Ready(result) => result,
@@ -132,11 +132,11 @@ impl<R> Handle<R> {
         }
     }
 
-    /// Waits for its end for as long as `timeout`; gives the handle back if that was too short.
+    /// Waits at most `timeout` for the operation to end.
     ///
     /// # Errors
     ///
-    /// The handle; the operation goes on.
+    /// Returns the handle if the operation has not ended; it continues.
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<R, Error>, Self> {
         if self.has_ended(timeout) { Ok(self.wait()) } else { Err(self) }
     }
@@ -163,20 +163,20 @@ impl<R> Drop for Handle<R> {
     }
 }
 
-/// Waits for all of them; the results come in the same order.
+/// Waits for all operations; the results are in the order of the handles.
 ///
 /// # Errors
 ///
-/// The first failure. All operations have ended then: a failure is the job's.
+/// The first failure. All operations have ended then, because a failure ends the job.
 pub fn wait_all<R>(handles: impl IntoIterator<Item = Handle<R>>) -> Result<Vec<R>, Error> {
     handles.into_iter().map(Handle::wait).collect()
 }
 
-/// [`wait_all`] for as long as `timeout`; gives all handles back if that was too short.
+/// [`wait_all`] with a limit of `timeout`.
 ///
 /// # Errors
 ///
-/// The handles, in their order, those included that have ended; the operations go on.
+/// Returns all handles in their order, ended ones too, if the time is too short; the operations continue.
 pub fn wait_all_timeout<R>(
     handles: Vec<Handle<R>>,
     timeout: Duration,
@@ -186,19 +186,19 @@ pub fn wait_all_timeout<R>(
     if handles.iter().all(have_ended) { Ok(wait_all(handles)) } else { Err(handles) }
 }
 
-/// Waits until one of them has ended, takes it from the list, and gives its result and where in the list it stood; `None`
-/// if the list is empty. The others keep their order: those behind it move up by one place.
+/// Waits until one operation has ended, removes its handle from the list, and returns its index and result; `None` if
+/// the list is empty. The other handles keep their order: those behind it move up by one.
 ///
 /// The handles may be of different jobs.
 ///
 /// # Errors
 ///
-/// What that one failed with.
+/// The error of that operation.
 pub fn wait_any<R>(handles: &mut Vec<Handle<R>>) -> Result<Option<(usize, R)>, Error> {
     take(handles, None)
 }
 
-/// [`wait_any`] for as long as `timeout`; `None` if that was too short as well, and the list is as it was.
+/// [`wait_any`] with a limit of `timeout`. If the time is too short it returns `None` and leaves the list unchanged.
 ///
 /// # Errors
 ///
@@ -210,7 +210,7 @@ pub fn wait_any_timeout<R>(
     take(handles, Some(timeout))
 }
 
-/// [`wait_any`] without waiting: `None` if none has ended, and the list is as it was.
+/// [`wait_any`] without waiting: if no operation has ended it returns `None` and leaves the list unchanged.
 ///
 /// # Errors
 ///
@@ -222,7 +222,7 @@ pub fn test_any<R>(handles: &mut Vec<Handle<R>>) -> Result<Option<(usize, R)>, E
     }
 }
 
-/// Whether all of them have ended, well or not; [`wait_all`] then returns at once.
+/// Whether all operations have ended, with success or failure; [`wait_all`] then returns at once.
 pub fn test_all<R>(handles: &[Handle<R>]) -> bool {
     handles.iter().all(Handle::test)
 }

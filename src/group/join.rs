@@ -27,16 +27,17 @@ use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::handshake;
 use crate::wire::{Cause, Secret};
 
-/// Bytes of a segment: it stays in the L2 cache between the socket and the sum, and is long against a system call.
+/// Bytes of a segment: small enough to stay in the L2 cache between the socket and the sum, and large compared with
+/// the cost of a system call.
 pub const SEGMENT_BYTES: usize = 256 << 10;
 /// Bytes of a chunk of an all-reduce's block: long against the time in which a message crosses a network, or in which
 /// ranks take turns on a processor, and short enough that a block stays in the last cache from its sum to its copy.
 pub(super) const CHUNK_BYTES: usize = 2 << 20;
 /// The same where every rank has a processor of one host to itself: nothing is waited for, and a block stays in L2.
 const CHUNK_BYTES_LOCAL: usize = 256 << 10;
-/// How long all ranks may take to come, unless told otherwise.
+/// The default time within which all ranks must have started.
 pub const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long one operation may take, unless told otherwise.
+/// The default deadline of one operation.
 pub const OPERATION_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The group in which the ranks agree before they have theirs, whose operations are counted from 0.
@@ -48,7 +49,7 @@ const _: () = assert!(CONNECT_TIMEOUT.as_millis() < OPERATION_TIMEOUT.as_millis(
 /// How the ranks of a job find each other.
 #[derive(Clone, Debug)]
 pub enum JoinMethod {
-    /// There are no others.
+    /// The job has one rank.
     Alone,
     /// A file names every rank's address.
     Peers {
@@ -59,7 +60,7 @@ pub enum JoinMethod {
         /// The address to listen on instead of the one in the file, whose port stays.
         bind: Option<IpAddr>,
     },
-    /// A launcher's rendezvous knows.
+    /// A launcher's rendezvous gives them.
     Launched(Launched),
 }
 
@@ -68,35 +69,38 @@ pub enum JoinMethod {
 pub struct JoinOptions {
     /// How the ranks meet.
     pub method: JoinMethod,
-    /// What they know and nobody else does.
+    /// The secret of the job's ranks, which authenticates connections.
     pub secret: Secret,
-    /// How long all ranks may take to come. Default [`START_TIMEOUT`].
+    /// The time within which all ranks must have started. Default [`START_TIMEOUT`].
     pub start_timeout: Duration,
-    /// How long one operation may take. Default [`OPERATION_TIMEOUT`].
+    /// The deadline of one operation. Default [`OPERATION_TIMEOUT`].
     pub operation_timeout: Duration,
     /// The congestion control of this rank's sockets.
     pub congestion: CongestionControl,
-    /// The rate at which each of this rank's links sends at most, in even steps instead of bursts: that of its line, say.
-    /// Default none.
+    /// The highest rate at which each of this rank's links sends, evenly instead of in bursts: usually the rate of
+    /// its line. Default none.
     pub pacing: Option<PacingRate>,
-    /// Of how many connections each link consists; rank 0's word counts. Default one.
+    /// The number of connections of each link; rank 0's setting applies to all ranks. Default one.
     pub streams: Streams,
-    /// Bytes of a segment; rank 0's counts. Default [`SEGMENT_BYTES`].
+    /// Bytes of a segment; rank 0's setting applies to all ranks. Default [`SEGMENT_BYTES`].
     pub segment_bytes: usize,
     /// Which links carry a CRC32C of each payload; rank 0's setting applies to all ranks. Default: links between hosts.
     pub checksums: Checksums,
-    /// Which algorithms operations take; rank 0's word counts. Default: whichever costs least.
+    /// The algorithms of operations; rank 0's setting applies to all ranks. Default: the one that costs least.
     pub algorithms: Algorithms,
-    /// How ranks of one host talk to each other; rank 0's word counts. Default: in shared memory where they can.
+    /// The transport between ranks of one host; rank 0's setting applies to all ranks. Default: shared memory if
+    /// possible.
     pub transport: LocalTransport,
-    /// Ranks with different ones count as being on different hosts, wherever they are. Default: the machine, its network.
+    /// The name of this rank's host. Ranks with different names count as on different hosts. Default: the machine and
+    /// its network.
     pub host_id: Option<String>,
-    /// Asked by threads that wait, whether they should rather not. Default: nobody is.
+    /// A function that waiting threads call; if it returns true they stop waiting. Default none.
     pub interrupt: Option<Interrupt>,
 }
 
-/// Whether a thread that waits for an operation, and calls it some ten times a second, is to give up: this rank then stops the
-/// job. It is for programs in languages whose signal handlers have to be called by the thread itself.
+/// Returns whether a thread that waits for an operation should give up; the thread calls it about ten times a second.
+/// If it returns true this rank stops the job. It is for languages whose signal handlers have to run in the waiting
+/// thread itself.
 pub type Interrupt = fn() -> bool;
 
 impl Default for JoinOptions {
@@ -120,11 +124,12 @@ impl Default for JoinOptions {
 }
 
 impl JoinOptions {
-    /// What `ringrun` has told this process; a process that it has not started is a world of its own.
+    /// The options that `ringrun` has set for this process; without `ringrun`, a world of one rank.
     ///
     /// # Errors
     ///
-    /// [`StartError`] if the environment says half of it, or if another launcher has started several ranks.
+    /// [`StartError`] if the environment has only some of the variables, or if another launcher has started several
+    /// ranks.
     pub fn from_environment() -> Result<Self, StartError> {
         let launched = from_environment()?;
         let told = launched.as_ref().and_then(|launched| launched.start_timeout);

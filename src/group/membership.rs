@@ -8,8 +8,8 @@ use super::{Error, Group, Membership};
 use crate::types::{LOCAL_GROUP, Rank, Site, WorldSize};
 
 impl Group {
-    /// Splits the group: ranks that pass the same colour form a new group, in the order of their keys and, of equal keys,
-    /// of their ranks here. Who passes no colour is in none (MPI's `MPI_Comm_split`).
+    /// Splits the group: ranks that pass the same colour form a new group, ordered by their keys, and by their ranks
+    /// here if keys are equal. A rank that passes no colour joins no group (MPI's `MPI_Comm_split`).
     ///
     /// # Errors
     ///
@@ -52,13 +52,13 @@ impl Group {
         Ok(Some(group))
     }
 
-    /// The group of these ranks, in this order. All ranks of this group have to call it with the same list; those that are
-    /// not on it get nothing (MPI's `MPI_Comm_create`, torch.distributed's `new_group`).
+    /// Makes a group of these ranks, in this order. All ranks of this group have to call it with the same list; ranks
+    /// that are not in the list get `None` (MPI's `MPI_Comm_create`, torch.distributed's `new_group`).
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`], of which a list that differs is one: the error names two ranks and where each of them called.
-    /// And [`Error::InvalidPeer`] for a rank that is not here or is named twice.
+    /// As [`Group::all_reduce`]. If the lists differ, the error names two ranks and the lines of their calls.
+    /// [`Error::InvalidPeer`] for a rank that is not in this group or is listed twice.
     #[track_caller]
     pub fn subgroup(&mut self, ranks: &[Rank]) -> Result<Option<Self>, Error> {
         for (index, &rank) in ranks.iter().enumerate() {
@@ -71,7 +71,7 @@ impl Group {
         self.split_agreed(place.map(|_| 0), place.unwrap_or_default() as i64, digest, Site::here())
     }
 
-    /// A group of the same ranks, whose operations do not get in the way of this one's.
+    /// Makes a group of the same ranks, whose operations are independent of this group's.
     ///
     /// # Errors
     ///

@@ -10,10 +10,10 @@ use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer, SharedJob, join};
 use crate::engine::{Begin, Envelope, Pattern, SendMode};
 use crate::types::{ANY_TAG, Contract, DType, Element, Operation, Rank, Site, WorldSize};
 
-/// From whom a message is wanted.
+/// The sender of a message to receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// Whoever sends one.
+    /// Any rank.
     Any,
     /// This rank of the group.
     Rank(Rank),
@@ -47,33 +47,33 @@ impl From<u32> for SendOptions {
     }
 }
 
-/// What is known of a message.
+/// The sender, tag, type and length of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Status {
-    /// Who sent it.
+    /// The sender.
     pub source: Rank,
     /// Its tag.
     pub tag: u32,
     /// The type of its elements.
     pub dtype: DType,
-    /// How many there are.
+    /// The number of elements.
     pub count: usize,
 }
 
-/// A message and what is known of it.
+/// A message and its status.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Received<T> {
     /// Its elements.
     pub elements: Vec<T>,
-    /// Everything else.
+    /// Its sender, tag, type and length.
     pub status: Status,
 }
 
-/// A group's messages, for several threads at once: whatever takes a group by `&self`. A collective that another thread is in
-/// does not keep them waiting.
+/// A group's messages, for several threads at once: it gives access to all methods that take a group by `&self`. They
+/// do not wait for a collective of another thread.
 ///
-/// It keeps the group's connections open, as the group itself does. Its operations have the deadline that the group's had when it
-/// was made.
+/// It keeps the group's connections open, as the group itself does. Its operations have the deadline that the group
+/// had when it was made.
 #[derive(Clone)]
 pub struct Messenger(Arc<Group>);
 
@@ -106,16 +106,16 @@ impl Group {
         }))
     }
 
-    /// Sends elements to `to`, and returns when they have left this rank. That may be before the receiver has asked for
-    /// them: the receiver stores short messages, and the sender keeps long ones until then. A message from a rank to
-    /// itself is copied, so that this returns at once.
+    /// Sends elements to `to`, and returns when they have left this rank. That may be before the receive is posted:
+    /// the receiver stores short messages, and the sender keeps long ones until then. A message from a rank to itself
+    /// is copied, so that this returns at once.
     ///
     /// With [`SendOptions::synchronous`] it returns only after a receive has matched the message, within the group's
-    /// deadline. That costs a round trip. A thread that sends to its own rank so needs a receive that has begun before,
-    /// or one of another thread.
+    /// deadline. That costs a round trip. A thread that sends a synchronous message to its own rank needs a receive
+    /// that was posted before, or one in another thread.
     ///
-    /// Messages with the same receiver and tag are received in the order in which they were sent. A message is received by
-    /// a call that takes at least as many elements of the same type, or both ranks fail.
+    /// Messages with the same receiver and tag are received in the order in which they were sent. The receive must be
+    /// for at least as many elements of the same type, or both ranks fail.
     ///
     /// # Errors
     ///
@@ -135,11 +135,11 @@ impl Group {
         self.carrier()?.driver.run(begin, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
     }
 
-    /// Begins a [`Group::send`] and returns its handle, which gives the buffer back.
+    /// Starts a [`Group::send`] and returns its handle, which returns the buffer.
     ///
     /// # Errors
     ///
-    /// As [`Group::send`]; a failure on the way is the handle's.
+    /// As [`Group::send`]; the handle returns later failures.
     #[track_caller]
     pub fn send_async<B: OwnedBuffer>(
         &self,
@@ -164,7 +164,8 @@ impl Group {
         Ok(Handle::pending(Arc::clone(job), id, finish))
     }
 
-    /// Receives a message into the beginning of `buffer`, which it must not exceed. `None` as a tag means any.
+    /// Receives a message into the beginning of `buffer`, which must be long enough for it. `None` as a tag means any
+    /// tag.
     ///
     /// # Errors
     ///
@@ -208,8 +209,8 @@ impl Group {
         envelope.map(|envelope| self.status(&envelope)).ok_or(Error::Taken)
     }
 
-    /// [`Group::receive`] that fails alone: a message longer than the buffer is received, thrown away and told
-    /// ([`Error::Truncated`]), and the group goes on, as an MPI program expects.
+    /// [`Group::receive`] that does not fail the group: a message longer than the buffer is received and discarded,
+    /// this rank gets [`Error::Truncated`], and the group can still be used, as MPI programs expect.
     ///
     /// # Errors
     ///
@@ -229,11 +230,11 @@ impl Group {
         self.receive_at(begin, pattern, elements, place).and_then(|status| fitting(status, room))
     }
 
-    /// [`Group::receive_fitting`], going on by itself; gives the buffer back, if the message fitted.
+    /// Asynchronous [`Group::receive_fitting`]; the handle returns the buffer, if the message fitted.
     ///
     /// # Errors
     ///
-    /// As [`Group::send`]; a failure on the way is the handle's, and so is [`Error::Truncated`].
+    /// As [`Group::send`]; the handle returns later failures and [`Error::Truncated`].
     #[track_caller]
     pub fn receive_fitting_async<B: OwnedBuffer>(
         &self,
@@ -247,11 +248,11 @@ impl Group {
         self.submit_receive_at(begin, pattern, Memory::owned(buffer).if_it_fits::<B::Element>(), room)
     }
 
-    /// Receives a message of at most `count_max` elements, going on by itself. What is allocated is what the message needs.
+    /// Asynchronously receives a message of at most `count_max` elements. It allocates as much as the message needs.
     ///
     /// # Errors
     ///
-    /// As [`Group::send`]; a failure on the way is the handle's.
+    /// As [`Group::send`]; the handle returns later failures.
     #[track_caller]
     pub fn receive_async<T: Element>(
         &self,
@@ -264,11 +265,11 @@ impl Group {
         self.submit_receive(begin, pattern)
     }
 
-    /// Receives a message into the beginning of `buffer`, going on by itself; gives the buffer back.
+    /// Asynchronously receives a message into the beginning of `buffer`; the handle returns the buffer.
     ///
     /// # Errors
     ///
-    /// As [`Group::send`]; a failure on the way is the handle's.
+    /// As [`Group::send`]; the handle returns later failures.
     #[track_caller]
     pub fn receive_into_async<B: OwnedBuffer>(
         &self,
@@ -314,7 +315,7 @@ impl Group {
         }))
     }
 
-    /// Sends to one rank and receives from another, or the same, at once, as neighbours that exchange their borders do.
+    /// Sends to one rank and receives from another, or the same, at the same time, as in the exchange of halos.
     ///
     /// # Errors
     ///
@@ -345,7 +346,7 @@ impl Group {
         })
     }
 
-    /// Looks for a message that has come and that nobody has asked for yet, and leaves it where it is.
+    /// Looks for a message that has arrived and has no receive yet. The message is not received.
     ///
     /// # Errors
     ///
@@ -358,8 +359,8 @@ impl Group {
         self.probe_for(source, tag, Duration::ZERO)
     }
 
-    /// Waits for a message to come that nobody has asked for yet, and leaves it where it is; `None` after `timeout`, and at
-    /// once if no other rank could send it and this one has not.
+    /// Waits until a message has arrived that has no receive yet. The message is not received. `None` after
+    /// `timeout`, and at once if no other rank could send it and this one has not.
     ///
     /// # Errors
     ///

@@ -76,7 +76,7 @@ use crate::schedule::partition;
 use crate::types::{HOSTS_GROUP, Rank, WorldSize};
 use crate::wire::Cause;
 
-/// What a job has done so far on this rank, in all its groups.
+/// Statistics of a job on this rank, in all its groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
     /// Operations completed.
@@ -85,10 +85,12 @@ pub struct Statistics {
     pub bytes_sent: u64,
     /// Bytes this rank received, headers included.
     pub bytes_received: u64,
-    /// Time in which at least one operation was under way, waiting for slower ranks included. Of the shortest operations in
-    /// shared memory, which take less than looking at the clock, one in eight is timed for all.
+    /// Time in which at least one operation was under way, including the wait for slower ranks. The shortest
+    /// operations in shared memory take less time than reading the clock; one in eight of them is timed and counts
+    /// for all.
     pub communication: Duration,
-    /// Time that callers spent waiting for operations: what of the communication was not hidden behind anything else.
+    /// Time that callers spent waiting for operations: the part of the communication that did not overlap with other
+    /// work.
     pub exposed: Duration,
 }
 
@@ -106,16 +108,16 @@ struct SharedJob {
     selection: AlgorithmSelection,
 }
 
-/// Some ranks of a job, seen from one of them.
+/// A group of ranks of a job, as one of them sees it.
 ///
-/// All ranks of a group have to call the same collectives in the same order, with buffers of the same length and element
-/// type; whatever does not agree ends the job with an error that says what each rank asked for and where. Groups that are
-/// used at the same time do not disturb each other. A collective blocks until this rank's part is done, or returns a
-/// [`Handle`], and leaves the same bits on every rank whose result is the same. When a peer dies every rank's current or
-/// next call returns an error that names it. After a failed operation the buffer's content is unspecified, and every
-/// later call of any group returns the same error.
+/// All ranks of a group have to call the same collectives in the same order, with buffers of the same length and
+/// element type. If the calls differ the job ends with an error that says what each rank requested and where.
+/// Different groups can be used at the same time. A collective blocks until this rank's part is done, or returns a
+/// [`Handle`]. Ranks that get the same result get the same bits. When a peer dies every rank's current or next call
+/// returns an error that names it. After a failed operation the buffer's content is unspecified, and every later call
+/// of any group returns the same error.
 ///
-/// Ranks are numbered within the group, from 0; in errors they have their numbers in the job.
+/// Ranks are numbered within the group, from 0; errors use the numbers of the job.
 pub struct Group {
     /// `None` for a world of one, which has no links.
     job: Option<Arc<SharedJob>>,
@@ -158,7 +160,7 @@ impl Drop for Membership {
 }
 
 impl Group {
-    /// A group of this process alone: every collective returns at once, and messages go to itself.
+    /// A group of this process alone: every collective returns at once, and messages go to the rank itself.
     pub fn solo() -> Self {
         Self {
             job: None,
@@ -178,16 +180,17 @@ impl Group {
         }
     }
 
-    /// Joins the job that the options describe: meets the other ranks, opens the ring and returns when it is closed.
+    /// Joins the job that the options describe: connects to the other ranks, opens the ring and returns when all of
+    /// it is connected.
     ///
     /// # Errors
     ///
-    /// [`StartError`] naming who is missing, or what is wrong and on whose side.
+    /// [`StartError`], which names the ranks that are missing, or says what is wrong and on which side.
     pub fn join(options: &JoinOptions) -> Result<Self, StartError> {
         join::join(options)
     }
 
-    /// Joins the job that `ringrun` has started this process for; a process that it has not started is a group of its own.
+    /// Joins the job for which `ringrun` has started this process; without `ringrun`, a group of this process alone.
     ///
     /// # Errors
     ///
@@ -201,17 +204,17 @@ impl Group {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn size(&self) -> WorldSize {
         self.world
     }
 
-    /// This process's number among the group's ranks of its host.
+    /// This process's number among the group's ranks on its host.
     pub fn local_rank(&self) -> Rank {
         self.local.0
     }
 
-    /// How many ranks of the group this host has.
+    /// The number of the group's ranks on this host.
     pub fn local_size(&self) -> WorldSize {
         self.local.1
     }
@@ -221,7 +224,7 @@ impl Group {
         &self.members
     }
 
-    /// Of how many connections each link consists; 0 in a world of one.
+    /// The number of connections of each link; 0 in a world of one.
     pub fn streams(&self) -> u8 {
         self.job.as_ref().map_or(0, |job| job.streams)
     }
@@ -231,7 +234,7 @@ impl Group {
         self.job.as_ref().and_then(|job| job.congestion.as_deref())
     }
 
-    /// How bytes travel: `tcp`, `shm` in shared memory, `shm+tcp` in shared memory within hosts and by TCP between them, or
+    /// The transport: `tcp`, `shm` (shared memory), `shm+tcp` (shared memory within hosts and TCP between them), or
     /// `none` in a world of one.
     pub fn transport(&self) -> &'static str {
         match &self.job {
@@ -242,35 +245,35 @@ impl Group {
         }
     }
 
-    /// How long one operation may take.
+    /// The deadline of one operation.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Changes how long an operation of this group may take that is begun from now on.
+    /// Changes the deadline of this group's operations that begin from now on.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// What the job has done so far on this rank, in all groups.
+    /// The job's statistics on this rank, in all groups.
     pub fn statistics(&self) -> Statistics {
         self.job.as_ref().map(|job| job.driver.statistics()).unwrap_or_default()
     }
 
-    /// Has the job's operations on this rank, those of all groups, measure where their time goes, or no longer. It costs two
-    /// looks at the clock for each attempt to send, to receive or to wait and for each segment that is reduced, and a look at
-    /// a flag while it is off, as it is at first. A world of one has nothing to measure.
+    /// Switches the measurement of where the time of the job's operations goes on this rank, in all groups, on or
+    /// off. It is off at first. Switched on it reads the clock twice for each attempt to send, to receive or to wait
+    /// and for each segment that is reduced; switched off it reads a flag. A world of one has nothing to measure.
     pub fn set_profiling(&self, is_on: bool) {
         self.meter().switch(is_on);
     }
 
-    /// Where the time of the job's operations on this rank went while that was measured, in all groups.
+    /// Where the time of the job's operations on this rank went while it was measured, in all groups.
     pub fn profile(&self) -> Profile {
         self.meter().profile()
     }
 
-    /// The job's sockets, by their numbers. A program that forks has its child close its copies of them: until then peers do
-    /// not hear of this process's end. The child must not use the group, nor drop it.
+    /// The file descriptors of the job's sockets. If a program forks, its child should close its copies of them:
+    /// until then peers do not notice that this process has ended. The child must not use the group, nor drop it.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let job = self.job.as_ref().or_else(|| self.own.get());
         job.map(|job| job.driver.descriptors()).unwrap_or_default()
@@ -293,7 +296,7 @@ impl Group {
         partition::chunk(count, self.world, rank)
     }
 
-    /// Ends the job on every rank: this one's reason becomes everybody's error. Returns that error.
+    /// Ends the job on every rank with an error that gives this rank's `message` as the reason. Returns that error.
     pub fn abort(&self, message: &str) -> Error {
         if let Some(job) = &self.job {
             return job.driver.abort(message);
@@ -305,7 +308,7 @@ impl Group {
         self.abandoned.get_or_init(|| Error::Failed { cause, reported_by: None }).clone()
     }
 
-    /// Lets go of the group. The last group of a job says goodbye to all peers and closes every connection in order.
+    /// Closes the group. The last group of a job says goodbye to all peers and closes every connection in order.
     /// Dropping it does the same. Operations whose handles were dropped get five seconds to end.
     pub fn close(self) {
         drop(self);

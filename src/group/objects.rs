@@ -7,11 +7,11 @@ use super::messages::{SendOptions, Source, Status};
 use super::{Error, Group};
 use crate::types::Rank;
 
-/// The longest object, encoded, in bytes. A rank allocates what another says that it needs, up to this.
+/// The longest encoded object, in bytes. A rank allocates as much as another rank announces, up to this limit.
 pub const OBJECT_BYTES_MAX: usize = 1 << 30;
 
 impl Group {
-    /// The root's object becomes everybody's. Only the root's `object` is looked at.
+    /// Sends the root's object to all ranks. The other ranks' `object` is ignored.
     ///
     /// # Errors
     ///
@@ -37,7 +37,7 @@ impl Group {
         decode(&bytes)
     }
 
-    /// Every rank's object, in rank order.
+    /// Gathers every rank's object, in rank order.
     ///
     /// # Errors
     ///
@@ -53,7 +53,7 @@ impl Group {
         split(&all, &lengths).map(decode).collect()
     }
 
-    /// Every rank's object, in rank order, on the root; nothing on the others.
+    /// Gathers every rank's object, in rank order, on the root, and an empty vector on the other ranks.
     ///
     /// # Errors
     ///
@@ -71,8 +71,8 @@ impl Group {
         if self.rank == root { split(&all, &lengths).map(decode).collect() } else { Ok(Vec::new()) }
     }
 
-    /// Rank r gets the r-th of the root's objects, of which there is one for each rank. What the others pass is not looked
-    /// at.
+    /// Sends the r-th of the root's objects, of which there is one for each rank, to rank r. The other ranks' objects
+    /// are ignored.
     ///
     /// # Errors
     ///
@@ -107,7 +107,7 @@ impl Group {
         decode(&self.scatter_uneven(&encoded, &lengths, root)?)
     }
 
-    /// Sends an object to `to`. It is received by [`Group::receive_object`] alone.
+    /// Sends an object to `to`. Only [`Group::receive_object`] can receive it.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ impl Group {
         self.send(&encode(object)?, to, options)
     }
 
-    /// Receives an object, and says from whom it is.
+    /// Receives an object, and returns it with its sender's rank.
     ///
     /// # Errors
     ///

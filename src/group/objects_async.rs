@@ -13,11 +13,11 @@ use crate::engine::{Begin, Pattern};
 use crate::types::{ANY_TAG, OBJECTS_GROUP, Rank, Site};
 
 impl Group {
-    /// [`Group::broadcast_object`], going on by itself. The root sends it to each of the others.
+    /// Asynchronous [`Group::broadcast_object`]. The root sends it to each of the others.
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast_object`]; a failure on the way is the handle's, and so is an object that cannot be encoded.
+    /// As [`Group::broadcast_object`]; the handle returns later failures, and that of an object that cannot be encoded.
     /// This and [`Group::broadcast_object`] are two operations: all ranks call the same.
     #[track_caller]
     pub fn broadcast_object_async<O: Serialize + DeserializeOwned + 'static>(
@@ -31,7 +31,7 @@ impl Group {
         Ok(one.and_then(|mut objects| objects.pop().ok_or(Error::Taken)))
     }
 
-    /// [`Group::all_gather_object`], going on by itself. Each rank sends its object to each of the others.
+    /// Asynchronous [`Group::all_gather_object`]. Each rank sends its object to each of the others.
     ///
     /// # Errors
     ///
@@ -45,7 +45,7 @@ impl Group {
         self.exchange_objects(own, self.world.ranks().collect(), Site::here())
     }
 
-    /// [`Group::gather_object`], going on by itself.
+    /// Asynchronous [`Group::gather_object`].
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl Group {
         self.exchange_objects(vec![(root, encode(object))], from, Site::here())
     }
 
-    /// [`Group::scatter_object`], going on by itself.
+    /// Asynchronous [`Group::scatter_object`].
     ///
     /// # Errors
     ///
@@ -78,13 +78,13 @@ impl Group {
         Ok(one.and_then(|mut objects| objects.pop().ok_or(Error::Taken)))
     }
 
-    /// The r-th of this rank's objects, of which there is one for each rank, goes to rank r; what the ranks have for this one
-    /// comes back in rank order.
+    /// Sends the r-th of this rank's objects, of which there is one for each rank, to rank r, and returns the objects
+    /// that the ranks have for this one, in rank order.
     ///
     /// # Errors
     ///
-    /// [`Error::Object`] if one cannot be encoded, on this rank and the one that it is for, [`Error::InvalidCounts`] if there
-    /// is not one for each, or as [`Group::all_to_all`].
+    /// [`Error::Object`] if an object cannot be encoded, on this rank and its receiver, [`Error::InvalidCounts`] if
+    /// there is not one for each rank, or as [`Group::all_to_all`].
     #[track_caller]
     pub fn all_to_all_object<O: Serialize + DeserializeOwned + 'static>(
         &mut self,
@@ -93,11 +93,11 @@ impl Group {
         self.all_to_all_object_async(objects)?.wait()
     }
 
-    /// [`Group::all_to_all_object`], going on by itself.
+    /// Asynchronous [`Group::all_to_all_object`].
     ///
     /// # Errors
     ///
-    /// As [`Group::all_to_all_object`]; a failure on the way is the handle's, and so is an object that cannot be encoded.
+    /// As [`Group::all_to_all_object`]; the handle returns later failures, and that of an object that cannot be encoded.
     #[track_caller]
     pub fn all_to_all_object_async<O: Serialize + DeserializeOwned + 'static>(
         &mut self,
@@ -107,11 +107,11 @@ impl Group {
         self.exchange_objects(own, self.world.ranks().collect(), Site::here())
     }
 
-    /// [`Group::send_object`], going on by itself.
+    /// Asynchronous [`Group::send_object`].
     ///
     /// # Errors
     ///
-    /// As [`Group::send_object`]; a failure on the way is the handle's.
+    /// As [`Group::send_object`]; the handle returns later failures.
     #[track_caller]
     pub fn send_object_async<O: Serialize>(
         &self,
@@ -122,11 +122,11 @@ impl Group {
         Ok(self.send_async(encode(object)?, to, options)?.and_then(|_| Ok(())))
     }
 
-    /// [`Group::receive_object`], going on by itself.
+    /// Asynchronous [`Group::receive_object`].
     ///
     /// # Errors
     ///
-    /// As [`Group::receive_object`]; a failure on the way is the handle's.
+    /// As [`Group::receive_object`]; the handle returns later failures.
     #[track_caller]
     pub fn receive_object_async<O: DeserializeOwned + 'static>(
         &self,

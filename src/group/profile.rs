@@ -11,30 +11,30 @@ use crate::schedule::Action;
 /// ([`Group::set_profiling`](super::Group::set_profiling)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Profile {
-    /// In the threads of the program, within its calls. The rest of a call's time goes into what prepares and ends it:
-    /// schedules, matching, conversions, locks. What several threads spend at the same time is added up.
+    /// In the threads of the program, within its calls. The rest of a call's time is preparation and completion:
+    /// schedules, matching, conversions, locks. The times of several threads are added up.
     pub calls: Spent,
-    /// In the thread that drives operations that go on by themselves. What it does for a caller that waits is also that
-    /// caller's `wait`.
+    /// In the background thread that drives asynchronous operations. Work that it does for a waiting caller also
+    /// counts as that caller's `wait`.
     pub background: Spent,
 }
 
-/// How long each part of the work took. No moment of a thread counts twice.
+/// The time of each part of the work. No moment of a thread counts twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Spent {
-    /// System calls that send; in shared memory copying into this rank's slot or others' buffers, and posting.
+    /// System calls that send. In shared memory: copying into this rank's slot or into others' buffers, and posting.
     pub send: Duration,
-    /// System calls that receive; in shared memory copying from ranks' slots. Also copying what came before its time.
+    /// System calls that receive. In shared memory: copying from ranks' slots. Also copying data that arrived early.
     pub receive: Duration,
-    /// Kernels and functions of the program's own that reduce; in shared memory they read ranks' slots and buffers themselves.
+    /// Kernels and functions of the caller that reduce; in shared memory they read ranks' slots and buffers
+    /// themselves.
     pub reduce: Duration,
-    /// Waiting for peers or for another thread that works for the caller: asleep, looking again and again, or giving the
-    /// processor away.
+    /// Waiting for peers or for another thread that works for the caller: asleep, polling, or yielding the processor.
     pub wait: Duration,
 }
 
 impl Spent {
-    /// What was spent since it was `earlier`.
+    /// The difference to an `earlier` reading.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self {

@@ -10,10 +10,10 @@ use crate::types::{Algorithm, Operation, WorldSize};
 /// The most ranges that can be asked for.
 pub(super) const RANGES_MAX: usize = 16;
 
-/// The algorithms that were asked for, by the bytes of the buffer; where none was, the cheapest is taken.
+/// The requested algorithms, by the bytes of the buffer. Without a request the cheapest is taken.
 ///
-/// As text: `ring` for every size, or ranges such as `direct:0-65536;ring:65537-max`. What an operation has no such
-/// algorithm for takes the cheapest that it has.
+/// As text: `ring` for every size, or ranges such as `direct:0-65536;ring:65537-max`. An operation that does not have
+/// the requested algorithm takes the cheapest that it has.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Algorithms(Vec<AlgorithmRange>);
 
@@ -34,8 +34,8 @@ impl Algorithms {
         &self.0
     }
 
-    /// Fixed ranges, which give the same bits from run to run on the same hosts: a choice by measurement may change with the
-    /// weather.
+    /// Fixed ranges, which give the same bits from run to run on the same hosts: a choice by measurement may differ
+    /// between runs.
     pub fn reproducible() -> Self {
         let range = |algorithm, from, to| AlgorithmRange { algorithm, from, to };
         Self(vec![
@@ -47,7 +47,7 @@ impl Algorithms {
         ])
     }
 
-    /// Whether nothing was asked for.
+    /// Whether no algorithm was requested.
     pub fn is_automatic(&self) -> bool {
         self.0.is_empty()
     }

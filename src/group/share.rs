@@ -19,15 +19,15 @@ const RANKS_MAX: u32 = 64;
 /// Words in which a rank says where memory is.
 pub(super) const WORDS: usize = 3 + TOKEN_BYTES / 8;
 
-/// How ranks of one host talk to each other.
+/// The transport between ranks of one host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LocalTransport {
-    /// By shared memory if they can have it, by TCP otherwise.
+    /// Shared memory if possible, TCP otherwise.
     #[default]
     Auto,
-    /// By TCP.
+    /// TCP.
     Tcp,
-    /// By shared memory, or not at all.
+    /// Shared memory; joining fails if that is not possible.
     Shm,
 }
 

@@ -10,10 +10,10 @@ thread_local! {
     static GIVEN: Cell<Option<Site>> = const { Cell::new(None) };
 }
 
-/// Makes calls that count as made at `site`: it is what errors name, here and on the other ranks, when they do not agree, or
-/// wait in vain. For bindings, whose own line is none that the program's author knows.
+/// Makes calls whose line is `site` in errors, here and on the other ranks, if the ranks do not agree or wait in
+/// vain. It is for bindings to other languages, so that errors name a line of the program and not of the binding.
 ///
-/// It holds for what this thread calls meanwhile; of calls within calls the innermost counts.
+/// It applies to the calls that this thread makes in `calls`; with nested uses the innermost applies.
 ///
 /// ```
 /// use ringtrain::{Group, ReduceOp, Site, group};

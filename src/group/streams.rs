@@ -26,7 +26,7 @@ const PROBES: usize = 3;
 const LEAST: usize = 64 << 10;
 const MOST: usize = 8 << 20;
 
-/// Of how many connections a link consists.
+/// The number of connections of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Streams(StreamChoice);
 
@@ -39,10 +39,10 @@ enum StreamChoice {
 impl Streams {
     /// One, the default.
     pub const ONE: Self = Self(StreamChoice::Fixed(1));
-    /// One or four, whichever is measured to be faster when the group forms.
+    /// One or four, depending on which is measured to be faster when the group forms.
     pub const AUTO: Self = Self(StreamChoice::Measured);
 
-    /// So many, from 1 to 8.
+    /// This number of connections, from 1 to 8.
     pub fn new(count: u8) -> Option<Self> {
         (1..=STREAMS_MAX).contains(&count).then_some(Self(StreamChoice::Fixed(count)))
     }

@@ -24,7 +24,8 @@ fn sent_and_received<T>(buffer: Vec<T>, _start: usize) -> Vec<T> {
 }
 
 impl Group {
-    /// The r-th of n equal parts of `input` goes to rank r; what the ranks have for this one comes back in rank order.
+    /// Sends the r-th of n equal parts of `input` to rank r, and returns the parts that the ranks have for this one,
+    /// in rank order.
     ///
     /// Pairwise exchange: n-1 steps, (n-1)/n S bytes sent by each rank.
     ///
@@ -37,11 +38,11 @@ impl Group {
         self.run_prepared(self.prepare_all_to_all_even(input, received, Site::here())?)
     }
 
-    /// [`Group::all_to_all`], going on by itself.
+    /// Asynchronous [`Group::all_to_all`].
     ///
     /// # Errors
     ///
-    /// As [`Group::all_to_all`]; a failure on the way is the handle's.
+    /// As [`Group::all_to_all`]; the handle returns later failures.
     #[track_caller]
     pub fn all_to_all_async<I: Input + ?Sized>(
         &mut self,
@@ -51,7 +52,7 @@ impl Group {
         self.start(self.prepare_all_to_all_even(input, received, Site::here())?)
     }
 
-    /// [`Group::all_to_all`] into `output`, which is as long as the input.
+    /// [`Group::all_to_all`] into `output`, which must be as long as the input.
     ///
     /// # Errors
     ///
@@ -69,7 +70,7 @@ impl Group {
         Ok(())
     }
 
-    /// [`Group::all_to_all`] that puts the result where the input was.
+    /// [`Group::all_to_all`] that replaces the input by the result.
     ///
     /// # Errors
     ///
@@ -83,8 +84,8 @@ impl Group {
         Ok(())
     }
 
-    /// `send_counts[r]` elements of `input` go to rank r, after those of the ranks before it; `receive_counts[r]` come from
-    /// rank r. What one rank sends to another is what that one receives from it, or both fail.
+    /// Sends `send_counts[r]` elements of `input` to rank r, in rank order, and receives `receive_counts[r]` elements
+    /// from rank r. If a rank's send count differs from the receiver's receive count, both fail.
     ///
     /// # Errors
     ///
@@ -105,11 +106,11 @@ impl Group {
         )?)
     }
 
-    /// [`Group::all_to_all_uneven`], going on by itself.
+    /// Asynchronous [`Group::all_to_all_uneven`].
     ///
     /// # Errors
     ///
-    /// As [`Group::all_to_all_uneven`]; a failure on the way is the handle's.
+    /// As [`Group::all_to_all_uneven`]; the handle returns later failures.
     #[track_caller]
     pub fn all_to_all_uneven_async<I: Input + ?Sized>(
         &mut self,
@@ -121,7 +122,7 @@ impl Group {
         self.start(self.prepare_all_to_all_uneven(input, (send_counts, receive_counts), received, site)?)
     }
 
-    /// [`Group::all_to_all_uneven`] into `output`, which is as long as the receive counts come to.
+    /// [`Group::all_to_all_uneven`] into `output`, whose length must be the sum of the receive counts.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, Site};
 
 impl Group {
-    /// Every rank's `input`, which has the same length everywhere, one after another in rank order.
+    /// Returns every rank's `input`, which must have the same length on all ranks, concatenated in rank order.
     ///
     /// # Errors
     ///
@@ -22,11 +22,11 @@ impl Group {
         self.run_prepared(self.prepare_all_gather(input, &counts, Site::here())?)
     }
 
-    /// [`Group::all_gather_from`], going on by itself.
+    /// Asynchronous [`Group::all_gather_from`].
     ///
     /// # Errors
     ///
-    /// As [`Group::all_gather_from`]; a failure on the way is the handle's.
+    /// As [`Group::all_gather_from`]; the handle returns later failures.
     #[track_caller]
     pub fn all_gather_from_async<I: Input + ?Sized>(
         &mut self,
@@ -37,7 +37,7 @@ impl Group {
         self.start(self.prepare_all_gather(input, &counts, Site::here())?)
     }
 
-    /// [`Group::all_gather_from`] into `output`, which is n times as long as the input.
+    /// [`Group::all_gather_from`] into `output`, which must be n times as long as the input.
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ impl Group {
         self.all_gather_uneven_into(input, output, &counts)
     }
 
-    /// Every rank's `input`, `counts[r]` elements long on rank r, one after another in rank order.
+    /// Returns every rank's `input`, `counts[r]` elements long on rank r, concatenated in rank order.
     ///
     /// Ring: n-1 steps, S bytes less the own part sent by each rank.
     ///
@@ -69,11 +69,11 @@ impl Group {
         self.run_prepared(self.prepare_all_gather(input, counts, Site::here())?)
     }
 
-    /// [`Group::all_gather_uneven`], going on by itself.
+    /// Asynchronous [`Group::all_gather_uneven`].
     ///
     /// # Errors
     ///
-    /// As [`Group::all_gather_uneven`]; a failure on the way is the handle's.
+    /// As [`Group::all_gather_uneven`]; the handle returns later failures.
     #[track_caller]
     pub fn all_gather_uneven_async<I: Input + ?Sized>(
         &mut self,
@@ -84,7 +84,7 @@ impl Group {
         self.start(self.prepare_all_gather(input, counts, Site::here())?)
     }
 
-    /// [`Group::all_gather_uneven`] into `output`, which is as long as all counts come to.
+    /// [`Group::all_gather_uneven`] into `output`, whose length must be the sum of all counts.
     ///
     /// # Errors
     ///
@@ -137,12 +137,12 @@ impl Group {
         vec![count; self.world.as_usize()]
     }
 
-    /// Like [`Group::all_gather_uneven`] where nobody knows the others' lengths: they are gathered first.
+    /// [`Group::all_gather_uneven`] for ranks that do not know each other's lengths: it gathers the lengths first.
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`]; [`Error::InvalidCounts`] on all ranks if the lengths come to more than memory can hold,
-    /// [`Error::System`] on a rank that does not have so much.
+    /// As [`Group::all_reduce`]; [`Error::InvalidCounts`] on all ranks if the sum of the lengths is more than memory
+    /// can hold, [`Error::System`] on a rank that has too little memory.
     #[track_caller]
     pub fn all_gather_any<I: Input + ?Sized>(&mut self, input: &I) -> Result<Vec<Vec<I::Element>>, Error> {
         let own = input.elements()?.len() as u64;
@@ -159,7 +159,8 @@ impl Group {
         Ok(parts)
     }
 
-    /// Every rank's `input`, which has the same length everywhere, in rank order; empty but on the root.
+    /// Returns every rank's `input`, which must have the same length on all ranks, in rank order on the root, and an
+    /// empty vector on the other ranks.
     ///
     /// # Errors
     ///
@@ -171,11 +172,11 @@ impl Group {
         self.run_prepared(self.prepare_gather(Cow::Borrowed(input), counts, root, Site::here())?)
     }
 
-    /// [`Group::gather`], going on by itself.
+    /// Asynchronous [`Group::gather`].
     ///
     /// # Errors
     ///
-    /// As [`Group::gather`]; a failure on the way is the handle's.
+    /// As [`Group::gather`]; the handle returns later failures.
     #[track_caller]
     pub fn gather_async<I: Input + ?Sized>(
         &mut self,
@@ -188,8 +189,8 @@ impl Group {
         self.start(self.prepare_gather(input, counts, root, Site::here())?)
     }
 
-    /// [`Group::gather`] into the root's `output`, which has the result's length; what the others pass as
-    /// output is not looked at.
+    /// [`Group::gather`] into the root's `output`, which must have the result's length. The other ranks' `output` is
+    /// ignored.
     ///
     /// # Errors
     ///
@@ -205,7 +206,8 @@ impl Group {
         self.gather_elements(input, output, counts, root, Site::here())
     }
 
-    /// Every rank's `input`, `counts[r]` elements long on rank r, in rank order; empty but on the root.
+    /// Returns every rank's `input`, `counts[r]` elements long on rank r, in rank order on the root, and an empty
+    /// vector on the other ranks.
     ///
     /// Each rank sends its part to the root.
     ///
@@ -224,11 +226,11 @@ impl Group {
         self.run_prepared(self.prepare_gather(Cow::Borrowed(input), counts, root, Site::here())?)
     }
 
-    /// [`Group::gather_uneven`], going on by itself.
+    /// Asynchronous [`Group::gather_uneven`].
     ///
     /// # Errors
     ///
-    /// As [`Group::gather_uneven`]; a failure on the way is the handle's.
+    /// As [`Group::gather_uneven`]; the handle returns later failures.
     #[track_caller]
     pub fn gather_uneven_async<I: Input + ?Sized>(
         &mut self,
@@ -242,8 +244,8 @@ impl Group {
         self.start(self.prepare_gather(input, counts, root, Site::here())?)
     }
 
-    /// [`Group::gather_uneven`] into the root's `output`, which has the result's length; what the others pass as
-    /// output is not looked at.
+    /// [`Group::gather_uneven`] into the root's `output`, which must have the result's length. The other ranks'
+    /// `output` is ignored.
     ///
     /// # Errors
     ///
@@ -265,8 +267,8 @@ impl Group {
         self.gather_elements(input, output, counts, root, Site::here())
     }
 
-    /// [`Group::gather`] of each rank's chunk ([`Group::chunk`]) of its own buffer into the root's, whose own chunk is in its
-    /// place already. All buffers have the same length.
+    /// [`Group::gather`] of each rank's chunk ([`Group::chunk`]) of its buffer into the root's buffer, which already
+    /// holds the root's chunk. All buffers have the same length.
     ///
     /// # Errors
     ///

@@ -7,7 +7,7 @@ use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, ReduceOp, Site};
 
 impl Group {
-    /// [`Group::all_reduce`] that leaves its input alone.
+    /// [`Group::all_reduce`] that does not change its input.
     ///
     /// # Errors
     ///
@@ -23,11 +23,11 @@ impl Group {
         Ok(result)
     }
 
-    /// [`Group::all_reduce_from`], going on by itself.
+    /// Asynchronous [`Group::all_reduce_from`].
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce_from`]; a failure on the way is the handle's.
+    /// As [`Group::all_reduce_from`]; the handle returns later failures.
     #[track_caller]
     pub fn all_reduce_from_async<I: Input + ?Sized>(
         &mut self,
@@ -38,7 +38,7 @@ impl Group {
         self.all_reduce_async(own, op)
     }
 
-    /// [`Group::all_reduce`] that leaves its input alone and puts the result into `output`, which is as long.
+    /// [`Group::all_reduce`] from `input` into `output`, which must be as long.
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ impl Group {
         self.all_reduce(copied(input, output)?, op)
     }
 
-    /// [`Group::reduce`] that leaves its input alone; empty but on the root.
+    /// [`Group::reduce`] that does not change its input. The result is empty on all ranks but the root.
     ///
     /// # Errors
     ///
@@ -69,11 +69,11 @@ impl Group {
         Ok(if self.rank == root { result } else { Vec::new() })
     }
 
-    /// [`Group::reduce_from`], going on by itself.
+    /// Asynchronous [`Group::reduce_from`].
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_from`]; a failure on the way is the handle's.
+    /// As [`Group::reduce_from`]; the handle returns later failures.
     #[track_caller]
     pub fn reduce_from_async<I: Input + ?Sized>(
         &mut self,
@@ -87,8 +87,8 @@ impl Group {
         Ok(reduced.and_then(move |result| Ok(if is_root { result } else { Vec::new() })))
     }
 
-    /// [`Group::reduce`] that leaves its input alone and puts the result into the root's `output`, which is as long; what the
-    /// others pass as output is not looked at.
+    /// [`Group::reduce`] from `input` into the root's `output`, which must be as long. The other ranks' `output` is
+    /// ignored.
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ impl Group {
         self.reduce(&mut input.elements()?.to_vec(), op, root)
     }
 
-    /// This rank's chunk ([`Group::chunk`]) of the reduction of all ranks' inputs, which are left alone.
+    /// This rank's chunk ([`Group::chunk`]) of the reduction of all ranks' inputs, which are not changed.
     ///
     /// # Errors
     ///
@@ -127,11 +127,11 @@ impl Group {
         self.run_prepared(self.prepare_reduce_scatter(input, &partition, 0, op, Site::here())?)
     }
 
-    /// [`Group::reduce_scatter_from`], going on by itself.
+    /// Asynchronous [`Group::reduce_scatter_from`].
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_scatter_from`]; a failure on the way is the handle's.
+    /// As [`Group::reduce_scatter_from`]; the handle returns later failures.
     #[track_caller]
     pub fn reduce_scatter_from_async<I: Input + ?Sized>(
         &mut self,
@@ -143,7 +143,7 @@ impl Group {
         self.start(self.prepare_reduce_scatter(input, &partition, 0, op, Site::here())?)
     }
 
-    /// [`Group::reduce_scatter_from`] that puts this rank's chunk into `output`, which has its length.
+    /// [`Group::reduce_scatter_from`] into `output`, which must have the length of this rank's chunk.
     ///
     /// # Errors
     ///
@@ -160,7 +160,8 @@ impl Group {
         Ok(())
     }
 
-    /// The reduction of all ranks' inputs, of which rank r gets `counts[r]` elements after those of the ranks before it.
+    /// Reduces all ranks' inputs and returns this rank's part. Rank r gets `counts[r]` elements; the parts are in
+    /// rank order.
     ///
     /// Ring: n-1 steps, S bytes less the own part sent by each rank.
     ///
@@ -179,11 +180,11 @@ impl Group {
         self.run_prepared(self.prepare_reduce_scatter(input, &partition, layout, op, Site::here())?)
     }
 
-    /// [`Group::reduce_scatter_uneven`], going on by itself.
+    /// Asynchronous [`Group::reduce_scatter_uneven`].
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_scatter_uneven`]; a failure on the way is the handle's.
+    /// As [`Group::reduce_scatter_uneven`]; the handle returns later failures.
     #[track_caller]
     pub fn reduce_scatter_uneven_async<I: Input + ?Sized>(
         &mut self,
@@ -196,7 +197,7 @@ impl Group {
         self.start(self.prepare_reduce_scatter(input, &partition, layout, op, Site::here())?)
     }
 
-    /// [`Group::reduce_scatter_uneven`] that puts this rank's part into `output`, which has its length.
+    /// [`Group::reduce_scatter_uneven`] into `output`, which must have the length of this rank's part.
     ///
     /// # Errors
     ///
@@ -260,7 +261,7 @@ impl Group {
         })
     }
 
-    /// [`Group::scan`] that leaves its input alone.
+    /// [`Group::scan`] that does not change its input.
     ///
     /// # Errors
     ///
@@ -276,11 +277,11 @@ impl Group {
         Ok(result)
     }
 
-    /// [`Group::scan_from`], going on by itself.
+    /// Asynchronous [`Group::scan_from`].
     ///
     /// # Errors
     ///
-    /// As [`Group::scan_from`]; a failure on the way is the handle's.
+    /// As [`Group::scan_from`]; the handle returns later failures.
     #[track_caller]
     pub fn scan_from_async<I: Input + ?Sized>(
         &mut self,
@@ -291,7 +292,7 @@ impl Group {
         self.scan_async(own, op)
     }
 
-    /// [`Group::scan`] that leaves its input alone and puts the result into `output`, which is as long.
+    /// [`Group::scan`] from `input` into `output`, which must be as long.
     ///
     /// # Errors
     ///
@@ -305,7 +306,7 @@ impl Group {
         self.scan(copied(input, output)?, op)
     }
 
-    /// The reduction of the inputs of all ranks before this one; `None` on the first.
+    /// The reduction of the inputs of all ranks before this one; `None` on rank 0.
     ///
     /// A chain in rank order, pipelined: n-1 hops, 2S bytes sent by each rank but the last.
     ///
@@ -322,11 +323,11 @@ impl Group {
         self.run_prepared(self.prepare_exscan(input, op, Site::here())?)
     }
 
-    /// [`Group::exscan`], going on by itself.
+    /// Asynchronous [`Group::exscan`].
     ///
     /// # Errors
     ///
-    /// As [`Group::exscan`]; a failure on the way is the handle's.
+    /// As [`Group::exscan`]; the handle returns later failures.
     #[track_caller]
     pub fn exscan_async<I: Input + ?Sized>(
         &mut self,
@@ -337,7 +338,7 @@ impl Group {
         self.start(self.prepare_exscan(input, op, Site::here())?)
     }
 
-    /// [`Group::exscan`] that puts the result into `output`, which is as long as the input; the first rank's is left as it is.
+    /// [`Group::exscan`] into `output`, which must be as long as the input. Rank 0's output is not changed.
     ///
     /// # Errors
     ///
@@ -355,7 +356,7 @@ impl Group {
         Ok(())
     }
 
-    /// [`Group::exscan`] that puts the result where the input was; the first rank's buffer is left as it is.
+    /// [`Group::exscan`] that replaces the input by the result. Rank 0's buffer is not changed.
     ///
     /// # Errors
     ///

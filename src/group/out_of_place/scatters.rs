@@ -11,7 +11,8 @@ use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, Site};
 
 impl Group {
-    /// The root's `input`, whose length `count` all ranks name; what other ranks pass as input is not looked at.
+    /// Sends the root's `input` to all ranks. All ranks pass its length as `count`. The other ranks' `input` is
+    /// ignored.
     ///
     /// # Errors
     ///
@@ -28,11 +29,11 @@ impl Group {
         Ok(buffer)
     }
 
-    /// [`Group::broadcast_from`], going on by itself.
+    /// Asynchronous [`Group::broadcast_from`].
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast_from`]; a failure on the way is the handle's.
+    /// As [`Group::broadcast_from`]; the handle returns later failures.
     #[track_caller]
     pub fn broadcast_from_async<I: Input + ?Sized>(
         &mut self,
@@ -57,8 +58,8 @@ impl Group {
         if input.len() == count { Ok(input.to_vec()) } else { Err(NOT_THE_ROOTS) }
     }
 
-    /// Rank r gets the r-th of n even parts of the root's `input`, whose length `count` all ranks name; what other ranks
-    /// pass as input is not looked at.
+    /// Sends the r-th of n even parts of the root's `input` to rank r. All ranks pass the length of the root's input
+    /// as `count`. The other ranks' `input` is ignored.
     ///
     /// # Errors
     ///
@@ -75,11 +76,11 @@ impl Group {
         self.run_prepared(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
-    /// [`Group::scatter`], going on by itself.
+    /// Asynchronous [`Group::scatter`].
     ///
     /// # Errors
     ///
-    /// As [`Group::scatter`]; a failure on the way is the handle's.
+    /// As [`Group::scatter`]; the handle returns later failures.
     #[track_caller]
     pub fn scatter_async<I: Input + ?Sized>(
         &mut self,
@@ -92,7 +93,7 @@ impl Group {
         self.start(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
-    /// [`Group::scatter`] into `output`, which has the length of this rank's part.
+    /// [`Group::scatter`] into `output`, which must have the length of this rank's part.
     ///
     /// # Errors
     ///
@@ -114,7 +115,7 @@ impl Group {
         self.scatter_elements(input, output, parts, root, Site::here())
     }
 
-    /// Rank r gets `counts[r]` elements of the root's `input`, after those of the ranks before it.
+    /// Sends `counts[r]` elements of the root's `input` to rank r; the parts are in rank order.
     ///
     /// The root sends each rank its part.
     ///
@@ -134,11 +135,11 @@ impl Group {
         self.run_prepared(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
-    /// [`Group::scatter_uneven`], going on by itself.
+    /// Asynchronous [`Group::scatter_uneven`].
     ///
     /// # Errors
     ///
-    /// As [`Group::scatter_uneven`]; a failure on the way is the handle's.
+    /// As [`Group::scatter_uneven`]; the handle returns later failures.
     #[track_caller]
     pub fn scatter_uneven_async<I: Input + ?Sized>(
         &mut self,
@@ -152,7 +153,7 @@ impl Group {
         self.start(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
-    /// [`Group::scatter_uneven`] into `output`, which has the length of this rank's part.
+    /// [`Group::scatter_uneven`] into `output`, which must have the length of this rank's part.
     ///
     /// # Errors
     ///
@@ -175,8 +176,8 @@ impl Group {
         self.scatter_elements(input, output, parts, root, Site::here())
     }
 
-    /// Leaves in each rank's buffer its chunk ([`Group::chunk`]) of the root's and returns where that is; the rest of the
-    /// buffer is left as it was. All buffers have the same length.
+    /// Copies each rank's chunk ([`Group::chunk`]) of the root's buffer to the rank's buffer and returns the chunk's
+    /// range. The rest of the buffer is not changed. All buffers have the same length.
     ///
     /// # Errors
     ///
