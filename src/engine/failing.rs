@@ -85,7 +85,9 @@ impl Engine {
         if link.left || already_lost || self.closing {
             return;
         }
-        self.fail(Cause::PeerLost { rank: peer, host, detail: detail.to_owned() });
+        let silence = self.now.saturating_sub(link.last_frame);
+        let detail = format!("{detail}, {:.1} s after the last frame from it", silence.as_secs_f32());
+        self.fail(Cause::PeerLost { rank: peer, host, seen_by: self.settings.rank, detail });
     }
 
     /// No link to `peer` could be opened; `detail` is what the transport says about it. It may be gone because the job has
@@ -128,7 +130,7 @@ impl Engine {
     }
 
     fn fail_unreached(&mut self, Unreached { rank, detail, .. }: Unreached) -> Failure {
-        self.fail(Cause::PeerLost { rank, host: self.host(rank), detail })
+        self.fail(Cause::PeerLost { rank, host: self.host(rank), seen_by: self.settings.rank, detail })
     }
 
     /// A peer that is needed has left: in order, so that one which cannot be reached is the more likely culprit.

@@ -9,6 +9,7 @@ use crate::wire::{Header, Kind};
 impl Engine {
     /// Judges a frame from `peer` by its header.
     pub fn frame(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
+        self.links.entry(peer).or_default().last_frame = self.now;
         match header.kind {
             Kind::Abort => return FrameVerdict::Control,
             _ if self.failure.is_some() => return FrameVerdict::Discard,

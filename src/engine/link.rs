@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::Timestamp;
 use super::operation::{OperationKey, charge};
 use super::send_queue::SendQueue;
 use crate::types::{Contract, Site};
@@ -23,6 +24,8 @@ pub(super) struct Link {
     pub(super) left: bool,
     /// The connection is gone.
     pub(super) lost: bool,
+    /// When its last frame arrived.
+    pub(super) last_frame: Timestamp,
     /// We said goodbye.
     pub(super) said_goodbye: bool,
     /// The root cause as we told it last.

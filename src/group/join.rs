@@ -248,8 +248,9 @@ fn with_patience(
     group.id = id;
     group.timeout = timeout;
     begun.map_err(|error| match error.cause() {
-        Some(Cause::PeerLost { rank, host, detail }) => {
-            StartError::PeerLost { rank: *rank, host: host.clone(), detail: detail.clone() }
+        Some(Cause::PeerLost { rank, host, seen_by, detail }) => {
+            let detail = format!("its connection to rank {seen_by} failed: {detail}");
+            StartError::PeerLost { rank: *rank, host: host.clone(), detail }
         }
         Some(cause) => StartError::Failed(cause.clone()),
         None => StartError::Refused(error.to_string()),

@@ -82,7 +82,7 @@ mod tests {
     fn every_cause_with_a_culprit_names_it() {
         let (rank, host, detail) = (Rank::new(12), || "h (127.0.0.1:1)".to_owned(), || "reset".to_owned());
         for cause in [
-            Cause::PeerLost { rank, host: host(), detail: detail() },
+            Cause::PeerLost { rank, host: host(), seen_by: Rank::ZERO, detail: detail() },
             Cause::PeerLeft { rank, host: host() },
             Cause::Aborted { rank, host: host(), message: "rank 3 on x".into() },
             Cause::Misbehaved { rank, host: host(), detail: detail() },
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn the_rank_that_the_others_name_is_blamed() {
         let (one, other) = (RankEnd::Exited(1), RankEnd::Exited(101));
-        let lost = "rank 1 on h was lost: reset; look at that rank's own output for why";
+        let lost = "rank 2's connection to rank 1 on h was lost: reset; see the output of rank 1";
         let cases: [(&[RankEnd], [&str; 3], u32); 8] = [
             (&[one, one, other], [&aborted(2), &aborted(2), "thread panicked"], 2),
             (&[one, one, one], [&aborted(2), &aborted(2), &aborted(2)], 2),

@@ -97,7 +97,7 @@ pub enum StartError {
     Refused(String),
     /// A rank that had registered died before the job had started.
     #[error(
-        "rank {rank} on {host} was lost while the job was starting: {detail}; look at that rank's own output for why"
+        "rank {rank} on {host} was lost while the job was starting: {detail}; see the output of that rank, and if it still runs, check the network to it"
     )]
     PeerLost {
         /// The rank.

@@ -1,4 +1,4 @@
-//! Why a job failed, as every rank comes to report it.
+//! Why a job failed, as all its ranks report it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,21 +7,25 @@ use super::frame::CONTROL_BYTES_MAX;
 use super::reader::{Reader, put_text, shortened};
 use crate::types::{Algorithm, Contract, DType, GROUP_FLAGS, Operation, Rank, ReduceOp};
 
-/// The root cause of a failure: decided by the rank that saw it first, passed on unchanged to all others.
+/// The root cause of a failure. The rank that sees it first tells all others.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// A process died, or the network between it and a neighbour failed.
-    #[error("rank {rank} on {host} was lost: {detail}; look at that rank's own output for why")]
+    /// A process ended, or the network between it and another rank failed. The rank that saw it cannot tell which.
+    #[error(
+        "rank {seen_by}'s connection to rank {rank} on {host} was lost: {detail}; see the output of rank {rank}, and if that rank still runs, check the network between ranks {seen_by} and {rank}"
+    )]
     PeerLost {
-        /// The rank that is gone.
+        /// The rank at the other end of the connection.
         rank: Rank,
         /// Its host and address.
         host: String,
-        /// What the neighbour's socket said.
+        /// The rank whose connection to it failed.
+        seen_by: Rank,
+        /// What that rank's socket said.
         detail: String,
     },
-    /// A rank closed its group in order while others still had operations to do with it.
+    /// A rank closed its group while other ranks still had operations with it.
     #[error(
         "rank {rank} on {host} closed its group while others still had work to do with it; do all ranks run the same number of steps?"
     )]
@@ -31,10 +35,10 @@ pub enum Cause {
         /// Its host and address.
         host: String,
     },
-    /// Two ranks called different things at the same place of the program.
+    /// Two ranks called different operations at the same point of the program.
     #[error(
         "ranks do not agree on operation {sequence} of group {}: rank {first} called {first_asked}{}, rank {second} called {second_asked}{}",
-        own_number(*group),
+        *group & !GROUP_FLAGS,
         At(first_site),
         At(second_site)
     )]
@@ -57,7 +61,7 @@ pub enum Cause {
         second_site: String,
     },
     /// An operation did not end within its deadline.
-    #[error("{}", Patience { timeout_ms: *timeout_ms, waiting })]
+    #[error("{}", MissedDeadline { timeout_ms: *timeout_ms, waiting })]
     Timeout {
         /// The deadline in milliseconds.
         timeout_ms: u64,
@@ -74,9 +78,9 @@ pub enum Cause {
         /// Its reason.
         message: String,
     },
-    /// A peer broke the protocol, or the network corrupted what it said.
+    /// A peer broke the protocol, or the network corrupted its data.
     #[error(
-        "rank {rank} on {host} broke the protocol: {detail}; the network corrupts data or a build differs"
+        "rank {rank} on {host} broke the protocol: {detail}; either the network corrupts data, or the ranks run different builds"
     )]
     Misbehaved {
         /// The rank whose bytes were wrong.
@@ -101,7 +105,7 @@ pub struct Waiting {
     pub asked: Contract,
     /// Where in its program.
     pub site: String,
-    /// Whom it waits for, and their hosts; at most [`AWAITED_MAX`] of them.
+    /// The ranks that it waits for, and their hosts; at most [`AWAITED_MAX`] of them.
     pub awaited: Vec<(Rank, String)>,
 }
 
@@ -115,19 +119,13 @@ const SITE_BYTES_MAX: u16 = 80;
 const HOST_BYTES_MAX: u16 = 40;
 const CONTRACT_BYTES: usize = 20;
 
-const _: () = assert!(
-    WAITING_MAX
-        * (16
-            + CONTRACT_BYTES
-            + 2
-            + SITE_BYTES_MAX as usize
-            + 1
-            + AWAITED_MAX * (6 + HOST_BYTES_MAX as usize))
-        + 32
-        <= CONTROL_BYTES_MAX
-);
+/// The most bytes of a waiting rank on the wire.
+const WAITING_BYTES_MAX: usize =
+    19 + CONTRACT_BYTES + SITE_BYTES_MAX as usize + AWAITED_MAX * (6 + HOST_BYTES_MAX as usize);
 
-/// A place in a program, if it is known.
+const _: () = assert!(WAITING_MAX * WAITING_BYTES_MAX + 32 <= CONTROL_BYTES_MAX);
+
+/// A line of a program, if it is known.
 struct At<'a>(&'a str);
 
 impl fmt::Display for At<'_> {
@@ -136,18 +134,13 @@ impl fmt::Display for At<'_> {
     }
 }
 
-/// Who waits for whom, and who of them is to blame.
-struct Patience<'a> {
+/// A missed deadline: which ranks wait for which.
+struct MissedDeadline<'a> {
     timeout_ms: u64,
     waiting: &'a [Waiting],
 }
 
-/// A group's number as its members know it.
-fn own_number(group: u32) -> u32 {
-    group & !GROUP_FLAGS
-}
-
-impl fmt::Display for Patience<'_> {
+impl fmt::Display for MissedDeadline<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { timeout_ms, waiting } = self;
         write!(f, "an operation did not end within {timeout_ms} ms")?;
@@ -157,16 +150,17 @@ impl fmt::Display for Patience<'_> {
         culprits.sort();
         culprits.dedup();
         for (index, (rank, host)) in culprits.iter().enumerate() {
-            write!(f, "{} rank {rank} on {host}", if index == 0 { ": everybody waits for" } else { " and" })?;
-        }
-        if culprits.is_empty() {
-            write!(f, ": the ranks wait for each other")?;
-        } else {
             write!(
                 f,
-                ", which hangs, is stopped, is slow (raise --timeout if it may be) or never called it"
+                "{} rank {rank} on {host}",
+                if index == 0 { ": all other ranks wait for" } else { " and" }
             )?;
         }
+        f.write_str(if culprits.is_empty() {
+            ": the ranks wait for each other; check the network between them"
+        } else {
+            ", which hangs, is stopped, is slow (raise --timeout if it may be), never called it, or whose network delivers nothing"
+        })?;
         for Waiting { rank, group, sequence, asked, site, awaited } in *waiting {
             write!(f, "; rank {rank} waits in {asked}, operation {sequence} of group {group}{}", At(site))?;
             for (index, (rank, _)) in awaited.iter().enumerate() {
@@ -177,16 +171,16 @@ impl fmt::Display for Patience<'_> {
     }
 }
 
-/// Longest text of a cause on the wire, in bytes: a message of a person's, not a file.
+/// Longest text of a cause on the wire, in bytes.
 const TEXT_BYTES_MAX: u16 = 1024;
 
 const _: () = assert!(2 * (TEXT_BYTES_MAX as usize + 2) + 128 <= CONTROL_BYTES_MAX);
 
 impl Cause {
-    /// What a rank comes to believe that believed `self` and hears `other`: the same, in whatever order it hears several.
+    /// Combines a known cause with another one that a peer has sent. The order of several does not matter.
     ///
-    /// What two ranks know of one disagreement or of one missed deadline is put together. Of two independent causes the
-    /// more telling one counts, and of two of the same kind that of the lower rank.
+    /// What two ranks know about one mismatch or one missed deadline is merged. Of two independent causes the one that explains
+    /// more counts, and of two of the same kind that of the lower rank.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         match (self, other) {
@@ -210,12 +204,12 @@ impl Cause {
         }
     }
 
-    /// Whether other ranks may know more about it, so that it is worth while to hear them.
+    /// Whether other ranks may know more about it, so that this rank should wait for their messages.
     pub fn may_grow(&self) -> bool {
         matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
     }
 
-    /// Fills in the place in `rank`'s program, if it is one that disagrees and its place is not known.
+    /// Fills in the place in `rank`'s program, if that rank is one of the two of a mismatch and its place is not known.
     pub fn add_site(&mut self, rank: Rank, site: &str) {
         if let Self::Mismatch { first, first_site, second, second_site, .. } = self {
             for (who, known) in [(*first, first_site), (*second, second_site)] {
@@ -226,7 +220,7 @@ impl Cause {
         }
     }
 
-    /// Two words about the same disagreement tell each other what only one of them knows.
+    /// Merges the places that only one of two causes about the same mismatch knows.
     fn share_sites(&mut self, other: &mut Self) {
         if self.precedence() != other.precedence() || self.asked() != other.asked() {
             return;
@@ -246,10 +240,10 @@ impl Cause {
         }
     }
 
-    /// What counts before what: a cause that explains others before those, then the lower ranks.
+    /// The order in which causes count: first those that explain others, then those of lower ranks.
     fn precedence(&self) -> (u8, u32, u64, Rank, Rank) {
         match self {
-            Self::PeerLost { rank, .. } => (0, 0, 0, *rank, *rank),
+            Self::PeerLost { rank, seen_by, .. } => (0, 0, 0, *rank, *seen_by),
             Self::Misbehaved { rank, .. } => (1, 0, 0, *rank, *rank),
             Self::Aborted { rank, .. } => (2, 0, 0, *rank, *rank),
             Self::PeerLeft { rank, .. } => (3, 0, 0, *rank, *rank),
@@ -258,7 +252,7 @@ impl Cause {
         }
     }
 
-    /// What the two ranks of a mismatch asked for. Two of one number may be about messages in either direction.
+    /// What the two ranks of a mismatch asked for. Two mismatches with one number may be about messages in either direction.
     fn asked(&self) -> Vec<u8> {
         let mut asked = Vec::new();
         if let Self::Mismatch { first_asked, second_asked, .. } = self {
@@ -272,10 +266,11 @@ impl Cause {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(256);
         match self {
-            Self::PeerLost { rank, host, detail } => {
-                put_words(&mut out, 1, *rank, &[host, detail]);
+            Self::PeerLost { rank, host, seen_by, detail } => {
+                put_texts(&mut out, 1, *rank, &[host, detail]);
+                out.extend_from_slice(&seen_by.get().to_le_bytes());
             }
-            Self::PeerLeft { rank, host } => put_words(&mut out, 2, *rank, &[host]),
+            Self::PeerLeft { rank, host } => put_texts(&mut out, 2, *rank, &[host]),
             Self::Mismatch {
                 group,
                 sequence,
@@ -286,7 +281,7 @@ impl Cause {
                 second_asked,
                 second_site,
             } => {
-                put_words(&mut out, 3, *first, &[]);
+                put_texts(&mut out, 3, *first, &[]);
                 out.extend_from_slice(&group.to_le_bytes());
                 out.extend_from_slice(&sequence.to_le_bytes());
                 put_contract(&mut out, first_asked);
@@ -296,15 +291,15 @@ impl Cause {
                 put_text(&mut out, second_site, SITE_BYTES_MAX);
             }
             Self::Timeout { timeout_ms, waiting } => {
-                put_words(&mut out, 5, Rank::ZERO, &[]);
+                put_texts(&mut out, 5, Rank::ZERO, &[]);
                 out.extend_from_slice(&timeout_ms.to_le_bytes());
                 out.push(waiting.len().min(WAITING_MAX) as u8);
                 for waiting in waiting.iter().take(WAITING_MAX) {
                     put_waiting(&mut out, waiting);
                 }
             }
-            Self::Aborted { rank, host, message } => put_words(&mut out, 6, *rank, &[host, message]),
-            Self::Misbehaved { rank, host, detail } => put_words(&mut out, 7, *rank, &[host, detail]),
+            Self::Aborted { rank, host, message } => put_texts(&mut out, 6, *rank, &[host, message]),
+            Self::Misbehaved { rank, host, detail } => put_texts(&mut out, 7, *rank, &[host, detail]),
         }
         out
     }
@@ -315,7 +310,10 @@ impl Cause {
         let kind = reader.u8()?;
         let rank = Rank::new(reader.u32()?);
         Some(match kind {
-            1 => Self::PeerLost { rank, host: reader.text()?, detail: reader.text()? },
+            1 => {
+                let (host, detail) = (reader.text()?, reader.text()?);
+                Self::PeerLost { rank, host, detail, seen_by: Rank::new(reader.u32()?) }
+            }
             2 => Self::PeerLeft { rank, host: reader.text()? },
             3 => Self::Mismatch {
                 first: rank,
@@ -341,11 +339,11 @@ impl Cause {
     }
 }
 
-fn put_words(out: &mut Vec<u8>, kind: u8, rank: Rank, words: &[&str]) {
+fn put_texts(out: &mut Vec<u8>, kind: u8, rank: Rank, texts: &[&str]) {
     out.push(kind);
     out.extend_from_slice(&rank.get().to_le_bytes());
-    for word in words {
-        put_text(out, word, TEXT_BYTES_MAX);
+    for text in texts {
+        put_text(out, text, TEXT_BYTES_MAX);
     }
 }
 
@@ -429,7 +427,12 @@ mod tests {
         let rank = || any::<u32>().prop_map(Rank::new);
         let text = || "[ -~]{0,40}";
         prop_oneof![
-            (rank(), text(), text()).prop_map(|(rank, host, detail)| Cause::PeerLost { rank, host, detail }),
+            (rank(), text(), rank(), text()).prop_map(|(rank, host, seen_by, detail)| Cause::PeerLost {
+                rank,
+                host,
+                seen_by,
+                detail
+            }),
             (rank(), text()).prop_map(|(rank, host)| Cause::PeerLeft { rank, host }),
             ((any::<u32>(), any::<u64>()), (rank(), contracts(), text()), (rank(), contracts(), text()))
                 .prop_map(|((group, sequence), first, second)| Cause::Mismatch {
@@ -460,8 +463,8 @@ mod tests {
         }
 
         #[test]
-        fn whatever_the_order_all_come_to_believe_the_same(a in causes(), b in causes(), c in causes()) {
-            // Ranks with the same words twice, and two words about the same disagreement, are what matters.
+        fn all_ranks_know_the_same_cause_in_the_end(a in causes(), b in causes(), c in causes()) {
+            // Two equal causes and two causes about the same mismatch are the cases that matter.
             let join = |x: &Cause, y: &Cause| x.clone().join(y.clone());
             let told = [join(&join(&a, &b), &c), join(&join(&c, &a), &b), join(&b, &join(&c, &a))];
             let last: Vec<Cause> = told.iter().map(|one| join(&join(&join(one, &told[0]), &told[1]), &told[2])).collect();
@@ -481,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn long_and_hostile_texts_are_tamed() {
+    fn long_texts_are_cut_and_control_characters_replaced() {
         let cause =
             Cause::Aborted { rank: Rank::new(3), host: "h\u{1b}[31m".into(), message: "é".repeat(5000) };
         let bytes = cause.encode();

@@ -191,7 +191,7 @@ fn a_stopped_rank_is_found_by_the_deadline() {
         let told = done.stderr();
         assert_eq!(done.code(), Some(Exit::Timeout as i32), "{transport}: {told}");
         assert!(told.contains("did not end within 500 ms"), "{transport}: {told}");
-        assert!(told.contains("everybody waits for rank 1 "), "{transport}: {told}");
+        assert!(told.contains("all other ranks wait for rank 1 "), "{transport}: {told}");
         wait_until_gone(&processes_with(&mark));
     }
 }

@@ -136,7 +136,7 @@ fn a_missed_deadline_names_the_late_rank(transport: TestTransport) {
     let Cause::Timeout { timeout_ms, .. } = &causes[0] else { panic!("{}", causes[0]) };
     assert_eq!(*timeout_ms, 300);
     assert_same(&causes);
-    assert!(causes[0].to_string().contains("everybody waits for rank 1"), "{}", causes[0]);
+    assert!(causes[0].to_string().contains("all other ranks wait for rank 1"), "{}", causes[0]);
 }
 
 fn a_rank_that_leaves_early_is_named(transport: TestTransport) {
@@ -283,6 +283,31 @@ fn between_hosts<R: Send>(damage: Damage, work: impl Fn(&mut Group) -> R + Sync)
         });
         threads.map(|thread| thread.join().expect("the rank's thread ends well")).into()
     })
+}
+
+/// Each rank called the other one lost, although both were alive, and told its user to read the other one's output.
+#[test]
+fn a_reset_between_two_live_ranks_points_to_the_network() {
+    let repeat =
+        |group: &mut Group| (0..).find_map(|_| group.all_reduce(&mut [1f32; 1000], ReduceOp::Sum).err());
+    for (rank, error) in between_hosts(Damage::Reset, repeat).into_iter().enumerate() {
+        let error = error.expect("the link is gone").to_string();
+        assert!(error.contains("check the network between ranks"), "rank {rank}: {error}");
+        assert!(error.contains("connection to rank"), "rank {rank}: {error}");
+    }
+}
+
+/// With nothing delivered in one direction each rank said that the other one hangs.
+#[test]
+fn a_one_way_block_points_to_the_network() {
+    let repeat = |group: &mut Group| {
+        group.set_timeout(Duration::from_secs(1));
+        (0..).find_map(|_| group.all_reduce(&mut [1f32; 1000], ReduceOp::Sum).err())
+    };
+    for (rank, error) in between_hosts(Damage::BlockOneWay, repeat).into_iter().enumerate() {
+        let error = error.expect("the deadline is over").to_string();
+        assert!(error.contains("network"), "rank {rank}: {error}");
+    }
 }
 
 /// A bit that was flipped between two hosts gave a wrong sum without an error: payloads had no checksum unless asked for.

@@ -415,7 +415,10 @@ fn a_rank_that_never_calls() {
             let causes: Vec<Cause> = causes.into_iter().flatten().collect();
             let told = agreed(&format!("{asked}, rank {missing} of {n}"), &causes);
             assert!(matches!(causes[0], Cause::Timeout { .. }), "{told}");
-            assert!(told.contains(&format!("everybody waits for rank {missing} on ")), "{n} ranks: {told}");
+            assert!(
+                told.contains(&format!("all other ranks wait for rank {missing} on ")),
+                "{n} ranks: {told}"
+            );
             assert!(told.contains(asked), "{n} ranks: {told}");
             assert!(told.contains(concat!(file!(), ":")), "{n} ranks: {told}");
         }

@@ -276,7 +276,7 @@ fn every_abort_byte_by_byte() {
         awaited: vec![(Rank::new(3), host())],
     };
     let cases: [(Cause, u8, &[&[u8]]); 6] = [
-        (Cause::PeerLost { rank, host: host(), detail: text() }, 1, &[h, why]),
+        (Cause::PeerLost { rank, host: host(), seen_by: Rank::new(3), detail: text() }, 1, &[h, why, other]),
         (Cause::PeerLeft { rank, host: host() }, 2, &[h]),
         (
             Cause::Mismatch {

@@ -16,6 +16,8 @@ pub enum Damage {
     FlipBit,
     /// It resets every connection.
     Reset,
+    /// It holds back what the accepting rank of each connection sends.
+    BlockOneWay,
 }
 
 /// A proxy that listens on `listen` and forwards to `target`, until the test program ends.
@@ -32,10 +34,10 @@ impl Proxy {
             for client in listener.incoming().flatten() {
                 // The rank does not listen yet: closed, and the peer dials again.
                 let Ok(server) = TcpStream::connect(target) else { continue };
-                for (from, to) in [(&client, &server), (&server, &client)] {
+                for (from, to, is_back) in [(&client, &server, false), (&server, &client, true)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     let damage = Arc::clone(&shared);
-                    thread::spawn(move || forward(from, to, &damage));
+                    thread::spawn(move || forward(from, to, is_back, &damage));
                 }
             }
         });
@@ -47,7 +49,7 @@ impl Proxy {
     }
 }
 
-fn forward(mut from: TcpStream, mut to: TcpStream, damage: &AtomicU8) {
+fn forward(mut from: TcpStream, mut to: TcpStream, is_back: bool, damage: &AtomicU8) {
     let mut bytes = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         if damage.load(Ordering::SeqCst) == Damage::Reset as u8 {
@@ -57,6 +59,9 @@ fn forward(mut from: TcpStream, mut to: TcpStream, damage: &AtomicU8) {
                 let _ = stream.shutdown(Shutdown::Read);
             }
             return;
+        }
+        if is_back && damage.load(Ordering::SeqCst) == Damage::BlockOneWay as u8 {
+            continue;
         }
         let flip = (Damage::FlipBit as u8, Damage::None as u8);
         if count > 4096 && damage.compare_exchange(flip.0, flip.1, Ordering::SeqCst, Ordering::SeqCst).is_ok()

@@ -362,7 +362,7 @@ impl Transport for TcpTransport {
             _ => return Moved::Blocked,
         };
         match link.read_ahead.read(stream, parts) {
-            Ok(Read { wanted: 0, .. }) => Moved::Lost("it closed the connection without a word".into()),
+            Ok(Read { wanted: 0, .. }) => Moved::Lost("it closed the connection without saying why".into()),
             Ok(Read { wanted, was_emptied }) => {
                 link.is_readable = !was_emptied || link.is_ended;
                 Moved::Bytes(wanted)

@@ -8,7 +8,7 @@ use crate::wire::record::{RECORD_HEADER_BYTES, Record};
 
 /// The most bytes of a connection that are read ahead; they are copied once more.
 const AHEAD: usize = 4 << 10;
-const ENDED: &str = "it closed the connection without a word";
+const ENDED: &str = "it closed the connection without saying why";
 
 /// What is known of the records received.
 #[derive(Default)]

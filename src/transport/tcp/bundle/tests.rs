@@ -392,7 +392,7 @@ fn a_link_ends_when_all_its_connections_have() {
     assert_eq!(receive(&mut world), Moved::Bytes(5));
     assert_eq!(receive(&mut world), Moved::Blocked, "the third one is awaited");
     world.ends[0].expect_one_less();
-    assert!(matches!(receive(&mut world), Moved::Lost(why) if why.contains("without a word")));
+    assert!(matches!(receive(&mut world), Moved::Lost(why) if why.contains("without saying why")));
 }
 
 /// What the others have brought is read first.
