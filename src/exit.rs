@@ -2,28 +2,28 @@
 
 use std::process::ExitCode;
 
-/// What a program of this package exits with. The numbers are part of the interface: they never change meaning.
+/// The exit codes of this package's programs. The numbers are part of the interface: their meaning never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum Exit {
-    /// All went well.
+    /// Success.
     Success = 0,
     /// A failure without a more specific code.
     Failure = 1,
-    /// Unknown flag, bad value or impossible combination of arguments.
+    /// An unknown flag, a bad value or an impossible combination of arguments.
     Usage = 2,
     /// The peers file, the secret file or the environment is wrong or differs between ranks.
     Configuration = 3,
-    /// A data file is missing, truncated or holds what it should not.
+    /// A data file is missing, truncated or has invalid content.
     Data = 4,
-    /// Not all ranks came within the start timeout, or one refused us.
+    /// Some ranks did not connect within the start timeout, or one refused this rank.
     Start = 5,
     /// A rank was lost or left early.
     PeerLost = 6,
-    /// Ranks called different operations, or were to measure different ones.
+    /// Ranks called different operations, or were asked to measure different ones.
     Mismatch = 7,
-    /// An operation passed its deadline.
+    /// An operation missed its deadline.
     Timeout = 8,
     /// The loss became NaN or infinite, or is far above that of a constant prediction.
     Diverged = 9,
@@ -41,7 +41,7 @@ pub enum Exit {
     WrongResult = 15,
     /// Ranks hold different parameters: memory or the network corrupted a value.
     ParametersDiffer = 16,
-    /// The job passed its deadline and was stopped.
+    /// The job missed its deadline and was stopped.
     JobTimeout = 124,
     /// The command to launch exists but cannot be executed.
     CommandNotExecutable = 126,

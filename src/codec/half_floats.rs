@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use crate::types::Element;
 
-/// A half-precision type that stands for `f32` on the wire.
+/// A half-precision type that encodes `f32` on the wire.
 pub trait Narrow: Element {
     /// Zero.
     const ZERO: Self;

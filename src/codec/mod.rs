@@ -1,4 +1,4 @@
-//! Gradient compression: what `f32` gradients become on the wire.
+//! Gradient compression: the wire formats of `f32` gradients.
 
 mod half_floats;
 
@@ -7,10 +7,10 @@ use std::str::FromStr;
 
 pub use half_floats::Narrow;
 
-/// How an `f32` gradient travels.
+/// The wire format of an `f32` gradient.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Compression {
-    /// As it is: 4 bytes an element.
+    /// Unchanged: 4 bytes an element.
     #[default]
     None,
     /// As IEEE binary16: 2 bytes, 11 bits of precision, overflows to infinity beyond 65,504.

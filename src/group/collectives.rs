@@ -100,7 +100,7 @@ impl Group {
     /// Replaces this rank's chunk ([`Group::chunk`]) of the buffer by its reduction and returns the chunk's range.
     /// The rest of the buffer holds partial results.
     ///
-    /// Short chunks go straight to their owners, in one step; long ones take the ring: n-1 steps. (n-1)/n S bytes.
+    /// Short buffers go straight to the owners of the chunks, in one step; long ones take the ring: n-1 steps. (n-1)/n S bytes.
     ///
     /// # Errors
     ///
@@ -132,7 +132,7 @@ impl Group {
 
     /// Copies each rank's chunk ([`Group::chunk`]) of its buffer to the buffers of all ranks.
     ///
-    /// Short chunks go straight to all ranks, in one step; long ones take the ring: n-1 steps. (n-1)/n S bytes.
+    /// Short buffers go straight to all ranks, in one step; long ones take the ring: n-1 steps. (n-1)/n S bytes.
     ///
     /// # Errors
     ///

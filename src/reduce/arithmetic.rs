@@ -12,13 +12,13 @@ pub(super) trait Number: bytemuck::Pod {
     fn smaller(self, other: Self) -> Self;
     fn larger(self, other: Self) -> Self;
     fn divide(self, divisor: u32) -> Self;
-    /// Whether it is anything but zero.
+    /// Whether it is not zero.
     fn is_true(self) -> bool;
     /// 1 or 0.
     fn from_truth(truth: bool) -> Self;
 }
 
-/// A number whose bits may be combined.
+/// An integer, which has bitwise reductions.
 pub(super) trait Integer: Number {
     fn and(self, other: Self) -> Self;
     fn or(self, other: Self) -> Self;
@@ -32,7 +32,7 @@ pub(super) trait Located: bytemuck::Pod {
     /// Decides between equal values, and between two NaNs: by the index, then by the bits of the value.
     fn is_before(self, other: Self) -> bool;
 
-    /// The winner, if a value wins where `is_better` says so. A NaN wins over every number.
+    /// The winner: the value for which `is_better` returns true. A NaN wins over every number.
     #[inline(always)]
     fn winner(self, other: Self, is_better: impl Fn(Self, Self) -> bool) -> Self {
         let other_wins = if self.is_nan() || other.is_nan() {
@@ -44,8 +44,8 @@ pub(super) trait Located: bytemuck::Pod {
     }
 }
 
-/// The result, or the one NaN that results have. Which of two NaNs the processor hands on depends on the order of the operands,
-/// which differs from rank to rank.
+/// The result; every NaN is replaced by the same one. With two NaN operands the processor's result depends on their
+/// order, which differs from rank to rank.
 macro_rules! with_one_nan {
     ($result:expr, $ty:ty, $nan:expr) => {{
         let result: $ty = $result;
@@ -96,7 +96,7 @@ macro_rules! integers {
             fn smaller(self, other: Self) -> Self { self.min(other) }
             #[inline(always)]
             fn larger(self, other: Self) -> Self { self.max(other) }
-            // Divided in a type that holds every world size: 300 ranks do not fit a u8.
+            // Divides in a type that holds every world size: 300 ranks do not fit a u8.
             #[inline(always)]
             fn divide(self, divisor: u32) -> Self { (<$wider>::from(self) / <$wider>::from(divisor)) as $ty }
             #[inline(always)]
@@ -146,7 +146,7 @@ pub(super) trait Reduction<N> {
     fn apply(a: N, b: N) -> N;
 }
 
-/// Defines the reductions that elements of one kind have.
+/// Defines the reductions of one kind of elements.
 macro_rules! reductions {
     ($kind:ident: $( $name:ident => |$a:ident, $b:ident| $result:expr; )+) => { $(
         pub(super) struct $name;
@@ -179,7 +179,7 @@ reductions! { Located:
     MaxLoc => |a, b| a.winner(b, |this, that| that.is_less(this));
 }
 
-/// What is done to a result before it is stored.
+/// The last step for a result before it is stored.
 pub(super) trait Finish<N> {
     fn apply(value: N, divisor: u32) -> N;
 }

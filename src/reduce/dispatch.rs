@@ -1,4 +1,4 @@
-//! One loop, compiled for several vector units; which one runs is decided once, when a kernel is chosen.
+//! One loop, compiled for several vector units. Which one runs is decided once, when a kernel is chosen.
 
 use half::{bf16, f16};
 
@@ -13,7 +13,7 @@ use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 /// The vector units that kernels are compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum VectorWidth {
-    /// What every processor of this architecture has.
+    /// The instructions that every processor of this architecture has.
     Portable,
     /// 256 bits.
     #[cfg(target_arch = "x86_64")]
@@ -24,7 +24,7 @@ pub(super) enum VectorWidth {
 }
 
 impl VectorWidth {
-    /// The widest that this processor has.
+    /// The widest vector unit of this processor.
     pub(super) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
@@ -48,7 +48,7 @@ trait Loop {
     fn run(accumulator: &mut [u8], input: &[u8], divisor: u32);
 }
 
-/// An element type as it is stored, and how it is computed with.
+/// The stored element type, and the type for computations.
 pub(super) trait StoredElement: bytemuck::Pod {
     type Computed: Copy;
 
@@ -103,7 +103,7 @@ fn compiled<L: Loop>(width: VectorWidth) -> Kernel {
     })
 }
 
-/// The kernels of a reduction whose last contribution is like the others.
+/// The kernels of a reduction that treats the last contribution like the others.
 fn same<S: StoredElement, R: Reduction<S::Computed>>(width: VectorWidth) -> Kernels {
     let kernel = compiled::<Over<S, R, Keep>>(width);
     Kernels { reduce: kernel.clone(), reduce_last: kernel }
@@ -134,13 +134,13 @@ mod x86 {
     }
 }
 
-/// The kernels of a type that is computed with as a number.
+/// The kernels of a numeric type.
 pub(super) fn numbers<S: StoredElement<Computed: Number>>(
     width: VectorWidth,
     op: ReduceOp,
 ) -> Option<Kernels> {
     Some(match op {
-        // Multiplied beforehand, by whoever contributes.
+        // Every rank has multiplied its contribution before.
         ReduceOp::Sum | ReduceOp::PreMulSum => same::<S, Sum>(width),
         ReduceOp::Product => same::<S, Product>(width),
         ReduceOp::Min => same::<S, Min>(width),
@@ -161,7 +161,7 @@ pub(super) fn numbers<S: StoredElement<Computed: Number>>(
     })
 }
 
-/// The kernels of a type whose bits may be combined besides.
+/// The kernels of an integer type, with the bitwise ones.
 pub(super) fn integers<S: StoredElement<Computed: Integer>>(
     width: VectorWidth,
     op: ReduceOp,
@@ -174,7 +174,7 @@ pub(super) fn integers<S: StoredElement<Computed: Integer>>(
     }
 }
 
-/// The kernels of a value with its location.
+/// The kernels of a type with locations.
 pub(super) fn located<S: StoredElement<Computed: Located>>(
     width: VectorWidth,
     op: ReduceOp,

@@ -7,7 +7,7 @@ use super::arithmetic::{Finish, Reduction, each};
 /// Elements widened at a time: 2 KiB of `f32` on each side.
 const BLOCK: usize = 512;
 
-/// A type that is computed with in `f32`.
+/// A type whose arithmetic is done in `f32`.
 pub(super) trait Half: bytemuck::Pod {
     fn widen(from: &[Self], to: &mut [f32]);
     fn round(from: &[f32], to: &mut [Self]);
@@ -29,19 +29,20 @@ impl Half for f16 {
     }
 }
 
-/// Where the exponent of an `f32` begins, and an exponent of it that stands for 2^0.
+/// The position of the exponent in an `f32`, and the exponent that encodes 2^0.
 const EXPONENT: u32 = 23;
 const ONE: u32 = 127;
 
-/// An `f16` as an `f32`: the same bits as the processor's own conversion, without a branch, so that the compiler makes whole
-/// vectors of it. A library's call for every eight elements takes four times as long. After F. Giesen's `half_to_float_fast4`.
+/// Converts an `f16` to an `f32`: the same bits as the processor's own conversion, without a branch, so that the
+/// compiler vectorises it. A library call for every eight elements takes four times as long. After F. Giesen's
+/// `half_to_float_fast4`.
 #[inline(always)]
 fn wide_of(narrow: f16) -> f32 {
     let bits = u32::from(narrow.to_bits());
     let (sign, magnitude) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
     let exponent = magnitude & (0x7c00 << 13);
     let normal = magnitude + ((ONE - 15) << EXPONENT);
-    // Subnormal numbers have an exponent one above what it says; the subtraction makes normal ones of them.
+    // The encoded exponent of a subnormal number is one too small; the subtraction normalises it.
     let least = (ONE - 14) << EXPONENT;
     let subnormal = (f32::from_bits(magnitude + least) - f32::from_bits(least)).to_bits();
     let quiet = u32::from(magnitude > 0x7c00 << 13) << 22;
@@ -50,12 +51,13 @@ fn wide_of(narrow: f16) -> f32 {
     f32::from_bits(sign | if exponent == 0x7c00 << 13 { infinite } else { finite })
 }
 
-/// An `f32` as an `f16`: to nearest, ties to even; a NaN keeps its upper bits and is quiet. After his `float_to_half_fast3_rtne`.
+/// Converts an `f32` to an `f16`: to nearest, ties to even; a NaN keeps its upper bits and is quiet. After F.
+/// Giesen's `float_to_half_fast3_rtne`.
 #[inline(always)]
 fn rounded(wide: f32) -> f16 {
     let bits = wide.to_bits();
     let (sign, magnitude) = ((bits >> 16) as u16 & 0x8000, bits & 0x7fff_ffff);
-    // The sum's last bits are those of a subnormal number, rounded by the addition.
+    // The sum's last bits are those of the subnormal result, rounded by the addition.
     let ulp = (ONE - 15 + 13 + 1) << EXPONENT;
     let subnormal = (f32::from_bits(magnitude) + f32::from_bits(ulp)).to_bits().wrapping_sub(ulp);
     let is_odd = (magnitude >> 13) & 1;
@@ -87,7 +89,7 @@ impl Half for bf16 {
     }
 }
 
-/// The loop over half-precision numbers, block by block through `f32`.
+/// The loop over half-precision numbers, in blocks that are widened to `f32`.
 #[inline(always)]
 pub(super) fn each_half<H: Half, R: Reduction<f32>, F: Finish<f32>>(
     accumulator: &mut [H],

@@ -1,4 +1,4 @@
-//! What reduces one segment into another: a loop of ours, or a function of the program's own.
+//! Kernels, which reduce one segment into another: built-in loops or functions of the caller.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,13 +30,14 @@ impl Kernel {
         Self(KernelKind::Plain(run))
     }
 
-    /// Reduces `input` into `accumulator`: two slices of the same length in bytes, both holding whole, aligned elements of
-    /// the type the kernel was chosen for. `divisor` divides the result where the kernel is an average's last one.
+    /// Reduces `input` into `accumulator`: two slices of the same length in bytes, both holding whole, aligned
+    /// elements of the type the kernel was chosen for. If the kernel is the last one of an average, `divisor` divides
+    /// the result.
     ///
     /// # Panics
     ///
-    /// If the slices' lengths differ, if they are not aligned for the element type, or if a function of the program's own
-    /// does.
+    /// If the slices' lengths differ, if they are not aligned for the element type, or if a function of the caller
+    /// panics.
     pub fn apply(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
         match &self.0 {
             KernelKind::Plain(run) => run(accumulator, input, divisor),
@@ -44,7 +45,7 @@ impl Kernel {
         }
     }
 
-    /// The same where the input is the right operand, which makes a difference for a function of the program's own alone.
+    /// The same with the input as the right operand. This makes a difference only for a function of the caller.
     ///
     /// # Panics
     ///
@@ -69,28 +70,29 @@ impl fmt::Debug for Kernel {
 /// The two kernels that a reduction of one element type needs.
 #[derive(Clone, Debug)]
 pub struct Kernels {
-    /// For every contribution but the last.
+    /// The kernel for every contribution but the last.
     pub reduce: Kernel,
-    /// For the last contribution: an average divides here.
+    /// The kernel for the last contribution: an average divides here.
     pub reduce_last: Kernel,
 }
 
 impl Kernels {
-    /// The same for contributions none of which is the last one.
+    /// The same kernels for contributions none of which is the last one.
     #[must_use]
     pub fn without_end(&self) -> Self {
         Self { reduce: self.reduce.clone(), reduce_last: self.reduce.clone() }
     }
 
-    /// The kernels of a function of the program's own: `accumulator = f(input, accumulator)`, element by element.
+    /// The kernels of a function of the caller: `accumulator = f(input, accumulator)`, element by element.
     ///
-    /// What has arrived is the left operand and what this rank holds the right one: where a chain of ranks reduces in rank
-    /// order, what arrives stands for the ranks before this one. A function that is associative but not commutative then
-    /// gives the reduction in rank order. Both kernels are the same; there is no division at the end.
+    /// The data that has arrived is the left operand and this rank's data the right one: if a chain of ranks reduces
+    /// in rank order, the arriving data comes from the ranks before this one. A function that is associative but not
+    /// commutative then gives the reduction in rank order. Both kernels are the same; there is no division at the
+    /// end.
     ///
     /// # Panics
     ///
-    /// Only the kernels do: see [`Kernel::apply`].
+    /// The kernels panic as described at [`Kernel::apply`].
     pub fn custom<T: Element>(f: impl Fn(&T, &T) -> T + Send + Sync + 'static) -> Self {
         let function: Arc<Function> = Arc::new(move |accumulator: &mut [u8], input: &[u8], side| {
             assert_eq!(accumulator.len(), input.len(), "a kernel's slices have the same length");

@@ -1,4 +1,4 @@
-//! Elementwise reduction kernels: functions on slices, the widest vector unit chosen once at run time.
+//! Elementwise reduction kernels: functions on slices. The widest vector unit is chosen once at run time.
 //!
 //! Half-precision types are widened to `f32`, combined and rounded once (to nearest, ties to even). Integers wrap around.
 
@@ -20,11 +20,11 @@ use self::dispatch::{VectorWidth, integers, located, numbers};
 pub use self::kernel::{Kernel, Kernels};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 
-/// Words of zeros that a lone contribution is reduced with at a time.
+/// The number of zero words with which the contribution of a world of one is reduced at a time.
 const ZEROS: usize = 512;
 
-/// The kernels of `op` on elements of `dtype`; `None` where it is not defined ([`ReduceOp::applies_to`]), and for
-/// [`ReduceOp::Custom`], whose kernels are made of the program's own function ([`Kernels::custom`]).
+/// The kernels of `op` on elements of `dtype`; `None` if it is not defined ([`ReduceOp::applies_to`]), and for
+/// [`ReduceOp::Custom`], whose kernels call the caller's function ([`Kernels::custom`]).
 pub fn kernels(dtype: DType, op: ReduceOp) -> Option<Kernels> {
     kernels_for(VectorWidth::detect(), dtype, op)
 }
@@ -50,7 +50,8 @@ fn kernels_for(width: VectorWidth, dtype: DType, op: ReduceOp) -> Option<Kernels
     }
 }
 
-/// Makes of a lone rank's contribution what `op` makes of it: a truth value for a logical reduction, itself for all others.
+/// Applies `op` to the contribution of a world of one: a logical reduction gives truth values, all others leave it
+/// unchanged.
 ///
 /// # Panics
 ///

@@ -5,31 +5,31 @@ use half::{bf16, f16};
 use super::*;
 use crate::types::Element;
 
-/// How many elements the tests take. Miri takes half a millisecond for each, and what reads or writes where it must not
-/// does so with few of them.
+/// The number of elements in the tests. Miri takes half a millisecond for each, and finds invalid reads and writes
+/// with few of them.
 struct Lengths {
     /// Longer than any vector and than one block of half-precision numbers, with a tail.
     usual: usize,
     /// For comparisons between widths.
     longest: usize,
-    /// More than a lone contribution is reduced with at a time.
+    /// More than the contribution of a world of one is reduced with at a time.
     alone: usize,
-    /// From one bit pattern of a half type to the next that is tried; still more of them than one block.
+    /// The step between tested bit patterns of a half type; still more patterns than one block.
     stride: usize,
 }
 
-/// Whether arithmetic may give any NaN for another. Processors hand on the one that they are given, but Rust leaves its bits
-/// open, and Miri chooses them by lot.
+/// Whether arithmetic may give any NaN for another. Processors return one of their operands, but Rust does not
+/// specify the bits, and Miri chooses them at random.
 const ANY_NAN: bool = cfg!(miri);
 
 const LENGTHS: Lengths = if cfg!(miri) {
-    // Longer than the vectors that Miri knows, at least.
+    // Longer than the vectors that Miri supports, at least.
     Lengths { usual: 35, longest: 67, alone: 67, stride: 97 }
 } else {
     Lengths { usual: 1100, longest: 4099, alone: 5000, stride: 1 }
 };
 
-/// A type with values worth combining, and the reduction of two of them worked out without a kernel.
+/// A type with interesting values, and a reference reduction of two of them without a kernel.
 trait Reference: Element {
     fn samples() -> Vec<Self>;
     /// The result; `last` divides an average.
@@ -103,7 +103,7 @@ macro_rules! integers {
             }
 
             fn expected(op: ReduceOp, a: Self, b: Self, last: Option<u32>) -> Self {
-                // What is cut off at the end is what wraps around.
+                // The bits that are cut off at the end are the overflow.
                 let (x, y) = (i128::from(a), i128::from(b));
                 match op {
                     ReduceOp::Average => (i128::from((x + y) as $ty) / i128::from(last.unwrap_or(1))) as $ty,
@@ -172,14 +172,14 @@ fn reduce<T: Element>(op: ReduceOp, a: Vec<T>, b: &[T], last: Option<u32>) -> Ve
     run(kernel, a, b, last.unwrap_or(1))
 }
 
-/// Every sample with every other, over and over.
+/// Every pair of samples, repeated.
 fn pairs<T: Reference>(length: usize) -> (Vec<T>, Vec<T>) {
     let samples = T::samples();
     let count = samples.len();
     (0..length).map(|i| (samples[i % count], samples[i / count % count])).unzip()
 }
 
-/// The widths that this processor has.
+/// The vector widths of this processor.
 fn widths() -> Vec<VectorWidth> {
     let mut widths = vec![VectorWidth::Portable];
     #[cfg(target_arch = "x86_64")]
@@ -213,7 +213,7 @@ macro_rules! for_every_type {
     };
 }
 
-/// One of the two kernels, and the divisor it is given.
+/// One of the two kernels, and its divisor.
 fn kernel_of(kernels: &Kernels, last: Option<u32>) -> (&Kernel, u32) {
     (if last.is_some() { &kernels.reduce_last } else { &kernels.reduce }, last.unwrap_or(1))
 }
@@ -295,7 +295,7 @@ fn operands_may_be_exchanged() {
     for_every_type!(has_the_same_bits_with_operands_exchanged);
 }
 
-/// A ring combines the contributions to each part of a buffer in another order.
+/// A ring combines the contributions to each chunk of a buffer in another order.
 #[test]
 fn min_and_max_do_not_depend_on_the_order_of_three_contributions() {
     let values = f32::samples();
@@ -345,7 +345,7 @@ fn a_few_results_in_figures() {
     assert_eq!(reduce(LogicalAnd, vec![5.0f32, f32::NAN, -0.0], &[-2.0, 1.0, 1.0], None), [1.0, 1.0, 0.0]);
     assert_eq!(reduce(LogicalOr, vec![5u8, 0, 0], &[0, 9, 0], None), [1, 1, 0]);
     assert_eq!(reduce(LogicalXor, vec![5i64, 0, 0], &[3, 9, 0], None), [0, 1, 0]);
-    // The smallest subnormal is not zero, in half precision neither.
+    // The smallest subnormal number is not zero, in half precision too.
     assert_eq!(reduce(LogicalOr, vec![f16::from_bits(1)], &[f16::ZERO], None), [f16::ONE]);
     assert_eq!(reduce(LogicalOr, vec![bf16::from_bits(1)], &[bf16::NEG_ZERO], None), [bf16::ONE]);
 }

@@ -1,22 +1,22 @@
-//! Schedules in which ranks exchange whole buffers with one partner after the other.
+//! Schedules in which ranks exchange whole buffers with one partner after another.
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// All-reduce in log2 n steps, for worlds whose size is a power of two; S log2 n bytes sent by each rank.
 ///
-/// In the step of distance d each rank exchanges all that it has with the rank whose number differs in that bit, and both
-/// end with the reduction of 2d neighbours' contributions: recursive doubling, as in Thakur, Rabenseifner and Gropp,
-/// "Optimization of collective communication operations in MPICH", Int. J. High Performance Computing Applications 19
-/// (2005). Partners add the same two values, so all ranks end with the same bits, but for those by which one NaN differs
-/// from another.
+/// In the step of distance d each rank exchanges its whole buffer with the rank whose number differs in that bit, and
+/// both end with the reduction of 2d neighbours' contributions: recursive doubling, as in Thakur, Rabenseifner and
+/// Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Performance Computing
+/// Applications 19 (2005). Partners add the same two values, so all ranks end with the same bits, except that NaNs
+/// may differ.
 ///
-/// What arrives goes where what leaves still lies, so it waits until that has left, and all that came before has been
-/// applied: this is for messages that can be stored meanwhile.
+/// A receive writes to the range that the same step sends, so it waits until that has been sent and all earlier data
+/// has been applied: this is for messages that can be stored meanwhile.
 ///
 /// # Panics
 ///
-/// If the world's size is no power of two.
+/// If the world's size is not a power of two.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     assert!(world.get().is_power_of_two(), "every rank has a partner in every step");
     let mut schedule = Schedule::default();

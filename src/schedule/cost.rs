@@ -1,4 +1,4 @@
-//! What a schedule costs, and which of several is the cheapest.
+//! The cost of a schedule, and the choice of the cheapest of several.
 //!
 //! The model is Hockney's ("The communication challenge for MPP", Parallel Computing 20, 1994), a latency and a time for
 //! each byte, with the overhead of `LogP` (Culler et al., 4th ACM Symposium on Principles and Practice of Parallel
@@ -7,7 +7,7 @@
 use super::double_tree;
 use crate::types::{Algorithm, Operation, WorldSize};
 
-/// The algorithms that can be asked for.
+/// The algorithms that can be requested.
 pub const CHOICES: [Algorithm; 8] = [
     Algorithm::OneShot,
     Algorithm::Butterfly,
@@ -19,35 +19,37 @@ pub const CHOICES: [Algorithm; 8] = [
     Algorithm::Tree,
 ];
 
-/// A buffer of at most so many bytes goes to or from a root along a tree, a longer one along a chain, which sends each
-/// byte once over each link but has n-1 hops. A tree's inner ranks have to store what comes before its turn.
+/// The longest buffer that goes to or from a root along a tree. A longer one takes a chain, which sends each byte
+/// once over each link but has n-1 hops. A tree's inner ranks have to store data that arrives early.
 const TREE_BYTES_MAX: u64 = 64 << 10;
-/// The longest part that a rank has to store for a peer before it can be reduced.
+/// The longest part that a rank may have to store for a peer before it can be reduced.
 const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
-/// In shared memory everybody reduces a buffer of at most so many bytes alone, which saves a round.
+/// The longest buffer that every rank reduces as a whole in shared memory, which saves a round.
 const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
 /// The longest workspace of an all-reduce in which every rank gets every other one's buffer.
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
-/// Nanoseconds that a byte of that workspace costs: it is made, filled and reduced.
+/// The cost of a byte of that workspace, in nanoseconds: it is allocated, filled and reduced.
 const WORKSPACE_BYTE: f64 = 0.1;
 /// The longest buffer that partners exchange whole: it may have to be stored.
 const BUTTERFLY_BYTES_MAX: u64 = 256 << 10;
 /// The smallest world in which no two ranks are neighbours in both of a double tree's trees.
 const DOUBLE_TREE_WORLD_MIN: u32 = 4;
-/// The part of a latency that a message costs at most in a row of them to few peers: messages to everybody at once, which
-/// are what is measured, also wait for each other.
+/// The largest part of a latency that a message costs in a sequence of messages to few peers. The measured messages
+/// go to all peers at once and also wait for each other.
 const PIPELINED: f64 = 0.25;
-/// The largest world in which every rank opens a link to every other one of its own accord.
+/// The largest world in which the automatic choice of an algorithm may make every rank open a link to every other
+/// one.
 const DIRECT_WORLD_MAX: u32 = 32;
 
-/// What a link costs, in nanoseconds.
+/// The cost of a link, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinkCost {
-    /// From the moment that a rank has what it sends until its peer has it, with all that this takes of both processors.
+    /// From the moment that a rank has the data to send until its peer has received it, with the work of both
+    /// processors.
     pub latency: f64,
     /// Each further message that a rank sends and receives in the same step.
     pub overhead: f64,
-    /// Each byte.
+    /// For each byte.
     pub byte: f64,
 }
 
@@ -58,7 +60,7 @@ impl Default for LinkCost {
     }
 }
 
-/// The algorithms that an operation has, the one for the longest buffers last.
+/// The algorithms of an operation, the one for the longest buffers last.
 pub fn possible(operation: Operation) -> &'static [Algorithm] {
     match operation {
         Operation::AllReduce => &[
@@ -80,17 +82,17 @@ pub fn possible(operation: Operation) -> &'static [Algorithm] {
     }
 }
 
-/// Whether an operation can be done in shared memory within hosts, and over links between them.
+/// Whether an operation can run in shared memory within hosts and over links between them.
 pub fn is_possible_by_hosts(operation: Operation) -> bool {
     matches!(operation, Operation::AllReduce | Operation::Reduce | Operation::Broadcast | Operation::Barrier)
 }
 
-/// Whether an algorithm can be taken in such a world for so many bytes, asked for or not.
+/// Whether an algorithm can run in this world for this many bytes, requested or not.
 pub fn is_able(algorithm: Algorithm, world: WorldSize, bytes: u64) -> bool {
     algorithm != Algorithm::Butterfly || (world.get().is_power_of_two() && bytes <= BUTTERFLY_BYTES_MAX)
 }
 
-/// The algorithms that an operation has in shared memory.
+/// The algorithms of an operation in shared memory.
 pub fn possible_in_memory(operation: Operation) -> &'static [Algorithm] {
     match operation {
         Operation::AllReduce => &[Algorithm::OneShot, Algorithm::Direct],
@@ -98,18 +100,18 @@ pub fn possible_in_memory(operation: Operation) -> &'static [Algorithm] {
     }
 }
 
-/// The cheaper algorithm for an all-reduce of so many bytes in shared memory.
+/// The cheaper algorithm for an all-reduce of this many bytes in shared memory.
 pub fn cheapest_in_memory(bytes: u64) -> Algorithm {
     if bytes <= ONE_SHOT_BYTES_MAX { Algorithm::OneShot } else { Algorithm::Direct }
 }
 
-/// The algorithm for one slice of so many bytes among hosts: by the cost of a usual network, for what is measured when a group
-/// forms are mostly links within hosts, and so that results do not depend on the weather. Those that need a workspace for
-/// everybody's slice are none of the possible ones.
+/// The algorithm between hosts for one slice of this many bytes, by the cost of a usual network: the measured links
+/// are mostly within hosts, and results should not depend on measurements. Algorithms that need a workspace for the
+/// slices of all ranks are excluded.
 pub fn between_hosts(operation: Operation, hosts: WorldSize, bytes: u64) -> Algorithm {
     let network = LinkCost::default();
     match operation {
-        // Two of them exchange what they have, and are done in one step.
+        // Two hosts exchange their data in one step.
         Operation::AllReduce if hosts.get() == 2 && bytes <= BUTTERFLY_BYTES_MAX => Algorithm::Butterfly,
         Operation::AllReduce => {
             let possible = [Algorithm::Butterfly, Algorithm::Direct, Algorithm::DoubleTree, Algorithm::Ring];
@@ -122,7 +124,7 @@ pub fn between_hosts(operation: Operation, hosts: WorldSize, bytes: u64) -> Algo
 }
 
 impl LinkCost {
-    /// The cheapest algorithm for `operation` on a buffer of so many bytes.
+    /// The cheapest algorithm for `operation` on a buffer of this many bytes.
     pub fn cheapest(&self, operation: Operation, world: WorldSize, bytes: u64) -> Algorithm {
         let mut best = (f64::INFINITY, Algorithm::Ring);
         for &algorithm in possible(operation) {
@@ -134,7 +136,7 @@ impl LinkCost {
         best.1
     }
 
-    /// The time of an operation; infinite where the algorithm should not be taken unasked.
+    /// The time of an operation; infinite if the algorithm must be requested explicitly.
     fn time(&self, operation: Operation, algorithm: Algorithm, world: WorldSize, bytes: u64) -> f64 {
         let n = f64::from(world.get());
         let rounds = f64::from(world.get().next_power_of_two().trailing_zeros());
@@ -150,7 +152,7 @@ impl LinkCost {
                 (is_small_world && workspace <= WORKSPACE_BYTES_MAX, direct_step + gathered)
             }
             (_, Algorithm::Doubling) => (workspace <= WORKSPACE_BYTES_MAX, rounds * self.latency + gathered),
-            // Two ranks exchange whole buffers in one shot, too, and reduce them in rank order.
+            // One-shot lets two ranks exchange whole buffers too, and reduces them in rank order.
             (_, Algorithm::Butterfly) => (world.get() > 2, rounds * (self.latency + whole)),
             (Operation::AllReduce, Algorithm::Direct) => {
                 (is_small_world && is_storable, 2.0 * (direct_step + parts))
@@ -158,7 +160,7 @@ impl LinkCost {
             (Operation::AllReduce, Algorithm::DoubleTree) => {
                 (world.get() >= DOUBLE_TREE_WORLD_MIN, 2.0 * self.double_tree(world, bytes))
             }
-            // Operations that follow each other on a chain keep all of its links busy at once.
+            // Successive operations on a chain keep all of its links busy at once.
             (_, Algorithm::DoubleTree) => (false, f64::INFINITY),
             (Operation::AllReduce, _) => (true, 2.0 * ((n - 1.0) * self.latency + parts)),
             (Operation::ReduceScatter | Operation::AllGather, Algorithm::Direct) => {
@@ -166,15 +168,15 @@ impl LinkCost {
             }
             (Operation::ReduceScatter | Operation::AllGather, _) => (true, (n - 1.0) * self.latency + parts),
             (_, Algorithm::Tree) => (bytes <= TREE_BYTES_MAX, rounds * (self.latency + whole)),
-            // The other way has a hop for each rank; which is better is a matter of the limit above.
+            // The alternative has a hop for each rank; the limit above decides which is better.
             (_, _) => (true, f64::MAX),
         };
         if is_sensible && is_able(algorithm, world, bytes) { time } else { f64::INFINITY }
     }
 
-    /// The time of a double tree in one direction, if as much goes the other way: all bytes over each rank's link; a
-    /// message, its receiver's word that it is ready for it, and a block from or to each child at every hop; and what a
-    /// rank's messages cost, two in each direction for a block of both halves.
+    /// The time of a double tree in one direction, if as much goes in the other: all bytes over each rank's link; for
+    /// every hop a message, the receiver's ready message, and a block from or to each child; and the cost of a rank's
+    /// messages, two in each direction for a block of both halves.
     fn double_tree(&self, world: WorldSize, bytes: u64) -> f64 {
         let block = double_tree::block_bytes(bytes).min(bytes.div_ceil(2).max(1)) as f64;
         let hop = 2.0 * self.latency + 2.0 * block * self.byte;

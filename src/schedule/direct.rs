@@ -1,18 +1,20 @@
-//! Schedules in which every chunk goes straight to its owner, and from there straight to everybody.
+//! Schedules that send every chunk straight to its owner, and from there straight to all ranks.
 //!
-//! They have as few steps as any and n-1 messages in each, where the ring has n-1 steps of a message. Thakur,
-//! Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Performance
-//! Computing Applications 19 (2005), have them as pairwise exchange; two of them in a row are a two-shot all-reduce.
+//! They have the smallest number of steps and n-1 messages in each, while the ring has n-1 steps of one message.
+//! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High
+//! Performance Computing Applications 19 (2005), describe them as pairwise exchange; two of them in sequence are a
+//! two-shot all-reduce.
 
 use super::partition::Partition;
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Reduce-scatter: each rank sends every other one its contribution to that one's part and reduces n-1 into its own, S
-/// bytes less the own part each way.
+/// Reduce-scatter: each rank sends every other rank its contribution to that rank's part and reduces n-1
+/// contributions into its own part, S bytes minus its own part each way.
 ///
-/// What comes is added in the order of distance, the rank before this one first, whichever comes first: the same data
-/// give the same bits. So a receive waits for another one, and this is for parts that can be stored meanwhile.
+/// Contributions are added in the order of distance, the rank before this one first, and not in the order of arrival:
+/// the same data give the same bits. So a receive waits for another one, and this is for parts that can be stored
+/// meanwhile.
 ///
 /// # Panics
 ///
@@ -49,7 +51,7 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
 
 /// All-reduce in two shots: reduce-scatter, then all-gather, 2(n-1)/n S bytes sent by each rank in 2(n-1) messages.
 ///
-/// A chunk is reduced by its one owner and copied from there, so all ranks end with the same bits.
+/// The owner of a chunk reduces it and the others copy it, so all ranks end with the same bits.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let partition = Partition::even(count, world);
     let mut schedule = reduce_scatter(world, rank, &partition);
@@ -57,7 +59,7 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     schedule
 }
 
-/// What is sent is what the last receive so far has made, if there is one: the end of a reduce-scatter.
+/// The data to send is the result of the last receive so far, if there is one: the end of a reduce-scatter.
 fn push_all_gather(schedule: &mut Schedule, world: WorldSize, rank: Rank, partition: &Partition) {
     let after = schedule.steps.len().checked_sub(1).map(After);
     for distance in 1..world.get() {

@@ -5,9 +5,9 @@
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Barrier: ceil(log2 n) rounds of one empty message each. In round k a rank signals the rank 2^k places on and waits
-/// for the one 2^k places back; a signal says "all that I have heard of have entered", so each waits for its round
-/// before.
+/// Barrier: ceil(log2 n) rounds of one empty message each. In round k a rank signals the rank 2^k places after it and
+/// waits for the one 2^k places before it. A signal means "all ranks that I know of have entered", so each waits for
+/// its round before.
 pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
     let mut steps = Vec::new();
     let mut distance = 1;

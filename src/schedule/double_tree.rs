@@ -1,49 +1,50 @@
 //! Two binary trees over all ranks, each of which carries half of the buffer, block by block.
 //!
-//! The inner ranks of one tree are leaves of the other. A tree by itself leaves its leaves idle half of the time; of two,
-//! each rank sends and receives as much as its link can carry, and the number of hops is still the height of a tree.
-//! Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35
-//! (2009); NCCL has such trees since 2.4.
+//! The inner ranks of one tree are leaves of the other. In a single tree the leaves are idle half of the time; with
+//! two, each rank sends and receives as much as its link can carry, and the number of hops is still the height of a
+//! tree. Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel
+//! Computing 35 (2009); NCCL has such trees since 2.4.
 //!
-//! Trees here are for any number of ranks, of which at most one is a leaf of both. From four ranks on, no two are
-//! neighbours in both trees, so nothing of one tree ever waits behind something of the other on a link. (Trees that are
-//! copies of each other, mirrored or moved by one, share an edge wherever two leaves of theirs meet.)
+//! These trees work for any number of ranks, of which at most one is a leaf of both. From four ranks on, no two ranks
+//! are neighbours in both trees, so messages of one tree never wait for messages of the other on a link. (Trees that
+//! are copies of each other, mirrored or shifted by one, share an edge wherever two of their leaves meet.)
 //!
-//! Two children's contributions to an element are added in a fixed order: that of the second child waits for that of the
-//! first, segment by segment. So the same data give the same bits, and a receive waits for another one, but for no more
-//! than that: a first child's receive, and a parent's, wait for nothing. A second child sends what may be stored, and the
-//! rest as the rank says that it is ready, block by block.
+//! The contributions of two children to an element are added in a fixed order: that of the second child waits for
+//! that of the first, segment by segment. So the same data give the same bits. Only this receive waits for another
+//! one, and that one waits for none: neither a first child's receive nor a parent's does. A second child sends as
+//! much as may be stored, and the rest block by block when the receiver says that it is ready.
 
 use std::ops::Range;
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// The most blocks of a half, so that a schedule stays small however long the buffer is.
+/// The largest number of blocks of a half, so that a schedule stays small for long buffers.
 const BLOCKS_MAX: u64 = 512;
-/// The shortest block: below it a message's own cost is most of what it costs.
+/// The shortest block: below it the fixed cost of a message dominates.
 const BLOCK_BYTES_MIN: u64 = 4 << 10;
 
-/// Bytes of a block, for a buffer of so many.
+/// The bytes of a block, for a buffer of this many bytes.
 ///
-/// The time that a longer block adds at each hop grows with it, the number of messages falls with it. Both together are
-/// least for a block that grows with the root of the buffer: 32 KiB for 1 MiB, 16 blocks for each tree.
+/// A longer block adds more time at each hop and needs fewer messages. The sum is least for a block that grows with
+/// the square root of the buffer: 32 KiB for 1 MiB, 16 blocks for each tree.
 pub fn block_bytes(bytes: u64) -> u64 {
     (32 * bytes.isqrt()).max(BLOCK_BYTES_MIN).max((bytes / 2).div_ceil(BLOCKS_MAX))
 }
 
-/// All-reduce: each half is reduced up its tree and broadcast down the same. Twice floor(log2 n) hops; at most 2S bytes
-/// sent by each rank.
+/// All-reduce: each half is reduced up its tree and broadcast down the same tree. Twice floor(log2 n) hops; at most
+/// 2S bytes sent by each rank.
 ///
-/// An element is reduced on its way to the top of its tree and copied from there, so all ranks end with the same bits.
+/// An element is reduced up to the top of its tree and copied from there, so all ranks end with the same bits.
 ///
 /// # Panics
 ///
-/// If `block`, the elements that are sent at a time, is 0.
+/// If `block`, the number of elements that are sent at a time, is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     let links = Tree::BOTH.map(|tree| TreeLinks::new(tree, world, rank));
-    // With three ranks or fewer two are neighbours in both trees: what goes up there goes first, for it waits for less.
+    // With three ranks or fewer two are neighbours in both trees: messages up the tree go first, because they wait
+    // for less.
     let ups = [0, 1].map(|tree| links[tree].push_up(&mut schedule, half(count, tree), block));
     for (tree, ups) in ups.into_iter().enumerate() {
         links[tree].push_down(&mut schedule, half(count, tree), block, &ups);
@@ -51,10 +52,10 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     schedule
 }
 
-/// Reduce to `root`: the tops of two trees over the other ranks send it a half each. floor(log2(n-1)) hops and one; S bytes
-/// sent by each rank but the root.
+/// Reduce to `root`: the tops of two trees over the other ranks send it a half each. floor(log2(n-1)) hops plus one;
+/// S bytes sent by each rank but the root.
 ///
-/// The other ranks are left with partial results.
+/// The other ranks end with partial results.
 ///
 /// # Panics
 ///
@@ -68,7 +69,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usi
     schedule
 }
 
-/// Broadcast from `root`: [`reduce`] with every message turned around. At most S bytes sent by each rank.
+/// Broadcast from `root`: [`reduce`] with every message reversed. At most S bytes sent by each rank.
 ///
 /// # Panics
 ///
@@ -88,7 +89,7 @@ fn half(count: usize, tree: usize) -> Range<usize> {
     if tree == 0 { 0..middle } else { middle..count }
 }
 
-/// The blocks of a half; an empty one is an empty block, whose messages find out that a peer's is not empty.
+/// The blocks of a half. An empty half is one empty block, whose messages detect a peer's half that is not empty.
 fn blocks(half: Range<usize>, block: usize) -> impl Iterator<Item = Range<usize>> {
     let end = half.end;
     (half.start..end.max(half.start + 1)).step_by(block).map(move |start| start..end.min(start + block))
@@ -109,7 +110,7 @@ impl TreeLinks {
         Self { parent: parent.map(rank), children: children.into_iter().map(rank).collect() }
     }
 
-    /// In a tree of all ranks but `root`, from its successor on, whose top is the root's one child.
+    /// In a tree of all ranks but `root`, from its successor on. The only child of `root` is the top of this tree.
     fn below(root: Rank, tree: Tree, world: WorldSize, rank: Rank) -> Self {
         let others = world.as_usize() - 1;
         let at = |place: usize| world.after(root, 1 + place as u32);
@@ -123,8 +124,8 @@ impl TreeLinks {
         Self { parent: Some(parent), children: children.into_iter().map(at).collect() }
     }
 
-    /// Every block comes from the children and goes to the parent. Returns the step that ends each block here, if
-    /// anything comes.
+    /// Receives every block from the children and sends it to the parent. Returns the last receiving step of each
+    /// block, if there is one.
     fn push_up(&self, schedule: &mut Schedule, half: Range<usize>, block: usize) -> Vec<Option<After>> {
         let mut ends = Vec::new();
         for range in blocks(half, block) {
@@ -145,8 +146,8 @@ impl TreeLinks {
         ends
     }
 
-    /// Every block comes from the parent and goes to the children, the one with more ranks below it first. Without a
-    /// parent it is there once the step of the same place in `ups` is done, or from the beginning.
+    /// Receives every block from the parent and sends it to the children, the one with more ranks below it first.
+    /// Without a parent, a block is available after the step with the same index in `ups`, or from the beginning.
     fn push_down(&self, schedule: &mut Schedule, half: Range<usize>, block: usize, ups: &[Option<After>]) {
         for (index, range) in blocks(half, block).enumerate() {
             let mut after = ups.get(index).copied().flatten();
@@ -165,18 +166,20 @@ impl TreeLinks {
 
 /// One of the two trees.
 ///
-/// With n places a tree has n/2 inner nodes and a leaf for all other places. The inner ones are a balanced search tree, and
-/// leaf i hangs in the gap before inner node i, below whichever of that one's neighbours has room. So inner nodes have two
-/// children, but the last one, which has one if n is even, and no way to the top is longer than floor(log2 n).
+/// With n places a tree has n/2 inner nodes and a leaf for all other places. The inner nodes are a balanced search
+/// tree, and leaf i is in the gap before inner node i, below the neighbour of the gap that has fewer than two
+/// children. So inner nodes have two children, except the last one, which has one if n is even, and no path to the
+/// top is longer than floor(log2 n).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
-    /// Leaves and inner nodes take turns, from place 0 on: each leaf is beside its parent.
+    /// Leaves and inner nodes alternate, from place 0 on: each leaf is beside its parent.
     First,
-    /// The inner nodes are the first tree's leaves, and its inner nodes are leaves, each one gap before its place in order.
+    /// The inner nodes are the first tree's leaves. The inner nodes of the first tree are leaves, in order, each one
+    /// gap earlier than its place.
     Second,
 }
 
-/// A place's part in a tree.
+/// The type of a place's node in a tree.
 #[derive(Clone, Copy)]
 enum Node {
     Inner(usize),
@@ -230,7 +233,7 @@ impl Tree {
         match (self, node) {
             (Self::First, Node::Inner(index)) => 2 * index + 1,
             (Self::First, Node::Leaf(index)) | (Self::Second, Node::Inner(index)) => 2 * index,
-            // The last of an odd number of places has no inner node before it.
+            // With an odd number of places, the last one has no inner node before it.
             (Self::Second, Node::Leaf(index)) => {
                 let half = (index + 1) % (places - places / 2);
                 (2 * half + 1).min(places - 1)
@@ -248,7 +251,8 @@ fn top_of(places: usize, inner: &Range<usize>) -> Option<Node> {
     (inner.start < leaves).then_some(Node::Leaf(inner.start))
 }
 
-/// The inner node above all others of a range that is not empty. Of an even number it is the lower one in the middle.
+/// The inner node above all others of a range that is not empty. In a range of even length it is the lower of the two
+/// in the middle.
 fn middle(inner: &Range<usize>) -> usize {
     inner.start + (inner.len() - 1) / 2
 }

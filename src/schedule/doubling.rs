@@ -1,4 +1,4 @@
-//! Schedules in which what a rank holds doubles with every step.
+//! Schedules in which the data of a rank doubles with every step.
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
@@ -6,13 +6,14 @@ use crate::types::{Rank, WorldSize};
 /// All-gather of `count` elements from each rank in ceil(log2 n) steps, for any n; n-1 times `count` elements sent by each
 /// rank.
 ///
-/// The buffer has a slot of `count` elements for each rank, of which slot i is for the rank i places on; so the rank's own
-/// is the first, and what it holds is always at the beginning. In the step of distance d a rank has the slots of the d
-/// ranks from itself on; it sends them to the rank d places back and receives as many from the rank d places on.
-/// Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in multiport
-/// message-passing systems", IEEE Trans. Parallel and Distributed Systems 8 (1997).
+/// The buffer has a slot of `count` elements for each rank. Slot i is for the rank i places after this one; so slot 0
+/// is the rank's own, and its data is always at the beginning. In the step of distance d a rank has the slots of the
+/// d ranks from itself on; it sends them to the rank d places before it and receives as many from the rank d places
+/// after it. Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in
+/// multiport message-passing systems", IEEE Trans. Parallel and Distributed Systems 8 (1997).
 ///
-/// What is sent has come in all steps before, so a receive waits for the one before it: this is for short messages.
+/// A step sends what all earlier steps have received, so a receive waits for the one before it: this is for short
+/// messages.
 ///
 /// # Panics
 ///

@@ -4,16 +4,17 @@ use super::partition::Partition;
 use super::{Action, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// All-to-all: n-1 steps; each rank sends what it has for the others and receives what they have for it, S bytes less
-/// its own part each way, (n-1)/n S if the parts are even.
+/// All-to-all: n-1 steps; each rank sends one part to each other rank and receives one from each, S bytes minus its
+/// own part each way, (n-1)/n S if the parts are even.
 ///
-/// The buffer is what is sent, cut as `send` says, and behind it what is received, cut as `receive` says; a rank's part
-/// in `send` for a peer is as long as the peer's part in `receive` for the rank. The own part is left to the caller, who
-/// copies it.
+/// The buffer holds the elements to send, cut as `send` says, and then those to receive, cut as `receive` says; a
+/// rank's part in `send` for a peer is as long as the peer's part in `receive` for the rank. The caller copies the
+/// own part.
 ///
-/// In step k a rank sends to the one k places on and receives from the one k places back, so that no rank is the target
-/// of all: the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations
-/// in MPICH", Int. J. High Performance Computing Applications 19 (2005). No step waits for another.
+/// In step k a rank sends to the rank k places after it and receives from the rank k places before it, so that the
+/// ranks have different targets: the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective
+/// communication operations in MPICH", Int. J. High Performance Computing Applications 19 (2005). No step waits for
+/// another.
 ///
 /// # Panics
 ///

@@ -1,11 +1,14 @@
-//! Collectives of ranks on several hosts, some of which share a host: the ranks of a host meet in shared memory, and between
-//! hosts every one of them carries its slice of the buffer, so that no host's wire has more to carry than if it were one rank.
+//! Collectives of ranks on several hosts, some of which share a host. Ranks of one host use shared memory. Between
+//! hosts every rank carries its slice of the buffer, so that a host's network link carries no more than if the host
+//! were one rank.
 //!
-//! The buffer is cut into as many slices as the largest host has ranks. On each host every slice has a carrier, who ends with
-//! the host's reduction of it, reduces that with the carriers of the other hosts, and passes the result on to its own host's
-//! ranks. Hosts need not have equally many ranks: on a smaller one a rank carries several slices that lie side by side.
+//! The buffer is cut into as many slices as the largest host has ranks. On each host every slice has a carrier, which
+//! gets the host's reduction of it, reduces that with the carriers of the other hosts, and passes the result on to
+//! the ranks of its host. Hosts need not have the same number of ranks: on a smaller one a rank carries several
+//! adjacent slices.
 //!
-//! Between hosts the algorithms are those of ranks, one instance for each slice. Nothing is folded to a power of two.
+//! Between hosts the algorithms are those of ranks, one instance for each slice. Worlds are not reduced to a power of
+//! two.
 
 use std::ops::Range;
 
@@ -13,7 +16,7 @@ use super::partition::Partition;
 use super::{After, CollectiveSpec, Schedule, barrier};
 use crate::types::{Algorithm, Rank, WorldSize};
 
-/// Which ranks of a group share a host, as one of them sees it.
+/// The hosts of a group's ranks, as one of the ranks sees them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// Each host's ranks in their order; the hosts in the order of their first ranks.
@@ -23,10 +26,10 @@ pub struct Layout {
     local: usize,
 }
 
-/// What a rank does, one after the other.
+/// A phase of an operation on one rank. The phases run one after another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Phases {
-    /// With the ranks of its host, whose numbers are those that they have there.
+    /// With the ranks of its host, by their numbers on the host.
     pub before: CollectiveSpec,
     /// With other hosts, by ranks of the group.
     pub across: Schedule,
@@ -35,8 +38,8 @@ pub struct Phases {
 }
 
 impl Layout {
-    /// The layout for `rank`, from the host of each rank; `None` where there is nothing to gain: one host, or nobody who
-    /// shares one.
+    /// The layout for `rank`, from the host of each rank; `None` if a hierarchy has no advantage: one host, or no two
+    /// ranks on the same host.
     ///
     /// # Panics
     ///
@@ -67,47 +70,47 @@ impl Layout {
         &self.hosts[self.host]
     }
 
-    /// How many those are, and which of them this one is.
+    /// The number of those ranks, and this rank's number among them.
     pub fn local(&self) -> (WorldSize, Rank) {
         (world(self.local_ranks().len()), Rank::new(self.local as u32))
     }
 
-    /// How many hosts there are.
+    /// The number of hosts.
     pub fn hosts(&self) -> WorldSize {
         world(self.hosts.len())
     }
 
-    /// Into how many slices a buffer is cut.
+    /// The number of slices of a buffer.
     pub fn slices(&self) -> WorldSize {
         world(self.hosts.iter().map(Vec::len).max().unwrap_or(1))
     }
 
-    /// What this rank does for some work on a buffer, or a block of one. Between hosts it goes by `algorithm`, whose block,
-    /// where it has one, is so many elements.
+    /// The phases of this rank for an operation on a buffer, or on a block of one. Between hosts it uses `algorithm`;
+    /// if that has blocks, they are `block` elements long.
     ///
     /// # Panics
     ///
-    /// If there is no such way for the work ([`is_possible_by_hosts`](super::cost::is_possible_by_hosts)).
+    /// If the operation has no hierarchy ([`is_possible_by_hosts`](super::cost::is_possible_by_hosts)).
     pub fn phases(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Phases {
         let here = |root: Rank| self.hosts[self.host].iter().position(|&rank| rank == root);
         let (count, root) = (spec.count(), spec.root());
         let parts = self.parts(count);
-        let (gather, meet) = (CollectiveSpec::AllGather(parts.clone()), CollectiveSpec::Barrier);
+        let (gather, barrier) = (CollectiveSpec::AllGather(parts.clone()), CollectiveSpec::Barrier);
         let (before, after) = match spec {
             CollectiveSpec::Barrier => {
-                let across = if self.local == 0 { self.meeting() } else { Schedule::default() };
-                return Phases { before: meet.clone(), across, after: meet };
+                let across = if self.local == 0 { self.first_ranks_barrier() } else { Schedule::default() };
+                return Phases { before: barrier.clone(), across, after: barrier };
             }
             CollectiveSpec::AllReduce { .. } => (CollectiveSpec::ReduceScatter(parts), gather),
-            // What the others of the root's host get with it is of no use to them, and in its way to nobody.
+            // The other ranks on the root's host do not need the result, but it does no harm there.
             CollectiveSpec::Reduce { .. } => {
-                (CollectiveSpec::ReduceScatter(parts), if here(root).is_some() { gather } else { meet })
+                (CollectiveSpec::ReduceScatter(parts), if here(root).is_some() { gather } else { barrier })
             }
             CollectiveSpec::Broadcast { .. } => match here(root) {
-                Some(local) => (CollectiveSpec::Broadcast { count, root: Rank::new(local as u32) }, meet),
-                None => (meet, gather),
+                Some(local) => (CollectiveSpec::Broadcast { count, root: Rank::new(local as u32) }, barrier),
+                None => (barrier, gather),
             },
-            _ => unreachable!("no way for {spec:?}"),
+            _ => unreachable!("no hierarchy for {spec:?}"),
         };
         Phases { before, across: self.across(spec, algorithm, block), after }
     }
@@ -148,8 +151,8 @@ impl Layout {
         all
     }
 
-    /// The first ranks of all hosts meet.
-    fn meeting(&self) -> Schedule {
+    /// A barrier of the first ranks of all hosts.
+    fn first_ranks_barrier(&self) -> Schedule {
         let mut schedule = barrier(self.hosts(), Rank::new(self.host as u32));
         for step in &mut schedule.steps {
             let peers = step.send.as_mut().map(|send| &mut send.peer).into_iter();
@@ -160,13 +163,13 @@ impl Layout {
         schedule
     }
 
-    /// The slices, by their numbers, that a host's rank carries.
+    /// The numbers of the slices that a rank of a host carries.
     fn carried(&self, host: usize, local: usize) -> Range<usize> {
         let (slices, ranks) = (self.slices().as_usize(), self.hosts[host].len());
         (local * slices).div_ceil(ranks)..((local + 1) * slices).div_ceil(ranks)
     }
 
-    /// Who carries a slice on a host.
+    /// The carrier of a slice on a host.
     fn carrier(&self, host: usize, slice: usize) -> Rank {
         self.hosts[host][slice * self.hosts[host].len() / self.slices().as_usize()]
     }

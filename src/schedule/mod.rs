@@ -1,16 +1,17 @@
-//! Collective algorithms as data: who sends which elements to whom, and what is done on arrival.
+//! Collective algorithms as data: which rank sends which elements to which other rank, and how arriving elements are
+//! used.
 //!
-//! A [`Schedule`] is what one rank does in one operation. It knows no bytes, no clock and no socket, so that one executor
-//! (the [engine](crate::engine)) serves every algorithm, and a symbolic executor can prove each of them for every world
-//! size (see this module's tests).
+//! A [`Schedule`] lists what one rank does in one operation. It contains no bytes, clocks or sockets, so that one
+//! executor (the [engine](crate::engine)) runs every algorithm, and a symbolic executor can prove each of them for
+//! every world size (see this module's tests).
 //!
-//! The cost of each schedule, in steps and bytes, is in `docs/algorithms.md`. Signs: n ranks, S bytes in the whole
+//! The cost of each schedule, in steps and bytes, is in `docs/algorithms.md`. Symbols: n ranks, S bytes in the whole
 //! buffer, B the bandwidth of a link, s the bytes of a segment.
 //!
-//! Schedules for long messages apply whatever arrives at once: no receive of theirs depends on another one. Those that
-//! let a receive wait for another (a tree that reduces, the barrier, direct reduction, doubling, butterflies) are for
-//! messages short enough to be stored meanwhile. Between them stands the double tree, in which a receive may wait for one
-//! that waits for none, block by block.
+//! Schedules for long messages apply arriving data at once: none of their receives depends on another one. Schedules
+//! in which a receive waits for another one (a tree that reduces, the barrier, direct reduction, doubling,
+//! butterflies) are for messages short enough to be stored meanwhile. The double tree is between the two: a receive
+//! may wait for one that waits for none, block by block.
 
 pub mod butterfly;
 mod chain;
@@ -42,23 +43,23 @@ pub use tree::{broadcast_tree, reduce_tree};
 
 use crate::types::Rank;
 
-/// What one rank does in one operation.
+/// The part of one rank in one operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Schedule {
-    /// The steps, in the order in which the messages to one peer, and those from one peer, follow each other.
+    /// The steps, in the order of the messages to each peer and from each peer.
     pub steps: Vec<Step>,
 }
 
-/// One step: something sent, something received, or both at once.
+/// One step: a send, a receive, or both at once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// What leaves.
+    /// The send.
     pub send: Option<Outbound>,
-    /// What arrives.
+    /// The receive.
     pub receive: Option<Inbound>,
 }
 
-/// Elements that leave for a peer.
+/// Elements to send to a peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outbound {
     /// The receiver.
@@ -69,15 +70,15 @@ pub struct Outbound {
     pub after: Option<After>,
 }
 
-/// Elements that arrive from a peer.
+/// Elements to receive from a peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Inbound {
     /// The sender.
     pub peer: Rank,
-    /// The elements: as many as the sender's range has. They may lie elsewhere in its buffer, so what a message says
-    /// about its place counts from the start of the range.
+    /// The elements: as many as the sender's range has. The two ranges may differ, so positions in a message count
+    /// from the start of the range.
     pub range: Range<usize>,
-    /// What is done with them.
+    /// How they are used.
     pub action: Action,
     /// The step whose receive has to be applied first.
     pub after: Option<After>,
@@ -85,26 +86,26 @@ pub struct Inbound {
 
 /// A dependency on the receive of an earlier step.
 ///
-/// Where both ranges are the same it holds segment by segment (cut-through: a segment is forwarded while the rest of its
+/// If both ranges are the same it applies to each segment (cut-through: a segment is forwarded while the rest of its
 /// chunk still arrives); otherwise the whole receive has to be applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct After(pub usize);
 
-/// What is done with elements that arrive.
+/// How arriving elements are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// They replace what is there.
+    /// They replace the rank's elements.
     Copy,
-    /// They are reduced into what is there. What arrived is the left operand, what is there the right one; it makes a
-    /// difference for a function that does not commute.
+    /// They are reduced into the rank's elements. The arriving element is the left operand, the rank's the right one;
+    /// this makes a difference for a function that does not commute.
     Reduce,
     /// The same with the last contribution, and the result is finished (an average divided).
     ReduceLast,
 }
 
 impl Step {
-    /// Whether what arrives, in this step of that number, goes where what leaves still lies: it must not be applied before
-    /// that has left. It does not where what leaves is what has arrived.
+    /// Whether this step, with the number `number`, receives into elements that it sends: the receive must not be
+    /// applied before they have been sent. It is false if the step sends the elements that it has received.
     pub fn leaves_first(&self, number: usize) -> bool {
         let (Some(send), Some(receive)) = (&self.send, &self.receive) else { return false };
         let overlaps = send.range.start.max(receive.range.start) < send.range.end.min(receive.range.end);
@@ -129,20 +130,20 @@ impl Schedule {
         peers
     }
 
-    /// How many elements are sent to `peer`, in all steps together.
+    /// The number of elements sent to `peer`, in all steps together.
     pub fn sent_elements(&self, peer: Rank) -> usize {
         let sends = self.steps.iter().filter_map(|step| step.send.as_ref());
         sends.filter(|send| send.peer == peer).map(|send| send.range.len()).sum()
     }
 
-    /// How many elements are received from `peer`, in all steps together: as many as it sends to this rank.
+    /// The number of elements received from `peer`, in all steps together: as many as it sends to this rank.
     pub fn received_elements(&self, peer: Rank) -> usize {
         let receives = self.steps.iter().filter_map(|step| step.receive.as_ref());
         receives.filter(|receive| receive.peer == peer).map(|receive| receive.range.len()).sum()
     }
 
-    /// One rank's place in a chain: the range arrives from `previous` and goes on to `next`, segment by segment, either
-    /// of which the chain's ends lack. What is sent without being received here is the outcome of the last receive.
+    /// The step of one rank in a chain: the range arrives from `previous` and goes on to `next`, segment by segment.
+    /// The ends of the chain lack one of them. A step that only sends, sends the result of the last receive.
     fn push_link(&mut self, previous: Option<Rank>, next: Option<Rank>, range: Range<usize>, action: Action) {
         if previous.is_none() && next.is_none() {
             return;

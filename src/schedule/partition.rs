@@ -21,7 +21,7 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// `count` elements in parts as even as they can be: each rank's is its [`chunk`].
+    /// `count` elements in parts that are as even as possible: each rank's is its [`chunk`].
     pub fn even(count: usize, world: WorldSize) -> Self {
         let (base, longer) = (count / world.as_usize(), count % world.as_usize());
         let bounds = (0..=world.as_usize()).map(|index| index * base + index.min(longer)).collect();
@@ -64,12 +64,12 @@ impl Partition {
         self.bounds.last().copied().unwrap_or(0)
     }
 
-    /// For how many ranks there is a part.
+    /// The number of parts, one for each rank.
     pub fn len(&self) -> usize {
         self.bounds.len() - 1
     }
 
-    /// Whether there is a part for no rank at all.
+    /// Whether the partition has no parts.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,7 +1,7 @@
 //! Schedules in which each rank sends to the next one on the ring and receives from the one before.
 //!
 //! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009): with n
-//! ranks and S bytes, 2(n-1) steps and 2(n-1)/n S bytes sent by each rank, which no all-reduce can undercut.
+//! ranks and S bytes, 2(n-1) steps and 2(n-1)/n S bytes sent by each rank, which is the lower bound of an all-reduce.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use super::partition::Partition;
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Reduce-scatter: n-1 steps, S bytes less the rank's own part, (n-1)/n S if the parts are even. `rank` ends with the
-/// reduction of its own part.
+/// Reduce-scatter: n-1 steps, S bytes minus the rank's own part, (n-1)/n S if the parts are even. `rank` ends with
+/// the reduction of its own part.
 ///
-/// In step k a rank sends the part that is k+1 places before its own and reduces the one before that; so each part
-/// travels once around the ring, from its owner's successor to its owner, gathering a contribution at each rank.
-/// Uneven parts make every step as slow as the longest part in it.
+/// In step k a rank sends the part k+1 places before its own and reduces the one before that. So each part goes once
+/// around the ring, from its owner's successor to its owner, and each rank adds its contribution. With uneven parts
+/// every step takes as long as its longest part.
 ///
 /// # Panics
 ///
@@ -26,8 +26,8 @@ pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Sc
     schedule
 }
 
-/// All-gather: n-1 steps, S bytes less the next rank's part, (n-1)/n S if the parts are even. Each rank's own part ends
-/// on every rank.
+/// All-gather: n-1 steps, S bytes minus the next rank's part, (n-1)/n S if the parts are even. Each rank's own part
+/// ends on every rank.
 ///
 /// # Panics
 ///
@@ -41,16 +41,16 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
 
 /// All-reduce: reduce-scatter, then all-gather, block by block. 2(n-1) steps for each block, 2(n-1)/n S bytes in all.
 ///
-/// A chunk is reduced on the way to its one owner and copied from there, so all ranks end with the same bits. A buffer of
-/// more than `block` elements is reduced in blocks of that many, one after the other on each link: what the first half
-/// of a block's steps touches, the second half finds in cache.
+/// A chunk is reduced along the ring up to its owner and copied from there, so all ranks end with the same bits. A
+/// buffer of more than `block` elements is reduced in blocks of that many, one after another on each link: the second
+/// half of a block's steps finds the data of the first half in cache.
 ///
 /// # Panics
 ///
 /// If `block` is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
-    // An empty buffer is one empty block: its messages are what finds out that a peer's is not empty.
+    // An empty buffer is one empty block: its messages detect a peer's buffer that is not empty.
     for start in (0..count.max(1)).step_by(block) {
         let partition = Partition::even(block.min(count - start), world);
         let place = RingPosition { world, rank, partition: &partition, start };
@@ -70,7 +70,7 @@ pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sche
     schedule
 }
 
-/// One rank's place on the ring, for a buffer's part from `start` on.
+/// One rank's position on the ring, for the part of a buffer that begins at `start`.
 struct RingPosition<'a> {
     world: WorldSize,
     rank: Rank,
@@ -83,13 +83,13 @@ impl RingPosition<'_> {
         let hops = self.world.get() - 1;
         for hop in 0..hops {
             let action = if hop + 1 == hops { Action::ReduceLast } else { Action::Reduce };
-            // The first hop sends this rank's own contribution, which depends on nothing.
+            // The first hop sends this rank's own contribution and depends on no receive.
             let after = (hop > 0).then(|| After(schedule.steps.len() - 1));
             schedule.steps.push(self.hop(hop + 1, action, after));
         }
     }
 
-    /// What the first hop sends is what arrived in the step before, if there is one: the end of a reduce-scatter.
+    /// The first hop sends the data of the step before, if there is one: the end of a reduce-scatter.
     fn push_all_gather(&self, schedule: &mut Schedule) {
         for hop in 0..self.world.get() - 1 {
             let after = schedule.steps.len().checked_sub(1).map(After);
@@ -97,8 +97,8 @@ impl RingPosition<'_> {
         }
     }
 
-    /// One hop around the ring: the part that is `distance` places before this rank's own leaves, the one before that
-    /// arrives.
+    /// One hop around the ring: sends the part `distance` places before this rank's own and receives the one before
+    /// that.
     fn hop(&self, distance: u32, action: Action, after: Option<After>) -> Step {
         let peer = self.world.before(self.rank, 1);
         let range = self.part_before(distance + 1);

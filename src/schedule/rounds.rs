@@ -1,13 +1,13 @@
-//! Collectives of ranks that share memory, as rounds on a board: in each, every rank posts something in its slot, and takes
-//! what it wants from the others' slots once they have posted.
+//! Collectives of ranks that share memory, as rounds on a board. In each round every rank posts data in its slot, and
+//! then takes data from the slots of the ranks that have posted.
 //!
-//! What is reduced is taken from the slots in rank order, lower ranks being the left operands. So a result depends on the
-//! contributions alone: not on where an element stands, on the size of the slots, or on the algorithm. A function of one's
-//! own need not commute.
+//! Contributions are reduced in rank order, lower ranks being the left operands. So a result depends on the
+//! contributions alone, and not on the index of an element, the size of the slots, or the algorithm. A function of
+//! the caller need not commute.
 //!
-//! Where every rank's buffer is memory that all of them reach, an all-reduce takes two rounds whatever its length: in the
-//! first each rank says where its buffer lies, and when all have, reduces its own chunk of all of them where they lie and
-//! writes it into all of them; in the second it says that it is done. Nobody goes on before everybody is.
+//! If all ranks can access every rank's buffer, an all-reduce takes two rounds for any length. In the first each rank
+//! posts the address of its buffer. When all have, each rank reduces its own chunk of all buffers in place and writes
+//! the result into all of them. In the second each rank posts that it is done. No rank leaves before all are done.
 
 use std::ops::Range;
 
@@ -18,80 +18,80 @@ use crate::types::{Rank, WorldSize};
 /// Elements that a rank posts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Put {
-    /// Where they lie in its buffer.
+    /// Their range in its buffer.
     pub range: Range<usize>,
-    /// The element of the slot where they begin.
+    /// The index in the slot where they begin.
     pub at: usize,
 }
 
-/// Elements that a rank takes from a slot, its own perhaps.
+/// Elements that a rank takes from a slot, perhaps its own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Take {
-    /// Whose slot.
+    /// The slot's rank.
     pub from: Rank,
-    /// The element of the slot where they begin.
+    /// The index in the slot where they begin.
     pub at: usize,
-    /// Where they go in the buffer.
+    /// Their range in the buffer.
     pub range: Range<usize>,
-    /// What is done with them. What is in the buffer is the left operand.
+    /// How they are used. The element in the buffer is the left operand.
     pub action: Action,
 }
 
-/// Elements of a rank's buffer that it reduces: its own contribution lies there, the others' in their slots.
+/// Elements of a rank's buffer that it reduces: its own contribution is there, the others' are in their slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OrderedReduce {
-    /// Where they lie in its buffer, and where the result goes.
+    /// Their range in its buffer, which gets the result.
     pub range: Range<usize>,
-    /// The element of the others' slots where they begin.
+    /// The index in the others' slots where they begin.
     pub at: usize,
-    /// The result is also what the rank posts in the next round, at the beginning of its slot: it is put there while it is
-    /// still in the processor's first cache.
+    /// Whether the rank also posts the result in the next round, at the beginning of its slot. It is copied there
+    /// while it is still in the processor's L1 cache.
     pub is_posted_next: bool,
 }
 
-/// Elements of all ranks' buffers that this rank reduces where they lie, writing the result into all of them. Nobody else
+/// Elements of all ranks' buffers that this rank reduces in place, writing the result into all of them. No other rank
 /// reads or writes these.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Exchange {
-    /// Where they lie in each buffer.
+    /// Their range in each buffer.
     pub range: Range<usize>,
 }
 
-/// What a rank does in a round.
+/// The part of one rank in a round.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Round {
-    /// What it posts; nothing is posted as well, and is a signal.
+    /// The elements that it posts. A post without elements is a signal.
     pub puts: Vec<Put>,
-    /// What it reduces, of all ranks in rank order.
+    /// The elements that it reduces, of all ranks in rank order.
     pub ordered_reduce: Option<OrderedReduce>,
-    /// What it does instead of all else, if every rank has said where its whole buffer lies ([`RoundPlan::go_in_place`]). Such
-    /// a rank posts nothing else; the others read its buffer instead of its slot.
+    /// The exchange that replaces all else if every rank has posted the address of its whole buffer
+    /// ([`RoundPlan::go_in_place`]). Such a rank posts nothing else; the others read its buffer instead of its slot.
     pub exchange: Option<Exchange>,
-    /// What it takes, in this order. An empty range waits for the rank to have posted.
+    /// The elements that it takes, in this order. An empty range waits until the rank has posted.
     pub takes: Vec<Take>,
 }
 
-/// What one rank does in one operation. All ranks have as many rounds.
+/// The part of one rank in one operation. All ranks have the same number of rounds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RoundPlan {
     world: WorldSize,
     rank: Rank,
-    /// Elements of a slot.
+    /// The number of elements of a slot.
     slot: usize,
     spec: CollectiveSpec,
-    /// Everybody reduces everything, in one round.
+    /// Every rank reduces everything, in one round.
     is_one_shot: bool,
-    /// Everybody's buffer is reduced where it lies.
+    /// All ranks' buffers are reduced in place.
     is_in_place: bool,
 }
 
 impl RoundPlan {
-    /// What `rank` does, in slots of so many elements: at least one for each rank. An all-reduce of at most `one_shot`
-    /// elements is done by everybody alone.
+    /// The rounds of `rank`, in slots of this many elements: at least one for each rank. In an all-reduce of at most
+    /// `one_shot` elements every rank reduces everything.
     ///
     /// # Panics
     ///
-    /// If not all ranks know the lengths of all parts, and so how many rounds there are.
+    /// If not all ranks know the lengths of all parts, which determine the number of rounds.
     pub fn new(world: WorldSize, rank: Rank, slot: usize, one_shot: usize, spec: CollectiveSpec) -> Self {
         assert!(spec.is_known(), "all ranks have as many rounds");
         let slot = slot.max(world.as_usize());
@@ -99,13 +99,13 @@ impl RoundPlan {
         Self { world, rank, slot, spec, is_one_shot, is_in_place: false }
     }
 
-    /// Goes on without slots: in the round whose [`Round::exchange`] this is all ranks have said where their buffers lie, so all
-    /// come to the same.
+    /// Continues without slots: by the round with [`Round::exchange`] all ranks have posted their buffers' addresses,
+    /// so all decide the same.
     pub fn go_in_place(&mut self) {
         self.is_in_place = true;
     }
 
-    /// How many rounds there are, at least one.
+    /// The number of rounds, at least one.
     pub fn rounds(&self) -> usize {
         let longest =
             |partition: &Partition| self.world.ranks().map(|rank| partition.range(rank).len()).max();
@@ -130,12 +130,12 @@ impl RoundPlan {
         rounds.max(1)
     }
 
-    /// Elements of a slot for each rank, where it has something for each.
+    /// The number of elements of a slot for each rank, if a rank posts elements for each.
     fn share(&self) -> usize {
         self.slot / self.world.as_usize()
     }
 
-    /// Replaces what is in `round` by what this rank does in the round of that number, counted from 0.
+    /// Replaces the content of `round` by this rank's part in the round with this number, counted from 0.
     pub fn fill(&self, number: usize, round: &mut Round) {
         round.puts.clear();
         round.ordered_reduce = None;
@@ -207,7 +207,7 @@ impl RoundPlan {
         }
     }
 
-    /// By slots or in place; that is decided in the first round.
+    /// By slots or in place; the first round decides.
     fn all_reduce(&self, round: &mut Round, number: usize, count: usize) {
         if self.is_in_place && number > 0 {
             return self.take_from_others(round, |_| (0, 0..0));
@@ -218,7 +218,8 @@ impl RoundPlan {
         }
     }
 
-    /// Everybody posts a block and reduces its own chunk of all of them, and posts that next, for the root alone or for all.
+    /// Every rank posts a block, reduces its own chunk of all blocks, and posts that next, for the root alone or for
+    /// all.
     fn two_shot(&self, round: &mut Round, number: usize, count: usize, root: Option<Rank>) {
         let block = piece(&(0..count), number / 2, self.slot);
         let partition = Partition::even(block.len(), self.world);
@@ -228,7 +229,7 @@ impl RoundPlan {
         };
         let own = chunk(self.rank);
         if number.is_multiple_of(2) {
-            // Nobody else wants its own chunk.
+            // No other rank needs its own chunk.
             round.put(block.start..own.start, 0);
             round.put(own.end..block.end, own.end - block.start);
             round.ordered_reduce =
@@ -240,7 +241,7 @@ impl RoundPlan {
         }
     }
 
-    /// Takes the contributions of the first so many ranks in rank order.
+    /// Takes the contributions of the first ranks, up to this number, in rank order.
     fn reduce(&self, round: &mut Round, at: usize, range: &Range<usize>, ranks: u32) {
         for rank in self.world.ranks().take(ranks as usize) {
             let action = match rank.get() {
@@ -252,7 +253,7 @@ impl RoundPlan {
         }
     }
 
-    /// Takes from each other rank's slot what begins there, the one after this rank first.
+    /// Takes elements from the beginning of each other rank's slot, starting with the rank after this one.
     fn take_from_others(&self, round: &mut Round, what: impl Fn(Rank) -> (usize, Range<usize>)) {
         for rank in self.others() {
             let (at, range) = what(rank);
@@ -275,7 +276,7 @@ impl Round {
     }
 }
 
-/// The piece of this number, if a range is cut into pieces of so many elements: empty after the last one.
+/// The piece with this number, if a range is cut into pieces of this many elements: empty after the last one.
 fn piece(range: &Range<usize>, number: usize, elements: usize) -> Range<usize> {
     let start = range.end.min(range.start + number * elements);
     start..range.end.min(start + elements)

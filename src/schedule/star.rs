@@ -4,11 +4,12 @@ use super::partition::Partition;
 use super::{Action, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Gather to `root`: one round; each rank but the root sends its own part, the root receives S bytes less its own part,
-/// which is (n-1)/n S/B of time on the root's link if the parts are even. No other route brings the root less.
+/// Gather to `root`: one round; each rank but the root sends its own part, the root receives S bytes minus its own
+/// part, which is (n-1)/n S/B of time on the root's link if the parts are even. That is the least that the root can
+/// receive.
 ///
-/// The buffers differ. The root's is the whole, in which its own part is in place already; any other rank's is its own
-/// part alone.
+/// The buffers differ. The root's is the whole buffer and already holds its own part; any other rank's is only its
+/// own part.
 ///
 /// # Panics
 ///
@@ -26,7 +27,7 @@ pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -
     Schedule { steps: vec![Step { send: Some(send), receive: None }] }
 }
 
-/// Scatter from `root`: [`gather`] with every message turned around. The root sends S bytes less its own part, each other
+/// Scatter from `root`: [`gather`] with every message reversed. The root sends S bytes minus its own part, each other
 /// rank receives its own part, into a buffer that is this part alone.
 ///
 /// # Panics

@@ -1,4 +1,4 @@
-//! Binomial trees, for messages so short that the number of rounds is what they cost.
+//! Binomial trees, for messages so short that the number of rounds determines the cost.
 //!
 //! The tree is that of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
 //! Int. J. High Performance Computing Applications 19 (2005). Ranks count from the root: the parent of rank r is r
@@ -9,9 +9,9 @@ use crate::types::{Rank, WorldSize};
 
 /// Reduce to `root`: ceil(log2 n) rounds; each rank but the root sends S bytes, the root receives up to ceil(log2 n) S.
 ///
-/// Children are reduced in a fixed order, the smallest subtree first, so that the result does not depend on who comes
-/// first: a receive waits for the one before, and a child that is early lies in a socket's buffer. Hence for short
-/// messages only. The other ranks are left with partial results.
+/// Children are reduced in a fixed order, the smallest subtree first, so that the result does not depend on the order
+/// of arrival. A receive waits for the one before, and the data of an early child stays in a socket's buffer, so this
+/// is for short messages only. The other ranks end with partial results.
 pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let place = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
@@ -32,7 +32,7 @@ pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sc
 
 /// Broadcast from `root`: ceil(log2 n) rounds; the root sends up to ceil(log2 n) S bytes, each leaf nothing.
 ///
-/// The largest subtree is served first, for it has the longest way to go.
+/// The largest subtree is sent first, because it has the longest path.
 pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let place = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
@@ -47,11 +47,11 @@ pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
     Schedule { steps }
 }
 
-/// One rank's place in the tree.
+/// One rank's position in the tree.
 struct TreePosition {
     world: WorldSize,
     root: Rank,
-    /// How many places the rank is after the root.
+    /// The number of places from the root to the rank.
     distance: u32,
 }
 
