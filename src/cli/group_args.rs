@@ -1,4 +1,4 @@
-//! The flags by which every program joins its job.
+//! The flags that every program has in common, and with which it joins its job.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -19,10 +19,10 @@ use crate::types::Rank;
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::{Cause, SECRET_BYTES_MAX, Secret};
 
-/// The longest secret file, in bytes: a secret and white space around it.
+/// The longest secret file, in bytes: a secret and some white space.
 const FILE_BYTES_MAX: u64 = 2 * SECRET_BYTES_MAX as u64;
 
-// What stands in `///` here is also what --help prints, where backticks would only disturb.
+// These comments are also the text of --help, so they have no backticks.
 #[allow(clippy::doc_markdown, reason = "help texts")]
 /// How this process finds its peers and talks to them.
 #[derive(Args, Clone, Debug)]
@@ -46,7 +46,7 @@ pub struct GroupArgs {
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
 
-    /// How long all ranks may take to come [default: what ringrun was told, or 30]
+    /// How long all ranks may take to join [default: the value given to ringrun, or 30]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub start_timeout: Option<Duration>,
 
@@ -59,31 +59,31 @@ pub struct GroupArgs {
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tcp_congestion: CongestionControl,
 
-    /// The rate at which each of this rank's links sends at most, in even steps instead of bursts, such as 940mbit or
-    /// 1.2gbit: that of the line, where it is known [default: no limit]
+    /// The highest rate at which each of this rank's links sends, evenly instead of in bursts, for example 940mbit or
+    /// 1.2gbit: the rate of the line, if you know it [default: no limit]
     #[arg(long, value_name = "RATE")]
     pub tcp_pacing: Option<PacingRate>,
 
-    /// How many connections make a link, from 1 to 8, where one does not fill the line; auto takes 4 if they are measured to
-    /// be faster by a tenth when the job starts, otherwise 1; rank 0's word counts
+    /// How many connections a link has, from 1 to 8, if one does not fill the line; auto measures both when the job starts, and
+    /// takes 4 if they are faster by a tenth, otherwise 1. Rank 0's setting applies to all ranks
     #[arg(long, value_name = "K", default_value_t)]
     pub streams: Streams,
 
-    /// Bytes of a segment, the unit in which chunks are pipelined; rank 0's counts
+    /// Bytes of a segment, the unit in which chunks are pipelined. Rank 0's setting applies to all ranks
     #[arg(long, value_name = "BYTES", default_value_t = SEGMENT_BYTES, value_parser = segment_bytes)]
     pub segment_bytes: usize,
 
-    /// Which algorithms to take: auto, one of one-shot, butterfly, direct, doubling, double-tree, hierarchy, ring, tree, or
-    /// ranges of bytes such as direct:0-65536;ring:65537-max; rank 0's word counts
+    /// Which algorithms to use: auto, one of one-shot, butterfly, direct, doubling, double-tree, hierarchy, ring, tree, or
+    /// ranges of bytes such as direct:0-65536;ring:65537-max. Rank 0's setting applies to all ranks
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub algorithm: Algorithms,
 
-    /// How ranks of one host do their collectives; rank 0's word counts
+    /// How ranks of one host run their collectives. Rank 0's setting applies to all ranks
     #[arg(long, value_name = "NAME", value_enum, default_value = "auto")]
     pub transport: TransportName,
 
-    /// Count as being on another host than ranks with another name, though on the same machine: to try what ranks of
-    /// several hosts do, or where containers cannot share memory
+    /// Treat ranks with different names as ranks on different hosts, also on one machine: to try a job of several hosts,
+    /// or if containers cannot share memory
     #[arg(long, value_name = "NAME")]
     pub host_id: Option<String>,
 
@@ -97,14 +97,14 @@ pub struct GroupArgs {
     pub no_checksum: bool,
 }
 
-/// How ranks of one host do their collectives.
+/// How ranks of one host run their collectives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum TransportName {
-    /// In shared memory if they can have it, by TCP otherwise.
+    /// In shared memory if it is available, otherwise over TCP.
     Auto,
-    /// By TCP.
+    /// Over TCP.
     Tcp,
-    /// In shared memory, or not at all.
+    /// In shared memory; an error if it is not available.
     Shm,
 }
 
@@ -125,7 +125,7 @@ pub enum JoinError {
     /// The job did not start.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The secret file is of no use.
+    /// The secret file cannot be used.
     #[error("the secret file {path}: {problem}")]
     SecretFile {
         /// The file.
@@ -133,7 +133,7 @@ pub enum JoinError {
         /// What is wrong with it.
         problem: String,
     },
-    /// A peers file was given to a process that a launcher had told who it is.
+    /// A peers file was given to a process that a launcher had given a rank.
     #[error(
         "--peers was given, but ringrun has already told this process its rank; leave out --peers and --rank"
     )]
@@ -141,8 +141,8 @@ pub enum JoinError {
 }
 
 impl GroupArgs {
-    /// Joins the job that the flags and the environment describe; a process that nobody launched as one of many is a
-    /// world of its own.
+    /// Joins the job that the flags and the environment describe. Without a launcher and a peers file the world is this one
+    /// process.
     ///
     /// # Errors
     ///
@@ -150,7 +150,7 @@ impl GroupArgs {
     pub fn join(&self) -> Result<Group, JoinError> {
         let launched = from_environment().map_err(StartError::from);
         let method = match (&self.peers, launched) {
-            // Another launcher's ranks, an error otherwise, may well meet by a file.
+            // Ranks of another launcher are an error, except with a peers file.
             (Some(path), Ok(None) | Err(_)) => JoinMethod::Peers {
                 file: PeersFile::read(path).map_err(StartError::from)?,
                 rank: Rank::new(self.rank.unwrap_or_default()),
@@ -181,7 +181,7 @@ impl GroupArgs {
         Ok(Group::join(&options)?)
     }
 
-    /// How the ranks are joined and how long anything may take, in a line.
+    /// One line about the job's ranks, transports and deadlines.
     pub fn describe(&self, group: &Group) -> String {
         let streams = match group.streams() {
             0 | 1 => String::new(),
@@ -221,11 +221,11 @@ impl GroupArgs {
 fn read_secret(path: &Path) -> Result<Secret, JoinError> {
     let wrong = |problem: String| JoinError::SecretFile { path: path.to_owned(), problem };
     let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
-    // What a file says of its length is not to be trusted: that of a device is 0.
+    // The length in a file's metadata is not reliable: a device has length 0.
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| wrong(error.to_string()))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(wrong(format!("more than {FILE_BYTES_MAX} bytes are too many for a secret")));
+        return Err(wrong(format!("it has more than {FILE_BYTES_MAX} bytes, too many for a secret")));
     }
     Secret::new(&bytes).map_err(|error| wrong(error.to_string()))
 }
@@ -266,12 +266,12 @@ fn exit_of_cause(cause: &Cause) -> Exit {
         Cause::Mismatch { .. } => Exit::Mismatch,
         Cause::Timeout { .. } => Exit::Timeout,
         Cause::Misbehaved { .. } => Exit::Protocol,
-        // Only a diverged training gives up by itself.
+        // Only a training that diverged calls abort.
         Cause::Aborted { .. } => Exit::Diverged,
     }
 }
 
-/// A time in seconds, fractions allowed: a millisecond, in which ranks tell each other of deadlines, to a month.
+/// A time in seconds, with fractions: from a millisecond, the unit of deadlines on the wire, to a month.
 fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.001..=2_592_000.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),

@@ -1,4 +1,4 @@
-//! What a launcher tells its ranks through the environment.
+//! Reads the environment variables by which a launcher describes the job.
 
 use std::env;
 use std::fmt;
@@ -17,7 +17,7 @@ const JOB_ID: &str = "RING_JOB_ID";
 const START_TIMEOUT_MS: &str = "RING_START_TIMEOUT_MS";
 const LOCAL_PROCESSORS: &str = "RING_LOCAL_PROCESSORS";
 
-/// Variables of other launchers: which says how many ranks there are, and whose it is.
+/// Variables in which other launchers give the number of ranks, and the names of these launchers.
 const OTHERS: [(&str, &str); 5] = [
     ("WORLD_SIZE", "torchrun"),
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
@@ -26,25 +26,25 @@ const OTHERS: [(&str, &str); 5] = [
     ("SLURM_STEP_NUM_TASKS", "srun"),
 ];
 
-/// What `ringrun` says of the job.
+/// The job as `ringrun` describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Launched {
     /// This process's rank.
     pub rank: Rank,
     /// The world size.
     pub world: WorldSize,
-    /// Where the launcher's rendezvous listens.
+    /// The address of the launcher's rendezvous.
     pub rendezvous: SocketAddr,
-    /// The job.
+    /// The job's id.
     pub job_id: [u8; 16],
-    /// How long the launcher gives all ranks to come, if it says so.
+    /// The launcher's start timeout, if it gives one.
     pub start_timeout: Option<Duration>,
-    /// How many processors of this host the job has to itself, if the launcher says so. A rank that is bound to its share of them
+    /// The number of this host's processors that the job may use, if the launcher gives it. A rank that is bound to some of them
     /// cannot find it out.
     pub local_processors: Option<u32>,
 }
 
-/// Why the environment makes no sense.
+/// Why the environment is invalid.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvironmentError {
@@ -53,10 +53,10 @@ pub enum EnvironmentError {
     Incomplete {
         /// A variable that is set.
         present: &'static str,
-        /// The one that is not.
+        /// The variable that is missing.
         missing: &'static str,
     },
-    /// A variable cannot be what it says.
+    /// A variable has an invalid value.
     #[error("the environment variable {name} is `{value}`, which is not {expected}")]
     Invalid {
         /// Its name.
@@ -71,28 +71,28 @@ pub enum EnvironmentError {
         "{launcher} started this process as one of {ranks} ranks ({variable} is set), and ringtrain cannot connect them; start them with `ringrun -n {ranks}`, or use --peers and --rank, or unset {variable} to run alone"
     )]
     OtherLauncher {
-        /// The variable that says so.
+        /// The variable that shows it.
         variable: &'static str,
         /// The launcher.
         launcher: &'static str,
-        /// How many ranks.
+        /// The number of ranks.
         ranks: u32,
     },
 }
 
-/// The sentence, for `main` and `unwrap` print errors by `Debug`, and a person reads them.
+/// The same text as `Display`, because `main` and `unwrap` print errors with `Debug`.
 impl fmt::Debug for EnvironmentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// What the environment says: `None` for a process that nobody launched as one of many.
+/// Reads the environment; `None` if no launcher started this process.
 ///
 /// # Errors
 ///
-/// [`EnvironmentError`] if it says half of it, or nonsense, or if another launcher started several ranks: each of them
-/// would otherwise train alone without anybody noticing.
+/// [`EnvironmentError`] if variables are missing or invalid, or if another launcher started several ranks: otherwise each
+/// would train alone without an error.
 pub fn from_environment() -> Result<Option<Launched>, EnvironmentError> {
     interpret(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
@@ -169,7 +169,7 @@ mod tests {
         ("RING_JOB_ID", "000102030405060708090a0b0c0d0e0f"),
     ];
 
-    /// Variables set otherwise than in `GOOD`, or not at all.
+    /// Variables whose values differ from those in `GOOD`, or that are not set.
     type Changes<'a> = &'a [(&'a str, Option<&'a str>)];
 
     fn with(changes: Changes<'_>) -> Result<Option<Launched>, EnvironmentError> {
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Four processes that each believe to be alone would train four models and call it one.
+    /// Four processes that did not know about each other would train four separate models.
     #[test]
     fn ranks_of_another_launcher_do_not_run_alone() {
         for (variable, launcher) in OTHERS {

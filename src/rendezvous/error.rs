@@ -20,7 +20,7 @@ pub enum StartError {
     /// The environment is wrong.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
-    /// The secret is none.
+    /// The secret is invalid.
     #[error("{0}")]
     Secret(#[from] SecretError),
     /// The rank is not below the world size.
@@ -31,71 +31,71 @@ pub enum StartError {
         /// The world size.
         world: WorldSize,
     },
-    /// A job without a secret that others could reach.
+    /// A job without a secret that other hosts could reach.
     #[error(
-        "the job has no secret and {address} is not a loopback address: anybody who reaches it could join; give every rank the same --secret-file (or RING_SECRET)"
+        "the job has no secret and {address} is not a loopback address: any process that can reach it could join; give every rank the same --secret-file (or RING_SECRET)"
     )]
     NeedsSecret {
         /// The address that is not loopback.
         address: SocketAddr,
     },
-    /// Somebody listens there already.
+    /// Another process listens on that port.
     #[error("port {} on {} is in use by another process; stop it or choose another port for rank {rank}", address.port(), address.ip())]
     PortInUse {
-        /// Where this rank was to listen.
+        /// The address on which this rank tried to listen.
         address: SocketAddr,
         /// This rank.
         rank: Rank,
     },
-    /// The address cannot be listened on.
+    /// This rank cannot listen on the address.
     #[error(
         "rank {rank} cannot listen on {address}: {source}; is this the host that the peers file names for it?"
     )]
     CannotListen {
-        /// Where this rank was to listen.
+        /// The address on which this rank tried to listen.
         address: SocketAddr,
         /// This rank.
         rank: Rank,
-        /// The operating system's words.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// The socket options cannot be had.
+    /// The socket options are not available.
     #[error("{0}")]
     SocketOptions(String),
-    /// Nobody answers at the rendezvous.
+    /// The rendezvous does not answer.
     #[error("{who} at {address} did not answer within {} s ({detail}); start it, or check the address and the firewall", timeout.as_secs_f32())]
     NoRendezvous {
-        /// Who was to answer.
+        /// The process that should have answered.
         who: String,
-        /// Where.
+        /// Its address.
         address: SocketAddr,
         /// The last attempt's error.
         detail: String,
-        /// How long was tried.
+        /// How long this rank tried.
         timeout: Duration,
     },
-    /// Whoever is there is not one of this job.
+    /// The process at the other end does not belong to this job.
     #[error("{who} at {address}: {source}")]
     Handshake {
-        /// Who was to answer.
+        /// The process that should have answered.
         who: String,
-        /// Where.
+        /// Its address.
         address: SocketAddr,
         /// What is wrong.
         source: HandshakeError,
     },
-    /// Not all ranks came.
+    /// Not all ranks joined.
     #[error("not all ranks came within {} s: missing {missing}; start them, or look at their own output for why they did not come", timeout.as_secs_f32())]
     Missing {
-        /// Who, in words.
+        /// The missing ranks, as text.
         missing: String,
-        /// How long was waited.
+        /// How long this rank waited.
         timeout: Duration,
     },
-    /// The rendezvous sent us away.
+    /// The rendezvous refused this rank.
     #[error("the rendezvous refused this rank: {0}")]
     Refused(String),
-    /// A rank that had registered died before the job had started.
+    /// A rank that had registered ended, or its connection failed, before the job had started.
     #[error(
         "rank {rank} on {host} was lost while the job was starting: {detail}; see the output of that rank, and if it still runs, check the network to it"
     )]
@@ -107,30 +107,30 @@ pub enum StartError {
         /// What happened.
         detail: String,
     },
-    /// The rendezvous died or does not speak as it should.
+    /// The rendezvous ended or broke the protocol.
     #[error("{who} at {address} went away while the job was starting: {detail}")]
     RendezvousLost {
-        /// Who.
+        /// The process that serves it.
         who: String,
-        /// Where.
+        /// Its address.
         address: SocketAddr,
         /// What happened.
         detail: String,
     },
-    /// The ring was being closed when a rank that had passed already gave up.
+    /// The job failed in the barrier that ends the start.
     #[error("{0}")]
     Failed(Cause),
     /// This machine's operating system refused something.
     #[error("the operating system refused {what}: {source}")]
     System {
-        /// The thing.
+        /// The system call or resource.
         what: &'static str,
-        /// Its words.
+        /// The error.
         source: io::Error,
     },
 }
 
-/// The sentence, for `main` and `unwrap` print errors by `Debug`, and a person reads them.
+/// The same text as `Display`, because `main` and `unwrap` print errors with `Debug`.
 impl fmt::Debug for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -157,7 +157,7 @@ impl StartError {
         )
     }
 
-    /// Whether the peers were told different things of the job: its id, its size, its peers file or their ranks.
+    /// Whether the peers disagree about the job: its id, its size, its peers file or their ranks.
     pub fn is_configuration(&self) -> bool {
         let Self::Handshake { source: HandshakeError::Refused(refusal), .. } = self else { return false };
         matches!(

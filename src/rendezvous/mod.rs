@@ -1,7 +1,7 @@
-//! Who is where: how the ranks of a job find each other before the first link is opened.
+//! The rendezvous: how the ranks of a job find each other before the first link is opened.
 //!
-//! One process serves the rendezvous: the launcher, or rank 0 where a peers file says who is who. Every other rank dials
-//! it, proves that it knows the job's secret, registers where it listens, and is told the roster when the last has come.
+//! One process serves the rendezvous: the launcher, or rank 0 if there is a peers file. Every other rank dials it, proves that
+//! it knows the job's secret, registers its address, and gets the roster when the last rank has joined.
 
 mod client;
 mod environment;
@@ -26,7 +26,7 @@ pub use server::{Server, serve};
 
 use crate::types::{Rank, WorldSize};
 
-/// What stands between the name of a machine and that of the host that it counts as.
+/// The separator between the name of a machine and the name from `--host-id`.
 const CHOSEN: &str = " as ";
 
 /// A rank as it registers.
@@ -34,8 +34,8 @@ const CHOSEN: &str = " as ";
 pub struct Member {
     /// How its host is named in errors.
     pub host: String,
-    /// What tells its machine from others, even of the same name: the kernel's boot id, its network, and the host that it counts
-    /// as.
+    /// Identifies its machine, also among machines with the same name: the kernel's boot id, its network, and the name from
+    /// `--host-id`.
     pub machine: String,
     /// Where it listens.
     pub address: SocketAddr,
@@ -63,13 +63,13 @@ pub struct Shared {
     pub segment_bytes: usize,
     /// Which links carry checksums of payloads.
     pub checksums: Checksums,
-    /// How many processors the host has; with the number of ranks on it, this decides how an all-reduce is cut.
+    /// The number of the host's processors; with the number of ranks on it, this decides how an all-reduce is cut.
     pub processors: u32,
-    /// Of how many connections a link consists; 0 if that is to be measured.
+    /// The number of connections of a link; 0 if the start measures which number is best.
     pub streams: u8,
 }
 
-/// Everybody, in rank order.
+/// All ranks of the job.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Roster {
     /// The members, in rank order.
@@ -113,7 +113,7 @@ impl Roster {
         (Rank::new(before), WorldSize::new(same(&self.members)).unwrap_or(WorldSize::ONE))
     }
 
-    /// How many ranks have processors in common with `rank`, whatever hosts they count as being on.
+    /// The number of ranks that share processors with `rank`, regardless of `--host-id`.
     pub fn at_processors_of(&self, rank: Rank) -> usize {
         let place = |member: &Member| member.machine.split(CHOSEN).next().unwrap_or_default().to_owned();
         let own = self.members.get(rank.index()).map(place);
@@ -131,24 +131,24 @@ pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// What tells this machine from others of the same name: its boot, its network, for containers may be hosts of their own, and
-/// a name by which processes may count as being on different ones.
+/// Identifies this machine, also among machines with the same name: its boot id; its network, because a container may count as
+/// a separate host; and the name from `--host-id`.
 pub fn machine(host_id: Option<&str>) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    // A name of any length; the rendezvous takes short ones alone.
+    // The name has any length, but the rendezvous accepts only short ones.
     let digest =
         |id: &str| Sha256::digest(id).iter().take(16).fold(0u128, |all, &byte| all << 8 | u128::from(byte));
     let chosen = host_id.map(|id| format!("{CHOSEN}{:032x}", digest(id))).unwrap_or_default();
     format!("{} {} {}{chosen}", host_name(), boot.trim(), network.display())
 }
 
-/// Whether a job on this address may do without a secret: nobody but this machine's processes reaches it.
+/// Whether a job on this address needs no secret: only processes of this machine can reach it.
 pub(crate) fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// Ranks as a person would list them: `1, 3-5 and 9`.
+/// Lists ranks as text: `1, 3-5 and 9`.
 fn list(ranks: &[Rank]) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut index = 0;

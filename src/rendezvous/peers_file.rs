@@ -1,4 +1,4 @@
-//! The peers file: one `host:port` a line, in rank order.
+//! The peers file: one `host:port` on each line, in rank order.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,22 +23,22 @@ pub enum PeersFileError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The operating system's words.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// It is no peers file.
+    /// It is too long for a peers file.
     #[error("the peers file {path} is longer than {FILE_BYTES_MAX} bytes, too long for a list of hosts")]
     TooLong {
         /// The file.
         path: PathBuf,
     },
-    /// It names nobody.
+    /// It names no rank.
     #[error("the peers file {path} names no rank; write one host:port a line, in rank order")]
     Empty {
         /// The file.
         path: PathBuf,
     },
-    /// It names too many.
+    /// It names too many ranks.
     #[error("the peers file {path} names more than {WORLD_SIZE_MAX} ranks")]
     TooMany {
         /// The file.
@@ -56,7 +56,7 @@ pub enum PeersFileError {
     },
 }
 
-/// The sentence, for `main` and `unwrap` print errors by `Debug`, and a person reads them.
+/// The same text as `Display`, because `main` and `unwrap` print errors with `Debug`.
 impl fmt::Debug for PeersFileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -96,14 +96,14 @@ impl PeersFile {
     pub fn read(path: &Path) -> Result<Self, PeersFileError> {
         let unreadable = |source| PeersFileError::Unreadable { path: path.to_owned(), source };
         let file = File::open(path).map_err(unreadable)?;
-        // What a file says of its length is not to be trusted: that of a device is 0.
+        // The length in a file's metadata is not reliable: a device has length 0.
         let mut bytes = Vec::new();
         file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
         if bytes.len() as u64 > FILE_BYTES_MAX {
             return Err(PeersFileError::TooLong { path: path.to_owned() });
         }
         let text = String::from_utf8(bytes)
-            .map_err(|_| unreadable(io::Error::new(io::ErrorKind::InvalidData, "it is no text in UTF-8")))?;
+            .map_err(|_| unreadable(io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8 text")))?;
         Self::parse(path, &text)
     }
 
@@ -115,7 +115,7 @@ impl PeersFile {
     pub fn parse(path: &Path, text: &str) -> Result<Self, PeersFileError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut seen: HashMap<String, (usize, usize)> = HashMap::new();
-        // The byte order mark with which some editors begin a file.
+        // Some editors begin a file with a byte order mark.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (index, line) in text.lines().enumerate() {
             let content = line.split('#').next().unwrap_or_default().trim();
@@ -128,7 +128,7 @@ impl PeersFile {
             let entry = Entry { host, port, line };
             if let Some((rank, earlier)) = seen.insert(entry.to_string(), (entries.len(), line)) {
                 return Err(wrong(format!(
-                    "{entry} is rank {rank} already, on line {earlier}; every rank needs a port of its own"
+                    "{entry} is already rank {rank}, on line {earlier}; give every rank a different port"
                 )));
             }
             if entries.len() >= WORLD_SIZE_MAX as usize {
@@ -142,7 +142,7 @@ impl PeersFile {
         Ok(Self { path: path.to_owned(), entries })
     }
 
-    /// How many ranks it names.
+    /// The number of ranks that it names.
     pub fn world(&self) -> WorldSize {
         WorldSize::new(self.entries.len() as u32).unwrap_or(WorldSize::ONE)
     }
@@ -159,7 +159,7 @@ impl PeersFile {
             .map_or_else(|| format!("rank {rank}"), |entry| format!("rank {rank} ({entry})"))
     }
 
-    /// What tells this list from another: SHA-256 over its entries, without comments and spaces.
+    /// A digest that identifies the list: SHA-256 over its entries, without comments and spaces.
     pub fn digest(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
         for entry in &self.entries {
@@ -169,7 +169,7 @@ impl PeersFile {
         hash.finalize().into()
     }
 
-    /// The address of a rank; its host name is looked up.
+    /// Looks up the address of a rank.
     ///
     /// # Errors
     ///
@@ -185,7 +185,7 @@ impl PeersFile {
         addresses.next().ok_or_else(|| wrong(format!("the host `{}` has no address", entry.host)))
     }
 
-    /// The addresses of all ranks.
+    /// Looks up the addresses of all ranks.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ impl PeersFile {
 
 fn host_and_port(text: &str) -> Result<(String, u16), String> {
     if text.contains("://") {
-        return Err(format!("`{text}` is a URL; write host:port alone"));
+        return Err(format!("`{text}` is a URL; write only host:port"));
     }
     let words = text.split(|c: char| c.is_whitespace() || matches!(c, ',' | ';'));
     if words.filter(|word| word.contains(':')).count() > 1 {
@@ -248,7 +248,7 @@ fn host_and_port(text: &str) -> Result<(String, u16), String> {
     }
 }
 
-/// Whether the port is digits alone: `+80` parses as a number but nobody means it.
+/// Whether the port has only digits: `+80` parses as a number but is a mistake.
 fn port_is_plain(text: &str) -> bool {
     text.rsplit(':').next().is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
 }
@@ -292,7 +292,7 @@ mod tests {
             ("a:1,b:2\n", "is more than one address"),
             ("[::1]80\n", "[address]:port"),
             ("[zz]:80\n", "`zz` is not an IPv6 address"),
-            ("a:1\nb:2\na:1\n", "line 3: a:1 is rank 0 already, on line 1"),
+            ("a:1\nb:2\na:1\n", "line 3: a:1 is already rank 0, on line 1"),
         ];
         for (text, expected) in cases {
             let error = parse(text).unwrap_err().to_string();
@@ -300,7 +300,7 @@ mod tests {
         }
     }
 
-    /// As some editors save text.
+    /// Some editors save text in this form.
     #[test]
     fn a_byte_order_mark_does_not_count() {
         assert_eq!(parse("\u{feff}a:1\r\nb:2\r\n").unwrap(), parse("a:1\nb:2\n").unwrap());

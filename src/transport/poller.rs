@@ -1,4 +1,4 @@
-//! The event queue. Whoever holds it waits for the sockets; what they hold can be looked at meanwhile.
+//! The event queue. One thread waits for its events, while other threads may register sockets.
 
 use std::io;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use std::time::Duration;
 use mio::{Events, Poll, Registry, Token, Waker};
 
 const EVENTS_MAX: usize = 256;
-/// The kernel counts milliseconds in 31 bits; whoever waits for longer wakes up once a day.
+/// The kernel counts milliseconds in 31 bits, so a longer wait is divided into days.
 const TIMEOUT_MAX: Duration = Duration::from_hours(24);
-/// The token of [`Poller::waker`]; its events are swallowed.
+/// The token of [`Poller::waker`]; its events are not returned.
 const WAKER: Token = Token(1);
 /// The first token that is free for sockets.
 pub(super) const FIRST_TOKEN: usize = 2;
@@ -19,11 +19,11 @@ pub(super) const FIRST_TOKEN: usize = 2;
 pub struct Event {
     /// The socket.
     pub token: Token,
-    /// It may have something to read, or has been closed.
+    /// It may be readable, or has been closed.
     pub is_readable: bool,
-    /// It may take something to write.
+    /// It may be writable.
     pub is_writable: bool,
-    /// Nothing more comes than what is there.
+    /// The peer has ended its side; no data follow those that have arrived.
     pub is_ended: bool,
 }
 
@@ -46,7 +46,7 @@ impl Poller {
         Ok(Self { poll, events: Events::with_capacity(EVENTS_MAX), waker })
     }
 
-    /// Where sockets are registered; it works while another thread waits.
+    /// The registry for sockets; it can be used while another thread waits.
     ///
     /// # Errors
     ///
@@ -55,19 +55,19 @@ impl Poller {
         self.poll.registry().try_clone()
     }
 
-    /// What ends a wait from another thread.
+    /// Ends a wait from another thread.
     pub fn waker(&self) -> Arc<Waker> {
         Arc::clone(&self.waker)
     }
 
-    /// Waits for events and appends them to `events`; with a timeout, for that long at most. A signal ends it early. Returns
-    /// whether another thread wanted it to end ([`Poller::waker`]); who looks again instead sleeps through it.
+    /// Waits for events and appends them to `events`; with a timeout, at most that long. A signal ends the wait early. Returns
+    /// whether another thread ended it ([`Poller::waker`]): a caller that ignores this and waits again misses the wake-up.
     ///
     /// # Errors
     ///
     /// When the operating system refuses to wait.
     pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<bool> {
-        // The kernel counts whole milliseconds; rounded up, so that a deadline has passed when it wakes us.
+        // The kernel counts whole milliseconds. Rounded up, so that a deadline has passed after the wait.
         let timeout = timeout.map(|timeout| round_up_to_ms(timeout.min(TIMEOUT_MAX)));
         match self.poll.poll(&mut self.events, timeout) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(false),
@@ -93,13 +93,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_woken_is_told_so_once() {
+    fn a_wait_reports_the_waker_once() {
         let mut poller = Poller::new().unwrap();
         let mut events = Vec::new();
         assert!(!poller.wait(Some(Duration::ZERO), &mut events).unwrap());
         poller.waker().wake().unwrap();
         assert!(poller.wait(None, &mut events).unwrap());
         assert!(!poller.wait(Some(Duration::ZERO), &mut events).unwrap());
-        assert!(events.is_empty(), "no socket has anything to say");
+        assert!(events.is_empty(), "no socket has an event");
     }
 }

@@ -1,9 +1,9 @@
 //! A simulated network with virtual time: seeded delays, short reads and writes, cuts and corruption.
 //!
-//! It runs in one thread: each rank's [`SimTransport`] shares the [`SimNetwork`], whose clock moves only when its owner
-//! says so ([`SimNetwork::advance`]). Links are ordered streams, as TCP's are, but what is sent on different links arrives
-//! in any order. A link is there when one end has asked for it, that has taken its time, and the other has looked.
-//! A run is repeated exactly by its seed.
+//! It runs in one thread: all ranks' [`SimTransport`]s share the [`SimNetwork`], whose clock moves only in
+//! [`SimNetwork::advance`]. Links are ordered streams, like TCP's, but data on different links arrive in any order. A link is
+//! open when one end has asked for it, the delay of the handshake is over, and the other end has handled its events. The same
+//! seed repeats a run exactly.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -20,33 +20,33 @@ use crate::types::Rank;
 /// How the simulated network behaves.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
-    /// The seed of every choice by lot.
+    /// The seed of every random choice.
     pub seed: u64,
     /// The least time from a send to its arrival.
     pub latency: Duration,
-    /// A further delay of up to this much, by lot for each piece sent.
+    /// The maximum of a further, random delay of each piece sent.
     pub jitter: Duration,
     /// Bytes per second of each direction of each link.
     pub bandwidth: u64,
     /// Bytes that a link holds before its sender is blocked.
     pub window_bytes: usize,
-    /// The most bytes that one send or receive moves; by lot between 1 and this.
+    /// The most bytes that one send or receive moves; the number is random, from 1 to this.
     pub piece_bytes_max: usize,
-    /// What goes wrong, and when.
+    /// The faults and their times.
     pub faults: Vec<Fault>,
 }
 
-/// Something that goes wrong at a moment of virtual time.
+/// A fault at a moment of virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// A rank's process dies: all its links close after what it had sent has arrived.
+    /// A rank's process ends: all its links close after the data that it had sent have arrived.
     Kill {
         /// The rank.
         rank: Rank,
         /// When.
         at: Duration,
     },
-    /// The link between two ranks breaks; what is in flight is lost.
+    /// The link between two ranks breaks; data in flight are lost.
     Cut {
         /// One end.
         a: Rank,
@@ -55,7 +55,7 @@ pub enum Fault {
         /// When.
         at: Duration,
     },
-    /// One bit of what next travels from one rank to another is flipped.
+    /// One bit of the next data from one rank to another is flipped.
     Corrupt {
         /// The sender.
         from: Rank,
@@ -64,7 +64,7 @@ pub enum Fault {
         /// When.
         at: Duration,
     },
-    /// Nothing more arrives from a rank, and it receives nothing: its process is stopped.
+    /// A rank's process is stopped: no more data arrive from it, and it receives none.
     Stall {
         /// The rank.
         rank: Rank,
@@ -89,9 +89,9 @@ pub struct SimNetwork {
     config: SimConfig,
     now: Duration,
     random: StdRng,
-    /// What travels from the first rank to the second.
+    /// The data from the first rank to the second.
     pipes: BTreeMap<(Rank, Rank), Pipe>,
-    /// Links that somebody has asked for, by their ends, the lower one first.
+    /// Links that a rank has asked for, by their ends, the lower one first.
     links: BTreeMap<(Rank, Rank), SimLink>,
     bytes_moved: u64,
     killed: BTreeSet<Rank>,
@@ -100,15 +100,15 @@ pub struct SimNetwork {
 
 struct SimLink {
     asked_by: Rank,
-    /// When the other end can know.
+    /// When the other end can see the request.
     arrives: Duration,
-    /// From when on the one that asked and the other one can use it; nobody can before the other has looked.
+    /// From when on the rank that asked and the other rank can use it; `None` until the other rank has seen the request.
     opens: Option<(Duration, Duration)>,
 }
 
 #[derive(Default)]
 struct Pipe {
-    /// Pieces and when each has arrived whole.
+    /// Pieces, and when each has fully arrived.
     in_flight: VecDeque<(Duration, VecDeque<u8>)>,
     bytes: usize,
     /// When the last byte sent so far has arrived.
@@ -116,7 +116,7 @@ struct Pipe {
     /// When the sender's bandwidth is free again.
     free_at: Duration,
     corrupts_next: bool,
-    /// The sender will send no more.
+    /// The sender has closed its direction.
     is_finished: bool,
     /// The link is broken.
     is_cut: bool,
@@ -143,8 +143,8 @@ impl SimNetwork {
         self.now
     }
 
-    /// Bytes sent and received so far. As long as it changes, the present moment is not over: what one rank reads makes
-    /// room for another to send.
+    /// Bytes sent and received so far. While this changes, the current moment is not over: when a rank reads, another one can
+    /// send.
     pub fn bytes_moved(&self) -> u64 {
         self.bytes_moved
     }
@@ -159,7 +159,7 @@ impl SimNetwork {
         self.stalled.contains(&rank)
     }
 
-    /// The next moment at which something arrives or goes wrong; `None` when nothing is in flight.
+    /// The time of the next arrival or fault; `None` if there is none.
     pub fn next_event(&self) -> Option<Duration> {
         let arrivals = self.pipes.iter().filter(|((from, to), _)| {
             !self.stalled.contains(from) && !self.stalled.contains(to) && !self.killed.contains(to)
@@ -171,7 +171,7 @@ impl SimNetwork {
         arrivals.chain(links).chain(frees).chain(faults).filter(|&at| at > self.now).min()
     }
 
-    /// A link that is there already: what happened before the beginning.
+    /// Opens a link before the run begins.
     pub fn open(&mut self, a: Rank, b: Rank) {
         let opens = Some((self.now, self.now));
         self.links.insert((a.min(b), a.max(b)), SimLink { asked_by: a, arrives: self.now, opens });
@@ -183,12 +183,12 @@ impl SimNetwork {
         if self.links.contains_key(&ends) {
             return;
         }
-        // One way to connect, and one way each for the hello, its answer and the proof.
+        // One delay to connect, and one each for the hello, its answer and the proof.
         let arrives = self.now + self.config.latency * 4 + self.jitter();
         self.links.insert(ends, SimLink { asked_by: from, arrives, opens: None });
     }
 
-    /// `rank` answers whoever has asked it for a link.
+    /// `rank` answers all requests for links.
     fn look(&mut self, rank: Rank) {
         let back = self.now + self.config.latency + self.jitter();
         let asked = |link: &&mut SimLink| link.asked_by != rank && link.opens.is_none();
@@ -210,7 +210,7 @@ impl SimNetwork {
         self.config.jitter.mul_f64(self.random.random_range(0.0..1.0))
     }
 
-    /// Moves the clock to `now` and lets happen what was to happen until then.
+    /// Moves the clock to `now`, with all arrivals and faults up to then.
     pub fn advance(&mut self, now: Duration) {
         self.now = self.now.max(now);
         while self.config.faults.first().is_some_and(|fault| fault.at() <= self.now) {

@@ -51,13 +51,13 @@ pub enum Cause {
         first: Rank,
         /// What the lower rank asked for.
         first_asked: Contract,
-        /// Where in its program; empty until that rank has said so.
+        /// The line of its program; empty until that rank has sent it.
         first_site: String,
         /// The higher of the two ranks.
         second: Rank,
         /// What the higher rank asked for.
         second_asked: Contract,
-        /// Where in its program; empty until that rank has said so.
+        /// The line of its program; empty until that rank has sent it.
         second_site: String,
     },
     /// An operation did not end within its deadline.
@@ -103,7 +103,7 @@ pub struct Waiting {
     pub sequence: u64,
     /// What it asked for.
     pub asked: Contract,
-    /// Where in its program.
+    /// The line of its program.
     pub site: String,
     /// The ranks that it waits for, and their hosts; at most [`AWAITED_MAX`] of them.
     pub awaited: Vec<(Rank, String)>,
@@ -113,7 +113,7 @@ pub struct Waiting {
 pub const WAITING_MAX: usize = 12;
 /// The most ranks that a waiting rank is said to wait for.
 pub const AWAITED_MAX: usize = 3;
-/// Longest place in a program on the wire, in bytes.
+/// Longest line of a program (file and number) on the wire, in bytes.
 const SITE_BYTES_MAX: u16 = 80;
 /// Longest host beside an awaited rank on the wire, in bytes.
 const HOST_BYTES_MAX: u16 = 40;
@@ -209,7 +209,7 @@ impl Cause {
         matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
     }
 
-    /// Fills in the place in `rank`'s program, if that rank is one of the two of a mismatch and its place is not known.
+    /// Fills in the line of `rank`'s program, if that rank is one of the two of a mismatch and its line is not known.
     pub fn add_site(&mut self, rank: Rank, site: &str) {
         if let Self::Mismatch { first, first_site, second, second_site, .. } = self {
             for (who, known) in [(*first, first_site), (*second, second_site)] {
@@ -220,7 +220,7 @@ impl Cause {
         }
     }
 
-    /// Merges the places that only one of two causes about the same mismatch knows.
+    /// Merges the lines that only one of two causes about the same mismatch knows.
     fn share_sites(&mut self, other: &mut Self) {
         if self.precedence() != other.precedence() || self.asked() != other.asked() {
             return;
@@ -240,7 +240,7 @@ impl Cause {
         }
     }
 
-    /// The order in which causes count: first those that explain others, then those of lower ranks.
+    /// The order of importance: first the kinds that explain others, then the lower ranks.
     fn precedence(&self) -> (u8, u32, u64, Rank, Rank) {
         match self {
             Self::PeerLost { rank, seen_by, .. } => (0, 0, 0, *rank, *seen_by),
@@ -262,7 +262,7 @@ impl Cause {
         asked
     }
 
-    /// The cause as an abort frame's payload.
+    /// Encodes the cause as an abort frame's payload.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(256);
         match self {
@@ -304,7 +304,7 @@ impl Cause {
         out
     }
 
-    /// The cause that an abort frame's payload holds; `None` if it holds none that this version knows.
+    /// Decodes an abort frame's payload; `None` if it holds no cause that this version knows.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
         let kind = reader.u8()?;
@@ -458,7 +458,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_cause_comes_back(cause in causes()) {
+        fn a_decoded_cause_equals_the_encoded_one(cause in causes()) {
             prop_assert_eq!(Cause::decode(&cause.encode()), Some(cause));
         }
 

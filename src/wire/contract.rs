@@ -2,10 +2,10 @@
 
 use crate::types::{Algorithm, Contract, DType, Operation, Rank, ReduceOp};
 
-/// Words of a contract.
+/// The number of words of a contract.
 pub const CONTRACT_WORDS: usize = 4;
 
-/// The contract as words: equal ones are equal contracts.
+/// The contract as words. Equal words mean equal contracts.
 pub fn contract_to_words(contract: &Contract) -> [u64; CONTRACT_WORDS] {
     let Contract { operation, dtype, reduction, algorithm, root, count, layout } = *contract;
     let reduction = reduction.map_or(0, ReduceOp::to_byte);
@@ -13,7 +13,7 @@ pub fn contract_to_words(contract: &Contract) -> [u64; CONTRACT_WORDS] {
     [u64::from_le_bytes(codes), u64::from(root.get()), count, u64::from(layout)]
 }
 
-/// The contract of words that begin with one; `None` if they do not.
+/// Reads the contract at the beginning of `words`; `None` if there is none.
 pub fn contract_of_words(words: &[u64]) -> Option<Contract> {
     let &[codes, root, count, layout] = words.first_chunk::<CONTRACT_WORDS>()?;
     let [operation, dtype, reduction, algorithm, 0, 0, 0, 0] = codes.to_le_bytes() else { return None };
@@ -37,7 +37,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_contract_comes_back(contract in contracts()) {
+        fn a_decoded_contract_equals_the_encoded_one(contract in contracts()) {
             prop_assert_eq!(contract_of_words(&contract_to_words(&contract)), Some(contract));
         }
 

@@ -11,9 +11,9 @@ pub const SEGMENT_BYTES_MAX: usize = 4 << 20;
 pub const CONTROL_BYTES_MAX: usize = 4096;
 /// The first bytes of every header.
 const MAGIC: [u8; 2] = *b"RF";
-/// The flag that says that the payload's checksum is given.
+/// The flag that is set if the header has the payload's checksum.
 const FLAG_PAYLOAD_CRC: u8 = 1;
-/// The flag that says that the sender has not been told that the receiver is ready.
+/// The flag that is set if the segment was sent on credit, before a ready frame.
 const FLAG_EAGER: u8 = 2;
 
 const _: () = assert!(CONTROL_BYTES_MAX <= SEGMENT_BYTES_MAX);
@@ -26,15 +26,15 @@ pub enum Kind {
     Data = 1,
     /// The job failed; the payload is the root cause.
     Abort = 2,
-    /// The sender leaves the job in order; nothing follows.
+    /// The sender leaves the job without a failure; it is the last frame.
     Goodbye = 3,
-    /// The sender has begun the operation: `offset` counts the messages of it that may come in full.
+    /// The sender has begun the operation: `offset` counts its messages that the peer may send in full.
     Ready = 4,
-    /// `offset` counts what the sender has made use of since the start, of all that came before it was ready.
+    /// `offset` counts the bytes received on credit that the sender of this frame has consumed since the start.
     Credit = 5,
     /// The sender has data for the operation and no credit to send them.
     Announce = 6,
-    /// There is something to see in the memory that the two ranks share.
+    /// The sender has changed something in the memory that the two ranks share.
     Wake = 7,
 }
 
@@ -74,23 +74,23 @@ pub struct Header {
     pub eager: bool,
     /// Bytes of payload.
     pub payload_bytes: u32,
-    /// CRC32C of the payload, where the job checks payloads.
+    /// CRC32C of the payload, if the link checks payloads.
     pub payload_crc: Option<u32>,
 }
 
-/// Why 64 bytes are no header.
+/// Why 64 bytes are not a valid header.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// The checksum does not fit the bytes.
+    /// The checksum does not match the bytes.
     #[error("a frame header is corrupt (its checksum is {found:08x} and should be {expected:08x})")]
     Corrupt {
-        /// The checksum that came.
+        /// The received checksum.
         found: u32,
-        /// The checksum of what came.
+        /// The checksum of the received bytes.
         expected: u32,
     },
-    /// The checksum fits but a field has a value that this version does not know.
+    /// The checksum matches but a field has a value that this version does not know.
     #[error("a frame header's {field} has the unknown value {value}")]
     Unknown {
         /// The field.
@@ -98,8 +98,8 @@ pub enum HeaderError {
         /// Its value.
         value: u64,
     },
-    /// The payload is longer than its kind may have.
-    #[error("a frame claims a payload of {claimed} bytes, more than the {limit} that it may have")]
+    /// The payload is longer than its kind of frame allows.
+    #[error("a frame claims a payload of {claimed} bytes, more than its limit of {limit}")]
     TooLong {
         /// The length claimed.
         claimed: u32,
@@ -109,7 +109,7 @@ pub enum HeaderError {
 }
 
 impl Header {
-    /// A header that says nothing yet.
+    /// A header with empty fields.
     pub const EMPTY: Self = Self {
         kind: Kind::Goodbye,
         group: 0,
@@ -149,11 +149,11 @@ impl Header {
         bytes
     }
 
-    /// The header that the bytes hold.
+    /// Decodes a header.
     ///
     /// # Errors
     ///
-    /// [`HeaderError`] if they are corrupt, of another version's vocabulary, or claim more than the limits.
+    /// [`HeaderError`] if the bytes are corrupt, have a value that this version does not know, or claim more than the limits.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, HeaderError> {
         let (body, crc) = bytes.split_at(HEADER_BYTES - 4);
         let found = u32::from_le_bytes([crc[0], crc[1], crc[2], crc[3]]);
@@ -268,12 +268,12 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn a_header_comes_back(header in headers()) {
+        fn a_decoded_header_equals_the_encoded_one(header in headers()) {
             prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
         }
 
         #[test]
-        fn a_flipped_bit_never_passes(header in headers(), bit in 0..HEADER_BYTES * 8) {
+        fn a_flipped_bit_is_detected(header in headers(), bit in 0..HEADER_BYTES * 8) {
             let mut bytes = header.encode();
             bytes[bit / 8] ^= 1 << (bit % 8);
             let is_corrupt = matches!(Header::decode(&bytes), Err(HeaderError::Corrupt { .. }));

@@ -1,9 +1,10 @@
-//! The first words on every connection: who is there, of which job, and proof on both sides of knowing its secret.
+//! The handshake at the beginning of every connection: which rank of which job dials, and proofs that both sides know the
+//! job's secret.
 //!
-//! The dialer sends its hello with a nonce; the acceptor answers with its own nonce and an HMAC-SHA256 over both hellos;
-//! the dialer proves itself the same way under another label, so that no proof can be reflected; the acceptor gives its
-//! verdict. Nothing else is read from a connection before that. Both sides are state machines without IO: they ask for a
-//! number of bytes ([`Handshake::wanted`]) and are fed them.
+//! The dialer sends its hello with a nonce. The acceptor answers with its nonce and an HMAC-SHA256 over both hellos. The dialer
+//! sends an HMAC under another label, so that a proof cannot be reflected. The acceptor answers with its verdict. Nothing else
+//! is read from a connection before that. Both sides are state machines without IO: [`Handshake::wanted`] says how many bytes
+//! they need, and [`Handshake::feed`] takes them.
 
 use super::VERSION;
 use super::reader::{Excerpt, Reader};
@@ -32,14 +33,14 @@ const DIALER_LABEL: &[u8] = b"ringtrain 1 dialer";
 pub enum Purpose {
     /// It carries frames between two ranks.
     Link = 1,
-    /// It leads to the rendezvous.
+    /// It connects a rank to the rendezvous.
     Rendezvous = 2,
 }
 
-/// The job as both ends must see it.
+/// The job's properties that both ends must have in common.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Job {
-    /// Made by the launcher; all zero for a job that a peers file describes.
+    /// Its id, made by the launcher; all zero for a job that a peers file describes.
     pub id: [u8; 16],
     /// The number of ranks.
     pub world: u32,
@@ -47,42 +48,42 @@ pub struct Job {
     pub peers_digest: [u8; 32],
 }
 
-/// The most connections of which a link may consist.
+/// The most connections that a link may have.
 pub const STREAMS_MAX: u8 = 8;
 
 /// Which of a link's connections this one is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stream {
-    /// Its number, from 0. The link begins with number 0; whoever has opened that one opens the others.
+    /// Its number, from 0. The link begins with number 0; the rank that has opened it also opens the others.
     pub index: u8,
-    /// How many there are.
+    /// The number of the link's connections.
     pub of: u8,
 }
 
 impl Stream {
-    /// The only one.
+    /// The only connection of a link.
     pub const ONLY: Self = Self { index: 0, of: 1 };
 
-    /// Whether a link may have it.
+    /// Whether a link may have such a connection.
     pub fn is_possible(self) -> bool {
         self.of <= STREAMS_MAX && self.index < self.of
     }
 }
 
-/// What the dialer says of itself and of the connection.
+/// What the dialer says about itself and the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Introduction {
     /// What the connection is for.
     pub purpose: Purpose,
-    /// Who dials.
+    /// The rank that dials.
     pub from: Rank,
-    /// Who is dialed: a rank, or for the rendezvous whoever serves it.
+    /// The rank that is dialed; for the rendezvous the rank that serves it.
     pub to: Rank,
     /// Which of a link's connections it is; for the rendezvous [`Stream::ONLY`].
     pub stream: Stream,
 }
 
-/// Why the acceptor refused; travels as the verdict.
+/// Why the acceptor refused; sent as the verdict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -101,14 +102,14 @@ pub enum Refusal {
     /// Another peers file.
     #[error("its peers file differs")]
     PeersFile,
-    /// A rank that cannot be, or the connection was meant for another rank.
+    /// The rank is not below the world size, or the connection was meant for another rank.
     #[error("the rank is out of range or the connection was meant for another rank")]
     Rank,
     /// The dialer claims the rank of the process that it dialed.
     #[error("both processes were started as the same rank; start each rank once")]
     SameRank,
-    /// A stream that no link has.
-    #[error("a link has at most {STREAMS_MAX} connections, and each its number among them")]
+    /// A stream that a link cannot have.
+    #[error("a link has at most {STREAMS_MAX} connections, numbered from 0")]
     Stream,
 }
 
@@ -137,7 +138,7 @@ impl Refusal {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
-    /// Whatever is there, it is not ours: a browser, a port scanner, another program.
+    /// The other side is another kind of program, such as a browser or a port scanner.
     #[error("it does not speak ringtrain's protocol (it began with {began_with})")]
     NotRingtrain {
         /// Its first bytes, escaped.
@@ -154,10 +155,10 @@ pub enum HandshakeError {
     /// The proof is wrong.
     #[error("its secret is not ours; give every rank the same --secret-file")]
     Secret,
-    /// The peer refused us after we had proved that we know the secret, or before.
+    /// The peer refused this rank, before or after its proof.
     #[error("it refused this rank: from its side, {0}")]
     Refused(Refusal),
-    /// We refuse the peer.
+    /// This side refuses the peer.
     #[error("refused: {0}")]
     Unwelcome(Refusal),
     /// A field has a value that this version does not know.
@@ -167,17 +168,17 @@ pub enum HandshakeError {
 
 /// One side of a handshake, without its IO.
 pub trait Handshake {
-    /// How many bytes it needs before it can go on; 0 when it is over.
+    /// How many bytes it needs before it can go on; 0 when the handshake is over.
     fn wanted(&self) -> usize;
 
     /// Takes up to [`Handshake::wanted`] bytes from the connection.
     ///
     /// # Errors
     ///
-    /// [`HandshakeError`]; what [`Handshake::take_output`] still gives should be sent before the connection is closed.
+    /// [`HandshakeError`]. Send the remaining [`Handshake::take_output`] before you close the connection.
     fn feed(&mut self, bytes: &[u8]) -> Result<(), HandshakeError>;
 
-    /// Bytes to send now; empty when there are none.
+    /// Takes the bytes to send now; empty if there are none.
     fn take_output(&mut self) -> Vec<u8>;
 }
 
@@ -216,7 +217,7 @@ impl Dialer {
         Self { secret, state: DialerState::Hello, output: hello.clone(), hello, input: Vec::new() }
     }
 
-    /// Whether it has made its proof. From then on the acceptor may take the connection for its own at any moment.
+    /// Whether it has sent its proof. From then on the acceptor may accept the connection at any moment.
     pub fn has_proved(&self) -> bool {
         self.state != DialerState::Hello
     }
@@ -238,7 +239,7 @@ impl Dialer {
         let (proved, proof) = input.split_at(ACCEPTOR_HELLO_PROVED);
         let proof = proof.try_into().map_err(|_| HandshakeError::Unknown("length"))?;
         if !self.secret.verifies(&[ACCEPTOR_LABEL, &self.hello, proved], proof) {
-            // The acceptor learns from this why the dialer goes away. A proof of the other secret would help to guess it.
+            // This tells the acceptor why the dialer closes the connection. A real proof would help an attacker to guess.
             self.output = vec![0; PROOF_BYTES];
             return Err(HandshakeError::Secret);
         }
@@ -310,14 +311,14 @@ enum AcceptorState {
 }
 
 impl Acceptor {
-    /// An acceptor of `job`; `own_rank` is what links must be meant for, `None` for a launcher's rendezvous, which is no
-    /// rank; `nonce` is random.
+    /// An acceptor of `job`. Links must be meant for `own_rank`, which is `None` for a launcher's rendezvous because it is not a
+    /// rank. `nonce` is random.
     pub fn new(secret: Secret, job: Job, own_rank: Option<Rank>, nonce: [u8; NONCE_BYTES]) -> Self {
         let state = AcceptorState::Hello;
         Self { secret, job, own_rank, nonce, state, claimed: None, input: Vec::new(), output: Vec::new() }
     }
 
-    /// Who dialed, once the handshake is over.
+    /// The dialer, once the handshake is over.
     pub fn introduction(&self) -> Option<Introduction> {
         match self.state {
             AcceptorState::Done(introduction) => Some(introduction),
@@ -391,7 +392,7 @@ impl Acceptor {
             self.output = verdict(Some(Refusal::Secret));
             return Err(HandshakeError::Secret);
         }
-        // Only now that the dialer has proved itself is it told what exactly does not fit.
+        // The exact reason of a refusal is sent only to a dialer whose proof is valid.
         let refusal = self.objection(&hello, introduction);
         self.output = verdict(refusal);
         if let Some(refusal) = refusal {
@@ -460,7 +461,7 @@ impl Handshake for Acceptor {
     }
 }
 
-/// Fails as soon as the first bytes cannot become our magic, so that nobody waits for a stranger's next byte.
+/// Fails as soon as the first bytes differ from the magic, so that this side does not wait for more of them.
 fn reject_strangers(input: &[u8]) -> Result<(), HandshakeError> {
     let known = input.len().min(MAGIC.len());
     if input[..known] == MAGIC[..known] {
@@ -473,7 +474,7 @@ fn verdict(refusal: Option<Refusal>) -> Vec<u8> {
     vec![refusal.map_or(0, Refusal::to_byte), 0, 0, 0]
 }
 
-/// Half of the digest is enough to tell two files apart.
+/// The first half of the digest, which is enough to distinguish two files.
 fn digest_prefix(job: &Job) -> [u8; 16] {
     let mut prefix = [0; 16];
     prefix.copy_from_slice(&job.peers_digest[..16]);

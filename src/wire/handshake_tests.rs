@@ -1,4 +1,4 @@
-//! Both sides of the handshake against each other, and each against strangers.
+//! Tests of both sides of the handshake with each other, and of each side with other programs.
 
 use super::Secret;
 use super::handshake::{
@@ -7,7 +7,7 @@ use super::handshake::{
 };
 use crate::types::Rank;
 
-/// Bytes of the acceptor's hello, as docs/wire-format.md draws it.
+/// Bytes of the acceptor's hello, as in docs/wire-format.md.
 const ACCEPTOR_HELLO_BYTES: usize = 80;
 
 fn job() -> Job {
@@ -32,7 +32,7 @@ fn acceptor(job: &Job, text: &[u8]) -> Acceptor {
     Acceptor::new(secret(text), job.clone(), Some(Rank::new(2)), [2; 32])
 }
 
-/// Passes messages, `piece` bytes at a time, until both are done or have failed.
+/// Passes messages between the two sides, `piece` bytes at a time, until neither sends any more.
 fn shake(
     dialer: &mut Dialer,
     acceptor: &mut Acceptor,
@@ -65,13 +65,13 @@ fn both_sides_agree_in_pieces_of_any_size() {
 }
 
 #[test]
-fn another_secret_is_told_to_both() {
+fn both_sides_report_different_secrets() {
     let (mut dialer, mut acceptor) = (dialer(&job(), 1, 2), acceptor(&job(), b"another secret altogether"));
     let (dialed, _) = shake(&mut dialer, &mut acceptor, 50);
     assert_eq!(dialed, Err(HandshakeError::Secret));
     assert_eq!(acceptor.introduction(), None);
 
-    // A dialer that goes on all the same is found out by its proof.
+    // If a dialer goes on in spite of that, its proof is wrong.
     let mut acceptor = self::acceptor(&job(), b"sixteen bytes or more");
     acceptor.feed(&self::dialer(&job(), 1, 2).take_output()).unwrap();
     assert_eq!(acceptor.feed(&[0; 32]), Err(HandshakeError::Secret));
@@ -79,7 +79,7 @@ fn another_secret_is_told_to_both() {
 }
 
 #[test]
-fn what_does_not_fit_is_named_after_the_proof() {
+fn the_exact_refusal_is_sent_after_the_proof() {
     let base = job();
     let cases = [
         (Job { id: [8; 16], ..base.clone() }, 1, 2, Refusal::Job),
@@ -99,7 +99,7 @@ fn what_does_not_fit_is_named_after_the_proof() {
 }
 
 #[test]
-fn another_version_is_told_to_both() {
+fn both_sides_report_different_versions() {
     let mut acceptor = acceptor(&job(), b"sixteen bytes or more");
     let mut hello = dialer(&job(), 1, 2).take_output();
     hello[8] = 9;
@@ -111,7 +111,7 @@ fn another_version_is_told_to_both() {
 }
 
 #[test]
-fn strangers_are_turned_away_at_their_first_byte() {
+fn other_protocols_are_refused_at_their_first_byte() {
     for stranger in [&b"GET / HTTP/1.1\r\n"[..], b"\x16\x03\x01", b"\0", b"SSH-2.0-OpenSSH"] {
         let result = acceptor(&job(), b"sixteen bytes or more").feed(stranger);
         assert!(matches!(result, Err(HandshakeError::NotRingtrain { .. })), "{result:?}");
@@ -120,9 +120,9 @@ fn strangers_are_turned_away_at_their_first_byte() {
     assert!(shown.to_string().contains("\"GET / HTTP/1.1"), "{shown}");
 }
 
-/// A proof that the acceptor made must not open a door for whoever sends it back.
+/// An attacker must not be accepted by sending the acceptor's proof back.
 #[test]
-fn a_reflected_proof_is_worthless() {
+fn a_reflected_proof_is_refused() {
     let mut acceptor = acceptor(&job(), b"sixteen bytes or more");
     acceptor.feed(&dialer(&job(), 1, 2).take_output()).unwrap();
     let answer = acceptor.take_output();
@@ -130,7 +130,7 @@ fn a_reflected_proof_is_worthless() {
 }
 
 #[test]
-fn the_acceptor_learns_which_stream_it_is_and_refuses_those_that_cannot_be() {
+fn the_acceptor_learns_the_stream_and_refuses_impossible_ones() {
     for (index, of) in [(0, 1), (0, 2), (3, 4), (7, STREAMS_MAX)] {
         let stream = Stream { index, of };
         let mut acceptor = acceptor(&job(), b"sixteen bytes or more");

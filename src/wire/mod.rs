@@ -1,7 +1,7 @@
-//! What travels between ranks, byte by byte: the handshake, frames, root causes. Pure functions on bytes.
+//! The bytes that ranks send each other: the handshake, frames, records and root causes. Pure functions on bytes.
 //!
-//! All integers are little-endian. `docs/wire-format.md` draws every layout. Whatever a peer can claim has a limit here,
-//! and no byte from the network reaches a panic.
+//! All integers are little-endian. `docs/wire-format.md` describes every layout. Every size that a peer can claim has a limit
+//! here, and no input from the network causes a panic.
 
 pub mod cause;
 mod contract;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A cursor over received bytes: every read either gives a whole field or `None`.
+/// A cursor over received bytes. Every read returns a whole field or `None`.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -32,7 +32,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A text with its length before it, made fit to print.
+    /// A text with its length before it. Control characters are replaced.
     pub(super) fn text(&mut self) -> Option<String> {
         let length = usize::from(self.u16()?);
         self.bytes(length).map(|bytes| printable(&String::from_utf8_lossy(bytes)))
@@ -56,7 +56,7 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// The first bytes of something that is no message of ours, as a person would recognise them.
+/// The first bytes of an unknown message, in a readable form.
 pub(super) struct Excerpt<'a>(pub(super) &'a [u8]);
 
 impl fmt::Display for Excerpt<'_> {

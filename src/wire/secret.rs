@@ -1,4 +1,4 @@
-//! The job's secret and what is computed from it.
+//! The job's secret, and the MACs computed with it.
 
 use std::fmt;
 
@@ -8,28 +8,28 @@ use subtle::ConstantTimeEq as _;
 
 /// The shortest secret that is accepted, in bytes.
 pub const SECRET_BYTES_MIN: usize = 16;
-/// The longest, in bytes.
+/// The longest secret that is accepted, in bytes.
 pub const SECRET_BYTES_MAX: usize = 4096;
 
-/// Why a text is no secret.
+/// Why a text cannot be a secret.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SecretError {
-    /// Too short to be one.
+    /// It is too short.
     #[error(
         "the secret has {0} bytes and needs at least {SECRET_BYTES_MIN}; make one with `head -c 32 /dev/urandom | base64`"
     )]
     TooShort(usize),
-    /// Too long to be one.
+    /// It is too long.
     #[error("the secret has {0} bytes, more than {SECRET_BYTES_MAX}; is this the right file?")]
     TooLong(usize),
 }
 
-/// What the ranks of a job know and nobody else does. It is never printed.
+/// The secret that only the ranks of a job know. It is never printed.
 #[derive(Clone)]
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// The secret in a file or an environment variable; white space around it does not count.
+    /// The secret in a file or an environment variable; white space around it is removed.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Secret {
         }
     }
 
-    /// A job without a secret, which is confined to loopback: any process of this machine may join it.
+    /// No secret: the job may use loopback addresses only, and any process of this machine can join it.
     pub fn none() -> Self {
         Self(Vec::new())
     }
@@ -62,7 +62,7 @@ impl Secret {
         mac.finalize().into_bytes().into()
     }
 
-    /// Whether `mac` is that of the parts, found in constant time.
+    /// Whether `mac` is the MAC of the parts; compared in constant time.
     pub(super) fn verifies(&self, parts: &[&[u8]], mac: &[u8; 32]) -> bool {
         self.mac(parts).ct_eq(mac).into()
     }
@@ -80,13 +80,13 @@ mod tests {
 
     /// RFC 4231, test case 2: key "Jefe", data "what do ya want for nothing?".
     #[test]
-    fn the_mac_is_rfc_4231s() {
+    fn the_mac_matches_rfc_4231() {
         let mac = Secret(b"Jefe".to_vec()).mac(&[b"what do ya want ", b"for nothing?"]);
         assert_eq!(&mac[..8], [0x5b, 0xdc, 0xc1, 0x46, 0xbf, 0x60, 0x75, 0x4e]);
     }
 
     #[test]
-    fn a_secret_is_bounded_and_never_shown() {
+    fn a_secret_has_limits_and_is_never_printed() {
         assert_eq!(Secret::new(b" short \n").unwrap_err(), SecretError::TooShort(5));
         assert_eq!(Secret::new(&[b'x'; 5000]).unwrap_err(), SecretError::TooLong(5000));
         let secret = Secret::new(b"0123456789abcdef\n").unwrap();

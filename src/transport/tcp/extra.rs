@@ -1,6 +1,6 @@
-//! The connections of a link beyond the first. Whoever has dialed the link opens them once it is settled on, each with a
-//! handshake of its own. What becomes of one before both ends have it is no matter of life and death: the link works with
-//! those that it has.
+//! The further connections of a link. The rank that dialed the link opens them once the first connection is established, each
+//! with a separate handshake. A connection that fails before both ends have it is not an error: the link works with the
+//! connections that it has.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(super) struct Extra {
 }
 
 impl Extra {
-    /// When the peer's machine must have taken it.
+    /// The deadline for the TCP connection.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.dial.deadline
     }
@@ -36,7 +36,7 @@ impl TcpTransport {
         }
     }
 
-    /// Begins to open the other connections of a link that this rank has dialed.
+    /// Begins to open the further connections of a link that this rank has dialed.
     pub(super) fn open_extras(&mut self, now: Duration, peer: Rank) {
         let Some(bundle) = self.bundle(peer) else { return };
         let of = bundle.of();
@@ -55,7 +55,7 @@ impl TcpTransport {
         }
     }
 
-    /// Lets a connection that is being opened go as far as it can.
+    /// Advances a connection that is being opened as far as possible.
     pub(super) fn advance_extra(&mut self, now: Duration, token: Token) {
         let Some(mut extra) = self.extras.remove(&token) else { return };
         let dial = &mut extra.dial;
@@ -71,7 +71,7 @@ impl TcpTransport {
                 }
                 return;
             }
-            // We were away in the middle of the handshake, as with a link's first connection.
+            // This rank was too slow in the handshake; handled as for a link's first connection.
             DialProgress::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT => {
                 return self.open_extra(now, extra.peer, extra.stream);
             }
@@ -96,7 +96,7 @@ impl TcpTransport {
         let late: Vec<Token> =
             self.extras.iter().filter(|(_, extra)| is_late(extra)).map(|(&token, _)| token).collect();
         for token in late {
-            // Perhaps it is we who were away, and there is a connection by now.
+            // This rank may have been too slow itself, and the connection may be there by now.
             self.advance_extra(now, token);
             if self.extras.get(&token).is_some_and(is_late)
                 && let Some(Extra { peer, stream, .. }) = self.extras.remove(&token)
@@ -106,13 +106,13 @@ impl TcpTransport {
         }
     }
 
-    /// A peer has opened a further connection of a link and proved itself.
+    /// A peer has opened a further connection of a link, and its handshake is complete.
     pub(super) fn accept_extra(&mut self, accepted: Accepted) {
         let (peer, token) = (accepted.introduction.from, accepted.token);
         let Stream { index, of } = accepted.introduction.stream;
         let has_place = |bundle: &mut Bundle<TcpStream>| bundle.of() == of && bundle.is_missing(index);
         if !self.bundle(peer).is_some_and(has_place) {
-            // A link that has closed its others is one reason.
+            // For example, the link may have closed its further connections.
             log::debug!(
                 "rank {peer} opened connection {index} of {of}, which its link does not lack; closed"
             );
@@ -129,7 +129,7 @@ impl TcpTransport {
         }
     }
 
-    /// Sends on the first `used` connections of each link alone, as a trial.
+    /// Sends only on the first `used` connections of each link, to measure them.
     pub fn use_streams(&mut self, used: u8) {
         self.used = used.clamp(1, self.streams);
         let used = self.used;
@@ -145,7 +145,7 @@ impl TcpTransport {
         }
     }
 
-    /// From now on links have one connection alone. What the others still carry arrives, and then they are closed.
+    /// From now on links use only their first connection. The others are closed when all their data have arrived.
     pub fn use_single_connection(&mut self) {
         self.use_streams(1);
         self.streams = 1;

@@ -53,7 +53,7 @@ pub struct TcpTransport {
     ranks: HashMap<Token, Rank>,
     /// Connections of links that have others, while they are opened.
     extras: BTreeMap<Token, Extra>,
-    /// Peers whose links nobody has asked for here.
+    /// Peers whose links this rank has not asked for.
     incoming: VecDeque<Rank>,
 }
 

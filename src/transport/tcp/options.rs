@@ -1,4 +1,4 @@
-//! What is set on every socket, and why.
+//! The options of every socket, and the reasons for them.
 
 use std::fs;
 use std::io;
@@ -14,31 +14,31 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use super::kernel::set_pacing;
 use super::pacing::PacingRate;
 
-/// Where Linux lists the congestion controls that any process may choose.
+/// The file in which Linux lists the congestion controls that any process may choose.
 const AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
-/// What a connection that goes on in the background says.
+/// The error of a connection that continues in the background.
 const IN_PROGRESS: i32 = Errno::INPROGRESS.raw_os_error();
-/// Silence after which the kernel asks whether the peer's machine is still there.
+/// The time without data after which the kernel checks that the peer's machine still answers.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 3;
-/// How many connections the kernel keeps for a rank that is not inside a call, for as long as it takes (`somaxconn` may lower
-/// this). Beyond that it does not answer, and who dials gives up.
+/// The number of connections that the kernel keeps for a rank that is not inside a call (`somaxconn` may lower it). The kernel
+/// does not answer further ones, and their dialers give up.
 const BACKLOG: i32 = 4096;
-/// How much longer than an operation sent data may stay unread before the kernel calls the connection broken. The kernel
-/// counts a full receive buffer too, so this must exceed the time that a peer may legitimately compute.
+/// The time beyond an operation's timeout for which sent data may stay unread before the kernel ends the connection. The kernel
+/// also counts the time in which the receive buffer is full, so this must exceed the time that a peer may compute.
 const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
 /// Which congestion control links use.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum CongestionControl {
-    /// Cubic where the kernel offers it: over loopback and inside a rack it moves more than twice what BBR, some hosts'
-    /// default, does. The host's default elsewhere, which is logged.
+    /// Cubic if the kernel has it: over loopback and inside a rack it is more than twice as fast as BBR, the default of some
+    /// hosts. Otherwise the host's default, which is logged.
     #[default]
     Auto,
-    /// Whatever the host's default is.
+    /// The host's default.
     Host,
-    /// This one, or an error.
+    /// The named one; an error if it is not available.
     Named(String),
 }
 
@@ -58,16 +58,16 @@ impl FromStr for CongestionControl {
     }
 }
 
-/// The congestion controls that this kernel offers to everybody; empty where it does not say.
+/// The congestion controls that this kernel offers to all processes; empty if it has no list.
 pub fn available_congestion_controls() -> Vec<String> {
     let text = fs::read_to_string(AVAILABLE).unwrap_or_default();
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The kernel takes milliseconds in 32 bits.
+/// The kernel takes milliseconds as 32 bits.
 const USER_TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000);
 
-/// What is set on every link's socket.
+/// The options of every link's socket.
 #[derive(Clone, Debug)]
 pub struct SocketOptions {
     congestion: Option<String>,
@@ -76,11 +76,12 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// The options with `congestion` looked up on this host; `operation_timeout` is how long a peer may take to read.
+    /// Creates options; `congestion` must be available on this host, and `operation_timeout` is the time that a peer may take to
+    /// read.
     ///
     /// # Errors
     ///
-    /// A sentence for a person if the one that was named is not available.
+    /// A message if the named congestion control is not available.
     pub fn new(congestion: &CongestionControl, operation_timeout: Duration) -> Result<Self, String> {
         let available = available_congestion_controls();
         let congestion = match congestion {
@@ -104,11 +105,11 @@ impl SocketOptions {
         Ok(Self { congestion, user_timeout, pacing: None })
     }
 
-    /// The same, but links send at this rate at most.
+    /// Limits the rate at which links send.
     ///
     /// # Errors
     ///
-    /// A sentence for a person if this kernel cannot.
+    /// A message if this kernel cannot limit the rate.
     pub fn paced(self, pacing: Option<PacingRate>) -> Result<Self, String> {
         let options = Self { pacing, ..self };
         let Some(rate) = pacing else { return Ok(options) };
@@ -123,8 +124,8 @@ impl SocketOptions {
         self.congestion.as_deref()
     }
 
-    /// Begins to connect to `address`, everything set before the first packet: a congestion control that paces, such as
-    /// BBR, would otherwise have begun, and Linux goes on pacing whatever replaces it. `sharers` as in `apply`.
+    /// Begins to connect to `address`. All options are set before the first packet: if a congestion control that paces, for
+    /// example BBR, has begun, Linux goes on pacing after it is replaced. `sharers` as in `apply`.
     pub(super) fn connect(&self, address: SocketAddr, sharers: u8) -> io::Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
@@ -135,14 +136,14 @@ impl SocketOptions {
         }
     }
 
-    /// Listens on `address`, everything set before the first connection: accepted ones inherit the congestion control.
+    /// Listens on `address`. All options are set before the first connection: accepted sockets inherit the congestion control.
     ///
     /// # Errors
     ///
     /// When the operating system refuses the address or an option.
     pub fn listen(&self, address: SocketAddr) -> io::Result<TcpListener> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-        // What is left of a job that ended a moment ago does not keep the port.
+        // So that closed connections of an earlier job do not block the port.
         socket.set_reuse_address(true)?;
         self.apply_to_all(&socket)?;
         socket.bind(&address.into())?;
@@ -150,19 +151,19 @@ impl SocketOptions {
         Ok(socket.into())
     }
 
-    /// Sets everything on a link's socket, which is one of so many `sharers` of the link's rate.
+    /// Sets all options on a link's socket. `sharers` sockets share the link's rate.
     pub(super) fn apply<S: AsFd>(&self, socket: &S, sharers: u8) -> io::Result<()> {
         self.apply_to_all(socket)?;
         self.pace(socket, sharers)
     }
 
-    /// Has the kernel pace a socket, which it does by itself: no queueing discipline is needed.
+    /// Sets the rate at which the kernel paces a socket. No queueing discipline is needed.
     pub(super) fn pace<S: AsFd>(&self, socket: &S, sharers: u8) -> io::Result<()> {
         let Some(rate) = self.pacing else { return Ok(()) };
         set_pacing(socket, rate.bytes_per_second() / u64::from(sharers.max(1)))
     }
 
-    /// Sets everything but the rate. Buffers are left to the kernel's autotuning, which a fixed size would switch off.
+    /// Sets all options except the rate. Buffer sizes are not set, because that would switch off the kernel's autotuning.
     fn apply_to_all<S: AsFd>(&self, socket: &S) -> io::Result<()> {
         let socket = SockRef::from(socket);
         socket.set_tcp_nodelay(true)?;

@@ -1,11 +1,11 @@
-//! What a link has sent beyond what was asked for: with a short header the short payload behind it comes along, in one system
-//! call instead of two.
+//! Reads more from a link than was asked for, so that a short header and the short payload after it take one system call
+//! instead of two.
 
 use std::io::{self, IoSliceMut, Read as _};
 
 use mio::net::TcpStream;
 
-/// The most bytes that are read ahead; they are copied once more.
+/// The most bytes that are read ahead. They are copied once more.
 const AHEAD: usize = 4 << 10;
 
 /// Bytes that have been read ahead.
@@ -14,20 +14,20 @@ pub(super) struct ReadAhead {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// The socket has been found empty once, so that whatever comes afterwards is told of by an event.
+    /// A read has found the socket empty, so an event will report further data.
     is_told: bool,
 }
 
-/// What a read has come to.
+/// The result of a read.
 pub(super) struct Read {
-    /// Bytes of what was asked for; none if there will never be any.
+    /// Bytes that were asked for and read; 0 at the end of the stream.
     pub(super) wanted: usize,
-    /// The socket had less than it was asked for, and there is an event when it has more.
+    /// The socket had less than was asked for, and an event will report more.
     pub(super) was_emptied: bool,
 }
 
 impl ReadAhead {
-    /// Moves what was read ahead into the parts, one after another.
+    /// Moves the bytes that were read ahead into the parts, one after another.
     pub(super) fn take(&mut self, parts: &mut [IoSliceMut<'_>]) -> usize {
         let before = self.start;
         for part in parts {
@@ -38,7 +38,7 @@ impl ReadAhead {
         self.start - before
     }
 
-    /// Reads into the parts, and ahead if they are short. All that was read ahead before has been taken.
+    /// Reads into the parts, and ahead if they are short. Everything that was read ahead before must have been taken.
     pub(super) fn read(&mut self, stream: &mut TcpStream, parts: &mut [IoSliceMut<'_>]) -> io::Result<Read> {
         let read = self.try_read(stream, parts);
         self.is_told |= read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
@@ -48,7 +48,7 @@ impl ReadAhead {
     fn try_read(&mut self, stream: &mut TcpStream, parts: &mut [IoSliceMut<'_>]) -> io::Result<Read> {
         let asked: usize = parts.iter().map(|part| part.len()).sum();
         let ([first], true) = (&mut *parts, asked < AHEAD) else {
-            // More may have come meanwhile, so it is worth while to ask again.
+            // More data may have arrived in the meantime, so the next read may succeed.
             return Ok(Read { wanted: stream.read_vectored(parts)?, was_emptied: false });
         };
         self.bytes.resize(AHEAD, 0);

@@ -1,4 +1,5 @@
-//! Links between transports in one thread, over real sockets and in virtual time: late ranks, simultaneous dials, strangers.
+//! Links between transports in one thread, over real sockets and in virtual time: late ranks, simultaneous dials, and
+//! connections of other programs.
 
 use std::net::TcpStream as StdStream;
 use std::os::fd::AsRawFd as _;
@@ -12,18 +13,18 @@ use crate::transport::listener::PENDING_MAX;
 use crate::wire::Secret;
 use crate::wire::handshake::Job;
 
-/// How long the kernel may take to pass something over loopback; waited for, not slept.
+/// How long the kernel may take to deliver data over loopback. The tests wait for events, they do not sleep.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// One rank's transport, and the queue that its driver would hold.
+/// One rank's transport and event queue.
 struct End {
     transport: TcpTransport,
     poller: Poller,
 }
 
 impl End {
-    /// Takes note of what has happened, as a rank inside a call does.
+    /// Handles events, as a rank inside a call does.
     fn look(&mut self, now: Duration) {
         self.look_for(now, Duration::ZERO);
     }
@@ -91,7 +92,7 @@ fn ends_of(n: u32, streams: u8) -> Vec<End> {
         .collect()
 }
 
-/// Looks at the ends that `who` names, at the moment `now`, until `is_done`; waits for the kernel in between.
+/// Handles the events of the ends that `who` names, at the time `now`, until `is_done`. Waits for the kernel in between.
 fn look_until(ends: &mut [End], who: &[usize], now: Duration, is_done: impl Fn(&[End]) -> bool) {
     let started = std::time::Instant::now();
     while !is_done(ends) {
@@ -102,7 +103,7 @@ fn look_until(ends: &mut [End], who: &[usize], now: Duration, is_done: impl Fn(&
     }
 }
 
-/// Sends a byte each way, through the one connection that both ends hold.
+/// Sends a byte in each direction over the connection that both ends hold.
 fn assert_linked(ends: &mut [End], now: Duration) {
     assert_eq!(ends[0].connection(1), ends[1].connection(0));
     for (from, to) in [(0, 1), (1, 0)] {
@@ -140,7 +141,7 @@ fn a_rank_that_is_away_when_it_is_dialled_is_not_lost() {
     }
 }
 
-/// A rank that began to dial and then computed for long finds its connection made, and is not to blame it for the time.
+/// A rank that began to dial and then computed for a long time finds its connection made, and must not report it as too slow.
 #[test]
 fn a_rank_that_dials_and_goes_away_is_not_lost_to_itself() {
     let mut ends = ends(2);
@@ -150,12 +151,12 @@ fn a_rank_that_dials_and_goes_away_is_not_lost_to_itself() {
     assert_linked(&mut ends, late);
 }
 
-/// The accepting rank counted the time in which it was away itself against the connection.
+/// The accepting rank counted the time in which it computed against the connection.
 #[test]
 fn a_rank_that_accepts_and_goes_away_does_not_close_the_connection_when_it_is_back() {
     let mut ends = ends(2);
     ends[0].connect(Duration::ZERO, 1);
-    // The connection is accepted before the dialer has said anything.
+    // The connection is accepted before the dialer has sent anything.
     look_until(&mut ends, &[1], Duration::ZERO, |ends| ends[1].transport.next_deadline().is_some());
     look_until(&mut ends, &[0], Duration::ZERO, |ends| ends[0].transport.next_deadline().is_none());
     let late = 1000 * SECOND;
@@ -163,7 +164,7 @@ fn a_rank_that_accepts_and_goes_away_does_not_close_the_connection_when_it_is_ba
     assert_linked(&mut ends, late);
 }
 
-/// A dialer that goes away in the middle of the handshake is closed like a stranger, and dials again when it is back.
+/// A dialer that computes in the middle of the handshake is disconnected like any other client, and dials again afterwards.
 #[test]
 fn a_dialler_that_kept_the_acceptor_waiting_dials_again() {
     let mut ends = ends(2);
@@ -178,7 +179,7 @@ fn a_dialler_that_kept_the_acceptor_waiting_dials_again() {
     assert_linked(&mut ends, late);
 }
 
-/// A connection that is closed at once is no rank of ours, and is not dialed again and again.
+/// A process that closes the connection at once is not a rank of this job, so it is not dialed again.
 #[test]
 fn a_connection_that_is_closed_at_once_is_lost() {
     let mut ends = ends(2);
@@ -190,7 +191,7 @@ fn a_connection_that_is_closed_at_once_is_lost() {
     assert!(ends[0].why_lost(1).unwrap().starts_with("no connection: "), "{:?}", ends[0].why_lost(1));
 }
 
-/// A machine that does not take the connection is lost after the time for that, and not before.
+/// A machine that does not accept the connection is lost at the connect deadline, and not earlier.
 #[test]
 fn a_machine_that_does_not_answer_is_lost() {
     let mut ends = ends(2);
@@ -198,7 +199,7 @@ fn a_machine_that_does_not_answer_is_lost() {
     socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
     socket.listen(0).unwrap();
     let address = socket.local_addr().unwrap().as_socket().unwrap();
-    // The kernel answers nobody once its backlog is full.
+    // The kernel does not answer once its backlog is full.
     let full = Duration::from_millis(100);
     let taken: Vec<_> = std::iter::from_fn(|| StdStream::connect_timeout(&address, full).ok()).collect();
     assert!(taken.len() < 100);
@@ -211,7 +212,7 @@ fn a_machine_that_does_not_answer_is_lost() {
     assert_eq!(ends[0].why_lost(1), Some("no connection within 5 s"));
 }
 
-/// Both dial at the same moment, again and again, and look in any order: one connection comes of it, the same for both.
+/// Both ranks dial at the same time, many times, and handle events in any order: they choose the same connection.
 #[test]
 fn both_dial_and_one_connection_comes_of_it() {
     for seed in 0..300 {
@@ -232,7 +233,7 @@ fn both_dial_and_one_connection_comes_of_it() {
             }
         }
         assert_linked(&mut ends, Duration::ZERO);
-        // What lost is closed, and nobody takes that for the loss of a peer.
+        // The other connection is closed, and neither rank reports its peer as lost.
         look_until(&mut ends, &[0, 1], Duration::ZERO, |ends| {
             ends.iter().all(|end| end.transport.ranks.len() == 1 && end.transport.next_deadline().is_none())
         });
@@ -240,7 +241,7 @@ fn both_dial_and_one_connection_comes_of_it() {
     }
 }
 
-/// The lower rank's own dial fails while the higher one's connection waits behind it: that one is taken.
+/// The lower rank's dial fails while the higher rank's connection waits for it: that connection becomes the link.
 #[test]
 fn a_dial_that_fails_leaves_the_other_ones_connection() {
     let mut ends = ends(2);
@@ -258,7 +259,7 @@ fn a_dial_that_fails_leaves_the_other_ones_connection() {
     assert_linked(&mut ends, Duration::ZERO);
 }
 
-/// 256 strangers that said nothing took all places for 5 s, and a rank behind them did not get in.
+/// 256 silent connections took all places for 5 s, and a rank that came after them could not connect.
 #[test]
 fn silent_strangers_do_not_keep_a_rank_out() {
     let mut ends = ends(2);
@@ -270,7 +271,7 @@ fn silent_strangers_do_not_keep_a_rank_out() {
     let behind: Vec<_> = (0..PENDING_MAX).map(|_| StdStream::connect(address).unwrap()).collect();
     look_until(&mut ends, &[1, 0], Duration::ZERO, |ends| ends[0].is_open(1) && ends[1].is_open(0));
     assert_linked(&mut ends, Duration::ZERO);
-    // The strangers that are left have 5 s.
+    // The silent connections that remain have 5 s.
     assert!(ends[1].transport.next_deadline().is_some());
     for second in 1..=5 {
         ends[1].look(second * SECOND);
@@ -308,7 +309,7 @@ fn receive_all(ends: &mut [End], lengths: &[usize], count: usize) -> (Vec<u8>, O
     (got, None)
 }
 
-/// Whatever lengths are asked for, what is read ahead comes first and in order, and the end is seen behind the last byte.
+/// For all requested lengths, bytes that were read ahead come first and in order, and the end comes after the last byte.
 #[test]
 fn what_is_read_ahead_is_neither_lost_nor_late() {
     let mut stream = StdRng::seed_from_u64(7);
@@ -360,7 +361,7 @@ fn bundled(of: u8) -> Vec<End> {
 }
 
 #[test]
-fn whoever_dials_opens_all_connections_of_a_link() {
+fn the_dialer_opens_all_connections_of_a_link() {
     for of in [2, 4, 8] {
         let mut ends = bundled(of);
         assert!(ends.iter().all(|end| end.transport.extras.is_empty()));
@@ -368,7 +369,7 @@ fn whoever_dials_opens_all_connections_of_a_link() {
     }
 }
 
-/// Both dial at once: the connections are those of one link.
+/// Both ranks dial at the same time: all connections belong to one link.
 #[test]
 fn a_simultaneous_open_leaves_one_link_with_all_its_connections() {
     for seed in 0..40 {
@@ -387,7 +388,7 @@ fn a_simultaneous_open_leaves_one_link_with_all_its_connections() {
     }
 }
 
-/// A connection that a link does not lack is closed, and the link does not notice.
+/// A connection that a link does not need is closed, and the link goes on.
 #[test]
 fn a_connection_that_a_link_does_not_lack_is_closed() {
     let mut ends = bundled(3);
@@ -407,14 +408,14 @@ fn a_connection_that_a_link_does_not_lack_is_closed() {
         }
         assert!(has_all(&ends, 1, 3) && has_all(&ends, 0, 3));
     }
-    // The rank that was dialed opens none.
+    // The rank that was dialed opens no connections.
     let dial = ends[1].transport.open(SECOND, Rank::ZERO, Stream { index: 7, of: 8 }).unwrap();
     look_until(&mut ends, &[0, 1], SECOND, |ends| ends[0].transport.next_deadline().is_none());
     drop(dial);
     assert_linked(&mut ends, SECOND);
 }
 
-/// The others close once both ends have decided, whichever is first; nothing is lost.
+/// The others close once both ends have decided, in either order, and no data are lost.
 #[test]
 fn a_link_may_be_left_with_one_connection() {
     let mut ends = bundled(4);
@@ -431,7 +432,7 @@ fn a_link_may_be_left_with_one_connection() {
 /// The connections in the backlog are reported once. After an error they waited until another one came.
 #[test]
 fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
-    // The limit holds for the whole process, so a process of its own runs this part.
+    // The limit applies to the whole process, so a separate process runs this part.
     const CHILD: &str = "RING_TEST_NO_DESCRIPTORS";
     if std::env::var_os(CHILD).is_none() {
         let name = "transport::tcp::tests::waiting_connections_are_accepted_when_descriptors_are_free_again";
@@ -452,7 +453,7 @@ fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
     rustix::process::setrlimit(rustix::process::Resource::Nofile, none).unwrap();
     ends[1].look(Duration::ZERO);
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limits).unwrap();
-    // No further event comes, so a timer has to.
+    // There is no further event, so a timer is necessary.
     let again = ends[1].transport.next_deadline().expect("another attempt");
     assert!(again > Duration::ZERO && again < SECOND, "{again:?}");
     look_until(&mut ends, &[0, 1], again, |ends| ends[0].is_open(1) && ends[1].is_open(0));

@@ -1,12 +1,12 @@
-//! A link that consists of several connections, for networks that give one connection less than a line, and hosts on which one
-//! core cannot serve a connection as fast.
+//! A link with several connections, for networks in which one connection does not fill the line, and for hosts on which one core
+//! cannot serve a connection fast enough.
 //!
-//! Above, it is one ordered stream of bytes, as any link. Below, that is cut into [records](crate::wire::record), numbered in
-//! its order. The sender writes each on whichever connection has most room; one that is full is passed over. The receiver
-//! looks for the number that is due: that record is read straight to its place, and what has come of later ones waits in the
-//! kernel's receive buffers, so that nothing is stored here and a slow reader holds its peer back as on one connection.
+//! For its user it is one ordered stream of bytes, like any link. The stream is cut into numbered
+//! [records](crate::wire::record). The sender writes each record on the connection with the most free buffer space, and skips
+//! full ones. The receiver reads the record with the next number directly into its destination. Later records stay in the
+//! kernel's receive buffers, so nothing is stored here, and a slow reader slows its peer down as it does on one connection.
 //!
-//! The connections beyond the first come later, or never: a link works with those it has.
+//! The further connections may be added later or never: a link works with the connections that it has.
 
 mod receiving;
 mod sending;
@@ -24,7 +24,7 @@ use self::sending::Sending;
 use super::kernel::{self, SendSpace};
 use crate::transport::listener::Event;
 
-/// A connection, as far as a bundle of them is concerned.
+/// The operations that a bundle needs of a connection.
 pub(super) trait Connection {
     /// Reads into the parts, one after another.
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
@@ -32,10 +32,10 @@ pub(super) trait Connection {
     /// Writes the parts, one after another.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// What waits to be sent and what more could.
+    /// The state of the send buffer.
     fn room(&self) -> io::Result<SendSpace>;
 
-    /// Whether it would take bytes now; if not, there will be an event when it does.
+    /// Whether it can take bytes now. If not, an event will report when it can.
     fn is_writable(&self) -> io::Result<bool>;
 
     /// Says that nothing more will be written.
@@ -66,11 +66,11 @@ impl Connection for TcpStream {
 
 /// A link's connections.
 pub(super) struct Bundle<P> {
-    /// By their number; those that have not come are not there.
+    /// The connections by number; `None` if one is not open.
     streams: Vec<Option<Stream<P>>>,
-    /// How many of the first ones are sent on.
+    /// The number of connections that are used for sending.
     used: usize,
-    /// How many this rank is opening.
+    /// The number of connections that this rank is opening.
     awaited: usize,
     is_finished: bool,
     sending: Sending,
@@ -82,14 +82,14 @@ struct Stream<P> {
     token: Token,
     is_readable: bool,
     is_writable: bool,
-    /// The peer has ended its side, which an event has told.
+    /// An event has reported that the peer ended its side.
     is_ended: bool,
     /// It cannot be read any more.
     over: Option<ConnectionEnd>,
-    /// What was known of its room when it was looked at last.
+    /// Its free buffer space at the last check.
     room: SendSpace,
     buffer: RecordBuffer,
-    /// What is left of the record that it has come to.
+    /// The rest of its current record.
     head: Option<PendingRecord>,
 }
 
@@ -97,15 +97,15 @@ struct Stream<P> {
 enum ConnectionEnd {
     /// It has been read to its end.
     Ended,
-    /// It is broken, and this is how.
+    /// It is broken, for this reason.
     Broken(String),
 }
 
-/// A record that is being read, or waits for that.
+/// A record that is being read or will be read next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct PendingRecord {
     number: u64,
-    /// Bytes that have not been read; `None` if there is no end to them.
+    /// Bytes that have not been read; `None` if they go on to the end of the connection.
     left: Option<usize>,
 }
 
@@ -126,27 +126,27 @@ impl<P: Connection> Bundle<P> {
         }
     }
 
-    /// Of how many connections it is to consist.
+    /// The number of connections that it should have.
     pub(super) fn of(&self) -> u8 {
         self.streams.len() as u8
     }
 
-    /// Whether it may still have the connection of that number.
+    /// Whether the connection with that number may still be added.
     pub(super) fn is_missing(&self, index: u8) -> bool {
         !self.is_single() && matches!(self.streams.get(usize::from(index)), Some(None))
     }
 
-    /// So many connections are being opened: while that goes on, the end of the others is not the end of the link.
+    /// Sets the number of connections that are being opened. Until they are, the end of the others is not the end of the link.
     pub(super) fn expect_connections(&mut self, count: usize) {
         self.awaited = count;
     }
 
-    /// One that was expected will not come.
+    /// An expected connection could not be opened.
     pub(super) fn expect_one_less(&mut self) {
         self.awaited = self.awaited.saturating_sub(1);
     }
 
-    /// A further connection. It is closed if there is no place for it.
+    /// Adds a further connection, or closes it if the link does not need it.
     pub(super) fn add(&mut self, index: u8, connection: P, token: Token) {
         if !self.is_missing(index) {
             return;
@@ -159,22 +159,22 @@ impl<P: Connection> Bundle<P> {
         }
     }
 
-    /// Sends on the first `used` connections alone.
+    /// Sends only on the first `used` connections.
     pub(super) fn use_streams(&mut self, used: usize) {
         self.used = used.clamp(1, self.streams.len().max(1));
     }
 
-    /// Sends all that follows on the first connection as it is, without records. There is no way back.
+    /// Sends all further bytes on the first connection without records. This cannot be undone.
     pub(super) fn use_single_connection(&mut self) {
         self.sending.is_last = true;
     }
 
-    /// The connections that there are.
+    /// The open connections.
     pub(super) fn connections(&self) -> impl Iterator<Item = &P> {
         self.streams.iter().flatten().map(|stream| &stream.connection)
     }
 
-    /// Takes note of what has happened to a connection.
+    /// Handles an event of a connection.
     pub(super) fn note(&mut self, event: Event) {
         let mut streams = self.streams.iter_mut().flatten();
         if let Some(stream) = streams.find(|stream| stream.token == event.token) {
@@ -190,7 +190,7 @@ impl<P: Connection> Bundle<P> {
         self.connections().for_each(finish);
     }
 
-    /// Whether the rest of the first connection is all that is left, both ways.
+    /// Whether both directions use only the rest of the first connection.
     fn is_single(&self) -> bool {
         self.sending.has_no_end() && self.receiving.has_no_end
     }

@@ -1,4 +1,4 @@
-//! Putting records together in the order of their numbers.
+//! Reads records in the order of their numbers.
 
 use std::io::{self, IoSliceMut};
 
@@ -6,42 +6,42 @@ use super::{Bundle, Connection, ConnectionEnd, PendingRecord, Stream};
 use crate::transport::Moved;
 use crate::wire::record::{RECORD_HEADER_BYTES, Record};
 
-/// The most bytes of a connection that are read ahead; they are copied once more.
+/// The most bytes of a connection that are read ahead. They are copied once more.
 const AHEAD: usize = 4 << 10;
 const ENDED: &str = "it closed the connection without saying why";
 
-/// What is known of the records received.
+/// The state of receiving.
 #[derive(Default)]
 pub(super) struct Receiving {
     /// The number that is due.
     next: u64,
-    /// The connection on which it is.
+    /// The connection that has it.
     current: Option<usize>,
-    /// All that follows comes on the first connection, without records.
+    /// All further bytes come on the first connection, without records.
     pub(super) has_no_end: bool,
-    /// What was received is wrong, which has not been told yet.
+    /// An error in the received data that has not been reported yet.
     fault: Option<String>,
-    /// It has been told; what comes afterwards means nothing.
+    /// The error has been reported; everything received afterwards is ignored.
     is_corrupt: bool,
 }
 
-/// Bytes of a connection that have been read buffer: a header, and what came with it.
+/// Bytes of a connection that have been read ahead: a header and the bytes after it.
 #[derive(Default)]
 pub(super) struct RecordBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// The connection has been found empty once, so that whatever comes afterwards is told of by an event.
+    /// A read has found the connection empty, so an event will report further data.
     is_told: bool,
 }
 
-/// What is in the way of receiving.
+/// Why no bytes can be received.
 enum ReceiveStop {
-    /// Nothing is there now.
+    /// No data have arrived.
     Empty,
-    /// Nothing will ever be.
+    /// The link has ended.
     Lost(String),
-    /// What is there is wrong.
+    /// The received data are wrong.
     Corrupt(String),
 }
 
@@ -54,7 +54,7 @@ impl<P: Connection> Bundle<P> {
             match self.receive_some(parts, moved, total - moved) {
                 Ok(count) => moved += count,
                 Err(ReceiveStop::Corrupt(why)) => self.receiving.fault = Some(why),
-                // Who asks next meets it again.
+                // The next call returns it again.
                 Err(_) if moved > 0 => break,
                 Err(ReceiveStop::Empty) => return Moved::Blocked,
                 Err(ReceiveStop::Lost(why)) => return Moved::Lost(why),
@@ -96,7 +96,7 @@ impl<P: Connection> Bundle<P> {
         Ok(count)
     }
 
-    /// The connection that has come to the record that is due.
+    /// The connection whose next record is due.
     fn find_next(&mut self) -> Result<usize, ReceiveStop> {
         let next = self.receiving.next;
         let is_due = |head: PendingRecord| head.number == next;
@@ -126,7 +126,7 @@ impl<P: Connection> Bundle<P> {
         Ok(index)
     }
 
-    /// Takes note of a connection's next record, if there can be such a one.
+    /// Stores the header of a connection's next record if it is valid.
     fn accept(&mut self, index: usize, record: Record) -> Result<(), ReceiveStop> {
         let Record { number, length } = record;
         let heads = self.streams.iter().flatten().filter_map(|stream| stream.head);
@@ -142,7 +142,7 @@ impl<P: Connection> Bundle<P> {
         Ok(())
     }
 
-    /// Why no connection has come to the record that is due.
+    /// Why no connection has the record that is due.
     fn why_none(&self) -> ReceiveStop {
         let broken = |stream: &Stream<P>| match &stream.over {
             Some(ConnectionEnd::Broken(why)) => Some(why.clone()),
@@ -154,7 +154,7 @@ impl<P: Connection> Bundle<P> {
         if self.are_over() {
             return ReceiveStop::Lost(ENDED.into());
         }
-        // Were a connection still to come, the record might be on that.
+        // The record may be on a connection that is still being opened.
         let all =
             |has: fn(&Stream<P>) -> bool| self.streams.iter().all(|stream| stream.as_ref().is_some_and(has));
         if all(|stream| stream.head.is_some()) {
@@ -166,12 +166,13 @@ impl<P: Connection> Bundle<P> {
         ReceiveStop::Empty
     }
 
-    /// Whether all connections have ended, and none is awaited.
+    /// Whether all connections have ended and none is being opened.
     fn are_over(&self) -> bool {
         self.awaited == 0 && self.streams.iter().flatten().all(|stream| stream.over.is_some())
     }
 
-    /// Reads whatever there is, so that nothing unread makes the kernel reset connections that carry this rank's last words.
+    /// Reads and drops all received data: the kernel resets a connection that has unread data, and this rank's last frame would
+    /// be lost.
     fn read_anything(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
@@ -188,7 +189,7 @@ impl<P: Connection> Bundle<P> {
 }
 
 impl<P: Connection> Stream<P> {
-    /// The header that comes next here, once it is whole.
+    /// The next header of the connection, once it is complete.
     fn read_head(&mut self) -> Result<Option<Record>, ReceiveStop> {
         loop {
             if let Some(bytes) = self.buffer.take_header() {
@@ -236,7 +237,7 @@ impl<P: Connection> Stream<P> {
         };
         slices.push(IoSliceMut::new(&mut self.buffer.make_space()[..beyond]));
         let read = self.connection.read(&mut slices);
-        // After something long more may have come meanwhile, so it is worth while to ask again.
+        // More data may have arrived during a long read, so the next read may succeed.
         let asked = if wanted < AHEAD { wanted + beyond } else { 0 };
         match self.note_read(read, asked) {
             Some(count) => {
@@ -247,7 +248,7 @@ impl<P: Connection> Stream<P> {
         }
     }
 
-    /// Takes note of what a read of `asked` bytes says of the connection; how many there were.
+    /// Handles the result of a read of `asked` bytes. Returns the number of bytes.
     fn note_read(&mut self, read: io::Result<usize>, asked: usize) -> Option<usize> {
         match read {
             Ok(0) => {
@@ -264,7 +265,7 @@ impl<P: Connection> Stream<P> {
                 self.is_readable = false;
                 None
             }
-            // Ready still, and tried again at the next turn.
+            // The connection stays ready, and the next call tries again.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
             Err(error) => {
                 self.over = Some(ConnectionEnd::Broken(error.to_string()));
@@ -284,14 +285,14 @@ impl ConnectionEnd {
 }
 
 impl RecordBuffer {
-    /// A header, if it is whole.
+    /// The header, if it is complete.
     fn take_header(&mut self) -> Option<[u8; RECORD_HEADER_BYTES]> {
         let header = self.bytes[self.start..self.end].first_chunk().copied()?;
         self.start += RECORD_HEADER_BYTES;
         Some(header)
     }
 
-    /// Where more may be read to, behind what there is.
+    /// The free space after the bytes read so far.
     fn make_space(&mut self) -> &mut [u8] {
         self.bytes.resize(AHEAD, 0);
         self.bytes.copy_within(self.start..self.end, 0);
@@ -299,7 +300,7 @@ impl RecordBuffer {
         &mut self.bytes[self.end..]
     }
 
-    /// Moves what there is into the slices, one after another.
+    /// Moves the bytes into the slices, one after another.
     fn take(&mut self, slices: &mut [IoSliceMut<'_>]) -> usize {
         let before = self.start;
         for slice in slices {

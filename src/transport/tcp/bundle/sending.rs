@@ -1,4 +1,4 @@
-//! Cutting what is sent into records, each on the connection with most room.
+//! Cuts the sent stream into records, and writes each on the connection with the most free buffer space.
 
 use std::io::{self, IoSlice};
 
@@ -7,39 +7,39 @@ use crate::transport::Moved;
 use crate::transport::tcp::kernel::SendSpace;
 use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
 
-/// What is at most so long goes whole, and on the first connection that takes it: nobody asks how much room there is.
+/// Up to this length, a record is not divided and goes on the first connection that takes it, without a check of the free space.
 const SHORT: usize = 16 << 10;
-/// Bytes of a record of something longer: a segment is spread over the connections, but not into shorter pieces than the first,
-/// for which system calls would be the cost, nor longer ones than the second. A segment of 256 KiB and its header are four of
-/// the first.
+/// Bytes of the records of longer data: a segment is divided over the connections. Records shorter than the first limit would
+/// cost too many system calls; none is longer than the second. A segment of 256 KiB and its header are four records of the
+/// first length.
 const PIECE_MIN: usize = (64 << 10) + 64;
 const PIECE_MAX: usize = (256 << 10) + 64;
 
 const _: () = assert!(PIECE_MAX <= RECORD_BYTES_MAX as usize);
 
-/// What is known of the records sent.
+/// The state of sending.
 #[derive(Default)]
 pub(super) struct Sending {
     next: u64,
-    /// What is not all written yet. It stays with its connection, and others wait for it: what follows in the record is what
-    /// the caller sends next. The kernel is asked for its space first, so this is rare.
+    /// The record that is not fully written. It stays on its connection, and all other data wait, because the caller's next bytes
+    /// belong to it. This is rare, because the kernel's free space is checked first.
     partial: Option<PartialRecord>,
-    /// The next record is to be the last one.
+    /// The next record is the last one.
     pub(super) is_last: bool,
 }
 
-/// A record that is not all written.
+/// A record that is not fully written.
 struct PartialRecord {
     stream: usize,
     header: [u8; RECORD_HEADER_BYTES],
     /// Bytes of the header that are written.
     written: usize,
-    /// Bytes behind it that are not; `None` if there is no end to them.
+    /// Bytes after it that are not written; `None` if they go on to the end of the connection.
     left: Option<usize>,
 }
 
 impl Sending {
-    /// Whether all that follows goes on the first connection, without records.
+    /// Whether all further bytes go on the first connection, without records.
     pub(super) fn has_no_end(&self) -> bool {
         self.partial
             .as_ref()
@@ -89,7 +89,7 @@ impl<P: Connection> Bundle<P> {
             match self.send_some(parts, moved, total) {
                 Ok(Some(count)) => moved += count,
                 Ok(None) => break,
-                // The next attempt meets it again.
+                // The next attempt returns it again.
                 Err(_) if moved > 0 => break,
                 Err(error) => return Moved::Lost(error.to_string()),
             }
@@ -161,7 +161,7 @@ impl<P: Connection> Bundle<P> {
             }
             let Some((index, room)) = best else { return Ok(None) };
             let piece = (total / used).clamp(PIECE_MIN, PIECE_MAX);
-            // What the kernel counts is more than the bytes.
+            // The kernel's count includes its overhead.
             let fits = (room.free - room.free / 8).max(SHORT);
             (index, Some(rest.div_ceil(rest.div_ceil(piece)).min(fits)))
         };
@@ -171,7 +171,7 @@ impl<P: Connection> Bundle<P> {
 }
 
 impl<P: Connection> Stream<P> {
-    /// Asks the kernel for its room; what it does not tell is no reason not to try.
+    /// Asks the kernel for the free buffer space. If the kernel does not tell it, the write is tried.
     fn look_at_room(&mut self) {
         self.room = self.connection.room().unwrap_or(SendSpace { queued: 0, free: PIECE_MAX });
     }

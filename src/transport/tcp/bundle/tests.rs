@@ -1,4 +1,5 @@
-//! Bundles of connections without sockets: every order in which connections may carry what, and peers that break the rules.
+//! Bundles of connections without sockets: every order in which connections may deliver data, and peers that break the
+//! protocol.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,13 +16,13 @@ use crate::wire::record::{RECORD_HEADER_BYTES, Record};
 /// One direction of a connection.
 #[derive(Default)]
 struct Line {
-    /// On their way, and there.
+    /// Bytes in flight, and bytes that have arrived.
     flying: VecDeque<u8>,
     arrived: VecDeque<u8>,
     capacity: usize,
     is_finished: bool,
     has_failed: bool,
-    /// Somebody wants to know when there is room again.
+    /// The sender waits for an event when there is space again.
     wants_room: bool,
     written: usize,
 }
@@ -131,7 +132,7 @@ impl World {
         }
     }
 
-    /// Lets time pass on one direction of one connection, and tells of it as the kernel would: once.
+    /// Delivers bytes in one direction of one connection, and reports one event, as the kernel would.
     fn carry(&mut self) {
         let index = self.random.random_range(0..self.lines.len());
         let to = self.random.random_range(0..2);
@@ -152,7 +153,7 @@ fn end(lines: &[Rc<RefCell<Line>>; 2], side: usize) -> End {
     End { out: Rc::clone(&lines[side]), into: Rc::clone(&lines[1 - side]) }
 }
 
-/// What one side sends and what the other has got of it.
+/// The bytes that one side sends, and those that the other side has received.
 struct RecordFlow {
     from: usize,
     frames: VecDeque<Vec<u8>>,
@@ -214,7 +215,7 @@ impl RecordFlow {
     }
 }
 
-/// Sends frames both ways; connections come at any time, and at any time a side may decide to go on with one.
+/// Sends frames in both directions. Connections are added at any time, and a side may change to one connection at any time.
 fn converse(seed: u64, of: u8, capacity_max: usize, becomes_one: bool) -> World {
     let mut world = World::new(seed, of, capacity_max);
     let mut flows = [0, 1].map(|from| RecordFlow::new(from, &mut world.random));
@@ -299,7 +300,7 @@ fn a_full_connection_is_passed_over() {
     assert!(written(1) > 1_800_000);
 }
 
-/// A link whose peer writes what it likes; what comes of it.
+/// A link whose peer writes arbitrary bytes. Returns the result.
 fn receive_from(of: u8, streams: &[(u8, Vec<u8>)]) -> Vec<Moved> {
     let mut world = World::new(1, of, 1);
     for (index, bytes) in streams {
@@ -371,7 +372,8 @@ fn the_last_record_is_on_the_first_connection() {
     assert_eq!(moved.iter().map(bytes).sum::<usize>(), 307);
 }
 
-/// Last words may be on any connection: the end of one is not the end of the link, nor is that of all while more may come.
+/// The last data may be on any connection: the end of one connection is not the end of the link, and neither is the end of all
+/// while others are being opened.
 #[test]
 fn a_link_ends_when_all_its_connections_have() {
     let mut world = World::new(1, 3, 1000);
@@ -390,12 +392,12 @@ fn a_link_ends_when_all_its_connections_have() {
     world.lines[1][1].borrow_mut().arrived.extend(record(0, 5));
     finish(&mut world, 1);
     assert_eq!(receive(&mut world), Moved::Bytes(5));
-    assert_eq!(receive(&mut world), Moved::Blocked, "the third one is awaited");
+    assert_eq!(receive(&mut world), Moved::Blocked, "the third connection is still being opened");
     world.ends[0].expect_one_less();
     assert!(matches!(receive(&mut world), Moved::Lost(why) if why.contains("without saying why")));
 }
 
-/// What the others have brought is read first.
+/// Data on the other connections are read first.
 #[test]
 fn a_connection_that_breaks_takes_the_link_with_it() {
     let mut world = World::new(1, 2, 1000);
@@ -414,7 +416,7 @@ fn a_connection_has_one_place() {
     world.add(1);
     let has_place = |world: &World| [0, 1, 2, 3, 255].map(|index| world.ends[0].is_missing(index));
     assert_eq!(has_place(&world), [false, false, true, false, false]);
-    // One that comes when all is said is closed for sending at once.
+    // The sending side of a connection that is added after the last byte is closed at once.
     world.ends[0].finish();
     world.add(2);
     assert!(world.lines.iter().all(|line| line[0].borrow().is_finished));
