@@ -1,16 +1,16 @@
-//! The response cache: tensors that have been agreed on before, each known by a small number, its slot.
+//! The response cache: known tensors, each identified by a small number, its slot.
 //!
-//! The coordinator alone decides who gets a slot and who loses it; the ranks follow its messages ([`CacheView`]). A slot changes
-//! hands in two steps, because a rank may name it while the news is on its way: first it is retired, and ranks that have
-//! read so do not name it any more; it is given out again when every rank has said that it has read so. Until then the
-//! coordinator still knows what it stood for ([`CacheDirectory`]).
+//! Only the coordinator assigns and retires slots; the ranks follow its messages ([`CacheView`]). A slot is reused in
+//! two steps, because a rank may name it before it has read the message. First it is retired, and ranks that have
+//! read so no longer name it. When every rank has reported that it has read so, the slot is assigned again. Until
+//! then the coordinator still knows the old tensor of the slot ([`CacheDirectory`]).
 
 use std::collections::BTreeMap;
 
 use super::error::Violation;
 use super::message::{AnnouncedTensor, Request, Signature};
 
-/// What a rank knows of the cache.
+/// A rank's copy of the cache.
 #[derive(Default)]
 pub(super) struct CacheView {
     by_name: BTreeMap<String, u16>,
@@ -24,7 +24,7 @@ impl CacheView {
         self.requests.get(&slot).filter(|request| request.signature == *signature).map(|_| slot)
     }
 
-    /// What an announced tensor is; it takes its slot.
+    /// The tensor that is announced; the cache stores it in its slot.
     pub(super) fn read(&mut self, tensor: AnnouncedTensor) -> Result<Request, Violation> {
         match tensor {
             AnnouncedTensor::Cached(slot) => {
@@ -42,7 +42,7 @@ impl CacheView {
         }
     }
 
-    /// Forgets what is in a slot, and gives it.
+    /// Removes and returns the content of a slot.
     pub(super) fn retire(&mut self, slot: u16) -> Option<Request> {
         let request = self.requests.remove(&slot)?;
         self.by_name.remove(&request.name);
@@ -50,20 +50,20 @@ impl CacheView {
     }
 }
 
-/// What the coordinator knows of the cache.
+/// The coordinator's state of the cache.
 pub(super) struct CacheDirectory {
     slots: Vec<Option<CachedTensor>>,
     by_name: BTreeMap<String, u16>,
-    /// Counts uses.
+    /// The number of uses so far.
     clock: u64,
     retired: usize,
 }
 
 struct CachedTensor {
     request: Request,
-    /// When it was last used.
+    /// The number of its last use.
     used: u64,
-    /// The message that retired it.
+    /// The number of the message that retired it.
     retired: Option<u64>,
 }
 
@@ -73,13 +73,13 @@ impl CacheDirectory {
         Self { slots, by_name: BTreeMap::new(), clock: 0, retired: 0 }
     }
 
-    /// What a rank means that names this slot.
+    /// The tensor that a rank means by this slot.
     pub(super) fn resolve(&self, slot: u16) -> Option<&Request> {
         self.slots.get(usize::from(slot))?.as_ref().map(|slot| &slot.request)
     }
 
-    /// How to announce a tensor in message `number`. If there is no slot for it, the one that was used least recently is
-    /// retired for the sake of those to come.
+    /// How to announce a tensor in message `number`. If it has no slot, the least recently used one is retired for
+    /// later tensors.
     pub(super) fn announce(
         &mut self,
         request: Request,
@@ -95,7 +95,7 @@ impl CacheDirectory {
             if slot.request.signature == request.signature {
                 return AnnouncedTensor::Cached(index);
             }
-            // Every rank has submitted it in full, so that none means the old one by this slot any more.
+            // Every rank has submitted it in full, so no rank means the old tensor by this slot any more.
             slot.request = request.clone();
             return AnnouncedTensor::Named(request, Some(index));
         }
@@ -109,7 +109,7 @@ impl CacheDirectory {
     }
 
     fn retire(&mut self, number: u64, retired: &mut Vec<u16>) {
-        // At most half of them, or a rank that is slow to read would leave the others without a cache.
+        // At most half of the slots, or a rank that is slow to read would leave the others without a cache.
         if self.retired >= self.slots.len().div_ceil(2) {
             return;
         }
@@ -120,7 +120,7 @@ impl CacheDirectory {
         retired.extend(self.by_name.remove(&slot.request.name));
     }
 
-    /// Every rank has read the messages up to this one.
+    /// Records that every rank has read the messages up to this one.
     pub(super) fn release(&mut self, read: u64) {
         if self.retired == 0 {
             return;
@@ -158,7 +158,7 @@ mod tests {
             AnnouncedTensor::Named(request("b", 1), Some(1))
         );
         assert_eq!(directory.announce(request("a", 1), 2, &mut retired), AnnouncedTensor::Cached(0));
-        // `b` was used least recently. Who has not read so may still name it.
+        // `b` was used least recently. A rank that has not read so may still name it.
         assert_eq!(
             directory.announce(request("c", 1), 3, &mut retired),
             AnnouncedTensor::Named(request("c", 1), None)

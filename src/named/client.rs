@@ -1,5 +1,5 @@
-//! What a rank knows of its own tensors: which are in flight, what is to be reported, and what the coordinator's messages
-//! mean for them. Clock-free and without IO; `P` is whatever belongs to a tensor.
+//! A rank's state of its own tensors: which are in flight, which are to be reported, and how the coordinator's
+//! messages affect them. It uses no clock and no IO; `P` is the data of a tensor.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use super::message::{
 };
 use crate::types::{Rank, WorldSize};
 
-/// The most tensors that a rank may have in flight.
+/// The largest number of tensors that a rank may have in flight.
 pub const TENSORS_MAX: usize = 1 << 16;
 
-/// A rank's part of the negotiation.
+/// A rank's side of the negotiation.
 pub(super) struct Client<P> {
     world: WorldSize,
     slots: CacheView,
-    /// What is in flight; without what belongs to it once it is being run.
+    /// The tensors in flight, without their data once they are being run.
     tensors: BTreeMap<String, (Signature, Option<P>)>,
     report: Report,
     has_joined: bool,
@@ -26,10 +26,10 @@ pub(super) struct Client<P> {
     statistics: NamedStatistics,
 }
 
-/// What a message asks this rank to do.
+/// An action that a message requires of this rank.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum ClientAction<P> {
-    /// Run these as one operation. Where this rank has joined it contributes zeros.
+    /// Run these as one operation. For tensors without data this rank has joined and contributes zeros.
     Run(Vec<(Request, Option<P>)>),
     /// This tensor gets an error.
     Fail(P, NamedError),
@@ -60,7 +60,7 @@ impl<P> Client<P> {
         self.statistics
     }
 
-    /// Submits a tensor. It is refused here if no other rank need know.
+    /// Submits a tensor. Errors that do not concern other ranks are returned here.
     pub(super) fn submit(
         &mut self,
         name: &str,
@@ -108,7 +108,7 @@ impl<P> Client<P> {
         Ok(())
     }
 
-    /// This rank submits nothing more.
+    /// This rank will submit nothing more.
     pub(super) fn close(&mut self) {
         if !self.has_closed {
             self.has_closed = true;
@@ -116,7 +116,7 @@ impl<P> Client<P> {
         }
     }
 
-    /// What there is to tell the coordinator, as much as fits a message. To join and to close come last.
+    /// The next report to the coordinator, as much as fits a message. Joining and closing come last.
     pub(super) fn take_report(&mut self) -> Option<Report> {
         let report = &mut self.report;
         if report.slots.is_empty() && report.requests.is_empty() && !report.joins && !report.closes {
@@ -133,7 +133,7 @@ impl<P> Client<P> {
         Some(taken)
     }
 
-    /// Reads a message of the coordinator.
+    /// Processes a message of the coordinator.
     pub(super) fn read(&mut self, message: CoordinatorMessage) -> Result<Vec<ClientAction<P>>, Violation> {
         let mut steps = Vec::with_capacity(message.instructions.len());
         for instruction in message.instructions {
@@ -168,7 +168,7 @@ impl<P> Client<P> {
         }
         for slot in message.retired {
             let Some(request) = self.slots.retire(slot) else { continue };
-            // What is not reported yet would be reported by a slot that must not be named any more.
+            // An unreported submission would use a slot that must not be named any more.
             if self.report.slots.remove(&slot) {
                 self.report.requests.push(request);
             }
@@ -177,31 +177,32 @@ impl<P> Client<P> {
         Ok(steps)
     }
 
-    /// What belongs to a tensor that is to be run.
+    /// The data of a tensor that is to be run.
     fn take(&mut self, request: &Request) -> Result<Option<P>, Violation> {
         let Request { name, signature } = request;
         match self.tensors.get_mut(name) {
             Some((own, payload @ Some(_))) if *own == *signature => Ok(payload.take()),
-            // What this rank has submitted before it joined may still be running here while the others are further on.
+            // An operation that this rank submitted before it joined may still be running here while the others have
+            // gone on.
             None | Some((_, None)) if self.has_joined => Ok(None),
             Some((own, _)) => Err(Violation(format!("{signature} of `{name}`, which is {own} here"))),
             None => Err(Violation(format!("{signature} of `{name}`, which this rank has not submitted"))),
         }
     }
 
-    /// Whether nothing is in flight and no join waits for the others.
+    /// Whether no tensor is in flight and no join waits for other ranks.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.tensors.is_empty() && !self.has_joined
     }
 
-    /// The result of a tensor that this rank has submitted is known: its name is free again. Not to be called for what it
-    /// has contributed zeros to, for it may have submitted that name since.
+    /// Frees the name of a tensor that this rank has submitted, because its result is known. Must not be called for a
+    /// tensor to which this rank contributed zeros, because it may have submitted that name since.
     pub(super) fn finish(&mut self, name: &str) {
         self.tensors.remove(name);
     }
 
-    /// Everything has ended: what had no result yet.
+    /// Everything has ended: returns the tensors that had no result yet.
     pub(super) fn end(&mut self) -> Vec<P> {
         self.has_closed = true;
         self.report = Report::default();
@@ -209,7 +210,7 @@ impl<P> Client<P> {
     }
 }
 
-/// What runs as one operation is of one kind.
+/// All tensors of one operation must be of one kind.
 fn check_run<P>(run: &[(Request, Option<P>)]) -> Result<(), Violation> {
     let of = |request: &Request| (request.signature.kind, request.signature.dtype);
     let Some((first, _)) = run.first() else { return Err(Violation("an operation without tensors".into())) };

@@ -1,4 +1,5 @@
-//! What rank 0 knows of all ranks: who has submitted what, what is ready, and what it tells them. Time is an argument.
+//! Rank 0's state of all ranks: which ranks have submitted which tensors, which are ready, and what to send to the
+//! ranks. Time is an argument.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -16,29 +17,29 @@ use crate::types::{Rank, ReduceOp};
 /// Time since the coordinator's start.
 pub(super) type Timestamp = std::time::Duration;
 
-/// What the coordinator goes by.
+/// The limits of the coordinator.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CoordinatorLimits {
     /// The most bytes that are fused into one operation.
     pub(super) fusion_bytes: u64,
-    /// Tensors that the response cache knows.
+    /// The number of tensors in the response cache.
     pub(super) capacity: u16,
-    /// The most operations that are under way. What becomes ready meanwhile is fused.
+    /// The largest number of operations under way. Tensors that become ready meanwhile are fused.
     pub(super) outstanding_max: usize,
 }
 
-/// The negotiation as rank 0 sees it.
+/// The coordinator's state of the negotiation.
 pub(super) struct Coordinator {
     rules: CoordinatorLimits,
     pub(super) members: Arc<[Rank]>,
     pub(super) ranks: Vec<RankStatus>,
-    /// How many of them submit nothing for the time being.
+    /// The number of ranks that submit nothing for now.
     silent: usize,
     pub(super) table: BTreeMap<String, PendingTensor>,
     ready: VecDeque<Request>,
     refused: VecDeque<Instruction>,
     directory: CacheDirectory,
-    /// Messages given out so far.
+    /// The number of messages sent so far.
     messages: u64,
     outstanding: usize,
     last_joined: Option<Rank>,
@@ -46,19 +47,19 @@ pub(super) struct Coordinator {
     pub(super) watch: StallWatch,
 }
 
-/// What is known of a rank.
+/// The state of one rank.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RankStatus {
-    /// Messages that it has read.
+    /// The number of messages that it has read.
     seen: u64,
     pub(super) has_joined: bool,
     pub(super) has_closed: bool,
-    /// Tensors of its in the table.
+    /// The number of its tensors in the table.
     waiting: usize,
 }
 
 impl RankStatus {
-    /// It submits nothing for the time being.
+    /// Whether it submits nothing for now.
     pub(super) fn is_silent(self) -> bool {
         self.has_joined || self.has_closed
     }
@@ -71,7 +72,7 @@ pub(super) struct PendingTensor {
 }
 
 impl Coordinator {
-    /// `members` are the ranks' numbers in the job, for messages that people read.
+    /// `members` are the ranks' numbers in the job, for error messages.
     pub(super) fn new(rules: CoordinatorLimits, members: Arc<[Rank]>, watch: StallWatch) -> Self {
         Self {
             rules,
@@ -95,7 +96,7 @@ impl Coordinator {
         self.ranks.iter().skip(1).any(|status| !status.has_closed)
     }
 
-    /// Takes what a rank says.
+    /// Processes a report of a rank.
     pub(super) fn report(&mut self, now: Timestamp, from: Rank, report: Report) -> Result<(), Violation> {
         let messages = self.messages;
         let Some(status) = self.ranks.get_mut(from.index()) else {
@@ -152,7 +153,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Moves a tensor on if nobody is missing, or if somebody will always be.
+    /// Decides about a tensor if all ranks have submitted it, or if some never will.
     fn settle(&mut self, name: &str) {
         let Some(entry) = self.table.get(name) else { return };
         let (mut joined, mut closed, mut is_awaited) = (Vec::new(), Vec::new(), false);
@@ -186,7 +187,9 @@ impl Coordinator {
             (RefusalKind::Disagreement, self.disagreement(&entry))
         } else if !joined.is_empty() && !keeps_zeros {
             let who = self.text_of(&joined);
-            let reason = format!("it is {signature}, and {who} joined; only sums and averages go on");
+            let reason = format!(
+                "it is {signature}, and {who} joined; only sums and averages treat a joined rank as zeros"
+            );
             (RefusalKind::WithoutJoined, reason)
         } else {
             return self.ready.push_back(Request { name: name.to_owned(), signature });
@@ -203,7 +206,7 @@ impl Coordinator {
         Some(entry)
     }
 
-    /// What each rank asked for.
+    /// The request of each rank.
     fn disagreement(&self, entry: &PendingTensor) -> String {
         let mut by_signature: BTreeMap<Signature, Vec<Rank>> = BTreeMap::new();
         for (&rank, &signature) in &entry.asked {
@@ -216,18 +219,18 @@ impl Coordinator {
         parts.iter().map(text).collect::<Vec<_>>().join("; ")
     }
 
-    /// These ranks of the group, with their numbers in the job.
+    /// Names these ranks of the group by their numbers in the job.
     pub(super) fn text_of(&self, ranks: &[Rank]) -> String {
         super::stalls::text_of(ranks.iter().map(|rank| self.members[rank.index()]))
     }
 
-    /// An operation has ended on this rank: another may begin.
+    /// Records that an operation has ended on this rank: another may begin.
     pub(super) fn complete(&mut self, now: Timestamp) {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.watch.touch(now);
     }
 
-    /// What to tell every rank next, if there is anything.
+    /// The next message to all ranks, if there is one.
     pub(super) fn next_message(&mut self) -> Option<CoordinatorMessage> {
         let number = self.messages + 1;
         let mut message = CoordinatorMessage::default();
@@ -256,7 +259,7 @@ impl Coordinator {
         Some(message)
     }
 
-    /// The first tensor that is ready, and those like it as far as they fit.
+    /// The first tensor that is ready, and similar ones as far as they fit.
     fn fuse(&mut self, room: usize) -> Vec<Request> {
         let mut fused: Vec<Request> = Vec::new();
         let mut bytes = 0u64;
@@ -265,7 +268,8 @@ impl Coordinator {
             let fits = fused.first().is_none_or(|first: &Request| {
                 let alike = (first.signature.kind, first.signature.dtype)
                     == (request.signature.kind, request.signature.dtype);
-                // The parts of a gathered or scattered buffer belong to ranks; several tensors would have to be interleaved.
+                // The parts of a gathered or scattered buffer belong to ranks; several tensors would have to be
+                // interleaved.
                 alike
                     && !matches!(request.signature.kind, TensorOp::AllGather | TensorOp::ReduceScatter(_))
                     && bytes.saturating_add(request.signature.bytes()) <= self.rules.fusion_bytes
@@ -281,7 +285,7 @@ impl Coordinator {
         fused
     }
 
-    /// What is to be said once nothing else is: that all have joined, or closed.
+    /// The message that all ranks have joined or closed, which is sent when there is no other.
     fn conclude(&mut self, number: u64) -> Option<Instruction> {
         if self.has_ended {
             return None;
@@ -295,7 +299,7 @@ impl Coordinator {
         }
         let last = self.last_joined.take()?;
         for status in &mut self.ranks {
-            // Whoever was silent reads this before it says anything again.
+            // A rank that has joined reads this before it reports anything again.
             if std::mem::take(&mut status.has_joined) {
                 status.seen = number;
             }
@@ -304,7 +308,8 @@ impl Coordinator {
         Some(Instruction::Joined(last))
     }
 
-    /// The last message that all ranks have read, as far as it matters: who is silent names no slot before it reads on.
+    /// The last message that all ranks have read. Joined and closed ranks do not count, because they name no slot
+    /// before they have read all messages.
     fn read_by_all(&self) -> u64 {
         let speaking = self.ranks.iter().filter(|status| !status.is_silent());
         speaking.map(|status| status.seen).min().unwrap_or(self.messages)

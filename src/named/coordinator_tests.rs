@@ -1,4 +1,4 @@
-//! The coordinator's decisions, report by report.
+//! The coordinator's decisions, one report at a time.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! From tensors of one kind and type to one operation of the group, and back to each tensor's handle.
+//! Runs tensors of one kind and type as one operation of the group, and returns the results to each tensor's handle.
 
 use std::any::Any;
 use std::ops::Range;
@@ -12,20 +12,20 @@ use super::message::{Request, TENSOR_BYTES_MAX, TensorOp};
 use crate::group::{Error, Group, Handle};
 use crate::types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc};
 
-/// Locks it; a panic elsewhere has left nothing half done that a lock of ours guards.
+/// Locks the mutex, also if it is poisoned: a panic leaves the state under these locks consistent.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where a result is put and waited for.
+/// The shared state of a promise and its receiver.
 struct ResultCell<R> {
     result: Mutex<Option<Result<R, NamedError>>>,
     changed: Condvar,
-    /// Rung when there is a result, for who waits for several.
+    /// Set when there is a result, for a thread that waits for several.
     signal: Mutex<Option<Arc<ReadySignal>>>,
 }
 
-/// By which one waits for the first of several results.
+/// Wakes a thread that waits for the first of several results.
 #[derive(Default)]
 pub(super) struct ReadySignal {
     is_set: Mutex<bool>,
@@ -38,18 +38,18 @@ impl ReadySignal {
         self.changed.notify_all();
     }
 
-    /// Waits until it has rung, and silences it.
+    /// Waits until the signal is set, and clears it.
     pub(super) fn wait(&self) {
         let waited = self.changed.wait_while(lock(&self.is_set), |is_set| !*is_set);
         *waited.unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 
-/// The side that puts the result. Dropped without one it says that everything has been closed, so that nobody waits for
-/// ever.
+/// The side that provides the result. Dropping it without a result reports that everything has been closed, so that
+/// the receiver does not wait for ever.
 pub(super) struct Promise<R>(Arc<ResultCell<R>>);
 
-/// The side that waits.
+/// The side that waits for the result.
 pub(super) struct ResultReceiver<R>(Arc<ResultCell<R>>);
 
 pub(super) fn promise<R>() -> (Promise<R>, ResultReceiver<R>) {
@@ -61,7 +61,7 @@ pub(super) fn promise<R>() -> (Promise<R>, ResultReceiver<R>) {
 impl<R> Promise<R> {
     pub(super) fn fulfil(self, result: Result<R, NamedError>) {
         *lock(&self.0.result) = Some(result);
-        // The one who waits is told when this is dropped.
+        // Dropping this informs the receiver.
     }
 }
 
@@ -76,7 +76,7 @@ impl<R> Drop for Promise<R> {
 }
 
 impl<R> ResultReceiver<R> {
-    /// Has the bell rung as soon as there is a result, from now on.
+    /// Sets the signal as soon as there is a result, from now on.
     pub(super) fn attach_signal(&self, signal: &Arc<ReadySignal>) {
         *lock(&self.0.signal) = Some(Arc::clone(signal));
     }
@@ -103,7 +103,7 @@ impl<R> ResultReceiver<R> {
     }
 }
 
-/// A submitted tensor of whatever type.
+/// A submitted tensor of any type.
 pub(super) trait TensorPayload: Send {
     fn fail(self: Box<Self>, error: NamedError);
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
@@ -112,12 +112,12 @@ pub(super) trait TensorPayload: Send {
 /// A submitted tensor.
 pub(super) struct Submitted<T> {
     pub(super) elements: Vec<T>,
-    /// What is done to the result.
+    /// Applied to the result.
     pub(super) after: PostProcess<T>,
     pub(super) promise: Promise<Vec<T>>,
 }
 
-/// What this rank does to a result of its own.
+/// The step that this rank applies to its own result.
 pub(super) type PostProcess<T> = Option<Box<dyn FnOnce(&mut [T]) + Send>>;
 
 impl<T: Element> TensorPayload for Submitted<T> {
@@ -130,22 +130,22 @@ impl<T: Element> TensorPayload for Submitted<T> {
     }
 }
 
-/// A tensor to run; without payload this rank has joined and contributes zeros.
+/// A tensor to run. Without payload, this rank has joined and contributes zeros.
 pub(super) type RunItem = (Request, Option<Box<dyn TensorPayload>>);
 
 /// An operation under way.
 pub(super) trait BegunOperation: Send {
-    /// Waits for its end and gives each tensor its result; `ended` is called in between with the names that
-    /// this rank has submitted.
+    /// Waits for its end and gives each tensor its result; calls `ended` before that with the names that this rank
+    /// has submitted.
     fn finish(self: Box<Self>, ended: &mut dyn FnMut(&[String])) -> Result<(), Error>;
 }
 
-/// Where a tensor lies in the operation's buffer, and who wants it.
+/// The range of a tensor in the operation's buffer, and the receiver of its result.
 type FusedPart<T> = (Range<usize>, Option<(Promise<Vec<T>>, PostProcess<T>)>);
 
 struct FusedOperation<T> {
     handle: Result<Handle<Vec<T>>, Error>,
-    /// Those that this rank has submitted.
+    /// The names that this rank has submitted.
     names: Vec<String>,
     parts: Vec<FusedPart<T>>,
 }
@@ -210,12 +210,12 @@ fn begin_of<T: Element>(group: &mut Group, items: Vec<RunItem>) -> Box<dyn Begun
     Box::new(FusedOperation { handle, names, parts })
 }
 
-/// Gathers what may have another length on each rank: first the lengths, which all ranks judge alike.
+/// Gathers tensors that may differ in length between ranks. It gathers the lengths first; all ranks check them alike.
 fn gather<T: Element>(group: &mut Group, own: &[T]) -> Result<Handle<Vec<T>>, Error> {
     let counts = group.all_gather_from(&[own.len() as u64])?;
     let total = counts.iter().fold(0u64, |total, &count| total.saturating_add(count));
     if total.saturating_mul(T::DTYPE.size_bytes() as u64) > TENSOR_BYTES_MAX {
-        return Err(Error::InvalidCounts("what is gathered is longer than a named tensor may be"));
+        return Err(Error::InvalidCounts("the gathered result is longer than a named tensor may be"));
     }
     let counts: Vec<usize> = counts.into_iter().map(|count| count as usize).collect();
     group.all_gather_uneven_async(own, &counts)
@@ -225,14 +225,14 @@ impl<T: Element> BegunOperation for FusedOperation<T> {
     fn finish(self: Box<Self>, ended: &mut dyn FnMut(&[String])) -> Result<(), Error> {
         let Self { handle, names, parts } = *self;
         let result = handle.and_then(Handle::wait);
-        // A name is free before its result is seen: whoever has waited may submit it again.
+        // A name is free before its result is visible, because a thread that has waited for it may submit it again.
         ended(&names);
         let mut whole = match result {
             Ok(elements) => elements,
             Err(error) => {
                 let promises = parts.into_iter().filter_map(|(_, promise)| promise);
                 promises.for_each(|(promise, _)| promise.fulfil(Err(error.clone().into())));
-                // Counts that cannot be are this tensor's matter, on all ranks alike.
+                // Invalid counts are an error of this tensor only, on all ranks.
                 return if matches!(error, Error::InvalidCounts(_)) { Ok(()) } else { Err(error) };
             }
         };

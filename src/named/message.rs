@@ -1,8 +1,8 @@
-//! What ranks tell the coordinator and what it tells them, as bytes. Everything that a peer can claim is compared with a
-//! limit before it is believed.
+//! The messages between the ranks and the coordinator, as bytes. Every value that a peer can claim is compared with a
+//! limit before it is used.
 //!
-//! The encoding is our own and not a library's: what is sent in every step is a bit vector, and names and counts have limits
-//! of their own. Numbers are little-endian.
+//! The encoding is custom: each step sends a bit vector, and names and counts have their own limits. Numbers are
+//! little-endian.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,37 +14,37 @@ use crate::types::{DType, Rank, ReduceOp, WorldSize};
 pub const NAME_BYTES_MAX: usize = 256;
 /// The longest tensor, in bytes; of an all-gather, the result.
 pub const TENSOR_BYTES_MAX: u64 = 1 << 34;
-/// The most tensors that one message describes.
+/// The largest number of tensors in one message.
 pub(super) const REQUESTS_MAX: usize = 1024;
-/// The most refusals in one message.
+/// The largest number of refusals in one message.
 pub(super) const REFUSALS_MAX: usize = 64;
 /// The longest reason of a refusal, in bytes.
 pub(super) const REASON_BYTES_MAX: usize = 2048;
-/// The most slots that a response cache may have.
+/// The largest number of slots of a response cache.
 pub(super) const SLOTS_MAX: u16 = 16_384;
 /// The longest message, in bytes. A receiver allocates as much as the sender says, up to this.
 pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// A name's length and all that stands beside it: kind, its argument, element type, count, slot.
+/// The length of a name with its other fields: kind, argument of the kind, element type, count, slot.
 const REQUEST_BYTES_MAX: usize = 2 + NAME_BYTES_MAX + 1 + 4 + 1 + 8 + 2 + 2;
 const REFUSAL_BYTES_MAX: usize = 2 + 2 + NAME_BYTES_MAX + 2 + REASON_BYTES_MAX;
 const _: () = assert!(
-    // Each tensor may be an instruction of its own, and retire a slot.
+    // Each tensor may be a separate instruction, and retire a slot.
     REQUESTS_MAX * (REQUEST_BYTES_MAX + 8) + REFUSALS_MAX * REFUSAL_BYTES_MAX + 3 * SLOTS_MAX as usize + 64
         <= MESSAGE_BYTES_MAX
 );
 
-/// What is done with a tensor.
+/// The operation on a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum TensorOp {
     AllReduce(ReduceOp),
     Broadcast(Rank),
-    /// The ranks' counts differ, so 0 stands for them.
+    /// The ranks' counts differ, so the count is 0.
     AllGather,
     ReduceScatter(ReduceOp),
 }
 
-/// What all ranks have to agree on.
+/// The properties on which all ranks have to agree.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Signature {
     pub(super) kind: TensorOp,
@@ -57,7 +57,7 @@ impl Signature {
         self.count.saturating_mul(self.dtype.size_bytes() as u64)
     }
 
-    /// What is wrong with it in a group of `world`.
+    /// The error of this signature in a group of `world` ranks, if there is one.
     pub(super) fn check(&self, world: WorldSize) -> Result<(), Violation> {
         match self.kind {
             TensorOp::AllReduce(op) | TensorOp::ReduceScatter(op)
@@ -92,7 +92,7 @@ impl fmt::Display for Signature {
     }
 }
 
-/// What is wrong with a name.
+/// The error of a name, if there is one.
 pub(super) fn check_name(name: &str) -> Result<(), Violation> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         let length = name.len();
@@ -108,27 +108,28 @@ pub(super) struct Request {
     pub(super) signature: Signature,
 }
 
-/// What a rank tells the coordinator.
+/// A report from a rank to the coordinator.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Report {
-    /// How many of the coordinator's messages the rank knew when it wrote this; the slots are those of that moment.
+    /// The number of the coordinator's messages that the rank had read when it wrote this; the slots are those of
+    /// that moment.
     pub(super) seen: u64,
-    /// Tensors that the response cache knows, by their slots.
+    /// Tensors in the response cache, by their slots.
     pub(super) slots: BTreeSet<u16>,
     /// Other tensors.
     pub(super) requests: Vec<Request>,
-    /// It has no more data, and waits until nobody has.
+    /// The rank has no more data, and waits until no rank has any.
     pub(super) joins: bool,
-    /// It submits nothing more.
+    /// The rank will submit nothing more.
     pub(super) closes: bool,
 }
 
-/// What the coordinator tells every rank.
+/// A message from the coordinator to every rank.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct CoordinatorMessage {
-    /// To be carried out in this order.
+    /// Instructions, to be carried out in this order.
     pub(super) instructions: Vec<Instruction>,
-    /// Slots that are not to be named any more once the instructions have been read.
+    /// Slots that must not be named any more after this message.
     pub(super) retired: Vec<u16>,
 }
 
@@ -136,7 +137,7 @@ pub(super) struct CoordinatorMessage {
 pub(super) enum Instruction {
     /// Run these as one operation.
     Run(Vec<AnnouncedTensor>),
-    /// These get an error.
+    /// This tensor gets an error.
     Refuse { name: String, refusal: RefusalKind, reason: String },
     /// All ranks have joined, this one last.
     Joined(Rank),
@@ -144,16 +145,16 @@ pub(super) enum Instruction {
     End,
 }
 
-/// A tensor that is ready everywhere.
+/// A tensor that is ready on all ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum AnnouncedTensor {
-    /// What the response cache has in this slot.
+    /// The tensor in this slot of the response cache.
     Cached(u16),
-    /// This one, which gets the slot, if any.
+    /// This tensor, which gets the slot, if any.
     Named(Request, Option<u16>),
 }
 
-/// Why a tensor is refused.
+/// The reason for a refusal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RefusalKind {
     Disagreement,
@@ -250,7 +251,7 @@ fn put_u16(out: &mut Vec<u8>, value: u16) {
     out.extend(value.to_le_bytes());
 }
 
-/// A text with its length before it, cut at the limit.
+/// A text after its length, cut at the limit.
 fn put_text(out: &mut Vec<u8>, text: &str, bytes_max: usize) {
     let end = text.floor_char_boundary(bytes_max);
     put_u16(out, end as u16);
@@ -282,7 +283,7 @@ fn put_tensor(out: &mut Vec<u8>, tensor: &AnnouncedTensor) {
     }
 }
 
-/// A cursor over what a peer sent.
+/// A reader of the bytes that a peer sent.
 struct MessageReader<'a>(&'a [u8]);
 
 impl<'a> MessageReader<'a> {

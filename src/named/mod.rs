@@ -1,11 +1,11 @@
 //! Named tensors: collectives in any order.
 //!
-//! A group's collectives have to be called in the same order on all ranks, from one place. A framework that computes
-//! gradients in parallel has no such order: each rank's threads come to their tensors when they do. [`NamedTensors`] takes
-//! them by name, finds out which are ready on all ranks, and runs those, in an order that rank 0 of the group decides; small
-//! ones are fused into one operation. This is Horovod's model (Sergeev and Del Balso, "Horovod: fast and easy distributed
-//! deep learning in TensorFlow", arXiv:1802.05799), without its fixed cycle: what is ready runs at once, and what becomes
-//! ready meanwhile is fused.
+//! The ranks of a group have to call its collectives in the same order. A framework that computes gradients in
+//! parallel has no such order: each rank's threads finish tensors at different times. [`NamedTensors`] accepts
+//! tensors by name, finds out which are ready on all ranks, and runs those, in an order that rank 0 of the group
+//! decides; small tensors are fused into one operation. This is Horovod's model (Sergeev and Del Balso, "Horovod:
+//! fast and easy distributed deep learning in TensorFlow", arXiv:1802.05799), without its fixed cycle: ready tensors
+//! run at once, and tensors that become ready meanwhile are fused.
 //!
 //! ```
 //! use ringtrain::{Group, NamedOptions, NamedTensors, ReduceOp};
@@ -51,25 +51,26 @@ use self::stalls::StallWatch;
 use crate::group::{Error, Group};
 use crate::types::{Element, Rank, ReduceOp};
 
-/// The most operations under way at a time: one that moves bytes, and one whose tensors are being copied together.
+/// The largest number of operations under way: one that moves bytes, and one whose tensors are being copied together.
 const OUTSTANDING_MAX: usize = 2;
 
-/// How named tensors are negotiated. What rank 0 of the group says counts.
+/// The options of named tensors. The options of rank 0 of the group apply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct NamedOptions {
-    /// The most bytes that are fused into one operation; 0 fuses nothing. A longer tensor goes alone.
+    /// The most bytes that are fused into one operation; 0 fuses nothing. A longer tensor is not fused.
     ///
-    /// 16 MiB by default. Horovod's is 64 MiB (now 128), for networks and GPUs on which an operation costs more to begin.
-    /// Fusing costs two copies, and an operation of this length takes milliseconds, against which its 2(n-1) messages
-    /// weigh little; a longer one would only make the first results later.
+    /// 16 MiB by default. Horovod's is 64 MiB (now 128), for networks and GPUs with a higher fixed cost of an
+    /// operation. Fusing costs two copies. An operation of this length takes milliseconds, so the fixed cost of its
+    /// 2(n-1) messages is small; a longer operation would only delay the first results.
     pub fusion_bytes: usize,
-    /// How many tensors are remembered, so that a step that submits them again need not spell them out; at most 16 384.
+    /// The number of tensors in the response cache, at most 16 384. A step that submits them again sends one bit for
+    /// each.
     pub cache_capacity: usize,
     /// How long a tensor may wait for some of the ranks before rank 0 logs a warning.
     pub stall_warning: Duration,
-    /// How long until that ends the job; `None` for never, as in Horovod, where a rank may take its time to compile, or to
-    /// save a checkpoint. Other ranks' deaths end it in any case.
+    /// How long a tensor may wait before the job ends; `None` for no limit, as in Horovod, where a rank may take long
+    /// to compile, or to save a checkpoint. The loss of a rank ends the job in any case.
     pub stall_abort: Option<Duration>,
 }
 
@@ -84,39 +85,41 @@ impl Default for NamedOptions {
     }
 }
 
-/// What the named tensors of a rank have done so far.
+/// Statistics of a rank's named tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct NamedStatistics {
-    /// Tensors submitted.
+    /// The number of tensors submitted.
     pub tensors: u64,
-    /// Those of them that the response cache knew, so that a bit was enough to report them.
+    /// How many of them the response cache knew, so that one bit reported them.
     pub cached: u64,
-    /// Operations run; fewer than tensors where they were fused.
+    /// The number of operations run; fewer than tensors if some were fused.
     pub operations: u64,
-    /// Messages to the coordinator.
+    /// The number of messages to the coordinator.
     pub reports: u64,
 }
 
 /// Collectives of a group on tensors that have names, submitted in any order from any thread.
 ///
-/// A name is free again when its result can be had. All ranks that submit a name have to mean the same operation, element
-/// type and count, or each of them gets an error for that tensor, and the others go on. What is not submitted by some rank
-/// for [`NamedOptions::stall_abort`], if there is such a limit, ends the job with an error that names tensor and rank.
+/// A name can be used again when its result is available. All ranks that submit a name must request the same
+/// operation, element type and count. Otherwise each of them gets an error for that tensor, and the other tensors are
+/// not affected. If some rank does not submit a tensor within [`NamedOptions::stall_abort`], and there is such a
+/// limit, the job ends with an error that names the tensor and the rank.
 pub struct NamedTensors {
     shared: Arc<NamedShared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl NamedTensors {
-    /// Named tensors for all ranks of the group, all of which have to call this. The group itself is free for other use.
+    /// Makes named tensors for all ranks of the group; all of them have to call this. The group can still be used for
+    /// other calls.
     ///
     /// # Errors
     ///
-    /// As [`Group::duplicate`], of which it makes two; [`Error::System`] if there can be no threads.
+    /// As [`Group::duplicate`], which it calls twice; [`Error::System`] if no threads can be started.
     pub fn new(group: &mut Group, options: NamedOptions) -> Result<Self, Error> {
         let mut control = group.duplicate()?;
         let data = group.duplicate()?;
-        // It is idle while there is nothing to agree on. What is waited for in vain is found by the coordinator.
+        // It is idle while no tensors are submitted. The coordinator detects waits without end.
         control.set_timeout(Duration::MAX);
         let coordinator = (control.rank() == Rank::ZERO).then(|| {
             let rules = CoordinatorLimits {
@@ -136,7 +139,7 @@ impl NamedTensors {
     /// # Errors
     ///
     /// [`NamedError::InFlight`], [`NamedError::Limit`], [`NamedError::HasJoined`], [`NamedError::Closed`],
-    /// [`Error::Unsupported`], or the job's failure; what the other ranks have to do with is the handle's.
+    /// [`Error::Unsupported`], or the job's failure. The handle returns errors that involve other ranks.
     pub fn all_reduce<T: Element>(
         &self,
         name: &str,
@@ -147,8 +150,8 @@ impl NamedTensors {
         self.submit(name, elements, TensorOp::AllReduce(op), None)
     }
 
-    /// [`NamedTensors::all_reduce`] of what is multiplied by `before`, whose result is multiplied by `after` (Horovod's
-    /// `prescale_factor` and `postscale_factor`). Each rank has factors of its own.
+    /// [`NamedTensors::all_reduce`] that multiplies the elements by `before` and the result by `after` (Horovod's
+    /// `prescale_factor` and `postscale_factor`). The factors may differ between ranks.
     ///
     /// # Errors
     ///
@@ -187,7 +190,7 @@ impl NamedTensors {
         self.submit(name, elements, TensorOp::ReduceScatter(op), None)
     }
 
-    /// The root's tensor of this name, as [`Group::broadcast`]; all ranks submit one of the same length.
+    /// The root's tensor of this name, as [`Group::broadcast`]; all ranks submit a tensor of the same length.
     ///
     /// # Errors
     ///
@@ -205,7 +208,7 @@ impl NamedTensors {
         self.submit(name, elements, TensorOp::Broadcast(root), None)
     }
 
-    /// All ranks' tensors of this name, one after another; each rank's may have a length of its own. It is not fused.
+    /// All ranks' tensors of this name, concatenated; their lengths may differ. It is not fused.
     ///
     /// # Errors
     ///
@@ -239,13 +242,15 @@ impl NamedTensors {
         Ok(NamedHandle(wanted))
     }
 
-    /// This rank has no more data. Until all ranks say so it takes part in their sums and averages with zeros; averages
-    /// are divided by the number of all ranks all the same. Other operations that a joined rank has not submitted are an
-    /// error on all ranks. Returns the last rank to join; then everything goes on as at the beginning.
+    /// Declares that this rank has no more data, and waits until all ranks have joined. Until then this rank
+    /// contributes zeros to the others' sums and averages; averages are still divided by the number of all ranks.
+    /// Other operations that a joined rank has not submitted are an error on all ranks. Returns the last rank to
+    /// join; afterwards all ranks can submit tensors again.
     ///
     /// # Errors
     ///
-    /// [`NamedError::HasJoined`] if another thread of this rank has, [`NamedError::Closed`], or the job's failure.
+    /// [`NamedError::HasJoined`] if another thread of this rank has joined, [`NamedError::Closed`], or the job's
+    /// failure.
     pub fn join(&self) -> Result<Rank, NamedError> {
         let (promise, wanted) = promise();
         let mut local = lock(&self.shared.local);
@@ -259,18 +264,19 @@ impl NamedTensors {
         wanted.wait()
     }
 
-    /// What has waited for longer than [`NamedOptions::stall_warning`] and still does. Only rank 0 knows.
+    /// The tensors that have waited longer than [`NamedOptions::stall_warning`] and still wait. Only rank 0 has this
+    /// list.
     pub fn stalled(&self) -> Vec<Stall> {
         self.shared.leader.as_ref().map(|leader| lock(&leader.coordinator).stalled()).unwrap_or_default()
     }
 
-    /// What has been done so far.
+    /// Statistics so far.
     pub fn statistics(&self) -> NamedStatistics {
         lock(&self.shared.local).client.statistics()
     }
 
-    /// Waits until all ranks have closed. What this rank has submitted still runs where the other ranks submit it too;
-    /// what it has not submitted is an error on the others. Dropping does the same.
+    /// Waits until all ranks have closed. Tensors that this rank has submitted still run if the other ranks submit
+    /// them too; tensors that it has not submitted are an error on the others. Dropping does the same.
     ///
     /// # Errors
     ///
@@ -287,7 +293,7 @@ impl NamedTensors {
         lock(&self.shared.local).client.close();
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // They do not panic; if one did, there is nobody left to tell.
+            // These threads do not panic; if one did, there is nothing left to inform.
             let _ = thread.join();
         }
     }
@@ -299,17 +305,17 @@ impl Drop for NamedTensors {
     }
 }
 
-/// A named tensor under way. Dropping the handle lets it go on and forgets its result.
+/// A submitted tensor. Dropping the handle does not stop the operation; its result is discarded.
 #[must_use = "a tensor's result is had by waiting for it"]
 pub struct NamedHandle<R>(ResultReceiver<R>);
 
 impl<R> NamedHandle<R> {
-    /// Whether it has ended, well or not; [`NamedHandle::wait`] then returns at once.
+    /// Whether it has ended, with success or failure; [`NamedHandle::wait`] then returns at once.
     pub fn test(&self) -> bool {
         self.0.is_there()
     }
 
-    /// Waits for its end.
+    /// Waits until it has ended.
     ///
     /// # Errors
     ///
@@ -318,28 +324,28 @@ impl<R> NamedHandle<R> {
         self.0.wait()
     }
 
-    /// Waits for its end for as long as `timeout`; gives the handle back if that was too short.
+    /// Waits at most `timeout` for its end.
     ///
     /// # Errors
     ///
-    /// The handle; the tensor goes on.
+    /// Returns the handle if the tensor has no result yet; its operation continues.
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<R, NamedError>, Self> {
         self.0.wait_timeout(timeout).map_err(Self)
     }
 }
 
-/// Waits for all of them; the results come in the same order.
+/// Waits for all tensors; the results are in the order of the handles.
 ///
 /// # Errors
 ///
-/// The first failure, in their order; the others are waited for all the same.
+/// The first failure in that order; the call waits for the others as well.
 pub fn wait_all<R>(handles: impl IntoIterator<Item = NamedHandle<R>>) -> Result<Vec<R>, NamedError> {
     let results: Vec<Result<R, NamedError>> = handles.into_iter().map(NamedHandle::wait).collect();
     results.into_iter().collect()
 }
 
-/// Waits until one of them has ended, takes it from the list, and gives where it stood and its result; `None` if the list is
-/// empty. Those behind it move up by one place.
+/// Waits until one tensor has ended, removes its handle from the list, and returns its index and result; `None` if
+/// the list is empty. Handles behind it move up by one.
 pub fn wait_any<R>(handles: &mut Vec<NamedHandle<R>>) -> Option<(usize, Result<R, NamedError>)> {
     let signal = Arc::new(ReadySignal::default());
     for handle in handles.iter() {

@@ -1,4 +1,5 @@
-//! The whole negotiation without IO: a coordinator and its clients, their messages in flight in any order that links allow.
+//! The whole negotiation without IO: a coordinator and its clients, with messages delivered in any order that links
+//! allow.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use super::message::{CoordinatorMessage, Report, Signature, TensorOp};
 use super::stalls::StallWatch;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
-/// What a rank still means to do, in its order: submit this tensor in this step, or join.
+/// The next actions of a rank, in order: submit this tensor in this step, or join.
 #[derive(Clone, Copy, Debug)]
 enum TestAction {
     Submit { tensor: usize, step: usize },
@@ -30,7 +31,7 @@ struct SimulatedRank {
     messages: VecDeque<CoordinatorMessage>,
     /// Operations under way, oldest first: the names that this rank has submitted.
     running: VecDeque<Vec<String>>,
-    /// What has been run, and whether this rank contributed.
+    /// The operations that have run, and whether this rank contributed.
     done: Vec<Vec<FinishedTensor>>,
     joined: usize,
     has_ended: bool,
@@ -78,14 +79,14 @@ impl SimulatedGroup {
         }
     }
 
-    /// Does one thing at one rank; whether there was anything to do.
+    /// Makes one move on one rank; returns whether there was one.
     fn act(&mut self, rank: usize, what: usize) -> bool {
         let node = &mut self.nodes[rank];
         match what {
             0 => match node.deeds.front().copied() {
                 Some(TestAction::Submit { tensor, step }) => {
                     let name = format!("t{tensor}");
-                    // It is refused while the tensor of the step before is in flight, or until all have joined.
+                    // It is refused while the tensor of the previous step is in flight, or until all have joined.
                     let submitted = node.client.submit(&name, signature(tensor, step), || (tensor, step));
                     if submitted.is_ok() {
                         node.deeds.pop_front();
@@ -143,7 +144,7 @@ impl SimulatedGroup {
         }
     }
 
-    /// Goes on until nothing can be done any more, by the choices first and then in turn.
+    /// Runs until no move is possible, first by the choices and then in turn.
     fn run(&mut self, choices: &[(usize, usize)]) {
         let n = self.nodes.len();
         for &(rank, what) in choices {
@@ -153,7 +154,7 @@ impl SimulatedGroup {
     }
 }
 
-/// Epochs of steps, which a rank may leave early; in each step every tensor once, in an order of its own.
+/// Epochs of steps, which a rank may leave early; in each step every tensor once, in a different order on each rank.
 fn plan(rank: usize, tensors: usize, epochs: usize, order: &[usize]) -> Vec<TestAction> {
     let mut deeds = Vec::new();
     let mut place = rank;
@@ -202,7 +203,7 @@ proptest! {
             let contributed = node.done.iter().flatten().filter(|(_, payload)| payload.is_some()).count();
             prop_assert_eq!(contributed, submitted[rank]);
         }
-        // What runs together belongs to the same step on all ranks that take part.
+        // Tensors that run together belong to the same step on all ranks that take part.
         for (operation, names) in first.iter().enumerate() {
             for tensor in 0..names.len() {
                 let of = |node: &SimulatedRank| node.done[operation][tensor].1;

@@ -1,8 +1,9 @@
-//! The threads and the messages: joins the client and, on rank 0, the coordinator to a group and the clock.
+//! The threads and the messages of named tensors: they connect the client and, on rank 0, the coordinator to a group
+//! and the clock.
 //!
-//! Every rank has three threads. The reporter sends what has been submitted, the reader does what the coordinator says, and
-//! the finisher waits for operations and hands out results. On rank 0 the collector takes the other ranks' reports. All of
-//! them end when all ranks have closed, or when the job fails.
+//! Every rank has three threads. The reporter sends submitted tensors, the reader carries out the coordinator's
+//! instructions, and the finisher waits for operations and delivers results. On rank 0 the collector receives the
+//! other ranks' reports. All of them end when all ranks have closed, or when the job fails.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -20,13 +21,13 @@ use crate::types::Rank;
 /// The tags of the two kinds of messages.
 const REPORT: u32 = 0;
 const MESSAGE: u32 = 1;
-/// Operations that a rank has begun and not finished, beyond which it reads on only when one has.
+/// The largest number of unfinished operations of a rank. At this number it reads no messages until one has finished.
 const RUNNING_MAX: usize = 4;
 
-/// What a rank's threads share.
+/// The state that a rank's threads share.
 pub(super) struct NamedShared {
     pub(super) local: Mutex<LocalState>,
-    /// There is something to report, or an end.
+    /// Notified when there is something to report, or at the end.
     pub(super) changed: Condvar,
     control: Mutex<Group>,
     pub(super) leader: Option<LeaderState>,
@@ -37,24 +38,24 @@ pub(super) struct NamedShared {
 pub(super) struct LocalState {
     pub(super) client: Client<Box<dyn TensorPayload>>,
     pub(super) join: Option<Promise<Rank>>,
-    /// Why nothing goes on; all ranks' closing is a reason as well.
+    /// The reason for the end, including that all ranks have closed.
     pub(super) ended: Option<NamedError>,
 }
 
-/// What rank 0 has more than the others.
+/// The additional state of rank 0.
 pub(super) struct LeaderState {
     pub(super) coordinator: Mutex<Coordinator>,
     inbox: Sender<ReaderInput>,
     interval: Duration,
 }
 
-/// What rank 0's reader gets.
+/// The inputs of rank 0's reader.
 enum ReaderInput {
     Message(CoordinatorMessage),
     Failed(Error),
 }
 
-/// Starts the threads; `coordinator` is rank 0's.
+/// Starts the threads; `coordinator` is `Some` on rank 0.
 pub(super) fn start(
     control: Group,
     data: Group,
@@ -82,7 +83,7 @@ pub(super) fn start(
         let own = Arc::clone(&shared);
         let thread = thread::Builder::new().name(name.into()).spawn(move || work(&own));
         let refused = |error: std::io::Error| Error::System { what: "a thread", detail: error.to_string() };
-        // Those that run already end when the job does.
+        // The threads that already run end with the job.
         thread.map(|thread| threads.push(thread)).map_err(|error| {
             let error = refused(error);
             shared.abort(&error.to_string());
@@ -100,7 +101,7 @@ pub(super) fn start(
 }
 
 impl NamedShared {
-    /// What the reporter does.
+    /// The reporter's loop.
     fn report_all(&self) {
         loop {
             let mut local = lock(&self.local);
@@ -124,7 +125,7 @@ impl NamedShared {
         }
     }
 
-    /// Sends one report. What is submitted until it has left is in the next one.
+    /// Sends one report. Tensors submitted before it has been sent are in the next one.
     fn report(&self, report: Report) -> Result<(), Error> {
         if let Some(leader) = &self.leader {
             return self.take_report(leader, Rank::ZERO, Ok(report));
@@ -133,7 +134,7 @@ impl NamedShared {
         sent.wait().map(|_| ())
     }
 
-    /// What the collector does.
+    /// The collector's loop.
     fn collect_all(&self) {
         let Some(leader) = &self.leader else { return };
         while lock(&leader.coordinator).is_expecting_others() {
@@ -170,23 +171,24 @@ impl NamedShared {
         }
     }
 
-    /// Tells all ranks what there is to tell. The coordinator is held, so that all hear it in the same order.
+    /// Sends the coordinator's messages to all ranks. The coordinator stays locked, so that all ranks receive them in
+    /// the same order.
     fn send_messages(&self, leader: &LeaderState, coordinator: &mut Coordinator) -> Result<(), Error> {
         while let Some(message) = coordinator.next_message() {
             let bytes = message.encode();
             let control = lock(&self.control);
             for peer in control.size().ranks().skip(1) {
-                // It goes by itself; should it fail, the job has.
+                // The send is asynchronous; if it fails, the job has failed.
                 drop(control.send_async(bytes.clone(), peer, MESSAGE)?);
             }
             drop(control);
-            // If nobody reads it the job has failed, and says so elsewhere.
+            // If there is no reader the job has failed, and another thread reports that.
             let _ = leader.inbox.send(ReaderInput::Message(message));
         }
         Ok(())
     }
 
-    /// What the reader does.
+    /// The reader's loop.
     fn read_all(
         &self,
         mut data: Group,
@@ -216,7 +218,7 @@ impl NamedShared {
         CoordinatorMessage::decode(&received.elements, world).map_err(|violation| self.violated(&violation))
     }
 
-    /// The next message for rank 0 itself; looks for what has stalled from time to time.
+    /// The next message for rank 0; also checks for stalls from time to time.
     fn next_local_message(
         &self,
         leader: &LeaderState,
@@ -238,13 +240,13 @@ impl NamedShared {
                 Ok(ReaderInput::Message(message)) => return Ok(message),
                 Ok(ReaderInput::Failed(error)) => return Err(error),
                 Err(RecvTimeoutError::Timeout) => {}
-                // The desk holds a sender, so this cannot be; it is an end all the same.
+                // This state holds a sender, so this cannot happen; treat it as the end.
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Taken),
             }
         }
     }
 
-    /// Does what a message says; whether it was the last one.
+    /// Carries out a message; returns whether it was the last one.
     fn execute_message(
         &self,
         message: CoordinatorMessage,
@@ -273,7 +275,7 @@ impl NamedShared {
         Ok(false)
     }
 
-    /// What the finisher does.
+    /// The finisher's loop.
     fn finish_all(&self, begun: &Receiver<Box<dyn BegunOperation>>) {
         while let Ok(operation) = begun.recv() {
             let mut ended = |names: &[String]| {
@@ -303,7 +305,7 @@ impl NamedShared {
         lock(&self.control).abort(message)
     }
 
-    /// Nothing goes on: whatever waits gets this error, unless it has another already.
+    /// Ends all named tensors: those that wait get this error, unless there is an earlier one.
     fn end(&self, error: &NamedError) {
         let mut local = lock(&self.local);
         local.ended.get_or_insert_with(|| error.clone());
@@ -319,7 +321,7 @@ impl NamedShared {
             promise.fulfil(Err(error.clone()));
         }
         if let (Some(leader), NamedError::Job(error)) = (&self.leader, error) {
-            // The reader waits for nothing else that a failed job would end.
+            // The reader waits only for operations that a failed job ends.
             let _ = leader.inbox.send(ReaderInput::Failed(error));
         }
     }

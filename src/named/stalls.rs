@@ -1,4 +1,4 @@
-//! What waits for ranks that do not come, and for how long.
+//! Detects tensors that wait for missing ranks for too long.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,17 +7,17 @@ use std::time::Duration;
 use super::coordinator::{Coordinator, Timestamp};
 use crate::types::Rank;
 
-/// The most ranks that a message names.
+/// The largest number of ranks that a message names.
 const NAMED_MAX: usize = 8;
 
-/// Something that some ranks wait for and others have not done.
+/// A tensor, a join or a close that some ranks wait for and others have not submitted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stall {
-    /// The tensor's name; `None` where ranks have joined or closed and wait for the others to do the same.
+    /// The tensor's name; `None` if ranks have joined or closed and wait for the others to do the same.
     pub tensor: Option<String>,
     /// The ranks that are missing, with their numbers in the job.
     pub missing: Vec<Rank>,
-    /// For how long it had waited when this was found.
+    /// How long it had waited when the stall was found.
     pub waited: Duration,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for Stall {
     }
 }
 
-/// Ranks as people write them: `rank 3`, or `ranks 1, 2 and 3`.
+/// Lists ranks for messages: `rank 3`, or `ranks 1, 2 and 3`.
 pub(super) fn text_of(ranks: impl ExactSizeIterator<Item = Rank>) -> String {
     let count = ranks.len();
     let mut words: Vec<String> = ranks.take(NAMED_MAX).map(|rank| rank.to_string()).collect();
@@ -42,26 +42,26 @@ pub(super) fn text_of(ranks: impl ExactSizeIterator<Item = Rank>) -> String {
     match words.split_last() {
         Some((last, [])) => format!("rank {last}"),
         Some((last, others)) => format!("ranks {} and {last}", others.join(", ")),
-        None => "nobody".into(),
+        None => "no rank".into(),
     }
 }
 
-/// How patient the coordinator is, and what it has complained of.
+/// The coordinator's limits for stalls, and the reported stalls.
 pub(super) struct StallWatch {
     warning: Duration,
     abort: Option<Duration>,
-    /// The last time that any rank said anything or an operation ended.
+    /// The last time that a rank sent a report or an operation ended.
     activity: Timestamp,
-    /// What has been reported, by the tensor's name.
+    /// The reported stalls, by the tensor's name.
     reported: BTreeMap<Option<String>, Stall>,
 }
 
-/// What a look at the table has found.
+/// The result of a check of the table.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub(super) struct StallReport {
-    /// What has stalled since the last look.
+    /// The stalls found since the last check.
     pub(super) stalls: Vec<Stall>,
-    /// Why the job is to end.
+    /// The reason to end the job.
     pub(super) abort: Option<String>,
 }
 
@@ -81,7 +81,7 @@ impl StallWatch {
         }
     }
 
-    /// How often the table is to be looked at: a stall is found at most a quarter of a limit late.
+    /// The interval of the checks: a stall is found at most a quarter of a limit late.
     pub(super) fn interval(&self) -> Duration {
         let shortest = self.abort.unwrap_or(self.warning).min(self.warning);
         (shortest / 4).max(Duration::from_millis(1))
@@ -89,7 +89,7 @@ impl StallWatch {
 }
 
 impl Coordinator {
-    /// What has waited for too long.
+    /// Checks for stalls.
     pub(super) fn check(&mut self, now: Timestamp) -> StallReport {
         let mut report = StallReport::default();
         let mut waiting: Vec<(Option<&str>, Timestamp)> =
@@ -125,7 +125,7 @@ impl Coordinator {
         report
     }
 
-    /// What has been found to wait too long, and still does.
+    /// The stalls that have been found and still wait.
     pub(super) fn stalled(&self) -> Vec<Stall> {
         self.watch.reported.values().cloned().collect()
     }
