@@ -1,4 +1,4 @@
-//! What a collective can fail with.
+//! The errors of a group's operations.
 
 use std::fmt;
 
@@ -14,9 +14,9 @@ pub enum Error {
     /// The job failed; all ranks report the same cause.
     #[error("{cause}{}", reported_by.map(|rank| format!(" (reported by rank {rank})")).unwrap_or_default())]
     Failed {
-        /// Why.
+        /// The cause.
         cause: Cause,
-        /// The rank that told us; `None` if this rank saw it itself.
+        /// The rank that reported the failure; `None` if this rank detected it.
         reported_by: Option<Rank>,
     },
     /// The array's elements are not contiguous in memory.
@@ -25,48 +25,52 @@ pub enum Error {
     /// The root is not a rank of this group.
     #[error("root {root} is not a rank of this group of {world}")]
     InvalidRoot {
-        /// The root asked for.
+        /// The requested root.
         root: Rank,
         /// The group's size.
         world: WorldSize,
     },
     /// The lengths of the ranks' parts are invalid. Nothing has been sent, and the group can still be used.
-    #[error("the counts of the ranks' parts cannot be: {0}")]
+    #[error("the counts of the ranks' parts are invalid: {0}")]
     InvalidCounts(&'static str),
     /// A rank has the largest number of buffers of [`Group::alloc`](crate::Group::alloc). The group can still be
     /// used.
-    #[error("a rank of the group has {0} buffers of it already; drop some first")]
+    #[error("a rank of the group already has {0} of its buffers; drop some first")]
     TooManyBuffers(usize),
     /// A message cannot be sent to, or received from, this rank. Nothing has been sent, and the group can still be
     /// used.
     #[error("rank {peer} is not a rank of this group of {world}")]
     InvalidPeer {
-        /// The rank asked for.
+        /// The requested rank.
         peer: Rank,
         /// The group's size.
         world: WorldSize,
     },
-    /// No other rank can send what is to be received, and this one has not: it would wait for itself. The group is as it was.
+    /// No other rank can send the message, and this one has not, so the receive would wait for its own rank. The group can
+    /// still be used.
     #[error(
-        "this rank waits for a message of its own and has sent none that fits; send first, or receive asynchronously"
+        "this rank waits for a message from itself and has sent none that matches; send first, or receive asynchronously"
     )]
     NothingSent,
     /// The tag is reserved for receives that accept any tag. Nothing has been sent, and the group can still be used.
-    #[error("tag {} stands for any tag, and no message can have it", crate::types::ANY_TAG)]
+    #[error(
+        "tag {} is reserved for receives that accept any tag; no message can have it",
+        crate::types::ANY_TAG
+    )]
     InvalidTag,
     /// An object cannot be encoded, or the received bytes do not decode as such an object.
     #[error("the object {0}")]
     Object(String),
-    /// A message was longer than the buffer of who asked for it by [`Group::receive_fitting`](crate::Group::receive_fitting).
-    /// It has been received and thrown away, and the group is as it was.
+    /// A message was longer than the buffer of [`Group::receive_fitting`](crate::Group::receive_fitting). It has been
+    /// received and discarded, and the group can still be used.
     #[error(
         "rank {} sent a message of {} elements with tag {}, which is longer than the buffer of {room}",
         status.source, status.count, status.tag
     )]
     Truncated {
-        /// What is known of the message.
+        /// The message's sender, tag, type and length.
         status: Status,
-        /// How many elements the buffer has.
+        /// The number of elements of the buffer.
         room: usize,
     },
     /// The result has been taken before.
@@ -75,7 +79,7 @@ pub enum Error {
     /// The reduction is not defined on elements of this type. Nothing has been sent, and the group can still be used.
     #[error("{op} on {dtype} is not defined: {}", domain(*op))]
     Unsupported {
-        /// The reduction asked for.
+        /// The requested reduction.
         op: ReduceOp,
         /// The buffer's element type.
         dtype: DType,
@@ -83,14 +87,14 @@ pub enum Error {
     /// This host's operating system refused a resource that the transport needs.
     #[error("the operating system refused {what}: {detail}")]
     System {
-        /// The thing refused.
+        /// The refused resource.
         what: &'static str,
-        /// Its own words.
+        /// The operating system's message.
         detail: String,
     },
 }
 
-/// The sentence, for `main` and `unwrap` print errors by `Debug`, and a person reads them.
+/// The same as `Display`, because `main` and `unwrap` print errors by `Debug`.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -107,12 +111,12 @@ impl Error {
     }
 }
 
-/// Where a reduction is defined, in words.
+/// The types on which a reduction is defined.
 fn domain(op: ReduceOp) -> &'static str {
     match op {
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => "it takes integers",
         ReduceOp::MinLoc | ReduceOp::MaxLoc => "it takes values with their location, such as f32_loc",
-        ReduceOp::Custom => "it takes a function of the program's own",
+        ReduceOp::Custom => "it takes a function of the caller",
         ReduceOp::Sum
         | ReduceOp::Average
         | ReduceOp::Min
@@ -131,7 +135,7 @@ mod tests {
     use crate::group::Group;
 
     #[test]
-    fn a_reduction_that_is_not_defined_leaves_the_group_as_it_was() {
+    fn an_undefined_reduction_does_not_affect_the_group() {
         let mut group = Group::solo();
         let (op, dtype) = (ReduceOp::BitAnd, DType::F32);
         assert_eq!(group.all_reduce(&mut [1.5f32], op), Err(Error::Unsupported { op, dtype }));
@@ -142,9 +146,9 @@ mod tests {
         assert_eq!(values, [1, 0]);
     }
 
-    /// What a program shows that returns it from `main`.
+    /// A program that returns an error from `main` prints it by `Debug`.
     #[test]
-    fn debug_is_for_people() {
+    fn debug_prints_the_same_as_display() {
         let cause = Cause::PeerLeft { rank: Rank::new(1), host: "h".into() };
         let error = Error::Failed { cause, reported_by: Some(Rank::new(2)) };
         assert_eq!(format!("{error:?}"), error.to_string());
@@ -152,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reduction_that_is_not_defined_says_where_it_is() {
+    fn the_error_of_an_undefined_reduction_names_the_types_that_have_it() {
         let text = |op, dtype| Error::Unsupported { op, dtype }.to_string();
         assert_eq!(
             text(ReduceOp::Max, DType::F32Loc),

@@ -1,5 +1,5 @@
-//! A rank's state of its own tensors: which are in flight, which are to be reported, and how the coordinator's
-//! messages affect them. It uses no clock and no IO; `P` is the data of a tensor.
+//! The client of the negotiation: which tensors of a rank are in flight, which are to be reported, and how the
+//! coordinator's messages affect them. It uses no clock and no IO; `P` is the data of a tensor.
 
 use std::collections::BTreeMap;
 

@@ -236,13 +236,13 @@ impl Coordinator {
         let mut message = CoordinatorMessage::default();
         let refused = self.refused.len().min(REFUSALS_MAX);
         message.instructions.extend(self.refused.drain(..refused));
-        let mut room = REQUESTS_MAX;
+        let mut tensors_left = REQUESTS_MAX;
         if !self.ready.is_empty() && self.outstanding < self.rules.outstanding_max {
             self.directory.release(self.read_by_all());
         }
-        while room > 0 && self.outstanding < self.rules.outstanding_max && !self.ready.is_empty() {
-            let fused = self.fuse(room);
-            room -= fused.len();
+        while tensors_left > 0 && self.outstanding < self.rules.outstanding_max && !self.ready.is_empty() {
+            let fused = self.fuse(tensors_left);
+            tensors_left -= fused.len();
             let retired = &mut message.retired;
             let announce = |request| self.directory.announce(request, number, retired);
             let tensors: Vec<AnnouncedTensor> = fused.into_iter().map(announce).collect();
@@ -260,7 +260,7 @@ impl Coordinator {
     }
 
     /// The first tensor that is ready, and similar ones as far as they fit.
-    fn fuse(&mut self, room: usize) -> Vec<Request> {
+    fn fuse(&mut self, tensors_left: usize) -> Vec<Request> {
         let mut fused: Vec<Request> = Vec::new();
         let mut bytes = 0u64;
         let mut left = VecDeque::with_capacity(self.ready.len());
@@ -274,7 +274,7 @@ impl Coordinator {
                     && !matches!(request.signature.kind, TensorOp::AllGather | TensorOp::ReduceScatter(_))
                     && bytes.saturating_add(request.signature.bytes()) <= self.rules.fusion_bytes
             });
-            if fits && fused.len() < room {
+            if fits && fused.len() < tensors_left {
                 bytes = bytes.saturating_add(request.signature.bytes());
                 fused.push(request);
             } else {

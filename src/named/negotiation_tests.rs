@@ -72,8 +72,8 @@ impl SimulatedGroup {
 
     fn send_messages(&mut self) {
         while let Some(message) = self.coordinator.next_message() {
-            let sent =
-                CoordinatorMessage::decode(&message.encode(), self.size).expect("what is sent can be read");
+            let sent = CoordinatorMessage::decode(&message.encode(), self.size)
+                .expect("a sent message can be decoded");
             assert_eq!(sent, message);
             self.nodes.iter_mut().for_each(|node| node.messages.push_back(message.clone()));
         }
@@ -104,7 +104,8 @@ impl SimulatedGroup {
             1 => node.client.take_report().map(|report| node.reports.push_back(report)).is_some(),
             2 => {
                 let Some(report) = node.reports.pop_front() else { return false };
-                let sent = Report::decode(&report.encode(), self.size).expect("what is sent can be read");
+                let sent =
+                    Report::decode(&report.encode(), self.size).expect("a sent message can be decoded");
                 assert_eq!(sent, report);
                 self.coordinator
                     .report(Timestamp::ZERO, Rank::new(rank as u32), report)
@@ -178,7 +179,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_tensor_runs_once_on_all_ranks_in_one_order_whatever_happens_first(
+    fn every_tensor_runs_once_on_all_ranks_in_one_order_for_any_sequence_of_events(
         n in 1usize..5,
         tensors in 1usize..9,
         epochs in 1usize..4,

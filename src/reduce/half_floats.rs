@@ -127,7 +127,7 @@ mod tests {
             let wide = f32::from_bits(bits);
             assert_eq!(rounded(wide).to_bits(), f16::from_f32_const(wide).to_bits(), "{bits:08x}");
         };
-        // Every f16, what lies half-way to the next one, and their neighbours.
+        // Every f16, the value half-way to the next one, and their neighbours.
         for narrow in 0..=u16::MAX {
             let exact = f16::from_bits(narrow).to_f32_const().to_bits();
             for near in [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff] {

@@ -119,8 +119,8 @@ mod tests {
         assert_eq!(ranges, [0..3, 3..3, 3..5]);
         assert_eq!((partition.total(), partition.len(), partition.is_empty()), (5, 3, false));
         assert_eq!(Partition::from_counts(&[1, usize::MAX]), None);
-        let nobody = Partition::from_counts(&[]).unwrap();
-        assert_eq!((nobody.total(), nobody.is_empty()), (0, true));
+        let no_ranks = Partition::from_counts(&[]).unwrap();
+        assert_eq!((no_ranks.total(), no_ranks.is_empty()), (0, true));
     }
 
     #[test]

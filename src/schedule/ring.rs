@@ -10,7 +10,7 @@ use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Reduce-scatter: n-1 steps, S bytes minus the rank's own part, (n-1)/n S if the parts are even. `rank` ends with
-/// the reduction of its own part.
+/// its part of the reduction.
 ///
 /// In step k a rank sends the part k+1 places before its own and reduces the one before that. So each part goes once
 /// around the ring, from its owner's successor to its owner, and each rank adds its contribution. With uneven parts

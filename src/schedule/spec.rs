@@ -27,7 +27,7 @@ pub enum CollectiveSpec {
         /// The rank that gets the result.
         root: Rank,
     },
-    /// Every rank ends with the reduction of its own part.
+    /// Every rank ends with its part of the reduction of all buffers.
     ReduceScatter(Partition),
     /// Every rank ends with all ranks' parts.
     AllGather(Partition),

@@ -169,7 +169,7 @@ fn every_slice_has_one_carrier_on_every_host() {
                 layout.phases(&CollectiveSpec::AllReduce { count: 1000 }, Algorithm::Ring, 1000).across;
             assert!(!schedule.steps.is_empty(), "every rank carries something: {machines:?}");
             let is_local = |peer: &Rank| layout.local_ranks().contains(peer);
-            assert!(!schedule.peers().iter().any(is_local), "nothing goes by wire within a host");
+            assert!(!schedule.peers().iter().any(is_local), "ranks of one host exchange no messages");
         }
     }
     assert_eq!(Layout::new(&[3, 3, 3], Rank::ZERO), None);

@@ -178,7 +178,7 @@ fn in_place_every_rank_gets_every_contribution_in_order() {
                 assert!(round.puts.is_empty() && round.ordered_reduce.is_none() && round.exchange.is_none());
                 let mut awaited: Vec<Rank> = round.takes.iter().map(|take| take.from).chain([rank]).collect();
                 awaited.sort_unstable();
-                assert!(awaited.into_iter().eq(world.ranks()), "no rank goes on before all are done");
+                assert!(awaited.into_iter().eq(world.ranks()), "no rank leaves before all are done");
             }
             assert!(touched.iter().all(|&times| times == 1), "each element belongs to one rank");
             assert!(buffers.iter().all(|buffer| *buffer == everyone(world, count)));
@@ -277,10 +277,11 @@ fn prefixes_are_those_of_the_ranks_before() {
             assert_eq!(buffer, expected.collect::<Vec<Value>>());
         },
     );
-    let with_room = |world, rank, count| [own(world, rank, count), vec![Value::BLANK; count]].concat();
+    let with_result_space =
+        |world, rank, count| [own(world, rank, count), vec![Value::BLANK; count]].concat();
     run(
         |_, count| CollectiveSpec::Exscan { count },
-        with_room,
+        with_result_space,
         |_, rank, count, buffer| {
             let expected = |element| {
                 if rank == Rank::ZERO { Value::BLANK } else { Value::of_first(rank.get(), element) }
@@ -325,6 +326,6 @@ fn a_barrier_waits_for_all_ranks() {
     assert_eq!(
         RoundPlan::new(world, Rank::ZERO, 9, 0, CollectiveSpec::AllGather(partition)).rounds(),
         1,
-        "empty buffers meet too"
+        "ranks with empty buffers synchronise too"
     );
 }
