@@ -312,7 +312,11 @@ impl<'a> MessageReader<'a> {
 
     fn rank(&mut self, world: WorldSize) -> Result<Rank, Violation> {
         let rank = Rank::new(self.array().map(u32::from_le_bytes)?);
-        if world.contains(rank) { Ok(rank) } else { Err(Violation(format!("rank {rank}, of {world}"))) }
+        if world.contains(rank) {
+            Ok(rank)
+        } else {
+            Err(Violation(format!("rank {rank} in a group of {world}")))
+        }
     }
 
     fn count(&mut self, what: &str, max: usize) -> Result<usize, Violation> {
@@ -322,7 +326,7 @@ impl<'a> MessageReader<'a> {
 
     fn slot(&mut self) -> Result<u16, Violation> {
         let slot = self.u16()?;
-        if slot >= SLOTS_MAX { Err(Violation(format!("slot {slot}"))) } else { Ok(slot) }
+        if slot >= SLOTS_MAX { Err(Violation(format!("slot {slot}, which is too large"))) } else { Ok(slot) }
     }
 
     fn text(&mut self, bytes_max: usize) -> Result<String, Violation> {
@@ -351,7 +355,7 @@ impl<'a> MessageReader<'a> {
         let kind = kind.ok_or_else(|| Violation(format!("an unknown operation on `{name}`")))?;
         let dtype = self.u8()?;
         let dtype = DType::from_byte(dtype)
-            .ok_or_else(|| Violation(format!("element type {dtype} of `{name}`, which is none")))?;
+            .ok_or_else(|| Violation(format!("unknown element type {dtype} of `{name}`")))?;
         let signature = Signature { kind, dtype, count: self.u64()? };
         signature.check(world)?;
         Ok(Request { name, signature })
@@ -365,7 +369,7 @@ impl<'a> MessageReader<'a> {
         let request = self.request(world)?;
         let slot = self.u16()?;
         if slot != NO_SLOT && slot >= SLOTS_MAX {
-            return Err(Violation(format!("slot {slot}")));
+            return Err(Violation(format!("slot {slot}, which is too large")));
         }
         Ok(AnnouncedTensor::Named(request, Some(slot).filter(|&slot| slot != NO_SLOT)))
     }
@@ -381,14 +385,14 @@ impl<'a> MessageReader<'a> {
                     0 => RefusalKind::Disagreement,
                     1 => RefusalKind::WithoutJoined,
                     2 => RefusalKind::Left,
-                    other => return Err(Violation(format!("refusal {other}"))),
+                    other => return Err(Violation(format!("unknown refusal {other}"))),
                 };
                 let name = self.name()?;
                 Ok(Instruction::Refuse { name, refusal, reason: self.text(REASON_BYTES_MAX)? })
             }
             3 => self.rank(world).map(Instruction::Joined),
             4 => Ok(Instruction::End),
-            other => Err(Violation(format!("instruction {other}"))),
+            other => Err(Violation(format!("unknown instruction {other}"))),
         }
     }
 
