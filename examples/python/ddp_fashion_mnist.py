@@ -3,7 +3,7 @@
     ringrun -n 4 python ddp_fashion_mnist.py --save model.pt
     torchrun --nproc-per-node 4 ddp_fashion_mnist.py --save model.pt
 
-What makes it distributed are the lines that any DDP program has; of ringtrain's there are the import and the name of the backend.
+It is an ordinary DDP program. Only the import of ringtrain.torch and the name of the backend are specific to ringtrain.
 """
 
 import argparse
@@ -20,24 +20,24 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import ringtrain.torch  # noqa: F401  (makes the backend "ring" known)
+import ringtrain.torch  # noqa: F401  (registers the backend "ring")
 
-# What the Debian package dataset-fashion-mnist installs.
+# The Debian package dataset-fashion-mnist installs the data here.
 DATA = Path("/usr/share/datasets/fashion-mnist")
 CLASSES = 10
 
 
 class Unusable(Exception):
-    """The data is missing or is not what it should be; the text says what to do."""
+    """The data is missing or invalid. The message says what to do."""
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The bytes of a gzipped IDX file, whose items have to be of this shape."""
+    """The items of a gzipped IDX file of bytes. Each must have this shape."""
     try:
         content = gzip.decompress(path.read_bytes())
     except FileNotFoundError:
         raise Unusable(
-            f"{path} is missing; get it by `apt-get install dataset-fashion-mnist` or from "
+            f"{path} is missing; get it with `apt-get install dataset-fashion-mnist` or from "
             "https://github.com/zalandoresearch/fashion-mnist, and name its directory with --data"
         ) from None
     except (OSError, EOFError, zlib.error) as error:
@@ -48,20 +48,20 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
         raise Unusable(f"{path} ends within its header")
     zeros, kind, dimensions, count, *found = header.unpack_from(content)
     if (zeros, kind, dimensions, tuple(found)) != (0, 8, 1 + len(shape), shape):
-        raise Unusable(f"{path} is no IDX file of bytes whose items have the shape {shape}")
+        raise Unusable(f"{path} is not an IDX file of bytes whose items have the shape {shape}")
     if len(content) - header.size != count * int(np.prod(shape)):
-        raise Unusable(f"{path} says that it has {count} items, and its length is that of another number")
+        raise Unusable(f"the header of {path} says {count} items, which does not match the length of the file")
     return np.frombuffer(content, np.uint8, offset=header.size).reshape(count, *shape)
 
 
 def read_data(directory: Path, name: str, limit: int | None) -> TensorDataset:
-    """Images with values from -1 to 1, and their labels; the first so many."""
+    """The first `limit` images, with values from -1 to 1, and their labels."""
     images = read_idx(directory / f"{name}-images-idx3-ubyte.gz", (28, 28))[:limit]
     labels = read_idx(directory / f"{name}-labels-idx1-ubyte.gz", ())[:limit]
-    if len(images) != len(labels) or len(labels) == 0 or labels.max() >= CLASSES:
-        raise Unusable(
-            f"{directory} has {len(images)} {name} images and {len(labels)} labels for them, or labels above {CLASSES - 1}"
-        )
+    if len(images) != len(labels) or len(labels) == 0:
+        raise Unusable(f"{directory} has {len(images)} {name} images and {len(labels)} labels; each image needs one")
+    if labels.max() >= CLASSES:
+        raise Unusable(f"{directory} has the {name} label {labels.max()}; the largest valid label is {CLASSES - 1}")
     scaled = torch.from_numpy(images[:, None].astype(np.float32) / 127.5 - 1)
     return TensorDataset(scaled, torch.from_numpy(labels.astype(np.int64)))
 
@@ -78,7 +78,7 @@ def make_model() -> nn.Module:
 
 
 def count_right(model: nn.Module, data: TensorDataset) -> Tensor:
-    """How many of this rank's share of the images the model knows, and how many those are."""
+    """The number of images in this rank's share that the model classifies correctly, and the number of images in the share."""
     images, labels = (tensor[dist.get_rank() :: dist.get_world_size()] for tensor in data.tensors)
     with torch.no_grad():
         right = sum((model(x).argmax(1) == y).sum() for x, y in zip(images.split(1000), labels.split(1000), strict=True))
@@ -86,13 +86,13 @@ def count_right(model: nn.Module, data: TensorDataset) -> Tensor:
 
 
 def train(model: nn.Module, data: TensorDataset, options: argparse.Namespace) -> None:
-    # Its own gradients are averaged with the other ranks' while the backward pass still goes on.
+    # DDP averages the gradients over the ranks during the backward pass.
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(parallel.parameters(), lr=options.rate)
     sampler = DistributedSampler(data, seed=options.seed)
     loader = DataLoader(data, batch_size=max(1, options.batch // dist.get_world_size()), sampler=sampler)
     for epoch in range(options.epochs):
-        sampler.set_epoch(epoch)  # Another order, the same on every rank, of which each takes its part.
+        sampler.set_epoch(epoch)  # A new order, the same on every rank. Each rank takes its part of it.
         total = torch.zeros(())
         for images, labels in loader:
             optimizer.zero_grad()
@@ -108,13 +108,11 @@ def train(model: nn.Module, data: TensorDataset, options: argparse.Namespace) ->
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="with the four *-ubyte.gz (default: %(default)s)")
+    parser.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="directory with *-ubyte.gz (default: %(default)s)")
     parser.add_argument("--limit", type=int, metavar="N", help="use the first N images of each part only")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument(
-        "--batch", type=int, default=256, help="images of all ranks together for each step (default: %(default)s)"
-    )
-    parser.add_argument("--rate", type=float, default=2e-3, help="of learning (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=256, help="images per step, on all ranks together (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=2e-3, help="learning rate (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", type=Path, metavar="FILE", help="where rank 0 writes the model's state_dict")
     options = parser.parse_args()
@@ -130,7 +128,7 @@ def main() -> int:
     model = make_model()
     train(model, train_data, options)
 
-    # Every rank tests its share.
+    # Every rank tests its share of the images.
     counts = [torch.zeros(2, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, count_right(model, test_data))
     right, images = torch.stack(counts).sum(0).tolist()

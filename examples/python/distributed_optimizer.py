@@ -1,4 +1,4 @@
-"""Training in the style of Horovod: `DistributedOptimizer` averages gradients, and the rest of the program stays as it is.
+"""Training with the interface of Horovod: `DistributedOptimizer` averages gradients; the rest is an ordinary training loop.
 
     ringrun -n 4 python distributed_optimizer.py --compression bf16
 
@@ -17,7 +17,7 @@ import ringtrain.torch as hvd
 
 
 def make_moons(count: int, seed: int) -> TensorDataset:
-    """Points on two half circles that reach into each other, and on which of them each is. The same on every rank."""
+    """Points on two interleaving half circles, and for each point the number of its half circle. The same on every rank."""
     random = torch.Generator().manual_seed(seed)
     angle = math.pi * torch.rand(count, generator=random)
     moon = torch.randint(2, (count,), generator=random)
@@ -45,21 +45,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, default=4096)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=32, help="points of each rank for a step (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=0.02, help="of learning, for one rank (default: %(default)s)")
-    parser.add_argument("--compression", choices=["none", "fp16", "bf16"], default="none", help="of gradients on the way")
+    parser.add_argument("--batch", type=int, default=32, help="points per step on each rank (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=0.02, help="learning rate for one rank (default: %(default)s)")
+    parser.add_argument("--compression", choices=["none", "fp16", "bf16"], default="none", help="type of gradients in messages")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
 
     hvd.init()
-    # Each rank begins elsewhere, to show that the broadcast below makes them the same.
+    # Each rank starts with different parameters, to show that the broadcast below makes them the same.
     torch.manual_seed(options.seed + hvd.rank())
     data = make_moons(options.points, options.seed)
     sampler = DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank(), seed=options.seed)
     loader = DataLoader(data, batch_size=options.batch, sampler=sampler)
 
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
-    # With n ranks a step sees n times as many points, and may be longer.
+    # With n ranks a step averages over n times as many points, so that the learning rate can be n times as large.
     optimizer = torch.optim.SGD(model.parameters(), lr=options.rate * hvd.size(), momentum=0.9)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)

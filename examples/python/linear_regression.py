@@ -2,10 +2,11 @@
 
     ringrun -n 4 python linear_regression.py
 
-Rank 0 has the data and scatters it. Then there are two ways to one model:
+Rank 0 scatters the data. The program then fits the model in two ways:
 
-- every rank fits a model of its own to its part, and rank 0 gathers the models and averages them: one message for each rank;
-- all ranks descend together, and average their gradients at every step: as if one process had all the data, to the last digits.
+- Every rank fits a model to its part. Rank 0 gathers the models and averages them: one message from each rank.
+- All ranks run gradient descent and average their gradients at every step. The result is that of one process with all the data,
+  except for rounding.
 """
 
 import argparse
@@ -19,7 +20,7 @@ Array = NDArray[np.float64]
 
 
 def make_data(rows: int, features: int, seed: int) -> tuple[Array, Array]:
-    """Rows of features with their target in the last column, and the weights that made the targets, beside noise."""
+    """Rows of features with their target in the last column, and the weights that the targets follow, with noise."""
     random = np.random.default_rng(seed)
     weights = random.normal(size=features)
     inputs = random.normal(size=(rows, features))
@@ -28,7 +29,7 @@ def make_data(rows: int, features: int, seed: int) -> tuple[Array, Array]:
 
 
 def fit(data: Array) -> Array:
-    """The weights of the least squares."""
+    """The weights with the least squared error."""
     return np.linalg.lstsq(data[:, :-1], data[:, -1], rcond=None)[0]
 
 
@@ -37,7 +38,7 @@ def descend(world: ring.Group, data: Array, rows: int, steps: int, rate: float) 
     inputs, targets = data[:, :-1], data[:, -1]
     weights = np.zeros(inputs.shape[1])
     for _ in range(steps):
-        # Divided by the number of all rows before they are added: ranks may have different numbers of them.
+        # Divide by the number of all rows before the sum, because ranks can have different numbers of rows.
         gradient = 2 / rows * inputs.T @ (inputs @ weights - targets)
         weights -= rate * world.all_reduce(gradient)
     return weights
@@ -45,17 +46,17 @@ def descend(world: ring.Group, data: Array, rows: int, steps: int, rate: float) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=4001, help="of data, on rank 0 (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=4001, help="rows of data on rank 0 (default: %(default)s)")
     parser.add_argument("--features", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=100, help="of gradient descent (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=0.2, help="of learning (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=100, help="steps of gradient descent (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=0.2, help="learning rate (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
 
     world = ring.init()
     data, truth = make_data(options.rows, options.features, options.seed) if world.rank == 0 else (None, None)
 
-    # Any number of rows goes to any number of ranks: the first ranks get one more.
+    # The number of rows need not be a multiple of the number of ranks: the first ranks get one more row.
     counts = [len(part) for part in np.array_split(np.arange(options.rows), world.size)]
     own = world.scatter(data, root=0, counts=counts)
 
@@ -72,7 +73,7 @@ def main() -> None:
         ]:
             far, off = np.abs(weights - truth).max(), np.abs(weights - whole).max()
             print(f"{name}: largest error of a weight {far:.6f}, largest difference from the fit of all data {off:.2e}")
-        print(f"final: ranks {world.size}, the descended weights are the same on all of them: {is_same}")
+        print(f"final: ranks {world.size}, the weights from gradient descent are the same on all of them: {is_same}")
 
 
 if __name__ == "__main__":

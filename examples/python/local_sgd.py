@@ -1,13 +1,14 @@
-"""Asynchronous training: every rank trains a local model at its own pace, and models are averaged every so many steps, meanwhile.
+"""Asynchronous training: every rank trains a local model at its own speed, and the models are averaged in the background.
 
     ringrun -n 4 python local_sgd.py --every 20
 
-No rank waits for a slower one at every step, as it would with averaged gradients: while the average of the models is under way,
-a rank goes on training. When the average has come, the rank takes it, and adds what it has learnt since (Stich, "Local SGD
+With averaged gradients every rank waits for the slowest one at every step. Here a rank continues to train while the models are
+averaged. When the average is ready, the rank takes it and adds the changes that it has made in the meantime (Stich, "Local SGD
 Converges Fast and Communicates Little", 2019; Wang et al., "Overlap Local-SGD", 2020).
 
-Each rank has other classes of the data than the others, so that none can learn all of them alone, which is tried too. How many
-steps a rank takes while it waits depends on the machine, and so do the last digits; with `--ahead 0` they do not.
+Each rank has different classes of the data, so that no rank can learn all classes alone; the program also trains alone, to show
+it. The number of steps during an average depends on the machine, and so do the last digits of the result; with `--ahead 0` they
+do not.
 """
 
 import argparse
@@ -23,7 +24,7 @@ FEATURES, HIDDEN, CLASSES = 16, 32, 8
 
 
 class Network:
-    """Two layers, whose parameters lie in one flat array: one all-reduce averages them all."""
+    """Two layers. Their parameters are in one flat array, so that one all-reduce averages all of them."""
 
     def __init__(self, random: np.random.Generator) -> None:
         shapes = [(FEATURES, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,)]
@@ -37,7 +38,7 @@ class Network:
         return hidden, hidden @ second + bias
 
     def learn(self, inputs: Array, labels: NDArray[np.int64], rate: float) -> None:
-        """One step down the cross entropy."""
+        """One step of gradient descent on the cross entropy."""
         first, shift, second, bias = self.layers
         hidden, scores = self.scores(inputs)
         slope = np.exp(scores - scores.max(1, keepdims=True))
@@ -55,11 +56,11 @@ class Network:
 
 
 class Learner:
-    """A rank's model, its data, and its pace."""
+    """A rank's model, its data and its delay per step."""
 
     def __init__(self, rank: int, data: tuple[Array, NDArray[np.int64]], options: argparse.Namespace, delay: float) -> None:
-        self.network = Network(np.random.default_rng(options.seed))  # All ranks begin at the same place.
-        self.random = np.random.default_rng([options.seed, rank])  # Each draws other batches.
+        self.network = Network(np.random.default_rng(options.seed))  # All ranks start with the same model.
+        self.random = np.random.default_rng([options.seed, rank])  # Each rank draws different batches.
         self.inputs, self.labels = data
         self.rate, self.delay = options.rate, delay
         self.steps = 0
@@ -74,11 +75,11 @@ class Learner:
 def train_with_averaging(world: ring.Group, learner: Learner, options: argparse.Namespace) -> None:
     flat = learner.network.flat
     for _ in range(options.rounds):
-        # The copy belongs to the operation until it has ended; the model itself goes on changing.
+        # The operation uses a copy, because training changes the model during the operation.
         begun = flat.copy()
         average = world.all_reduce_async(begun, "avg")
         for step in range(options.every + options.ahead):
-            # A fast rank goes on while slow ones are on their way, but not for ever: what it learns must not become too old.
+            # A fast rank continues while slow ones catch up, but only for `--ahead` steps, so that models do not differ too much.
             if step >= options.every and average.test():
                 break
             learner.step()
@@ -98,14 +99,12 @@ def make_data(count: int, seed: int) -> tuple[Array, NDArray[np.int64]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40, help="averages of the models (default: %(default)s)")
+    parser.add_argument("--every", type=int, default=10, help="least number of steps between two averages (default: %(default)s)")
+    parser.add_argument("--ahead", type=int, default=10, help="most additional steps during an average (default: %(default)s)")
     parser.add_argument(
-        "--every", type=int, default=10, help="steps from one average to the next, at least (default: %(default)s)"
+        "--straggle", type=float, default=1.0, help="additional milliseconds per step on the last rank (default: %(default)s)"
     )
-    parser.add_argument("--ahead", type=int, default=10, help="more steps while an average is under way (default: %(default)s)")
-    parser.add_argument(
-        "--straggle", type=float, default=1.0, help="milliseconds that the last rank's steps take longer (default: %(default)s)"
-    )
-    parser.add_argument("--rate", type=float, default=0.1, help="of learning (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=0.1, help="learning rate (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
 

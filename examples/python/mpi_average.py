@@ -1,9 +1,9 @@
-"""Linear regression by averaging models, in a script for mpi4py as it is: it knows nothing of ringtrain.
+"""Linear regression by averaging models, in an ordinary script for mpi4py, which does not mention ringtrain.
 
     ringrun --mpi4py -n 4 python mpi_average.py
     mpirun -n 4 python mpi_average.py
 
-Rank 0 scatters the data, every rank fits a model to its part, rank 0 gathers the models and averages them.
+Rank 0 scatters the data, every rank fits a model to its part, and rank 0 gathers the models and averages them.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=4001, help="of data, on rank 0 (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=4001, help="rows of data on rank 0 (default: %(default)s)")
     parser.add_argument("--features", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -22,7 +22,7 @@ def main() -> None:
     comm = MPI.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
 
-    # Lower case: any object, pickled. Parts may be of different sizes.
+    # Methods in lower case pickle any object. The parts can have different sizes.
     parts = None
     if rank == 0:
         random = np.random.default_rng(options.seed)
@@ -33,7 +33,7 @@ def main() -> None:
     own_inputs, own_targets = comm.scatter(parts, root=0)
     model = np.linalg.lstsq(own_inputs, own_targets, rcond=None)[0]
 
-    # Upper case: memory, as it is.
+    # Methods in upper case transfer buffers without pickling.
     models = np.empty((size, options.features)) if rank == 0 else None
     comm.Gather(model, models, root=0)
     average = np.empty(options.features)

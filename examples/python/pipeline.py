@@ -1,11 +1,11 @@
-"""Model and data parallelism together: a network in two stages, each of which is held by a group of half of the ranks.
+"""Model and data parallelism together: a network in two stages. One half of the ranks has the first stage, the other the second.
 
     ringrun -n 4 python pipeline.py
 
-Ranks 0 to n/2-1 hold the first layers, the others the last. Rank r of the first group and rank r of the second are one copy of
-the model: activations go forward between them and gradients go back, in micro-batches, so that both work at a time (Huang et al.,
-"GPipe", 2019). Within each group the copies of a stage average their gradients. What comes out is compared with the same network
-in one process.
+Ranks 0 to n/2-1 have the first layers, the others the last. Rank r of the first group and rank r of the second are one copy of
+the model: they exchange activations and gradients in micro-batches, so that both compute at the same time (Huang et al.,
+"GPipe", 2019). Within each group the ranks average the gradients of their stage. At the end the program compares the model with
+the same network trained in one process.
 """
 
 import argparse
@@ -21,7 +21,7 @@ FORWARD, BACKWARD = 1, 2
 
 
 def make_stages(seed: int) -> list[nn.Sequential]:
-    """The whole network, in two parts. The same for everybody."""
+    """The whole network in two parts, with the same parameters on every rank."""
     torch.manual_seed(seed)
     first = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
     last = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
@@ -35,11 +35,11 @@ def make_batch(rows: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 def first_stage(world: ring.Group, partner: int, stage: nn.Module, parts: tuple[Tensor, ...]) -> None:
-    """Sends activations on, and takes gradients back, of one micro-batch after the other."""
+    """Sends the activations of each micro-batch to the partner, and then receives their gradients."""
     outputs, sent = [], []
     for part in parts:
         outputs.append(stage(part))
-        # Goes on by itself: the partner works on this micro-batch while the next is computed here.
+        # Does not wait: the partner computes this micro-batch while this rank computes the next one.
         sent.append(world.send_async(outputs[-1].detach().numpy(), partner, FORWARD))
     for output in outputs:
         slope = torch.empty_like(output)
@@ -49,14 +49,14 @@ def first_stage(world: ring.Group, partner: int, stage: nn.Module, parts: tuple[
 
 
 def last_stage(world: ring.Group, partner: int, stage: nn.Module, targets: tuple[Tensor, ...]) -> Tensor:
-    """Takes activations, and sends back the gradients of the loss for them. Gives the mean loss."""
+    """Receives activations, and sends back the gradients of the loss with respect to them. Returns the mean loss."""
     total = torch.zeros(())
     sent = []
     for target in targets:
         activations = torch.empty(len(target), WIDTH)
         world.receive(activations.numpy(), partner, FORWARD)
         activations.requires_grad_()
-        # The gradients of equal micro-batches are added up, and are those of the whole batch's mean.
+        # The sum of the micro-batches' gradients is the gradient of the whole batch's mean loss.
         loss = nn.functional.mse_loss(stage(activations), target) / len(targets)
         loss.backward()
         sent.append(world.send_async(activations.grad.numpy(), partner, BACKWARD))
@@ -66,13 +66,13 @@ def last_stage(world: ring.Group, partner: int, stage: nn.Module, targets: tuple
 
 
 def average_gradients(group: ring.Group, stage: nn.Module) -> None:
-    """Over all ranks that hold this stage. All begin before the first is waited for."""
+    """Averages over all ranks that have this stage. Begins all operations before it waits for the first."""
     gradients = [parameter.grad.numpy() for parameter in stage.parameters()]
     ring.wait_all([group.all_reduce_async(gradient, "avg", out=gradient) for gradient in gradients])
 
 
 def train_in_one_process(options: argparse.Namespace, rows: int) -> list[nn.Sequential]:
-    """What the pipeline has to come to, but for rounding."""
+    """The stages that the pipeline must compute, except for rounding."""
     stages = make_stages(options.seed)
     model = nn.Sequential(*stages)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.rate)
@@ -87,15 +87,15 @@ def train_in_one_process(options: argparse.Namespace, rows: int) -> list[nn.Sequ
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--micro-batches", type=int, default=4, help="parts of a copy's batch (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=16, help="of a micro-batch (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=3e-3, help="of learning (default: %(default)s)")
+    parser.add_argument("--micro-batches", type=int, default=4, help="micro-batches in a copy's batch (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=16, help="rows of a micro-batch (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
 
     world = ring.init()
     if world.size % 2:
-        # All ranks come here: nobody waits for the others.
+        # All ranks return here, so that no rank waits for another.
         print(f"two stages need an even number of ranks, and there are {world.size}", file=sys.stderr)
         return 2
     copies = world.size // 2

@@ -1,6 +1,6 @@
-"""What calls of the mpi4py interface cost: runs as it is under mpi4py, and under `ringrun --mpi4py`.
+"""Measures calls of the mpi4py interface. The same script runs with mpi4py and with `ringrun --mpi4py`.
 
-Prints one line for each measurement, `name bytes microseconds`, from rank 0. Every result is checked while it is measured.
+Prints one line for each measurement, `name bytes microseconds`, from rank 0. Every result is checked.
 """
 
 import argparse
@@ -14,12 +14,12 @@ DICTIONARY = {"step": 17, "loss": 0.25, "names": ["a", "b", "c"], "shape": (3, 4
 
 
 def repetitions(nbytes: int, budget: int) -> int:
-    """Enough to tell, and not too many of what is long."""
+    """How often to repeat a call: at most `budget` times, and less often for long messages."""
     return max(5, min(budget, (256 << 20) // max(nbytes, 1)))
 
 
 def timed(comm: MPI.Comm, count: int, call) -> float:
-    """The seconds that a call takes, of the slowest rank; some calls go first unmeasured."""
+    """Seconds per call on the slowest rank, after some calls that are not measured."""
     for _ in range(max(count // 10, 2)):
         call()
     comm.Barrier()
@@ -30,7 +30,7 @@ def timed(comm: MPI.Comm, count: int, call) -> float:
 
 
 def ping_pong(comm: MPI.Comm, nbytes: int, budget: int) -> float:
-    """Seconds one way, between ranks 0 and 1."""
+    """Seconds for a message from rank 0 to rank 1 or back."""
     out, into = np.full(nbytes, comm.rank + 1, "u1"), np.zeros(nbytes, "u1")
 
     def call() -> None:
@@ -55,7 +55,7 @@ def all_reduce(comm: MPI.Comm, nbytes: int, budget: int) -> float:
 
 
 def broadcast(comm: MPI.Comm, nbytes: int, budget: int) -> float:
-    """Seconds for a buffer to all."""
+    """Seconds for a broadcast of a buffer."""
     data = np.full(nbytes, 7 if comm.rank == 0 else 0, "u1")
     seconds = timed(comm, repetitions(nbytes, budget), lambda: comm.Bcast(data))
     assert (data == 7).all()
@@ -63,14 +63,14 @@ def broadcast(comm: MPI.Comm, nbytes: int, budget: int) -> float:
 
 
 def broadcast_object(comm: MPI.Comm, _nbytes: int, budget: int) -> float:
-    """Seconds for a dictionary to all."""
+    """Seconds for a broadcast of a dictionary."""
     assert comm.bcast(DICTIONARY if comm.rank == 0 else None) == DICTIONARY
     return timed(comm, budget, lambda: comm.bcast(DICTIONARY if comm.rank == 0 else None))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget", type=int, default=2000, help="how often short calls are made")
+    parser.add_argument("--budget", type=int, default=2000, help="number of repetitions of short calls")
     budget = parser.parse_args().budget
     comm = MPI.COMM_WORLD
     measured = [("ping_pong", ping_pong, size) for size in SIZES] if comm.size > 1 else []

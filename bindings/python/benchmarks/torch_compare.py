@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The backend "ring" and Gloo side by side, in the same processes, round about: all_reduce, and an epoch of
+"""Compares the backend "ring" with Gloo in the same processes, alternately: all_reduce, and an epoch of
 DistributedDataParallel.
 
     ringrun -n 4 python benchmarks/torch_compare.py [--rounds 7] [--smoke]
 
-Prints the median over the rounds of the slowest rank's time, the range, and ring's share of Gloo's. Checks every result.
+Prints the median over the rounds of the slowest rank's time, the range, and ring's time divided by Gloo's. Checks every result.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringtrain.torch  # noqa: F401  (registers the backend)
 
-# Bytes, and how many calls make a sample: enough that the clock's and the barrier's share is small.
+# Bytes and the number of calls in a sample: enough that the clock and the barrier add little.
 SIZES = {64: 50, 64 << 10: 30, 4 << 20: 6, 64 << 20: 2}
 EPOCH_STEPS = 8
 
 
 def sampled(call: Callable[[], None], group: Any) -> float:
-    """Seconds that a call takes on the slowest rank, begun together."""
+    """Seconds that a call takes on the slowest rank. All ranks begin after a barrier."""
     dist.barrier(group)
     start = time.perf_counter()
     call()
@@ -38,11 +38,11 @@ def sampled(call: Callable[[], None], group: Any) -> float:
 
 
 def all_reduces(group: Any, buffer: torch.Tensor, calls: int) -> float:
-    """Seconds a call."""
+    """Seconds per call."""
     n = dist.get_world_size()
     buffer.fill_(1.0)
     dist.all_reduce(buffer, group=group)
-    assert torch.all(buffer == n), "a wrong sum"
+    assert torch.all(buffer == n), "the sum is wrong"
     buffer.zero_()
 
     def repeat() -> None:
@@ -97,8 +97,8 @@ def report(what: str, times: dict[str, list[float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--smoke", action="store_true", help="a size that tests run")
-    parser.add_argument("--batch", type=int, default=32, help="samples of a rank in a step")
+    parser.add_argument("--smoke", action="store_true", help="run one round, as the tests do")
+    parser.add_argument("--batch", type=int, default=32, help="samples per step on each rank")
     parser.add_argument("--only-epochs", action="store_true")
     arguments = parser.parse_args()
     rounds = 1 if arguments.smoke else arguments.rounds
@@ -110,20 +110,20 @@ def main() -> None:
         for index in range(rounds + 1):
             for name, group in groups.items():
                 spent = all_reduces(group, buffer, 1 if arguments.smoke else calls)
-                # The first round makes pages and connections.
+                # The first round allocates memory and opens connections.
                 if index or arguments.smoke:
                     times[name].append(spent)
         report(f"all_reduce of {size} bytes", times)
     trainings = {name: Training(group, arguments.batch) for name, group in groups.items()}
-    # What is left if communication takes no time.
-    bystander = Training(None, arguments.batch)
+    # The same training without communication, which is a lower bound.
+    baseline = Training(None, arguments.batch)
     times = {name: [] for name in (*groups, "no communication")}
     for index in range(rounds + 1):
         for name, training in trainings.items():
             spent = sampled(training.epoch, groups[name])
             if index or arguments.smoke:
                 times[name].append(spent)
-        alone = sampled(bystander.epoch, groups["ring"])
+        alone = sampled(baseline.epoch, groups["ring"])
         if index or arguments.smoke:
             times["no communication"].append(alone)
     report(f"epoch of {EPOCH_STEPS} steps of {arguments.batch}", times)

@@ -21,15 +21,15 @@ _WORD = "ringtrain._rank"
 
 
 class RunError(Error):
-    """A rank that `run` started has failed. `rank` is its number; `__cause__` is the exception of its function, if any."""
+    """A rank that `run` started has failed. `rank` is its number; `__cause__` is the exception that its function raised."""
 
 
 def ringrun() -> str:
-    """The path of the launcher: the one that was installed with this package, or another one on the PATH."""
+    """The path of the launcher: the one installed with this package if there is one, otherwise the first on PATH."""
     beside = Path(sys.executable).parent / "ringrun"
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("ringrun")
     if found is None:
-        raise Error("ringrun is neither beside this Python nor on the PATH; it comes with the package: pip install ringtrain")
+        raise Error("ringrun is neither in this Python's directory nor on PATH; it comes with the package: pip install ringtrain")
     return found
 
 
@@ -42,16 +42,17 @@ def run(
     timeout: float | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Calls `func(*args, **kwargs)` in `np` processes of this machine, the ranks of a new job. Returns the results in rank order.
+    """Calls `func(*args, **kwargs)` in `np` processes on this machine, the ranks of a new job. Returns the results in rank order.
 
-    The function may be defined in a notebook. It calls `ringtrain.init()`. The output of the ranks appears here, with their
-    numbers. `timeout` is the time for the whole job in seconds; `env` has additional environment variables for the ranks.
+    The function may be defined in a notebook. It calls `ringtrain.init()`. This process prints the output of the
+    ranks, each line with its rank. `timeout` is the limit for the whole job in seconds. `env` has additional environment
+    variables for the ranks.
 
-    Raises `RunError` with the rank that failed first and its traceback. No process is left behind, even if you interrupt the call
-    or the caller is killed.
+    Raises `RunError` with the rank that failed first and its traceback. All processes end before the call returns, and also if
+    you interrupt it or the calling process is killed.
     """
     if np < 1:
-        raise InvalidArgument(f"{np} processes cannot be started")
+        raise InvalidArgument(f"cannot start {np} processes; np must be at least 1")
     launcher = ringrun()
     with tempfile.TemporaryDirectory(prefix="ringtrain-") as directory:
         task = Path(directory) / "task"
@@ -61,14 +62,14 @@ def run(
             command += ["--job-timeout", str(timeout)]
         command += [sys.executable, "-m", _WORD, directory]
         with open(Path(directory) / "caller", "w") as caller:
-            # The system releases the lock when this process dies, for any reason, and then the ranks end.
+            # The operating system releases the lock when this process ends for any reason. Then the ranks end.
             fcntl.lockf(caller, fcntl.LOCK_EX)
             code, tail = _watch(command, {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _path(), **(env or {})})
         return _results(Path(directory), np, code, tail)
 
 
 def _path() -> str:
-    """The import path of the ranks: this process's path, with the directory of a notebook."""
+    """The import path of the ranks: that of this process. An empty entry stands for the working directory, as in notebooks."""
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
@@ -83,7 +84,7 @@ def _watch(command: list[str], env: Mapping[str, str]) -> tuple[int, list[str]]:
     try:
         code = process.wait()
     except BaseException:
-        # In a terminal the launcher gets Ctrl-C too, but in a notebook it does not.
+        # A terminal sends Ctrl-C to the launcher too, but a notebook does not.
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(30)
@@ -104,7 +105,7 @@ def _print(lines: IO[str] | None, tail: list[str]) -> None:
 
 
 def _results(directory: Path, np: int, code: int, tail: list[str]) -> list[Any]:
-    """The results of the ranks; raises the failure of the rank that failed first."""
+    """The results of the ranks. Raises `RunError` for the rank that failed first."""
     outcomes: dict[int, tuple[bool, Any, str, float]] = {}
     for rank in range(np):
         path = directory / f"result-{rank}"
@@ -118,6 +119,6 @@ def _results(directory: Path, np: int, code: int, tail: list[str]) -> list[Any]:
         raise error from (value if isinstance(value, BaseException) else None)
     missing = [rank for rank in range(np) if rank not in outcomes]
     if code or missing:
-        who = f"; no result of rank {', '.join(map(str, missing))}" if missing else ""
+        who = f"; no result from rank {', '.join(map(str, missing))}" if missing else ""
         raise RunError(f"ringrun ended with exit code {code}{who}:\n{''.join(tail)}")
     return [outcomes[rank][1] for rank in range(np)]

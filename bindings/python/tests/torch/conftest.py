@@ -1,4 +1,4 @@
-"""How the tests of `ringtrain.torch` start jobs. One launch runs many checks: importing torch costs seconds."""
+"""Fixtures that start jobs for the tests of `ringtrain.torch`. A job runs many checks, as importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
-# Nothing here takes longer on two busy cores; a job that hangs is ended by it.
+# No job takes longer on two busy cores. A job that hangs is killed after this time.
 TIMEOUT_SECONDS = 180
 
 
 def _is_installed(name: str) -> bool:
     spec = importlib.util.find_spec(name)
-    # A directory of this name, such as this one, makes a package without an origin.
+    # A directory of the same name, such as this one, is a namespace package, which has no origin.
     return spec is not None and spec.origin is not None
 
 
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if missing:
         reason = f"NOT TESTED: ringtrain.torch, because {' and '.join(missing)} cannot be imported"
     elif ringrun is None:
-        reason = "NOT TESTED: ringtrain.torch, because there is no ringrun in PATH, and RINGRUN does not say where it is"
+        reason = "NOT TESTED: ringtrain.torch, because there is no ringrun in PATH, and RINGRUN is not set"
     if reason is not None:
         for item in items:
             if Path(__file__).parent in Path(item.path).parents:
@@ -47,7 +47,7 @@ Job = subprocess.CompletedProcess[str]
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, and where the package is for processes that the tests start."""
+    """The environment for processes that the tests start: this process's, with the package on the import path."""
     import ringtrain
 
     package = Path(next(iter(ringtrain.__path__))).parent
@@ -56,13 +56,13 @@ def environment() -> dict[str, str]:
 
 
 def run(command: list[str]) -> Job:
-    """Runs a command to its end."""
+    """Runs a command and waits for its end."""
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
 
 
 @pytest.fixture
 def run_text() -> Callable[[str], Job]:
-    """Runs a program given as text in a process of its own."""
+    """Runs a program given as text in a new process."""
     return lambda program: run([sys.executable, "-c", program])
 
 
@@ -78,7 +78,7 @@ def launch() -> Callable[..., Job]:
 
 @pytest.fixture
 def interrupt() -> Callable[..., tuple[Job, float]]:
-    """Presses Ctrl-C, as it were, when every rank has said "ready". Gives the seconds from then to the end, too."""
+    """Sends SIGINT, as Ctrl-C does, when every rank has printed "ready". Returns the job and the seconds from then to its end."""
 
     def launched(n: int, program: str, *arguments: str) -> tuple[Job, float]:
         command = [str(ringrun), "-n", str(n), sys.executable, str(PROGRAMS / program), *arguments]
@@ -111,14 +111,14 @@ def torchrun() -> Callable[..., Job]:
 
 @pytest.fixture
 def by_address() -> Callable[..., list[Job]]:
-    """Runs a program as n processes that know nothing of each other but the place where they meet."""
+    """Runs a program as n processes without a launcher. They get only an address of a store, their rank and the world size."""
 
     def launched(n: int, program: str, *arguments: str) -> list[Job]:
-        # A port that was just given out is not given out again for long enough to start a process.
-        with socket.socket() as place:
-            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            place.bind(("127.0.0.1", 0))
-            method = f"tcp://127.0.0.1:{place.getsockname()[1]}"
+        # The kernel does not assign the port again in the time that a process needs to start.
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", 0))
+            method = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
         command = [sys.executable, str(PROGRAMS / program), *arguments]
         started = [
             subprocess.Popen(

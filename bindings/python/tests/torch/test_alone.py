@@ -87,7 +87,7 @@ class PartialState:
 
 @pytest.mark.parametrize("imports", ["ringtrain.torch, accelerate.state", "accelerate.state, ringtrain.torch"])
 def test_accelerate_accepts_the_backend_on_a_cpu(run_text: Callable, tmp_path: Path, imports: str) -> None:
-    """accelerate 1.15 chooses "gloo" and refused "ring". The package here is what it does with the argument."""
+    """accelerate 1.15 chose "gloo" and refused "ring". The package in this test handles the argument as accelerate does."""
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "__init__.py").touch()
     (tmp_path / "accelerate" / "state.py").write_text(ACCELERATE)

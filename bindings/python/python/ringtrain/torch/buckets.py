@@ -1,4 +1,4 @@
-"""Gradients in flat buckets, reduced over the ranks in one order while the backward pass goes on."""
+"""Gradients in flat buckets, which all ranks reduce in the same order during the backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringtrain import _core, _shutdown
 from ringtrain.torch import cuda, tensors
 from ringtrain.torch.compression import Compressor
 
-# Large enough for the full bandwidth, and small enough that most of a model of 25 MB is on its way before the backward pass ends.
+# Large enough for the full bandwidth; small enough that most buckets of a 25 MB model are sent before the backward pass ends.
 BYTES = 4 << 20
 
 Parameter = torch.nn.Parameter
@@ -26,17 +26,17 @@ class Settings:
     op: str
     compression: type[Compressor]
     predivide: float
-    """Gradients are divided by it before they are reduced, and multiplied after."""
+    """Gradients are divided by it before the reduction, and multiplied by it after."""
     passes: int
     sparse_as_dense: bool
     bucket_bytes: int
 
 
 class Reducer:
-    """Reduces the gradients of parameters: each as soon as it has been computed and all before it are under way.
+    """Reduces the gradients of parameters: each bucket as soon as its gradients and those of all buckets before it are computed.
 
-    Parameters are taken from the last to the first, which is about the order in which a backward pass comes by. All ranks begin
-    the buckets in this order, whatever the order in which they become complete.
+    Buckets hold the parameters from the last to the first, which is about the order in which a backward pass computes gradients.
+    All ranks begin the buckets in this order, even if they fill up in another one.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class Reducer:
             p.register_post_accumulate_grad_hook(self._took_gradient)
 
     def set_passes(self, passes: int) -> None:
-        """How many gradients are added up before they are reduced."""
+        """Sets how many gradients are accumulated before they are reduced."""
         self._passes = passes
 
     def is_under_way(self) -> bool:
-        """Whether some gradients are being reduced."""
+        """Whether any gradients are being reduced."""
         return self._begun > 0
 
     def synchronize(self) -> None:
-        """Reduces what has not been reduced yet, and waits. Afterwards the parameters have the reduced gradients."""
+        """Begins the remaining buckets and waits for all of them. Afterwards the parameters have the reduced gradients."""
         for bucket in self._buckets[self._begun :]:
             for index, p in enumerate(bucket.parameters):
                 if not bucket.taken[index] and p.grad is not None:
@@ -76,7 +76,7 @@ class Reducer:
         self._count = dict.fromkeys(self._count, 0)
 
     def _took_gradient(self, p: Parameter) -> None:
-        """What autograd calls when a parameter's gradient has been added to."""
+        """The hook that autograd calls after it has accumulated a parameter's gradient."""
         bucket, index = self._place[p]
         self._count[p] += 1
         if self._count[p] < self._passes:
@@ -87,7 +87,7 @@ class Reducer:
                 "optimizer.step(); raise backward_passes_per_step to accumulate gradients locally"
             )
         self._take(bucket, index, p)
-        # On a GPU the copies would hold the backward pass up, so there everything is done in `synchronize`.
+        # On a GPU the copies to the host would delay the backward pass, so `synchronize` begins these buckets.
         while p.is_cpu and self._begun < len(self._buckets) and all(self._buckets[self._begun].taken):
             self._buckets[self._begun].begin(self._settings)
             self._begun += 1
@@ -104,8 +104,8 @@ class Reducer:
 
 
 class Bucket:
-    """Gradients of one type, one after another in memory of the group's, each followed at the end by a mark: whether it is
-    there."""
+    """Gradients of one type, one after another in memory of the group. At the end there is a mark for each parameter, which is
+    above zero if any rank has its gradient."""
 
     def __init__(self, group: _core.Group, parameters: Sequence[Parameter]) -> None:
         self._group = group
@@ -116,7 +116,7 @@ class Bucket:
         name = tensors.ELEMENT_TYPES.get(first.dtype)
         if name is None or not first.dtype.is_floating_point:
             raise _core.Unsupported(f"gradients of type {first.dtype} cannot be reduced")
-        # What ranks of one host reach in each other is reduced where it lies.
+        # Ranks on one host reduce memory that they share in place.
         self._shared = group.alloc(total, name) if first.is_cpu else None
         if self._shared is not None:
             self._flat = torch.frombuffer(self._shared, dtype=first.dtype, count=total)
@@ -132,7 +132,7 @@ class Bucket:
         self._packed: torch.Tensor | None = None
 
     def take(self, index: int, gradient: torch.Tensor) -> None:
-        """Copies a gradient to its place; one that lies there already stays."""
+        """Copies a gradient into the bucket, unless it is a view into it."""
         view = self._views[index]
         if gradient.data_ptr() != view.data_ptr():
             view.copy_(gradient.detach())
@@ -152,15 +152,15 @@ class Bucket:
         if not packed.is_cpu:
             cuda.all_reduce(packed, lambda host: self._group.all_reduce_async(tensors.memory(host), settings.op, None, wire))
             return
-        memory = self._shared if packed is self._flat and self._is_known_by_itself() else tensors.memory(packed)
+        memory = self._shared if packed is self._flat and self._has_buffer_format() else tensors.memory(packed)
         self._handle = self._group.all_reduce_async(memory, settings.op, None, wire)
 
-    def _is_known_by_itself(self) -> bool:
-        """Whether the shared memory says of what type it is: Python's buffers have no name for bfloat16."""
+    def _has_buffer_format(self) -> bool:
+        """Whether the shared memory has a format that names its type. Python's buffer protocol has none for bfloat16."""
         return self._shared is not None and self._flat.dtype is not torch.bfloat16
 
     def finish(self, settings: Settings) -> None:
-        """Waits for the reduction, and hands the parameters what came of it."""
+        """Waits for the reduction and sets the gradients of the parameters to its results."""
         if self._handle is not None:
             self._handle.wait()
             self._handle = None
@@ -176,7 +176,7 @@ class Bucket:
 
 
 def _partition(parameters: Sequence[Parameter], bucket_bytes: int) -> list[list[Parameter]]:
-    """Parameters in buckets of one type and device each, from the last to the first; a larger one has a bucket of its own."""
+    """Parameters in buckets of one type and device, from the last to the first. A larger parameter is alone in its bucket."""
     open_buckets: dict[tuple[torch.dtype, torch.device], list[Parameter]] = {}
     filled: list[list[Parameter]] = []
     for p in reversed(parameters):
@@ -196,6 +196,6 @@ def _require_same_everywhere(group: _core.Group, parameters: Sequence[Parameter]
     for index, other in enumerate(group.all_gather_bytes(digest)):
         if other != digest:
             raise _core.InvalidArgument(
-                f"rank {group.rank} and rank {index} have different parameters, or in a different order; "
-                "DistributedOptimizer needs the same on all ranks"
+                f"rank {group.rank} and rank {index} have different parameters, or the same ones in a different order; "
+                "pass DistributedOptimizer the same parameters in the same order on all ranks"
             )

@@ -1,4 +1,4 @@
-"""Horovod's `DistributedOptimizer`: averages gradients over the ranks while the backward pass still runs."""
+"""Horovod's `DistributedOptimizer`: averages gradients over the ranks during the backward pass."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def DistributedOptimizer(
     *,
     bucket_bytes: int = buckets.BYTES,
 ) -> torch.optim.Optimizer:
-    """An optimizer that averages gradients over all ranks before each step of `optimizer`, whose class, state and settings it
-    has.
+    """Wraps `optimizer` in one that averages gradients over all ranks before each step. The result has the class, the state and
+    the settings of `optimizer`.
 
-    All ranks have to make it, at the same place, of the same parameters in the same order. Gradients are reduced in buckets of
-    about `bucket_bytes`, begun in one order on all ranks as soon as a bucket's gradients are there, so that communication
-    overlaps with the backward pass. After a step `p.grad` is a view into the group's own memory, and written over by the next
-    backward pass.
+    This is a collective call: all ranks make it with the same parameters in the same order. Gradients are reduced in buckets of
+    about `bucket_bytes`. A bucket's reduction starts when its gradients are ready, in the same order on all ranks, so that
+    communication overlaps with the backward pass. After a step `p.grad` is a view into the group's memory, and the next backward
+    pass overwrites it.
 
-    A parameter that got no gradient on some ranks counts as zero there; one that got none anywhere keeps its `grad` of None.
-    `backward_passes_per_step` gradients are added up before they are reduced. With `Average`, gradients are divided by
-    `gradient_predivide_factor` before they are added and by the rest of the number of ranks after it. `num_groups` and `groups`,
-    with which Horovod fuses gradients, are taken and have no effect. Raises ValueError where Horovod does, and
-    NotImplementedError for other reductions than Average and Sum and for process sets.
+    If a parameter has no gradient on some ranks, it counts as zero there; if it has none on any rank, its `grad` stays None.
+    `backward_passes_per_step` gradients are accumulated before they are reduced. With `Average`, gradients are divided by
+    `gradient_predivide_factor` before the sum, and by the number of ranks over that factor after it. `num_groups` and `groups`,
+    with which Horovod fuses gradients, are accepted and have no effect. Raises ValueError where Horovod does, and
+    NotImplementedError for reductions other than Average and Sum and for process sets.
     """
     _check(optimizer, op, gradient_predivide_factor, process_set)
-    # The order of the optimizer's own parameters; names are looked at for Horovod's checks alone.
+    # In the order of the optimizer's parameters. The names serve only Horovod's checks and errors.
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     names = _names(optimizer, named_parameters)
-    # The wrapped optimizer's class goes on being one of this object's, which schedulers and scripts look at.
+    # A subclass of the wrapped optimizer's class: schedulers and scripts check with isinstance.
     made = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     wrapped = made.__new__(made)
-    # A scheduler made earlier has put the old optimizer's step in its dictionary.
+    # A scheduler made earlier has patched the old optimizer's `step`, which is then in its `__dict__`.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     scale = gradient_predivide_factor if op == horovod.Average else 1.0
     settings = buckets.Settings(op, compression, scale, backward_passes_per_step, sparse_as_dense, bucket_bytes)
@@ -65,13 +65,13 @@ class _Distributed:
     _should_synchronize: bool
 
     def synchronize(self) -> None:
-        """Waits until all gradients are averaged: to clip them, say, before `step`, which is then called within
+        """Waits until all gradients are averaged. Call it to clip gradients, for example, and then call `step` within
         `skip_synchronize()`."""
         self._reducer.synchronize()
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """`step` does not call `synchronize` within this."""
+        """A context in which `step` does not call `synchronize`."""
         self._should_synchronize = False
         try:
             yield
@@ -94,7 +94,7 @@ class _Distributed:
         return super().step(averaged)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's. Raises AssertionError while gradients are being averaged."""
+        """Calls the wrapped optimizer's `zero_grad`. Raises AssertionError while gradients are being averaged."""
         if self._reducer.is_under_way():
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(); "
@@ -103,19 +103,19 @@ class _Distributed:
         super().zero_grad(set_to_none)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """How many gradients are added up before they are averaged."""
+        """Sets how many gradients are accumulated before they are averaged."""
         self._reducer.set_passes(passes)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not there: raises NotImplementedError. Add parameters before DistributedOptimizer is made."""
+        """Raises NotImplementedError. Add parameters before you make the DistributedOptimizer."""
         raise NotImplementedError("add_param_group is not implemented on a DistributedOptimizer; add parameters before making it")
 
 
 def _check(optimizer: torch.optim.Optimizer, op: str, predivide: float, process_set: Any) -> None:
     if isinstance(optimizer, _Distributed):
-        raise ValueError("this is a DistributedOptimizer already")
+        raise ValueError("the optimizer is already a DistributedOptimizer")
     if op not in (horovod.Average, horovod.Sum):
-        raise NotImplementedError(f"DistributedOptimizer has Average and Sum, not {op!r}")
+        raise NotImplementedError(f"DistributedOptimizer supports Average and Sum, not {op!r}")
     if predivide != 1.0 and op != horovod.Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if process_set is not None:

@@ -1,4 +1,4 @@
-"""Runs the checks of a program: its functions whose names begin with "check_", in the order in which they are written."""
+"""Runs the checks of a program: its functions whose names begin with "check_", in the order of their definitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import ringtrain.torch  # noqa: F401  (registers the backend)
 
 
 def parse() -> argparse.Namespace:
-    """What the launcher of the test says."""
+    """The arguments that the tests pass to a program."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--init-method")
     parser.add_argument("--rank", type=int, default=-1)
@@ -24,7 +24,7 @@ def parse() -> argparse.Namespace:
 
 
 def run(found: dict[str, Any], *arguments: Any, only: str = "") -> None:
-    """Runs them all; says which, and how long they took, on rank 0."""
+    """Runs the checks with `only` in their names. Rank 0 prints the name and the time of each."""
     named: dict[str, Callable[..., None]] = {
         name: value for name, value in found.items() if name.startswith("check_") and only in name
     }

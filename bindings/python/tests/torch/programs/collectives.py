@@ -1,5 +1,4 @@
-"""Every collective and message of torch.distributed on the backend "ring", against what they should give. For any number of
-ranks."""
+"""Checks the results of every collective and message of torch.distributed with the backend "ring". For any number of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ MOVED = [*FLOATS, *INTEGERS, torch.bool, torch.complex64, torch.float8_e4m3fn]
 
 
 def of(rank: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (3, 5)) -> torch.Tensor:
-    """A rank's tensor, which everybody can compute. Its numbers are small, so that every type adds them exactly."""
+    """A rank's tensor, which every rank can compute. Its numbers are small, so that sums are exact in every type."""
     numbers = torch.arange(torch.Size(shape).numel()).reshape(shape) % 7 + rank
     return (numbers % 2 == 0) if dtype is torch.bool else numbers.to(dtype)
 
@@ -77,7 +76,7 @@ def check_all_reduce(rank: int, n: int) -> None:
             torch.testing.assert_close(mine, result, rtol=1e-2, atol=1e-2)
 
 
-def check_all_reduce_of_odd_things(rank: int, n: int) -> None:
+def check_all_reduce_of_other_types_and_layouts(rank: int, n: int) -> None:
     bools = of(rank, torch.bool)
     dist.all_reduce(bools, ReduceOp.MAX)
     same(bools, all_of(n, torch.bool).any(0))
@@ -104,7 +103,7 @@ def check_all_reduce_of_odd_things(rank: int, n: int) -> None:
 
 
 def sparse_of(rank: int, dtype: torch.dtype, length: int) -> torch.Tensor:
-    """A sparse matrix with rows that other ranks have too, one row twice, and none on rank 1."""
+    """A sparse matrix: some of its rows are on other ranks too, one appears twice, and rank 1 has none."""
     rows = [] if rank == 1 else [0, rank, 5, rank]
     values = torch.arange(len(rows) * length).reshape(len(rows), length) % 5 + rank
     return torch.sparse_coo_tensor(torch.tensor([rows], dtype=torch.int64), values.to(dtype), (15, length))
@@ -142,7 +141,7 @@ def check_split_group(rank: int, n: int) -> None:
     mine = of(rank)
     dist.all_reduce(mine, group=part)
     same(mine, sum(of(r) for r in own))
-    # The list gives the order of ranks, and a rank that no list names is no member.
+    # The list gives the order of ranks. A rank that is in no list is not a member.
     backwards = list(reversed(range(n)))[: max(1, n - 1)]
     some = dist.split_group(split_ranks=[backwards], timeout=timedelta(seconds=40), group_desc="some")
     if rank in backwards:
@@ -155,7 +154,7 @@ def check_split_group(rank: int, n: int) -> None:
         dist.destroy_process_group(some)
     else:
         assert some is dist.GroupMember.NON_GROUP_MEMBER
-    # A group of a group: its errors still have the ranks of the default group.
+    # A subgroup of a subgroup.
     nested = dist.split_group(part, [[index] for index in range(len(own))])
     assert dist.get_process_group_ranks(nested) == [rank]
     dist.destroy_process_group(nested)
@@ -269,7 +268,7 @@ def check_all_to_all(rank: int, n: int) -> None:
     output = torch.zeros(n, 2)
     dist.all_to_all_single(output, torch.tensor([[rank, to] for to in range(n)], dtype=torch.float32))
     same(output, torch.tensor([[source, rank] for source in range(n)], dtype=torch.float32))
-    # Rank r sends r + 1 rows to each.
+    # Rank r sends r + 1 rows to each rank.
     rows = torch.full((n * (rank + 1), 2), float(rank))
     output = torch.zeros(sum(source + 1 for source in range(n)), 2)
     dist.all_to_all_single(output, rows, [source + 1 for source in range(n)], [rank + 1] * n, async_op=True).wait()
@@ -296,7 +295,7 @@ def check_coalesced(rank: int, n: int) -> None:
 
 
 def check_functional(rank: int, n: int) -> None:
-    # Newer torch prefers other names; these are in all versions.
+    # Newer versions of torch deprecate these names; all versions have them.
     warnings.simplefilter("ignore", FutureWarning)
     group = dist.group.WORLD
     same(functional.all_reduce(of(rank), "sum", group) + 0, all_of(n).sum(0))
@@ -332,7 +331,7 @@ def check_messages(rank: int, n: int) -> None:
     dist.recv(across, before)
     sent.wait()
     same(across, of(before))
-    # The future of a message that has not come yet keeps nothing else waiting.
+    # The future of a message that has not arrived does not delay other operations.
     late = dist.irecv(mine_late := torch.zeros(3, 5), before, tag=9)
     future = late.get_future()
     dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
@@ -359,9 +358,9 @@ def check_objects(rank: int, n: int) -> None:
     objects = [None] * n
     dist.all_gather_object(objects, {"rank": rank, "text": "x" * (100 * rank)})
     assert [found["rank"] for found in objects] == list(range(n))
-    told = [{"from": rank}, rank] if rank == 0 else [None, None]
-    dist.broadcast_object_list(told, 0)
-    assert told == [{"from": 0}, 0]
+    received = [{"from": rank}, rank] if rank == 0 else [None, None]
+    dist.broadcast_object_list(received, 0)
+    assert received == [{"from": 0}, 0]
     gathered = [None] * n if rank == 0 else None
     dist.gather_object((rank, "x"), gathered, 0)
     assert rank or gathered == [(other, "x") for other in range(n)]
@@ -397,7 +396,7 @@ def check_groups(rank: int, n: int) -> None:
 
 
 def check_futures(rank: int, n: int) -> None:
-    # Continuations run in the order of the operations, and may wait for later ones themselves.
+    # Continuations run in the order of the operations, and can wait for operations that they begin.
     second: list[torch.Tensor] = []
 
     def follow(future: torch.futures.Future) -> torch.Tensor:
@@ -421,7 +420,7 @@ def check_barriers(rank: int, n: int) -> None:
     dist.barrier(async_op=True).wait()
     dist.monitored_barrier(timeout=timedelta(seconds=30))
     if n > 1:
-        # Rank 1 stays away until the others have given up on it.
+        # Rank 1 joins only after the barrier has timed out on the others.
         if rank == 1:
             dist.barrier()
             error = raised(RuntimeError, lambda: dist.monitored_barrier(timeout=timedelta(seconds=5)))

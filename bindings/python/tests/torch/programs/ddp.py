@@ -1,4 +1,4 @@
-"""DistributedDataParallel on the backend "ring": the same as on Gloo, step by step."""
+"""DistributedDataParallel with the backend "ring" gives the same losses and parameters as with Gloo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 4
 
 
 class Network(nn.Module):
-    """Two branches, of which a batch may use one."""
+    """A network with two branches. A batch uses one or both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def plain_step(model: DistributedDataParallel, batch: torch.Tensor, step: int) -
 def train(
     group: Any, rank: int, step: Step = plain_step, setup: Setup | None = None, **options: Any
 ) -> tuple[list[float], torch.Tensor]:
-    """Losses and final parameters of a run on a process group; buckets are small, so that there are several."""
+    """Losses and final parameters of a run on a process group. Buckets are small, so that there are several."""
     torch.manual_seed(3)
     model = DistributedDataParallel(Network(), process_group=group, **({"bucket_cap_mb": 0.2} | options))
     if setup is not None:
@@ -78,9 +78,9 @@ def compare(rank: int, n: int, gloo: Any, tolerance: float = 1e-5, **options: An
 
 
 def require_identical(parameters: torch.Tensor, n: int) -> None:
-    everybodys = [torch.zeros_like(parameters) for _ in range(n)]
-    dist.all_gather(everybodys, parameters)
-    assert all(torch.equal(everybodys[0], other) for other in everybodys), "ranks have different parameters"
+    gathered = [torch.zeros_like(parameters) for _ in range(n)]
+    dist.all_gather(gathered, parameters)
+    assert all(torch.equal(gathered[0], other) for other in gathered), "ranks have different parameters"
 
 
 def check_plain(rank: int, n: int, gloo: Any) -> None:
@@ -116,7 +116,7 @@ def check_no_sync(rank: int, n: int, gloo: Any) -> None:
 
 
 def check_join(rank: int, n: int, gloo: Any) -> None:
-    """Rank r has r batches more than rank 0."""
+    """Rank r has r more batches than rank 0."""
 
     def run(group: Any) -> torch.Tensor:
         torch.manual_seed(3)
@@ -138,7 +138,7 @@ def check_python_hook(rank: int, n: int, gloo: Any) -> None:
     compare(rank, n, gloo, setup=lambda model, group: model.register_comm_hook(group, default_hooks.allreduce_hook))
 
 
-def check_torchs_compression(rank: int, n: int, gloo: Any) -> None:
+def check_compression_hook_of_torch(rank: int, n: int, gloo: Any) -> None:
     hook = default_hooks.fp16_compress_hook
     compare(rank, n, gloo, tolerance=1e-3, setup=lambda model, group: model.register_comm_hook(group, hook))
 
@@ -149,18 +149,18 @@ def power_sgd(model: DistributedDataParallel, group: Any) -> None:
 
 
 def check_power_sgd(rank: int, n: int, gloo: Any) -> None:
-    """Against Gloo with one bucket: with several it mixes up what the continuations of its futures begin."""
+    """Compares with Gloo, in one bucket: with several, Gloo mixes up the operations that the continuations of futures begin."""
     compare(rank, n, gloo, tolerance=1e-3, setup=power_sgd, bucket_cap_mb=25)
 
 
 def check_power_sgd_in_buckets(rank: int, n: int, gloo: Any) -> None:
-    """The continuation of a bucket's all-reduce begins others, while the backward pass goes on to the next buckets."""
+    """The continuation of a bucket's all-reduce begins other operations while the backward pass computes the next buckets."""
     runs = [train(None, rank, setup=power_sgd)[1] for _ in range(5)]
     require_identical(runs[0], n)
-    assert all(torch.equal(runs[0], run) for run in runs), "the order of operations is not always the same"
+    assert all(torch.equal(runs[0], run) for run in runs), "the order of operations differs between runs"
 
 
-def check_our_hooks(rank: int, n: int, gloo: Any) -> None:
+def check_hooks_of_ringtrain(rank: int, n: int, gloo: Any) -> None:
     expected_losses, expected = train(gloo, rank)
     states = {
         hooks.fp16_hook: None,
@@ -177,7 +177,7 @@ def check_our_hooks(rank: int, n: int, gloo: Any) -> None:
 
 
 def check_error_feedback(rank: int, n: int, gloo: Any) -> None:
-    """What bfloat16 cannot show at once comes through in time: a gradient just above 1, again and again."""
+    """The sum of many rounded gradients is right: bfloat16 rounds a gradient just above 1, and the error is added to the next."""
     state = hooks.Compression("bf16", error_feedback=True)
     total = torch.zeros(1)
     for _ in range(64):
@@ -187,7 +187,7 @@ def check_error_feedback(rank: int, n: int, gloo: Any) -> None:
     assert abs(total.item() - 64 * (1 + 1 / 1024)) < 1 / 64, total
 
 
-def check_hooks_want_ring(rank: int, n: int, gloo: Any) -> None:
+def check_hooks_need_the_backend_ring(rank: int, n: int, gloo: Any) -> None:
     model = DistributedDataParallel(nn.Linear(3, 3), process_group=gloo)
     model.register_comm_hook(gloo, hooks.bf16_hook)
     error = checks.raised(Exception, lambda: model(torch.ones(2, 3)).sum().backward())

@@ -1,4 +1,4 @@
-"""What goes wrong, and what the others see of it. `--only` chooses one."""
+"""Failures of one rank, and the errors that they raise on the others. `--only` chooses a failure."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from ringtrain import _core as core
 
 
 def say(text: str) -> None:
-    """One write a line, so that lines of several ranks do not mix."""
+    """Prints a line with one write, so that the lines of several ranks do not mix."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def killed(rank: int, static_graph: bool = False, hook: bool = False) -> None:
-    """The last rank is killed between two steps; the others raise in `backward`, and end as programs that have caught an error
-    do."""
+    """The last rank is killed between two steps. `backward` raises on the others, which catch the error and end."""
     last = dist.get_world_size() - 1
     model = DistributedDataParallel(
         nn.Sequential(*[nn.Linear(200, 200) for _ in range(8)]), bucket_cap_mb=0.3, static_graph=static_graph
@@ -63,10 +62,10 @@ def killed_with_hook(rank: int) -> None:
 
 
 def timeouts(rank: int) -> None:
-    """A rank that stays away is noticed within the operation's own time, not the group's."""
+    """An operation ends after the timeout of the call, not that of the group, when a rank does not join it."""
     if rank == 1:
         time.sleep(4)
-        # The others did come to the first, and gave up there.
+        # Rank 0 began the first barrier and gave up on it.
         checks.raised(core.JobFailed, lambda: [dist.barrier() for _ in range(2)])
         return
     start = time.monotonic()
@@ -78,24 +77,24 @@ def timeouts(rank: int) -> None:
 
 
 def exception(rank: int) -> None:
-    """An exception that nobody catches on rank 1 is told to the others, who wait for it."""
+    """An uncaught exception on rank 1 is raised on the others, which wait for rank 1."""
     dist.barrier()
     if rank == 1:
         raise ValueError("the data of this rank is broken")
     error = checks.raised(core.Aborted, lambda: dist.all_reduce(torch.ones(3)))
     assert "the data of this rank is broken" in str(error) and error.rank == 1, error
-    say(f"rank {rank} was told: {error}")
+    say(f"rank {rank} raised: {error}")
 
 
 def subgroup(rank: int) -> None:
-    """Errors of a group that counts its own ranks name those of the world."""
+    """Errors of a subgroup also name the rank in the default group."""
     group = dist.new_group([1, 2])
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1:
         error = checks.raised(core.PeerLost, lambda: dist.all_reduce(torch.ones(3), group=group))
         assert error.rank == 2 and "global rank 2" in str(error), error
-        say(f"rank 1 was told: {error}")
+        say(f"rank 1 raised: {error}")
     checks.raised(core.PeerLost, dist.barrier)
 
 
@@ -120,7 +119,7 @@ def optimizer(rank: int) -> None:
 
 
 def endless(rank: int) -> None:
-    """Steps until somebody presses Ctrl-C; rank 1 waits in a collective for ever by then, and rank 0 computes."""
+    """Runs until SIGINT: rank 1 waits in a collective, and rank 0 computes."""
     dist.all_reduce(torch.ones(3))
     say("ready")
     while rank == 0:

@@ -1,4 +1,4 @@
-"""Horovod's functions and `DistributedOptimizer`, against what one process computes from everybody's data. For any number of
+"""Compares Horovod's functions and `DistributedOptimizer` with one process that has the data of all ranks. For any number of
 ranks."""
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def check_gradients_of_collectives(rank: int, n: int) -> None:
 
 
 class Network(nn.Module):
-    """One layer is never used, and which of two others is, is the batch's choice."""
+    """A network in which one layer is never used, and two others only by some batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def reference(n: int, steps: int, make: Make, uses: Callable[[int, int], tuple[bool, bool]] = lambda *_: (True, True)) -> Network:
-    """What one process makes of everybody's batches."""
+    """The model that one process trains on the batches of all ranks."""
     model = build()
     optimizer = make(model.parameters())
     for step in range(steps):
@@ -214,7 +214,7 @@ def check_misuse(rank: int, n: int) -> None:
 
 
 def check_types_of_gradients(rank: int, n: int) -> None:
-    """Exactly, for each type and way over the wire: rank r's gradient is r + 1, which all types can hold."""
+    """Sums are exact for each type and compression: rank r's gradient is r + 1, which all types can represent."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
             for count in (3, 70_000):
@@ -237,7 +237,7 @@ def check_compression(rank: int, n: int) -> None:
             require_same(model.float(), reference(n, 3, sgd), tolerance=5e-2)
 
 
-def check_closures_and_zeroing(rank: int, n: int) -> None:
+def check_closures_and_zero_grad(rank: int, n: int) -> None:
     model = build()
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()))
     for step in range(3):
@@ -275,7 +275,7 @@ def check_broadcasts_of_state(rank: int, n: int) -> None:
 
 
 def check_training_script(rank: int, n: int) -> None:
-    """What a Horovod script looks like."""
+    """A typical script for Horovod."""
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)

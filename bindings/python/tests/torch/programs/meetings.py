@@ -1,4 +1,4 @@
-"""Process groups that meet through torch's store: under torchrun, and by an address alone. Several times in one process."""
+"""Process groups that connect through torch's store: under torchrun, and with an address only. Several times in one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import ringtrain.torch as hvd
 from ringtrain.torch import backend
 
 
-def meet(arguments: object) -> None:
+def connect(arguments: object) -> None:
     dist.init_process_group(
         "ring",
         init_method=arguments.init_method,
@@ -29,17 +29,17 @@ def meet(arguments: object) -> None:
     dist.all_reduce(mine, group=pair)
     assert torch.all(mine == 1)
     assert not backend.ring_group().of_launcher
-    # Workers are forked from a rank, and are none.
+    # Worker processes are forked from a rank and are not ranks.
     for batch in torch.utils.data.DataLoader(torch.arange(12.0).reshape(6, 2), num_workers=2, batch_size=2):
         dist.all_reduce(batch)
-    # Ranks of one host find each other's memory, however they were started.
+    # Ranks on one host use shared memory, also without ringrun.
     assert backend.ring_group().core.transport == "shm"
 
 
 if __name__ == "__main__":
     arguments = checks.parse()
     assert "RING_RANK" not in os.environ
-    meet(arguments)
+    connect(arguments)
     hvd.init()
     assert hvd.metric_average(float(hvd.rank())) == 0.5
     hvd.shutdown()
@@ -48,8 +48,8 @@ if __name__ == "__main__":
         hvd.init()
         assert hvd.metric_average(float(hvd.rank())) == 0.5
         hvd.shutdown()
-        # The store is the launcher's, and is the same the second time.
+        # The launcher has one store, which the process groups use one after the other.
         for _ in range(2):
-            meet(arguments)
+            connect(arguments)
             dist.destroy_process_group()
-    print("met", flush=True)
+    print("connected", flush=True)
