@@ -157,7 +157,8 @@ fn reply_until_stopped(
     start_timeout: Duration,
 ) {
     let mut events = Vec::new();
-    while !matches!(commands.try_recv(), Ok(Command::Stop)) {
+    // One wake-up may stand for several commands.
+    while !commands.try_iter().any(|command| matches!(command, Command::Stop)) {
         events.clear();
         let now = started.elapsed();
         if now >= start_timeout || listener.wait(now, Some(start_timeout), &mut events).is_err() {

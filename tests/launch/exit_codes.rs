@@ -101,7 +101,9 @@ fn a_wrong_start_is_told_with_its_own_code() {
 fn another_launchers_ranks_do_not_train_alone() {
     let done = Command::new(env!("CARGO_BIN_EXE_ringtrain")).env("WORLD_SIZE", "4").output().unwrap();
     assert_eq!(done.status.code(), Some(Exit::Configuration as i32));
-    assert!(String::from_utf8_lossy(&done.stderr).contains("started by torchrun"));
+    assert!(
+        String::from_utf8_lossy(&done.stderr).contains("torchrun started this process as one of 4 ranks")
+    );
 }
 
 /// Half of what ringrun says is not nothing.
@@ -142,8 +144,13 @@ fn a_wrong_secret_and_another_peers_file_are_told() {
     // Rank 0 waits for the right one all the while, and says so at the end.
     let done = finish(first);
     assert_ends(&done, Exit::Start, "missing rank 1");
-    assert!(done.stderr().contains("turned away"), "{}", done.stderr());
+    for reason in ["its secret is another one", "its peers file differs"] {
+        assert!(done.stderr().contains(reason), "{}", done.stderr());
+    }
 }
+
+/// A protocol version that this program does not speak.
+const OTHER_VERSION: u8 = 200;
 
 #[test]
 fn another_version_is_told() {
@@ -157,11 +164,11 @@ fn another_version_is_told() {
         stream.read_exact(&mut hello).unwrap();
         let mut answer = [0; 80];
         answer[..8].copy_from_slice(&hello[..8]);
-        answer[8] = 7;
+        answer[8] = OTHER_VERSION;
         stream.write_all(&answer).unwrap();
     });
     let done = finish(spawn("ringtrain", folder.path(), &["--peers", "hosts.txt", "--rank", "1"]));
-    assert_ends(&done, Exit::Version, "protocol version 7");
+    assert_ends(&done, Exit::Version, &format!("protocol version {OTHER_VERSION}"));
     server.join().unwrap();
 }
 

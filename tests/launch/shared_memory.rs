@@ -40,7 +40,7 @@ fn a_full_dev_shm_makes_no_difference() {
 /// Open files and mappings of a process that belong to memory without a name.
 fn shared_mappings(pid: u32) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    maps.lines().filter(|line| line.contains("memfd:ringtrain")).count()
+    maps.lines().filter(|line| line.contains(" rw-s ") && line.contains("memfd:ringtrain")).count()
 }
 
 /// The memory is there while the job is, in no folder, and goes with its last process, however that ends.

@@ -262,6 +262,25 @@ fn the_launcher_tells_waiting_ranks_that_one_has_died() {
     assert_eq!((rank, detail.as_str()), (Rank::new(1), "it was killed by signal 9 (SIGKILL)"));
 }
 
+/// A launcher that reported two ended ranks and then stopped its rendezvous waited for the start timeout: one wake-up stood for
+/// several commands.
+#[test]
+fn a_rendezvous_stops_at_once_after_several_ranks_have_ended() {
+    let start_timeout = Duration::from_mins(1);
+    let host = std::net::Ipv4Addr::LOCALHOST.into();
+    let started = std::time::Instant::now();
+    for _ in 0..100 {
+        let world = ringtrain::WorldSize::new(4).unwrap();
+        let secret = secret("a secret for this test");
+        let server =
+            ringtrain::rendezvous::Server::start(host, world, secret, [7; 16], start_timeout).unwrap();
+        for rank in 0..4 {
+            server.rank_ended(Rank::new(rank), "it exited with code 1".into());
+        }
+    }
+    assert!(started.elapsed() < start_timeout, "{:?}", started.elapsed());
+}
+
 /// A second rank 1 was accepted while the job ran, and told after the timeout that the rendezvous did not answer.
 #[test]
 fn a_rank_that_is_started_again_is_told_that_the_job_runs() {
