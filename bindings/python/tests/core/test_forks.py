@@ -1,4 +1,4 @@
-"""Processes that are forked from a rank are none: they are told so, and neither the rank nor its peers are the worse for it."""
+"""Processes that are forked from a rank are not ranks. They get an error that says so, and the job is not affected."""
 
 import multiprocessing
 import os
@@ -71,7 +71,8 @@ def children(directory: Path) -> None:
         )
         texts = {str(raised(ring.Forked, call)) for call in calls}
         assert texts == {
-            "this process was forked from a rank, and is none: communicate in the parent, or start processes by spawn"
+            "this process was forked from a rank and is not a rank itself: "
+            "communicate in the parent, or start processes with spawn"
         }
         return "told"
 
