@@ -45,7 +45,7 @@ def check(script: str, size: int, **how) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_with_the_package_first_on_the_path(script: str, size: int) -> None:
     path = os.pathsep.join([directory(), package(), os.environ.get("PYTHONPATH", "")])
-    check(script, size, environment={"PYTHONPATH": path})
+    check(script, size, environment={"PYTHONPATH": path}, options=("--mpi4py=installed",))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
