@@ -138,26 +138,26 @@ class Objects:
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """The root's object, on every rank."""
         is_root = self._is_root(root)
-        return pickle.loads(self._exchanged("broadcast_bytes", lambda: pickle.dumps(obj) if is_root else None, root))
+        return pickle.loads(self._exchanged_objects("broadcast_bytes", lambda: pickle.dumps(obj) if is_root else None, root))
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """On the root the list of all ranks' objects, elsewhere None."""
         self._is_root(root)
-        parts = self._exchanged("gather_bytes", lambda: pickle.dumps(sendobj), root)
+        parts = self._exchanged_objects("gather_bytes", lambda: pickle.dumps(sendobj), root)
         return None if parts is None else [pickle.loads(part) for part in parts]
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
         """This rank's item of the root's sequence."""
         is_root = self._is_root(root)
-        return pickle.loads(self._exchanged("scatter_bytes", lambda: self._dumped(sendobj) if is_root else None, root))
+        return pickle.loads(self._exchanged_objects("scatter_bytes", lambda: self._dumped(sendobj) if is_root else None, root))
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """The list of all ranks' objects."""
-        return [pickle.loads(part) for part in self._exchanged("all_gather_bytes", lambda: pickle.dumps(sendobj))]
+        return [pickle.loads(part) for part in self._exchanged_objects("all_gather_bytes", lambda: pickle.dumps(sendobj))]
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         """The items that each rank has for this one."""
-        return [pickle.loads(part) for part in self._exchanged("all_to_all_bytes", lambda: self._dumped(sendobj))]
+        return [pickle.loads(part) for part in self._exchanged_objects("all_to_all_bytes", lambda: self._dumped(sendobj))]
 
     def reduce(self, sendobj: Any, op: _Reduction = SUM, root: int = 0) -> Any | None:
         """On the root all ranks' objects, reduced from left to right; elsewhere None."""
@@ -189,7 +189,7 @@ class Objects:
         except _Error as error:
             raise translated(error) from error
 
-    def _exchanged(self, operation: str, encode: Callable[[], Any], *arguments: Any) -> Any:
+    def _exchanged_objects(self, operation: str, encode: Callable[[], Any], *arguments: Any) -> Any:
         try:
             return exchange(getattr(self._group, operation), encode, *arguments)
         except _Error as error:
