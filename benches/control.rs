@@ -1,5 +1,5 @@
-//! What an operation costs beside its bytes: building its schedule or its plan, writing and reading its frames' headers,
-//! and walking through it frame by frame.
+//! Benchmarks of the fixed costs of an operation: creating its schedule or its plan, encoding and decoding frame headers, and
+//! passing its frames through the engine.
 
 use std::hint::black_box;
 use std::panic::Location;
@@ -14,20 +14,22 @@ use ringtrain::types::{Algorithm, Contract, Operation};
 use ringtrain::wire::{Header, Kind};
 use ringtrain::{DType, Rank, ReduceOp, WorldSize};
 
+/// The number of elements in the buffer of a collective.
 const COUNT: usize = 16 << 20;
+/// The number of elements in a block of a schedule.
 const BLOCK: usize = 2 << 20;
-/// Elements of a slot in shared memory.
+/// The number of elements in a slot in shared memory.
 const SLOT: usize = 64 << 10;
 const SEGMENT_BYTES: usize = 256 << 10;
-/// Frames that each of two ranks sends in [`frames`].
+/// The number of frames that each of the two ranks sends in [`bench_frames`].
 const FRAMES: usize = 64;
 
-fn world(ranks: u32) -> WorldSize {
-    WorldSize::new(ranks).expect("a world")
+fn world_size(ranks: u32) -> WorldSize {
+    WorldSize::new(ranks).expect("the number of ranks is at least 1")
 }
 
-/// Collectives of so many ranks and the routes that they may take.
-fn works(world: WorldSize) -> Vec<(CollectiveSpec, Algorithm)> {
+/// Returns the measured collectives, each with its algorithm.
+fn collectives(world: WorldSize) -> Vec<(CollectiveSpec, Algorithm)> {
     let even = || Partition::even(COUNT, world);
     vec![
         (CollectiveSpec::AllReduce { count: COUNT }, Algorithm::Ring),
@@ -40,31 +42,31 @@ fn works(world: WorldSize) -> Vec<(CollectiveSpec, Algorithm)> {
     ]
 }
 
-fn schedules(c: &mut Criterion) {
+fn bench_schedules(c: &mut Criterion) {
     let mut group = c.benchmark_group("schedule");
     for ranks in [2, 8, 64] {
-        let place = (world(ranks), Rank::ZERO);
-        for (work, algorithm) in works(place.0) {
-            let name = format!("{}, {}", work.operation().name(), algorithm.name());
+        let world = world_size(ranks);
+        for (collective, algorithm) in collectives(world) {
+            let name = format!("{}, {}", collective.operation().name(), algorithm.name());
             group.bench_function(BenchmarkId::new(name, ranks), |b| {
-                b.iter(|| black_box(&work).schedule(algorithm, place, BLOCK, false));
+                b.iter(|| black_box(&collective).schedule(algorithm, (world, Rank::ZERO), BLOCK, false));
             });
         }
     }
     group.finish();
 }
 
-/// All rounds of a rank in shared memory.
-fn plans(c: &mut Criterion) {
+/// Measures the creation of all rounds of a rank in shared memory.
+fn bench_plans(c: &mut Criterion) {
     let mut group = c.benchmark_group("plan");
     for ranks in [2, 8, 64] {
         for (count, name) in [(16, "all_reduce of 16"), (COUNT, "all_reduce of 16 Mi")] {
             let mut round = Round::default();
             group.bench_function(BenchmarkId::new(name, ranks), |b| {
                 b.iter(|| {
-                    let work = CollectiveSpec::AllReduce { count: black_box(count) };
-                    let plan = RoundPlan::new(world(ranks), Rank::ZERO, SLOT, SLOT / 8, work);
-                    (0..plan.rounds()).for_each(|number| plan.fill(number, &mut round));
+                    let collective = CollectiveSpec::AllReduce { count: black_box(count) };
+                    let plan = RoundPlan::new(world_size(ranks), Rank::ZERO, SLOT, SLOT / 8, collective);
+                    (0..plan.round_count()).for_each(|number| plan.fill(number, &mut round));
                 });
             });
         }
@@ -72,7 +74,7 @@ fn plans(c: &mut Criterion) {
     group.finish();
 }
 
-fn headers(c: &mut Criterion) {
+fn bench_headers(c: &mut Criterion) {
     let header = Header {
         kind: Kind::Data,
         group: 0,
@@ -96,6 +98,7 @@ fn headers(c: &mut Criterion) {
     group.finish();
 }
 
+/// Returns the arguments of a collective that must be the same on all ranks.
 fn contract(operation: Operation, reduction: Option<ReduceOp>) -> Contract {
     Contract {
         operation,
@@ -108,14 +111,14 @@ fn contract(operation: Operation, reduction: Option<ReduceOp>) -> Contract {
     }
 }
 
-/// Two ranks that have only their engines, and what these say to each other.
-struct Pair([Engine; 2]);
+/// The engines of two ranks, which exchange frames without a transport.
+struct EnginePair([Engine; 2]);
 
-impl Pair {
+impl EnginePair {
     fn new() -> Self {
         let engine = |rank| {
             let hosts = vec!["one".into(), "two".into()];
-            let world = world(2);
+            let world = world_size(2);
             Engine::new(Settings {
                 rank,
                 world,
@@ -127,17 +130,17 @@ impl Pair {
         Self([engine(Rank::ZERO), engine(Rank::new(1))])
     }
 
-    /// An operation from its beginning to its end on both ranks; how many of them have ended it.
+    /// Runs an operation on both ranks until it ends. Returns the number of ranks on which it has ended.
     fn run(&mut self, begin: Begin, schedules: &[Schedule; 2]) -> usize {
         let begun: Vec<OpId> = (self.0.iter_mut().zip(schedules))
             .filter_map(|(engine, schedule)| engine.begin(Duration::ZERO, begin, schedule.clone()).ok())
             .collect();
-        while self.pass(0) | self.pass(1) {}
+        while self.pass_frame(0) | self.pass_frame(1) {}
         begun.len().min(self.0.iter_mut().filter_map(Engine::take_completed).count())
     }
 
-    /// One frame from a rank to the other, its header in bytes; whether there was one.
-    fn pass(&mut self, from: usize) -> bool {
+    /// Passes one frame from the rank `from` to the other rank, with an encoded header. Returns whether there was a frame.
+    fn pass_frame(&mut self, from: usize) -> bool {
         let [sender, receiver] = [from, 1 - from].map(|rank| Rank::new(rank as u32));
         let header = match self.0[from].poll_transmit(receiver) {
             None => return false,
@@ -147,7 +150,7 @@ impl Pair {
                 header
             }
         };
-        let header = Header::decode(black_box(&header.encode())).expect("what was just encoded");
+        let header = Header::decode(black_box(&header.encode())).expect("the header was just encoded");
         let engine = &mut self.0[1 - from];
         if let FrameVerdict::Apply { operation, .. } = engine.frame(sender, &header) {
             engine.applied(operation, sender, &header, false);
@@ -156,11 +159,12 @@ impl Pair {
     }
 }
 
-fn frames(c: &mut Criterion) {
+fn bench_frames(c: &mut Criterion) {
     let count = 2 * FRAMES * SEGMENT_BYTES / 4;
-    let gather = CollectiveSpec::AllGather(Partition::even(count, world(2)));
+    let world = world_size(2);
+    let gather = CollectiveSpec::AllGather(Partition::even(count, world));
     let schedules =
-        [0, 1].map(|rank| gather.schedule(Algorithm::Ring, (world(2), Rank::new(rank)), BLOCK, false));
+        [0, 1].map(|rank| gather.schedule(Algorithm::Ring, (world, Rank::new(rank)), BLOCK, false));
     let contract = Contract { count: count as u64, ..contract(Operation::AllGather, None) };
     let begin = Begin {
         group: 0,
@@ -170,14 +174,14 @@ fn frames(c: &mut Criterion) {
         site: Location::caller().into(),
         mode: SendMode::Standard,
     };
-    let mut pair = Pair::new();
+    let mut pair = EnginePair::new();
     let mut group = c.benchmark_group("engine");
     group.throughput(Throughput::Elements(2 * FRAMES as u64));
     group.bench_function("frames of an all_gather, 2 ranks", |b| {
-        b.iter(|| assert_eq!(pair.run(begin, &schedules), 2, "it has ended on both ranks"));
+        b.iter(|| assert_eq!(pair.run(begin, &schedules), 2, "the operation has ended on both ranks"));
     });
     group.finish();
 }
 
-criterion_group!(benches, schedules, plans, headers, frames);
+criterion_group!(benches, bench_schedules, bench_plans, bench_headers, bench_frames);
 criterion_main!(benches);

@@ -1,4 +1,4 @@
-//! Reduction kernels and half-precision codecs: bytes of the accumulator by second.
+//! Benchmarks of reduction kernels and half-precision codecs, in bytes of the accumulator per second.
 
 use std::hint::black_box;
 
@@ -8,13 +8,13 @@ use ringtrain::codec::Narrow;
 use ringtrain::reduce::{Kernels, kernels};
 use ringtrain::{DType, ReduceOp};
 
-/// A segment: both slices stay in the L2 cache, as they do between socket and sum.
+/// The size in bytes of each slice. Both slices stay in the L2 cache, like a segment that a rank receives and then reduces.
 const SEGMENT_BYTES: usize = 128 << 10;
 
-fn reduce(c: &mut Criterion) {
+fn bench_reductions(c: &mut Criterion) {
     let mut group = c.benchmark_group("reduce");
     group.throughput(Throughput::Bytes(SEGMENT_BYTES as u64));
-    // Words, so that they are aligned for every element type.
+    // Elements of 8 bytes are aligned for every element type.
     let mut accumulator = vec![0u64; SEGMENT_BYTES / 8];
     let input = vec![0u64; SEGMENT_BYTES / 8];
     let mut measure = |name: &str, dtype: DType, kernels: &Kernels| {
@@ -26,23 +26,23 @@ fn reduce(c: &mut Criterion) {
             });
         });
     };
-    let of_numbers = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max];
-    let numbers = DType::NUMBERS.iter().flat_map(|&dtype| of_numbers.map(|op| (dtype, op)));
-    // One of each further kind: bits, truth values, values with their location.
-    let others = [
+    let number_ops = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max];
+    let on_numbers = DType::NUMBERS.iter().flat_map(|&dtype| number_ops.map(|op| (dtype, op)));
+    // One case of each other kind of reduction: bitwise, logical, and values with their locations.
+    let other_kinds = [
         (DType::U64, ReduceOp::BitXor),
         (DType::F32, ReduceOp::LogicalAnd),
         (DType::F32Loc, ReduceOp::MinLoc),
         (DType::I64Loc, ReduceOp::MaxLoc),
     ];
-    for (dtype, op) in numbers.chain(others) {
-        measure(op.name(), dtype, &kernels(dtype, op).expect("defined on it"));
+    for (dtype, op) in on_numbers.chain(other_kinds) {
+        measure(op.name(), dtype, &kernels(dtype, op).expect("the operation is defined for this type"));
     }
     measure("custom", DType::F32, &Kernels::custom(|a: &f32, b: &f32| a + b));
     group.finish();
 }
 
-fn codec<H: Narrow>(c: &mut Criterion, name: &str) {
+fn bench_codec<H: Narrow>(c: &mut Criterion, name: &str) {
     let mut group = c.benchmark_group("codec");
     let mut wide = vec![1.5f32; SEGMENT_BYTES / 4];
     let mut narrow = vec![H::ZERO; wide.len()];
@@ -56,10 +56,10 @@ fn codec<H: Narrow>(c: &mut Criterion, name: &str) {
     group.finish();
 }
 
-fn codecs(c: &mut Criterion) {
-    codec::<f16>(c, "fp16");
-    codec::<bf16>(c, "bf16");
+fn bench_codecs(c: &mut Criterion) {
+    bench_codec::<f16>(c, "fp16");
+    bench_codec::<bf16>(c, "bf16");
 }
 
-criterion_group!(benches, reduce, codecs);
+criterion_group!(benches, bench_reductions, bench_codecs);
 criterion_main!(benches);

@@ -1,5 +1,5 @@
-//! Collectives between two ranks in one process, over real TCP on loopback and in shared memory. For figures between
-//! processes, which is what users have, see `ringbench`.
+//! Benchmarks of collectives between two ranks in one process, over TCP on the loopback interface and in shared memory. To
+//! measure ranks in separate processes, which is how users run them, use `ringbench`.
 
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -13,58 +13,60 @@ use ringtrain::{Error, Group, JoinMethod, JoinOptions, Rank, ReduceOp, WorldSize
 /// A collective on a buffer of `f32`.
 type Collective = fn(&mut Group, &mut [f32]) -> Result<(), Error>;
 
-/// What is measured, and the bytes of its buffers.
+/// The measured collectives: name, function, and sizes of the buffer in bytes.
 const COLLECTIVES: [(&str, Collective, &[usize]); 6] = [
     ("all_reduce", |group, buffer| group.all_reduce(buffer, ReduceOp::Sum), &[64, 64 << 10, 4 << 20]),
     ("reduce_scatter", |group, buffer| group.reduce_scatter(buffer, ReduceOp::Sum).map(|_| ()), &[64 << 10]),
     ("all_gather", |group, buffer| group.all_gather(buffer), &[64 << 10]),
-    // Rank 0 has the clock, and knows that a broadcast has ended when it has received.
+    // Rank 0 measures the time. Rank 1 is the root, so the broadcast ends on rank 0 when rank 0 has received the data.
     ("broadcast", |group, buffer| group.broadcast(buffer, Rank::new(1)), &[64 << 10]),
     ("all_to_all", |group, buffer| group.all_to_all(&*buffer).map(drop), &[64 << 10]),
     ("barrier", |group, _| group.barrier(), &[0]),
 ];
 
-/// What rank 0 tells rank 1 to do next: which collective, on how many elements, and how often; [`END`] ends.
-type Order = [u64; 3];
+/// A command from rank 0 to rank 1: the index of the collective, the number of elements, and the number of iterations.
+type Command = [u64; 3];
 
-const END: Order = [u64::MAX, 0, 0];
+/// The command that ends rank 1.
+const END: Command = [u64::MAX, 0, 0];
 
-/// Rank 1: runs the operation that rank 0 broadcasts.
-fn serve(mut group: Group) {
-    let mut order: Order = END;
+/// Runs the commands that rank 0 broadcasts. Rank 1 calls this function.
+fn run_commands(mut group: Group) {
+    let mut command: Command = END;
     let mut buffer = Vec::new();
     loop {
-        group.broadcast(&mut order, Rank::ZERO).expect("rank 0 is there");
-        if order == END {
+        group.broadcast(&mut command, Rank::ZERO).expect("rank 0 does not fail");
+        if command == END {
             return;
         }
-        let [index, length, iterations] = order;
+        let [index, length, iterations] = command;
         let (_, collective, _) = COLLECTIVES[index as usize];
         buffer.resize(length as usize, 0f32);
         for _ in 0..iterations {
-            collective(&mut group, &mut buffer).expect("rank 0 is there");
+            collective(&mut group, &mut buffer).expect("rank 0 does not fail");
         }
     }
 }
 
-/// Rank 0: how long so many iterations take.
+/// Runs a collective on both ranks and returns the duration of all iterations. Rank 0 calls this function.
 fn measure(group: &mut Group, index: usize, buffer: &mut [f32], iterations: u64) -> Duration {
-    let mut order: Order = [index as u64, buffer.len() as u64, iterations];
-    group.broadcast(&mut order, Rank::ZERO).expect("rank 1 is there");
+    let mut command: Command = [index as u64, buffer.len() as u64, iterations];
+    group.broadcast(&mut command, Rank::ZERO).expect("rank 1 does not fail");
     let started = Instant::now();
     for _ in 0..iterations {
-        COLLECTIVES[index].1(group, buffer).expect("rank 1 is there");
+        COLLECTIVES[index].1(group, buffer).expect("rank 1 does not fail");
     }
     started.elapsed()
 }
 
-fn pair(transport: LocalTransport) -> (Group, JoinHandle<()>) {
-    let world = WorldSize::new(2).expect("a world");
-    let secret = Secret::new(b"a secret for benchmarks").expect("long enough");
+/// Starts a job of two ranks. Returns the group of rank 0 and the thread of rank 1.
+fn start_two_ranks(transport: LocalTransport) -> (Group, JoinHandle<()>) {
+    let world = WorldSize::new(2).expect("2 is a valid size");
+    let secret = Secret::new(b"a secret for benchmarks").expect("the secret is long enough");
     let options = JoinOptions { secret: secret.clone(), transport, ..JoinOptions::default() };
     let (job_id, start_timeout) = ([0; 16], options.start_timeout);
     let server = Server::start(std::net::Ipv4Addr::LOCALHOST.into(), world, secret, job_id, start_timeout)
-        .expect("a rendezvous");
+        .expect("the rendezvous starts");
     let rendezvous = server.address();
     let method = |rank| {
         JoinMethod::Launched(Launched {
@@ -77,29 +79,29 @@ fn pair(transport: LocalTransport) -> (Group, JoinHandle<()>) {
         })
     };
     let other = JoinOptions { method: method(1), ..options.clone() };
-    let thread = thread::spawn(move || serve(Group::join(&other).expect("rank 1 joins")));
+    let thread = thread::spawn(move || run_commands(Group::join(&other).expect("rank 1 joins")));
     let group = Group::join(&JoinOptions { method: method(0), ..options }).expect("rank 0 joins");
     (group, thread)
 }
 
-fn collectives(c: &mut Criterion) {
+fn bench_collectives(c: &mut Criterion) {
     for transport in [LocalTransport::Tcp, LocalTransport::Shm] {
-        let (mut ranks, thread) = pair(transport);
-        let mut group = c.benchmark_group(format!("2 ranks, {}", ranks.transport()));
+        let (mut rank_0, thread) = start_two_ranks(transport);
+        let mut group = c.benchmark_group(format!("2 ranks, {}", rank_0.transport()));
         for (index, (name, _, sizes)) in COLLECTIVES.into_iter().enumerate() {
             for &bytes in sizes {
                 let mut buffer = vec![0f32; bytes / 4];
                 group.throughput(Throughput::Bytes(bytes as u64));
                 group.bench_function(BenchmarkId::new(name, bytes), |b| {
-                    b.iter_custom(|iterations| measure(&mut ranks, index, &mut buffer, iterations));
+                    b.iter_custom(|iterations| measure(&mut rank_0, index, &mut buffer, iterations));
                 });
             }
         }
         group.finish();
-        ranks.broadcast(&mut END.clone(), Rank::ZERO).expect("rank 1 is there");
-        thread.join().expect("rank 1 ends well");
+        rank_0.broadcast(&mut END.clone(), Rank::ZERO).expect("rank 1 does not fail");
+        thread.join().expect("rank 1 does not panic");
     }
 }
 
-criterion_group!(benches, collectives);
+criterion_group!(benches, bench_collectives);
 criterion_main!(benches);

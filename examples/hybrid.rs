@@ -1,4 +1,4 @@
-//! Data and pipeline parallelism combined: the ranks form a grid with a row for each copy of the model and a column for each
+//! Data and pipeline parallelism combined. The ranks form a grid with a row for each copy of the model and a column for each
 //! stage. Each row is a pipeline. The ranks of a column hold the same stage and average its gradients.
 //!
 //! ```sh
@@ -7,9 +7,11 @@
 
 use ringtrain::{Group, Rank, ReduceOp};
 
-/// Stages of the model.
+/// The number of stages of the model.
 const DEPTH: u32 = 2;
+/// The number of samples per batch in each copy of the model.
 const ROWS: usize = 64;
+/// The tags of the two kinds of messages.
 const ACTIVATIONS: u32 = 1;
 const GRADIENTS: u32 = 2;
 
@@ -20,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let (copy, stage) = (world.rank().get() / DEPTH, world.rank().get() % DEPTH);
     let copies = world.size().get() / DEPTH;
-    // The ranks of one copy of the model, in the order of its stages, and the ranks that hold this stage.
+    // `pipeline` holds the ranks of this copy of the model, in the order of the stages. `column` holds the ranks of this stage.
     let pipeline = world.split(Some(copy), i64::from(stage))?.ok_or("every rank is in a pipeline")?;
     let mut column = world.split(Some(stage), i64::from(copy))?.ok_or("every rank is in a column")?;
 
@@ -44,12 +46,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         } else {
             let mut hidden = vec![0.0f32; ROWS];
             pipeline.receive(&mut hidden, Rank::ZERO, ACTIVATIONS)?;
-            let misses: Vec<f32> =
+            let errors: Vec<f32> =
                 hidden.iter().zip(&inputs).map(|(h, x)| parameters[0] * h - target(*x)).collect();
-            let deltas: Vec<f32> = misses.iter().map(|miss| miss * parameters[0]).collect();
+            let deltas: Vec<f32> = errors.iter().map(|error| error * parameters[0]).collect();
             pipeline.send(&deltas, Rank::ZERO, GRADIENTS)?;
-            gradients[0] = misses.iter().zip(&hidden).map(|(miss, h)| miss * h).sum();
-            loss = misses.iter().map(|miss| miss * miss).sum::<f32>() / ROWS as f32;
+            gradients[0] = errors.iter().zip(&hidden).map(|(error, h)| error * h).sum();
+            loss = errors.iter().map(|error| error * error).sum::<f32>() / ROWS as f32;
         }
         column.all_reduce(&mut gradients, ReduceOp::Average)?;
         for (parameter, gradient) in parameters.iter_mut().zip(&gradients) {
@@ -60,7 +62,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if world.rank() == Rank::ZERO {
         for (stage, parameters, loss) in &results {
             let first = results.iter().find(|other| other.0 == *stage).map(|other| &other.1);
-            assert_eq!(Some(parameters), first, "the copies of a stage agree");
+            assert_eq!(Some(parameters), first, "all copies of a stage have the same parameters");
             assert!(*loss < 1e-3, "the model learns: {loss}");
         }
         println!("{copies} x {DEPTH} ranks: {:?} {:?}", results[0].1, results[1].1);
@@ -68,11 +70,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// This copy's part of a step's batch.
+/// Returns the part of the step's batch that this copy of the model processes.
 fn shard(step: usize, copy: usize) -> Vec<f32> {
     (0..ROWS).map(|row| (((step * 31 + copy * 17 + row) * 37) % 199) as f32 / 99.5 - 1.0).collect()
 }
 
+/// Returns the value that the model must learn for the input `x`.
 fn target(x: f32) -> f32 {
     1.5 * (0.8 * x + 0.2).tanh()
 }

@@ -1,5 +1,5 @@
-//! Linear regression by averaging models, as MPI programs do it: rank 0 scatters the data, every rank fits its shard, and rank 0
-//! gathers the models and averages them.
+//! Linear regression by averaging models, as MPI programs do it: rank 0 scatters the data, every rank fits a model to its shard,
+//! and rank 0 gathers the models and averages them.
 //!
 //! ```sh
 //! ringrun -n 4 target/release/examples/model_averaging
@@ -12,12 +12,13 @@ const FEATURES: usize = 8;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut group = Group::from_environment()?;
-    let truth: Vec<f64> = (0..FEATURES).map(|feature| feature as f64 - 3.5).collect();
+    let true_weights: Vec<f64> = (0..FEATURES).map(|feature| feature as f64 - 3.5).collect();
 
-    // Rank 0 has the data as rows of features, each followed by its target. Ranks receive equal numbers of rows.
-    let row = FEATURES + 1;
-    let data = if group.rank() == Rank::ZERO { make(&truth) } else { Vec::new() };
-    let counts: Vec<usize> = group.size().ranks().map(|rank| group.chunk(ROWS, rank).len() * row).collect();
+    // Rank 0 holds the data. Each row consists of the features and the target. The shards have about the same number of rows.
+    let row_len = FEATURES + 1;
+    let data = if group.rank() == Rank::ZERO { make_data(&true_weights) } else { Vec::new() };
+    let counts: Vec<usize> =
+        group.size().ranks().map(|rank| group.chunk(ROWS, rank).len() * row_len).collect();
     let shard = group.scatter_uneven(&data, &counts, Rank::ZERO)?;
 
     let model = fit(&shard);
@@ -27,15 +28,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let average: Vec<f64> = (0..FEATURES)
             .map(|feature| models.iter().skip(feature).step_by(FEATURES).sum::<f64>() / ranks)
             .collect();
-        let error = average.iter().zip(&truth).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        let error = average.iter().zip(&true_weights).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         println!("averaged {} models: largest error of a weight {error:.4}", group.size());
-        assert!(error < 0.05, "the average is close to the truth");
+        assert!(error < 0.05, "the average is close to the true weights");
     }
     Ok(())
 }
 
-/// Rows whose targets are those of the true weights with a little noise; the same in every run.
-fn make(truth: &[f64]) -> Vec<f64> {
+/// Returns rows whose targets follow the true weights, with a little noise. The rows are the same in every run.
+fn make_data(true_weights: &[f64]) -> Vec<f64> {
     let mut state = 1u64;
     let mut draw = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -44,14 +45,14 @@ fn make(truth: &[f64]) -> Vec<f64> {
     let mut data = Vec::with_capacity(ROWS * (FEATURES + 1));
     for _ in 0..ROWS {
         let features: Vec<f64> = (0..FEATURES).map(|_| draw()).collect();
-        let target: f64 = features.iter().zip(truth).map(|(x, w)| x * w).sum();
+        let target: f64 = features.iter().zip(true_weights).map(|(x, w)| x * w).sum();
         data.extend(features);
         data.push(target + 0.1 * draw());
     }
     data
 }
 
-/// Gradient descent on the mean squared error of these rows.
+/// Fits weights to these rows by gradient descent on the mean squared error.
 fn fit(rows: &[f64]) -> Vec<f64> {
     let count = rows.len() / (FEATURES + 1);
     let mut weights = vec![0.0; FEATURES];
@@ -59,9 +60,9 @@ fn fit(rows: &[f64]) -> Vec<f64> {
         let mut gradient = vec![0.0; FEATURES];
         for row in rows.chunks_exact(FEATURES + 1) {
             let (features, target) = row.split_at(FEATURES);
-            let miss: f64 = features.iter().zip(&weights).map(|(x, w)| x * w).sum::<f64>() - target[0];
+            let error: f64 = features.iter().zip(&weights).map(|(x, w)| x * w).sum::<f64>() - target[0];
             for (slope, x) in gradient.iter_mut().zip(features) {
-                *slope += 2.0 * miss * x / count as f64;
+                *slope += 2.0 * error * x / count as f64;
             }
         }
         for (weight, slope) in weights.iter_mut().zip(gradient) {

@@ -1,7 +1,11 @@
-//! Gradients in any order: `ringrun -n 4 -- named_tensors`.
+//! Reduces gradients that are ready in a different order on each rank.
 //!
-//! The layers finish in a different order on each rank, as when a framework computes them in parallel. The ranks submit them by
-//! name, and all receive the same averages.
+//! The layers finish in a different order on each rank, as when a framework computes them in parallel. The ranks submit the
+//! gradients by name, and all ranks receive the same averages.
+//!
+//! ```sh
+//! ringrun -n 4 target/release/examples/named_tensors
+//! ```
 
 use rand::seq::SliceRandom as _;
 use ringtrain::{Group, JoinMethod, JoinOptions, NamedOptions, NamedTensors, Rank, ReduceOp, rendezvous};
@@ -37,9 +41,9 @@ fn main() -> anyhow::Result<()> {
     tensors.close()?;
     let mut first = [checksum];
     group.broadcast(&mut first, Rank::ZERO)?;
-    // No rank leaves before all have received it.
+    // No rank leaves the job before all ranks have received rank 0's checksum.
     group.barrier()?;
-    anyhow::ensure!(first[0] == checksum, "rank {rank} has {checksum}, and rank 0 {}", first[0]);
+    anyhow::ensure!(first[0] == checksum, "rank {rank} has {checksum}, but rank 0 has {}", first[0]);
     println!(
         "rank {rank} of {}: all results agree; {} tensors in {} operations, {} identified by their cache slot",
         group.size(),

@@ -1,5 +1,5 @@
-//! Model parallelism: every rank holds some layers of a deep network. Micro-batches go forward from rank to rank and gradients
-//! go back; several micro-batches are in flight at a time (Huang et al., "`GPipe`", `NeurIPS` 2019).
+//! Pipeline parallelism: every rank holds one layer of a deep network. Micro-batches go forward from rank to rank, and gradients
+//! go back. Several micro-batches are in flight at a time (Huang et al., "`GPipe`", `NeurIPS` 2019).
 //!
 //! ```sh
 //! ringrun -n 4 target/release/examples/pipeline
@@ -9,7 +9,9 @@ use ringtrain::{Group, Rank};
 
 const WIDTH: usize = 16;
 const MICRO_BATCHES: u32 = 8;
+/// The number of samples in a micro-batch.
 const ROWS: usize = 32;
+/// The tags of the two kinds of messages.
 const FORWARD: u32 = 1;
 const BACKWARD: u32 = 2;
 
@@ -80,7 +82,7 @@ impl Layer {
         input.iter().enumerate().map(|(i, x)| x * self.scale[i % WIDTH] + self.shift[i % WIDTH]).collect()
     }
 
-    /// Adds to the gradient and returns the derivative with respect to the input.
+    /// Adds the gradient of the parameters to `gradient`, and returns the derivative with respect to the input.
     fn backward(&self, input: &[f32], delta: &[f32], gradient: &mut Self) -> Vec<f32> {
         for (i, (x, d)) in input.iter().zip(delta).enumerate() {
             gradient.scale[i % WIDTH] += x * d;
@@ -99,7 +101,7 @@ impl Layer {
     }
 }
 
-/// Values from -1 to 1, the same on every rank.
+/// Returns the inputs of a micro-batch: values from -1 to 1, the same on every rank.
 fn batch(step: u32, micro: u32) -> Vec<f32> {
     let start = (step * MICRO_BATCHES + micro) as usize * ROWS * WIDTH;
     (start..start + ROWS * WIDTH).map(|i| ((i * 7919) % 2003) as f32 / 1001.5 - 1.0).collect()

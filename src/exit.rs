@@ -11,7 +11,7 @@ pub enum Exit {
     Success = 0,
     /// A failure without a more specific code.
     Failure = 1,
-    /// An unknown flag, a bad value or an impossible combination of arguments.
+    /// An unknown option, a bad value or a bad combination of options.
     Usage = 2,
     /// The peers file, the secret file or the environment is wrong or differs between ranks.
     Configuration = 3,
@@ -21,11 +21,11 @@ pub enum Exit {
     Start = 5,
     /// A rank was lost or left early.
     PeerLost = 6,
-    /// Ranks called different operations, or were asked to measure different ones.
+    /// Ranks called different operations, or `ringbench` ranks were started with different flags.
     Mismatch = 7,
     /// An operation missed its deadline.
     Timeout = 8,
-    /// The loss became NaN or infinite, or is far above that of a constant prediction.
+    /// The loss became NaN or infinite, or is far above the loss of a constant prediction. Also: a rank aborted the job.
     Diverged = 9,
     /// A checkpoint or report could not be written or read.
     Checkpoint = 10,
@@ -33,7 +33,7 @@ pub enum Exit {
     PortInUse = 11,
     /// A peer has another secret.
     Secret = 12,
-    /// A peer speaks another protocol version.
+    /// A peer has another protocol version.
     Version = 13,
     /// A peer broke the protocol or the network corrupted its bytes.
     Protocol = 14,

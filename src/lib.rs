@@ -1,12 +1,12 @@
 //! Distributed training over TCP and shared memory: a launcher, a trainer, a benchmark, and the library that they use.
 //!
-//! The ranks of a job are processes that run the same program. A [`Group`] is a set of ranks; its methods are the
-//! collectives that all of them call together, and messages between two of them.
+//! The ranks of a job are processes that run the same program. A [`Group`] is a set of ranks. Its methods are collectives,
+//! which all ranks of the group call together, and messages between two ranks.
 //!
 //! ```
 //! use ringtrain::{Group, ReduceOp};
 //!
-//! // Under `ringrun -n 4` this is one of four ranks. Without a launcher it is a world of one.
+//! // Under `ringrun -n 4`, this process is one of four ranks. Without a launcher, it is the only rank.
 //! let mut group = Group::from_environment()?;
 //! let mut gradients = vec![1.0f32, 2.0, 3.0];
 //! group.all_reduce(&mut gradients, ReduceOp::Average)?;
@@ -19,25 +19,27 @@
 //! ringrun -n 4 target/release/my_program
 //! ```
 //!
-//! | to | see |
+//! | to do this | see |
 //! |---|---|
 //! | join a job in another way, or set time-outs and algorithms | [`Group::join`], [`JoinOptions`] |
-//! | overlap communication with computing | [`Handle`], [`wait_all`] |
+//! | overlap communication with computation | [`Handle`], [`wait_all`] |
 //! | send messages from several threads | [`Messenger`] |
 //! | reduce in place in shared memory | [`Group::alloc`], [`SharedBuffer`] |
 //! | reduce tensors by name, in any order | [`NamedTensors`] |
-//! | learn why a call failed | [`Error`], [`wire::Cause`] |
-//! | know what each collective costs | [`schedule`] |
+//! | find out why a call failed | [`Error`], [`wire::Cause`] |
+//! | find the cost of each collective | [`schedule`] |
 //!
-//! If a rank fails, the calls of all other ranks return the same cause, which names that rank and its host. A group that has
-//! failed stays failed.
+//! If a rank fails, then the calls of all other ranks return an error with the same cause. The cause names the failed rank and
+//! its host. A failed group cannot be used again.
 //!
-//! The programs `ringrun`, `ringtrain` and `ringbench` call [`cli`]. `docs/ARCHITECTURE.md` has the map of the modules.
+//! The programs `ringrun`, `ringtrain` and `ringbench` call [`cli`]. `docs/ARCHITECTURE.md` describes the modules.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("ringtrain runs on Linux only: it uses epoll, /proc and socket options of Linux");
 #[cfg(target_endian = "big")]
-compile_error!("ringtrain runs on little-endian processors only: elements are sent in the order of memory");
+compile_error!(
+    "ringtrain runs on little-endian processors only: it sends elements in the byte order of memory"
+);
 
 pub mod cli;
 pub mod codec;

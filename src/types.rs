@@ -1,4 +1,4 @@
-//! The terms of the field: ranks, element types, reductions, and what a rank requests of a collective.
+//! The basic types: ranks, element types, reductions, operations, algorithms, and the contract of a collective call.
 
 mod located;
 mod site;
@@ -11,30 +11,30 @@ use serde::{Deserialize, Serialize};
 pub use self::located::{F32Loc, F64Loc, I32Loc, I64Loc};
 pub use self::site::Site;
 
-/// The largest number of ranks in a job. A larger rank, world size or list of ranks is refused before anything is
-/// allocated.
+/// The largest number of ranks in a job. A larger rank, world size or list of ranks is refused before memory is allocated
+/// for it.
 pub const WORLD_SIZE_MAX: u32 = 65_536;
 
-/// A process of the job, numbered from 0 to the world size minus one.
+/// The number of a process in the job, from 0 to the world size minus one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rank(u32);
 
 impl Rank {
-    /// Rank 0, which reports results and from which parameters are broadcast.
+    /// Rank 0. By convention it prints results, and initial parameters are broadcast from it.
     pub const ZERO: Self = Self(0);
 
-    /// The rank with this number. It is compared with the world size where both are known.
+    /// Returns the rank with this number, without comparing it with a world size.
     pub const fn new(number: u32) -> Self {
         Self(number)
     }
 
-    /// The rank's number.
+    /// Returns the number of the rank.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The rank's number as an index.
+    /// Returns the number of the rank as an index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -57,40 +57,40 @@ impl fmt::Debug for Rank {
 pub struct WorldSize(u32);
 
 impl WorldSize {
-    /// A world of one rank, which has no peers.
+    /// The size of a world with a single rank.
     pub const ONE: Self = Self(1);
 
-    /// A world of `ranks` ranks; `None` for 0 and for more than [`WORLD_SIZE_MAX`].
+    /// Returns the size of a world of `ranks` ranks, or `None` if `ranks` is 0 or more than [`WORLD_SIZE_MAX`].
     pub const fn new(ranks: u32) -> Option<Self> {
         if ranks == 0 || ranks > WORLD_SIZE_MAX { None } else { Some(Self(ranks)) }
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The number of ranks as a length.
+    /// Returns the number of ranks as a `usize`.
     pub const fn as_usize(self) -> usize {
         self.0 as usize
     }
 
-    /// Every rank of this world, in order.
+    /// Returns an iterator over all ranks of this world, in ascending order.
     pub fn ranks(self) -> impl Iterator<Item = Rank> + Clone {
         (0..self.0).map(Rank)
     }
 
-    /// Whether `rank` belongs to this world.
+    /// Returns whether `rank` belongs to this world.
     pub const fn contains(self, rank: Rank) -> bool {
         rank.0 < self.0
     }
 
-    /// The rank `steps` places after `rank` around the ring.
+    /// Returns rank `rank + steps`, modulo the world size.
     pub const fn after(self, rank: Rank, steps: u32) -> Rank {
         Rank(((rank.0 as u64 + steps as u64) % self.0 as u64) as u32)
     }
 
-    /// The rank `steps` places before `rank` around the ring.
+    /// Returns rank `rank - steps`, modulo the world size.
     pub const fn before(self, rank: Rank, steps: u32) -> Rank {
         self.after(rank, self.0 - steps % self.0)
     }
@@ -116,15 +116,15 @@ macro_rules! wire_enum {
             /// Every variant, in the order of their wire bytes.
             pub const ALL: &'static [Self] = &[ $( Self::$variant ),+ ];
 
-            /// The byte that encodes it on the wire.
+            /// Returns the byte that encodes this variant on the wire.
             pub const fn to_byte(self) -> u8 { self as u8 }
 
-            /// The variant that the byte encodes; `None` if no variant has this byte.
+            /// Returns the variant that the byte encodes, or `None` if no variant has this byte.
             pub const fn from_byte(byte: u8) -> Option<Self> {
                 match byte { $( $byte => Some(Self::$variant), )+ _ => None }
             }
 
-            /// The name in options and in output.
+            /// Returns the name of this variant in options and in output.
             pub const fn name(self) -> &'static str {
                 match self { $( Self::$variant => $text ),+ }
             }
@@ -158,29 +158,29 @@ wire_enum! {
         F32 = 3 => "f32",
         /// IEEE 754 binary64.
         F64 = 4 => "f64",
-        /// Signed, 8 bits.
+        /// A signed integer with 8 bits.
         I8 = 5 => "i8",
-        /// Unsigned, 8 bits.
+        /// An unsigned integer with 8 bits.
         U8 = 6 => "u8",
-        /// Signed, 32 bits.
+        /// A signed integer with 32 bits.
         I32 = 7 => "i32",
-        /// Unsigned, 32 bits.
+        /// An unsigned integer with 32 bits.
         U32 = 8 => "u32",
-        /// Signed, 64 bits.
+        /// A signed integer with 64 bits.
         I64 = 9 => "i64",
-        /// Unsigned, 64 bits.
+        /// An unsigned integer with 64 bits.
         U64 = 10 => "u64",
-        /// [`F32Loc`]: an f32 and a u32 index, its location.
+        /// [`F32Loc`]: an f32 with its location, which is a u32 index.
         F32Loc = 11 => "f32_loc",
-        /// [`F64Loc`]: an f64 and a u64 index, its location.
+        /// [`F64Loc`]: an f64 with its location, which is a u64 index.
         F64Loc = 12 => "f64_loc",
-        /// [`I32Loc`]: an i32 and a u32 index, its location.
+        /// [`I32Loc`]: an i32 with its location, which is a u32 index.
         I32Loc = 13 => "i32_loc",
-        /// [`I64Loc`]: an i64 and a u64 index, its location.
+        /// [`I64Loc`]: an i64 with its location, which is a u64 index.
         I64Loc = 14 => "i64_loc",
-        /// Signed, 16 bits.
+        /// A signed integer with 16 bits.
         I16 = 15 => "i16",
-        /// Unsigned, 16 bits.
+        /// An unsigned integer with 16 bits.
         U16 = 16 => "u16",
     }
 }
@@ -202,12 +202,12 @@ impl DType {
         Self::U16,
     ];
 
-    /// Whether it is a plain number, without a location.
+    /// Returns whether the type is a plain number, without a location.
     pub const fn is_number(self) -> bool {
         !matches!(self, Self::F32Loc | Self::F64Loc | Self::I32Loc | Self::I64Loc)
     }
 
-    /// Whether it is a plain integer.
+    /// Returns whether the type is an integer, without a location.
     pub const fn is_integer(self) -> bool {
         matches!(
             self,
@@ -215,7 +215,7 @@ impl DType {
         )
     }
 
-    /// Bytes of one element.
+    /// Returns the size of one element in bytes.
     pub const fn size_bytes(self) -> usize {
         match self {
             Self::I8 | Self::U8 => 1,
@@ -228,38 +228,39 @@ impl DType {
 }
 
 wire_enum! {
-    /// How elements at the same index on different ranks are combined.
+    /// The function that reduces the elements at the same index on different ranks.
     pub enum ReduceOp {
         /// The sum. Integers wrap around.
         Sum = 1 => "sum",
         /// The sum divided by the world size. Integers wrap around in the sum; the division truncates towards zero.
         Average = 2 => "avg",
-        /// The smallest. A NaN on any rank gives NaN.
+        /// The smallest element. If any rank has a NaN, the result is a NaN.
         Min = 3 => "min",
-        /// The largest. A NaN on any rank gives NaN.
+        /// The largest element. If any rank has a NaN, the result is a NaN.
         Max = 4 => "max",
         /// The product. Integers wrap around.
         Product = 5 => "prod",
-        /// The bits that are set on every rank. Integers only, as the next two.
+        /// The bits that are set on every rank. Only for integers.
         BitAnd = 6 => "band",
-        /// The bits that are set on any rank.
+        /// The bits that are set on at least one rank. Only for integers.
         BitOr = 7 => "bor",
-        /// The bits that are set on an odd number of ranks.
+        /// The bits that are set on an odd number of ranks. Only for integers.
         BitXor = 8 => "bxor",
-        /// 1 where no rank has zero, 0 elsewhere. In logical reductions every value but zero is true: NaN is true,
-        /// -0.0 is false. Any type of number can hold truth values; `u8` is usual.
+        /// 1 if the elements of all ranks are true, else 0. In logical reductions zero is false (also -0.0) and every
+        /// other value is true (also NaN). They are defined for all types of numbers.
         LogicalAnd = 9 => "land",
-        /// 1 where any rank has a value other than zero, 0 elsewhere.
+        /// 1 if the element of at least one rank is true, else 0.
         LogicalOr = 10 => "lor",
-        /// 1 where an odd number of ranks has a value other than zero, 0 elsewhere.
+        /// 1 if the elements of an odd number of ranks are true, else 0.
         LogicalXor = 11 => "lxor",
-        /// The smallest value with its location. Of equal values, the one with the lowest index wins. A NaN on any
-        /// rank wins; of several NaNs, the one with the lowest index. Located types only, as the next one.
+        /// The smallest value with its location. Of equal values the one with the lowest index wins. A NaN wins over all
+        /// numbers. Of several NaNs the one with the lowest index wins. Only for types with a location.
         MinLoc = 12 => "minloc",
-        /// The largest value with its location. Equal values and NaNs are treated as for the smallest.
+        /// The largest value with its location. The rules for equal values and NaNs are those of [`ReduceOp::MinLoc`].
+        /// Only for types with a location.
         MaxLoc = 13 => "maxloc",
-        /// The sum of contributions that each rank has multiplied by its own factor beforehand. It is computed as
-        /// [`ReduceOp::Sum`]; the separate name detects ranks that did not multiply.
+        /// The sum of contributions that each rank has already multiplied by its own factor. It is computed like
+        /// [`ReduceOp::Sum`]; the separate operation detects ranks that did not multiply.
         PreMulSum = 14 => "premulsum",
         /// A function of the caller, the same on every rank.
         Custom = 15 => "custom",
@@ -267,7 +268,7 @@ wire_enum! {
 }
 
 impl ReduceOp {
-    /// Whether the reduction is defined on elements of `dtype`.
+    /// Returns whether the reduction is defined for elements of `dtype`.
     pub const fn applies_to(self, dtype: DType) -> bool {
         match self {
             Self::Sum
@@ -285,7 +286,7 @@ impl ReduceOp {
         }
     }
 
-    /// Whether the result is always a truth value, 1 or 0.
+    /// Returns whether the reduction is a logical one, whose result is always 1 or 0.
     pub const fn is_logical(self) -> bool {
         matches!(self, Self::LogicalAnd | Self::LogicalOr | Self::LogicalXor)
     }
@@ -294,27 +295,27 @@ impl ReduceOp {
 wire_enum! {
     /// A collective operation.
     pub enum Operation {
-        /// Every rank ends with the reduction of all buffers.
+        /// Every rank gets the reduction of all buffers.
         AllReduce = 1 => "all_reduce",
-        /// Each rank ends with one chunk, its own, of the reduction of all buffers.
+        /// Every rank gets its own part of the reduction of all buffers.
         ReduceScatter = 2 => "reduce_scatter",
-        /// Every rank ends with every rank's chunk.
+        /// Every rank gets the parts of all ranks.
         AllGather = 3 => "all_gather",
-        /// Every rank ends with the root's buffer.
+        /// Every rank gets the contents of the root's buffer.
         Broadcast = 4 => "broadcast",
-        /// No rank leaves before every rank has entered.
+        /// No rank leaves the operation before all ranks have entered it.
         Barrier = 5 => "barrier",
-        /// The root ends with the reduction of all buffers.
+        /// The root gets the reduction of all buffers.
         Reduce = 6 => "reduce",
-        /// The root ends with every rank's part.
+        /// The root gets the parts of all ranks.
         Gather = 7 => "gather",
-        /// Each rank ends with its part of the root's buffer.
+        /// Every rank gets its own part of the root's buffer.
         Scatter = 8 => "scatter",
-        /// Each rank ends with the parts that all ranks have for it.
+        /// Every rank sends a different part to each rank, and gets one part from each rank.
         AllToAll = 9 => "all_to_all",
-        /// Each rank ends with the reduction of the buffers of ranks 0 to its own.
+        /// Rank r gets the reduction of the buffers of ranks 0 to r.
         Scan = 10 => "scan",
-        /// Each rank but the first ends with the reduction of the buffers of all ranks before it.
+        /// Rank r gets the reduction of the buffers of ranks 0 to r-1. Rank 0 gets no result.
         Exscan = 11 => "exscan",
         /// A message from one rank to another.
         Message = 12 => "message",
@@ -322,72 +323,76 @@ wire_enum! {
 }
 
 impl Operation {
-    /// Whether one rank has a special part in it, as root.
+    /// Returns whether the operation has a root.
     pub const fn has_root(self) -> bool {
         matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
     }
 }
 
 wire_enum! {
-    /// How an operation is routed: which schedule the ranks follow.
+    /// The algorithm of an operation: which rank sends which data to which other rank.
     pub enum Algorithm {
-        /// Neighbours on a ring, one chunk for each rank, segments within a chunk.
+        /// Each rank sends to its successor on a ring, one chunk in each step.
         Ring = 1 => "ring",
-        /// Rounds at distances 1, 2, 4, ...: Hensgen, Finkel and Manber's dissemination barrier.
+        /// In each round, each rank signals the rank at distance 1, 2, 4, ...: the dissemination barrier of Hensgen, Finkel
+        /// and Manber.
         Dissemination = 2 => "dissemination",
-        /// A binomial tree.
+        /// Data moves along the edges of a binomial tree.
         Tree = 3 => "tree",
-        /// From rank to rank in order, pipelined.
+        /// Each rank sends the buffer to the next rank of a chain, pipelined.
         Chain = 4 => "chain",
-        /// Straight from the rank that has the data to the rank that needs it.
+        /// Each rank sends data directly to the rank that needs the data.
         Direct = 5 => "direct",
-        /// Every rank sends its whole buffer straight to every other rank and reduces all buffers itself.
+        /// Each rank sends its whole buffer directly to every other rank, and reduces all buffers itself.
         OneShot = 6 => "one-shot",
-        /// The same in rounds at distances 1, 2, 4, ...; each round doubles the number of contributions that a rank
-        /// has.
+        /// Each rank gets the buffers of all ranks in rounds at distances 1, 2, 4, ..., and reduces them itself. Each round
+        /// doubles the number of buffers that a rank has.
         Doubling = 7 => "doubling",
-        /// Exchanges whole buffers with partners at distances 1, 2, 4, ... and reduces after each exchange.
+        /// Each rank exchanges its whole buffer with partners at distances 1, 2, 4, ..., and reduces after each exchange.
         Butterfly = 8 => "butterfly",
-        /// Two binary trees, each for half of the buffer, pipelined; the inner ranks of one are leaves of the other.
+        /// Data moves along the edges of two binary trees, each for half of the buffer, pipelined. The inner ranks of one
+        /// tree are leaves of the other.
         DoubleTree = 9 => "double-tree",
-        /// In shared memory within hosts and over links between them; every rank carries a slice.
+        /// The ranks of a host share memory, and hosts exchange data over links. Each rank transfers one slice of the
+        /// buffer between hosts.
         Hierarchy = 10 => "hierarchy",
     }
 }
 
-/// The bits of a group's number that mark internal operations; the group's own number has none of them.
+/// The bits of a group's number that mark internal operations on the wire. They are 0 in the group's own number.
 pub const GROUP_FLAGS: u32 = OBJECTS_GROUP | HOSTS_GROUP | LOCAL_GROUP;
-/// Messages of asynchronous object operations.
+/// The bit that marks messages of asynchronous object operations.
 pub const OBJECTS_GROUP: u32 = 1 << 31;
-/// Operations of a group between hosts.
+/// The bit that marks operations between the hosts of a group.
 pub const HOSTS_GROUP: u32 = 1 << 30;
-/// Operations of the group's ranks on one host, before they share memory.
+/// The bit that marks operations among a group's ranks on one host, before they share memory.
 pub const LOCAL_GROUP: u32 = 1 << 29;
 
-/// The tag of a receive that accepts any tag; no message has it.
+/// The tag of a receive that accepts messages with any tag. No message has this tag itself.
 pub const ANY_TAG: u32 = u32::MAX;
 
-/// What one rank requests when it calls a collective. Every message carries it, and all ranks must request the same.
+/// The arguments of a collective call that must be the same on all ranks. Every message contains the contract of its
+/// sender, so that the receiver can detect different calls.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Contract {
     /// The collective.
     pub operation: Operation,
     /// The element type.
     pub dtype: DType,
-    /// The reduction; `None` where nothing is reduced.
+    /// The reduction, or `None` for an operation without one.
     pub reduction: Option<ReduceOp>,
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// The root; rank 0 if the operation has none.
+    /// The root, or rank 0 if the operation has no root.
     pub root: Rank,
     /// The number of elements in the whole buffer.
     pub count: u64,
-    /// A digest of the lengths if the ranks' parts differ in length, 0 for even parts. For a message: its tag.
+    /// For a message, its tag. For a collective with uneven parts, a digest of their lengths. Otherwise 0.
     pub layout: u32,
 }
 
 impl Contract {
-    /// The value that control frames carry instead; no operation requests it.
+    /// The contract in control frames, which belong to no operation.
     pub const NONE: Self = Self {
         operation: Operation::Barrier,
         dtype: DType::U8,
@@ -432,9 +437,9 @@ mod sealed {
 /// The element types of collectives: numbers (`f16`, `bf16`, `f32`, `f64`, `i8`, `u8`, `i16`, `u16`, `i32`, `u32`,
 /// `i64` or `u64`) and numbers with a location ([`F32Loc`], [`F64Loc`], [`I32Loc`] or [`I64Loc`]).
 ///
-/// Sealed: the wire format knows these sixteen and no others.
+/// The trait is sealed, because the wire format has codes only for these sixteen types.
 pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed::Sealed {
-    /// Its name on the wire.
+    /// The code of the type on the wire.
     const DTYPE: DType;
 }
 
@@ -457,7 +462,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_wire_byte_comes_back() {
+    fn every_variant_is_decoded_from_its_byte_and_its_name() {
         for &dtype in DType::ALL {
             assert_eq!(DType::from_byte(dtype.to_byte()), Some(dtype));
             assert_eq!(dtype.name().parse(), Ok(dtype));
@@ -471,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn reductions_apply_where_they_are_defined() {
+    fn reductions_apply_to_the_types_for_which_they_are_defined() {
         let numbers: Vec<DType> = DType::ALL.iter().copied().filter(|dtype| dtype.is_number()).collect();
         assert_eq!(numbers, DType::NUMBERS);
         let types = |op: ReduceOp| DType::ALL.iter().filter(|&&dtype| op.applies_to(dtype)).count();
@@ -482,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ring_closes() {
+    fn ranks_after_the_last_and_before_the_first_wrap_around() {
         let world = WorldSize::new(5).unwrap();
         assert_eq!(world.after(Rank::new(4), 1), Rank::ZERO);
         assert_eq!(world.before(Rank::ZERO, 1), Rank::new(4));

@@ -1,6 +1,6 @@
-//! A rank that has nothing to do does nothing: no thread of the library looks for work again and again.
+//! Checks that a rank without an operation uses no processor time: no thread of the library polls.
 //!
-//! All is in one test, because what is measured is the whole process.
+//! There is only one test, because it measures the whole process.
 
 mod util;
 
@@ -15,122 +15,129 @@ use rustix::time::{ClockId, clock_gettime};
 
 use self::util::{ranks, wait_until};
 
-/// How long nothing is done: a thousandth of it is far more than the measurement itself takes.
+/// The time for which the ranks are idle. The measurement itself takes far less than a thousandth of this time.
 const IDLE: Duration = Duration::from_secs(5);
-/// The part of one core that all ranks together may use.
+/// The fraction of one core that all ranks together may use.
 const CORE_MAX: f64 = 0.001;
-/// How often all threads together may wake up in a second. Who looks every 100 ms does so ten times.
+/// The number of times per second that all threads together may wake up. One thread that polls every 100 ms wakes up ten times.
 const WAKE_UPS_MAX: f64 = 5.0;
-/// Ranks of each job.
+/// The number of ranks of each job.
 const RANKS: u32 = 3;
 
-/// A job. With tensors by name its progress thread always has a receive to attend to, without them nothing.
+/// The settings of a job. With named tensors, the progress thread always waits for a message. Without them, the job has no
+/// operation.
 #[derive(Clone, Copy)]
-struct Kind {
+struct JobSettings {
     transport: LocalTransport,
     streams: u8,
-    has_tensors: bool,
+    has_named_tensors: bool,
 }
 
-const KINDS: [Kind; 6] = [
-    Kind { transport: LocalTransport::Tcp, streams: 1, has_tensors: false },
-    Kind { transport: LocalTransport::Tcp, streams: 1, has_tensors: true },
-    Kind { transport: LocalTransport::Tcp, streams: 4, has_tensors: false },
-    Kind { transport: LocalTransport::Tcp, streams: 4, has_tensors: true },
-    Kind { transport: LocalTransport::Shm, streams: 1, has_tensors: false },
-    Kind { transport: LocalTransport::Shm, streams: 1, has_tensors: true },
+const JOBS: [JobSettings; 6] = [
+    JobSettings { transport: LocalTransport::Tcp, streams: 1, has_named_tensors: false },
+    JobSettings { transport: LocalTransport::Tcp, streams: 1, has_named_tensors: true },
+    JobSettings { transport: LocalTransport::Tcp, streams: 4, has_named_tensors: false },
+    JobSettings { transport: LocalTransport::Tcp, streams: 4, has_named_tensors: true },
+    JobSettings { transport: LocalTransport::Shm, streams: 1, has_named_tensors: false },
+    JobSettings { transport: LocalTransport::Shm, streams: 1, has_named_tensors: true },
 ];
 
-/// The processors' time that this process has used.
+/// Returns the processor time that this process has used.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// How often the threads of this process have gone to sleep of their own accord, and so woken up.
-fn switches() -> u64 {
+/// Returns the number of voluntary context switches of all threads: how often they have gone to sleep and woken up.
+fn voluntary_switches() -> u64 {
     let count = |line: &str| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok();
-    threads().iter().filter_map(|status| status.lines().find_map(count)).sum()
+    thread_statuses().iter().filter_map(|status| status.lines().find_map(count)).sum()
 }
 
-/// Whether the thread that asks is the only one that does not sleep.
-fn all_sleep() -> bool {
+/// Returns whether all threads except the calling thread sleep.
+fn other_threads_sleep() -> bool {
     let is_awake = |status: &&String| !status.lines().any(|line| line.starts_with("State:\tS"));
-    threads().iter().filter(is_awake).count() <= 1
+    thread_statuses().iter().filter(is_awake).count() <= 1
 }
 
-/// What the kernel says of each thread of this process.
-fn threads() -> Vec<String> {
+/// Returns the text of `/proc/self/task/ID/status` for each thread of this process.
+fn thread_statuses() -> Vec<String> {
     let entries = fs::read_dir("/proc/self/task").expect("/proc is mounted").flatten();
     entries.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok()).collect()
 }
 
-/// One of everything that could leave something behind: blocking and asynchronous collectives, messages, groups of some of
-/// the ranks.
-fn work(group: &mut Group) {
+/// Runs operations of each kind after which a thread could continue to poll: blocking and asynchronous collectives, messages,
+/// and a collective in a subgroup.
+fn run_operations(group: &mut Group) {
     let mut buffer = vec![1f32; 1 << 18];
-    group.all_reduce(&mut buffer, ReduceOp::Sum).expect("all are there");
-    group.barrier().expect("all are there");
-    let begin = |count| group.all_reduce_async(vec![1f32; count], ReduceOp::Sum).expect("all are there");
-    let begun: Vec<_> = [16, 1 << 18].into_iter().map(begin).collect();
-    wait_all(begun).expect("all are there");
+    group.all_reduce(&mut buffer, ReduceOp::Sum).expect("no rank fails");
+    group.barrier().expect("no rank fails");
+    let begin = |count| group.all_reduce_async(vec![1f32; count], ReduceOp::Sum).expect("no rank fails");
+    let handles: Vec<_> = [16, 1 << 18].into_iter().map(begin).collect();
+    wait_all(handles).expect("no rank fails");
     let (next, previous) = (group.size().after(group.rank(), 1), group.size().before(group.rank(), 1));
     let mut received = [0u64];
-    group.send_receive((&[7u64], next, 0), (&mut received, previous.into(), Some(0))).expect("all are there");
+    group.send_receive((&[7u64], next, 0), (&mut received, previous.into(), Some(0))).expect("no rank fails");
     let colour = u32::from(group.rank() == Rank::ZERO);
-    let mut part = group.split(Some(colour), 0).expect("all are there").expect("every rank has a colour");
-    part.all_reduce(&mut buffer[..16], ReduceOp::Max).expect("all are there");
+    let mut subgroup = group.split(Some(colour), 0).expect("no rank fails").expect("every rank has a colour");
+    subgroup.all_reduce(&mut buffer[..16], ReduceOp::Max).expect("no rank fails");
 }
 
-/// Sums a tensor by its name.
-fn sum_by_name(tensors: &NamedTensors) {
-    let sum = tensors.all_reduce("gradient", vec![1f32; 1000], ReduceOp::Sum).expect("a sound tensor");
-    assert_eq!(sum.wait().expect("all are there")[999], RANKS as f32);
+/// Sums a named tensor over all ranks.
+fn sum_named_tensor(tensors: &NamedTensors) {
+    let sum = tensors.all_reduce("gradient", vec![1f32; 1000], ReduceOp::Sum).expect("the tensor is valid");
+    assert_eq!(sum.wait().expect("no rank fails")[999], RANKS as f32);
 }
 
-/// Starts a job whose ranks work, meet at `before`, do nothing until `after`, work again and end.
-fn job(kind: Kind, before: &Arc<Barrier>, after: &Arc<Barrier>) -> thread::JoinHandle<()> {
-    let (before, after) = (Arc::clone(before), Arc::clone(after));
-    let rank = move |mut group: Group| {
-        work(&mut group);
+/// Starts a job whose ranks run operations, are idle from the barrier `idle_start` until the barrier `idle_end`, run operations
+/// again and end.
+fn start_job(
+    settings: JobSettings,
+    idle_start: &Arc<Barrier>,
+    idle_end: &Arc<Barrier>,
+) -> thread::JoinHandle<()> {
+    let (idle_start, idle_end) = (Arc::clone(idle_start), Arc::clone(idle_end));
+    let run_rank = move |mut group: Group| {
+        run_operations(&mut group);
         let options = NamedOptions::default();
-        let tensors =
-            kind.has_tensors.then(|| NamedTensors::new(&mut group, options).expect("all are there"));
-        tensors.iter().for_each(sum_by_name);
-        group.barrier().expect("all are there");
-        before.wait();
-        after.wait();
-        tensors.iter().for_each(sum_by_name);
-        work(&mut group);
+        let tensors = settings
+            .has_named_tensors
+            .then(|| NamedTensors::new(&mut group, options).expect("no rank fails"));
+        tensors.iter().for_each(sum_named_tensor);
+        group.barrier().expect("no rank fails");
+        idle_start.wait();
+        idle_end.wait();
+        tensors.iter().for_each(sum_named_tensor);
+        run_operations(&mut group);
     };
     let adjust = move |options: &mut JoinOptions| {
-        options.transport = kind.transport;
-        options.streams = Streams::new(kind.streams).expect("a link may have so many");
+        options.transport = settings.transport;
+        options.streams = Streams::new(settings.streams).expect("the number of streams is within the limit");
     };
     thread::spawn(move || {
-        ranks::run_with(RANKS, adjust, rank);
+        ranks::run_with(RANKS, adjust, run_rank);
     })
 }
 
 #[test]
-fn ranks_without_an_operation_use_no_processor() {
-    let meeting = || Arc::new(Barrier::new(KINDS.len() * RANKS as usize + 1));
-    let (before, after) = (meeting(), meeting());
-    let jobs = KINDS.map(|kind| job(kind, &before, &after));
-    before.wait();
-    wait_until("every thread has gone to sleep", all_sleep);
-    // What counts the switches takes longer than all ranks may, so it is outside.
-    let switches_before = switches();
+fn idle_ranks_use_no_processor_time() {
+    let barrier = || Arc::new(Barrier::new(JOBS.len() * RANKS as usize + 1));
+    let (idle_start, idle_end) = (barrier(), barrier());
+    let jobs = JOBS.map(|settings| start_job(settings, &idle_start, &idle_end));
+    idle_start.wait();
+    wait_until("every other thread sleeps", other_threads_sleep);
+    // Counting the switches takes more processor time than the ranks may use, so it happens outside of the measured interval.
+    let switches_before = voluntary_switches();
     let (started, used_before) = (Instant::now(), processor_time());
     thread::sleep(IDLE);
     let (seconds, used) = (started.elapsed().as_secs_f64(), processor_time().saturating_sub(used_before));
-    let switched = switches() - switches_before;
-    after.wait();
+    let switches = voluntary_switches() - switches_before;
+    idle_end.wait();
     for job in jobs {
-        job.join().expect("the job ends well");
+        job.join().expect("no rank panics");
     }
-    let (core, wake_ups) = (used.as_secs_f64() / seconds, switched as f64 / seconds);
-    println!("{:.4}% of a core, {wake_ups:.1} wake-ups a second", 100.0 * core);
+    let (core, wake_ups) = (used.as_secs_f64() / seconds, switches as f64 / seconds);
+    println!("{:.4}% of a core, {wake_ups:.1} wake-ups per second", 100.0 * core);
     assert!(core < CORE_MAX, "idle ranks use {:.3}% of a core", 100.0 * core);
-    assert!(wake_ups < WAKE_UPS_MAX, "idle ranks wake up {wake_ups:.1} times a second");
+    assert!(wake_ups < WAKE_UPS_MAX, "idle ranks wake up {wake_ups:.1} times per second");
 }

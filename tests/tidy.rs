@@ -1,6 +1,8 @@
-//! Architecture and style as tests. They read the source files as text; `docs/ARCHITECTURE.md` has the reasons.
+//! Tests of the architecture and the style, which read the source files as text. `docs/ARCHITECTURE.md` explains the
+//! rules.
 //!
-//! Each rule is a function from a source to its violations, and is itself tested on a snippet that breaks it.
+//! Each rule is a function that returns the violations in a source file. Each rule is itself tested with a snippet that
+//! breaks it.
 
 #[path = "tidy/each_rule_can_fail.rs"]
 mod each_rule_can_fail;
@@ -15,7 +17,7 @@ use std::path::Path;
 
 use source::{Source, find_word, read_all};
 
-/// Which of the crate's top-level modules each of them may import.
+/// For each top-level module of the crate, the other top-level modules that it may import.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("exit", &[]),
@@ -51,42 +53,45 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("bin", &["cli", "launch"]),
 ];
 
-/// Rooms whose code is a function of its arguments: what they must not name, with the reason.
+/// The modules without IO, whose functions depend only on their arguments.
 const PURE: &[&str] = &["types", "exit", "schedule", "reduce", "codec", "wire", "engine"];
+/// The names that the modules in [`PURE`] must not use, with the reason.
 const IMPURE: &[(&str, &str)] = &[
-    ("std::time::Instant", "time is an argument"),
-    ("std::time::SystemTime", "time is an argument"),
-    ("std::net", "it opens no socket"),
-    ("std::thread", "it starts no thread and does not sleep"),
-    ("std::env", "the environment is an argument"),
-    ("std::fs", "it reads no file"),
-    ("std::process", "it starts no process"),
+    ("std::time::Instant", "pass the time as an argument"),
+    ("std::time::SystemTime", "pass the time as an argument"),
+    ("std::net", "this module opens no socket"),
+    ("std::thread", "this module starts no thread and does not sleep"),
+    ("std::env", "pass the environment as an argument"),
+    ("std::fs", "this module reads no file"),
+    ("std::process", "this module starts no process"),
     ("HashMap", "its order differs between runs"),
     ("HashSet", "its order differs between runs"),
-    ("rand::rng", "randomness is an argument"),
-    ("rand::random", "randomness is an argument"),
+    ("rand::rng", "pass the random numbers as an argument"),
+    ("rand::random", "pass the random numbers as an argument"),
 ];
-/// `ExitCode` is what this module is for.
+/// Names of [`IMPURE`] that a module may use all the same. `exit` defines exit codes with `std::process::ExitCode`.
 const PURE_EXCEPTIONS: &[(&str, &str)] = &[("exit", "std::process")];
 
 const MAY_READ_THE_CLOCK: &[&str] = &["rendezvous", "group", "named", "train", "launch", "cli"];
 const MAY_READ_THE_ENVIRONMENT: &[&str] = &["rendezvous", "launch", "cli", "bin"];
 const MAY_BE_UNSAFE: &[&str] = &["transport", "reduce", "bindings"];
-/// Further files: buffers that callers lend to operations, and foreign buffers.
+/// Further files that may contain `unsafe`: they access buffers of callers and of other libraries.
 const MAY_BE_UNSAFE_FILES: &[&str] = &["src/group/memory.rs", "src/group/foreign.rs"];
+/// The modules that process bytes from other processes, and so must not panic.
 const NEVER_PANIC: &[&str] = &["wire", "engine", "transport", "rendezvous", "named"];
 
 const FUNCTION_LINES_MAX: usize = 70;
-/// Functions that are longer all the same. The numbers may only shrink; new names are not added.
+/// Functions that may be longer: file, name and number of lines. Do not add functions or increase numbers.
 const LONG_FUNCTIONS: &[(&str, &str, usize)] = &[];
 
 const FILE_LINES_MAX: usize = 500;
-/// Files that are longer all the same. The numbers may only shrink; new names are not added.
+/// Files that may be longer: path and number of lines. Do not add files or increase numbers.
 const LONG_FILES: &[(&str, usize)] = &[];
 
 const COLUMNS_MAX: usize = 130;
 
-/// Where tests may sleep: in the one loop that waits for a condition, and where a moment in time is itself the test.
+/// The files in which tests may sleep, with the number of calls: in the loop that waits for a condition, and in tests that
+/// are about the time itself.
 const MAY_SLEEP: &[(&str, usize)] =
     &[("tests/util/mod.rs", 2), ("tests/launch/ending.rs", 1), ("tests/idle.rs", 1)];
 
@@ -94,30 +99,33 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn all() -> Vec<Source> {
+fn all_sources() -> Vec<Source> {
     read_all(root(), &["src", "tests", "benches", "bindings", "tools"])
 }
 
-/// Fails with every violation that the rule finds in any of the sources.
+/// Panics with all violations that the rule finds in the sources, if there are any.
 fn check(sources: &[Source], rule: impl Fn(&Source) -> Vec<String>) {
     let found: Vec<String> = sources.iter().flat_map(rule).collect();
     assert!(found.is_empty(), "\n{}\n", found.join("\n"));
 }
 
-/// The module that a file belongs to: `src/wire/frame.rs` is in `wire`, `src/bin/ringrun.rs` in `bin`; `None` outside `src`.
-fn module(path: &str) -> Option<&str> {
+/// Returns the top-level module of a file: `wire` for `src/wire/frame.rs`, `bin` for `src/bin/ringrun.rs`, and `None` for
+/// files outside `src`.
+fn top_module(path: &str) -> Option<&str> {
     let inner = path.strip_prefix("src/")?;
     Some(inner.split('/').next().unwrap_or_default().trim_end_matches(".rs"))
         .filter(|&module| module != "lib")
 }
 
-fn at(source: &Source, offset: usize, text: &str) -> String {
+/// Returns a violation with its file and line.
+fn violation_at(source: &Source, offset: usize, text: &str) -> String {
     format!("{}:{}: {text}", source.path, source.line(offset))
 }
 
-/// (a) Who imports whom. `reexports` are the names at the crate's root and the modules they come from.
-fn imports(source: &Source, reexports: &BTreeMap<String, String>) -> Vec<String> {
-    let Some(own) = module(&source.path) else { return Vec::new() };
+/// (a) Checks that a module imports only the modules that it may import. `reexports` has the names at the root of the
+/// crate, with the module of each.
+fn check_imports(source: &Source, reexports: &BTreeMap<String, String>) -> Vec<String> {
+    let Some(own) = top_module(&source.path) else { return Vec::new() };
     let Some((_, allowed)) = MAY_IMPORT.iter().find(|(name, _)| *name == own) else {
         return vec![format!("{}: the module `{own}` is not in MAY_IMPORT of tests/tidy.rs", source.path)];
     };
@@ -135,23 +143,24 @@ fn imports(source: &Source, reexports: &BTreeMap<String, String>) -> Vec<String>
         let Some(target) = target else { continue };
         let target = reexports.get(target).unwrap_or(target);
         if target != own && !allowed.contains(&target.as_str()) {
-            found.insert(at(source, named.at, &format!("`{own}` must not import `{target}`")));
+            found.insert(violation_at(source, named.at, &format!("`{own}` must not import `{target}`")));
         }
     }
     found.into_iter().collect()
 }
 
-/// The names that `lib.rs` gives at the crate's root, and the modules they come from.
+/// Returns the names that `lib.rs` re-exports at the root of the crate, with the module of each.
 fn reexports(sources: &[Source]) -> BTreeMap<String, String> {
-    let facade = sources.iter().find(|source| source.path == "src/lib.rs").expect("the crate has a root");
-    let whole = facade.named_paths().into_iter().filter(|named| named.segments.len() >= 2);
-    whole
+    let root = sources.iter().find(|source| source.path == "src/lib.rs").expect("the crate has a root");
+    let full_paths = root.named_paths().into_iter().filter(|named| named.segments.len() >= 2);
+    full_paths
         .map(|named| (named.segments.last().cloned().unwrap_or_default(), named.segments[0].clone()))
         .collect()
 }
 
-/// Whether the shipped code names a path or a word of this meaning, and where.
-fn names(source: &Source, what: &str) -> Option<usize> {
+/// Returns the offset at which the code of a file, except its tests, names a path such as `std::env` or a word such as
+/// `HashMap`.
+fn find_name(source: &Source, what: &str) -> Option<usize> {
     let last = what.rsplit("::").next().unwrap_or(what);
     let wanted: Vec<&str> = what.split("::").collect();
     let in_code = |offset: usize| {
@@ -167,21 +176,21 @@ fn names(source: &Source, what: &str) -> Option<usize> {
     named.map(|named| named.at).or_else(|| find_word(&source.shipped, what, 0))
 }
 
-/// (b) What modules without IO must not name.
-fn purity(source: &Source) -> Vec<String> {
-    let Some(own) = module(&source.path).filter(|own| PURE.contains(own)) else { return Vec::new() };
+/// (b) Checks that modules without IO use none of the names in [`IMPURE`].
+fn check_purity(source: &Source) -> Vec<String> {
+    let Some(own) = top_module(&source.path).filter(|own| PURE.contains(own)) else { return Vec::new() };
     let forbidden = IMPURE.iter().filter(|(what, _)| !PURE_EXCEPTIONS.contains(&(own, what)));
     forbidden
         .filter_map(|(what, why)| {
-            names(source, what)
-                .map(|offset| at(source, offset, &format!("`{own}` must not name {what}: {why}")))
+            find_name(source, what)
+                .map(|offset| violation_at(source, offset, &format!("`{own}` must not name {what}: {why}")))
         })
         .collect()
 }
 
-/// (b) Who reads the clock and the environment.
-fn surroundings(source: &Source) -> Vec<String> {
-    let Some(own) = module(&source.path) else { return Vec::new() };
+/// (b) Checks which modules read the clock and the environment.
+fn check_clock_and_environment(source: &Source) -> Vec<String> {
+    let Some(own) = top_module(&source.path) else { return Vec::new() };
     let mut found = Vec::new();
     for (modules, what) in [
         (MAY_READ_THE_CLOCK, "std::time::Instant"),
@@ -189,60 +198,73 @@ fn surroundings(source: &Source) -> Vec<String> {
         (MAY_READ_THE_ENVIRONMENT, "std::env"),
     ] {
         if !modules.contains(&own)
-            && let Some(offset) = names(source, what)
+            && let Some(offset) = find_name(source, what)
         {
-            found.push(at(source, offset, &format!("only {modules:?} may name {what}")));
-        }
-    }
-    found
-}
-
-/// (c) Where `unsafe` is, and its reason.
-fn unsafety(source: &Source) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut rest = 0;
-    while let Some(offset) = find_word(&source.code, "unsafe", rest) {
-        rest = offset + 1;
-        let own = module(&source.path).unwrap_or_else(|| source.path.split('/').next().unwrap_or_default());
-        if !MAY_BE_UNSAFE.contains(&own) && !MAY_BE_UNSAFE_FILES.contains(&source.path.as_str()) {
-            found.push(at(source, offset, &format!("only {MAY_BE_UNSAFE:?} may be unsafe")));
-        }
-        let above = source.text.lines().take(source.line(offset) - 1).collect::<Vec<_>>();
-        let comment = above.iter().rev().take_while(|line| line.trim_start().starts_with("//"));
-        if !comment.into_iter().any(|line| line.contains("SAFETY:") || line.contains("# Safety")) {
-            found.push(at(source, offset, "`unsafe` without `SAFETY:` right above"));
-        }
-    }
-    found
-}
-
-/// (d) What a byte from outside must not reach.
-fn panics(source: &Source) -> Vec<String> {
-    if !module(&source.path).is_some_and(|own| NEVER_PANIC.contains(&own)) {
-        return Vec::new();
-    }
-    let mut found = Vec::new();
-    for what in [".unwrap()", "panic!", "unreachable!", "todo!", "unimplemented!", ".unwrap_err()"] {
-        for (offset, _) in source.shipped.match_indices(what) {
-            found.push(at(source, offset, &format!("{what} where bytes from outside may come")));
-        }
-    }
-    for (offset, what) in source.shipped.match_indices(".expect(") {
-        let message = source.text[offset + what.len()..].trim_start().strip_prefix('"');
-        let words = message.map_or(0, |m| m.split('"').next().unwrap_or_default().split_whitespace().count());
-        if words < 4 {
-            found.push(at(
+            found.push(violation_at(
                 source,
                 offset,
-                "an `expect` states, in a sentence, the invariant that it rests on",
+                &format!("only the modules {modules:?} may name {what}"),
             ));
         }
     }
     found
 }
 
-/// (e) Long functions, against the list.
-fn long_functions(source: &Source, known: &[(&str, &str, usize)]) -> Vec<String> {
+/// (c) Checks that `unsafe` is only in some modules, and has a comment with the reason why it is sound.
+fn check_unsafe(source: &Source) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut rest = 0;
+    while let Some(offset) = find_word(&source.code, "unsafe", rest) {
+        rest = offset + 1;
+        let own =
+            top_module(&source.path).unwrap_or_else(|| source.path.split('/').next().unwrap_or_default());
+        if !MAY_BE_UNSAFE.contains(&own) && !MAY_BE_UNSAFE_FILES.contains(&source.path.as_str()) {
+            found.push(violation_at(source, offset, &format!("only {MAY_BE_UNSAFE:?} may contain `unsafe`")));
+        }
+        let above = source.text.lines().take(source.line(offset) - 1).collect::<Vec<_>>();
+        let comment = above.iter().rev().take_while(|line| line.trim_start().starts_with("//"));
+        if !comment.into_iter().any(|line| line.contains("SAFETY:") || line.contains("# Safety")) {
+            found.push(violation_at(
+                source,
+                offset,
+                "`unsafe` has no comment with `SAFETY:` directly above it",
+            ));
+        }
+    }
+    found
+}
+
+/// (d) Checks that modules which process bytes from other processes cannot panic.
+fn check_panics(source: &Source) -> Vec<String> {
+    if !top_module(&source.path).is_some_and(|own| NEVER_PANIC.contains(&own)) {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for what in [".unwrap()", "panic!", "unreachable!", "todo!", "unimplemented!", ".unwrap_err()"] {
+        for (offset, _) in source.shipped.match_indices(what) {
+            found.push(violation_at(
+                source,
+                offset,
+                &format!("{what} in a module that processes bytes from other processes"),
+            ));
+        }
+    }
+    for (offset, what) in source.shipped.match_indices(".expect(") {
+        let message = source.text[offset + what.len()..].trim_start().strip_prefix('"');
+        let words = message.map_or(0, |m| m.split('"').next().unwrap_or_default().split_whitespace().count());
+        if words < 4 {
+            found.push(violation_at(
+                source,
+                offset,
+                "the message of `expect` must be a sentence that states why it cannot fail",
+            ));
+        }
+    }
+    found
+}
+
+/// (e) Checks the length of functions. `known` has the functions that may be longer.
+fn check_function_lengths(source: &Source, known: &[(&str, &str, usize)]) -> Vec<String> {
     let mut found = Vec::new();
     for (name, line, lines) in source.functions() {
         let listed = known.iter().find(|(path, function, _)| *path == source.path && *function == name);
@@ -256,20 +278,20 @@ fn long_functions(source: &Source, known: &[(&str, &str, usize)]) -> Vec<String>
             source.functions().into_iter().filter(|(name, ..)| name == function).map(|found| found.2).max();
         if longest.is_none_or(|lines| lines < *allowed || lines <= FUNCTION_LINES_MAX) {
             found.push(format!(
-                "{path}: `{function}` has {longest:?} lines now; lower LONG_FUNCTIONS, or take it out"
+                "{path}: `{function}` has {longest:?} lines now; lower its number in LONG_FUNCTIONS, or remove it"
             ));
         }
     }
     found
 }
 
-/// (e) Long files, against the list.
-fn long_files(source: &Source, known: &[(&str, usize)]) -> Vec<String> {
+/// (e) Checks the length of files. `known` has the files that may be longer.
+fn check_file_length(source: &Source, known: &[(&str, usize)]) -> Vec<String> {
     let lines = source.text.lines().count();
     match known.iter().find(|(path, _)| *path == source.path) {
         None if lines > FILE_LINES_MAX => {
             vec![format!(
-                "{} has {lines} lines, more than {FILE_LINES_MAX}: look for the second idea in it",
+                "{} has {lines} lines, more than {FILE_LINES_MAX}: split it into two files with one idea each",
                 source.path
             )]
         }
@@ -277,16 +299,17 @@ fn long_files(source: &Source, known: &[(&str, usize)]) -> Vec<String> {
             vec![format!("{path} has grown from {allowed} lines to {lines}")]
         }
         Some((path, allowed)) if lines < *allowed || lines <= FILE_LINES_MAX => {
-            vec![format!("{path} has {lines} lines now; lower LONG_FILES, or take it out")]
+            vec![format!("{path} has {lines} lines now; lower its number in LONG_FILES, or remove it")]
         }
         _ => Vec::new(),
     }
 }
 
-/// (f) Lines. What stands in quotes does not count: a message stays in one piece, so that it can be searched for.
-fn lines(source: &Source) -> Vec<String> {
+/// (f) Checks single lines. The text in quotes does not count for the width: a message stays in one line, so that it can be
+/// searched for.
+fn check_lines(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
-    let unquoted = |text: &str, code: &str| {
+    let width_without_quotes = |text: &str, code: &str| {
         if text.contains('"') {
             code.split('"').map(|piece| piece.trim_end().chars().count()).sum()
         } else {
@@ -294,26 +317,26 @@ fn lines(source: &Source) -> Vec<String> {
         }
     };
     for (index, (text, code)) in source.text.lines().zip(source.code.lines()).enumerate() {
-        let mut complain = |what: &str| found.push(format!("{}:{}: {what}", source.path, index + 1));
+        let mut report = |what: &str| found.push(format!("{}:{}: {what}", source.path, index + 1));
         if text.contains('\t') {
-            complain("a tab");
+            report("a tab");
         }
         if text.ends_with([' ', '\r']) {
-            complain("white space at the end");
+            report("white space at the end of the line");
         }
-        if unquoted(text, code) > COLUMNS_MAX {
-            complain("more than 130 columns");
+        if width_without_quotes(text, code) > COLUMNS_MAX {
+            report("more than 130 columns");
         }
-        let leftover = ["FIX", "XX"].map(|half| half.to_owned() + if half == "XX" { "X" } else { "ME" });
-        if leftover.iter().any(|word| text.contains(word)) || code.contains("dbg!") {
-            complain("a leftover of work in progress");
+        let markers = ["FIX", "XX"].map(|half| half.to_owned() + if half == "XX" { "X" } else { "ME" });
+        if markers.iter().any(|word| text.contains(word)) || code.contains("dbg!") {
+            report("a marker of unfinished work");
         }
     }
     found
 }
 
-/// (h) Tests wait for conditions, not for time.
-fn sleeps(source: &Source) -> Vec<String> {
+/// (h) Checks that tests do not sleep, because they must wait for conditions and not for a time.
+fn check_sleeps(source: &Source) -> Vec<String> {
     let words = source.code.match_indices("sleep(");
     let count = words.filter(|&(at, _)| find_word(&source.code, "sleep", at) == Some(at)).count();
     let allowed = MAY_SLEEP.iter().find(|(path, _)| *path == source.path).map_or(0, |(_, count)| *count);
@@ -321,72 +344,77 @@ fn sleeps(source: &Source) -> Vec<String> {
         return Vec::new();
     }
     vec![format!(
-        "{} sleeps {count} times, {allowed} allowed: wait for a condition with util::wait_until",
+        "{} sleeps {count} times, but only {allowed} are allowed: wait for a condition with util::wait_until",
         source.path
     )]
 }
 
 #[test]
-fn modules_import_only_what_is_below_them() {
-    let sources = all();
+fn modules_import_only_the_modules_below_them() {
+    let sources = all_sources();
     let reexports = reexports(&sources);
     assert_eq!(reexports.get("Group").map(String::as_str), Some("group"));
-    check(&sources, |source| imports(source, &reexports));
+    check(&sources, |source| check_imports(source, &reexports));
 }
 
 #[test]
 fn modules_without_io_name_no_clock_socket_thread_or_environment() {
-    check(&all(), purity);
-    check(&all(), surroundings);
+    check(&all_sources(), check_purity);
+    check(&all_sources(), check_clock_and_environment);
 }
 
 #[test]
-fn unsafe_code_stays_where_it_belongs_and_says_why() {
-    check(&all(), unsafety);
+fn unsafe_code_is_only_in_some_modules_and_states_why_it_is_sound() {
+    check(&all_sources(), check_unsafe);
 }
 
 #[test]
-fn bytes_from_outside_reach_no_panic() {
-    check(&all(), panics);
+fn modules_that_process_bytes_from_other_processes_do_not_panic() {
+    check(&all_sources(), check_panics);
 }
 
 #[test]
-fn functions_and_files_stay_short() {
-    let sources = all();
-    check(&sources, |source| long_functions(source, LONG_FUNCTIONS));
-    check(&sources, |source| long_files(source, LONG_FILES));
+fn functions_and_files_are_short() {
+    let sources = all_sources();
+    check(&sources, |source| check_function_lengths(source, LONG_FUNCTIONS));
+    check(&sources, |source| check_file_length(source, LONG_FILES));
     for path in LONG_FUNCTIONS.iter().map(|listed| listed.0).chain(LONG_FILES.iter().map(|listed| listed.0)) {
-        assert!(sources.iter().any(|source| source.path == path), "{path} is gone; take it off the list");
+        assert!(
+            sources.iter().any(|source| source.path == path),
+            "{path} does not exist; remove it from the list"
+        );
     }
 }
 
 #[test]
-fn lines_are_clean() {
-    check(&all(), lines);
+fn lines_have_no_tabs_trailing_spaces_excess_width_or_markers() {
+    check(&all_sources(), check_lines);
 }
 
 #[test]
 fn tests_do_not_sleep() {
-    check(&all(), sleeps);
+    check(&all_sources(), check_sleeps);
 }
 
 #[test]
-fn every_module_is_on_the_map_and_every_page_is_linked() {
+fn the_architecture_page_lists_every_module_and_every_page_is_linked() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap_or_default();
-    let map = read("docs/ARCHITECTURE.md");
-    let linked = format!("{map}{}", read("README.md"));
-    let missing = not_mentioned(&map, &linked, &entries("src"), &entries("docs"));
+    let architecture = read("docs/ARCHITECTURE.md");
+    let linking = format!("{architecture}{}", read("README.md"));
+    let missing = find_unmentioned(&architecture, &linking, &entries("src"), &entries("docs"));
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// (g) Folders of `src` that the map leaves out, and pages that nothing links to.
-fn not_mentioned(map: &str, linked: &str, folders: &[String], pages: &[String]) -> Vec<String> {
-    let modules = folders.iter().filter(|name| !name.contains('.') && !map.contains(&format!("{name}/")));
+/// (g) Returns the folders of `src` that the text `architecture` does not mention, and the pages to which the text
+/// `linking` does not link.
+fn find_unmentioned(architecture: &str, linking: &str, folders: &[String], pages: &[String]) -> Vec<String> {
+    let modules =
+        folders.iter().filter(|name| !name.contains('.') && !architecture.contains(&format!("{name}/")));
     let pages = pages.iter().filter(|name| {
         let target = name.as_str();
         Path::new(target).extension().is_some_and(|extension| extension == "md")
             && target != "ARCHITECTURE.md"
-            && ![format!("({target}"), format!("(docs/{target}")].iter().any(|link| linked.contains(link))
+            && ![format!("({target}"), format!("(docs/{target}")].iter().any(|link| linking.contains(link))
     });
     modules.chain(pages).cloned().collect()
 }

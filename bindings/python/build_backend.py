@@ -1,6 +1,6 @@
-"""Builds the wheel: maturin's, with the programs `ringrun`, `ringtrain` and `ringbench` beside the module.
+"""Builds the wheel with maturin, and adds the programs `ringrun`, `ringtrain` and `ringbench` to it.
 
-An installed package must include its launcher, because its users may have no Rust toolchain. The programs are separate
+The wheel must include the launcher, because users of the package may have no Rust toolchain. The programs are separate
 executables and not entry points in Python, because `ringrun` starts ranks by executing itself.
 """
 
@@ -15,18 +15,18 @@ from maturin import get_requires_for_build_editable, get_requires_for_build_whee
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-# Where `tool.maturin.data` says.
+# The directory that `tool.maturin.data` in pyproject.toml names.
 SCRIPTS = HERE / "build" / "data" / "scripts"
 PROGRAMS = ("ringrun", "ringtrain", "ringbench")
 
 
 def _collect_programs() -> None:
-    """Builds the programs and puts them where maturin looks for scripts."""
+    """Builds the programs and copies them to the directory in which maturin looks for scripts."""
     if not (ROOT / "Cargo.toml").is_file():
-        raise SystemExit("the package is built from a checkout of ringtrain, of which bindings/python is a part")
+        raise SystemExit("building the package needs a checkout of the whole repository ringtrain, not only bindings/python")
     cargo = os.environ.get("CARGO", "cargo")
     if shutil.which(cargo) is None:
-        raise SystemExit("building ringtrain needs Rust's cargo: https://rustup.rs; a wheel built elsewhere needs nothing")
+        raise SystemExit("building ringtrain needs Rust's cargo (https://rustup.rs); installing a wheel does not")
     subprocess.run([cargo, "build", "--release", "--locked", "--bins"], cwd=ROOT, check=True)
     metadata = subprocess.run(
         [cargo, "metadata", "--locked", "--no-deps", "--format-version", "1"], cwd=ROOT, check=True, stdout=subprocess.PIPE

@@ -27,41 +27,42 @@ DATA = Path("/usr/share/datasets/fashion-mnist")
 CLASSES = 10
 
 
-class Unusable(Exception):
+class DataError(Exception):
     """The data is missing or invalid. The message says what to do."""
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The items of a gzipped IDX file of bytes. Each must have this shape."""
+    """Reads a gzipped IDX file of bytes. Returns an array of its items, each of which must have the shape `shape`."""
     try:
         content = gzip.decompress(path.read_bytes())
     except FileNotFoundError:
-        raise Unusable(
+        raise DataError(
             f"{path} is missing; get it with `apt-get install dataset-fashion-mnist` or from "
             "https://github.com/zalandoresearch/fashion-mnist, and name its directory with --data"
         ) from None
     except (OSError, EOFError, zlib.error) as error:
-        raise Unusable(f"{path} cannot be read: {error}") from error
-    # Two zeros, 8 for unsigned bytes, the number of dimensions; then each dimension, most significant byte first.
+        raise DataError(f"{path} cannot be read: {error}") from error
+    # The header has two zeros, an 8 for the type "unsigned byte", the number of dimensions, and the size of each dimension in
+    # big-endian byte order.
     header = struct.Struct(f">HBB{1 + len(shape)}I")
     if len(content) < header.size:
-        raise Unusable(f"{path} ends within its header")
+        raise DataError(f"{path} ends within its header")
     zeros, kind, dimensions, count, *found = header.unpack_from(content)
     if (zeros, kind, dimensions, tuple(found)) != (0, 8, 1 + len(shape), shape):
-        raise Unusable(f"{path} is not an IDX file of bytes whose items have the shape {shape}")
+        raise DataError(f"{path} is not an IDX file of bytes whose items have the shape {shape}")
     if len(content) - header.size != count * int(np.prod(shape)):
-        raise Unusable(f"the header of {path} says {count} items, which does not match the length of the file")
+        raise DataError(f"the header of {path} says {count} items, which does not match the length of the file")
     return np.frombuffer(content, np.uint8, offset=header.size).reshape(count, *shape)
 
 
 def read_data(directory: Path, name: str, limit: int | None) -> TensorDataset:
-    """The first `limit` images, with values from -1 to 1, and their labels."""
+    """Returns the first `limit` images, with values from -1 to 1, and their labels."""
     images = read_idx(directory / f"{name}-images-idx3-ubyte.gz", (28, 28))[:limit]
     labels = read_idx(directory / f"{name}-labels-idx1-ubyte.gz", ())[:limit]
     if len(images) != len(labels) or len(labels) == 0:
-        raise Unusable(f"{directory} has {len(images)} {name} images and {len(labels)} labels; each image needs one")
+        raise DataError(f"{directory} has {len(images)} {name} images and {len(labels)} labels; each image needs one")
     if labels.max() >= CLASSES:
-        raise Unusable(f"{directory} has the {name} label {labels.max()}; the largest valid label is {CLASSES - 1}")
+        raise DataError(f"{directory} has the {name} label {labels.max()}; the largest valid label is {CLASSES - 1}")
     scaled = torch.from_numpy(images[:, None].astype(np.float32) / 127.5 - 1)
     return TensorDataset(scaled, torch.from_numpy(labels.astype(np.int64)))
 
@@ -77,12 +78,13 @@ def make_model() -> nn.Module:
     )
 
 
-def count_right(model: nn.Module, data: TensorDataset) -> Tensor:
-    """The number of images in this rank's share that the model classifies correctly, and the number of images in the share."""
+def count_correct(model: nn.Module, data: TensorDataset) -> Tensor:
+    """Tests the model on this rank's part of the images. Returns the number of correct classifications and the number of
+    images."""
     images, labels = (tensor[dist.get_rank() :: dist.get_world_size()] for tensor in data.tensors)
     with torch.no_grad():
-        right = sum((model(x).argmax(1) == y).sum() for x, y in zip(images.split(1000), labels.split(1000), strict=True))
-    return torch.tensor([int(right), len(labels)])
+        correct = sum((model(x).argmax(1) == y).sum() for x, y in zip(images.split(1000), labels.split(1000), strict=True))
+    return torch.tensor([int(correct), len(labels)])
 
 
 def train(model: nn.Module, data: TensorDataset, options: argparse.Namespace) -> None:
@@ -92,7 +94,7 @@ def train(model: nn.Module, data: TensorDataset, options: argparse.Namespace) ->
     sampler = DistributedSampler(data, seed=options.seed)
     loader = DataLoader(data, batch_size=max(1, options.batch // dist.get_world_size()), sampler=sampler)
     for epoch in range(options.epochs):
-        sampler.set_epoch(epoch)  # A new order, the same on every rank. Each rank takes its part of it.
+        sampler.set_epoch(epoch)  # Makes a new order, the same on every rank, of which each rank takes its part.
         total = torch.zeros(())
         for images, labels in loader:
             optimizer.zero_grad()
@@ -109,17 +111,17 @@ def train(model: nn.Module, data: TensorDataset, options: argparse.Namespace) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="directory with *-ubyte.gz (default: %(default)s)")
-    parser.add_argument("--limit", type=int, metavar="N", help="use the first N images of each part only")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=256, help="images per step, on all ranks together (default: %(default)s)")
+    parser.add_argument("--limit", type=int, metavar="N", help="use only the first N training images and the first N test images")
+    parser.add_argument("--epochs", type=int, default=3, help="number of epochs (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=256, help="images per step, summed over all ranks (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=2e-3, help="learning rate (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", type=Path, metavar="FILE", help="where rank 0 writes the model's state_dict")
+    parser.add_argument("--seed", type=int, default=1, help="seed of random numbers (default: %(default)s)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="file to which rank 0 writes the model's state_dict")
     options = parser.parse_args()
 
     try:
         train_data, test_data = (read_data(options.data, name, options.limit) for name in ("train", "t10k"))
-    except Unusable as error:
+    except DataError as error:
         print(error, file=sys.stderr)
         return 2
 
@@ -128,15 +130,15 @@ def main() -> int:
     model = make_model()
     train(model, train_data, options)
 
-    # Every rank tests its share of the images.
+    # Every rank tests the model on its part of the images.
     counts = [torch.zeros(2, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(counts, count_right(model, test_data))
-    right, images = torch.stack(counts).sum(0).tolist()
+    dist.all_gather(counts, count_correct(model, test_data))
+    correct, images = torch.stack(counts).sum(0).tolist()
     if dist.get_rank() == 0:
         if options.save is not None:
             torch.save(model.state_dict(), options.save)
             print(f"saved {options.save}")
-        print(f"final: ranks {dist.get_world_size()}, test accuracy {right / images:.4f} of {images} images")
+        print(f"final: ranks {dist.get_world_size()}, test accuracy {correct / images:.4f} of {images} images")
     dist.destroy_process_group()
     return 0
 

@@ -1,12 +1,12 @@
-"""Data-parallel linear regression on numpy arrays: by averaging models, and by averaging gradients.
+"""Fits a linear regression on numpy arrays in two data-parallel ways: it averages models, and it averages gradients.
 
     ringrun -n 4 python linear_regression.py
 
 Rank 0 scatters the data. The program then fits the model in two ways:
 
-- Every rank fits a model to its part. Rank 0 gathers the models and averages them: one message from each rank.
-- All ranks run gradient descent and average their gradients at every step. The result is that of one process with all the data,
-  except for rounding.
+- Every rank fits a model to its part of the data. Rank 0 gathers the models and averages them. Each rank sends one message.
+- All ranks run gradient descent and average their gradients at every step. Except for rounding, the result is the same as that of
+  one process with all the data.
 """
 
 import argparse
@@ -20,7 +20,8 @@ Array = NDArray[np.float64]
 
 
 def make_data(rows: int, features: int, seed: int) -> tuple[Array, Array]:
-    """Rows of features with their target in the last column, and the weights that the targets follow, with noise."""
+    """Returns rows with the features and, in the last column, the target, and the weights from which the targets are computed.
+    The targets have noise."""
     random = np.random.default_rng(seed)
     weights = random.normal(size=features)
     inputs = random.normal(size=(rows, features))
@@ -29,16 +30,16 @@ def make_data(rows: int, features: int, seed: int) -> tuple[Array, Array]:
 
 
 def fit(data: Array) -> Array:
-    """The weights with the least squared error."""
+    """Returns the weights with the smallest squared error."""
     return np.linalg.lstsq(data[:, :-1], data[:, -1], rcond=None)[0]
 
 
 def descend(world: ring.Group, data: Array, rows: int, steps: int, rate: float) -> Array:
-    """Gradient descent on the mean squared error of all ranks' rows."""
+    """Minimizes the mean squared error of all ranks' rows by gradient descent. Returns the weights."""
     inputs, targets = data[:, :-1], data[:, -1]
     weights = np.zeros(inputs.shape[1])
     for _ in range(steps):
-        # Divide by the number of all rows before the sum, because ranks can have different numbers of rows.
+        # Ranks can have different numbers of rows, so divide by the number of all rows before the sum.
         gradient = 2 / rows * inputs.T @ (inputs @ weights - targets)
         weights -= rate * world.all_reduce(gradient)
     return weights
@@ -47,32 +48,32 @@ def descend(world: ring.Group, data: Array, rows: int, steps: int, rate: float) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=4001, help="rows of data on rank 0 (default: %(default)s)")
-    parser.add_argument("--features", type=int, default=8)
+    parser.add_argument("--features", type=int, default=8, help="features of a row (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=100, help="steps of gradient descent (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=0.2, help="learning rate (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="seed of random numbers (default: %(default)s)")
     options = parser.parse_args()
 
     world = ring.init()
     data, truth = make_data(options.rows, options.features, options.seed) if world.rank == 0 else (None, None)
 
-    # The number of rows need not be a multiple of the number of ranks: the first ranks get one more row.
+    # If the number of rows is not a multiple of the number of ranks, the first ranks get one row more.
     counts = [len(part) for part in np.array_split(np.arange(options.rows), world.size)]
     own = world.scatter(data, root=0, counts=counts)
 
     models = world.gather(fit(own), root=0)
-    descended = descend(world, own, options.rows, options.steps, options.rate)
-    is_same = (world.all_gather(descended) == descended).all()
+    descent_weights = descend(world, own, options.rows, options.steps, options.rate)
+    is_same = (world.all_gather(descent_weights) == descent_weights).all()
 
     if world.rank == 0:
-        whole = fit(data)
+        reference = fit(data)
         for name, weights in [
-            ("all data, one process", whole),
+            ("all data, one process", reference),
             ("averaged models", models.mean(axis=0)),
-            ("averaged gradients", descended),
+            ("averaged gradients", descent_weights),
         ]:
-            far, off = np.abs(weights - truth).max(), np.abs(weights - whole).max()
-            print(f"{name}: largest error of a weight {far:.6f}, largest difference from the fit of all data {off:.2e}")
+            error, difference = np.abs(weights - truth).max(), np.abs(weights - reference).max()
+            print(f"{name}: largest error of a weight {error:.6f}, largest difference from the fit of all data {difference:.2e}")
         print(f"final: ranks {world.size}, the weights from gradient descent are the same on all of them: {is_same}")
 
 

@@ -1,14 +1,14 @@
-"""Asynchronous training: every rank trains a local model at its own speed, and the models are averaged in the background.
+"""Trains asynchronously: every rank trains a local model at its own speed, and the models are averaged in the background.
 
     ringrun -n 4 python local_sgd.py --every 20
 
-With averaged gradients every rank waits for the slowest one at every step. Here a rank continues to train while the models are
-averaged. When the average is ready, the rank takes it and adds the changes that it has made in the meantime (Stich, "Local SGD
-Converges Fast and Communicates Little", 2019; Wang et al., "Overlap Local-SGD", 2020).
+When gradients are averaged, every rank waits for the slowest rank at every step. Here a rank continues to train while the models
+are averaged. When the average is ready, the rank replaces its model by the average plus the changes that the rank has made in the
+meantime (Stich, "Local SGD Converges Fast and Communicates Little", 2019; Wang et al., "Overlap Local-SGD", 2020).
 
-Each rank has different classes of the data, so that no rank can learn all classes alone; the program also trains alone, to show
-it. The number of steps during an average depends on the machine, and so do the last digits of the result; with `--ahead 0` they
-do not.
+Each rank has data of different classes, so no rank can learn all classes without the other ranks. To show this, the program also
+trains models that are never averaged. The number of steps during an average depends on the speed of the machine, and so do the
+last digits of the result. With `--ahead 0` the result is deterministic.
 """
 
 import argparse
@@ -24,7 +24,7 @@ FEATURES, HIDDEN, CLASSES = 16, 32, 8
 
 
 class Network:
-    """Two layers. Their parameters are in one flat array, so that one all-reduce averages all of them."""
+    """A network with two layers. All parameters are in one flat array, so that one all-reduce averages them."""
 
     def __init__(self, random: np.random.Generator) -> None:
         shapes = [(FEATURES, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,)]
@@ -38,7 +38,7 @@ class Network:
         return hidden, hidden @ second + bias
 
     def learn(self, inputs: Array, labels: NDArray[np.int64], rate: float) -> None:
-        """One step of gradient descent on the cross entropy."""
+        """Makes one step of gradient descent on the cross entropy."""
         first, shift, second, bias = self.layers
         hidden, scores = self.scores(inputs)
         slope = np.exp(scores - scores.max(1, keepdims=True))
@@ -75,21 +75,21 @@ class Learner:
 def train_with_averaging(world: ring.Group, learner: Learner, options: argparse.Namespace) -> None:
     flat = learner.network.flat
     for _ in range(options.rounds):
-        # The operation uses a copy, because training changes the model during the operation.
-        begun = flat.copy()
-        average = world.all_reduce_async(begun, "avg")
+        # Average a copy, because the training changes the model during the operation.
+        before = flat.copy()
+        average = world.all_reduce_async(before, "avg")
         for step in range(options.every + options.ahead):
-            # A fast rank continues while slow ones catch up, but only for `--ahead` steps, so that models do not differ too much.
+            # A fast rank continues while it waits for slow ranks, but only for `--ahead` steps, so that the models stay similar.
             if step >= options.every and average.test():
                 break
             learner.step()
-        flat += average.wait() - begun
+        flat += average.wait() - before
     # All ranks end with the same model.
     world.all_reduce(flat, "avg", out=flat)
 
 
 def make_data(count: int, seed: int) -> tuple[Array, NDArray[np.int64]]:
-    """Points around a centre for each class, sorted by class."""
+    """Makes points around a centre for each class. Returns the points, sorted by class, and their classes."""
     random = np.random.default_rng(seed)
     centres = random.normal(size=(CLASSES, FEATURES))
     labels = np.sort(random.integers(CLASSES, size=count))
@@ -98,14 +98,18 @@ def make_data(count: int, seed: int) -> tuple[Array, NDArray[np.int64]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="averages of the models (default: %(default)s)")
-    parser.add_argument("--every", type=int, default=10, help="least number of steps between two averages (default: %(default)s)")
-    parser.add_argument("--ahead", type=int, default=10, help="most additional steps during an average (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=40, help="number of averages of the models (default: %(default)s)")
+    parser.add_argument(
+        "--every", type=int, default=10, help="minimum number of steps between two averages (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--ahead", type=int, default=10, help="maximum number of further steps during an average (default: %(default)s)"
+    )
     parser.add_argument(
         "--straggle", type=float, default=1.0, help="additional milliseconds per step on the last rank (default: %(default)s)"
     )
     parser.add_argument("--rate", type=float, default=0.1, help="learning rate (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="seed of random numbers (default: %(default)s)")
     options = parser.parse_args()
 
     world = ring.init()
@@ -125,9 +129,9 @@ def main() -> None:
     )
     models = world.gather(together.network.flat)
     if results is not None and models is not None:
-        apart, averaged, steps = zip(*results, strict=True)
+        separate, averaged, steps = zip(*results, strict=True)
         print(f"steps of each rank: {' '.join(map(str, steps))}")
-        print(f"without averaging: accuracy on all data {np.mean(apart):.4f}, mean of {world.size} models")
+        print(f"without averaging: accuracy on all data {np.mean(separate):.4f}, mean of {world.size} models")
         is_same = bool((models == models[0]).all())
         print(f"final: ranks {world.size}, accuracy on all data {averaged[0]:.4f}, the same model on all of them: {is_same}")
 

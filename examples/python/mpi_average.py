@@ -1,4 +1,4 @@
-"""Linear regression by averaging models, in an ordinary script for mpi4py, which does not mention ringtrain.
+"""Fits a linear regression by averaging models. This is an ordinary script for mpi4py, which does not mention ringtrain.
 
     ringrun --mpi4py -n 4 python mpi_average.py
     mpirun -n 4 python mpi_average.py
@@ -15,14 +15,14 @@ from mpi4py import MPI
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=4001, help="rows of data on rank 0 (default: %(default)s)")
-    parser.add_argument("--features", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--features", type=int, default=8, help="features of a row (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of random numbers (default: %(default)s)")
     options = parser.parse_args()
 
     comm = MPI.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
 
-    # Methods in lower case pickle any object. The parts can have different sizes.
+    # Methods in lower case send pickled objects, so the parts can have different sizes.
     parts = None
     if rank == 0:
         random = np.random.default_rng(options.seed)
@@ -33,7 +33,7 @@ def main() -> None:
     own_inputs, own_targets = comm.scatter(parts, root=0)
     model = np.linalg.lstsq(own_inputs, own_targets, rcond=None)[0]
 
-    # Methods in upper case transfer buffers without pickling.
+    # Methods in upper case send buffers without pickling.
     models = np.empty((size, options.features)) if rank == 0 else None
     comm.Gather(model, models, root=0)
     average = np.empty(options.features)

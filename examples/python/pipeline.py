@@ -1,10 +1,11 @@
-"""Model and data parallelism together: a network in two stages. One half of the ranks has the first stage, the other the second.
+"""Combines model parallelism and data parallelism: a network has two stages. Half of the ranks have the first stage, the other
+half the second stage.
 
     ringrun -n 4 python pipeline.py
 
-Ranks 0 to n/2-1 have the first layers, the others the last. Rank r of the first group and rank r of the second are one copy of
-the model: they exchange activations and gradients in micro-batches, so that both compute at the same time (Huang et al.,
-"GPipe", 2019). Within each group the ranks average the gradients of their stage. At the end the program compares the model with
+With n ranks, ranks 0 to n/2-1 have the first layers, and ranks n/2 to n-1 have the last layers. Rank r and rank n/2+r form one
+copy of the model. They exchange activations and gradients in micro-batches, so that both compute at the same time (Huang et al.,
+"GPipe", 2019). All ranks with the same stage average the gradients of that stage. At the end the program compares the model with
 the same network trained in one process.
 """
 
@@ -21,7 +22,7 @@ FORWARD, BACKWARD = 1, 2
 
 
 def make_stages(seed: int) -> list[nn.Sequential]:
-    """The whole network in two parts, with the same parameters on every rank."""
+    """Returns the two stages of the network, with the same parameters on every rank."""
     torch.manual_seed(seed)
     first = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
     last = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
@@ -29,29 +30,29 @@ def make_stages(seed: int) -> list[nn.Sequential]:
 
 
 def make_batch(rows: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """All ranks' rows of a step, and the targets for them."""
+    """Returns the inputs of a step for all ranks, and their targets."""
     inputs = torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(seed * 100_003 + step))
     return inputs, torch.sin(inputs[:, :1]) * inputs[:, 1:2]
 
 
 def first_stage(world: ring.Group, partner: int, stage: nn.Module, parts: tuple[Tensor, ...]) -> None:
     """Sends the activations of each micro-batch to the partner, and then receives their gradients."""
-    outputs, sent = [], []
+    outputs, sends = [], []
     for part in parts:
         outputs.append(stage(part))
-        # Does not wait: the partner computes this micro-batch while this rank computes the next one.
-        sent.append(world.send_async(outputs[-1].detach().numpy(), partner, FORWARD))
+        # Does not wait, so that this rank computes the next micro-batch while the partner computes this one.
+        sends.append(world.send_async(outputs[-1].detach().numpy(), partner, FORWARD))
     for output in outputs:
         slope = torch.empty_like(output)
         world.receive(slope.numpy(), partner, BACKWARD)
         output.backward(slope)
-    ring.wait_all(sent)
+    ring.wait_all(sends)
 
 
 def last_stage(world: ring.Group, partner: int, stage: nn.Module, targets: tuple[Tensor, ...]) -> Tensor:
     """Receives activations, and sends back the gradients of the loss with respect to them. Returns the mean loss."""
     total = torch.zeros(())
-    sent = []
+    sends = []
     for target in targets:
         activations = torch.empty(len(target), WIDTH)
         world.receive(activations.numpy(), partner, FORWARD)
@@ -59,20 +60,20 @@ def last_stage(world: ring.Group, partner: int, stage: nn.Module, targets: tuple
         # The sum of the micro-batches' gradients is the gradient of the whole batch's mean loss.
         loss = nn.functional.mse_loss(stage(activations), target) / len(targets)
         loss.backward()
-        sent.append(world.send_async(activations.grad.numpy(), partner, BACKWARD))
+        sends.append(world.send_async(activations.grad.numpy(), partner, BACKWARD))
         total += loss.detach()
-    ring.wait_all(sent)
+    ring.wait_all(sends)
     return total
 
 
 def average_gradients(group: ring.Group, stage: nn.Module) -> None:
-    """Averages over all ranks that have this stage. Begins all operations before it waits for the first."""
+    """Averages the gradients over all ranks that have this stage. Begins all operations before it waits for the first one."""
     gradients = [parameter.grad.numpy() for parameter in stage.parameters()]
     ring.wait_all([group.all_reduce_async(gradient, "avg", out=gradient) for gradient in gradients])
 
 
 def train_in_one_process(options: argparse.Namespace, rows: int) -> list[nn.Sequential]:
-    """The stages that the pipeline must compute, except for rounding."""
+    """Trains the same network in one process. Returns its stages, which differ from those of the pipeline only by rounding."""
     stages = make_stages(options.seed)
     model = nn.Sequential(*stages)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.rate)
@@ -86,16 +87,18 @@ def train_in_one_process(options: argparse.Namespace, rows: int) -> list[nn.Sequ
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--micro-batches", type=int, default=4, help="micro-batches in a copy's batch (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="number of steps (default: %(default)s)")
+    parser.add_argument(
+        "--micro-batches", type=int, default=4, help="micro-batches per step in each copy of the model (default: %(default)s)"
+    )
     parser.add_argument("--rows", type=int, default=16, help="rows of a micro-batch (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=3e-3, help="learning rate (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="seed of random numbers (default: %(default)s)")
     options = parser.parse_args()
 
     world = ring.init()
     if world.size % 2:
-        # All ranks return here, so that no rank waits for another.
+        # All ranks return here, so no rank waits for another rank.
         print(f"two stages need an even number of ranks, and there are {world.size}", file=sys.stderr)
         return 2
     copies = world.size // 2
@@ -105,10 +108,10 @@ def main() -> int:
     stage = make_stages(options.seed)[index]
     optimizer = torch.optim.Adam(stage.parameters(), lr=options.rate)
 
-    share = options.rows * options.micro_batches
+    copy_rows = options.rows * options.micro_batches
     for step in range(options.steps):
         inputs, targets = (
-            whole.split(share)[copy].split(options.rows) for whole in make_batch(share * copies, options.seed, step)
+            tensor.split(copy_rows)[copy].split(options.rows) for tensor in make_batch(copy_rows * copies, options.seed, step)
         )
         optimizer.zero_grad()
         if index == 0:
@@ -121,11 +124,11 @@ def main() -> int:
         average_gradients(group, stage)
         optimizer.step()
 
-    expected = train_in_one_process(options, share * copies)[index]
+    expected = train_in_one_process(options, copy_rows * copies)[index]
     pairs = zip(stage.parameters(), expected.parameters(), strict=True)
-    off = world.all_reduce(max(float((own - other).detach().abs().max()) for own, other in pairs), "max")
+    difference = world.all_reduce(max(float((own - other).detach().abs().max()) for own, other in pairs), "max")
     if world.rank == copies:
-        print(f"final: ranks {world.size}, loss {mean:.6f}, largest difference from one process {off:.2e}")
+        print(f"final: ranks {world.size}, loss {mean:.6f}, largest difference from one process {difference:.2e}")
     return 0
 
 

@@ -1,4 +1,5 @@
-//! The program `ringrun`, which also carries `ringtrain` and `ringbench`: it is what its name says, as busybox is.
+//! The program `ringrun`, with `ringtrain` and `ringbench` built in. Like busybox, it runs the program by whose name it is
+//! called.
 
 use std::env;
 use std::ffi::OsStr;

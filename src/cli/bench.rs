@@ -1,4 +1,4 @@
-//! `ringbench`: how fast the collectives are, and whether they are right.
+//! The program `ringbench`: measures collectives and checks their results.
 
 pub mod args;
 mod flags_agree;
@@ -29,18 +29,18 @@ use super::print_error::print_error;
 use crate::group::{Error, Group};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
 
-/// The time that a row with an adaptive number of iterations aims at.
+/// The target time of a row whose number of iterations is adaptive, in microseconds.
 const ROW_US: f64 = 500_000.0;
-/// The time that all rows together aim at.
+/// The target time of all such rows together, in microseconds.
 const RUN_US: f64 = 30_000_000.0;
-/// Bytes in which a rank tells the others its host and process id.
+/// The size in bytes of the record in which a rank sends its process id and its host name.
 const HOST_RECORD_BYTES: usize = 128;
 
-/// Why a benchmark did not come to a good end.
+/// Why a benchmark failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchError {
-    /// The flags contradict each other or the machine.
+    /// The flags contradict each other, or do not fit the job or the machine.
     #[error(transparent)]
     Plan(#[from] BenchPlanError),
     /// The job did not start.
@@ -57,7 +57,7 @@ pub enum BenchError {
     Json {
         /// The file.
         path: PathBuf,
-        /// What the file system says.
+        /// The error of the file system.
         source: io::Error,
     },
     /// Ranks were started with different flags.
@@ -74,7 +74,7 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// The exit code for it.
+    /// Returns the exit code of a program that fails with this error.
     pub fn exit(&self) -> Exit {
         match self {
             Self::Plan(_) => Exit::Usage,
@@ -87,13 +87,13 @@ impl BenchError {
     }
 }
 
-/// The program: arguments (the program's own name first) in, exit code out.
+/// Runs `ringbench` with these arguments, of which the first is the program's name, and returns its exit code.
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     let args = match parse(args) {
         Ok(args) => args,
         Err(code) => return code,
     };
-    // A program that runs this one as part of itself may have set up its log already.
+    // A program that calls this function may have set up its log already.
     let _ = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).try_init();
     match run_with(&args) {
         Ok(()) => Exit::Success.into(),
@@ -104,17 +104,17 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// The options; help, a version or an error is printed, and the exit code returned.
+/// Parses the options. Prints the help, the version or an error, and then returns the exit code as `Err`.
 fn parse(args: impl Iterator<Item = OsString>) -> Result<BenchArgs, ExitCode> {
     BenchArgs::try_parse_from(args).map_err(|error| {
-        // Help goes to standard output, errors to standard error; a closed pipe is no error.
+        // Help goes to standard output, errors to standard error. A closed pipe is not an error.
         let _ = error.print();
         if error.use_stderr() { Exit::Usage.into() } else { Exit::Success.into() }
     })
 }
 
-/// Checks arguments, the program's name first, for a job of `world` ranks, without joining it: ringrun prints an error once and
-/// not from every rank. Files are looked for by the ranks, which may run in another directory.
+/// Checks the arguments for a job of `world` ranks without joining it, so that ringrun prints an error once and not on every
+/// rank. Does not check paths of files: the ranks do, because they may run in another directory.
 pub(super) fn check_arguments(
     args: impl Iterator<Item = OsString>,
     world: WorldSize,
@@ -132,8 +132,8 @@ fn run_with(args: &BenchArgs) -> Result<(), BenchError> {
     let plan = BenchPlan::new(args)?;
     plan.check_memory(WorldSize::ONE, available_memory())?;
     if let Some(path) = &plan.json {
-        // Better to learn now than when all is measured.
-        report::check_place(path)
+        // Report an unusable path now and not after all measurements.
+        report::check_writable(path)
             .map_err(|error| BenchPlanError::Report { path: path.clone(), problem: error.to_string() })?;
     }
     let mut group = args.group.join()?;
@@ -149,11 +149,11 @@ fn run_with(args: &BenchArgs) -> Result<(), BenchError> {
     }
 }
 
-/// Measures what the plan says; all ranks have to do so together. Rank 0 prints the table to `out` while it goes on.
+/// Measures every row of the plan. All ranks must call it together. Rank 0 prints each row to `out` as soon as it is measured.
 ///
 /// # Errors
 ///
-/// [`BenchError`]; wrong results are no error here but stand in the report.
+/// [`BenchError`]. Wrong results are not an error here: the report counts them.
 pub fn bench(
     group: &mut Group,
     plan: &BenchPlan,
@@ -161,11 +161,11 @@ pub fn bench(
     out: &mut dyn Write,
 ) -> Result<BenchReport, BenchError> {
     flags_agree::check_flags_agree(group, plan)?;
-    let fitting = plan
+    let fitted = plan
         .for_world(group.size())
         .and_then(|plan| plan.check_memory(group.local_size(), available_memory()).map(|()| plan));
-    let plan = &fitting.inspect_err(|error| {
-        // The others may have more memory than this host.
+    let plan = &fitted.inspect_err(|error| {
+        // Other hosts may have enough memory: stop their ranks too.
         let _ = group.abort(&error.to_string());
     })?;
     let ranks = gather_hosts(group)?;
@@ -194,7 +194,7 @@ pub fn bench(
     Ok(report)
 }
 
-/// [`measure`] for the case's element type.
+/// Calls [`measure`] for the element type of the case.
 fn measure_any(group: &mut Group, case: BenchCase, method: MeasureOptions) -> Result<BenchRow, Error> {
     match case.dtype {
         DType::F16 => measure::<f16>(group, case, method),
@@ -216,33 +216,33 @@ fn measure_any(group: &mut Group, case: BenchCase, method: MeasureOptions) -> Re
     }
 }
 
-/// Every rank's host and process id, in rank order: a card of the same size from each, gathered.
+/// Gathers the host name and the process id of every rank, in rank order.
 fn gather_hosts(group: &mut Group) -> Result<Vec<(String, u32)>, Error> {
     let host = crate::rendezvous::host_name();
-    let mut cards = vec![0u8; HOST_RECORD_BYTES * group.size().as_usize()];
-    let own = &mut cards[group.rank().index() * HOST_RECORD_BYTES..][..HOST_RECORD_BYTES];
+    let mut records = vec![0u8; HOST_RECORD_BYTES * group.size().as_usize()];
+    let own = &mut records[group.rank().index() * HOST_RECORD_BYTES..][..HOST_RECORD_BYTES];
     let (process, name) = own.split_at_mut(size_of::<u32>());
     process.copy_from_slice(&std::process::id().to_le_bytes());
     let length = host.floor_char_boundary(host.len().min(name.len()));
     name[..length].copy_from_slice(&host.as_bytes()[..length]);
-    group.all_gather(&mut cards)?;
-    let read = |card: &[u8]| {
-        let (process, name) = card.split_at(size_of::<u32>());
+    group.all_gather(&mut records)?;
+    let read = |record: &[u8]| {
+        let (process, name) = record.split_at(size_of::<u32>());
         let name = String::from_utf8_lossy(name);
         let shown = name.trim_end_matches('\0').chars().filter(|c| !c.is_control()).collect();
         (shown, process.try_into().map_or(0, u32::from_le_bytes))
     };
-    Ok(cards.chunks_exact(HOST_RECORD_BYTES).map(read).collect())
+    Ok(records.chunks_exact(HOST_RECORD_BYTES).map(read).collect())
 }
 
-/// Bytes that a new process can have without swapping; `None` where the kernel does not say.
+/// Returns how many bytes processes can allocate without swapping, or `None` if the kernel does not report it.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// A writer whose reader may leave: the job goes on, because other ranks and the JSON file still need it.
+/// A writer that ignores a closed pipe: the job continues, because the other ranks and the JSON report still need this rank.
 struct IgnoreBrokenPipe<W>(W);
 
 impl<W: Write> Write for IgnoreBrokenPipe<W> {

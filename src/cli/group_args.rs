@@ -1,4 +1,4 @@
-//! The flags that every program has in common, and with which it joins its job.
+//! The flags with which ringtrain and ringbench join a job.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -19,7 +19,7 @@ use crate::types::Rank;
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::{Cause, SECRET_BYTES_MAX, Secret};
 
-/// The longest secret file, in bytes: a secret and some white space.
+/// The maximal length of a secret file, in bytes: the longest secret and some white space.
 const FILE_BYTES_MAX: u64 = 2 * SECRET_BYTES_MAX as u64;
 
 // These comments are also the text of --help, so they have no backticks.
@@ -28,83 +28,87 @@ const FILE_BYTES_MAX: u64 = 2 * SECRET_BYTES_MAX as u64;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Joining the job")]
 pub struct GroupArgs {
-    /// File with every rank's address, one host:port a line, in rank order; # begins a comment.
+    /// File with the address of every rank: one host:port per line, in rank order. A # begins a comment.
     /// Not needed under ringrun
     #[arg(long, value_name = "FILE", requires = "rank")]
     pub peers: Option<PathBuf>,
 
-    /// This process's rank: its line in the peers file, counted from 0
+    /// The rank of this process: the number of its line in the peers file, counted from 0
     #[arg(long, value_name = "R", requires = "peers")]
     pub rank: Option<u32>,
 
-    /// Listen on this address instead of the one in the peers file (the port stays)
+    /// Listen on this address instead of the address in the peers file. The port stays the same
     #[arg(long, value_name = "IP", requires = "peers")]
     pub bind: Option<IpAddr>,
 
-    /// File with the job's secret, the same on every rank [default: the variable RING_SECRET].
-    /// A job without a secret runs on loopback addresses only
+    /// File with the secret of the job. It must be the same on every rank [default: the variable RING_SECRET].
+    /// Without a secret, a job runs on loopback addresses only
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
 
-    /// How long all ranks may take to join [default: the value given to ringrun, or 30]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    /// How long to wait until all ranks have joined [default: the --start-timeout of ringrun, or 30]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub start_timeout: Option<Duration>,
 
-    /// How long one collective operation may take before the job fails on all ranks
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    /// How long one collective operation may take. If it takes longer, the job fails on all ranks
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub timeout: Duration,
 
-    /// Congestion control of this rank's links: auto (cubic where the kernel has it), host (the host's
-    /// default), or a name from /proc/sys/net/ipv4/tcp_available_congestion_control
+    /// TCP congestion control of this rank's links: auto (cubic if the kernel has it), host (the default of the host), or
+    /// a name from /proc/sys/net/ipv4/tcp_available_congestion_control
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tcp_congestion: CongestionControl,
 
-    /// The highest rate at which each of this rank's links sends, evenly instead of in bursts, for example 940mbit or
-    /// 1.2gbit: the rate of the line, if you know it [default: no limit]
+    /// The highest rate at which each link of this rank sends, for example 940mbit or 1.2gbit. The kernel then sends at an
+    /// even rate instead of in bursts. Give the rate of the network, if you know it [default: no limit]
     #[arg(long, value_name = "RATE")]
     pub tcp_pacing: Option<PacingRate>,
 
-    /// How many connections a link has, from 1 to 8, if one does not fill the line; auto measures both when the job starts, and
-    /// takes 4 if they are faster by a tenth, otherwise 1. Rank 0's setting applies to all ranks
+    /// The number of TCP connections of each link, from 1 to 8. Use more than one if a single connection does not reach the
+    /// rate of the network. With auto, the ranks measure 1 and 4 connections when the job starts. They use 4 if that takes at
+    /// least 10% less time, otherwise 1. Rank 0's setting applies to all ranks
     #[arg(long, value_name = "K", default_value_t)]
     pub streams: Streams,
 
-    /// Bytes of a segment, the unit in which chunks are pipelined. Rank 0's setting applies to all ranks
-    #[arg(long, value_name = "BYTES", default_value_t = SEGMENT_BYTES, value_parser = segment_bytes)]
+    /// The size of a segment in bytes. Long transfers are cut into segments, so that sending and reducing overlap.
+    /// Rank 0's setting applies to all ranks
+    #[arg(long, value_name = "BYTES", default_value_t = SEGMENT_BYTES, value_parser = parse_segment_bytes)]
     pub segment_bytes: usize,
 
-    /// Which algorithms to use: auto, one of one-shot, butterfly, direct, doubling, double-tree, hierarchy, ring, tree, or
-    /// ranges of bytes such as direct:0-65536;ring:65537-max. Rank 0's setting applies to all ranks
+    /// The algorithm of the collectives. auto chooses one for each operation and size. To force one, give its name: one-shot,
+    /// butterfly, direct, doubling, double-tree, hierarchy, ring or tree. To force several, give ranges of bytes, such as
+    /// direct:0-65536;ring:65537-max. Rank 0's setting applies to all ranks
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub algorithm: Algorithms,
 
-    /// How ranks of one host run their collectives. Rank 0's setting applies to all ranks
+    /// How ranks on the same host exchange data. Rank 0's setting applies to all ranks
     #[arg(long, value_name = "NAME", value_enum, default_value = "auto")]
     pub transport: TransportName,
 
-    /// Treat ranks with different names as ranks on different hosts, also on one machine: to try a job of several hosts,
-    /// or if containers cannot share memory
+    /// A name for the host of this rank. Ranks with different names count as ranks on different hosts, even on one machine.
+    /// Use it to try out a job of several hosts, or for containers that cannot share memory
     #[arg(long, value_name = "NAME")]
     pub host_id: Option<String>,
 
-    /// Add a CRC32C to the payloads on all links, also within a host [default: on links between hosts].
-    /// Rank 0's setting applies to all ranks
+    /// Add a CRC32C checksum to the payloads on all links, including links within a host [default: only on links between
+    /// hosts]. Rank 0's setting applies to all ranks
     #[arg(long, overrides_with = "no_checksum")]
     pub checksum: bool,
 
-    /// Add no CRC32C to payloads; only TCP's own weak checksum protects the data. Rank 0's setting applies to all ranks
+    /// Do not add CRC32C checksums. Then only the weak checksum of TCP protects the payloads. Rank 0's setting applies to all
+    /// ranks
     #[arg(long, overrides_with = "checksum")]
     pub no_checksum: bool,
 }
 
-/// How ranks of one host run their collectives.
+/// How ranks on the same host exchange data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum TransportName {
-    /// In shared memory if it is available, otherwise over TCP.
+    /// Through shared memory if it is available, otherwise over TCP.
     Auto,
     /// Over TCP.
     Tcp,
-    /// In shared memory; an error if it is not available.
+    /// Through shared memory. If it is not available, the job does not start.
     Shm,
 }
 
@@ -118,7 +122,7 @@ impl From<TransportName> for LocalTransport {
     }
 }
 
-/// Why a program could not join, with the exit code for it.
+/// Why a program could not join its job.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
@@ -130,19 +134,19 @@ pub enum JoinError {
     SecretFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// A peers file was given to a process that a launcher had given a rank.
+    /// `--peers` was given to a process that got its rank from ringrun.
     #[error(
-        "--peers was given, but ringrun has already told this process its rank; leave out --peers and --rank"
+        "--peers was given, but ringrun has already given this process a rank; leave out --peers and --rank"
     )]
     LaunchedTwice,
 }
 
 impl GroupArgs {
-    /// Joins the job that the flags and the environment describe. Without a launcher and a peers file the world is this one
-    /// process.
+    /// Joins the job that the flags and the environment describe. Without a launcher and without a peers file, the job consists
+    /// of this process alone.
     ///
     /// # Errors
     ///
@@ -150,7 +154,7 @@ impl GroupArgs {
     pub fn join(&self) -> Result<Group, JoinError> {
         let launched = from_environment().map_err(StartError::from);
         let method = match (&self.peers, launched) {
-            // Ranks of another launcher are an error, except with a peers file.
+            // A process that another launcher started needs a peers file: without one, `launched` is an error.
             (Some(path), Ok(None) | Err(_)) => JoinMethod::Peers {
                 file: PeersFile::read(path).map_err(StartError::from)?,
                 rank: Rank::new(self.rank.unwrap_or_default()),
@@ -159,14 +163,14 @@ impl GroupArgs {
             (Some(_), Ok(Some(_))) => return Err(JoinError::LaunchedTwice),
             (None, launched) => launched?.map_or(JoinMethod::Alone, JoinMethod::Launched),
         };
-        let told = match &method {
+        let launcher_timeout = match &method {
             JoinMethod::Launched(launched) => launched.start_timeout,
             _ => None,
         };
         let options = JoinOptions {
             method,
-            secret: self.secret()?,
-            start_timeout: self.start_timeout.or(told).unwrap_or(START_TIMEOUT),
+            secret: self.find_secret()?,
+            start_timeout: self.start_timeout.or(launcher_timeout).unwrap_or(START_TIMEOUT),
             operation_timeout: self.timeout,
             congestion: self.tcp_congestion.clone(),
             pacing: self.tcp_pacing,
@@ -181,7 +185,7 @@ impl GroupArgs {
         Ok(Group::join(&options)?)
     }
 
-    /// One line about the job's ranks, transports and deadlines.
+    /// Returns one line about the job's ranks, transports and deadlines.
     pub fn describe(&self, group: &Group) -> String {
         let streams = match group.streams() {
             0 | 1 => String::new(),
@@ -206,9 +210,9 @@ impl GroupArgs {
         }
     }
 
-    fn secret(&self) -> Result<Secret, JoinError> {
+    fn find_secret(&self) -> Result<Secret, JoinError> {
         if let Some(path) = &self.secret_file {
-            return read_secret(path);
+            return read_secret_file(path);
         }
         let secret = secret_from_environment().map_err(|error| JoinError::SecretFile {
             path: PathBuf::from(format!("(the environment variable {SECRET_VARIABLE})")),
@@ -218,7 +222,7 @@ impl GroupArgs {
     }
 }
 
-fn read_secret(path: &Path) -> Result<Secret, JoinError> {
+fn read_secret_file(path: &Path) -> Result<Secret, JoinError> {
     let wrong = |problem: String| JoinError::SecretFile { path: path.to_owned(), problem };
     let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
     // The length in a file's metadata is not reliable: a device has length 0.
@@ -231,7 +235,7 @@ fn read_secret(path: &Path) -> Result<Secret, JoinError> {
 }
 
 impl JoinError {
-    /// The exit code for it.
+    /// Returns the exit code of a program that fails with this error.
     pub fn exit(&self) -> Exit {
         match self {
             Self::Start(error) if error.is_secret() => Exit::Secret,
@@ -255,7 +259,7 @@ impl JoinError {
     }
 }
 
-/// The exit code for a failed collective.
+/// Returns the exit code of a program in which a group operation failed with `error`.
 pub fn exit_of(error: &Error) -> Exit {
     error.cause().map_or(Exit::Failure, exit_of_cause)
 }
@@ -266,13 +270,13 @@ fn exit_of_cause(cause: &Cause) -> Exit {
         Cause::Mismatch { .. } => Exit::Mismatch,
         Cause::Timeout { .. } => Exit::Timeout,
         Cause::Misbehaved { .. } => Exit::Protocol,
-        // Only a training that diverged calls abort.
+        // ringtrain aborts a job when the training diverges.
         Cause::Aborted { .. } => Exit::Diverged,
     }
 }
 
-/// A time in seconds, with fractions: from a millisecond, the unit of deadlines on the wire, to a month.
-fn seconds(text: &str) -> Result<Duration, String> {
+/// Parses a number of seconds, from a millisecond (the unit of deadlines on the wire) to a month.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.001..=2_592_000.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
         _ => Err(format!(
@@ -281,7 +285,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-fn segment_bytes(text: &str) -> Result<usize, String> {
+fn parse_segment_bytes(text: &str) -> Result<usize, String> {
     match text.parse::<usize>() {
         Ok(bytes) if (1024..=SEGMENT_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(64) => Ok(bytes),
         _ => Err(format!("`{text}` is not a multiple of 64 between 1024 and {SEGMENT_BYTES_MAX}")),

@@ -1,4 +1,4 @@
-//! The programs: arguments -> checked configuration -> run -> exit code.
+//! The programs. Each parses its arguments, checks them together, runs and returns an exit code.
 
 pub mod bench;
 pub mod group_args;

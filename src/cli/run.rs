@@ -1,4 +1,5 @@
-//! ringrun's arguments: translated from other launchers' options, checked one by one by clap, then together as a [`LaunchPlan`].
+//! The arguments of ringrun. First, options of other launchers are translated. Then clap checks each option, and this module
+//! checks their combination and makes a [`LaunchPlan`].
 
 mod hosts;
 mod other_launchers;
@@ -17,51 +18,58 @@ use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::launch::{self, Binding, LaunchLimits, LaunchPlan, Mpi4py, OWN_PREFIX, OutputFormat, Verbosity};
 
-/// The longest time that any option takes: a year.
+/// The longest time that an option accepts, in seconds: a year.
 const SECONDS_MAX: f64 = 365.0 * 24.0 * 3600.0;
 
 const EXAMPLES: &str = "\
 Examples:
-  ringrun -n 4 ringtrain                    train on 4 ranks on this machine
-  ringrun -n 4 ringbench allreduce          measure it
-  ringrun -n 2 -- python train.py --lr 0.1  any program
-  ringrun -n 4 --output-dir logs ringtrain  a copy in logs/rank.0/stdout, ...
-  ringrun -n 2 -x RUST_LOG=debug ringtrain  a variable for every rank
-  ringrun --mpi4py -n 2 python script.py    run a script for mpi4py on the Python package ringtrain
+  ringrun -n 4 ringtrain                    train a model on 4 ranks on this machine
+  ringrun -n 4 ringbench allreduce          measure all-reduce between 4 ranks
+  ringrun -n 2 -- python train.py --lr 0.1  run any program on 2 ranks
+  ringrun -n 4 --output-dir logs ringtrain  also write the output of each rank N to logs/rank.N/stdout and stderr
+  ringrun -n 2 -x RUST_LOG=debug ringtrain  set an environment variable for every rank
+  ringrun --mpi4py -n 2 python script.py    run an mpi4py script on the Python package ringtrain
 
-`ringtrain` and `ringbench`, without a slash, are always the ones that ringrun itself carries. Each rank finds RING_*, and \
-the variables of torchrun, Horovod and Open MPI. Its standard input is /dev/null. OMP_NUM_THREADS is the number of cores in the \
-rank's share if there is more than one rank and you have not set it.
+ringtrain and ringbench are built into ringrun. If COMMAND is one of these names without a slash, the built-in program runs.
 
-Each rank may use an even share of the processors that ringrun may use (taskset, Slurm and containers limit them) and that no \
-other job of ringrun on this host has claimed; when all are claimed, jobs share them evenly. ringrun passes on lines of up to \
-16 MiB whole, longer ones in pieces.
+Each rank finds its number and the number of ranks in RING_RANK and RING_WORLD_SIZE, and in the variables that torchrun, \
+Horovod and Open MPI set. Its standard input is /dev/null. If there is more than one rank and you have not set \
+OMP_NUM_THREADS, ringrun sets it to the number of cores in the rank's share.
 
-With --mpi4py, `from mpi4py import MPI` imports the Python package ringtrain. ringrun asks COMMAND's interpreter once for its \
-directory (python3 if COMMAND is not called python.. or pypy..) and puts that first in the ranks' PYTHONPATH. Without the option \
-an import of mpi4py on 2 or more ranks raises an ImportError, because an installed MPI would see each of them as a world of one; \
-a program that can do without mpi4py continues without it. --mpi4py=installed imports the installed package.
+ringrun divides the processors evenly among the ranks and binds each rank to its share (see --bind-to). It uses only \
+processors that taskset, Slurm or the container allow, and prefers those that no other job of ringrun on this host has \
+claimed. If all are claimed, jobs share them evenly.
 
-When a rank fails, the others have --grace to end; then they get SIGTERM, and after --kill-after SIGKILL, each \
-with everything that it has started. ringrun says which rank failed first, how, and what it printed last. A rank that has \
-ended takes what is left of its process group with it.
+ringrun prints a line of up to 16 MiB in one piece. It splits longer lines.
 
-SIGINT (Ctrl-C), SIGHUP and SIGQUIT are passed on and end the job within --kill-after, a second Ctrl-C at once. SIGTERM is \
-passed on and leaves --term-timeout to save and exit; if every rank then exits with 0, so does ringrun. SIGUSR1, SIGUSR2, \
-SIGCONT, SIGTSTP and SIGWINCH are passed on. If ringrun itself is killed, its ranks die with it. If the reader of its standard \
-output goes away, the job is stopped, unless there is --output-dir.
+With --mpi4py, `from mpi4py import MPI` imports the Python package ringtrain. ringrun runs the interpreter once to ask the \
+package for its mpi4py directory, and puts this directory first in the ranks' PYTHONPATH. The interpreter is COMMAND if \
+its name begins with python or pypy, otherwise python3. With --mpi4py=installed, the same statement imports the installed \
+mpi4py. Without the option, importing mpi4py on 2 or more ranks raises an ImportError, because with an installed MPI each \
+rank would be a world of size 1. A program that catches the error can continue without mpi4py.
+
+If a rank fails, the other ranks have --grace to exit. Then ringrun sends them SIGTERM, and after --kill-after SIGKILL. It \
+also kills all processes that the ranks have started. ringrun reports which rank failed first, how it failed, and the last \
+lines that it printed. When a rank ends, ringrun kills the processes that are left in its process group.
+
+ringrun passes these signals on to the ranks:
+  SIGINT (Ctrl-C), SIGHUP, SIGQUIT              the job ends within --kill-after; a second Ctrl-C ends it at once
+  SIGTERM                                       the ranks have --term-timeout to save and exit; ringrun exits with 0 if all do
+  SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH  no other effect
+If ringrun itself is killed, its ranks are killed too. If the program that reads the standard output of ringrun exits, \
+ringrun stops the job, unless --output-dir is given.
 
 Exit codes:
   0        every rank exited with 0
   1-255    the code of the rank that failed first; 128+N if signal N killed it
   1        also: standard output or a file of --output-dir could not be written
-  2        wrong usage: unknown flag, bad value, impossible combination
-  3        --wdir or --output-dir cannot be used, or too few open files allowed
-  5        the ranks could not be started, or --mpi4py finds no package
-  124      --job-timeout passed
+  2        wrong usage: unknown option, bad value or bad combination
+  3        --wdir or --output-dir cannot be used, or the limit on open files is too low
+  5        the ranks could not be started, or --mpi4py did not find the Python package
+  124      the job took longer than --job-timeout
   126      COMMAND cannot be executed
   127      COMMAND was not found
-  129-143  ended by a signal: 130 Ctrl-C, 141 its reader left, 143 SIGTERM
+  129-143  a signal ended the job: 130 Ctrl-C, 143 SIGTERM; 141 if the reader of standard output exited
 ";
 
 /// Runs COMMAND as N ranks of one job on this machine.
@@ -69,7 +77,7 @@ Exit codes:
 #[command(name = "ringrun", version, after_help = EXAMPLES, max_term_width = 130)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate flag; `LaunchPlan` has enums")]
 struct RunArgs {
-    /// How many ranks to start (also -np N); auto is one for each processor that ringrun may use.
+    /// The number of ranks to start (also -np N). auto means one rank for each processor that ringrun may use.
     #[arg(
         short = 'n',
         long = "np",
@@ -80,31 +88,31 @@ struct RunArgs {
     #[arg(required_unless_present_any = ["ranks_per_host", "hosts", "hostfile"])]
     ranks: Option<RankCount>,
 
-    /// The same, as torchrun (--nproc-per-node) and MPICH (-ppn) say it.
+    /// The number of ranks to start, as `torchrun --nproc-per-node` and `mpiexec -ppn` give it.
     #[arg(long, value_name = "N", hide = true, allow_negative_numbers = true)]
     ranks_per_host: Option<RankCount>,
 
-    /// This host by name, with the number of ranks that it takes: HOST[:N],... (ringrun starts ranks on this host only).
+    /// The name of this host and the number of ranks to start on it: HOST[:N],... Other hosts are refused.
     #[arg(short = 'H', long = "host", value_name = "HOSTS", value_delimiter = ',')]
     hosts: Vec<String>,
 
-    /// A file with such hosts, one a line: HOST, HOST:N or HOST slots=N.
+    /// A file with hosts as for --host, one a line: HOST, HOST:N or HOST slots=N.
     #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
     hostfile: Option<PathBuf>,
 
-    /// Run each rank on its own even share of the processors (core), on the NUMA nodes of that share (numa), or anywhere (none).
-    #[arg(long, value_name = "PLACE", default_value = "core", value_parser = bind_to)]
+    /// Bind each rank to an even share of the processors (core), to the NUMA nodes of that share (numa), or not at all (none).
+    #[arg(long, value_name = "PLACE", default_value = "core", value_parser = parse_binding)]
     bind_to: Binding,
 
     /// Print which processors each rank may use.
     #[arg(long)]
     report_bindings: bool,
 
-    /// Begin each line with [RANK]<stdout>: or [RANK]<stderr>: (the default).
+    /// Begin each line of output with [RANK]<stdout>: or [RANK]<stderr>: (the default).
     #[arg(long, overrides_with = "no_tag_output", action = ArgAction::SetTrue)]
     tag_output: bool,
 
-    /// Pass lines on as they are.
+    /// Print lines unchanged, without a tag.
     #[arg(long, overrides_with = "tag_output", action = ArgAction::SetTrue)]
     no_tag_output: bool,
 
@@ -112,50 +120,51 @@ struct RunArgs {
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     output_dir: Option<PathBuf>,
 
-    /// Set a variable for every rank; without a value, ringrun's own (repeatable).
+    /// Set an environment variable for every rank. Without =VALUE, the value is that of ringrun's own variable (repeatable).
     #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", action = ArgAction::Append)]
     variables: Vec<OsString>,
 
-    /// Import the Python package ringtrain, or the installed mpi4py, for `from mpi4py import MPI`.
+    /// What `from mpi4py import MPI` imports: the Python package ringtrain, or the installed mpi4py. --mpi4py without a value
+    /// means --mpi4py=ringtrain.
     #[arg(
         long,
         value_name = "ringtrain|installed",
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "ringtrain",
-        value_parser = mpi4py
+        value_parser = parse_mpi4py
     )]
     mpi4py: Option<Mpi4py>,
 
-    /// Run the ranks in DIR.
+    /// Run the ranks in the working directory DIR.
     #[arg(long, visible_alias = "wd", value_name = "DIR")]
     wdir: Option<PathBuf>,
 
-    /// How long the ranks wait for each other at the start.
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = positive_seconds)]
+    /// How long the ranks wait for each other when the job starts.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_positive_seconds)]
     start_timeout: Duration,
 
-    /// After a failure, how long the other ranks have to end.
-    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    /// After a rank fails, how long the other ranks have to exit before they get SIGTERM.
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     grace: Duration,
 
-    /// How long after SIGTERM or Ctrl-C the ranks are killed.
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    /// After SIGTERM or Ctrl-C, how long the ranks have to exit before they are killed.
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     kill_after: Duration,
 
-    /// How long the ranks have to save and exit when ringrun gets SIGTERM (schedulers kill after 30).
-    #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = seconds)]
+    /// After ringrun itself gets SIGTERM, how long the ranks have to save and exit (schedulers kill a job after 30 seconds).
+    #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = parse_seconds)]
     term_timeout: Duration,
 
-    /// Stop the job after this time, with exit code 124.
-    #[arg(long, value_name = "SECONDS", value_parser = positive_seconds)]
+    /// Stop the job after this time. ringrun then exits with code 124.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_positive_seconds)]
     job_timeout: Option<Duration>,
 
-    /// Say what ringrun does.
+    /// Print what ringrun does.
     #[arg(short, long)]
     verbose: bool,
 
-    /// Say only what goes wrong (the default).
+    /// Print only errors (the default).
     #[arg(short, long, overrides_with = "verbose")]
     quiet: bool,
 
@@ -164,17 +173,17 @@ struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// ringrun: arguments (without the program's name) -> plan -> job -> exit code.
+/// Runs `ringrun` with these arguments, which do not include the program's name, and returns its exit code.
 pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let plan = match parse(arguments.collect()) {
         Ok(plan) => plan,
         Err(error) => {
-            // `--help | head` is no failure.
+            // A closed pipe, as in `ringrun --help | head`, is not an error.
             let _ = error.print();
             return if error.use_stderr() { Exit::Usage.into() } else { Exit::Success.into() };
         }
     };
-    if let Err(code) = check_own_program(&plan) {
+    if let Err(code) = check_builtin_program(&plan) {
         return code;
     }
     match launch::run(&plan) {
@@ -186,8 +195,8 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Checks the arguments of a program that ringrun carries before any rank is started. Its `--help`, too, is printed once.
-fn check_own_program(plan: &LaunchPlan) -> Result<(), ExitCode> {
+/// If the command is a built-in program, checks its arguments before any rank is started: errors and `--help` are printed once.
+fn check_builtin_program(plan: &LaunchPlan) -> Result<(), ExitCode> {
     let arguments = iter::once(&plan.program).chain(&plan.arguments).cloned();
     match plan.program.to_str() {
         Some("ringtrain") => super::train::check_arguments(arguments),
@@ -198,34 +207,35 @@ fn check_own_program(plan: &LaunchPlan) -> Result<(), ExitCode> {
 
 fn parse(arguments: Vec<OsString>) -> Result<LaunchPlan, clap::Error> {
     let mut command = RunArgs::command();
-    let mut arguments = other_launchers::translate(&command, arguments).map_err(one_sentence)?;
+    let mut arguments = other_launchers::translate(&command, arguments).map_err(error_without_usage)?;
     arguments.insert(0, "ringrun".into());
     let matches = command.try_get_matches_from_mut(arguments)?;
-    let chose_start = matches.value_source("start_timeout") == Some(clap::parser::ValueSource::CommandLine);
+    let has_start_timeout =
+        matches.value_source("start_timeout") == Some(clap::parser::ValueSource::CommandLine);
     let args = RunArgs::from_arg_matches(&matches)?;
-    into_plan(args, chose_start).map_err(one_sentence)
+    into_plan(args, has_start_timeout).map_err(error_without_usage)
 }
 
-/// An error without the lines about usage that clap adds.
-fn one_sentence(text: String) -> clap::Error {
+/// Returns an error of this one sentence, without the usage lines that clap adds.
+fn error_without_usage(text: String) -> clap::Error {
     clap::Error::raw(ErrorKind::ValueValidation, text + "\n")
 }
 
-/// The checks that concern more than the form of one value.
-fn into_plan(args: RunArgs, chose_start: bool) -> Result<LaunchPlan, String> {
+/// Checks the options together and converts them. `has_start_timeout`: whether the user gave `--start-timeout`.
+fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, String> {
     let world = hosts::world(&args)?;
     let mut start_timeout = args.start_timeout;
     if let Some(job) = args.job_timeout
         && job < start_timeout
     {
-        if chose_start {
+        if has_start_timeout {
             return Err(
-                "--job-timeout is shorter than --start-timeout, which could then never pass".to_owned()
+                "--job-timeout is shorter than --start-timeout: the start could never time out".to_owned()
             );
         }
         start_timeout = job;
     }
-    let variables = args.variables.into_iter().map(variable).collect::<Result<_, _>>()?;
+    let variables = args.variables.into_iter().map(parse_variable).collect::<Result<_, _>>()?;
     let mut command = args.command.into_iter();
     let program = command.next().ok_or("there is no COMMAND to run")?;
     Ok(LaunchPlan {
@@ -250,8 +260,8 @@ fn into_plan(args: RunArgs, chose_start: bool) -> Result<LaunchPlan, String> {
     })
 }
 
-/// `NAME` or `NAME=VALUE`; the value need not be text.
-fn variable(argument: OsString) -> Result<(OsString, Option<OsString>), String> {
+/// Parses `NAME` or `NAME=VALUE`. The value may be any bytes.
+fn parse_variable(argument: OsString) -> Result<(OsString, Option<OsString>), String> {
     let shown = argument.to_string_lossy().into_owned();
     let bytes = argument.into_vec();
     let (name, value) = match bytes.iter().position(|&byte| byte == b'=') {
@@ -264,12 +274,12 @@ fn variable(argument: OsString) -> Result<(OsString, Option<OsString>), String> 
     if name.starts_with(OWN_PREFIX.as_bytes()) {
         // The value is not repeated: it may be a secret.
         let name = String::from_utf8_lossy(name);
-        return Err(format!("-x {name}: the names that begin with {OWN_PREFIX} are ringrun's to set"));
+        return Err(format!("-x {name}: only ringrun sets variables whose names begin with {OWN_PREFIX}"));
     }
     Ok((OsStr::from_bytes(name).to_owned(), value))
 }
 
-/// How many ranks to start, as it was typed.
+/// The number of ranks to start, as the user typed it.
 #[derive(Clone, Copy, Debug)]
 enum RankCount {
     Auto,
@@ -281,7 +291,7 @@ impl std::str::FromStr for RankCount {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            // torchrun's `cpu` means the same.
+            // `cpu` is torchrun's name for `auto`.
             "auto" | "cpu" => Ok(Self::Auto),
             "gpu" => Err("ringrun does not count GPUs; give the number of ranks".to_owned()),
             _ => text.parse().map(Self::Number).map_err(|_| "neither a number nor auto".to_owned()),
@@ -289,8 +299,8 @@ impl std::str::FromStr for RankCount {
     }
 }
 
-/// A value of `--bind-to`; what follows a colon qualifies it for Open MPI and is left out.
-fn bind_to(text: &str) -> Result<Binding, String> {
+/// Parses a value of `--bind-to`. Open MPI allows a qualifier after a colon, which ringrun ignores.
+fn parse_binding(text: &str) -> Result<Binding, String> {
     match text.split_once(':').map_or(text, |(place, _)| place) {
         "none" => Ok(Binding::None),
         "core" => Ok(Binding::Core),
@@ -299,15 +309,15 @@ fn bind_to(text: &str) -> Result<Binding, String> {
     }
 }
 
-fn mpi4py(text: &str) -> Result<Mpi4py, String> {
+fn parse_mpi4py(text: &str) -> Result<Mpi4py, String> {
     match text {
         "ringtrain" => Ok(Mpi4py::Ringtrain),
         "installed" => Ok(Mpi4py::Installed),
-        _ => Err("not ringtrain or installed".to_owned()),
+        _ => Err("neither ringtrain nor installed".to_owned()),
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     if !(0.0..=SECONDS_MAX).contains(&seconds) {
         return Err(format!("not between 0 and {SECONDS_MAX} seconds"));
@@ -315,10 +325,10 @@ fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-fn positive_seconds(text: &str) -> Result<Duration, String> {
-    match seconds(text)? {
+fn parse_positive_seconds(text: &str) -> Result<Duration, String> {
+    match parse_seconds(text)? {
         time if time.is_zero() => Err("must be more than 0".to_owned()),
-        // What the ranks are told is in milliseconds.
+        // The ranks get the time in whole milliseconds.
         time if time < Duration::from_millis(1) => Err("must be at least 0.001".to_owned()),
         time => Ok(time),
     }
@@ -333,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ours_and_what_is_the_commands() {
+    fn options_of_ringrun_end_where_the_command_begins() {
         for (line, ranks, command) in [
             ("-n 4 prog", 4, "prog"),
             ("-np 4 prog -np 3", 4, "prog -np 3"),
@@ -360,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be() {
+    fn invalid_arguments_are_refused() {
         for (line, part) in [
             ("", "required"),
             ("-n 2", "COMMAND"),
@@ -388,7 +398,7 @@ mod tests {
             ("-n gpu prog", "does not count GPUs"),
             ("-n 2 --bind-to socket prog", "core, numa or none"),
             ("-n 1 a : -n 1 b", "one command for all ranks"),
-            ("-n 2 -x RING_SECRET=hush prog", "ringrun's to set"),
+            ("-n 2 -x RING_SECRET=hush prog", "only ringrun sets"),
         ] {
             let error = plan(line).expect_err(line);
             assert!(error.contains(part), "{line}: {error}");
@@ -405,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn the_option_mpi4py_has_two_values() {
+    fn mpi4py_may_have_a_value() {
         for (line, expected) in [
             ("-n 2 prog", Mpi4py::Refused),
             ("-n 2 prog --mpi4py", Mpi4py::Refused),
@@ -416,17 +426,17 @@ mod tests {
             assert_eq!(plan(line).unwrap().mpi4py, expected, "{line}");
         }
         let error = plan("--mpi4py=mine -n 2 prog").expect_err("there is no such value");
-        assert!(error.contains("ringtrain or installed"), "{error}");
+        assert!(error.contains("neither ringtrain nor installed"), "{error}");
     }
 
     #[test]
-    fn a_short_job_shortens_the_start() {
+    fn a_job_timeout_limits_the_start_timeout() {
         let limits = plan("-n 2 --job-timeout 5 prog").unwrap().limits;
         assert_eq!(limits.start_timeout, Duration::from_secs(5));
     }
 
     #[test]
-    fn the_last_word_on_tags_holds() {
+    fn the_last_option_about_tags_wins() {
         assert_eq!(plan("-n 2 --no-tag-output prog").unwrap().output_format, OutputFormat::Raw);
         assert_eq!(
             plan("-n 2 --no-tag-output --tag-output prog").unwrap().output_format,

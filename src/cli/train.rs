@@ -1,4 +1,4 @@
-//! The program `ringtrain`: arguments -> checked configuration -> run -> exit code.
+//! The program `ringtrain`: parses and checks its arguments, trains, and returns an exit code.
 
 mod args;
 
@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use clap::Parser;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use self::args::LowArgs;
+use self::args::TrainArgs;
 use super::group_args;
 use super::print_error::print_error;
 use crate::exit::Exit;
@@ -26,15 +26,15 @@ struct Failure {
     message: String,
 }
 
-/// Runs `ringtrain` with these arguments, the program's name first.
+/// Runs `ringtrain` with these arguments. The first one is the program's name.
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     // A test may call this twice; the second initialisation fails, which does no harm.
     let _ = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).try_init();
-    let low = match parse(args) {
-        Ok(low) => low,
+    let args = match parse(args) {
+        Ok(args) => args,
         Err(code) => return code,
     };
-    match train(low) {
+    match train(args) {
         Ok(()) => Exit::Success.into(),
         Err(failure) => failure.print(),
     }
@@ -47,31 +47,32 @@ impl Failure {
     }
 }
 
-/// The options; help, a version or an error is printed, and the exit code returned.
-fn parse(args: impl Iterator<Item = OsString>) -> Result<LowArgs, ExitCode> {
-    LowArgs::try_parse_from(args).map_err(|error| {
+/// Parses the options. Prints the help, the version or an error, and then returns the exit code as `Err`.
+fn parse(args: impl Iterator<Item = OsString>) -> Result<TrainArgs, ExitCode> {
+    TrainArgs::try_parse_from(args).map_err(|error| {
         // clap's own exit code: 0 for --help and --version, 2 otherwise. A closed pipe is no error.
         let _ = error.print();
         ExitCode::from(error.exit_code() as u8)
     })
 }
 
-fn config(low: LowArgs) -> Result<train::Config, Failure> {
-    low.lift().map_err(|message| Failure { exit: Exit::Usage, message: message + " (see --help)" })
+fn checked_config(args: TrainArgs) -> Result<train::Config, Failure> {
+    args.into_config().map_err(|message| Failure { exit: Exit::Usage, message: message + " (see --help)" })
 }
 
-/// Checks arguments, the program's name first, without joining a job: ringrun prints an error once and not from every rank.
+/// Checks the arguments without joining a job, so that ringrun prints an error once and not on every rank. The first argument
+/// is the program's name.
 pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<(), ExitCode> {
-    config(parse(args)?).map(drop).map_err(Failure::print)
+    checked_config(parse(args)?).map(drop).map_err(Failure::print)
 }
 
-fn train(low: LowArgs) -> Result<(), Failure> {
-    let mut joining = low.group.clone();
+fn train(args: TrainArgs) -> Result<(), Failure> {
+    let mut joining = args.group.clone();
     if joining.algorithm.is_automatic() {
-        // Two runs with the same options give the same parameters, to the last bit.
+        // Two runs with the same options produce bitwise equal parameters.
         joining.algorithm = Algorithms::reproducible();
     }
-    let config = config(low)?;
+    let config = checked_config(args)?;
     let mut group =
         joining.join().map_err(|error| Failure { exit: error.exit(), message: error.to_string() })?;
     let stop = stop_on_signals().map_err(|error| Failure {
@@ -91,7 +92,7 @@ fn train(low: LowArgs) -> Result<(), Failure> {
     if rank == Rank::ZERO {
         console.notice(&conclusion(&summary.report));
     }
-    // Every rank prints its hash, so that the user sees that they are equal.
+    // Every rank prints the hash of its parameters, so that the user sees that all are equal.
     console.notice(&format!("rank {rank}: parameters_hash {}", summary.report.parameters_hash));
     match console.failure() {
         None => Ok(()),
@@ -102,11 +103,11 @@ fn train(low: LowArgs) -> Result<(), Failure> {
     }
 }
 
-/// A flag that SIGTERM and SIGINT set. A second signal ends the process at once.
+/// Returns a flag that SIGTERM and SIGINT set. A second signal ends the process at once.
 fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
-        // In this order: the first signal must find the flag unset.
+        // The order matters: the handler that ends the process must see the flag before the first signal sets it.
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
@@ -116,7 +117,7 @@ fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
 fn conclusion(report: &train::Report) -> String {
     let mut line = format!("final: train loss {:.6}", report.train_loss);
     if report.stopped {
-        line += " in the current epoch so far, not evaluated after the signal";
+        line += " (in the current epoch so far; no evaluation after the signal)";
     }
     for (name, value) in [
         ("test loss", report.test_loss),

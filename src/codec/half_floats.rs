@@ -1,4 +1,4 @@
-//! Compression to half-precision types: each element rounded to nearest, ties to even.
+//! Compression to half-precision types. Each element is rounded to the nearest value, with ties to even.
 
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
@@ -7,21 +7,21 @@ use crate::types::Element;
 
 /// A half-precision type that encodes `f32` on the wire.
 pub trait Narrow: Element {
-    /// Zero.
+    /// The number 0.
     const ZERO: Self;
 
-    /// Rounds each element; `narrow` is as long as `wide`.
+    /// Rounds each element of `wide` to half precision and writes it to `narrow`.
     ///
     /// # Panics
     ///
-    /// If the lengths differ.
+    /// If the two slices have different lengths.
     fn encode(wide: &[f32], narrow: &mut [Self]);
 
-    /// Widens each element, exactly; `wide` is as long as `narrow`.
+    /// Converts each element of `narrow` to `f32`, without rounding, and writes it to `wide`.
     ///
     /// # Panics
     ///
-    /// If the lengths differ.
+    /// If the two slices have different lengths.
     fn decode(narrow: &[Self], wide: &mut [f32]);
 }
 
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_exact_comes_back_and_the_rest_is_rounded() {
+    fn representable_values_are_exact_and_others_are_rounded() {
         let wide = [0.0, 1.5, -2.0, 65504.0, 1e-9, f32::INFINITY, 0.1];
         let mut narrow = [f16::ZERO; 7];
         f16::encode(&wide, &mut narrow);

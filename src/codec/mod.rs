@@ -10,12 +10,12 @@ pub use half_floats::Narrow;
 /// The wire format of an `f32` gradient.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Compression {
-    /// Unchanged: 4 bytes an element.
+    /// No compression: 4 bytes per element.
     #[default]
     None,
-    /// As IEEE binary16: 2 bytes, 11 bits of precision, overflows to infinity beyond 65,504.
+    /// IEEE binary16: 2 bytes per element, 11 bits of precision. Values beyond 65,504 overflow to infinity.
     Fp16,
-    /// As bfloat16: 2 bytes, 8 bits of precision, the range of `f32`.
+    /// bfloat16: 2 bytes per element, 8 bits of precision, and the same range as `f32`.
     Bf16,
 }
 

@@ -143,7 +143,7 @@ impl Group {
     fn gather_words<const N: usize>(&self, own: [u64; N], site: Site) -> Result<Vec<[u64; N]>, Error> {
         let mut all = vec![[0u64; N]; self.world.as_usize()];
         all[self.rank.index()] = own;
-        let work = CollectiveSpec::AllGather(Partition::alike(N, self.world));
+        let work = CollectiveSpec::AllGather(Partition::of_equal_parts(N, self.world));
         let call = self.call::<u64>(work, site).laid_out(layout(LAYOUT));
         self.run(call, all.as_flattened_mut())?;
         Ok(all)

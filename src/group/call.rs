@@ -127,7 +127,7 @@ impl Call {
 impl Group {
     /// A call without reduction or uneven parts, on elements of this type.
     pub(super) fn call<T: Element>(&self, work: CollectiveSpec, site: Site) -> Call {
-        let at_desk = self.shm_executor.is_some() && work.is_known();
+        let at_desk = self.shm_executor.is_some() && work.has_known_part_lengths();
         let algorithm = self.algorithm_of::<T>(work.operation(), work.count());
         Call { work, reduction: None, algorithm, at_desk, in_rank_order: false, layout: 0, site }
     }

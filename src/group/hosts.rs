@@ -79,18 +79,18 @@ impl Group {
         let (work, kernels) = call.into_work();
         let (count, layout) = (work.count(), &hosts.layout);
         let chunk = CHUNK_BYTES / size_of::<T>();
-        let block = layout.hosts().as_usize() * layout.slices().as_usize() * chunk;
+        let block = layout.host_count().as_usize() * layout.slice_count().as_usize() * chunk;
         let block = block.max(count.div_ceil(BLOCKS_MAX));
         let blocks = (0..count.max(1)).step_by(block).map(|start| {
             let range = start..count.min(start + block);
-            let phases = self.phases::<T>(layout, &work.of_length(range.len()));
+            let phases = self.phases::<T>(layout, &work.with_count(range.len()));
             let slot = hosts
                 .host_executors
                 .as_ref()
                 .map(|[(shm_executor, _), _]| slot_bytes(shm_executor) / size_of::<T>());
             // The reduction is finished between the hosts.
-            let partial = kernels.as_ref().map(Kernels::without_end);
-            let (world, rank) = layout.local();
+            let partial = kernels.as_ref().map(Kernels::for_partial_result);
+            let (world, rank) = layout.local_world_and_rank();
             let shm_request = |work, kernels| {
                 let plan = RoundPlan::new(world, rank, slot?, 0, work);
                 Some(ShmRequest { plan, kernels, divisor: 1 })
@@ -114,9 +114,9 @@ impl Group {
 
     /// What this rank does for a block, with ranks of the job.
     fn phases<T: Element>(&self, layout: &Layout, work: &CollectiveSpec) -> Phases {
-        let slice = work.count().div_ceil(layout.slices().as_usize());
+        let slice = work.count().div_ceil(layout.slice_count().as_usize());
         let bytes = slice.saturating_mul(size_of::<T>()) as u64;
-        let algorithm = cost::between_hosts(work.operation(), layout.hosts(), bytes);
+        let algorithm = cost::cheapest_between_hosts(work.operation(), layout.host_count(), bytes);
         let elements = match algorithm {
             Algorithm::DoubleTree => double_tree::block_bytes(bytes) as usize / size_of::<T>(),
             _ => slice,

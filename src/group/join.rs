@@ -145,7 +145,7 @@ impl JoinOptions {
 pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     let epoch = Instant::now();
     let sockets = SocketOptions::new(&options.congestion, options.operation_timeout)
-        .and_then(|sockets| sockets.paced(options.pacing))
+        .and_then(|sockets| sockets.with_pacing(options.pacing))
         .map_err(StartError::SocketOptions)?;
     let (rank, listener, roster) = match &options.method {
         JoinMethod::Alone => return Ok(alone_with(options)),
@@ -156,8 +156,8 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     };
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let (shared, streams) = checked(&roster)?;
-    let has_own_processor = roster.local(rank).1 == world && world.get() <= shared.processors;
-    let spins = roster.at_processors_of(rank) <= local_processors(options) as usize;
+    let has_own_processor = roster.local_rank_and_size(rank).1 == world && world.get() <= shared.processors;
+    let spins = roster.count_on_same_processors(rank) <= local_processors(options) as usize;
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
     let transport = TcpTransport::new(listener, rank, roster.addresses(), sockets, streams.at_first());
@@ -179,7 +179,7 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         members: world.ranks().collect(),
         rank,
         world,
-        local: roster.local(rank),
+        local: roster.local_rank_and_size(rank),
         machines: roster.machines(),
         timeout: options.operation_timeout,
         objects: 0,

@@ -13,7 +13,7 @@ use super::profile::{Meter, ProfilePart};
 use crate::engine::{Begin, Engine, Envelope, Failure, OpId, Pattern, Settings, Timestamp};
 use crate::reduce::Kernels;
 use crate::schedule::{Action, Schedule};
-use crate::transport::{Moved, Transport};
+use crate::transport::{TransferResult, Transport};
 use crate::types::Rank;
 use crate::wire::frame::HEADER_BYTES;
 
@@ -392,7 +392,7 @@ impl<T: Transport> LinkDriver<T> {
         let moved = transport.send(peer, &outgoing.rest(payload));
         tasks.meter.end(ProfilePart::Send, &mut started);
         match moved {
-            Moved::Bytes(count) => {
+            TransferResult::Bytes(count) => {
                 counters.bytes_sent += count as u64;
                 link.has_opened = true;
                 outgoing.sent += count;
@@ -409,8 +409,8 @@ impl<T: Transport> LinkDriver<T> {
                 }
                 true
             }
-            Moved::Blocked => false,
-            Moved::Lost(detail) | Moved::Corrupt(detail) => {
+            TransferResult::Blocked => false,
+            TransferResult::Lost(detail) | TransferResult::Corrupt(detail) => {
                 // What the peer said before it went, its reason perhaps, may still wait to be read.
                 link.outgoing = None;
                 link.is_finished = true;
@@ -456,19 +456,19 @@ impl<T: Transport> LinkDriver<T> {
         };
         tasks.meter.end(ProfilePart::Receive, &mut started);
         match moved {
-            Moved::Bytes(count) => {
+            TransferResult::Bytes(count) => {
                 counters.bytes_received += count as u64;
                 link.has_opened = true;
                 link.advance(count);
                 link.settle(peer, engine, tasks);
                 true
             }
-            Moved::Blocked => false,
-            Moved::Lost(detail) => {
+            TransferResult::Blocked => false,
+            TransferResult::Lost(detail) => {
                 link.lose(peer, &detail, engine);
                 true
             }
-            Moved::Corrupt(detail) => {
+            TransferResult::Corrupt(detail) => {
                 link.refuse(peer, detail, engine);
                 true
             }
@@ -488,9 +488,9 @@ impl<T: Transport> LinkDriver<T> {
         let mut waste = [0; 16 << 10];
         loop {
             match self.transport.receive(peer, &mut [IoSliceMut::new(&mut waste)]) {
-                Moved::Bytes(_) | Moved::Corrupt(_) => {}
-                Moved::Blocked => return,
-                Moved::Lost(_) => break,
+                TransferResult::Bytes(_) | TransferResult::Corrupt(_) => {}
+                TransferResult::Blocked => return,
+                TransferResult::Lost(_) => break,
             }
         }
         link.is_lost = true;

@@ -75,9 +75,10 @@ impl FromStr for Algorithms {
 
 fn parse_range(text: &str) -> Result<AlgorithmRange, String> {
     let (name, bytes) = text.split_once(':').unwrap_or((text, "0-max"));
-    let algorithm = cost::CHOICES.iter().copied().find(|algorithm| algorithm.name() == name);
+    let algorithm = cost::REQUESTABLE_ALGORITHMS.iter().copied().find(|algorithm| algorithm.name() == name);
     let algorithm = algorithm.ok_or_else(|| {
-        let names: Vec<&str> = cost::CHOICES.iter().map(|algorithm| algorithm.name()).collect();
+        let names: Vec<&str> =
+            cost::REQUESTABLE_ALGORITHMS.iter().map(|algorithm| algorithm.name()).collect();
         format!("`{name}` is none of {}, auto", names.join(", "))
     })?;
     let wrong = || format!("`{bytes}` is no range of bytes such as 0-65536 or 65537-max");
@@ -136,13 +137,13 @@ impl AlgorithmSelection {
         ground: GroupMedium,
     ) -> Algorithm {
         let possible = match ground {
-            GroupMedium::ShmRounds => cost::possible_in_memory(operation),
-            GroupMedium::Links | GroupMedium::Hosts => cost::possible(operation),
+            GroupMedium::ShmRounds => cost::possible_algorithms_in_memory(operation),
+            GroupMedium::Links | GroupMedium::Hosts => cost::possible_algorithms(operation),
         };
-        let by_hosts = ground == GroupMedium::Hosts && cost::is_possible_by_hosts(operation);
+        let by_hosts = ground == GroupMedium::Hosts && cost::has_hierarchy(operation);
         let can = |algorithm: &Algorithm| match algorithm {
             Algorithm::Hierarchy => by_hosts,
-            other => possible.contains(other) && cost::is_able(*other, world, bytes),
+            other => possible.contains(other) && cost::can_run(*other, world, bytes),
         };
         let asked = self.algorithms.for_bytes(bytes).find(can);
         asked.unwrap_or_else(|| match possible {

@@ -75,7 +75,8 @@ impl Group {
         // Everybody has it or nobody uses it. All links are open afterwards, by which ranks wake each other.
         let mut all = vec![0u64; size.ranks];
         all[self.rank.index()] = u64::from(opened.is_ok());
-        let gathering = self.call::<u64>(CollectiveSpec::AllGather(Partition::alike(1, self.world)), site);
+        let gathering =
+            self.call::<u64>(CollectiveSpec::AllGather(Partition::of_equal_parts(1, self.world)), site);
         self.run(gathering.directly(), &mut all)?;
         match opened {
             Ok(segment) if all.iter().all(|&has_it| has_it == 1) => {

@@ -120,7 +120,7 @@ impl ShmExecutor {
         self.history.push_back(asked);
         self.sequence += 1;
         ShmOperation {
-            rounds: plan.rounds(),
+            rounds: plan.round_count(),
             plan,
             asked,
             kernels,
@@ -245,7 +245,7 @@ impl ShmExecutor {
                 exposed_parts.map_err(|(rank, what)| ShmPoll::Broken(Rank::new(rank as u32), what))?;
             if have_others_lent && shm_operation.is_exposed {
                 shm_operation.plan.go_in_place();
-                shm_operation.rounds = shm_operation.plan.rounds();
+                shm_operation.rounds = shm_operation.plan.round_count();
                 self.scratch.ordered_reduce = None;
                 self.exchange(round, shm_operation, &exchange.range, memory);
             }
@@ -335,7 +335,7 @@ impl ShmContract {
     /// Whether a rank that has posted this header asks for something else.
     fn differs(self, rank: Rank, header: &Header) -> Option<ShmPoll> {
         let is_same = *header == self.header;
-        (!is_same).then(|| ShmPoll::Differs(self, rank, wire::contract_of_words(header)))
+        (!is_same).then(|| ShmPoll::Differs(self, rank, wire::contract_from_words(header)))
     }
 }
 

@@ -1,7 +1,7 @@
-//! Which processors each rank may use: an even share for each, of processors that no other job has, if there are enough.
+//! Assigns processors to ranks. Each rank gets an even share, of processors that no other job has claimed if there are enough.
 //!
-//! Two ranks on one processor make a small message 40 times slower, so ranks are bound by default. The plan is a pure function of
-//! the cores and of the number of jobs on each; [`claims`](super::claims) knows that number.
+//! If two ranks share a processor, a small message takes 40 times longer, so ranks are bound by default. The plan is a pure
+//! function of the cores and of the number of jobs on each core, which [`claims`](super::claims) counts.
 
 use super::Binding;
 use super::topology::{Core, Processor};
@@ -12,17 +12,19 @@ use crate::types::WorldSize;
 pub(super) struct BindingPlan {
     /// The processors of each rank, in ascending order; empty if ranks are not bound.
     pub(super) processors: Vec<Vec<Processor>>,
-    /// The cores that the job claims, as indices, each with the number of jobs that had it before.
+    /// The indices of the cores that the job claims.
     pub(super) claimed: Vec<usize>,
-    /// The number of threads that fit the share of a rank: one for each core.
+    /// The number of OpenMP threads of each rank: one for each core of its share.
     pub(super) threads: usize,
-    /// How many processors the job has to itself; its ranks poll for messages only if this is at least their number.
+    /// The number of the job's processors that no other job has claimed. If ranks are not bound, the number of all processors.
+    /// Ranks poll for messages only if it is at least the number of ranks.
     pub(super) exclusive_processors: usize,
 }
 
 impl BindingPlan {
-    /// Divides the cores among the ranks. `jobs` is the number of other jobs on each core, `usable` how many processors the
-    /// process may keep busy, which a container may limit below the number of its processors.
+    /// Divides the cores among the ranks. `jobs` holds the number of other jobs on each core. `usable` is the number of
+    /// processors that this process may keep busy; the CPU limit of a container can make it lower than the number of
+    /// processors.
     pub(super) fn new(
         binding: Binding,
         world: WorldSize,
@@ -32,7 +34,7 @@ impl BindingPlan {
     ) -> Self {
         let ranks = world.as_usize();
         let total: usize = cores.iter().map(|core| core.processors.len()).sum();
-        let chosen = least_used(ranks, jobs);
+        let chosen = least_used_cores(ranks, jobs);
         let per_rank = (chosen.len() / ranks).max(1);
         let threads = per_rank.min((usable / ranks).max(1));
         if binding == Binding::None || cores.is_empty() {
@@ -49,7 +51,7 @@ impl BindingPlan {
             .map(|share| share.iter().flat_map(|&core| cores[core].processors.clone()).collect())
             .collect();
         if chosen.len() < ranks {
-            split_cores(&mut processors);
+            divide_shared_cores(&mut processors);
         }
         if binding == Binding::Numa {
             for (own, share) in processors.iter_mut().zip(&shares) {
@@ -69,9 +71,9 @@ impl BindingPlan {
     }
 }
 
-/// The cores with the fewest jobs, in their order: all that are used equally little, if these are enough for one each, otherwise
-/// as many as there are ranks.
-fn least_used(ranks: usize, jobs: &[usize]) -> Vec<usize> {
+/// Returns the indices of the least used cores, in ascending order: all cores with the lowest number of jobs if there is one for
+/// each rank, otherwise also other cores until there is one for each rank.
+fn least_used_cores(ranks: usize, jobs: &[usize]) -> Vec<usize> {
     let mut chosen: Vec<usize> = Vec::new();
     let most = jobs.iter().copied().max().unwrap_or_default();
     for level in 0..=most {
@@ -89,8 +91,8 @@ fn least_used(ranks: usize, jobs: &[usize]) -> Vec<usize> {
     chosen
 }
 
-/// Ranks outnumber cores: those that share a core divide its hardware threads among them.
-fn split_cores(processors: &mut [Vec<Processor>]) {
+/// Divides the hardware threads of each core among the ranks on it. Used if there are more ranks than cores.
+fn divide_shared_cores(processors: &mut [Vec<Processor>]) {
     for sharing in processors.chunk_by_mut(|a, b| a == b) {
         let (count, all) = (sharing.len(), sharing[0].clone());
         for (index, own) in sharing.iter_mut().enumerate() {
@@ -106,10 +108,10 @@ fn split_cores(processors: &mut [Vec<Processor>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launch::topology::list;
+    use crate::launch::topology::format_list;
 
-    /// Cores with so many hardware threads each, the second ones numbered after all the first, half of the cores on each of two
-    /// NUMA nodes.
+    /// Returns cores with `threads` hardware threads each, half of them on each of two NUMA nodes. As on many machines, the first
+    /// threads of all cores are numbered before their second threads.
     fn machine(cores: usize, threads: usize) -> Vec<Core> {
         let core = |index: usize| Core {
             numa_node: index * 2 / cores.max(2),
@@ -122,8 +124,8 @@ mod tests {
         BindingPlan::new(binding, WorldSize::new(ranks).unwrap(), cores, jobs, usize::MAX)
     }
 
-    fn lists(plan: &BindingPlan) -> String {
-        plan.processors.iter().map(|own| list(own)).collect::<Vec<_>>().join(" ")
+    fn to_lists(plan: &BindingPlan) -> String {
+        plan.processors.iter().map(|own| format_list(own)).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
@@ -138,7 +140,7 @@ mod tests {
             (4, 2, 1, "0 0 1 1", 1),
             (3, 1, 1, "0 0 0", 1),
             (5, 2, 1, "0 0 0 1 1", 1),
-            // Cores count before hardware threads.
+            // Ranks get separate cores before they share the hardware threads of a core.
             (2, 2, 2, "0,2 1,3", 1),
             (4, 2, 2, "0 2 1 3", 1),
             (3, 2, 2, "0 2 1,3", 1),
@@ -146,7 +148,7 @@ mod tests {
         ] {
             let plan = plan(Binding::Core, ranks, &machine(cores, threads), &vec![0; cores]);
             assert_eq!(
-                (lists(&plan).as_str(), plan.threads),
+                (to_lists(&plan).as_str(), plan.threads),
                 (expected, omp),
                 "{ranks} on {cores} x {threads}"
             );
@@ -154,15 +156,15 @@ mod tests {
     }
 
     #[test]
-    fn ranks_take_processors_that_no_other_job_has() {
+    fn ranks_get_processors_that_no_other_job_has_claimed() {
         for (ranks, jobs, expected, exclusive) in [
             (2, [1, 1, 0, 0], "2 3", 2),
             (1, [1, 1, 0, 0], "2-3", 2),
             (2, [1, 0, 0, 0], "1 2", 2),
-            // One is free for two ranks: it is used before any other is shared.
+            // Only one processor is free for two ranks: one rank gets it, the other rank shares a processor.
             (2, [1, 1, 1, 0], "0 3", 1),
             (3, [2, 1, 1, 0], "1 2 3", 1),
-            // None is free: they are shared evenly.
+            // No processor is free: the jobs share all evenly.
             (2, [1, 1, 1, 1], "0-1 2-3", 0),
             (4, [1, 1, 1, 1], "0 1 2 3", 0),
             (2, [2, 2, 1, 1], "2 3", 0),
@@ -170,7 +172,7 @@ mod tests {
         ] {
             let plan = plan(Binding::Core, ranks, &machine(4, 1), &jobs);
             assert_eq!(
-                (lists(&plan).as_str(), plan.exclusive_processors),
+                (to_lists(&plan).as_str(), plan.exclusive_processors),
                 (expected, exclusive),
                 "{ranks} {jobs:?}"
             );
@@ -178,18 +180,18 @@ mod tests {
     }
 
     #[test]
-    fn numa_nodes_and_none() {
+    fn ranks_are_bound_to_numa_nodes_or_not_at_all() {
         let cores = machine(4, 1);
-        assert_eq!(lists(&plan(Binding::Numa, 2, &cores, &[0; 4])), "0-1 2-3");
-        assert_eq!(lists(&plan(Binding::Numa, 4, &cores, &[0; 4])), "0-1 0-1 2-3 2-3");
+        assert_eq!(to_lists(&plan(Binding::Numa, 2, &cores, &[0; 4])), "0-1 2-3");
+        assert_eq!(to_lists(&plan(Binding::Numa, 4, &cores, &[0; 4])), "0-1 0-1 2-3 2-3");
         assert_eq!(plan(Binding::Numa, 4, &cores, &[0; 4]).threads, 1);
         let unbound = plan(Binding::None, 2, &cores, &[0; 4]);
-        assert_eq!((lists(&unbound).as_str(), unbound.threads, unbound.exclusive_processors), ("", 2, 4));
+        assert_eq!((to_lists(&unbound).as_str(), unbound.threads, unbound.exclusive_processors), ("", 2, 4));
         assert!(unbound.claimed.is_empty());
     }
 
     #[test]
-    fn a_limit_on_processor_time_limits_the_threads() {
+    fn a_cpu_limit_reduces_the_threads() {
         let plan = BindingPlan::new(Binding::Core, WorldSize::new(2).unwrap(), &machine(8, 1), &[0; 8], 2);
         assert_eq!((plan.threads, plan.exclusive_processors), (1, 2));
     }

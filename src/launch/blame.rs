@@ -1,45 +1,49 @@
-//! Which rank a failure began with, as far as the ranks themselves say. Pure: it reads what they printed last.
+//! Finds the rank that failed first from the last lines that the ranks printed. Pure: it only reads these lines.
 //!
-//! How ranks end tells victims from culprits only where their codes do. A rank that panics, or gives up by `Group::abort`, first
-//! sees to it that the others hear of it: they may well end before it, and with the same code. But they say whose fault it was,
-//! in the words of [`Cause`](crate::wire::Cause), which do not depend on the program.
+//! Exit codes and times do not always show it. A rank that panics or calls `Group::abort` first notifies the other ranks, so
+//! these may exit earlier, and with the same code. But their error messages name the rank at fault, in the words of
+//! [`Cause`](crate::wire::Cause), which are the same in every program.
 
 use super::outcome::{JobOutcome, RankEnd, RankStatus};
 use crate::types::Rank;
 
-/// What follows `rank N on HOST` where the words name a culprit.
+/// The texts after `rank N on HOST` that say that rank N is at fault.
 const FAULTS: [&str; 4] =
     [" was lost: ", " closed its group while ", " stopped the job: ", " broke the protocol: "];
 
-/// The outcome after having heard the ranks: from the rank that is blamed to the one that it names, and from there on, as long
-/// as these ended by themselves and badly. `tails` holds the last lines of each rank.
-pub(super) fn trace(outcome: JobOutcome, members: &[RankStatus], tails: &[Vec<String>]) -> JobOutcome {
+/// Blames the rank that the blamed rank's last lines name, then the rank that this rank names, and so on. Follows only ranks that
+/// exited with a code other than 0. `tails` holds the last lines of each rank.
+pub(super) fn blame_named_rank(
+    outcome: JobOutcome,
+    members: &[RankStatus],
+    tails: &[Vec<String>],
+) -> JobOutcome {
     let JobOutcome::Failed(first) = outcome else { return outcome };
-    let gave_up = |rank: Rank| {
+    let exited_with_error = |rank: Rank| {
         let ended = members.get(rank.index()).and_then(|member| member.ended);
         matches!(ended, Some((RankEnd::Exited(code), _)) if code != 0)
     };
-    let mut heard = vec![first];
+    let mut visited = vec![first];
     let mut rank = first;
-    // One that was killed or never ran says nothing of others.
-    while gave_up(rank)
+    // A rank that was killed or could not run names no other rank.
+    while exited_with_error(rank)
         && let Some(named) =
-            tails.get(rank.index()).and_then(|lines| lines.iter().rev().find_map(|line| named(line)))
+            tails.get(rank.index()).and_then(|lines| lines.iter().rev().find_map(|line| rank_at_fault(line)))
         && named != rank
-        && gave_up(named)
+        && exited_with_error(named)
     {
-        if heard.contains(&named) {
-            // They accuse each other: the first by time it is.
+        if visited.contains(&named) {
+            // Ranks name each other: blame the rank that ended first.
             return outcome;
         }
-        heard.push(named);
+        visited.push(named);
         rank = named;
     }
     JobOutcome::Failed(rank)
 }
 
-/// The rank that a line names as the one whose fault it was.
-fn named(line: &str) -> Option<Rank> {
+/// Returns the rank that a line names as being at fault.
+fn rank_at_fault(line: &str) -> Option<Rank> {
     line.match_indices("rank ").find_map(|(at, word)| {
         let rest = &line[at + word.len()..];
         let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -57,12 +61,12 @@ mod tests {
     use super::*;
     use crate::wire::Cause;
 
-    fn aborted(rank: u32) -> String {
+    fn abort_message(rank: u32) -> String {
         let (rank, host, message) = (Rank::new(rank), "h (127.0.0.1:1)".into(), "it panicked".into());
         Cause::Aborted { rank, host, message }.to_string()
     }
 
-    fn traced(ends: &[RankEnd], said: &[&str]) -> u32 {
+    fn blamed_rank(ends: &[RankEnd], said: &[&str]) -> u32 {
         let members: Vec<RankStatus> = (0..)
             .zip(ends)
             .map(|(rank, &ended)| RankStatus {
@@ -72,14 +76,14 @@ mod tests {
             })
             .collect();
         let tails: Vec<Vec<String>> = said.iter().map(|line| vec![(*line).to_owned()]).collect();
-        match trace(JobOutcome::Failed(Rank::new(1)), &members, &tails) {
+        match blame_named_rank(JobOutcome::Failed(Rank::new(1)), &members, &tails) {
             JobOutcome::Failed(rank) => rank.get(),
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn every_cause_with_a_culprit_names_it() {
+    fn the_rank_at_fault_is_found_in_the_message_of_every_cause() {
         let (rank, host, detail) = (Rank::new(12), || "h (127.0.0.1:1)".to_owned(), || "reset".to_owned());
         for cause in [
             Cause::PeerLost { rank, host: host(), seen_by: Rank::ZERO, detail: detail() },
@@ -87,38 +91,38 @@ mod tests {
             Cause::Aborted { rank, host: host(), message: "rank 3 on x".into() },
             Cause::Misbehaved { rank, host: host(), detail: detail() },
         ] {
-            assert_eq!(named(&format!("Error: {cause} (reported by rank 4)")), Some(rank), "{cause}");
+            assert_eq!(rank_at_fault(&format!("Error: {cause} (reported by rank 4)")), Some(rank), "{cause}");
         }
-        assert_eq!(named("ringtrain: error: rank 3 failed: cannot read x"), Some(Rank::new(3)));
+        assert_eq!(rank_at_fault("ringtrain: error: rank 3 failed: cannot read x"), Some(Rank::new(3)));
         for line in [
             "rank 3 on host waits",
             "rank on h was lost: x",
             "a frank 7 failed",
             "rank 99999999999 failed: x",
         ] {
-            assert_eq!(named(line), None, "{line}");
+            assert_eq!(rank_at_fault(line), None, "{line}");
         }
     }
 
     #[test]
-    fn the_rank_that_the_others_name_is_blamed() {
+    fn the_rank_that_other_ranks_name_is_blamed() {
         let (one, other) = (RankEnd::Exited(1), RankEnd::Exited(101));
         let lost = "rank 2's connection to rank 1 on h was lost: reset; see the output of rank 1";
         let cases: [(&[RankEnd], [&str; 3], u32); 8] = [
-            (&[one, one, other], [&aborted(2), &aborted(2), "thread panicked"], 2),
-            (&[one, one, one], [&aborted(2), &aborted(2), &aborted(2)], 2),
-            // Along the chain.
-            (&[one, one, one], ["out of memory", &aborted(2), "rank 0 on h was lost: reset"], 0),
+            (&[one, one, other], [&abort_message(2), &abort_message(2), "thread panicked"], 2),
+            (&[one, one, one], [&abort_message(2), &abort_message(2), &abort_message(2)], 2),
+            // The blamed rank names a rank that names another rank.
+            (&[one, one, one], ["out of memory", &abort_message(2), "rank 0 on h was lost: reset"], 0),
             // No rank is named, or the named rank succeeded or was killed.
             (&[one, one, one], ["x", "y", "z"], 1),
-            (&[one, one, RankEnd::Exited(0)], ["x", &aborted(2), ""], 1),
-            (&[one, one, RankEnd::Killed(15)], ["x", &aborted(2), ""], 1),
-            (&[one, RankEnd::Killed(9), one], ["x", &aborted(2), "z"], 1),
-            // They accuse each other.
-            (&[one, one, one], ["x", &aborted(2), lost], 1),
+            (&[one, one, RankEnd::Exited(0)], ["x", &abort_message(2), ""], 1),
+            (&[one, one, RankEnd::Killed(15)], ["x", &abort_message(2), ""], 1),
+            (&[one, RankEnd::Killed(9), one], ["x", &abort_message(2), "z"], 1),
+            // Two ranks name each other.
+            (&[one, one, one], ["x", &abort_message(2), lost], 1),
         ];
         for (ends, said, expected) in cases {
-            assert_eq!(traced(ends, &said), expected, "{ends:?} {said:?}");
+            assert_eq!(blamed_rank(ends, &said), expected, "{ends:?} {said:?}");
         }
     }
 }

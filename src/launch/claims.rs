@@ -1,7 +1,7 @@
-//! Which processors the jobs of this machine have claimed.
+//! Claims of jobs on processors, so that several jobs on one machine use different processors.
 //!
-//! A claim is a socket with an abstract name, which one process at a time can have. The kernel frees the name when the process
-//! ends, also by SIGKILL, and no file is left. Jobs see each other's claims within a network namespace, also
+//! A claim is a Unix socket with an abstract name, which only one process at a time can bind. The kernel frees the name when the
+//! process ends, even by SIGKILL, and no file remains. Jobs in the same network namespace see each other's claims, including
 //! those of other users.
 
 use std::io;
@@ -12,25 +12,25 @@ use std::time::{Duration, Instant};
 
 use super::topology::Core;
 
-/// The most jobs that are counted on one core.
+/// The maximal number of jobs that are counted on one core.
 const JOBS_COUNTED_MAX: usize = 16;
 
-/// How long to wait while other jobs claim their processors, which takes them milliseconds.
+/// How long to wait for the lock. Another job holds it for milliseconds, while it claims its processors.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long to wait before the next attempt.
+/// The pause between two attempts to get the lock.
 const LOCK_RETRY: Duration = Duration::from_millis(2);
 
-/// The claims of all jobs whose names begin with the same prefix.
+/// The registry of all claims whose names begin with the same prefix.
 #[derive(Debug)]
 pub(super) struct ClaimRegistry {
     prefix: String,
-    /// Keeps other jobs from claiming processors at the same time. `None` if it could not be had in time.
+    /// Prevents other jobs from claiming processors at the same time. `None` if the wait for the lock timed out.
     _lock: Option<UnixDatagram>,
 }
 
 impl ClaimRegistry {
-    /// Locks the registry of this machine until it is dropped.
+    /// Opens the registry of this machine and locks it until it is dropped.
     pub(super) fn open() -> Self {
         Self::with_prefix("ringrun.processor")
     }
@@ -49,16 +49,17 @@ impl ClaimRegistry {
         Self { prefix: prefix.to_owned(), _lock: lock }
     }
 
-    /// How many jobs have claimed each of these cores.
-    pub(super) fn jobs(&self, cores: &[Core]) -> Vec<usize> {
-        let is_taken = |core: &Core, job: usize| {
+    /// Returns how many jobs have claimed each of these cores.
+    pub(super) fn count_jobs(&self, cores: &[Core]) -> Vec<usize> {
+        let is_claimed = |core: &Core, job: usize| {
             claim(&self.name(core, job)).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
         };
-        let count = |core: &Core| (0..JOBS_COUNTED_MAX).filter(|&job| is_taken(core, job)).count();
+        let count = |core: &Core| (0..JOBS_COUNTED_MAX).filter(|&job| is_claimed(core, job)).count();
         cores.iter().map(count).collect()
     }
 
-    /// Claims a core for as long as the socket lives; `None` if the system refuses a socket, or too many jobs have it.
+    /// Claims a core until the returned socket is dropped. `None` if the system refuses a socket, or if too many jobs have
+    /// claimed the core.
     pub(super) fn claim(&self, core: &Core) -> Option<UnixDatagram> {
         (0..JOBS_COUNTED_MAX).find_map(|job| claim(&self.name(core, job)).ok())
     }
@@ -78,23 +79,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_lasts_as_long_as_its_socket() {
+    fn a_claim_ends_when_its_socket_is_dropped() {
         let prefix = format!("ringrun.test.{}", std::process::id());
         let core = |processor| Core { numa_node: 0, processors: vec![processor] };
         let cores = [core(0), core(1)];
         let registry = ClaimRegistry::with_prefix(&prefix);
-        assert_eq!(registry.jobs(&cores), [0, 0]);
+        assert_eq!(registry.count_jobs(&cores), [0, 0]);
         let first = registry.claim(&cores[1]).unwrap();
         let second = registry.claim(&cores[1]).unwrap();
-        assert_eq!(registry.jobs(&cores), [0, 2]);
+        assert_eq!(registry.count_jobs(&cores), [0, 2]);
         drop(first);
-        assert_eq!(registry.jobs(&cores), [0, 1]);
+        assert_eq!(registry.count_jobs(&cores), [0, 1]);
         drop(second);
-        assert_eq!(registry.jobs(&cores), [0, 0]);
+        assert_eq!(registry.count_jobs(&cores), [0, 0]);
     }
 
     #[test]
-    fn jobs_claim_one_after_the_other() {
+    fn the_registry_is_locked_until_it_is_dropped() {
         let prefix = format!("ringrun.test.lock.{}", std::process::id());
         let first = ClaimRegistry::with_prefix(&prefix);
         let name = format!("{prefix}.lock");

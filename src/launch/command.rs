@@ -1,5 +1,4 @@
-//! Which program the ranks run, looked up once before anything is started, so that a misspelt name is told once and not by
-//! every rank.
+//! Finds the program of the ranks before any rank is started, so that a misspelt name is reported once and not by every rank.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -9,32 +8,33 @@ use rustix::fs::{Access, access};
 
 use super::LaunchError;
 
-/// The programs that ringrun's own executable carries, so that `ringrun -n 4 ringtrain` works where only ringrun was built or
-/// copied, and never meets a trainer of another version.
-const CARRIED: [&str; 2] = ["ringtrain", "ringbench"];
+/// The programs that are built into ringrun's executable. So `ringrun -n 4 ringtrain` works if only ringrun was built or copied,
+/// and always runs a ringtrain of the same version.
+const BUILT_IN: [&str; 2] = ["ringtrain", "ringbench"];
 
-/// Where to look if there is no `PATH`, as glibc's `execvp` does.
+/// The search path if `PATH` is not set, as in glibc's `execvp`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// What each rank executes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Program {
-    /// One of our own programs, carried in ringrun's executable.
-    Carried(OsString),
+    /// A program that is built into ringrun's executable.
+    BuiltIn(OsString),
     /// A program on `PATH`, or a path.
     Named(OsString),
 }
 
 impl Program {
-    /// The program that `name` stands for, if it can be run. `path` is the ranks' `PATH`, `directory` where they run.
+    /// Finds the program with this name and checks that it can be run. `path` is the `PATH` of the ranks, `directory` their
+    /// working directory.
     pub(super) fn find(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Result<Self, LaunchError> {
-        if CARRIED.iter().any(|carried| name == *carried) {
-            return Ok(Self::Carried(name.to_owned()));
+        if BUILT_IN.iter().any(|built_in| name == *built_in) {
+            return Ok(Self::BuiltIn(name.to_owned()));
         }
         let candidates = candidates(name, path, directory);
         let mut refused = None;
         for candidate in &candidates {
-            match check(candidate) {
+            match check_executable(candidate) {
                 Ok(()) => return Ok(Self::Named(name.to_owned())),
                 Err(Some(why)) => refused = refused.or(Some((candidate, why))),
                 Err(None) => {}
@@ -48,18 +48,23 @@ impl Program {
             }),
             None => Err(LaunchError::CommandNotFound {
                 name: name.to_owned(),
-                place: if is_python(name) { "on PATH; start a script as `python SCRIPT`" } else { "on PATH" }
-                    .to_owned(),
+                place: if is_python_script(name) {
+                    "on PATH; start a script as `python SCRIPT`"
+                } else {
+                    "on PATH"
+                }
+                .to_owned(),
             }),
         }
     }
 }
 
-/// Whether this is a Python script, which torchrun would start by its own interpreter.
-fn is_python(name: &OsStr) -> bool {
+/// Returns whether this is a Python script, which torchrun would run with its own interpreter.
+fn is_python_script(name: &OsStr) -> bool {
     name.as_bytes().ends_with(b".py")
 }
 
+/// Returns the paths at which to look for the program.
 fn candidates(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Vec<PathBuf> {
     if name.is_empty() {
         return Vec::new();
@@ -73,8 +78,8 @@ fn candidates(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Vec<PathB
         .collect()
 }
 
-/// Whether the file can be executed; the error says why not, `None` if there is no such file.
-fn check(path: &Path) -> Result<(), Option<&'static str>> {
+/// Checks that the file can be executed. The error says why not; `None` if there is no such file.
+fn check_executable(path: &Path) -> Result<(), Option<&'static str>> {
     match path.metadata() {
         Ok(metadata) if metadata.is_dir() => Err(Some("it is a directory")),
         Ok(metadata) if !metadata.is_file() => Err(Some("it is not a regular file")),
@@ -90,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_a_name_is_looked_for() {
+    fn names_are_looked_up_on_path_and_paths_in_the_working_directory() {
         for (name, path, expected) in [
             ("sh", Some("/a:b::/c"), vec!["/a/sh", "/w/b/sh", "/w/sh", "/c/sh"]),
             ("sh", None, vec!["/bin/sh", "/usr/bin/sh"]),
@@ -104,8 +109,8 @@ mod tests {
     }
 
     #[test]
-    fn our_own_programs_need_no_path() {
+    fn built_in_programs_need_no_path() {
         let found = Program::find(OsStr::new("ringtrain"), Some(OsStr::new("")), Path::new("/")).unwrap();
-        assert_eq!(found, Program::Carried("ringtrain".into()));
+        assert_eq!(found, Program::BuiltIn("ringtrain".into()));
     }
 }

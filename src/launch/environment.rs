@@ -1,38 +1,38 @@
-//! What a rank finds in its environment: our own names, and those that `PyTorch`, Horovod and MPI programs look for.
+//! The environment variables of a rank: those of ringtrain, and those that `PyTorch`, Horovod and MPI programs read.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::types::{Rank, WorldSize};
 
-/// Prefix of the names that ringrun alone sets; `-x` may not change them.
+/// The prefix of variables that only ringrun may set. `-x` refuses them.
 pub const OWN_PREFIX: &str = "RING_";
 
-/// The name that carries the job's id. Everything a rank starts inherits it, which is how leftovers are recognised.
+/// The variable with the job's id. All processes that a rank starts inherit it, so the watchdog can find them by it.
 pub(super) const JOB_ID: &str = "RING_JOB_ID";
 
-/// What the whole job has in common.
+/// The values that are the same for all ranks of a job.
 #[derive(Clone, Debug)]
 pub struct JobVariables {
-    /// How many ranks there are, all on this machine.
+    /// The number of ranks. All of them are on this machine.
     pub world: WorldSize,
-    /// Where the rendezvous listens.
+    /// The address of the rendezvous server.
     pub rendezvous: SocketAddr,
-    /// A port that nothing listens on, kept free for the rank 0 of a `PyTorch` job.
+    /// A free port on which rank 0 of a `PyTorch` job can listen.
     pub master_port: u16,
-    /// The job's secret in hex. It is passed in the environment alone: other users can read argument lists.
+    /// The job's secret in hex. It is passed only in the environment, because other users can read arguments.
     pub secret: String,
     /// The job's id: 16 random bytes in hex.
     pub job_id: String,
     /// How long the ranks wait for each other at the start.
     pub start_timeout: Duration,
-    /// How many processors of this host the job has to itself.
+    /// The number of processors of this host that no other job uses.
     pub processors: usize,
-    /// How many OpenMP threads each rank shall use; `None` if the user has chosen a number.
+    /// The value of `OMP_NUM_THREADS`; `None` if the user has set it.
     pub threads: Option<usize>,
 }
 
-/// The variables of one rank, in the order in which `--verbose` users meet them in `env`: ours first.
+/// Returns the variables of one rank, those of ringtrain first.
 pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
     let rank = rank.to_string();
     let size = common.world.to_string();
@@ -74,7 +74,7 @@ pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
         ("OMPI_COMM_WORLD_LOCAL_SIZE", size),
         ("OMPI_COMM_WORLD_NODE_RANK", rank),
     ];
-    // Libraries that start a thread for each core of the host in every rank start too many threads.
+    // Without a limit, libraries in every rank start a thread for each core of the host.
     let threads = common.threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string()));
     own.into_iter()
         .chain(torchrun)
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_that_the_field_reads() {
+    fn every_variable_is_set() {
         let found = environment(Rank::new(3), &common(Some(2)));
         let expected = [
             ("RING_RANK", "3"),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_threads_is_left_alone_when_the_user_chose_it() {
+    fn omp_num_threads_of_the_user_is_kept() {
         assert!(environment(Rank::ZERO, &common(None)).iter().all(|(name, _)| name != "OMP_NUM_THREADS"));
     }
 }

@@ -1,6 +1,7 @@
-//! The one loop of ringrun: joins the ranks' processes, their output, the signals and the clock to the supervisor.
+//! The event loop of ringrun. It reports events of the ranks' processes, their output, signals and the clock to the
+//! supervisor, and performs the supervisor's actions.
 //!
-//! It waits in a poll that knows of everything that can happen, at most until the supervisor's next deadline.
+//! It waits in a single poll for all of these events, at most until the supervisor's next deadline.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -21,13 +22,13 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use socket2::{Domain, Socket, Type};
 
 use super::binding::BindingPlan;
-use super::blame::trace;
+use super::blame::blame_named_rank;
 use super::claims::ClaimRegistry;
 use super::command::Program;
 use super::environment::{JobVariables, environment};
-use super::mpi4py::{self, Surroundings};
-use super::outcome::{EPIPE, JobOutcome, RankStatus, exit_code, report, seconds};
-use super::output::{Output, OutputEvent, OutputFiles, OutputSummary, stdout_is_incomplete};
+use super::mpi4py::{self, SearchPaths};
+use super::outcome::{EPIPE, JobOutcome, RankStatus, exit_code, format_seconds, report};
+use super::output::{Output, OutputEvent, OutputFiles, OutputSummary, stdout_incomplete_message};
 use super::rank_processes::RankProcesses;
 use super::signals::Signals;
 use super::supervisor::{Supervisor, SupervisorAction};
@@ -41,33 +42,34 @@ use crate::wire::Secret;
 const WAKE: Token = Token(0);
 const SIGNALS: usize = 1;
 
-/// How long leftovers of the ranks are hunted after the ranks have ended.
+/// How long ringrun tries to kill processes that the ranks have left behind.
 const SWEEP_TIME: Duration = Duration::from_secs(2);
 
-/// Open files per rank: its two pipes, the socket to its shim and its two files of `--output-dir`.
+/// The number of open files for each rank: two pipes, the socket to its shim, and two files of `--output-dir`.
 const FILES_PER_RANK: u64 = 5;
 
-/// Open files besides: the programs', and what a start needs for a moment. The job's claims on processors come on top.
-const FILES_BESIDES: u64 = 64;
+/// The number of other open files: those of ringrun and its ranks, and temporary ones during the start. A claim on a processor
+/// needs one more.
+const OTHER_FILES: u64 = 64;
 
-/// Runs the job and returns what ringrun exits with.
+/// Runs the job and returns the exit code of ringrun.
 pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let directory = working_directory(plan)?;
-    let mut extra = extra_variables(plan)?;
-    let path = extra.get(&OsString::from("PATH")).cloned().or_else(|| env::var_os("PATH"));
+    let mut variables = user_variables(plan)?;
+    let path = variables.get(&OsString::from("PATH")).cloned().or_else(|| env::var_os("PATH"));
     let program = Program::find(&plan.program, path.as_deref(), &directory)?;
     let python_path = env::var_os("PYTHONPATH");
-    let around =
-        Surroundings { directory: &directory, path: path.as_deref(), python_path: python_path.as_deref() };
-    let _guard = mpi4py::put_first(plan, around, &mut extra)?;
-    allow_files(plan)?;
+    let search =
+        SearchPaths { directory: &directory, path: path.as_deref(), python_path: python_path.as_deref() };
+    let _guard = mpi4py::extend_python_path(plan, search, &mut variables)?;
+    raise_file_limit(plan)?;
     let files = match &plan.output_dir {
         Some(place) => OutputFiles::create(place, plan.world)
             .map_err(|(path, source)| LaunchError::OutputDir { path, source })?,
         None => OutputFiles::default(),
     };
     let mut job = RunningJob::open(plan, files)?;
-    let (bindings, _claims) = bind(plan);
+    let (bindings, _claims) = assign_processors(plan);
     let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
     let server = serve_rendezvous(plan, &secret, &job.id)?;
     let master_port =
@@ -83,55 +85,57 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         threads: (plan.world.get() > 1 && env::var_os("OMP_NUM_THREADS").is_none())
             .then_some(bindings.threads),
     };
-    job.say_limits(&server.address());
+    job.print_limits(&server.address());
     for rank in plan.world.ranks() {
         let processors = bindings.processors.get(rank.index()).map_or(&[][..], Vec::as_slice);
         if plan.report_bindings {
-            let place = if processors.is_empty() { "is not bound".to_owned() } else { bound_to(processors) };
-            job.output.note(&format!("rank {rank} {place}"));
+            job.output.note(&format!("rank {rank} {}", describe_binding(processors)));
         }
         let mut command = shim::command(&program, &plan.arguments, processors);
-        command.current_dir(&directory).envs(environment(rank, &common)).envs(&extra);
+        command.current_dir(&directory).envs(environment(rank, &common)).envs(&variables);
         let started = job.ranks.start(command);
         let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
-        job.output.read(rank, streams);
+        job.output.add_streams(rank, streams);
     }
     let (outcome, members) = job.watch(Supervisor::new(plan.limits, &job.ranks.pids()), &server)?;
     job.sweep()?;
     let Some(OutputSummary { tails, incomplete }) = job.drain()? else {
         return Ok(exit_code(outcome, &members));
     };
-    let outcome = trace(outcome, &members, &tails);
+    let outcome = blame_named_rank(outcome, &members, &tails);
     let mut text = report(outcome, &members, &tails);
-    // Told when it happened, but that may be pages ago.
+    // These errors were also printed when they occurred, but they may have scrolled away.
     text.extend(incomplete.iter().map(|sentence| format!("ringrun: {sentence}\n")));
-    // A closed standard error is no failure.
+    // A closed standard error is ignored.
     let _ = io::stderr().write_all(text.as_bytes());
     let code = exit_code(outcome, &members);
     Ok(if code == 0 && !incomplete.is_empty() { Exit::Failure as u8 } else { code })
 }
 
-/// The processors of each rank, and the job's claims on them.
-fn bind(plan: &LaunchPlan) -> (BindingPlan, Vec<UnixDatagram>) {
+/// Assigns processors to the ranks and claims them. The claims last until they are dropped.
+fn assign_processors(plan: &LaunchPlan) -> (BindingPlan, Vec<UnixDatagram>) {
     let cores = topology::cores();
     let registry = ClaimRegistry::open();
     let bindings =
-        BindingPlan::new(plan.binding, plan.world, &cores, &registry.jobs(&cores), usable_processors());
+        BindingPlan::new(plan.binding, plan.world, &cores, &registry.count_jobs(&cores), usable_processors());
     let claims = bindings.claimed.iter().filter_map(|&core| registry.claim(&cores[core])).collect();
     (bindings, claims)
 }
 
-/// How many processors this process may keep busy: a container may limit it below the number of its processors.
+/// Returns how many processors this process may keep busy. A container's CPU limit can be lower than its number of processors.
 fn usable_processors() -> usize {
     available_parallelism().map_or(1, NonZero::get)
 }
 
-fn bound_to(processors: &[Processor]) -> String {
+fn describe_binding(processors: &[Processor]) -> String {
+    if processors.is_empty() {
+        return "is not bound".to_owned();
+    }
     let plural = if processors.len() > 1 { "s" } else { "" };
-    format!("is bound to processor{plural} {}", topology::list(processors))
+    format!("is bound to processor{plural} {}", topology::format_list(processors))
 }
 
-/// Serves the rendezvous of the job to which this secret and this id, in hexadecimal, belong.
+/// Starts the rendezvous server of the job. `id` is in hexadecimal.
 fn serve_rendezvous(plan: &LaunchPlan, secret: &str, id: &str) -> Result<Server, LaunchError> {
     let secret = Secret::new(secret.as_bytes()).map_err(|error| LaunchError::Rendezvous(error.into()))?;
     let id = u128::from_str_radix(id, 16).expect("an id that this program has just made").to_be_bytes();
@@ -139,23 +143,24 @@ fn serve_rendezvous(plan: &LaunchPlan, secret: &str, id: &str) -> Result<Server,
         .map_err(LaunchError::Rendezvous)
 }
 
-/// What a running job consists of.
+/// A running job.
 struct RunningJob<'a> {
     plan: &'a LaunchPlan,
     id: String,
     begin: Instant,
     poll: Poll,
     signals: Signals,
-    /// Held although the output wakes us by it: with its last owner it would leave the poll, and a wake-up that was not
-    /// yet seen would be lost.
+    /// The output thread wakes the poll with it. It is kept here because a wake-up is lost if the last owner drops the waker
+    /// before the poll has seen it.
     _waker: Arc<Waker>,
     output: Output,
     ranks: RankProcesses,
-    warned: bool,
+    has_warned: bool,
 }
 
 impl<'a> RunningJob<'a> {
-    /// Everything but the ranks. Signals come first: from here on none kills us unawares.
+    /// Prepares the job without starting ranks. Signal handlers come first, so that no signal ends ringrun without stopping
+    /// the job.
     fn open(plan: &'a LaunchPlan, files: OutputFiles) -> Result<Self, LaunchError> {
         let system = |what| move |source| LaunchError::System { what, source };
         let poll = Poll::new().map_err(system("a poll"))?;
@@ -174,11 +179,11 @@ impl<'a> RunningJob<'a> {
             _waker: waker,
             output,
             ranks,
-            warned: false,
+            has_warned: false,
         })
     }
 
-    /// Until every rank has ended, or cannot be made to.
+    /// Runs the event loop until every rank has ended or cannot be killed.
     fn watch(
         &mut self,
         mut supervisor: Supervisor,
@@ -189,36 +194,36 @@ impl<'a> RunningJob<'a> {
             for signal in self.wait(timeout)? {
                 match signal {
                     SIGCHLD => {}
-                    // Ctrl-Z: the ranks first, then we; SIGCONT wakes us, and we them.
+                    // Ctrl-Z stops the ranks and then ringrun. After SIGCONT, ringrun continues the ranks.
                     SIGTSTP => {
                         self.ranks.signal(SIGTSTP);
                         let _ = signal_hook::low_level::emulate_default_handler(SIGTSTP);
                     }
-                    other => supervisor.signalled(other, self.begin.elapsed()),
+                    other => supervisor.handle_signal(other, self.begin.elapsed()),
                 }
             }
             let batch = self.ranks.reap();
             let now = self.begin.elapsed();
-            supervisor.ended(&batch, now);
+            supervisor.handle_rank_ends(&batch, now);
             for (rank, ended) in batch.iter().filter(|(_, ended)| !ended.is_success()) {
                 server.rank_ended(*rank, format!("it {ended}"));
             }
             if self.plan.verbosity == Verbosity::Verbose {
                 for (rank, ended) in batch {
-                    self.output.note(&format!("rank {rank} {ended} after {}", seconds(now)));
+                    self.output.note(&format!("rank {rank} {ended} after {}", format_seconds(now)));
                 }
             }
-            if let Ok(OutputEvent::Closed(errno)) = self.output.event() {
-                supervisor.output_closed(errno, now);
+            if let Ok(OutputEvent::Closed(errno)) = self.output.next_event() {
+                supervisor.handle_closed_output(errno, now);
             }
             supervisor.tick(now);
-            self.act(&mut supervisor);
+            self.perform_actions(&mut supervisor);
             self.warn_of_lost_watchdog();
         }
         Ok(supervisor.into_result())
     }
 
-    fn act(&self, supervisor: &mut Supervisor) {
+    fn perform_actions(&self, supervisor: &mut Supervisor) {
         while let Some(action) = supervisor.poll_action() {
             match action {
                 SupervisorAction::Signal(signal) => self.ranks.signal(signal),
@@ -227,11 +232,11 @@ impl<'a> RunningJob<'a> {
         }
     }
 
-    /// Kills what the ranks have left behind, until there is nothing or the time is over.
+    /// Kills processes that the ranks have left behind, until there are none or [`SWEEP_TIME`] is over.
     fn sweep(&mut self) -> Result<(), LaunchError> {
         let until = Instant::now() + SWEEP_TIME;
         loop {
-            // What ends after this has its SIGCHLD still to come.
+            // A process that ends after this call causes another SIGCHLD.
             self.ranks.reap();
             if self.ranks.kill_leftovers() == 0 {
                 break;
@@ -246,21 +251,21 @@ impl<'a> RunningJob<'a> {
         Ok(())
     }
 
-    /// What remains once everything is written; `None` if a signal said not to wait for that. A pager may read
-    /// as slowly as its user likes, so this is the one wait without a deadline.
+    /// Waits until all output is written; returns `None` if a signal ends the wait. A pager may read slowly, so this is the
+    /// only wait without a deadline.
     fn drain(&mut self) -> Result<Option<OutputSummary>, LaunchError> {
         self.output.finish();
-        let mut lost = None;
+        let mut stdout_errno = None;
         loop {
-            match self.output.event() {
-                Ok(OutputEvent::Drained(mut remains)) => {
-                    remains.incomplete.extend(lost.map(stdout_is_incomplete));
-                    return Ok(Some(remains));
+            match self.output.next_event() {
+                Ok(OutputEvent::Drained(mut summary)) => {
+                    summary.incomplete.extend(stdout_errno.map(stdout_incomplete_message));
+                    return Ok(Some(summary));
                 }
-                // A reader that leaves once the ranks have ended has seen what it wanted.
+                // It is not an error if the reader closes the output after the ranks have ended.
                 Ok(OutputEvent::Closed(EPIPE)) => continue,
                 Ok(OutputEvent::Closed(errno)) => {
-                    lost = Some(errno);
+                    stdout_errno = Some(errno);
                     continue;
                 }
                 Err(TryRecvError::Disconnected) => return Ok(Some(OutputSummary::default())),
@@ -273,7 +278,7 @@ impl<'a> RunningJob<'a> {
         }
     }
 
-    /// Waits until something happens, and returns the signals that came.
+    /// Waits for events and returns the signals among them.
     fn wait(&mut self, timeout: Option<Duration>) -> Result<Vec<i32>, LaunchError> {
         let mut events = Events::with_capacity(64);
         match self.poll.poll(&mut events, timeout) {
@@ -285,33 +290,34 @@ impl<'a> RunningJob<'a> {
     }
 
     fn warn_of_lost_watchdog(&mut self) {
-        if self.ranks.watchdog_ended() && !self.warned {
-            self.warned = true;
-            self.output.note("the watchdog process was killed; if ringrun is now killed too, what its ranks started may survive");
+        if self.ranks.watchdog_ended() && !self.has_warned {
+            self.has_warned = true;
+            self.output
+                .note("the watchdog process was killed; if ringrun is killed too, processes of its ranks may survive");
         }
     }
 
-    fn say_limits(&self, rendezvous: &SocketAddr) {
+    fn print_limits(&self, rendezvous: &SocketAddr) {
         if self.plan.verbosity == Verbosity::Verbose {
             let limits = &self.plan.limits;
-            let job = limits.job_timeout.map_or_else(|| "none".to_owned(), seconds);
+            let job = limits.job_timeout.map_or_else(|| "none".to_owned(), format_seconds);
             self.output
                 .note(&format!("job {} of {} ranks, rendezvous at {rendezvous}", self.id, self.plan.world));
             self.output.note(&format!(
                 "deadlines: start {}, job {job}; after a failure {}, then SIGTERM, then {}; after SIGTERM to ringrun {}",
-                seconds(limits.start_timeout),
-                seconds(limits.grace),
-                seconds(limits.kill_after),
-                seconds(limits.term_timeout)
+                format_seconds(limits.start_timeout),
+                format_seconds(limits.grace),
+                format_seconds(limits.kill_after),
+                format_seconds(limits.term_timeout)
             ));
         }
     }
 }
 
-/// A port that nothing listens on, for a program that wants to listen on `MASTER_PORT` itself.
+/// A free port for `MASTER_PORT`, on which a rank can listen.
 ///
-/// It is held by a socket that is bound but does not listen: the kernel then gives it to no program that asks for any free port,
-/// yet a listener that sets `SO_REUSEADDR`, as all do that we know of, can have it.
+/// A socket that is bound but does not listen reserves the port: the kernel does not give it to programs that ask for any free
+/// port. A listener that sets `SO_REUSEADDR`, as all known programs do, can still bind to it.
 struct ReservedPort {
     number: u16,
     _socket: Socket,
@@ -337,8 +343,8 @@ fn working_directory(plan: &LaunchPlan) -> Result<PathBuf, LaunchError> {
     Ok(absolute)
 }
 
-/// The variables of `-x`, those without a value taken from our own environment.
-fn extra_variables(plan: &LaunchPlan) -> Result<BTreeMap<OsString, OsString>, LaunchError> {
+/// Returns the variables of `-x`. A variable without a value gets its value from ringrun's own environment.
+fn user_variables(plan: &LaunchPlan) -> Result<BTreeMap<OsString, OsString>, LaunchError> {
     let mut found = BTreeMap::new();
     for (name, value) in &plan.variables {
         let value = value.clone().or_else(|| env::var_os(name));
@@ -348,9 +354,9 @@ fn extra_variables(plan: &LaunchPlan) -> Result<BTreeMap<OsString, OsString>, La
     Ok(found)
 }
 
-/// Raises the soft limit of open files where the job needs it. The ranks inherit it.
-fn allow_files(plan: &LaunchPlan) -> Result<(), LaunchError> {
-    let needed = u64::from(plan.world.get()) * FILES_PER_RANK + FILES_BESIDES + usable_processors() as u64;
+/// Raises the soft limit on open files if the job needs more. The ranks inherit the limit.
+fn raise_file_limit(plan: &LaunchPlan) -> Result<(), LaunchError> {
+    let needed = u64::from(plan.world.get()) * FILES_PER_RANK + OTHER_FILES + usable_processors() as u64;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= needed) {
         return Ok(());

@@ -1,21 +1,21 @@
-//! Bytes into lines, and the last lines of a rank. Pure: no descriptor, no thread.
+//! Splits the output of a rank into lines, and keeps its last lines. Pure: uses no file descriptor and no thread.
 
 use std::collections::VecDeque;
 
-/// A line longer than this is printed in pieces, so that a rank that never ends its line cannot take our memory.
+/// A line longer than this is printed in pieces, so that a rank that never ends its line cannot exhaust the memory.
 pub(super) const LINE_BYTES_MAX: usize = 16 << 20;
 
-/// What all ranks together may have of unfinished lines. Beyond it, lines longer than [`LINE_BYTES_MIN`] are printed in pieces.
+/// The limit on the unfinished lines of all ranks together. Above it, lines longer than [`LINE_BYTES_MIN`] are printed in pieces.
 pub(super) const UNFINISHED_BYTES_MAX: usize = 256 << 20;
 
-/// A line up to this length is always printed whole.
+/// A line up to this length is always printed in one piece.
 pub(super) const LINE_BYTES_MIN: usize = 64 << 10;
 const _: () = assert!(LINE_BYTES_MIN <= LINE_BYTES_MAX && LINE_BYTES_MAX <= UNFINISHED_BYTES_MAX);
 
-/// How many of a rank's last lines are kept for the report.
+/// The number of last lines of each rank that are kept for the report.
 const TAIL_LINES_MAX: usize = 20;
 
-/// How much of each is kept.
+/// The number of bytes that are kept of each of these lines.
 const TAIL_LINE_BYTES_MAX: usize = 512;
 
 /// How a piece of output ends.
@@ -34,29 +34,29 @@ pub(super) struct LineSplitter {
 }
 
 impl LineSplitter {
-    /// Hands each line that `bytes` completes to `emit`.
+    /// Adds bytes, and calls `emit` with each completed line.
     pub(super) fn push(&mut self, bytes: &[u8], emit: impl FnMut(&[u8], LineEnd)) {
         self.push_limited(bytes, LINE_BYTES_MAX, emit);
     }
 
-    /// The length of the unfinished line.
+    /// Returns the length of the unfinished line.
     pub(super) fn unfinished_bytes(&self) -> usize {
         self.pending.len()
     }
 
-    /// The same; lines longer than `limit` come in pieces.
+    /// Like `push`, but splits lines longer than `limit`.
     pub(super) fn push_limited(&mut self, bytes: &[u8], limit: usize, mut emit: impl FnMut(&[u8], LineEnd)) {
         let mut rest = bytes;
         while let Some(at) = rest.iter().position(|&byte| byte == b'\n') {
-            self.take(&rest[..at], limit, &mut emit);
+            self.extend_line(&rest[..at], limit, &mut emit);
             emit(&self.pending, LineEnd::Newline);
             self.clear();
             rest = &rest[at + 1..];
         }
-        self.take(rest, limit, &mut emit);
+        self.extend_line(rest, limit, &mut emit);
     }
 
-    /// The stream has ended: hands over what is left of a line without its newline.
+    /// Called at the end of the stream: calls `emit` with the unfinished line, if there is one.
     pub(super) fn finish(&mut self, mut emit: impl FnMut(&[u8], LineEnd)) {
         if !self.pending.is_empty() {
             emit(&self.pending, LineEnd::Open);
@@ -64,9 +64,9 @@ impl LineSplitter {
         }
     }
 
-    /// Adds the part of one line, and hands over full pieces of it. The last piece stays, so that a line of exactly the
-    /// maximal length is still one line.
-    fn take(&mut self, mut part: &[u8], limit: usize, emit: &mut impl FnMut(&[u8], LineEnd)) {
+    /// Adds a part of a line, and calls `emit` with each full piece. Keeps the last piece, so that a line of exactly the maximal
+    /// length is not split.
+    fn extend_line(&mut self, mut part: &[u8], limit: usize, emit: &mut impl FnMut(&[u8], LineEnd)) {
         while self.pending.len() + part.len() > limit {
             let (fits, after) = part.split_at(limit.saturating_sub(self.pending.len()).min(part.len()));
             self.pending.extend_from_slice(fits);
@@ -77,21 +77,21 @@ impl LineSplitter {
         self.pending.extend_from_slice(part);
     }
 
-    /// Empties the line and gives back the memory of a long one.
+    /// Empties the buffer, and frees memory that a long line needed.
     fn clear(&mut self) {
         self.pending.clear();
         self.pending.shrink_to(LINE_BYTES_MIN);
     }
 }
 
-/// The last lines of one rank, of both its streams.
+/// The last lines of one rank, from both its streams.
 #[derive(Default, Debug)]
 pub(super) struct LastLines {
     lines: VecDeque<Vec<u8>>,
 }
 
 impl LastLines {
-    /// Adds a line and forgets the oldest when there are too many.
+    /// Adds a line, and removes the oldest one if there are too many.
     pub(super) fn push(&mut self, line: &[u8]) {
         if self.lines.len() == TAIL_LINES_MAX {
             self.lines.pop_front();
@@ -99,7 +99,7 @@ impl LastLines {
         self.lines.push_back(line[..line.len().min(TAIL_LINE_BYTES_MAX)].to_vec());
     }
 
-    /// The lines as text that is safe to print: what is not text, and what would steer a terminal, is replaced.
+    /// Returns the lines as text that is safe to print: replaces invalid UTF-8 and control characters.
     pub(super) fn into_text(self) -> Vec<String> {
         let printable = |line: Vec<u8>| {
             let text = String::from_utf8_lossy(&line);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_below_what_is_pending_prints_that_first() {
+    fn a_limit_below_the_unfinished_line_emits_it_first() {
         let mut splitter = LineSplitter::default();
         let mut found = Vec::new();
         splitter.push(b"abcdef", |_, _| panic!("the line is not finished"));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_come_in_pieces() {
+    fn long_lines_are_split() {
         for (length, pieces) in [
             (LINE_BYTES_MAX - 1, vec![LINE_BYTES_MAX - 1]),
             (LINE_BYTES_MAX, vec![LINE_BYTES_MAX]),

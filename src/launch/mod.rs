@@ -1,15 +1,15 @@
-//! Launching a job on this machine: processes, their environment, their output and their end.
+//! Launches a job on this machine: starts its processes with their environment, prints their output, and ends the job.
 //!
 //! ```text
-//!  ringrun ---- job: one thread waits for signals (SIGCHLD among them), output's events and the supervisor's deadlines
-//!   |  |  \---- output: one thread reads every rank's pipes
+//!  ringrun ---- job: a thread that waits for signals (SIGCHLD among them), events of the output thread, and deadlines
+//!   |  |  \---- output: a thread that reads the pipes of all ranks
 //!   |  |
-//!   |  +------- watchdog: a process that kills the rest if ringrun is killed
-//!   +---------- rank 0, 1, ...: the shim, which becomes the command; each leads a process group
+//!   |  +------- watchdog: a process that kills the other processes if ringrun is killed
+//!   +---------- rank 0, 1, ...: the shim, which becomes the command; each rank leads a process group
 //! ```
 //!
-//! When to stop a job and how hard is decided by `supervisor`, which does no IO. Nothing here reads arguments; besides
-//! `rendezvous`, nothing but this reads the environment. There are no temporary files.
+//! The module `supervisor` decides when to send which signal, and does no IO. This module does not parse command lines, and
+//! makes no temporary files. Only this module and `rendezvous` read environment variables.
 
 mod binding;
 mod blame;
@@ -46,113 +46,113 @@ use crate::exit::Exit;
 use crate::rendezvous::StartError;
 use crate::types::{Rank, WorldSize};
 
-/// The most ranks that ringrun starts on one machine. Far more than its cores can serve, and few enough that a slip of the
-/// finger does not take the machine down.
+/// The maximal number of ranks that ringrun starts on one machine. It is higher than useful, but low enough that a typing
+/// error does not overload the machine.
 pub const LOCAL_RANKS_MAX: u32 = 1024;
 
-/// A job, its arguments checked.
+/// A job to launch, with checked arguments.
 #[derive(Clone, Debug)]
 pub struct LaunchPlan {
-    /// How many ranks.
+    /// The number of ranks.
     pub world: WorldSize,
-    /// What each of them runs: a program of ours, a name to be found on `PATH`, or a path.
+    /// The program of each rank: a built-in program, a name on `PATH`, or a path.
     pub program: OsString,
-    /// Its arguments.
+    /// The arguments of the program.
     pub arguments: Vec<OsString>,
-    /// Variables to set besides; without a value, ringrun's own.
+    /// The variables of `-x`. A variable without a value gets its value from ringrun's environment.
     pub variables: Vec<(OsString, Option<OsString>)>,
-    /// What ranks import as `mpi4py`.
+    /// The package that ranks import as `mpi4py`.
     pub mpi4py: Mpi4py,
-    /// Where the ranks run; `None` for here.
+    /// The working directory of the ranks; `None` for that of ringrun.
     pub directory: Option<PathBuf>,
-    /// How their output appears on ours.
+    /// The format in which ringrun prints the output of the ranks.
     pub output_format: OutputFormat,
-    /// Where a copy of their output goes.
+    /// The directory for a copy of the output.
     pub output_dir: Option<PathBuf>,
-    /// How long things may take.
+    /// The time limits.
     pub limits: LaunchLimits,
-    /// Which processors each rank may use.
+    /// The processors that each rank may use.
     pub binding: Binding,
-    /// Whether to print them.
+    /// Whether to print the processors of each rank.
     pub report_bindings: bool,
-    /// How much ringrun says.
+    /// Which messages ringrun prints.
     pub verbosity: Verbosity,
 }
 
-/// What `from mpi4py import MPI` imports on the ranks.
+/// The package that `from mpi4py import MPI` imports on the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mpi4py {
-    /// Nothing: an `ImportError` says which option of ringrun to use. A process that an MPI launcher started in a rank, and the
-    /// only rank of a job, import the installed package.
+    /// None: the import raises an `ImportError` that says which option of ringrun to use. Two kinds of processes import the
+    /// installed package anyway: the only rank of a job, and processes that an MPI launcher started in a rank.
     Refused,
     /// The Python package `ringtrain`, which must be installed for the job's interpreter.
     Ringtrain,
-    /// The installed package. Every rank is a world of one.
+    /// The installed package. In it, every rank is a world of size 1.
     Installed,
 }
 
-/// Which processors each rank may use, of those that ringrun may use.
+/// The processors that each rank may use, among those that ringrun may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Binding {
-    /// All of them.
+    /// All processors.
     None,
-    /// An even share: whole cores if there are enough.
+    /// An even share of the processors: whole cores if there are enough.
     Core,
-    /// The NUMA nodes in which its even share is.
+    /// The NUMA nodes of its even share.
     Numa,
 }
 
-/// How the ranks' lines appear on ringrun's standard output and error.
+/// The format of the ranks' lines on ringrun's standard output and standard error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OutputFormat {
-    /// Each with `[RANK]<stdout>:` or `[RANK]<stderr>:` before it.
+    /// Each line begins with `[RANK]<stdout>:` or `[RANK]<stderr>:`.
     Tagged,
-    /// As they are.
+    /// Lines are unchanged.
     Raw,
 }
 
-/// How much ringrun prints.
+/// Which messages ringrun prints.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verbosity {
-    /// Only what went wrong.
+    /// Only errors.
     Quiet,
-    /// Also the limits, and how each rank ends.
+    /// Also the time limits, and how each rank ended.
     Verbose,
 }
 
-/// How long things may take.
+/// The time limits of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaunchLimits {
-    /// The ranks' meeting; passed on to them.
+    /// How long the ranks wait for each other when the job starts. Passed on to the ranks.
     pub start_timeout: Duration,
-    /// After the first failure, until the other ranks are told to end.
+    /// The time from the first failure of a rank until the other ranks get SIGTERM.
     pub grace: Duration,
-    /// After they are told to end, until they are killed.
+    /// The time from SIGTERM or Ctrl-C to the ranks until they are killed.
     pub kill_after: Duration,
-    /// The same, if it was SIGTERM to ringrun that made it tell them: time to save.
+    /// The time from SIGTERM to ringrun itself until the ranks are killed, in which they can save.
     pub term_timeout: Duration,
-    /// The whole job; `None` for as long as it takes.
+    /// The time limit of the whole job; `None` for no limit.
     pub job_timeout: Option<Duration>,
 }
 
-/// Why a job could not be run. What went wrong in a rank is no such error: that is a [`JobOutcome`].
+/// Why a job could not be started. The failure of a rank is not such an error: it is a [`JobOutcome`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// No such program.
+    /// The program was not found.
     #[error("command not found: `{}` is not {place}", name.display())]
     CommandNotFound {
-        /// As it was typed.
+        /// The name as the user typed it.
         name: OsString,
-        /// Where it was looked for.
+        /// Where ringrun looked for it.
         place: String,
     },
-    /// A program that may not be run.
+    /// The program cannot be executed.
     #[error("cannot execute {}: {why}", path.display())]
     NotExecutable {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
     /// The directory of `--wdir` cannot be used.
@@ -160,18 +160,18 @@ pub enum LaunchError {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// A file of `--output-dir` cannot be made.
+    /// A file of `--output-dir` cannot be created.
     #[error("cannot create {} for the ranks' output: {source}; see --output-dir", path.display())]
     OutputDir {
         /// The file or directory.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// `-x NAME` of a variable that does not exist.
+    /// `-x NAME` names a variable that is not set.
     #[error("-x {0}: {0} is not set in ringrun's environment; give it a value with -x {0}=VALUE", name.display())]
     VariableUnset {
         /// The variable.
@@ -179,52 +179,52 @@ pub enum LaunchError {
     },
     /// `--mpi4py` was given and the Python package ringtrain was not found.
     #[error(
-        "--mpi4py: {i} cannot say where the package ringtrain is: {why}; install it where {i} finds it: {i} -m pip install ringtrain",
+        "--mpi4py: {i} cannot find the package ringtrain: {why}; to install it, run: {i} -m pip install ringtrain",
         i = interpreter.display()
     )]
     Mpi4py {
-        /// Who was asked.
+        /// The interpreter that ringrun asked.
         interpreter: OsString,
-        /// What came of it, the interpreter's last words among that.
+        /// What went wrong, with the last line that the interpreter printed.
         why: String,
     },
-    /// The machine does not allow so many open files.
+    /// The job needs more open files than the system allows.
     #[error(
         "{world} ranks need {needed} open files and this machine allows {allowed}: raise `ulimit -n` or lower -n"
     )]
     TooManyFiles {
-        /// The ranks asked for.
+        /// The number of ranks.
         world: WorldSize,
-        /// What they need.
+        /// The number of open files that they need.
         needed: u64,
-        /// The hard limit.
+        /// The hard limit on open files.
         allowed: u64,
     },
-    /// A process could not be started; those before it have been killed.
+    /// The process of a rank could not be started. The ranks before it were killed.
     #[error("cannot start rank {rank} of {world}: {source}; the ranks already started were killed")]
     Spawn {
         /// The rank.
         rank: Rank,
-        /// Of how many.
+        /// The number of ranks.
         world: WorldSize,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// The rendezvous could not be served.
+    /// The rendezvous server could not be started.
     #[error("cannot serve the rendezvous: {0}")]
     Rendezvous(#[source] StartError),
-    /// This machine's operating system refused something.
+    /// The operating system refused a resource.
     #[error("the operating system refused {what}: {source}")]
     System {
-        /// The thing refused.
+        /// The refused resource.
         what: &'static str,
-        /// Its own words.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
 impl LaunchError {
-    /// What ringrun exits with.
+    /// Returns the exit code of ringrun.
     pub fn exit(&self) -> Exit {
         match self {
             Self::CommandNotFound { .. } => Exit::CommandNotRun,
@@ -239,9 +239,9 @@ impl LaunchError {
     }
 }
 
-/// Runs a job to its end and returns what ringrun exits with. On return no process of the job is left.
+/// Runs a job to its end and returns the exit code of ringrun. After it returns, no process of the job is left.
 ///
-/// To be called once, on the main thread: it takes over the process's signals and children.
+/// Call it once, on the main thread: it installs signal handlers and reaps all children of the process.
 ///
 /// # Errors
 ///
@@ -250,7 +250,7 @@ pub fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     job::run(plan)
 }
 
-/// The programs that ringrun's executable becomes for its own use, by the name it is called by.
+/// Runs the internal program of this name: the watchdog or the shim. Returns `None` for any other name.
 pub fn internal_program(name: &OsStr, arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     if name == WATCHDOG {
         Some(watchdog::main())
@@ -261,7 +261,7 @@ pub fn internal_program(name: &OsStr, arguments: impl Iterator<Item = OsString>)
     }
 }
 
-/// Gives this process the name that `ps` and `top` show; run from `/proc/self/exe`, it would be called `exe`.
+/// Sets the name of this process in `ps` and `top`. Without it, a process that runs `/proc/self/exe` is shown as `exe`.
 pub fn name_process(name: &str) {
     let _ = std::fs::write("/proc/self/comm", name);
 }

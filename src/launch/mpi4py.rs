@@ -1,6 +1,8 @@
-//! `--mpi4py`: `from mpi4py import MPI` imports the Python package `ringtrain` on the ranks. The package has a directory with a
-//! package `mpi4py` in it; that directory comes first in the ranks' `PYTHONPATH`. ringrun asks the job's interpreter for it once,
-//! before it starts any rank. Without the option a guard comes first, see [`Guard`].
+//! `--mpi4py`: `from mpi4py import MPI` imports the Python package `ringtrain` on the ranks.
+//!
+//! The package `ringtrain` contains a directory with its own package `mpi4py`, which ringrun puts first in the ranks'
+//! `PYTHONPATH`. ringrun asks the job's interpreter for this directory once, before it starts any rank. Without the option, a
+//! [`Guard`] comes first instead.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -19,25 +21,25 @@ use signal_hook::consts::SIGKILL;
 use super::command::Program;
 use super::lines::{LastLines, LineSplitter};
 use super::mpi4py_guard::Guard;
-use super::outcome::{RankEnd, seconds};
+use super::outcome::{RankEnd, format_seconds};
 use super::shim::{self, ShimSocket};
 use super::{LaunchError, LaunchPlan, Mpi4py, processes};
 
-/// The module that prints the directory when it is run.
+/// The module that prints the directory, run as `python -m`.
 const MODULE: &str = "ringtrain.mpi.path";
 
-/// The package in the directory.
+/// The package that the directory must contain.
 const PACKAGE: &str = "mpi4py";
 
-/// The interpreter to ask if the command's name is not one of an interpreter: a shell script, for example, that starts one.
+/// The interpreter to ask if the command is not an interpreter, but for example a shell script.
 const DEFAULT_INTERPRETER: &str = "python3";
 
-/// The directories that interpreters search for modules before the installed ones.
+/// The variable with the directories that interpreters search before those of installed packages.
 const PYTHONPATH: &str = "PYTHONPATH";
 
-/// The ranks' working directory and search paths.
+/// The working directory and the search paths of the ranks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Surroundings<'a> {
+pub(super) struct SearchPaths<'a> {
     pub(super) directory: &'a Path,
     pub(super) path: Option<&'a OsStr>,
     /// ringrun's own `PYTHONPATH`.
@@ -45,67 +47,66 @@ pub(super) struct Surroundings<'a> {
 }
 
 /// Puts ringtrain's `mpi4py` or the guard before the other entries of the ranks' `PYTHONPATH`, which come from `-x` or from
-/// ringrun's own environment. The caller keeps the guard until the job has ended.
-pub(super) fn put_first(
+/// ringrun's own environment. The caller must keep the guard until the job has ended.
+pub(super) fn extend_python_path(
     plan: &LaunchPlan,
-    around: Surroundings<'_>,
+    search: SearchPaths<'_>,
     variables: &mut BTreeMap<OsString, OsString>,
 ) -> Result<Option<Guard>, LaunchError> {
     let (first, guard) = match plan.mpi4py {
         Mpi4py::Installed => return Ok(None),
-        Mpi4py::Ringtrain => (directory(plan, around, variables)?.into_os_string(), None),
-        // A system without memory files has no guard, and its ranks run all the same.
+        Mpi4py::Ringtrain => (find_directory(plan, search, variables)?.into_os_string(), None),
+        // If the system has no memory files, the ranks run without the guard.
         Mpi4py::Refused => match Guard::create() {
             Ok(guard) => (guard.path(), Some(guard)),
             Err(_) => return Ok(None),
         },
     };
-    let others = variables.get(OsStr::new(PYTHONPATH)).map(OsString::as_os_str).or(around.python_path);
-    let joined = joined(&first, others);
-    variables.insert(PYTHONPATH.into(), joined);
+    let others = variables.get(OsStr::new(PYTHONPATH)).map(OsString::as_os_str).or(search.python_path);
+    variables.insert(PYTHONPATH.into(), prepend(&first, others));
     Ok(guard)
 }
 
-/// Asks the interpreter for the directory. Waits for the answer as long as the ranks would for each other.
-fn directory(
+/// Asks the interpreter for the directory. Waits for the answer for at most `--start-timeout`.
+fn find_directory(
     plan: &LaunchPlan,
-    around: Surroundings<'_>,
+    search: SearchPaths<'_>,
     variables: &BTreeMap<OsString, OsString>,
 ) -> Result<PathBuf, LaunchError> {
     let interpreter = interpreter(&plan.program);
     let failed = |why| LaunchError::Mpi4py { interpreter: interpreter.to_owned(), why };
-    let program = Program::find(interpreter, around.path, around.directory)
+    let program = Program::find(interpreter, search.path, search.directory)
         .map_err(|error| failed(error.to_string()))?;
     let mut command = shim::command(&program, &["-m", MODULE].map(OsString::from), &[]);
-    command.current_dir(around.directory).envs(variables);
-    let answer = ask(command, plan.limits.start_timeout).map_err(failed)?;
-    check(&answer).map_err(failed)
+    command.current_dir(search.directory).envs(variables);
+    let answer = ask_interpreter(command, plan.limits.start_timeout).map_err(failed)?;
+    check_directory(&answer).map_err(failed)
 }
 
-/// The job's interpreter: the command, if its name is one of an interpreter.
+/// Returns the job's interpreter: the command, if its name is that of an interpreter, otherwise [`DEFAULT_INTERPRETER`].
 fn interpreter(command: &OsStr) -> &OsStr {
     let name = Path::new(command).file_name().unwrap_or_default().as_bytes();
-    let is_one = [&b"python"[..], b"pypy"].iter().any(|kind| name.starts_with(kind));
-    if is_one { command } else { OsStr::new(DEFAULT_INTERPRETER) }
+    let is_interpreter = [&b"python"[..], b"pypy"].iter().any(|prefix| name.starts_with(prefix));
+    if is_interpreter { command } else { OsStr::new(DEFAULT_INTERPRETER) }
 }
 
-/// Runs the command and returns the last line of its output. Afterwards its whole process group has been killed.
-fn ask(mut command: Command, timeout: Duration) -> Result<Vec<u8>, String> {
+/// Runs the command and returns the last line of its output. Kills its whole process group before it returns.
+fn ask_interpreter(mut command: Command, timeout: Duration) -> Result<Vec<u8>, String> {
     let cannot = |error: io::Error| format!("it cannot be run: {error}");
-    let (line, theirs) = ShimSocket::pair().map_err(cannot)?;
-    command.stdin(theirs).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let (shim_socket, shim_stdin) = ShimSocket::pair().map_err(cannot)?;
+    command.stdin(shim_stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(cannot)?;
     drop(command);
-    line.go();
+    shim_socket.send_go();
     let pid = Pid::from_child(&child);
-    let stdout = child.stdout.take().expect("its stdout was asked for");
-    let stderr = child.stderr.take().expect("its stderr was asked for");
+    let stdout = child.stdout.take().expect("stdout was set to a pipe");
+    let stderr = child.stderr.take().expect("stderr was set to a pipe");
     let (sender, receiver) = mpsc::channel();
     let error_line = thread::spawn(move || last_line(stderr));
     thread::spawn(move || {
         let answer = last_line(stdout);
         let error_line = error_line.join().unwrap_or_default();
-        // The process is not reaped here, so that its number stays its own until its group is killed.
+        // Does not reap the process: its process id must not be reused before its group is killed.
         let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         let _ = sender.send((answer, error_line));
     });
@@ -113,16 +114,16 @@ fn ask(mut command: Command, timeout: Duration) -> Result<Vec<u8>, String> {
     processes::signal_group(pid, SIGKILL);
     let status = child.wait().map_err(cannot)?;
     let Ok((answer, error_line)) = received else {
-        return Err(format!("it did not answer within {} (--start-timeout)", seconds(timeout)));
+        return Err(format!("it did not answer within {} (--start-timeout)", format_seconds(timeout)));
     };
-    if let Some(errno) = line.exec_error() {
+    if let Some(errno) = shim_socket.exec_error() {
         return Err(cannot(io::Error::from_raw_os_error(errno)));
     }
-    if status.success() { Ok(answer) } else { Err(failure(status, &error_line)) }
+    if status.success() { Ok(answer) } else { Err(describe_failure(status, &error_line)) }
 }
 
-/// How a failed interpreter ended, with the last line of its standard error.
-fn failure(status: ExitStatus, error_line: &[u8]) -> String {
+/// Describes how a failed interpreter ended, with the last line of its standard error.
+fn describe_failure(status: ExitStatus, error_line: &[u8]) -> String {
     let ended = match status.code() {
         Some(code) => RankEnd::Exited(code as u8),
         None => RankEnd::Killed(status.signal().unwrap_or(SIGKILL)),
@@ -133,7 +134,7 @@ fn failure(status: ExitStatus, error_line: &[u8]) -> String {
     }
 }
 
-/// The last line that is not blank.
+/// Returns the last line that is not blank.
 fn last_line(mut pipe: impl Read) -> Vec<u8> {
     let (mut splitter, mut last, mut buffer) = (LineSplitter::default(), Vec::new(), [0; 4096]);
     let mut keep = |line: &[u8]| {
@@ -149,12 +150,12 @@ fn last_line(mut pipe: impl Read) -> Vec<u8> {
 }
 
 /// Checks the directory that the interpreter printed.
-fn check(answer: &[u8]) -> Result<PathBuf, String> {
+fn check_directory(answer: &[u8]) -> Result<PathBuf, String> {
     if answer.is_empty() {
         return Err("it printed nothing".to_owned());
     }
     let path = Path::new(OsStr::from_bytes(answer));
-    let is_wrong = if !path.is_absolute() {
+    let problem = if !path.is_absolute() {
         "is not an absolute path"
     } else if !path.is_dir() {
         "is not a directory"
@@ -165,18 +166,18 @@ fn check(answer: &[u8]) -> Result<PathBuf, String> {
     } else {
         return Ok(path.to_owned());
     };
-    Err(format!("it printed `{}`, which {is_wrong}", printable(answer)))
+    Err(format!("it printed `{}`, which {problem}", printable(answer)))
 }
 
-/// A program's line as text that is safe to print and not too long.
+/// Returns a program's line as text that is safe to print, and shortens it if it is long.
 fn printable(line: &[u8]) -> String {
     let mut tail = LastLines::default();
     tail.push(line.trim_ascii());
     tail.into_text().concat()
 }
 
-/// `first` before the other entries. An empty entry would mean the current directory.
-fn joined(first: &OsStr, others: Option<&OsStr>) -> OsString {
+/// Joins `first` and the other entries with a colon. Avoids an empty entry, which would mean the current directory.
+fn prepend(first: &OsStr, others: Option<&OsStr>) -> OsString {
     let mut bytes = first.as_bytes().to_vec();
     if let Some(others) = others.filter(|others| !others.is_empty()) {
         bytes.push(b':');
@@ -208,7 +209,7 @@ mod tests {
     #[test]
     fn the_directory_comes_before_other_entries() {
         for (others, expected) in [(None, "/a"), (Some(""), "/a"), (Some("/b::/c"), "/a:/b::/c")] {
-            assert_eq!(joined(OsStr::new("/a"), others.map(OsStr::new)), expected, "{others:?}");
+            assert_eq!(prepend(OsStr::new("/a"), others.map(OsStr::new)), expected, "{others:?}");
         }
     }
 
@@ -222,12 +223,11 @@ mod tests {
         assert_eq!(printable(b" \x1b[1mred\r "), "\u{fffd}[1mred");
     }
 
-    /// An interpreter that hangs does not delay ringrun longer than its limit, and is killed with its children.
     #[test]
-    fn waiting_for_an_answer_has_a_limit() {
+    fn an_interpreter_that_does_not_answer_is_killed_with_its_children() {
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 1000 & sleep 1000"]);
-        let error = ask(command, Duration::from_millis(20)).expect_err("there is no answer");
+        let error = ask_interpreter(command, Duration::from_millis(20)).expect_err("there is no answer");
         assert_eq!(error, "it did not answer within 0.0 s (--start-timeout)");
     }
 
@@ -236,7 +236,7 @@ mod tests {
         let ask = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);
-            ask(command, Duration::from_secs(30))
+            ask_interpreter(command, Duration::from_secs(30))
         };
         assert_eq!(ask("echo warning >&2; echo chatter; echo /a/b"), Ok(b"/a/b".to_vec()));
         assert_eq!(
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(ask("exit 3"), Err("it exited with code 3 without output".into()));
         assert_eq!(ask("kill -9 $$"), Err("it was killed by signal 9 (SIGKILL) without output".into()));
         let error =
-            super::ask(Command::new("/nowhere/python3"), Duration::from_secs(30)).expect_err("nowhere");
+            ask_interpreter(Command::new("/nowhere/python3"), Duration::from_secs(30)).expect_err("nowhere");
         assert!(error.starts_with("it cannot be run: No such file"), "{error}");
     }
 }

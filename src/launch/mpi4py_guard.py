@@ -1,4 +1,4 @@
-"""Takes the place of mpi4py on the ranks that ringrun starts without --mpi4py.
+"""Replaces mpi4py on the ranks that ringrun starts without --mpi4py.
 
 An installed MPI does not see these ranks: in each of them MPI.COMM_WORLD would have the size 1.
 """
@@ -10,12 +10,12 @@ import sys
 MESSAGE = (
     "mpi4py is not available on ranks that ringrun started, because an installed MPI does not connect them: start the job with "
     "`ringrun --mpi4py` to run the script on ringtrain (pip install ringtrain), or with `ringrun --mpi4py=installed` to import "
-    "the installed mpi4py, in which every rank is a world of one"
+    "the installed mpi4py, in which every rank is a world of size 1"
 )
 
 
 def is_started_by_mpi():
-    """Whether the launcher of an MPI, which a rank may call, started this process."""
+    """Returns whether an MPI launcher that a rank called started this process."""
     return any(name in os.environ for name in "@MPI_VARIABLES@".split())
 
 

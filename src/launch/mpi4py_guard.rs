@@ -1,8 +1,8 @@
-//! The package `mpi4py` that ranks find when neither `--mpi4py` nor `--mpi4py=installed` was given. It refuses the import with
-//! a sentence that names these options.
+//! The package `mpi4py` that ranks find when neither `--mpi4py` nor `--mpi4py=installed` was given. Importing it raises an error
+//! that names these options.
 //!
-//! Python also imports from zip archives, so the package is an archive in memory that ranks open as `/proc/PID/fd/N`. It needs no
-//! directory that could be left behind, and no Python package beside ringrun.
+//! Python can import from zip archives, so the package is an archive in memory that ranks open as `/proc/PID/fd/N`. It needs no
+//! temporary directory, and no Python package besides ringrun.
 
 use std::env;
 use std::ffi::OsString;
@@ -13,14 +13,14 @@ use std::process;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// The package's only module.
+/// The source of the only module in the package.
 const SOURCE: &str = include_str!("mpi4py_guard.py");
 const NAME: &str = "mpi4py/__init__.py";
 
 /// Variables that MPI launchers set (Open MPI, then MPICH and Intel MPI) and ringrun does not.
 const MPI_VARIABLES: [&str; 2] = ["PMIX_RANK", "PMI_RANK"];
 
-/// The archive. Ranks can import from it as long as this exists.
+/// The archive with the package. Ranks can import from it until this is dropped.
 #[derive(Debug)]
 pub(super) struct Guard {
     archive: File,
@@ -28,7 +28,7 @@ pub(super) struct Guard {
 
 impl Guard {
     pub(super) fn create() -> io::Result<Self> {
-        // Where ringrun itself was started by an MPI launcher, such a variable says nothing about the ranks.
+        // If an MPI launcher started ringrun itself, the ranks inherit such a variable, and it says nothing about them.
         let variables =
             MPI_VARIABLES.map(|name| if env::var_os(name).is_none() { name } else { "" }).join(" ");
         let mut archive = File::from(memfd_create("ringrun-mpi4py", MemfdFlags::CLOEXEC)?);
@@ -36,13 +36,13 @@ impl Guard {
         Ok(Self { archive })
     }
 
-    /// The archive's entry in `PYTHONPATH`.
+    /// Returns the entry of the archive in `PYTHONPATH`.
     pub(super) fn path(&self) -> OsString {
         format!("/proc/{}/fd/{}", process::id(), self.archive.as_raw_fd()).into()
     }
 }
 
-/// A zip archive of one file, not compressed (PKWARE APPNOTE 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16).
+/// Returns a zip archive of one file, not compressed (PKWARE APPNOTE 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16).
 fn zip(name: &str, data: &[u8]) -> Vec<u8> {
     let size = u32::try_from(data.len()).expect("the guard is a small file").to_le_bytes();
     let name_size = u16::try_from(name.len()).expect("the name is short").to_le_bytes();
@@ -64,7 +64,7 @@ fn zip(name: &str, data: &[u8]) -> Vec<u8> {
     [file, directory, end].concat()
 }
 
-/// CRC-32 as zip has it (ISO 3309), bit by bit: the input is small.
+/// Returns the CRC-32 of a zip file (ISO 3309). It is computed bit by bit, because the input is small.
 fn crc32(data: &[u8]) -> u32 {
     !data.iter().fold(!0, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg()))
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_that_of_zip() {
+    fn the_checksum_equals_that_of_the_zip_format() {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
     }
 }

@@ -1,4 +1,4 @@
-//! How ranks ended, what that makes of the job, and the words for it. Pure: no clock, no process.
+//! How ranks and the job ended, and the final report about it. Pure: reads no clock and no process.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -8,11 +8,11 @@ use signal_hook::consts::{SIGPIPE, SIGTERM};
 use crate::exit::Exit;
 use crate::types::Rank;
 
-/// What a write to a pipe without a reader fails with.
+/// The error of a write to a pipe that has no reader.
 pub(super) const EPIPE: i32 = rustix::io::Errno::PIPE.raw_os_error();
 
-/// What our programs exit with when another rank may have been the first.
-const VICTIMS: [Exit; 4] = [Exit::PeerLost, Exit::Mismatch, Exit::Timeout, Exit::Protocol];
+/// The exit codes of a rank that failed because of another rank, or may have.
+const VICTIM_CODES: [Exit; 4] = [Exit::PeerLost, Exit::Mismatch, Exit::Timeout, Exit::Protocol];
 
 /// How one rank's process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,12 +26,12 @@ pub enum RankEnd {
 }
 
 impl RankEnd {
-    /// Whether the rank did what it was asked.
+    /// Returns whether the rank exited with 0.
     pub fn is_success(self) -> bool {
         self == Self::Exited(0)
     }
 
-    /// The code that a shell would give it.
+    /// Returns the exit code that a shell reports for it.
     pub fn code(self) -> u8 {
         match self {
             Self::Exited(code) => code,
@@ -43,13 +43,13 @@ impl RankEnd {
         }
     }
 
-    /// How likely it is that this rank is where the trouble began; the larger, the likelier. A rank that only reports what it
-    /// has seen of others ([`VICTIMS`]), or writes to one that has gone, follows another's failure, and a rank that was killed
-    /// follows no other failure.
+    /// Returns how likely it is that this rank failed first: a higher number is more likely. A rank that exited with one of
+    /// [`VICTIM_CODES`], or was killed by SIGPIPE, probably failed because of another rank. A rank that another signal killed
+    /// probably failed first.
     pub(super) fn blame(self) -> u8 {
         match self {
             Self::Exited(0) => 0,
-            Self::Exited(code) if VICTIMS.iter().any(|&exit| code == exit as u8) => 1,
+            Self::Exited(code) if VICTIM_CODES.iter().any(|&exit| code == exit as u8) => 1,
             Self::Killed(SIGPIPE) => 1,
             Self::Exited(_) => 2,
             Self::Killed(_) | Self::NotRun(_) => 3,
@@ -70,44 +70,44 @@ impl fmt::Display for RankEnd {
     }
 }
 
-/// What a shell returns for a program that `signal` killed.
+/// Returns the exit code that a shell reports for a program that `signal` killed.
 pub(super) fn signal_code(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
-/// The signal's name, such as `SIGKILL`.
+/// Returns the signal's name, such as `SIGKILL`.
 pub(super) fn signal_name(signal: i32) -> &'static str {
     signal_hook::low_level::signal_name(signal).unwrap_or("a real-time signal")
 }
 
-/// Why the job ended, or is being ended.
+/// Why the job ended or is being stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum JobOutcome {
-    /// Nothing went wrong: every rank exits with 0.
+    /// No failure so far. At the end of the job: every rank exited with 0.
     Success,
     /// This rank failed first.
     Failed(Rank),
-    /// ringrun was told to stop at once, by this signal: SIGINT, SIGHUP or SIGQUIT.
+    /// ringrun got this signal: SIGINT, SIGHUP or SIGQUIT.
     Interrupted(i32),
-    /// ringrun was asked by SIGTERM to end: a rank may still finish in order.
+    /// ringrun got SIGTERM. The ranks may still save and exit with 0.
     Terminated,
     /// The job passed `--job-timeout`.
     TimedOut,
-    /// Our standard output cannot be written any more; `EPIPE` if its reader has gone.
+    /// ringrun's standard output can no longer be written.
     OutputClosed {
-        /// What the operating system said.
+        /// The error: `EPIPE` if the reader closed it.
         errno: i32,
     },
 }
 
-/// One rank's part of the report.
+/// The status of one rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RankStatus {
-    /// Its number.
+    /// The rank.
     pub(super) rank: Rank,
-    /// Its process.
+    /// The id of its process.
     pub(super) pid: i32,
-    /// How it ended and how long after the start; `None` while it runs, or for ever if it cannot be killed.
+    /// How it ended, and how long after the start of the job. `None` while it runs, or if it cannot be killed.
     pub(super) ended: Option<(RankEnd, Duration)>,
 }
 
@@ -116,19 +116,19 @@ impl RankStatus {
         self.ended.is_some_and(|(ended, _)| ended.is_success())
     }
 
-    /// `rank 2 (pid 1234) was killed by signal 9 (SIGKILL) after 12.3 s`.
-    pub(super) fn sentence(&self) -> String {
+    /// Describes the end of the rank: `rank 2 (pid 1234) was killed by signal 9 (SIGKILL) after 12.3 s`.
+    pub(super) fn describe(&self) -> String {
         let Self { rank, pid, ended } = self;
         match ended {
-            Some((ended, at)) => format!("rank {rank} (pid {pid}) {ended} after {}", seconds(*at)),
-            None => format!("rank {rank} (pid {pid}) did not end, even by SIGKILL"),
+            Some((ended, at)) => format!("rank {rank} (pid {pid}) {ended} after {}", format_seconds(*at)),
+            None => format!("rank {rank} (pid {pid}) did not end, even after SIGKILL"),
         }
     }
 }
 
-/// What ringrun itself exits with.
+/// Returns the exit code of ringrun.
 pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
-    let all_well = members.iter().all(RankStatus::is_success);
+    let all_succeeded = members.iter().all(RankStatus::is_success);
     match outcome {
         JobOutcome::Success => 0,
         JobOutcome::Failed(rank) => {
@@ -136,27 +136,27 @@ pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
         }
         JobOutcome::Interrupted(signal) => signal_code(signal),
         JobOutcome::TimedOut => Exit::JobTimeout as u8,
-        // Ranks that saved their work and left in order make the job a success.
-        JobOutcome::Terminated if all_well => 0,
+        // After SIGTERM, the job is a success if all ranks saved and exited with 0.
+        JobOutcome::Terminated if all_succeeded => 0,
         JobOutcome::Terminated => signal_code(SIGTERM),
-        // The job was cut short, even if its ranks exited with 0: a caller must not take it for finished.
+        // The job was stopped early, so the exit code is not 0 even if all ranks exited with 0.
         JobOutcome::OutputClosed { errno: EPIPE } => signal_code(SIGPIPE),
         JobOutcome::OutputClosed { .. } => Exit::Failure as u8,
     }
 }
 
-/// The text for standard error once the job is over, each line with its end; empty when there is nothing to say.
-/// `tail` holds the last lines of each rank.
+/// Returns the report for standard error at the end of the job, with a newline after each line. It is empty if the job succeeded.
+/// `tails` holds the last lines of each rank.
 pub(super) fn report(outcome: JobOutcome, members: &[RankStatus], tails: &[Vec<String>]) -> String {
     let mut text = String::new();
-    let all_well = members.iter().all(RankStatus::is_success);
+    let all_succeeded = members.iter().all(RankStatus::is_success);
     let headline = match outcome {
         JobOutcome::Success => return text,
-        JobOutcome::Terminated if all_well => return text,
+        JobOutcome::Terminated if all_succeeded => return text,
         JobOutcome::Failed(rank) => {
             let others = if members.len() > 1 { "; the other ranks were stopped" } else { "" };
             let alone = members.iter().all(|member| member.rank == rank || member.is_success());
-            format!("{}{}", members[rank.index()].sentence(), if alone { "" } else { others })
+            format!("{}{}", members[rank.index()].describe(), if alone { "" } else { others })
         }
         JobOutcome::Interrupted(signal) => format!("stopped by signal {signal} ({})", signal_name(signal)),
         JobOutcome::Terminated => "stopped by signal 15 (SIGTERM)".to_owned(),
@@ -174,7 +174,7 @@ pub(super) fn report(outcome: JobOutcome, members: &[RankStatus], tails: &[Vec<S
         write_tail(&mut text, rank, tails.get(rank.index()).map_or(&[], Vec::as_slice));
     }
     let blamed = if let JobOutcome::Failed(rank) = outcome { Some(rank) } else { None };
-    for (ranks, what) in groups(members, blamed) {
+    for (ranks, what) in group_by_end(members, blamed) {
         let _ = writeln!(text, "ringrun: {ranks} {what}");
     }
     text
@@ -191,8 +191,8 @@ fn write_tail(text: &mut String, rank: Rank, lines: &[String]) {
     }
 }
 
-/// The ranks besides `blamed`, gathered by how they ended, so that a thousand ranks take a few lines.
-fn groups(members: &[RankStatus], blamed: Option<Rank>) -> Vec<(String, String)> {
+/// Groups all ranks but `blamed` by how they ended, so that a thousand ranks take a few lines.
+fn group_by_end(members: &[RankStatus], blamed: Option<Rank>) -> Vec<(String, String)> {
     let mut kinds: Vec<(Option<RankEnd>, Vec<Rank>)> = Vec::new();
     for member in members.iter().filter(|member| Some(member.rank) != blamed) {
         let ended = member.ended.map(|(ended, _)| ended);
@@ -205,14 +205,14 @@ fn groups(members: &[RankStatus], blamed: Option<Rank>) -> Vec<(String, String)>
         .into_iter()
         .map(|(kind, ranks)| {
             let what =
-                kind.map_or_else(|| "did not end, even by SIGKILL".to_owned(), |ended| ended.to_string());
-            (rank_list(&ranks), if ranks.len() > 1 { what.replacen("was ", "were ", 1) } else { what })
+                kind.map_or_else(|| "did not end, even after SIGKILL".to_owned(), |ended| ended.to_string());
+            (format_ranks(&ranks), if ranks.len() > 1 { what.replacen("was ", "were ", 1) } else { what })
         })
         .collect()
 }
 
-/// `rank 3`, or `ranks 0-1,3-63`. The ranks come in order.
-fn rank_list(ranks: &[Rank]) -> String {
+/// Formats ranks in ascending order as `rank 3` or `ranks 0-1,3-63`.
+fn format_ranks(ranks: &[Rank]) -> String {
     let mut text = String::from(if ranks.len() == 1 { "rank " } else { "ranks " });
     let mut rest = ranks;
     while let Some(first) = rest.first() {
@@ -229,8 +229,8 @@ fn rank_list(ranks: &[Rank]) -> String {
     text
 }
 
-/// A duration as people read it: `0.3 s`, `12.3 s`, `75 s`.
-pub(super) fn seconds(duration: Duration) -> String {
+/// Formats a duration as `0.3 s`, `12.3 s` or `75 s`.
+pub(super) fn format_seconds(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     if seconds < 60.0 { format!("{seconds:.1} s") } else { format!("{seconds:.0} s") }
 }
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes() {
+    fn exit_codes_of_job_outcomes() {
         let ok = Some(RankEnd::Exited(0));
         let one = Rank::new(1);
         for (outcome, ends, expected) in [
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_names_the_rank_and_gathers_the_others() {
+    fn the_report_describes_the_failed_rank_and_groups_the_other_ranks() {
         let mut ends = vec![Some(RankEnd::Exited(6)); 6];
         ends[2] = Some(RankEnd::Killed(9));
         ends[4] = Some(RankEnd::Killed(15));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_of_a_success() {
+    fn the_report_of_a_success_is_empty() {
         assert_eq!(report(JobOutcome::Success, &members(&[Some(RankEnd::Exited(0))]), &[]), "");
         assert_eq!(report(JobOutcome::Terminated, &members(&[Some(RankEnd::Exited(0))]), &[]), "");
     }

@@ -1,7 +1,8 @@
-//! What the ranks print: one thread reads all their pipes, and writes whole lines to ours and every byte to the files.
+//! The output of the ranks. One thread reads the pipes of all ranks. It writes whole lines to ringrun's own output, and every
+//! byte to the files of `--output-dir`.
 //!
-//! A reader of ours that is slow (a pager, a stopped terminal) holds up this thread and in time the ranks, as any pipe does, but
-//! never the thread that watches over the job.
+//! If ringrun's output is read slowly (a pager, a stopped terminal), this thread blocks, and the ranks block once their pipes are
+//! full. The thread that supervises the job never blocks on output.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,22 +23,23 @@ use super::outcome::EPIPE;
 use super::rank_processes::RankStreams;
 use crate::types::{Rank, WorldSize};
 
-/// One read from a rank's pipe: what the pipe itself holds.
+/// The maximal number of bytes in one read from a rank's pipe: the default capacity of a pipe.
 const READ_BYTES: usize = 64 * 1024;
 
-/// How long the pipes may be silent before they are left although somebody still holds their other end. By then every process
-/// that we know of has been killed.
+/// After all ranks have ended: how long to wait for output from pipes that another process still holds open. By then ringrun has
+/// killed every process of the job that it knows.
 const DRAIN_SILENCE: Duration = Duration::from_secs(1);
 
-/// The most that is read from one pipe after all ranks have ended: the largest pipe that an ordinary user may have.
+/// The maximal number of bytes that are read from one pipe after all ranks have ended: the largest capacity of a pipe that Linux
+/// allows an ordinary user.
 const DRAIN_BYTES_MAX: usize = 1024 * 1024;
 
-/// How long to wait before writing again to an output that is full and does not block.
+/// The pause before the next attempt to write to a full non-blocking output.
 const FULL_PAUSE: Duration = Duration::from_millis(5);
 
 const WAKE: Token = Token(usize::MAX);
 
-/// Which of a rank's two streams.
+/// One of the two output streams of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stream {
     Stdout,
@@ -59,25 +61,25 @@ enum OutputCommand {
     Finish,
 }
 
-/// What the output tells the job, which it wakes for it.
+/// An event that the output thread sends to the job's thread.
 #[derive(Debug)]
 pub(super) enum OutputEvent {
-    /// Our standard output cannot be written any more, for this `errno`.
+    /// Writing to ringrun's standard output failed with this `errno`.
     Closed(i32),
-    /// All is written.
+    /// All output has been written.
     Drained(OutputSummary),
 }
 
-/// What is left of the output once all is written.
+/// The part of the output that the final report needs.
 #[derive(Default, Debug)]
 pub(super) struct OutputSummary {
     /// The last lines of each rank.
     pub(super) tails: Vec<Vec<String>>,
-    /// What was to be written to `--output-dir` and could not be, a sentence for each file.
+    /// A sentence for each output that could not be written completely: files of `--output-dir` and standard output.
     pub(super) incomplete: Vec<String>,
 }
 
-/// The output thread, from the job's side.
+/// The handle of the output thread.
 #[derive(Debug)]
 pub(super) struct Output {
     commands: Sender<OutputCommand>,
@@ -86,7 +88,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Starts the thread; `job` is woken when there is an event.
+    /// Starts the thread. It wakes `job` when there is an event.
     pub(super) fn start(
         world: WorldSize,
         output_format: OutputFormat,
@@ -112,41 +114,41 @@ impl Output {
         };
         thread::Builder::new().name("output".to_owned()).spawn(move || {
             reader.run();
-            // The channel first, then the call to look at it; a panic keeps that order too.
+            // Close the channel before waking the job, so that the job sees the end. The order is the same in a panic.
             drop(reader);
             drop(wake_at_end);
         })?;
         Ok(Self { commands, events, waker })
     }
 
-    /// Reads these from now on.
-    pub(super) fn read(&self, rank: Rank, streams: RankStreams) {
+    /// Starts to read the streams of a rank.
+    pub(super) fn add_streams(&self, rank: Rank, streams: RankStreams) {
         self.send(OutputCommand::Read(rank, streams));
     }
 
-    /// Writes a line of ringrun's own to standard error, between the lines of the ranks.
+    /// Writes a message of ringrun itself to standard error, between the lines of the ranks.
     pub(super) fn note(&self, text: &str) {
         self.send(OutputCommand::Note(format!("ringrun: {text}\n")));
     }
 
-    /// Every rank has ended: writes what is still in the pipes, then answers with [`OutputEvent::Drained`].
+    /// Called after every rank has ended. The thread writes what is still in the pipes and then sends [`OutputEvent::Drained`].
     pub(super) fn finish(&self) {
         self.send(OutputCommand::Finish);
     }
 
-    /// What has happened since: nothing is `Empty`, and `Disconnected` means that nothing will, because the thread has ended.
-    pub(super) fn event(&self) -> Result<OutputEvent, TryRecvError> {
+    /// Returns the next event; `Empty` if there is none, `Disconnected` if the thread has ended.
+    pub(super) fn next_event(&self) -> Result<OutputEvent, TryRecvError> {
         self.events.try_recv()
     }
 
-    fn send(&self, order: OutputCommand) {
-        // A thread that has ended needs no commands.
-        let _ = self.commands.send(order);
+    fn send(&self, command: OutputCommand) {
+        // The thread may have ended; it then needs no commands.
+        let _ = self.commands.send(command);
         let _ = self.waker.wake();
     }
 }
 
-/// Wakes the job also when the thread ends otherwise than it should.
+/// Wakes the job when it is dropped, even if the thread panics.
 struct WakeOnDrop(Arc<Waker>);
 
 impl Drop for WakeOnDrop {
@@ -155,20 +157,20 @@ impl Drop for WakeOnDrop {
     }
 }
 
-/// The files of `--output-dir`: `DIR/rank.N/stdout` and `stderr`, N with leading zeros, as Horovod lays them out.
+/// The files of `--output-dir`: `DIR/rank.N/stdout` and `DIR/rank.N/stderr`, where N has leading zeros as in Horovod.
 #[derive(Default, Debug)]
 pub(super) struct OutputFiles {
-    /// Those of the ranks that have not yet been started.
+    /// The files of ranks that have not been started yet.
     by_rank: BTreeMap<Rank, [File; 2]>,
     directory: Option<PathBuf>,
 }
 
 impl OutputFiles {
-    /// Creates them all before anything is started; the error comes with its path.
+    /// Creates the files of all ranks. An error comes with the path.
     pub(super) fn create(directory: &Path, world: WorldSize) -> Result<Self, (PathBuf, io::Error)> {
         let mut by_rank = BTreeMap::new();
         for rank in world.ranks() {
-            let folder = directory.join(folder(rank, world));
+            let folder = directory.join(folder_name(rank, world));
             fs::create_dir_all(&folder).map_err(|error| (folder.clone(), error))?;
             let create = |stream: Stream| {
                 let path = folder.join(stream.name());
@@ -180,7 +182,7 @@ impl OutputFiles {
     }
 }
 
-fn folder(rank: Rank, world: WorldSize) -> String {
+fn folder_name(rank: Rank, world: WorldSize) -> String {
     let width = (world.get() - 1).to_string().len();
     format!("rank.{:0width$}", rank.get())
 }
@@ -189,14 +191,14 @@ fn folder(rank: Rank, world: WorldSize) -> String {
 struct RankPipe {
     rank: Rank,
     stream: Stream,
-    /// `None` at its end.
+    /// `None` after the end of the stream.
     pipe: Option<pipe::Receiver>,
     splitter: LineSplitter,
     file: Option<File>,
-    /// Whether a line was printed in pieces, which is said once.
+    /// Whether the message that lines are split has been printed.
     has_cut_a_line: bool,
     readable: bool,
-    /// How much may still be read once the ranks have ended.
+    /// How many bytes may still be read after all ranks have ended.
     drain_bytes: usize,
 }
 
@@ -239,12 +241,12 @@ impl OutputReader {
             if self.take_commands().is_err() {
                 break;
             }
-            // Each readable pipe in turn, one read each, so that a rank that prints without end leaves room for the others.
-            let mut any = false;
+            // Read each readable pipe once, so that a rank that prints without end does not delay the output of other ranks.
+            let mut has_read = false;
             for index in 0..self.pipes.len() {
-                any |= self.pipes[index].readable && self.read(index, &mut buffer);
+                has_read |= self.pipes[index].readable && self.read(index, &mut buffer);
             }
-            if any || self.finishing != was_finishing {
+            if has_read || self.finishing != was_finishing {
                 silent_since = Instant::now();
             }
             let open = self.pipes.iter().any(|source| source.pipe.is_some());
@@ -255,35 +257,35 @@ impl OutputReader {
         self.close();
     }
 
-    /// Hands over unfinished lines and answers.
+    /// Prints unfinished lines and sends [`OutputEvent::Drained`].
     fn close(&mut self) {
         for index in 0..self.pipes.len() {
-            self.end(index);
+            self.close_pipe(index);
         }
         let tails = self.tails.drain(..).map(LastLines::into_text).collect();
         let incomplete = std::mem::take(&mut self.incomplete);
-        self.tell(OutputEvent::Drained(OutputSummary { tails, incomplete }));
+        self.send_event(OutputEvent::Drained(OutputSummary { tails, incomplete }));
     }
 
-    /// An error means that the job has gone.
+    /// Executes the commands of the job. An error means that the job's thread has ended.
     fn take_commands(&mut self) -> Result<(), TryRecvError> {
         loop {
             match self.commands.try_recv() {
                 Ok(OutputCommand::Read(rank, streams)) => {
                     let files = self.files.by_rank.remove(&rank);
                     let (stdout, stderr) = files.map_or((None, None), |[out, err]| (Some(out), Some(err)));
-                    self.add(rank, Stream::Stdout, streams.stdout.into(), stdout);
-                    self.add(rank, Stream::Stderr, streams.stderr.into(), stderr);
+                    self.add_pipe(rank, Stream::Stdout, streams.stdout.into(), stdout);
+                    self.add_pipe(rank, Stream::Stderr, streams.stderr.into(), stderr);
                 }
                 Ok(OutputCommand::Note(text)) => self.sink.write(Stream::Stderr, text.as_bytes()),
                 Ok(OutputCommand::Finish) => self.finishing = true,
                 Err(TryRecvError::Empty) => return Ok(()),
-                Err(gone) => return Err(gone),
+                Err(disconnected) => return Err(disconnected),
             }
         }
     }
 
-    fn add(&mut self, rank: Rank, stream: Stream, mut pipe: pipe::Receiver, file: Option<File>) {
+    fn add_pipe(&mut self, rank: Rank, stream: Stream, mut pipe: pipe::Receiver, file: Option<File>) {
         let token = Token(self.pipes.len());
         let registered = pipe
             .set_nonblocking(true)
@@ -306,7 +308,7 @@ impl OutputReader {
         self.pipes.push(source);
     }
 
-    /// One read; whether it brought anything.
+    /// Reads once from a pipe. Returns whether there were any bytes.
     fn read(&mut self, index: usize, buffer: &mut [u8]) -> bool {
         let unfinished: usize = self.pipes.iter().map(|pipe| pipe.splitter.unfinished_bytes()).sum();
         let source = &mut self.pipes[index];
@@ -315,7 +317,7 @@ impl OutputReader {
             return false;
         };
         match pipe.read(buffer) {
-            Ok(0) => self.end(index),
+            Ok(0) => self.close_pipe(index),
             Ok(count) => {
                 let (sink, bytes) = (&mut self.sink, &buffer[..count]);
                 if let Some(file) = &mut source.file
@@ -323,16 +325,16 @@ impl OutputReader {
                 {
                     source.file = None;
                     let (rank, stream) = (source.rank, source.stream.name());
-                    let place = self.files.directory.as_deref().unwrap_or(Path::new("")).display();
-                    let sentence = format!("{stream} of rank {rank} in {place} is not complete: {error}");
+                    let directory = self.files.directory.as_deref().unwrap_or(Path::new("")).display();
+                    let sentence = format!("{stream} of rank {rank} in {directory} is not complete: {error}");
                     sink.write(Stream::Stderr, format!("ringrun: {sentence}\n").as_bytes());
                     self.incomplete.push(sentence);
                 }
                 let mut text = Vec::with_capacity(count + count / 4 + 32);
                 let tail = &mut self.tails[source.rank.index()];
-                let spare =
+                let spare_bytes =
                     UNFINISHED_BYTES_MAX.saturating_sub(unfinished) + source.splitter.unfinished_bytes();
-                let limit = spare.clamp(LINE_BYTES_MIN, LINE_BYTES_MAX);
+                let limit = spare_bytes.clamp(LINE_BYTES_MIN, LINE_BYTES_MAX);
                 let mut cuts_a_line = false;
                 source.splitter.push_limited(bytes, limit, |line, end| {
                     cuts_a_line |= end == LineEnd::Open;
@@ -342,8 +344,8 @@ impl OutputReader {
                 if cuts_a_line && !std::mem::replace(&mut source.has_cut_a_line, true) {
                     let (rank, stream, limit) = (source.rank, source.stream.name(), LINE_BYTES_MAX >> 20);
                     let text = format!(
-                        "ringrun: {stream} of rank {rank} has a line of more than {limit} MiB, or all ranks together have \
-                         unfinished lines of more than {} MiB: such lines are printed in pieces\n",
+                        "ringrun: {stream} of rank {rank} has a line of more than {limit} MiB, or the unfinished lines of all \
+                         ranks together exceed {} MiB: ringrun prints such lines in pieces\n",
                         UNFINISHED_BYTES_MAX >> 20
                     );
                     sink.write(Stream::Stderr, text.as_bytes());
@@ -355,18 +357,19 @@ impl OutputReader {
                 let stream = source.stream;
                 self.write(stream, &text);
                 if exhausted {
-                    self.end(index);
+                    self.close_pipe(index);
                 }
                 return true;
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => source.readable = false,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(_) => self.end(index),
+            Err(_) => self.close_pipe(index),
         }
         false
     }
 
-    fn end(&mut self, index: usize) {
+    /// Closes a pipe and prints its unfinished line.
+    fn close_pipe(&mut self, index: usize) {
         let source = &mut self.pipes[index];
         (source.pipe, source.file, source.readable) = (None, None, false);
         let (sink, tail) = (&self.sink, &mut self.tails[source.rank.index()]);
@@ -382,28 +385,28 @@ impl OutputReader {
     fn write(&mut self, stream: Stream, text: &[u8]) {
         let was_open = self.sink.stdout.is_ok();
         self.sink.write(stream, text);
-        // With files, the terminal is only a copy: the job goes on without it.
+        // With --output-dir the files have all output, so the job continues without standard output.
         if let Err(errno) = self.sink.stdout
             && was_open
         {
             if self.files.directory.is_none() {
-                self.tell(OutputEvent::Closed(errno));
+                self.send_event(OutputEvent::Closed(errno));
             } else if errno != EPIPE {
-                self.incomplete.push(stdout_is_incomplete(errno));
+                self.incomplete.push(stdout_incomplete_message(errno));
             }
         }
     }
 
-    fn tell(&self, event: OutputEvent) {
+    fn send_event(&self, event: OutputEvent) {
         let _ = self.events.send(event);
         let _ = self.job.wake();
     }
 }
 
-/// Our own standard output and error.
+/// Writes to ringrun's own standard output and standard error.
 struct TerminalWriter {
     output_format: OutputFormat,
-    /// Whether it can be written; if not, why, as an `errno`.
+    /// The `errno` of the first failed write. Nothing is written after it.
     stdout: Result<(), i32>,
     stderr: Result<(), i32>,
 }
@@ -413,13 +416,13 @@ impl TerminalWriter {
         Self { output_format, stdout: Ok(()), stderr: Ok(()) }
     }
 
-    /// Adds a line as the terminal is to show it.
+    /// Appends a line of a rank to `text` in the output format.
     fn format(&self, text: &mut Vec<u8>, rank: Rank, stream: Stream, line: &[u8], end: LineEnd) {
         if self.output_format == OutputFormat::Tagged {
             text.extend_from_slice(format!("[{rank}]<{}>:", stream.name()).as_bytes());
         }
         text.extend_from_slice(line);
-        // Untagged output is the ranks' own, byte for byte; a tagged piece always is a line.
+        // Untagged output is unchanged, byte for byte. A tagged piece always ends with a newline.
         if end == LineEnd::Newline || self.output_format == OutputFormat::Tagged {
             text.push(b'\n');
         }
@@ -438,12 +441,13 @@ impl TerminalWriter {
     }
 }
 
-/// What is told at the end of a job that has not been stopped for it.
-pub(super) fn stdout_is_incomplete(errno: i32) -> String {
+/// Returns the message at the end of a job that was not stopped although standard output could not be written.
+pub(super) fn stdout_incomplete_message(errno: i32) -> String {
     format!("standard output is not complete: {}", io::Error::from_raw_os_error(errno))
 }
 
-/// Writes all of it, or says as an `errno` why not. A terminal or pipe that another program has made non-blocking is waited for.
+/// Writes all of `text`. An error is an `errno`. If another program has made the terminal or pipe non-blocking, waits while it is
+/// full.
 fn write_all(out: &mut impl Write, mut text: &[u8]) -> Result<(), i32> {
     loop {
         let result = if text.is_empty() { out.flush().map(|()| 0) } else { out.write(text) };
@@ -463,16 +467,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_sort_as_their_ranks_do() {
+    fn folder_names_sort_in_rank_order() {
         for (rank, world, expected) in
             [(0, 1, "rank.0"), (9, 10, "rank.9"), (9, 11, "rank.09"), (7, 1000, "rank.007")]
         {
-            assert_eq!(folder(Rank::new(rank), WorldSize::new(world).unwrap()), expected);
+            assert_eq!(folder_name(Rank::new(rank), WorldSize::new(world).unwrap()), expected);
         }
     }
 
     #[test]
-    fn how_a_line_is_shown() {
+    fn lines_are_formatted_with_and_without_tags() {
         for (terminal, end, expected) in [
             (OutputFormat::Tagged, LineEnd::Newline, "[3]<stderr>:hello\n"),
             (OutputFormat::Tagged, LineEnd::Open, "[3]<stderr>:hello\n"),

@@ -1,4 +1,4 @@
-//! What `/proc` says about processes, and killing them. Everything here is best effort: a process may end while it is looked at.
+//! Finds processes through `/proc` and kills them. All functions are best effort, because a process may end at any time.
 
 use std::fs;
 
@@ -6,16 +6,16 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open, pidfd_send_signal,
 };
 
-/// Sends `signal` to every process of the group. A group that has gone is no error: that is what we want of it.
+/// Sends `signal` to every process of the group. Ignores a group that no longer exists.
 pub(super) fn signal_group(group: Pid, signal: i32) {
     if let Some(signal) = Signal::from_named_raw(signal) {
         let _ = kill_process_group(group, signal);
     }
 }
 
-/// The processes whose parent is `parent`, those among them that have ended but were not yet waited for.
+/// Returns the processes whose parent is `parent`, including zombies.
 pub(super) fn children(parent: Pid) -> Vec<Pid> {
-    all()
+    all_pids()
         .filter(|pid| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             parse_parent(&stat) == Some(parent.as_raw_nonzero().get())
@@ -23,43 +23,46 @@ pub(super) fn children(parent: Pid) -> Vec<Pid> {
         .collect()
 }
 
-/// Kills every process that began with this `NAME=value` in its environment, and returns how many there were. The
-/// processes that a rank starts inherit its environment, also those that leave its process group and session.
+/// Kills every process that was started with this `NAME=value` in its environment, and returns how many there were. Processes
+/// that a rank starts inherit its environment, even if they leave its process group and session.
 pub(super) fn kill_by_environment(entry: &[u8]) -> usize {
-    all().filter(|&pid| kill_if(pid, entry)).count()
+    all_pids().filter(|&pid| kill_if_environment_contains(pid, entry)).count()
 }
 
-/// The process is pinned before it is looked at, so that its number cannot come to mean another in between.
-fn kill_if(pid: Pid, entry: &[u8]) -> bool {
-    let pinned = pidfd_open(pid, PidfdFlags::empty());
+/// Kills the process if its environment contains `entry`. The pidfd is opened first, so that the check and the signal concern the
+/// same process even if its process id is reused.
+fn kill_if_environment_contains(pid: Pid, entry: &[u8]) -> bool {
+    let pidfd = pidfd_open(pid, PidfdFlags::empty());
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     if !environment.split(|&byte| byte == 0).any(|found| found == entry) {
         return false;
     }
-    match pinned {
-        Ok(pinned) => pidfd_send_signal(&pinned, Signal::KILL).is_ok(),
+    match pidfd {
+        Ok(pidfd) => pidfd_send_signal(&pidfd, Signal::KILL).is_ok(),
         // Linux before 5.3 and some sandboxes have no pidfd.
         Err(rustix::io::Errno::NOSYS) => kill_process(pid, Signal::KILL).is_ok(),
         Err(_) => false,
     }
 }
 
-fn all() -> impl Iterator<Item = Pid> {
+/// Returns the ids of all processes.
+fn all_pids() -> impl Iterator<Item = Pid> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw))
 }
 
-/// The parent from `/proc/PID/stat`. The name, in parentheses, may itself hold spaces and parentheses.
+/// Returns the parent from the text of `/proc/PID/stat`. The process name, in parentheses, may itself contain spaces and
+/// parentheses.
 fn parse_parent(stat: &str) -> Option<i32> {
     stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// Whether this process was started with `signal` ignored, as `nohup` does with SIGHUP.
+/// Returns whether this process ignores `signal`, as after `nohup` it ignores SIGHUP.
 pub(super) fn is_ignored(signal: i32) -> bool {
-    fs::read_to_string("/proc/self/status").is_ok_and(|status| mask_has(&status, signal))
+    fs::read_to_string("/proc/self/status").is_ok_and(|status| ignores_signal(&status, signal))
 }
 
-fn mask_has(status: &str, signal: i32) -> bool {
+fn ignores_signal(status: &str, signal: i32) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
@@ -70,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_with_parentheses() {
+    fn the_parent_is_parsed_although_names_contain_parentheses() {
         for (stat, expected) in [
             ("12 (sh) S 3 12 12 0", Some(3)),
             ("12 (a) R 1 (b)) Z 7 12", Some(7)),
@@ -83,10 +86,10 @@ mod tests {
     }
 
     #[test]
-    fn ignored_signals() {
+    fn ignored_signals_are_read_from_the_status() {
         let status = "Name:\tsh\nSigBlk:\t0000000000000002\nSigIgn:\t0000000000000001\n";
-        assert!(mask_has(status, 1));
-        assert!(!mask_has(status, 2));
-        assert!(!mask_has("", 1));
+        assert!(ignores_signal(status, 1));
+        assert!(!ignores_signal(status, 2));
+        assert!(!ignores_signal("", 1));
     }
 }

@@ -1,7 +1,8 @@
-//! The ranks' processes: starting them, seeing them end, and leaving nothing behind.
+//! Starts the processes of the ranks, detects their end, and kills all processes that they have started.
 //!
-//! Each rank leads a process group, so that the processes that it starts can be killed with it. ringrun is also the reaper of its
-//! descendants: those that leave their group, or lose their parent, become its children and are found in the end.
+//! Each rank leads a process group, so that the processes that it starts can be killed with it. ringrun is also the subreaper of
+//! its descendants: a process whose parent has ended becomes a child of ringrun, even if it has left the process group of its
+//! rank.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -24,11 +25,11 @@ use crate::types::Rank;
 #[derive(Debug)]
 struct RankProcess {
     pid: Pid,
-    line: ShimSocket,
+    shim: ShimSocket,
     running: bool,
 }
 
-/// All processes of the job. Dropping it kills them.
+/// The processes of all ranks and the watchdog. Dropping it kills them.
 #[derive(Debug)]
 pub(super) struct RankProcesses {
     processes: Vec<RankProcess>,
@@ -45,41 +46,45 @@ pub(super) struct RankStreams {
 
 impl RankProcesses {
     pub(super) fn new(watchdog: Watchdog) -> Self {
-        // Refused by some sandboxes: descendants that leave their group are then the watchdog's affair alone.
+        // Some sandboxes refuse this. Then only the watchdog kills descendants that have left their process group.
         let _ = set_child_subreaper(Some(getpid()));
         Self { processes: Vec::new(), watchdog, watchdog_ended: false }
     }
 
-    /// Starts the next rank. It must be called on a thread that lives as long as the job: the kernel ties a child's request to
-    /// die with its parent to the parent's thread.
+    /// Starts the next rank. Call it on a thread that lives as long as the job: the rank asks to be killed when its parent
+    /// dies, and for the kernel the parent is the thread that started it.
     pub(super) fn start(&mut self, mut command: Command) -> io::Result<RankStreams> {
-        let (line, theirs) = ShimSocket::pair()?;
-        let mut child =
-            command.stdin(theirs).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()?;
-        // Our copy of the rank's end of the socket goes with the command.
+        let (shim, shim_stdin) = ShimSocket::pair()?;
+        let mut child = command
+            .stdin(shim_stdin)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        // Closes ringrun's copy of the shim's end of the socket.
         drop(command);
         let pid = Pid::from_child(&child);
         self.watchdog.add(pid);
-        line.go();
-        self.processes.push(RankProcess { pid, line, running: true });
-        let stdout = child.stdout.take().expect("its stdout was asked for");
-        let stderr = child.stderr.take().expect("its stderr was asked for");
+        shim.send_go();
+        self.processes.push(RankProcess { pid, shim, running: true });
+        let stdout = child.stdout.take().expect("stdout was set to a pipe");
+        let stderr = child.stderr.take().expect("stderr was set to a pipe");
         Ok(RankStreams { stdout, stderr })
     }
 
-    /// The processes' numbers, by rank.
+    /// Returns the process id of each rank, in rank order.
     pub(super) fn pids(&self) -> Vec<i32> {
         self.processes.iter().map(|process| process.pid.as_raw_nonzero().get()).collect()
     }
 
-    /// Sends `signal` to the group of each rank that still runs.
+    /// Sends `signal` to the process group of each rank that still runs.
     pub(super) fn signal(&self, signal: i32) {
         for process in self.processes.iter().filter(|process| process.running) {
             processes::signal_group(process.pid, signal);
         }
     }
 
-    /// The ranks that have ended since the last call. What a rank leaves in its process group is killed.
+    /// Returns the ranks that have ended since the last call. Kills the processes that remain in their process groups.
     pub(super) fn reap(&mut self) -> Vec<(Rank, RankEnd)> {
         let mut batch = Vec::new();
         for index in 0..self.processes.len() {
@@ -87,57 +92,59 @@ impl RankProcesses {
             if !process.running {
                 continue;
             }
-            // Only looked at, not yet reaped: until then neither its number nor its group's can come to mean another.
+            // NOWAIT does not reap the process, so that its process id is not reused before its group is killed.
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
-            let Ok(Some(status)) = retry(|| waitid(WaitId::Pid(process.pid), options)) else { continue };
+            let Ok(Some(status)) = retry_interrupted(|| waitid(WaitId::Pid(process.pid), options)) else {
+                continue;
+            };
             let pid = process.pid;
-            let ended = self.bury(index, status.exit_status(), status.terminating_signal());
-            let _ = retry(|| waitpid(Some(pid), WaitOptions::NOHANG));
+            let ended = self.finish_rank(index, status.exit_status(), status.terminating_signal());
+            let _ = retry_interrupted(|| waitpid(Some(pid), WaitOptions::NOHANG));
             batch.push((Rank::new(index as u32), ended));
         }
         self.reap_orphans(&mut batch);
         batch
     }
 
-    /// Reaps what has become our child because its own parent ended.
+    /// Reaps processes that became children of ringrun because their own parent ended.
     fn reap_orphans(&mut self, batch: &mut Vec<(Rank, RankEnd)>) {
-        while let Ok(Some((pid, status))) = retry(|| wait(WaitOptions::NOHANG)) {
+        while let Ok(Some((pid, status))) = retry_interrupted(|| wait(WaitOptions::NOHANG)) {
             if pid == self.watchdog.pid() {
                 self.watchdog_ended = true;
-                self.watchdog.lost();
+                self.watchdog.set_lost();
             }
-            // A rank that ended since we looked.
+            // The process may be a rank that ended after the loop in `reap`.
             let found = self.processes.iter().position(|process| process.running && process.pid == pid);
             if let Some(index) = found {
-                let ended = self.bury(index, status.exit_status(), status.terminating_signal());
+                let ended = self.finish_rank(index, status.exit_status(), status.terminating_signal());
                 batch.push((Rank::new(index as u32), ended));
             }
         }
     }
 
-    /// A rank has ended: kills the rest of its group and says how it ended.
-    fn bury(&mut self, index: usize, code: Option<i32>, signal: Option<i32>) -> RankEnd {
+    /// Called when a rank has ended: kills the rest of its process group and returns how the rank ended.
+    fn finish_rank(&mut self, index: usize, code: Option<i32>, signal: Option<i32>) -> RankEnd {
         let process = &mut self.processes[index];
         process.running = false;
         processes::signal_group(process.pid, SIGKILL);
         self.watchdog.remove(process.pid);
-        match (process.line.exec_error(), code) {
+        match (process.shim.exec_error(), code) {
             (Some(errno), _) => RankEnd::NotRun(errno),
             (None, Some(code)) => RankEnd::Exited(code as u8),
             (None, None) => RankEnd::Killed(signal.unwrap_or(SIGKILL)),
         }
     }
 
-    /// Whether the watchdog ended before its time.
+    /// Returns whether the watchdog ended unexpectedly.
     pub(super) fn watchdog_ended(&self) -> bool {
         self.watchdog_ended
     }
 
-    /// Kills what the ranks have left behind outside of their groups, and says how many there were, including dead ones that were
-    /// not waited for. To be called again, after the next SIGCHLD and `reap`, until there are none: a killed process hands
-    /// its children to us.
+    /// Kills processes that the ranks have left behind outside their process groups, and returns how many there were, including
+    /// zombies. Call it again after the next SIGCHLD and `reap`, until it returns 0: the children of a killed process become
+    /// children of ringrun.
     ///
-    /// They are our children and only we reap them, so their numbers cannot come to mean others.
+    /// Only ringrun reaps these processes, so their process ids cannot be reused meanwhile.
     pub(super) fn kill_leftovers(&self) -> usize {
         let watchdog = self.watchdog.pid();
         let leftovers = processes::children(getpid());
@@ -154,8 +161,8 @@ impl Drop for RankProcesses {
     }
 }
 
-/// A call that a signal interrupts is made again.
-fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+/// Repeats a system call that a signal has interrupted.
+fn retry_interrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {
             Err(Errno::INTR) => {}

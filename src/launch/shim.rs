@@ -1,11 +1,11 @@
-//! The shim: what runs in a rank's process before the rank's own command does.
+//! The shim: the program that runs first in a rank's process and then executes the rank's command.
 //!
-//! It asks the kernel to kill it when ringrun dies, waits until ringrun has made the rank known to the watchdog, and then turns
-//! into the command by `exec`, which keeps that request. What cannot be executed is reported to ringrun with its `errno`, apart
-//! from the command's own exit code: a command may well exit with 127 itself.
+//! It asks the kernel to kill it when ringrun dies, waits until ringrun has told the watchdog about the rank, and then becomes
+//! the command by `exec`, which keeps the request to the kernel. If `exec` fails, the shim sends the `errno` to ringrun. An
+//! exit code would not do: the command itself may exit with 127.
 //!
-//! Its standard input is a socket to ringrun: one byte in means go; four bytes out are the `errno`; its end means that the
-//! command runs.
+//! The standard input of the shim is a socket to ringrun. ringrun sends one byte, after which the shim executes the command. The
+//! shim sends the 4 bytes of the `errno` if that fails. If it succeeds, the socket is closed.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read as _, Write as _};
@@ -21,52 +21,55 @@ use super::command::Program;
 use super::topology::{self, Processor};
 use crate::exit::Exit;
 
-/// By this name (`argv[0]`) ringrun's executable acts as the shim.
+/// The name (`argv[0]`) under which ringrun's executable runs as the shim.
 pub const SHIM: &str = "ring-rank";
 
-/// The byte that means go.
+/// The byte that tells the shim to execute the command.
 const GO: u8 = b'g';
 
-/// The command that starts a rank by way of the shim, bound to these processors, if there are any.
+/// The arguments that say how to find the program.
+const BUILT_IN: &str = "built-in";
+const NAMED: &str = "named";
+
+/// Returns the command that starts a rank through the shim. The rank is bound to `processors`; it is not bound if there are none.
 pub(super) fn command(program: &Program, arguments: &[OsString], processors: &[Processor]) -> Command {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0(SHIM).arg(getpid().to_string()).arg(topology::list(processors));
+    command.arg0(SHIM).arg(getpid().to_string()).arg(topology::format_list(processors));
     match program {
-        Program::Carried(name) => command.arg("carried").arg(name),
-        Program::Named(name) => command.arg("named").arg(name),
+        Program::BuiltIn(name) => command.arg(BUILT_IN).arg(name),
+        Program::Named(name) => command.arg(NAMED).arg(name),
     };
     command.args(arguments);
     command
 }
 
-/// ringrun's end of the socket.
+/// ringrun's end of the socket to a shim.
 #[derive(Debug)]
 pub(super) struct ShimSocket {
     stream: UnixStream,
 }
 
 impl ShimSocket {
-    /// Both ends: ours, and the rank's standard input.
+    /// Makes a socket pair: ringrun's end, and the end that becomes the standard input of the shim.
     pub(super) fn pair() -> io::Result<(Self, Stdio)> {
-        let (ours, theirs) = UnixStream::pair()?;
-        ours.set_nonblocking(true)?;
-        Ok((Self { stream: ours }, Stdio::from(std::os::fd::OwnedFd::from(theirs))))
+        let (stream, shim_end) = UnixStream::pair()?;
+        stream.set_nonblocking(true)?;
+        Ok((Self { stream }, Stdio::from(std::os::fd::OwnedFd::from(shim_end))))
     }
 
-    /// Lets the rank go. One that has died meanwhile is found dead by the ordinary way.
-    pub(super) fn go(&self) {
+    /// Tells the shim to execute the command. Ignores errors: if the shim has died, ringrun is notified of its end as usual.
+    pub(super) fn send_go(&self) {
         let _ = (&self.stream).write_all(&[GO]);
     }
 
-    /// Of a rank that has ended: the `errno` for which its command could not be executed.
+    /// Returns the `errno` if the command of a rank that has ended could not be executed.
     pub(super) fn exec_error(&self) -> Option<i32> {
         let mut errno = [0; 4];
         (&self.stream).read_exact(&mut errno).ok().map(|()| i32::from_le_bytes(errno))
     }
 }
 
-/// The shim's program: `ring-rank PARENT PROCESSORS carried|named NAME ARGUMENTS`. Returns only if the command could not be
-/// executed.
+/// Runs the shim: `ring-rank PARENT PROCESSORS built-in|named NAME ARGUMENTS`. Returns only if the command could not be executed.
 pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let parent = arguments.next().and_then(|parent| parent.to_str()?.parse().ok());
     let processors = arguments.next();
@@ -76,19 +79,19 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     else {
         return Exit::Usage.into();
     };
-    // First the request, then the look: a parent that dies in between is seen by one or the other.
-    let asked = set_parent_process_death_signal(Some(Signal::KILL));
-    if asked.is_err() || getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(parent) {
+    // The check comes after the request, so that a parent that dies in between is noticed.
+    let requested = set_parent_process_death_signal(Some(Signal::KILL));
+    if requested.is_err() || getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(parent) {
         return Exit::Start.into();
     }
-    let Ok(mut line) = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from) else {
+    let Ok(mut socket) = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from) else {
         return Exit::Start.into();
     };
-    if line.read_exact(&mut [0]).is_err() {
+    if socket.read_exact(&mut [0]).is_err() {
         return Exit::Start.into();
     }
     bind(&processors);
-    let mut command = if kind == "carried" {
+    let mut command = if kind == BUILT_IN {
         let mut command = Command::new("/proc/self/exe");
         command.arg0(name);
         command
@@ -97,12 +100,12 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     };
     let error = command.args(arguments).stdin(Stdio::null()).exec();
     let errno = error.raw_os_error().unwrap_or_else(|| rustix::io::Errno::INVAL.raw_os_error());
-    let _ = line.write_all(&errno.to_le_bytes());
+    let _ = socket.write_all(&errno.to_le_bytes());
     Exit::CommandNotRun.into()
 }
 
-/// Binds this process to the processors, and with it every thread that the command will start. A sandbox may refuse: the
-/// rank then runs unbound.
+/// Binds this process, and so every thread that the command will start, to the processors. If a sandbox refuses, the rank runs
+/// unbound.
 fn bind(processors: &OsStr) {
     let Some(processors) = processors.to_str().and_then(topology::parse_list) else { return };
     let mut set = CpuSet::new();

@@ -1,4 +1,4 @@
-//! Signals to ringrun as readiness of a poll.
+//! Turns signals to ringrun into events of a `mio` poll.
 
 use std::io::{self, Read as _};
 use std::os::unix::net::UnixStream as StdStream;
@@ -12,13 +12,13 @@ use signal_hook::low_level::pipe;
 
 use super::processes;
 
-/// SIGCHLD tells us of ranks; the others are told to them.
+/// The signals that ringrun handles. SIGCHLD reports that a process ended; the other signals are passed on to the ranks.
 const HANDLED: [i32; 10] =
     [SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH];
 
 const _: () = assert!(SIGKILL == 9, "the numbers of Linux");
 
-/// A socket per signal, into which the signal's handler writes a byte.
+/// One socket for each signal. The signal handler writes a byte to it.
 #[derive(Debug)]
 pub(super) struct Signals {
     streams: Vec<(i32, UnixStream)>,
@@ -26,11 +26,11 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Takes over the signals; they wake the poll with tokens from `first` on.
+    /// Installs handlers for the signals. Their sockets have consecutive tokens from `first`.
     pub(super) fn register(registry: &Registry, first: usize) -> io::Result<Self> {
         let mut streams = Vec::new();
         for signal in HANDLED {
-            // A job under nohup outlives its terminal.
+            // A job under nohup continues when its terminal closes.
             if signal == SIGHUP && processes::is_ignored(SIGHUP) {
                 continue;
             }
@@ -44,14 +44,14 @@ impl Signals {
         Ok(Self { streams, first })
     }
 
-    /// The signal behind a token. Several of the same count as one, as they do in the kernel.
+    /// Returns the signal of a token, if it has arrived. A signal that arrived several times counts once, as in the kernel.
     pub(super) fn take(&mut self, token: Token) -> Option<i32> {
         let (signal, stream) = self.streams.get_mut(token.0.checked_sub(self.first)?)?;
         let mut bytes = [0; 64];
-        let mut any = false;
+        let mut has_arrived = false;
         while matches!(stream.read(&mut bytes), Ok(count) if count > 0) {
-            any = true;
+            has_arrived = true;
         }
-        any.then_some(*signal)
+        has_arrived.then_some(*signal)
     }
 }

@@ -1,14 +1,16 @@
-//! When to stop a job, and how hard: a state machine without IO, whose time is an argument (the time since the job's start).
+//! The state machine that decides when to send which signal to the ranks. It does no IO, and time is an argument: the time since
+//! the job started.
 //!
-//! Feed it what happened (`ended`, `signalled`, `output_closed`, `tick`), then do what `poll_action` says until it says nothing,
-//! and wait no longer than `deadline`.
+//! The caller reports events with `handle_rank_ends`, `handle_signal`, `handle_closed_output` and `tick`. It then performs
+//! the actions that `poll_action` returns, until it returns `None`, and waits for the next event until `deadline` at the
+//! latest.
 //!
 //! ```text
-//!            a rank fails          grace over           kill-after over
-//!  Running ---------------> Leaving ---------> Stopping --------------> Killing ---> over
-//!     |      (the others notice         SIGTERM      ^         SIGKILL
-//!     |       and exit)                              |
-//!     +--- SIGINT, SIGTERM, job timeout, no reader --+       (a second Ctrl-C: straight to Killing)
+//!            a rank fails          --grace passed            --kill-after passed
+//!  Running -----------------> Leaving ------------> Stopping -------------------> Killing ---> over
+//!     |    (other ranks exit)            SIGTERM       ^             SIGKILL
+//!     |                                                |
+//!     +- SIGINT, SIGTERM, job timeout, closed output --+      (Ctrl-C again: Killing at once)
 //! ```
 
 use std::collections::VecDeque;
@@ -17,51 +19,51 @@ use std::time::Duration;
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM};
 
 use super::LaunchLimits;
-use super::outcome::{JobOutcome, RankEnd, RankStatus, seconds, signal_name};
+use super::outcome::{JobOutcome, RankEnd, RankStatus, format_seconds, signal_name};
 use crate::types::Rank;
 
-/// How long a process may take to vanish after SIGKILL before ringrun gives it up: one in uninterruptible sleep (a dead network
-/// file system, a driver) may never do so.
+/// How long ringrun waits for a process to end after SIGKILL. A process in uninterruptible sleep (a dead network file system, a
+/// driver) may never end.
 const KILL_WAIT: Duration = Duration::from_secs(10);
 
-/// What the job does next.
+/// An action that the job must perform.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum SupervisorAction {
     /// Send this signal to the process group of every rank that still runs.
     Signal(i32),
-    /// Tell the person.
+    /// Print this message.
     Note(String),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StopPhase {
     Running,
-    /// A rank failed; the others have time to notice and exit.
+    /// A rank failed. The other ranks have time to notice it and exit.
     Leaving {
         until: Duration,
     },
-    /// All have been told to end.
+    /// All ranks got a signal that tells them to exit.
     Stopping {
         until: Duration,
     },
-    /// All have been killed; the kernel has yet to say so.
+    /// All ranks got SIGKILL, and their processes have not all ended yet.
     Killing {
         until: Duration,
     },
-    /// Some could not be killed.
-    GivenUp,
+    /// Some processes did not end after SIGKILL.
+    KillFailed,
 }
 
 pub(super) struct Supervisor {
     limits: LaunchLimits,
     members: Vec<RankStatus>,
-    stage: StopPhase,
+    phase: StopPhase,
     outcome: JobOutcome,
     actions: VecDeque<SupervisorAction>,
 }
 
 impl Supervisor {
-    /// A job whose ranks run as these processes.
+    /// Supervises a job whose ranks are these processes.
     pub(super) fn new(limits: LaunchLimits, pids: &[i32]) -> Self {
         let members = (0..)
             .zip(pids)
@@ -70,14 +72,14 @@ impl Supervisor {
         Self {
             limits,
             members,
-            stage: StopPhase::Running,
+            phase: StopPhase::Running,
             outcome: JobOutcome::Success,
             actions: VecDeque::new(),
         }
     }
 
-    /// These ranks were found to have ended, in an unknown order.
-    pub(super) fn ended(&mut self, batch: &[(Rank, RankEnd)], now: Duration) {
+    /// Reports ranks that have ended. Their order in `batch` is not the order in which they ended.
+    pub(super) fn handle_rank_ends(&mut self, batch: &[(Rank, RankEnd)], now: Duration) {
         for &(rank, ended) in batch {
             self.members[rank.index()].ended.get_or_insert((ended, now));
         }
@@ -89,42 +91,42 @@ impl Supervisor {
         if ended.is_success() {
             return;
         }
-        match (self.stage, self.outcome) {
+        match (self.phase, self.outcome) {
             (StopPhase::Running, _) => self.fail(rank, now),
-            // A rank that only reports what another did may be seen before that one: the kernel closes the sockets of a dying
-            // process before it tells its parent.
+            // ringrun may see the end of a rank that lost a peer before the end of that peer: the kernel closes the sockets of a
+            // dying process before it notifies the parent.
             (StopPhase::Leaving { .. }, JobOutcome::Failed(first)) if ended.blame() > self.blame(first) => {
                 self.outcome = JobOutcome::Failed(rank);
-                self.note(self.members[rank.index()].sentence());
+                self.note(self.members[rank.index()].describe());
             }
             _ => {}
         }
     }
 
-    /// ringrun itself received this signal.
-    pub(super) fn signalled(&mut self, signal: i32, now: Duration) {
+    /// Reports that ringrun itself received this signal.
+    pub(super) fn handle_signal(&mut self, signal: i32, now: Duration) {
         match signal {
-            SIGINT | SIGHUP | SIGQUIT => match self.stage {
+            SIGINT | SIGHUP | SIGQUIT => match self.phase {
                 StopPhase::Running => {
                     self.outcome = JobOutcome::Interrupted(signal);
                     self.note(format!(
-                        "{}: the ranks have {} to end{}",
+                        "{}: the ranks have {} to exit{}",
                         signal_name(signal),
-                        seconds(self.limits.kill_after),
+                        format_seconds(self.limits.kill_after),
                         if signal == SIGINT { "; press Ctrl-C again to kill them at once" } else { "" }
                     ));
                     self.stop(signal, self.limits.kill_after, now);
                 }
-                // The person insists. A terminal that hangs up after Ctrl-C does not.
+                // While the job is being stopped, Ctrl-C kills the ranks at once. SIGHUP from a closing terminal does not.
                 _ if signal == SIGINT => self.kill(now),
                 _ => {}
             },
             SIGTERM => {
-                if self.stage == StopPhase::Running {
+                if self.phase == StopPhase::Running {
                     self.outcome = JobOutcome::Terminated;
                     self.note(format!(
-                        "SIGTERM: the ranks have {} to end",
-                        seconds(self.limits.term_timeout)
+                        "SIGTERM: the ranks have {} to exit",
+                        format_seconds(self.limits.term_timeout)
                     ));
                     self.stop(signal, self.limits.term_timeout, now);
                 }
@@ -133,17 +135,17 @@ impl Supervisor {
         }
     }
 
-    /// Our standard output cannot be written any more, for this `errno`; `EPIPE` if its reader has gone.
-    pub(super) fn output_closed(&mut self, errno: i32, now: Duration) {
-        if self.stage == StopPhase::Running {
+    /// Reports that a write to ringrun's standard output failed with this `errno`: `EPIPE` if its reader closed it.
+    pub(super) fn handle_closed_output(&mut self, errno: i32, now: Duration) {
+        if self.phase == StopPhase::Running {
             self.outcome = JobOutcome::OutputClosed { errno };
             self.stop(SIGTERM, self.limits.kill_after, now);
         }
     }
 
-    /// Time has passed.
+    /// Reports that time has passed.
     pub(super) fn tick(&mut self, now: Duration) {
-        match self.stage {
+        match self.phase {
             StopPhase::Running if self.limits.job_timeout.is_some_and(|timeout| now >= timeout) => {
                 self.outcome = JobOutcome::TimedOut;
                 self.note("the job passed its --job-timeout; stopping it".to_owned());
@@ -151,33 +153,33 @@ impl Supervisor {
             }
             StopPhase::Leaving { until } if now >= until => self.stop(SIGTERM, self.limits.kill_after, now),
             StopPhase::Stopping { until } if now >= until => self.kill(now),
-            StopPhase::Killing { until } if now >= until => self.stage = StopPhase::GivenUp,
+            StopPhase::Killing { until } if now >= until => self.phase = StopPhase::KillFailed,
             _ => {}
         }
     }
 
-    /// When `tick` must be called at the latest.
+    /// Returns the latest time at which `tick` must be called.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        match self.stage {
+        match self.phase {
             StopPhase::Running => self.limits.job_timeout,
             StopPhase::Leaving { until } | StopPhase::Stopping { until } | StopPhase::Killing { until } => {
                 Some(until)
             }
-            StopPhase::GivenUp => None,
+            StopPhase::KillFailed => None,
         }
     }
 
-    /// The next thing to do, first things first.
+    /// Returns the next action, in the order in which they must be performed.
     pub(super) fn poll_action(&mut self) -> Option<SupervisorAction> {
         self.actions.pop_front()
     }
 
-    /// Whether there is nothing left to wait for.
+    /// Returns whether every rank has ended or cannot be killed.
     pub(super) fn is_over(&self) -> bool {
-        self.stage == StopPhase::GivenUp || self.members.iter().all(|member| member.ended.is_some())
+        self.phase == StopPhase::KillFailed || self.members.iter().all(|member| member.ended.is_some())
     }
 
-    /// What became of the job and of each rank.
+    /// Returns the outcome of the job and the status of each rank.
     pub(super) fn into_result(self) -> (JobOutcome, Vec<RankStatus>) {
         (self.outcome, self.members)
     }
@@ -189,11 +191,11 @@ impl Supervisor {
     fn fail(&mut self, rank: Rank, now: Duration) {
         self.outcome = JobOutcome::Failed(rank);
         if self.members.iter().any(|member| member.ended.is_none()) {
-            let grace = seconds(self.limits.grace);
-            let sentence = self.members[rank.index()].sentence();
-            self.note(format!("{sentence}; the others have {grace} to end"));
+            let grace = format_seconds(self.limits.grace);
+            let sentence = self.members[rank.index()].describe();
+            self.note(format!("{sentence}; the other ranks have {grace} to exit"));
         }
-        self.stage = StopPhase::Leaving { until: now + self.limits.grace };
+        self.phase = StopPhase::Leaving { until: now + self.limits.grace };
         self.tick(now);
     }
 
@@ -201,13 +203,13 @@ impl Supervisor {
         self.actions.push_back(SupervisorAction::Signal(signal));
         // A stopped process handles no signal but SIGKILL until it is continued.
         self.actions.push_back(SupervisorAction::Signal(SIGCONT));
-        self.stage = StopPhase::Stopping { until: now + patience };
+        self.phase = StopPhase::Stopping { until: now + patience };
     }
 
     fn kill(&mut self, now: Duration) {
-        if !matches!(self.stage, StopPhase::Killing { .. } | StopPhase::GivenUp) {
+        if !matches!(self.phase, StopPhase::Killing { .. } | StopPhase::KillFailed) {
             self.actions.push_back(SupervisorAction::Signal(SIGKILL));
-            self.stage = StopPhase::Killing { until: now + KILL_WAIT };
+            self.phase = StopPhase::Killing { until: now + KILL_WAIT };
         }
     }
 
@@ -232,12 +234,12 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn of_three() -> Supervisor {
+    fn supervise_three_ranks() -> Supervisor {
         Supervisor::new(LIMITS, &[10, 11, 12])
     }
 
-    /// The signals that it now wants sent.
-    fn signals(supervisor: &mut Supervisor) -> Vec<i32> {
+    /// Takes all pending actions and returns the signals among them.
+    fn take_signals(supervisor: &mut Supervisor) -> Vec<i32> {
         std::iter::from_fn(|| supervisor.poll_action())
             .filter_map(
                 |action| if let SupervisorAction::Signal(signal) = action { Some(signal) } else { None },
@@ -245,51 +247,51 @@ mod tests {
             .collect()
     }
 
-    fn end(supervisor: &mut Supervisor, rank: u32, ended: RankEnd, now: Duration) {
-        supervisor.ended(&[(Rank::new(rank), ended)], now);
+    fn end_rank(supervisor: &mut Supervisor, rank: u32, ended: RankEnd, now: Duration) {
+        supervisor.handle_rank_ends(&[(Rank::new(rank), ended)], now);
     }
 
     #[test]
-    fn ranks_that_succeed_one_after_another() {
-        let mut job = of_three();
+    fn the_job_succeeds_when_every_rank_has_exited_with_0() {
+        let mut job = supervise_three_ranks();
         for rank in 0..3 {
             assert!(!job.is_over());
-            end(&mut job, rank, RankEnd::Exited(0), s(u64::from(rank)));
+            end_rank(&mut job, rank, RankEnd::Exited(0), s(u64::from(rank)));
         }
         assert!(job.is_over());
-        assert!(signals(&mut job).is_empty());
+        assert!(take_signals(&mut job).is_empty());
         assert_eq!(job.into_result().0, JobOutcome::Success);
     }
 
     #[test]
-    fn a_failure_leaves_time_then_asks_then_kills() {
-        let mut job = of_three();
-        end(&mut job, 1, RankEnd::Exited(3), s(10));
-        assert_eq!((signals(&mut job), job.deadline()), (vec![], Some(s(12))));
+    fn after_a_failure_ranks_get_time_then_sigterm_then_sigkill() {
+        let mut job = supervise_three_ranks();
+        end_rank(&mut job, 1, RankEnd::Exited(3), s(10));
+        assert_eq!((take_signals(&mut job), job.deadline()), (vec![], Some(s(12))));
         job.tick(s(12));
-        assert_eq!((signals(&mut job), job.deadline()), (vec![SIGTERM, SIGCONT], Some(s(17))));
-        end(&mut job, 0, RankEnd::Killed(SIGTERM), s(13));
+        assert_eq!((take_signals(&mut job), job.deadline()), (vec![SIGTERM, SIGCONT], Some(s(17))));
+        end_rank(&mut job, 0, RankEnd::Killed(SIGTERM), s(13));
         job.tick(s(17));
-        assert_eq!((signals(&mut job), job.deadline()), (vec![SIGKILL], Some(s(27))));
+        assert_eq!((take_signals(&mut job), job.deadline()), (vec![SIGKILL], Some(s(27))));
         assert!(!job.is_over());
-        end(&mut job, 2, RankEnd::Killed(SIGKILL), s(17));
+        end_rank(&mut job, 2, RankEnd::Killed(SIGKILL), s(17));
         assert!(job.is_over());
         assert_eq!(job.into_result().0, JobOutcome::Failed(Rank::new(1)));
     }
 
     #[test]
-    fn a_process_that_cannot_be_killed_is_given_up() {
-        let mut job = of_three();
-        job.signalled(SIGINT, s(1));
+    fn the_job_ends_although_a_process_cannot_be_killed() {
+        let mut job = supervise_three_ranks();
+        job.handle_signal(SIGINT, s(1));
         job.tick(s(6));
         job.tick(s(16));
         assert!(job.is_over());
         assert!(job.into_result().1.iter().all(|member| member.ended.is_none()));
     }
 
-    /// Which rank a job is blamed on, for ends that arrive together or one after the other.
+    /// The ends of ranks may be seen together or one after another.
     #[test]
-    fn the_rank_that_began_it_is_blamed() {
+    fn the_rank_that_failed_first_is_blamed() {
         let lost = RankEnd::Exited(6);
         for (name, batches, expected) in [
             ("first by time", vec![vec![(2, RankEnd::Exited(4))], vec![(0, RankEnd::Exited(3))]], 2),
@@ -311,68 +313,68 @@ mod tests {
             ("lowest of equals", vec![vec![(1, RankEnd::Exited(4)), (2, RankEnd::Exited(5))]], 1),
             ("success does not matter", vec![vec![(0, RankEnd::Exited(0)), (2, RankEnd::Exited(4))]], 2),
         ] {
-            let mut job = of_three();
+            let mut job = supervise_three_ranks();
             for batch in batches {
                 let batch: Vec<_> = batch.into_iter().map(|(rank, ended)| (Rank::new(rank), ended)).collect();
-                job.ended(&batch, s(1));
+                job.handle_rank_ends(&batch, s(1));
             }
             assert_eq!(job.into_result().0, JobOutcome::Failed(Rank::new(expected)), "{name}");
         }
     }
 
     #[test]
-    fn what_follows_our_own_signals_is_not_the_cause() {
-        let mut job = of_three();
-        end(&mut job, 0, RankEnd::Exited(6), s(1));
+    fn ranks_that_ringrun_stopped_are_not_blamed() {
+        let mut job = supervise_three_ranks();
+        end_rank(&mut job, 0, RankEnd::Exited(6), s(1));
         job.tick(s(3));
-        end(&mut job, 1, RankEnd::Killed(SIGTERM), s(3));
+        end_rank(&mut job, 1, RankEnd::Killed(SIGTERM), s(3));
         assert_eq!(job.into_result().0, JobOutcome::Failed(Rank::ZERO));
     }
 
     #[test]
-    fn ctrl_c_asks_and_a_second_one_kills() {
-        let mut job = of_three();
-        job.signalled(SIGINT, s(1));
-        assert_eq!((signals(&mut job), job.deadline()), (vec![SIGINT, SIGCONT], Some(s(6))));
-        end(&mut job, 0, RankEnd::Exited(1), s(2));
-        job.signalled(SIGINT, s(2));
-        assert_eq!(signals(&mut job), [SIGKILL]);
+    fn ctrl_c_sends_sigint_and_a_second_one_sigkill() {
+        let mut job = supervise_three_ranks();
+        job.handle_signal(SIGINT, s(1));
+        assert_eq!((take_signals(&mut job), job.deadline()), (vec![SIGINT, SIGCONT], Some(s(6))));
+        end_rank(&mut job, 0, RankEnd::Exited(1), s(2));
+        job.handle_signal(SIGINT, s(2));
+        assert_eq!(take_signals(&mut job), [SIGKILL]);
         assert_eq!(job.into_result().0, JobOutcome::Interrupted(SIGINT));
     }
 
     #[test]
-    fn sigterm_leaves_time_to_save_however_often_it_comes() {
-        let mut job = of_three();
-        job.signalled(SIGTERM, s(1));
-        job.signalled(SIGTERM, s(2));
-        assert_eq!((signals(&mut job), job.deadline()), (vec![SIGTERM, SIGCONT], Some(s(26))));
+    fn a_second_sigterm_does_not_change_the_time_to_save() {
+        let mut job = supervise_three_ranks();
+        job.handle_signal(SIGTERM, s(1));
+        job.handle_signal(SIGTERM, s(2));
+        assert_eq!((take_signals(&mut job), job.deadline()), (vec![SIGTERM, SIGCONT], Some(s(26))));
         job.tick(s(26));
-        assert_eq!(signals(&mut job), [SIGKILL]);
+        assert_eq!(take_signals(&mut job), [SIGKILL]);
     }
 
     #[test]
-    fn other_signals_pass_through() {
-        let mut job = of_three();
-        job.signalled(signal_hook::consts::SIGUSR1, s(1));
-        assert_eq!(signals(&mut job), [signal_hook::consts::SIGUSR1]);
+    fn other_signals_are_passed_on() {
+        let mut job = supervise_three_ranks();
+        job.handle_signal(signal_hook::consts::SIGUSR1, s(1));
+        assert_eq!(take_signals(&mut job), [signal_hook::consts::SIGUSR1]);
         assert_eq!(job.into_result().0, JobOutcome::Success);
     }
 
     #[test]
-    fn the_job_has_a_deadline() {
-        let mut job = of_three();
+    fn a_job_timeout_stops_the_job() {
+        let mut job = supervise_three_ranks();
         assert_eq!(job.deadline(), Some(s(100)));
         job.tick(s(99));
-        assert!(signals(&mut job).is_empty());
+        assert!(take_signals(&mut job).is_empty());
         job.tick(s(100));
-        assert_eq!(signals(&mut job), [SIGTERM, SIGCONT]);
+        assert_eq!(take_signals(&mut job), [SIGTERM, SIGCONT]);
         assert_eq!(job.into_result().0, JobOutcome::TimedOut);
     }
 
     #[test]
-    fn no_grace_asks_at_once() {
+    fn without_grace_sigterm_is_sent_at_once() {
         let mut job = Supervisor::new(LaunchLimits { grace: Duration::ZERO, ..LIMITS }, &[10, 11]);
-        end(&mut job, 0, RankEnd::Exited(1), s(1));
-        assert_eq!(signals(&mut job), [SIGTERM, SIGCONT]);
+        end_rank(&mut job, 0, RankEnd::Exited(1), s(1));
+        assert_eq!(take_signals(&mut job), [SIGTERM, SIGCONT]);
     }
 }

@@ -1,28 +1,29 @@
-//! The processors that this process may use, and how they lie in cores and NUMA nodes.
+//! The processors that this process may use, grouped by core and NUMA node.
 
 use std::fs;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// A logical processor, by the number that the kernel gives it.
+/// A logical processor: its number in the kernel.
 pub(super) type Processor = usize;
 
-/// A core with those of its hardware threads that this process may use.
+/// A core, with the hardware threads that this process may use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Core {
     pub(super) numa_node: usize,
     pub(super) processors: Vec<Processor>,
 }
 
-/// The cores that this process may use, neighbours side by side: by NUMA node, package and core. Affinity masks that are
-/// inherited, from `taskset`, Slurm or a container's cpuset, are respected. Empty where the kernel does not say.
+/// Returns the cores that this process may use, sorted by NUMA node, package and core. Respects the affinity mask that the
+/// process inherited, for example from `taskset`, Slurm or a container's cpuset. Returns nothing if the kernel does not
+/// report the mask.
 pub(super) fn cores() -> Vec<Core> {
     let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
     let allowed = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
     group_by_core(allowed.map(|processor| (processor, Position::of(processor))).collect())
 }
 
-/// Where a processor lies. Processors with equal positions are hardware threads of one core.
+/// The position of a processor. Processors with equal positions are hardware threads of one core.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Position {
     numa_node: usize,
@@ -31,7 +32,7 @@ struct Position {
 }
 
 impl Position {
-    /// The position that `/sys` shows; without it, each processor is a core.
+    /// Reads the position from `/sys`. Without `/sys`, each processor counts as a core.
     fn of(processor: Processor) -> Self {
         let folder = format!("/sys/devices/system/cpu/cpu{processor}");
         let number =
@@ -39,7 +40,7 @@ impl Position {
         let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
         let mut nodes =
             entries.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("node")?.parse().ok());
-        // Hardware threads of a core name the same first sibling; the number of a core is not unique on all machines.
+        // The first sibling identifies a core: the number in `core_id` is not unique on all machines.
         let siblings = fs::read_to_string(format!("{folder}/topology/thread_siblings_list")).ok();
         let first = siblings.and_then(|list| list.split([',', '-', '\n']).next()?.parse().ok());
         Self {
@@ -60,8 +61,8 @@ fn group_by_core(mut processors: Vec<(Processor, Position)>) -> Vec<Core> {
     processors.chunk_by(same_core).map(core).collect()
 }
 
-/// `0-3,8`, as `taskset` takes it.
-pub(super) fn list(processors: &[Processor]) -> String {
+/// Formats processors as a list such as `0-3,8`, as for `taskset`.
+pub(super) fn format_list(processors: &[Processor]) -> String {
     let runs = processors.chunk_by(|a, b| a + 1 == *b);
     let runs = runs.map(|run| match run {
         [only] => only.to_string(),
@@ -71,7 +72,7 @@ pub(super) fn list(processors: &[Processor]) -> String {
     runs.collect::<Vec<_>>().join(",")
 }
 
-/// The processors of such a list; `None` if it is none.
+/// Parses such a list. Returns `None` if the text is not a list.
 pub(super) fn parse_list(text: &str) -> Option<Vec<Processor>> {
     let mut found = Vec::new();
     for run in text.split(',') {
@@ -90,11 +91,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists() {
+    fn lists_are_formatted_and_parsed() {
         for (processors, expected) in
             [(&[0_usize][..], "0"), (&[0, 1, 2, 3, 8], "0-3,8"), (&[1, 3], "1,3"), (&[4, 5], "4-5")]
         {
-            assert_eq!(list(processors), expected);
+            assert_eq!(format_list(processors), expected);
             assert_eq!(parse_list(expected).as_deref(), Some(processors));
         }
         for wrong in ["", "x", "1-", "3,", "0-99999999"] {
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn hardware_threads_of_a_core_belong_together() {
+    fn hardware_threads_of_a_core_are_grouped() {
         let at = |numa_node, core| Position { numa_node, package: numa_node, core };
         let found =
             group_by_core(vec![(0, at(0, 0)), (1, at(1, 1)), (2, at(0, 0)), (3, at(1, 1)), (4, at(0, 4))]);
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_may_use_some() {
+    fn every_available_processor_is_listed() {
         let count: usize = cores().iter().map(|core| core.processors.len()).sum();
         assert!(count >= std::thread::available_parallelism().unwrap().get(), "{count}");
     }

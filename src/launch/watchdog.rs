@@ -1,13 +1,11 @@
-//! The watchdog: a second process of ringrun that outlives it by a moment, so that a ringrun killed by SIGKILL leaves no orphan.
+//! The watchdog: a second process of ringrun that kills the job's processes if ringrun is killed by SIGKILL.
 //!
-//! It holds one end of a pipe whose other end only ringrun has, and learns through it which process groups there are. When the
-//! pipe ends without the word `done`, ringrun is gone, and the watchdog kills what ringrun would have killed: those groups, and
-//! all other processes that carry the job's id in its environment. The latter also closes the gap between
-//! the start of a rank and the
-//! announcement of its group.
+//! ringrun tells the watchdog through a pipe which process groups exist. Only ringrun has the writing end. If the pipe is closed
+//! before the line `done` has arrived, ringrun has died. The watchdog then kills these groups, and all processes that have the
+//! job's id in their environment. The second step also finds a rank that was started but not yet announced.
 //!
-//! It runs in a new session under another name than ringrun's, has nothing of the job's environment, and ignores the
-//! signals by which jobs are stopped: what ends ringrun (Ctrl-C, `killall ringrun`, `systemctl stop`) must not end it first.
+//! The watchdog runs in a new session, under another name than ringrun's, and without the job's environment. It ignores the
+//! signals that stop jobs, so that Ctrl-C, `killall ringrun` or `systemctl stop` do not end it before ringrun.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -25,25 +23,25 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP, SI
 use super::environment::JOB_ID;
 use super::processes;
 
-/// By this name (`argv[0]`) ringrun's executable acts as the watchdog.
+/// The name (`argv[0]`) under which ringrun's executable runs as the watchdog.
 pub const WATCHDOG: &str = "ring-watchdog";
 
-/// How long the watchdog goes on killing what keeps appearing.
+/// How long the watchdog keeps killing processes if new ones appear.
 const SWEEP_TIME: Duration = Duration::from_secs(5);
 
-/// How long it waits for the kernel between two sweeps.
+/// The pause between two searches for processes.
 const SWEEP_PAUSE: Duration = Duration::from_millis(5);
 
-/// ringrun's side of the watchdog.
+/// ringrun's handle of the watchdog.
 #[derive(Debug)]
 pub(super) struct Watchdog {
     pid: Pid,
-    /// `None` once it has been lost.
+    /// `None` after the watchdog has ended.
     pipe: Option<ChildStdin>,
 }
 
 impl Watchdog {
-    /// Starts the watchdog and waits until it is out of the reach of our terminal's signals.
+    /// Starts the watchdog and waits until signals of the terminal no longer reach it.
     pub(super) fn start(job_id: &str) -> io::Result<Self> {
         let mut child = Command::new("/proc/self/exe")
             .arg0(WATCHDOG)
@@ -54,9 +52,9 @@ impl Watchdog {
             .stderr(Stdio::null())
             .spawn()?;
         let mut ready = [0];
-        child.stdout.take().expect("its stdout was asked for").read_exact(&mut ready)?;
+        child.stdout.take().expect("stdout was set to a pipe").read_exact(&mut ready)?;
         let mut watchdog = Self { pid: Pid::from_child(&child), pipe: child.stdin.take() };
-        watchdog.say(&format!("job {job_id}"));
+        watchdog.send_line(&format!("job {job_id}"));
         Ok(watchdog)
     }
 
@@ -64,32 +62,32 @@ impl Watchdog {
         self.pid
     }
 
-    /// A rank now runs in this process group.
+    /// Announces the process group of a rank.
     pub(super) fn add(&mut self, group: Pid) {
-        self.say(&format!("+{group}"));
+        self.send_line(&format!("+{group}"));
     }
 
-    /// The group has been killed, and its number may come to mean another.
+    /// Removes a process group that has been killed: the kernel may use its number again.
     pub(super) fn remove(&mut self, group: Pid) {
-        self.say(&format!("-{group}"));
+        self.send_line(&format!("-{group}"));
     }
 
-    /// Nothing is left to guard. A watchdog that somebody has stopped would not hear it, but it cannot miss a SIGKILL.
+    /// Ends the watchdog, because the job is over. SIGKILL also ends a watchdog that was stopped and does not read the pipe.
     pub(super) fn dismiss(&mut self) {
-        self.say("done");
+        self.send_line("done");
         self.pipe = None;
         let _ = kill_process(self.pid, Signal::KILL);
         let _ = waitpid(Some(self.pid), WaitOptions::empty());
     }
 
-    /// The watchdog has ended unexpectedly.
-    pub(super) fn lost(&mut self) {
+    /// Called when the watchdog has ended unexpectedly.
+    pub(super) fn set_lost(&mut self) {
         self.pipe = None;
     }
 
-    /// A line is shorter than a pipe's atomic write, so that the watchdog never sees half of one. Several thousand lines fit into
-    /// a pipe without a reader, more than there are ranks: a stopped watchdog cannot stop us.
-    fn say(&mut self, line: &str) {
+    /// Sends one line. A line is short enough for an atomic write, so the watchdog never reads half a line. A pipe has space for
+    /// several thousand lines, more than there are ranks, so ringrun never blocks on a watchdog that was stopped.
+    fn send_line(&mut self, line: &str) {
         if let Some(pipe) = &mut self.pipe
             && pipe.write_all(format!("{line}\n").as_bytes()).is_err()
         {
@@ -98,7 +96,7 @@ impl Watchdog {
     }
 }
 
-/// What the watchdog has been told.
+/// The state of the job, from the lines that ringrun has sent.
 #[derive(Default, Debug, PartialEq, Eq)]
 struct WatchedJob {
     job: Option<String>,
@@ -107,7 +105,7 @@ struct WatchedJob {
 }
 
 impl WatchedJob {
-    fn hear(&mut self, line: &str) {
+    fn read_line(&mut self, line: &str) {
         if line == "done" {
             self.done = true;
         } else if let Some(job) = line.strip_prefix("job ") {
@@ -126,20 +124,20 @@ impl WatchedJob {
         let Some(job) = &self.job else { return };
         let entry = format!("{JOB_ID}={job}");
         let until = Instant::now() + SWEEP_TIME;
-        // A process that forks while it is being killed may leave one more behind, hence again until there is none.
+        // A process can fork while it is being killed, so search again until no process is left.
         while processes::kill_by_environment(entry.as_bytes()) > 0 && Instant::now() < until {
             thread::sleep(SWEEP_PAUSE);
         }
     }
 }
 
-/// The watchdog's program.
+/// Runs the watchdog.
 pub(super) fn main() -> ExitCode {
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2] {
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
     let _ = rustix::process::setsid();
-    // Somebody may have stopped us together with the job. When ringrun dies the kernel then wakes us, and we do our work.
+    // The watchdog may be stopped (SIGSTOP) together with the job. When ringrun dies, the kernel continues it with SIGCONT.
     let _ = set_parent_process_death_signal(Some(Signal::CONT));
     super::name_process(WATCHDOG);
     if env::args_os().len() > 1 || io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).is_err() {
@@ -148,7 +146,7 @@ pub(super) fn main() -> ExitCode {
     let mut watched = WatchedJob::default();
     for line in io::stdin().lock().lines() {
         match line {
-            Ok(line) => watched.hear(&line),
+            Ok(line) => watched.read_line(&line),
             Err(_) => break,
         }
     }
@@ -163,13 +161,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_it_hears() {
+    fn lines_change_the_state_of_the_job() {
         let mut watched = WatchedJob::default();
         for line in ["job abc", "+12", "+13", "-12", "", "nonsense", "+x", "-99"] {
-            watched.hear(line);
+            watched.read_line(line);
         }
         assert_eq!(watched, WatchedJob { job: Some("abc".to_owned()), groups: [13].into(), done: false });
-        watched.hear("done");
+        watched.read_line("done");
         assert!(watched.done);
     }
 }

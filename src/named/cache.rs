@@ -1,9 +1,10 @@
-//! The response cache: known tensors, each identified by a small number, its slot.
+//! The response cache, which identifies tensors that have run before by a small number, the slot.
 //!
-//! Only the coordinator assigns and retires slots; the ranks follow its messages ([`CacheView`]). A slot is reused in
-//! two steps, because a rank may name it before it has read the message. First it is retired, and ranks that have
-//! read so no longer name it. When every rank has reported that it has read so, the slot is assigned again. Until
-//! then the coordinator still knows the old tensor of the slot ([`CacheDirectory`]).
+//! Only the coordinator assigns and retires slots ([`CacheDirectory`]). The ranks keep a copy of the cache that follows its
+//! messages ([`CacheView`]). A slot gets a new tensor in two steps, because a rank that has not yet read the coordinator's
+//! message may still report the old tensor by this slot. First the coordinator retires the slot, and ranks that have read
+//! this no longer use it. When every rank has reported that it has read this, the coordinator assigns the slot again.
+//! Until then it remembers the old tensor.
 
 use std::collections::BTreeMap;
 
@@ -18,18 +19,18 @@ pub(super) struct CacheView {
 }
 
 impl CacheView {
-    /// The slot of exactly this tensor.
+    /// Returns the slot of the tensor with this name and signature, if it has one.
     pub(super) fn find(&self, name: &str, signature: &Signature) -> Option<u16> {
         let slot = *self.by_name.get(name)?;
         self.requests.get(&slot).filter(|request| request.signature == *signature).map(|_| slot)
     }
 
-    /// The tensor that is announced; the cache stores it in its slot.
-    pub(super) fn read(&mut self, tensor: AnnouncedTensor) -> Result<Request, Violation> {
+    /// Returns the announced tensor. If it is announced in full with a slot, stores it in that slot.
+    pub(super) fn resolve(&mut self, tensor: AnnouncedTensor) -> Result<Request, Violation> {
         match tensor {
             AnnouncedTensor::Cached(slot) => {
                 let request = self.requests.get(&slot).cloned();
-                request.ok_or_else(|| Violation(format!("slot {slot}, which is empty")))
+                request.ok_or_else(|| Violation(format!("it named slot {slot}, which is empty")))
             }
             AnnouncedTensor::Named(request, slot) => {
                 if let Some(slot) = slot {
@@ -42,7 +43,7 @@ impl CacheView {
         }
     }
 
-    /// Removes and returns the content of a slot.
+    /// Removes and returns the tensor in a slot.
     pub(super) fn retire(&mut self, slot: u16) -> Option<Request> {
         let request = self.requests.remove(&slot)?;
         self.by_name.remove(&request.name);
@@ -50,52 +51,53 @@ impl CacheView {
     }
 }
 
-/// The coordinator's state of the cache.
+/// The coordinator's side of the cache.
 pub(super) struct CacheDirectory {
     slots: Vec<Option<CachedTensor>>,
     by_name: BTreeMap<String, u16>,
-    /// The number of uses so far.
-    clock: u64,
-    retired: usize,
+    /// The number of announcements so far, which orders the uses of slots.
+    use_count: u64,
+    /// The number of retired slots.
+    retired_count: usize,
 }
 
 struct CachedTensor {
     request: Request,
-    /// The number of its last use.
-    used: u64,
-    /// The number of the message that retired it.
-    retired: Option<u64>,
+    /// The value of `CacheDirectory::use_count` at the last use of this tensor.
+    last_use: u64,
+    /// The number of the message that retired the slot, if it is retired.
+    retired_by: Option<u64>,
 }
 
 impl CacheDirectory {
     pub(super) fn new(capacity: u16) -> Self {
         let slots = (0..capacity).map(|_| None).collect();
-        Self { slots, by_name: BTreeMap::new(), clock: 0, retired: 0 }
+        Self { slots, by_name: BTreeMap::new(), use_count: 0, retired_count: 0 }
     }
 
-    /// The tensor that a rank means by this slot.
+    /// Returns the tensor that a rank reports by this slot, also if the slot is retired.
     pub(super) fn resolve(&self, slot: u16) -> Option<&Request> {
         self.slots.get(usize::from(slot))?.as_ref().map(|slot| &slot.request)
     }
 
-    /// How to announce a tensor in message `number`. If it has no slot, the least recently used one is retired for
-    /// later tensors.
+    /// Returns the announcement of a tensor for message `number`. If there is no slot for the tensor, retires the least
+    /// recently used slot for later tensors and adds it to `retired`.
     pub(super) fn announce(
         &mut self,
         request: Request,
         number: u64,
         retired: &mut Vec<u16>,
     ) -> AnnouncedTensor {
-        self.clock += 1;
-        let used = self.clock;
+        self.use_count += 1;
+        let last_use = self.use_count;
         if let Some(&index) = self.by_name.get(&request.name)
             && let Some(slot) = &mut self.slots[usize::from(index)]
         {
-            slot.used = used;
+            slot.last_use = last_use;
             if slot.request.signature == request.signature {
                 return AnnouncedTensor::Cached(index);
             }
-            // Every rank has submitted it in full, so no rank means the old tensor by this slot any more.
+            // All ranks have submitted the new signature in full, so no rank uses this slot for the old one any more.
             slot.request = request.clone();
             return AnnouncedTensor::Named(request, Some(index));
         }
@@ -103,32 +105,35 @@ impl CacheDirectory {
             self.retire(number, retired);
             return AnnouncedTensor::Named(request, None);
         };
-        self.slots[index] = Some(CachedTensor { request: request.clone(), used, retired: None });
+        self.slots[index] = Some(CachedTensor { request: request.clone(), last_use, retired_by: None });
         self.by_name.insert(request.name.clone(), index as u16);
         AnnouncedTensor::Named(request, Some(index as u16))
     }
 
     fn retire(&mut self, number: u64, retired: &mut Vec<u16>) {
-        // At most half of the slots, or a rank that is slow to read would leave the others without a cache.
-        if self.retired >= self.slots.len().div_ceil(2) {
+        // At most half of the slots are retired. Otherwise a rank that reads slowly could disable the cache for all ranks.
+        if self.retired_count >= self.slots.len().div_ceil(2) {
             return;
         }
-        let live = self.slots.iter_mut().flatten().filter(|slot| slot.retired.is_none());
-        let Some(slot) = live.min_by_key(|slot| slot.used) else { return };
-        slot.retired = Some(number);
-        self.retired += 1;
+        let live = self.slots.iter_mut().flatten().filter(|slot| slot.retired_by.is_none());
+        let Some(slot) = live.min_by_key(|slot| slot.last_use) else { return };
+        slot.retired_by = Some(number);
+        self.retired_count += 1;
         retired.extend(self.by_name.remove(&slot.request.name));
     }
 
-    /// Records that every rank has read the messages up to this one.
-    pub(super) fn release(&mut self, read: u64) {
-        if self.retired == 0 {
+    /// Frees the slots that were retired up to message `number`, because every rank has read these messages.
+    pub(super) fn release_retired(&mut self, number: u64) {
+        if self.retired_count == 0 {
             return;
         }
         for slot in &mut self.slots {
-            if slot.as_ref().is_some_and(|slot| slot.retired.is_some_and(|number| number <= read)) {
+            if slot
+                .as_ref()
+                .is_some_and(|slot| slot.retired_by.is_some_and(|retired_by| retired_by <= number))
+            {
                 *slot = None;
-                self.retired -= 1;
+                self.retired_count -= 1;
             }
         }
     }
@@ -146,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_changes_hands_only_when_all_have_read_that_it_is_retired() {
+    fn a_slot_is_reused_only_when_all_ranks_have_read_that_it_is_retired() {
         let mut directory = CacheDirectory::new(2);
         let mut retired = Vec::new();
         assert_eq!(
@@ -158,20 +163,20 @@ mod tests {
             AnnouncedTensor::Named(request("b", 1), Some(1))
         );
         assert_eq!(directory.announce(request("a", 1), 2, &mut retired), AnnouncedTensor::Cached(0));
-        // `b` was used least recently. A rank that has not read so may still name it.
+        // `b` was used least recently, so its slot is retired. A rank that has not read this may still use the slot.
         assert_eq!(
             directory.announce(request("c", 1), 3, &mut retired),
             AnnouncedTensor::Named(request("c", 1), None)
         );
         assert_eq!(retired, [1]);
         assert_eq!(directory.resolve(1), Some(&request("b", 1)));
-        directory.release(2);
+        directory.release_retired(2);
         assert_eq!(
             directory.announce(request("c", 1), 4, &mut retired),
             AnnouncedTensor::Named(request("c", 1), None)
         );
         assert_eq!(retired, [1], "half of the cache is retired already");
-        directory.release(3);
+        directory.release_retired(3);
         assert_eq!(directory.resolve(1), None);
         assert_eq!(
             directory.announce(request("c", 1), 5, &mut retired),
@@ -180,12 +185,12 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_keeps_its_slot_and_is_announced_again() {
+    fn a_tensor_with_a_new_signature_keeps_its_slot_and_is_announced_in_full() {
         let mut directory = CacheDirectory::new(2);
         let mut slots = CacheView::default();
         let mut announce = |directory: &mut CacheDirectory, count| {
             let tensor = directory.announce(request("a", count), 1, &mut Vec::new());
-            slots.read(tensor.clone()).unwrap();
+            slots.resolve(tensor.clone()).unwrap();
             assert_eq!(slots.find("a", &request("a", count).signature), Some(0));
             assert_eq!(slots.find("a", &request("a", count + 1).signature), None);
             tensor
@@ -196,17 +201,17 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_forgets_what_is_retired_and_refuses_an_empty_slot() {
+    fn a_retired_slot_is_empty_and_using_it_is_an_error() {
         let mut slots = CacheView::default();
-        slots.read(AnnouncedTensor::Named(request("a", 1), Some(3))).unwrap();
-        assert_eq!(slots.read(AnnouncedTensor::Cached(3)), Ok(request("a", 1)));
+        slots.resolve(AnnouncedTensor::Named(request("a", 1), Some(3))).unwrap();
+        assert_eq!(slots.resolve(AnnouncedTensor::Cached(3)), Ok(request("a", 1)));
         assert_eq!(slots.retire(3), Some(request("a", 1)));
         assert_eq!(slots.find("a", &request("a", 1).signature), None);
-        assert!(slots.read(AnnouncedTensor::Cached(3)).is_err());
+        assert!(slots.resolve(AnnouncedTensor::Cached(3)).is_err());
     }
 
     #[test]
-    fn a_cache_without_slots_is_none() {
+    fn a_cache_of_capacity_0_announces_every_tensor_in_full() {
         let mut directory = CacheDirectory::new(0);
         assert_eq!(
             directory.announce(request("a", 1), 1, &mut Vec::new()),

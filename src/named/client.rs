@@ -1,5 +1,5 @@
-//! The client of the negotiation: which tensors of a rank are in flight, which are to be reported, and how the
-//! coordinator's messages affect them. It uses no clock and no IO; `P` is the data of a tensor.
+//! The client of the negotiation, which runs on every rank. It keeps the tensors in flight, decides what to report to the
+//! coordinator, and processes the coordinator's messages. It uses no clock and no IO.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use crate::types::{Rank, WorldSize};
 /// The largest number of tensors that a rank may have in flight.
 pub const TENSORS_MAX: usize = 1 << 16;
 
-/// A rank's side of the negotiation.
+/// A rank's side of the negotiation. `P` is the type of a tensor's data.
 pub(super) struct Client<P> {
     world: WorldSize,
     slots: CacheView,
-    /// The tensors in flight, without their data once they are being run.
+    /// The tensors in flight by name. A tensor whose operation has begun has no data here any more.
     tensors: BTreeMap<String, (Signature, Option<P>)>,
     report: Report,
     has_joined: bool,
@@ -26,16 +26,16 @@ pub(super) struct Client<P> {
     statistics: NamedStatistics,
 }
 
-/// An action that a message requires of this rank.
+/// An action that a message of the coordinator requires of this rank.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum ClientAction<P> {
-    /// Run these as one operation. For tensors without data this rank has joined and contributes zeros.
+    /// Run these tensors as one operation. For a tensor without data, this rank contributes zeros, because it has joined.
     Run(Vec<(Request, Option<P>)>),
-    /// This tensor gets an error.
+    /// Report this error to the handle of the tensor with these data.
     Fail(P, NamedError),
-    /// All ranks have joined, this one last.
+    /// Report that all ranks have joined. The rank is the one that joined last.
     Joined(Rank),
-    /// All ranks have closed.
+    /// End the named tensors, because all ranks have closed.
     End,
 }
 
@@ -60,7 +60,7 @@ impl<P> Client<P> {
         self.statistics
     }
 
-    /// Submits a tensor. Errors that do not concern other ranks are returned here.
+    /// Submits a tensor. Returns the errors that this rank can detect without the other ranks.
     pub(super) fn submit(
         &mut self,
         name: &str,
@@ -68,8 +68,8 @@ impl<P> Client<P> {
         payload: impl FnOnce() -> P,
     ) -> Result<(), NamedError> {
         let limit = |reason: String| {
-            let shown = name.floor_char_boundary(40);
-            NamedError::Limit { name: name[..shown].to_owned(), reason }
+            let shown_len = name.floor_char_boundary(40);
+            NamedError::Limit { name: name[..shown_len].to_owned(), reason }
         };
         check_name(name).and_then(|()| signature.check(self.world)).map_err(|wrong| limit(wrong.0))?;
         if self.has_closed {
@@ -82,7 +82,7 @@ impl<P> Client<P> {
             return Err(NamedError::InFlight(name.to_owned()));
         }
         if self.tensors.len() >= TENSORS_MAX {
-            return Err(limit(format!("{TENSORS_MAX} tensors are in flight")));
+            return Err(limit(format!("{TENSORS_MAX} tensors are already in flight on this rank")));
         }
         self.tensors.insert(name.to_owned(), (signature, Some(payload())));
         self.statistics.tensors += 1;
@@ -95,7 +95,7 @@ impl<P> Client<P> {
         Ok(())
     }
 
-    /// This rank has no more data.
+    /// Records that this rank has no more data.
     pub(super) fn join(&mut self) -> Result<(), NamedError> {
         if self.has_closed {
             return Err(NamedError::Closed);
@@ -108,7 +108,7 @@ impl<P> Client<P> {
         Ok(())
     }
 
-    /// This rank will submit nothing more.
+    /// Records that this rank will submit no more tensors.
     pub(super) fn close(&mut self) {
         if !self.has_closed {
             self.has_closed = true;
@@ -116,15 +116,16 @@ impl<P> Client<P> {
         }
     }
 
-    /// The next report to the coordinator, as much as fits a message. Joining and closing come last.
+    /// Returns the next report to the coordinator, or `None` if there is nothing to report. If the tensors do not fit one
+    /// message, the last report says whether this rank joins or closes.
     pub(super) fn take_report(&mut self) -> Option<Report> {
         let report = &mut self.report;
         if report.slots.is_empty() && report.requests.is_empty() && !report.joins && !report.closes {
             return None;
         }
         self.statistics.reports += 1;
-        let mut taken = Report { seen: report.seen, ..std::mem::take(report) };
-        report.seen = taken.seen;
+        let mut taken = Report { messages_read: report.messages_read, ..std::mem::take(report) };
+        report.messages_read = taken.messages_read;
         if taken.requests.len() > REQUESTS_MAX {
             report.requests = taken.requests.split_off(REQUESTS_MAX);
             report.joins = std::mem::take(&mut taken.joins);
@@ -134,20 +135,20 @@ impl<P> Client<P> {
     }
 
     /// Processes a message of the coordinator.
-    pub(super) fn read(&mut self, message: CoordinatorMessage) -> Result<Vec<ClientAction<P>>, Violation> {
-        let mut steps = Vec::with_capacity(message.instructions.len());
+    pub(super) fn process(&mut self, message: CoordinatorMessage) -> Result<Vec<ClientAction<P>>, Violation> {
+        let mut actions = Vec::with_capacity(message.instructions.len());
         for instruction in message.instructions {
             match instruction {
                 Instruction::Run(tensors) => {
                     let mut run = Vec::with_capacity(tensors.len());
                     for tensor in tensors {
-                        let request = self.slots.read(tensor)?;
-                        let payload = self.take(&request)?;
+                        let request = self.slots.resolve(tensor)?;
+                        let payload = self.take_payload(&request)?;
                         run.push((request, payload));
                     }
                     check_run(&run)?;
                     self.statistics.operations += 1;
-                    steps.push(ClientAction::Run(run));
+                    actions.push(ClientAction::Run(run));
                 }
                 Instruction::Refuse { name, refusal, reason } => {
                     if let Some(payload) = self.tensors.remove(&name).and_then(|(_, payload)| payload) {
@@ -156,53 +157,56 @@ impl<P> Client<P> {
                             RefusalKind::WithoutJoined => NamedError::WithoutJoined { name, detail: reason },
                             RefusalKind::Left => NamedError::Left { name, detail: reason },
                         };
-                        steps.push(ClientAction::Fail(payload, error));
+                        actions.push(ClientAction::Fail(payload, error));
                     }
                 }
                 Instruction::Joined(last) => {
                     self.has_joined = false;
-                    steps.push(ClientAction::Joined(last));
+                    actions.push(ClientAction::Joined(last));
                 }
-                Instruction::End => steps.push(ClientAction::End),
+                Instruction::End => actions.push(ClientAction::End),
             }
         }
         for slot in message.retired {
             let Some(request) = self.slots.retire(slot) else { continue };
-            // An unreported submission would use a slot that must not be named any more.
+            // A tensor that is not reported yet must be reported in full, because its slot is retired.
             if self.report.slots.remove(&slot) {
                 self.report.requests.push(request);
             }
         }
-        self.report.seen += 1;
-        Ok(steps)
+        self.report.messages_read += 1;
+        Ok(actions)
     }
 
-    /// The data of a tensor that is to be run.
-    fn take(&mut self, request: &Request) -> Result<Option<P>, Violation> {
+    /// Removes and returns the data of a tensor whose operation begins. Returns `None` if this rank has joined and
+    /// contributes zeros.
+    fn take_payload(&mut self, request: &Request) -> Result<Option<P>, Violation> {
         let Request { name, signature } = request;
         match self.tensors.get_mut(name) {
             Some((own, payload @ Some(_))) if *own == *signature => Ok(payload.take()),
-            // An operation that this rank submitted before it joined may still be running here while the others have
-            // gone on.
+            // In the second case this rank submitted the tensor before it joined. That operation still runs here, but has
+            // ended on other ranks, which have submitted the same name again.
             None | Some((_, None)) if self.has_joined => Ok(None),
-            Some((own, _)) => Err(Violation(format!("{signature} of `{name}`, which is {own} here"))),
-            None => Err(Violation(format!("{signature} of `{name}`, which this rank has not submitted"))),
+            Some((own, _)) => {
+                Err(Violation(format!("it ran `{name}` as {signature}, but this rank submitted {own}")))
+            }
+            None => Err(Violation(format!("it ran `{name}`, which this rank has not submitted"))),
         }
     }
 
-    /// Whether no tensor is in flight and no join waits for other ranks.
+    /// Returns whether no tensor is in flight and this rank does not wait in a join.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.tensors.is_empty() && !self.has_joined
     }
 
-    /// Frees the name of a tensor that this rank has submitted, because its result is known. Must not be called for a
-    /// tensor to which this rank contributed zeros, because it may have submitted that name since.
-    pub(super) fn finish(&mut self, name: &str) {
+    /// Makes the name of a tensor available again, because its result is known. Must be called only for tensors that this
+    /// rank has submitted: if it contributed zeros, it may have submitted a new tensor with that name since.
+    pub(super) fn release_name(&mut self, name: &str) {
         self.tensors.remove(name);
     }
 
-    /// Everything has ended: returns the tensors that had no result yet.
+    /// Ends the client. Returns the data of the tensors whose operations have not begun.
     pub(super) fn end(&mut self) -> Vec<P> {
         self.has_closed = true;
         self.report = Report::default();
@@ -210,13 +214,16 @@ impl<P> Client<P> {
     }
 }
 
-/// All tensors of one operation must be of one kind.
+/// Checks that all tensors of an operation have the same kind of operation and the same element type.
 fn check_run<P>(run: &[(Request, Option<P>)]) -> Result<(), Violation> {
-    let of = |request: &Request| (request.signature.kind, request.signature.dtype);
-    let Some((first, _)) = run.first() else { return Err(Violation("an operation without tensors".into())) };
-    match run.iter().find(|(request, _)| of(request) != of(first)) {
+    let kind = |request: &Request| (request.signature.kind, request.signature.dtype);
+    let Some((first, _)) = run.first() else {
+        return Err(Violation("it ran an operation without tensors".into()));
+    };
+    match run.iter().find(|(request, _)| kind(request) != kind(first)) {
         Some((other, _)) => {
-            Err(Violation(format!("one operation of {} and {}", first.signature, other.signature)))
+            let (first, other) = (first.signature, other.signature);
+            Err(Violation(format!("it fused tensors of different kinds: {first} and {other}")))
         }
         None => Ok(()),
     }
@@ -244,42 +251,42 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_reported_by_its_slot() {
+    fn a_cached_tensor_is_reported_by_its_slot() {
         let mut client = client();
         client.submit("a", SUM, || 1).unwrap();
         let report = client.take_report().unwrap();
-        assert_eq!((report.requests.len(), report.slots.len(), report.seen), (1, 0, 0));
+        assert_eq!((report.requests.len(), report.slots.len(), report.messages_read), (1, 0, 0));
         assert_eq!(client.take_report(), None);
-        let steps = client.read(run(named("a", Some(5)))).unwrap();
-        assert!(matches!(&steps[..], [ClientAction::Run(run)] if run[0].1 == Some(1)));
+        let actions = client.process(run(named("a", Some(5)))).unwrap();
+        assert!(matches!(&actions[..], [ClientAction::Run(run)] if run[0].1 == Some(1)));
         assert_eq!(client.submit("a", SUM, || 2), Err(NamedError::InFlight("a".into())));
-        client.finish("a");
+        client.release_name("a");
         client.submit("a", SUM, || 2).unwrap();
         let report = client.take_report().unwrap();
-        assert_eq!((report.requests.len(), report.slots, report.seen), (0, [5].into(), 1));
-        client.read(run(AnnouncedTensor::Cached(5))).unwrap();
-        client.finish("a");
-        // Another count is another tensor.
+        assert_eq!((report.requests.len(), report.slots, report.messages_read), (0, [5].into(), 1));
+        client.process(run(AnnouncedTensor::Cached(5))).unwrap();
+        client.release_name("a");
+        // A tensor with another count is not the cached one.
         client.submit("a", Signature { count: 4, ..SUM }, || 3).unwrap();
         assert_eq!(client.take_report().unwrap().requests.len(), 1);
         assert_eq!(client.statistics(), NamedStatistics { tensors: 3, cached: 1, operations: 2, reports: 3 });
     }
 
     #[test]
-    fn what_waits_to_be_reported_by_a_retired_slot_is_reported_in_full() {
+    fn an_unreported_tensor_is_reported_in_full_if_its_slot_is_retired() {
         let mut client = client();
         client.submit("a", SUM, || 1).unwrap();
-        client.read(run(named("a", Some(5)))).unwrap();
-        client.finish("a");
+        client.process(run(named("a", Some(5)))).unwrap();
+        client.release_name("a");
         client.take_report();
         client.submit("a", SUM, || 2).unwrap();
-        client.read(CoordinatorMessage { retired: vec![5], ..CoordinatorMessage::default() }).unwrap();
+        client.process(CoordinatorMessage { retired: vec![5], ..CoordinatorMessage::default() }).unwrap();
         let report = client.take_report().unwrap();
-        assert_eq!((report.requests.len(), report.slots.len(), report.seen), (1, 0, 2));
+        assert_eq!((report.requests.len(), report.slots.len(), report.messages_read), (1, 0, 2));
     }
 
     #[test]
-    fn a_long_report_goes_in_parts_and_joins_with_the_last() {
+    fn a_long_report_is_split_and_only_its_last_part_joins() {
         let mut client = client();
         for index in 0..=REQUESTS_MAX as u32 {
             client.submit(&index.to_string(), SUM, || index).unwrap();
@@ -296,27 +303,28 @@ mod tests {
     }
 
     #[test]
-    fn what_the_coordinator_must_not_say_is_a_violation() {
-        let mut fresh = client();
-        assert!(fresh.read(run(named("a", None))).unwrap_err().0.contains("has not submitted"));
-        assert!(client().read(run(AnnouncedTensor::Cached(0))).unwrap_err().0.contains("empty"));
+    fn invalid_messages_of_the_coordinator_are_violations() {
+        let mut without_tensors = client();
+        assert!(without_tensors.process(run(named("a", None))).unwrap_err().0.contains("has not submitted"));
+        assert!(client().process(run(AnnouncedTensor::Cached(0))).unwrap_err().0.contains("empty"));
         let mut joined = client();
         joined.join().unwrap();
         assert!(
-            matches!(&joined.read(run(named("a", None))).unwrap()[..], [ClientAction::Run(run)] if run[0].1.is_none())
+            matches!(&joined.process(run(named("a", None))).unwrap()[..], [ClientAction::Run(run)] if run[0].1.is_none())
         );
-        let mut other = client();
-        other.submit("a", Signature { count: 9, ..SUM }, || 1).unwrap();
-        assert!(other.read(run(named("a", None))).unwrap_err().0.contains("which is"));
-        let nothing = CoordinatorMessage {
+        let mut with_other_count = client();
+        with_other_count.submit("a", Signature { count: 9, ..SUM }, || 1).unwrap();
+        let violation = with_other_count.process(run(named("a", None))).unwrap_err();
+        assert!(violation.0.contains("but this rank submitted"));
+        let empty_run = CoordinatorMessage {
             instructions: vec![Instruction::Run(Vec::new())],
             ..CoordinatorMessage::default()
         };
-        assert!(client().read(nothing).is_err());
+        assert!(client().process(empty_run).is_err());
     }
 
     #[test]
-    fn names_and_sizes_have_limits() {
+    fn invalid_names_and_sizes_are_refused() {
         let mut client = client();
         let long = "x".repeat(300);
         assert!(matches!(client.submit(&long, SUM, || 1), Err(NamedError::Limit { .. })));

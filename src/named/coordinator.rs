@@ -1,5 +1,5 @@
-//! Rank 0's state of all ranks: which ranks have submitted which tensors, which are ready, and what to send to the
-//! ranks. Time is an argument.
+//! The coordinator of the negotiation, which runs on rank 0 of the group. It records which ranks have submitted which
+//! tensors, and decides which tensors run. It uses no clock and no IO: the time is an argument.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,33 +14,38 @@ use super::message::{
 use super::stalls::StallWatch;
 use crate::types::{Rank, ReduceOp};
 
-/// Time since the coordinator's start.
+/// The time since the start of the coordinator.
 pub(super) type Timestamp = std::time::Duration;
 
 /// The limits of the coordinator.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CoordinatorLimits {
-    /// The most bytes that are fused into one operation.
+    /// The largest number of bytes that are fused into one operation.
     pub(super) fusion_bytes: u64,
     /// The number of tensors in the response cache.
     pub(super) capacity: u16,
-    /// The largest number of operations under way. Tensors that become ready meanwhile are fused.
+    /// The largest number of operations that run at the same time. Tensors that become ready in the meantime are fused.
     pub(super) outstanding_max: usize,
 }
 
-/// The coordinator's state of the negotiation.
+/// The coordinator's side of the negotiation.
 pub(super) struct Coordinator {
-    rules: CoordinatorLimits,
+    limits: CoordinatorLimits,
+    /// The rank in the job of each rank of the group.
     pub(super) members: Arc<[Rank]>,
     pub(super) ranks: Vec<RankStatus>,
-    /// The number of ranks that submit nothing for now.
-    silent: usize,
-    pub(super) table: BTreeMap<String, PendingTensor>,
+    /// The number of ranks that have joined or closed.
+    inactive: usize,
+    /// The tensors by name that at least one rank has submitted and about which nothing is decided.
+    pub(super) pending: BTreeMap<String, PendingTensor>,
+    /// The tensors that can run.
     ready: VecDeque<Request>,
+    /// The refusals to send.
     refused: VecDeque<Instruction>,
     directory: CacheDirectory,
     /// The number of messages sent so far.
     messages: u64,
+    /// The number of operations that run.
     outstanding: usize,
     last_joined: Option<Rank>,
     has_ended: bool,
@@ -50,39 +55,39 @@ pub(super) struct Coordinator {
 /// The state of one rank.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RankStatus {
-    /// The number of messages that it has read.
-    seen: u64,
+    /// The number of the coordinator's messages that the rank has read.
+    messages_read: u64,
     pub(super) has_joined: bool,
     pub(super) has_closed: bool,
-    /// The number of its tensors in the table.
-    waiting: usize,
+    /// The number of pending tensors that the rank has submitted.
+    pending: usize,
 }
 
 impl RankStatus {
-    /// Whether it submits nothing for now.
-    pub(super) fn is_silent(self) -> bool {
+    /// Returns whether the rank has joined or closed, and so submits no tensors.
+    pub(super) fn is_inactive(self) -> bool {
         self.has_joined || self.has_closed
     }
 }
 
-/// A tensor that some ranks have submitted.
+/// A tensor that at least one rank has submitted.
 pub(super) struct PendingTensor {
-    pub(super) asked: BTreeMap<Rank, Signature>,
-    pub(super) since: Timestamp,
+    pub(super) submissions: BTreeMap<Rank, Signature>,
+    pub(super) first_submission: Timestamp,
 }
 
 impl Coordinator {
-    /// `members` are the ranks' numbers in the job, for error messages.
-    pub(super) fn new(rules: CoordinatorLimits, members: Arc<[Rank]>, watch: StallWatch) -> Self {
+    /// `members` has the rank in the job of each rank of the group, for error messages.
+    pub(super) fn new(limits: CoordinatorLimits, members: Arc<[Rank]>, watch: StallWatch) -> Self {
         Self {
-            rules,
+            limits,
             ranks: vec![RankStatus::default(); members.len()],
-            silent: 0,
+            inactive: 0,
             members,
-            table: BTreeMap::new(),
+            pending: BTreeMap::new(),
             ready: VecDeque::new(),
             refused: VecDeque::new(),
-            directory: CacheDirectory::new(rules.capacity),
+            directory: CacheDirectory::new(limits.capacity),
             messages: 0,
             outstanding: 0,
             last_joined: None,
@@ -91,8 +96,8 @@ impl Coordinator {
         }
     }
 
-    /// Whether a rank other than the coordinator's own sends further reports.
-    pub(super) fn is_expecting_others(&self) -> bool {
+    /// Returns whether a rank other than rank 0 may send further reports.
+    pub(super) fn expects_reports(&self) -> bool {
         self.ranks.iter().skip(1).any(|status| !status.has_closed)
     }
 
@@ -100,22 +105,24 @@ impl Coordinator {
     pub(super) fn report(&mut self, now: Timestamp, from: Rank, report: Report) -> Result<(), Violation> {
         let messages = self.messages;
         let Some(status) = self.ranks.get_mut(from.index()) else {
-            return Err(Violation("it is not in the group".into()));
+            return Err(Violation("it is not a rank of the group".into()));
         };
         if status.has_closed {
-            return Err(Violation("it has closed before".into()));
+            return Err(Violation("it sent a report after it had closed".into()));
         }
         if status.has_joined && !(report.slots.is_empty() && report.requests.is_empty() && !report.joins) {
-            return Err(Violation("it has joined before".into()));
+            return Err(Violation("it submitted tensors after it had joined".into()));
         }
-        if report.seen < status.seen || report.seen > messages {
-            return Err(Violation(format!("it has read {} messages of {messages}", report.seen)));
+        if report.messages_read < status.messages_read || report.messages_read > messages {
+            let read = report.messages_read;
+            return Err(Violation(format!("it reported that it has read {read} of {messages} messages")));
         }
-        status.seen = report.seen;
-        self.watch.touch(now);
+        status.messages_read = report.messages_read;
+        self.watch.record_activity(now);
         for slot in report.slots {
             let request = self.directory.resolve(slot).cloned();
-            let request = request.ok_or_else(|| Violation(format!("slot {slot} is empty")))?;
+            let request =
+                request.ok_or_else(|| Violation(format!("it named slot {slot}, which is empty")))?;
             self.submit(now, from, request)?;
         }
         for request in report.requests {
@@ -128,10 +135,10 @@ impl Coordinator {
             self.last_joined = Some(from);
         }
         if report.joins || report.closes {
-            self.silent = self.ranks.iter().filter(|status| status.is_silent()).count();
-            let names: Vec<String> = self.table.keys().cloned().collect();
+            self.inactive = self.ranks.iter().filter(|status| status.is_inactive()).count();
+            let names: Vec<String> = self.pending.keys().cloned().collect();
             for name in names {
-                self.settle(&name);
+                self.decide(&name);
             }
         }
         Ok(())
@@ -139,32 +146,33 @@ impl Coordinator {
 
     fn submit(&mut self, now: Timestamp, from: Rank, request: Request) -> Result<(), Violation> {
         let status = &mut self.ranks[from.index()];
-        status.waiting += 1;
-        if status.waiting > TENSORS_MAX {
+        status.pending += 1;
+        if status.pending > TENSORS_MAX {
             return Err(Violation(format!("it has more than {TENSORS_MAX} tensors in flight")));
         }
         let Request { name, signature } = request;
-        let fresh = || PendingTensor { asked: BTreeMap::new(), since: now };
-        let entry = self.table.entry(name.clone()).or_insert_with(fresh);
-        if entry.asked.insert(from, signature).is_some() {
-            return Err(Violation(format!("it has submitted `{name}` twice")));
+        let new_tensor = || PendingTensor { submissions: BTreeMap::new(), first_submission: now };
+        let entry = self.pending.entry(name.clone()).or_insert_with(new_tensor);
+        if entry.submissions.insert(from, signature).is_some() {
+            return Err(Violation(format!("it submitted `{name}` twice")));
         }
-        self.settle(&name);
+        self.decide(&name);
         Ok(())
     }
 
-    /// Decides about a tensor if all ranks have submitted it, or if some never will.
-    fn settle(&mut self, name: &str) {
-        let Some(entry) = self.table.get(name) else { return };
+    /// Decides whether a tensor runs or is refused, if all ranks that can submit it have done so or a rank has closed
+    /// without submitting it.
+    fn decide(&mut self, name: &str) {
+        let Some(entry) = self.pending.get(name) else { return };
         let (mut joined, mut closed, mut is_awaited) = (Vec::new(), Vec::new(), false);
-        if entry.asked.len() < self.ranks.len() {
-            if self.silent == 0 {
+        if entry.submissions.len() < self.ranks.len() {
+            if self.inactive == 0 {
                 return;
             }
             for (index, status) in self.ranks.iter().enumerate() {
                 let rank = Rank::new(index as u32);
                 match status {
-                    _ if entry.asked.contains_key(&rank) => {}
+                    _ if entry.submissions.contains_key(&rank) => {}
                     RankStatus { has_closed: true, .. } => closed.push(rank),
                     RankStatus { has_joined: true, .. } => joined.push(rank),
                     _ => is_awaited = true,
@@ -174,19 +182,19 @@ impl Coordinator {
         if is_awaited && closed.is_empty() {
             return;
         }
-        let Some(entry) = self.take(name) else { return };
-        let Some(&signature) = entry.asked.values().next() else { return };
-        let keeps_zeros = matches!(
+        let Some(entry) = self.take_pending(name) else { return };
+        let Some(&signature) = entry.submissions.values().next() else { return };
+        let allows_zeros = matches!(
             signature.kind,
             TensorOp::AllReduce(ReduceOp::Sum | ReduceOp::Average)
                 | TensorOp::ReduceScatter(ReduceOp::Sum | ReduceOp::Average)
         );
         let (refusal, reason) = if !closed.is_empty() {
-            (RefusalKind::Left, format!("{} closed without submitting it", self.text_of(&closed)))
-        } else if entry.asked.values().any(|other| *other != signature) {
-            (RefusalKind::Disagreement, self.disagreement(&entry))
-        } else if !joined.is_empty() && !keeps_zeros {
-            let who = self.text_of(&joined);
+            (RefusalKind::Left, format!("{} closed without submitting it", self.describe_ranks(&closed)))
+        } else if entry.submissions.values().any(|other| *other != signature) {
+            (RefusalKind::Disagreement, self.describe_disagreement(&entry))
+        } else if !joined.is_empty() && !allows_zeros {
+            let who = self.describe_ranks(&joined);
             let reason = format!(
                 "it is {signature}, and {who} joined; only sums and averages treat a joined rank as zeros"
             );
@@ -197,50 +205,51 @@ impl Coordinator {
         self.refused.push_back(Instruction::Refuse { name: name.to_owned(), refusal, reason });
     }
 
-    fn take(&mut self, name: &str) -> Option<PendingTensor> {
-        let entry = self.table.remove(name)?;
+    fn take_pending(&mut self, name: &str) -> Option<PendingTensor> {
+        let entry = self.pending.remove(name)?;
         self.watch.forget(name);
-        for rank in entry.asked.keys() {
-            self.ranks[rank.index()].waiting -= 1;
+        for rank in entry.submissions.keys() {
+            self.ranks[rank.index()].pending -= 1;
         }
         Some(entry)
     }
 
-    /// The request of each rank.
-    fn disagreement(&self, entry: &PendingTensor) -> String {
+    /// Describes the request of each rank.
+    fn describe_disagreement(&self, entry: &PendingTensor) -> String {
         let mut by_signature: BTreeMap<Signature, Vec<Rank>> = BTreeMap::new();
-        for (&rank, &signature) in &entry.asked {
+        for (&rank, &signature) in &entry.submissions {
             by_signature.entry(signature).or_default().push(rank);
         }
         let mut parts: Vec<_> = by_signature.into_iter().collect();
         parts.sort_by_key(|(_, ranks)| ranks[0]);
-        let text =
-            |(signature, ranks): &(Signature, Vec<Rank>)| format!("{}: {signature}", self.text_of(ranks));
+        let text = |(signature, ranks): &(Signature, Vec<Rank>)| {
+            format!("{}: {signature}", self.describe_ranks(ranks))
+        };
         parts.iter().map(text).collect::<Vec<_>>().join("; ")
     }
 
-    /// Names these ranks of the group by their numbers in the job.
-    pub(super) fn text_of(&self, ranks: &[Rank]) -> String {
-        super::stalls::text_of(ranks.iter().map(|rank| self.members[rank.index()]))
+    /// Lists these ranks of the group, with their numbers in the job.
+    pub(super) fn describe_ranks(&self, ranks: &[Rank]) -> String {
+        super::stalls::describe_ranks(ranks.iter().map(|rank| self.members[rank.index()]))
     }
 
-    /// Records that an operation has ended on this rank: another may begin.
+    /// Records that an operation has ended on this rank, so that another one may begin.
     pub(super) fn complete(&mut self, now: Timestamp) {
         self.outstanding = self.outstanding.saturating_sub(1);
-        self.watch.touch(now);
+        self.watch.record_activity(now);
     }
 
-    /// The next message to all ranks, if there is one.
+    /// Returns the next message to all ranks, if there is one.
     pub(super) fn next_message(&mut self) -> Option<CoordinatorMessage> {
         let number = self.messages + 1;
         let mut message = CoordinatorMessage::default();
         let refused = self.refused.len().min(REFUSALS_MAX);
         message.instructions.extend(self.refused.drain(..refused));
         let mut tensors_left = REQUESTS_MAX;
-        if !self.ready.is_empty() && self.outstanding < self.rules.outstanding_max {
-            self.directory.release(self.read_by_all());
+        if !self.ready.is_empty() && self.outstanding < self.limits.outstanding_max {
+            self.directory.release_retired(self.last_message_read_by_all());
         }
-        while tensors_left > 0 && self.outstanding < self.rules.outstanding_max && !self.ready.is_empty() {
+        while tensors_left > 0 && self.outstanding < self.limits.outstanding_max && !self.ready.is_empty() {
             let fused = self.fuse(tensors_left);
             tensors_left -= fused.len();
             let retired = &mut message.retired;
@@ -250,7 +259,7 @@ impl Coordinator {
             self.outstanding += 1;
         }
         if self.ready.is_empty() && self.refused.is_empty() {
-            message.instructions.extend(self.conclude(number));
+            message.instructions.extend(self.take_final_instruction(number));
         }
         if message.instructions.is_empty() {
             return None;
@@ -259,20 +268,20 @@ impl Coordinator {
         Some(message)
     }
 
-    /// The first tensor that is ready, and similar ones as far as they fit.
+    /// Takes the first ready tensor, and the other ready tensors that can be fused with it within the limits.
     fn fuse(&mut self, tensors_left: usize) -> Vec<Request> {
         let mut fused: Vec<Request> = Vec::new();
         let mut bytes = 0u64;
         let mut left = VecDeque::with_capacity(self.ready.len());
         for request in self.ready.drain(..) {
             let fits = fused.first().is_none_or(|first: &Request| {
-                let alike = (first.signature.kind, first.signature.dtype)
+                let is_same_kind = (first.signature.kind, first.signature.dtype)
                     == (request.signature.kind, request.signature.dtype);
-                // The parts of a gathered or scattered buffer belong to ranks; several tensors would have to be
-                // interleaved.
-                alike
+                // A gathered or scattered buffer has one part for each rank, so the parts of several tensors would have
+                // to be interleaved.
+                is_same_kind
                     && !matches!(request.signature.kind, TensorOp::AllGather | TensorOp::ReduceScatter(_))
-                    && bytes.saturating_add(request.signature.bytes()) <= self.rules.fusion_bytes
+                    && bytes.saturating_add(request.signature.bytes()) <= self.limits.fusion_bytes
             });
             if fits && fused.len() < tensors_left {
                 bytes = bytes.saturating_add(request.signature.bytes());
@@ -285,8 +294,8 @@ impl Coordinator {
         fused
     }
 
-    /// The message that all ranks have joined or closed, which is sent when there is no other.
-    fn conclude(&mut self, number: u64) -> Option<Instruction> {
+    /// Returns the instruction that all ranks have joined or closed. It is sent after all other instructions.
+    fn take_final_instruction(&mut self, number: u64) -> Option<Instruction> {
         if self.has_ended {
             return None;
         }
@@ -294,24 +303,24 @@ impl Coordinator {
             self.has_ended = true;
             return Some(Instruction::End);
         }
-        if !self.ranks.iter().all(|status| status.is_silent()) {
+        if !self.ranks.iter().all(|status| status.is_inactive()) {
             return None;
         }
         let last = self.last_joined.take()?;
         for status in &mut self.ranks {
-            // A rank that has joined reads this before it reports anything again.
+            // A rank that has joined reads this message before it sends another report.
             if std::mem::take(&mut status.has_joined) {
-                status.seen = number;
+                status.messages_read = number;
             }
         }
-        self.silent = self.ranks.iter().filter(|status| status.is_silent()).count();
+        self.inactive = self.ranks.iter().filter(|status| status.is_inactive()).count();
         Some(Instruction::Joined(last))
     }
 
-    /// The last message that all ranks have read. Joined and closed ranks do not count, because they name no slot
-    /// before they have read all messages.
-    fn read_by_all(&self) -> u64 {
-        let speaking = self.ranks.iter().filter(|status| !status.is_silent());
-        speaking.map(|status| status.seen).min().unwrap_or(self.messages)
+    /// Returns the number of the last message that all ranks have read. Ranks that have joined or closed are ignored,
+    /// because they use no slot before they have read all messages.
+    fn last_message_read_by_all(&self) -> u64 {
+        let active = self.ranks.iter().filter(|status| !status.is_inactive());
+        active.map(|status| status.messages_read).min().unwrap_or(self.messages)
     }
 }

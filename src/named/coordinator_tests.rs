@@ -1,4 +1,4 @@
-//! The coordinator's decisions, one report at a time.
+//! Tests of the coordinator alone: the messages that it returns after single reports.
 
 use std::time::Duration;
 
@@ -8,31 +8,31 @@ use super::stalls::{StallReport, StallWatch};
 use crate::types::{DType, Rank, ReduceOp};
 
 const SUM: Signature = Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 4 };
-const RULES: CoordinatorLimits = CoordinatorLimits { fusion_bytes: 64, capacity: 8, outstanding_max: 1 };
+const LIMITS: CoordinatorLimits = CoordinatorLimits { fusion_bytes: 64, capacity: 8, outstanding_max: 1 };
 const T0: Timestamp = Timestamp::ZERO;
 
 fn coordinator(n: u32) -> Coordinator {
-    // In the job they are ranks 10, 11, ...
+    // In the job, the ranks of the group have the numbers 10, 11, ...
     let members = (10..10 + n).map(Rank::new).collect();
     let watch = StallWatch::new(Duration::from_secs(10), Some(Duration::from_secs(30)));
-    Coordinator::new(RULES, members, watch)
+    Coordinator::new(LIMITS, members, watch)
 }
 
 fn request(name: &str, signature: Signature) -> Request {
     Request { name: name.into(), signature }
 }
 
-fn asks(names: &[&str], signature: Signature) -> Report {
+fn submissions(names: &[&str], signature: Signature) -> Report {
     let requests = names.iter().map(|name| request(name, signature)).collect();
     Report { requests, ..Report::default() }
 }
 
-fn say(coordinator: &mut Coordinator, rank: u32, report: Report) {
-    coordinator.report(T0, Rank::new(rank), report).expect("it is allowed");
+fn send_report(coordinator: &mut Coordinator, rank: u32, report: Report) {
+    coordinator.report(T0, Rank::new(rank), report).expect("the report is valid");
 }
 
-/// The names in each operation of the next message.
-fn runs(coordinator: &mut Coordinator) -> Vec<Vec<String>> {
+/// Returns the names of the tensors in each operation of the next message. A cached tensor is `#slot`.
+fn next_runs(coordinator: &mut Coordinator) -> Vec<Vec<String>> {
     let message = coordinator.next_message().unwrap_or_default();
     let runs = message.instructions.into_iter().filter_map(|instruction| match instruction {
         Instruction::Run(tensors) => Some(tensors),
@@ -45,65 +45,65 @@ fn runs(coordinator: &mut Coordinator) -> Vec<Vec<String>> {
     runs.map(|tensors| tensors.into_iter().map(name).collect()).collect()
 }
 
-fn joins() -> Report {
+fn join_report() -> Report {
     Report { joins: true, ..Report::default() }
 }
 
-fn closes() -> Report {
+fn close_report() -> Report {
     Report { closes: true, ..Report::default() }
 }
 
 #[test]
-fn what_all_have_submitted_runs_and_what_becomes_ready_meanwhile_is_fused() {
+fn tensors_that_become_ready_while_an_operation_runs_are_fused() {
     let mut coordinator = coordinator(2);
-    say(&mut coordinator, 0, asks(&["a", "b", "c", "d", "e", "f"], SUM));
+    send_report(&mut coordinator, 0, submissions(&["a", "b", "c", "d", "e", "f"], SUM));
     assert_eq!(coordinator.next_message(), None);
-    say(&mut coordinator, 1, asks(&["c"], SUM));
-    assert_eq!(runs(&mut coordinator), [["c"]]);
-    say(&mut coordinator, 1, asks(&["f", "a", "e", "b", "d"], SUM));
-    assert_eq!(coordinator.next_message(), None, "one operation is under way");
+    send_report(&mut coordinator, 1, submissions(&["c"], SUM));
+    assert_eq!(next_runs(&mut coordinator), [["c"]]);
+    send_report(&mut coordinator, 1, submissions(&["f", "a", "e", "b", "d"], SUM));
+    assert_eq!(coordinator.next_message(), None, "one operation still runs");
     coordinator.complete(T0);
-    // 16 bytes each, 64 at most, in the order in which they became ready.
-    assert_eq!(runs(&mut coordinator), [["f", "a", "e", "b"]]);
+    // Each tensor has 16 bytes and the limit is 64. The tensors are in the order in which they became ready.
+    assert_eq!(next_runs(&mut coordinator), [["f", "a", "e", "b"]]);
     coordinator.complete(T0);
-    assert_eq!(runs(&mut coordinator), [["d"]]);
+    assert_eq!(next_runs(&mut coordinator), [["d"]]);
 }
 
 #[test]
-fn only_what_is_alike_is_fused_and_the_others_are_passed_over() {
+fn only_tensors_of_the_same_kind_are_fused_and_others_run_later() {
     let mut coordinator = coordinator(1);
     let max = Signature { kind: TensorOp::AllReduce(ReduceOp::Max), ..SUM };
     let gather = Signature { kind: TensorOp::AllGather, ..SUM };
     let long = Signature { count: 100, ..SUM };
     let all = [("a", SUM), ("m", max), ("b", SUM), ("g", gather), ("h", gather), ("l", long), ("n", max)];
     let requests = all.map(|(name, signature)| request(name, signature)).to_vec();
-    say(&mut coordinator, 0, Report { requests, ..Report::default() });
+    send_report(&mut coordinator, 0, Report { requests, ..Report::default() });
     let mut order = Vec::new();
     for _ in 0..5 {
-        order.extend(runs(&mut coordinator));
+        order.extend(next_runs(&mut coordinator));
         coordinator.complete(T0);
     }
     assert_eq!(order, [vec!["a", "b"], vec!["m", "n"], vec!["g"], vec!["h"], vec!["l"]]);
 }
 
 #[test]
-fn what_is_known_is_said_and_asked_by_its_slot() {
+fn a_cached_tensor_is_reported_and_announced_by_its_slot() {
     let mut coordinator = coordinator(1);
-    say(&mut coordinator, 0, asks(&["a"], SUM));
-    assert_eq!(runs(&mut coordinator), [["a"]]);
+    send_report(&mut coordinator, 0, submissions(&["a"], SUM));
+    assert_eq!(next_runs(&mut coordinator), [["a"]]);
     coordinator.complete(T0);
-    say(&mut coordinator, 0, Report { seen: 1, slots: [0].into(), ..Report::default() });
-    assert_eq!(runs(&mut coordinator), [["#0"]]);
+    send_report(&mut coordinator, 0, Report { messages_read: 1, slots: [0].into(), ..Report::default() });
+    assert_eq!(next_runs(&mut coordinator), [["#0"]]);
 }
 
 #[test]
-fn ranks_that_disagree_are_named_with_what_they_asked_for() {
+fn a_disagreement_is_refused_with_the_request_of_each_rank() {
     let mut coordinator = coordinator(4);
     for rank in [0, 2, 3] {
-        say(&mut coordinator, rank, asks(&["x"], SUM));
+        send_report(&mut coordinator, rank, submissions(&["x"], SUM));
     }
     assert_eq!(coordinator.next_message(), None);
-    say(&mut coordinator, 1, asks(&["x"], Signature { dtype: DType::F64, ..SUM }));
+    send_report(&mut coordinator, 1, submissions(&["x"], Signature { dtype: DType::F64, ..SUM }));
     let message = coordinator.next_message().expect("a refusal");
     let reason = "ranks 10, 12 and 13: all_reduce(sum, 4 x f32); rank 11: all_reduce(sum, 4 x f64)".into();
     let refuse = Instruction::Refuse { name: "x".into(), refusal: RefusalKind::Disagreement, reason };
@@ -111,86 +111,88 @@ fn ranks_that_disagree_are_named_with_what_they_asked_for() {
 }
 
 #[test]
-fn who_has_joined_is_not_waited_for_and_all_go_on_when_all_have() {
+fn tensors_do_not_wait_for_joined_ranks_and_all_ranks_continue_when_all_have_joined() {
     let mut coordinator = coordinator(3);
     let max = Signature { kind: TensorOp::AllReduce(ReduceOp::Max), ..SUM };
-    say(&mut coordinator, 0, asks(&["a"], SUM));
-    say(&mut coordinator, 2, asks(&["a"], SUM));
-    say(&mut coordinator, 1, joins());
-    assert_eq!(runs(&mut coordinator), [["a"]]);
-    say(&mut coordinator, 0, asks(&["m"], max));
-    say(&mut coordinator, 2, asks(&["m"], max));
+    send_report(&mut coordinator, 0, submissions(&["a"], SUM));
+    send_report(&mut coordinator, 2, submissions(&["a"], SUM));
+    send_report(&mut coordinator, 1, join_report());
+    assert_eq!(next_runs(&mut coordinator), [["a"]]);
+    send_report(&mut coordinator, 0, submissions(&["m"], max));
+    send_report(&mut coordinator, 2, submissions(&["m"], max));
     let message = coordinator.next_message().expect("a refusal");
     assert!(matches!(
         &message.instructions[..],
         [Instruction::Refuse { refusal: RefusalKind::WithoutJoined, .. }]
     ));
-    let late = coordinator.report(T0, Rank::new(1), asks(&["z"], SUM));
-    assert!(late.unwrap_err().0.contains("joined before"));
-    say(&mut coordinator, 2, joins());
-    say(&mut coordinator, 0, joins());
+    let late = coordinator.report(T0, Rank::new(1), submissions(&["z"], SUM));
+    assert!(late.unwrap_err().0.contains("after it had joined"));
+    send_report(&mut coordinator, 2, join_report());
+    send_report(&mut coordinator, 0, join_report());
     coordinator.complete(T0);
     let message = coordinator.next_message().expect("all have joined");
     assert_eq!(message.instructions, [Instruction::Joined(Rank::ZERO)]);
-    say(&mut coordinator, 1, Report { seen: 3, ..asks(&["b"], SUM) });
+    send_report(&mut coordinator, 1, Report { messages_read: 3, ..submissions(&["b"], SUM) });
     assert_eq!(coordinator.next_message(), None);
 }
 
 #[test]
-fn what_a_closed_rank_has_not_submitted_is_refused_and_the_end_comes_last() {
+fn tensors_that_a_closed_rank_has_not_submitted_are_refused() {
     let mut coordinator = coordinator(2);
-    say(&mut coordinator, 0, asks(&["a", "b"], SUM));
-    say(&mut coordinator, 1, Report { closes: true, ..asks(&["b"], SUM) });
+    send_report(&mut coordinator, 0, submissions(&["a", "b"], SUM));
+    send_report(&mut coordinator, 1, Report { closes: true, ..submissions(&["b"], SUM) });
     let message = coordinator.next_message().expect("a refusal and an operation");
     let reason = "rank 11 closed without submitting it".into();
     let refuse = Instruction::Refuse { name: "a".into(), refusal: RefusalKind::Left, reason };
     assert_eq!(message.instructions[0], refuse);
     assert!(matches!(&message.instructions[1], Instruction::Run(tensors) if tensors.len() == 1));
-    assert!(coordinator.report(T0, Rank::new(1), closes()).unwrap_err().0.contains("closed before"));
-    assert!(!coordinator.is_expecting_others());
-    say(&mut coordinator, 0, closes());
+    assert!(
+        coordinator.report(T0, Rank::new(1), close_report()).unwrap_err().0.contains("after it had closed")
+    );
+    assert!(!coordinator.expects_reports());
+    send_report(&mut coordinator, 0, close_report());
     assert_eq!(coordinator.next_message().expect("the end").instructions, [Instruction::End]);
     assert_eq!(coordinator.next_message(), None);
 }
 
 #[test]
-fn what_a_rank_must_not_say_is_a_violation() {
-    let wrong = |report| coordinator(2).report(T0, Rank::ZERO, report).unwrap_err().0;
-    assert!(wrong(asks(&["a", "a"], SUM)).contains("twice"));
-    assert!(wrong(Report { slots: [3].into(), ..Report::default() }).contains("empty"));
-    assert!(wrong(Report { slots: [9000].into(), ..Report::default() }).contains("empty"));
-    assert!(wrong(Report { seen: 1, ..Report::default() }).contains("has read"));
-    let stranger = coordinator(2).report(T0, Rank::new(2), closes());
-    assert!(stranger.unwrap_err().0.contains("not in the group"));
+fn invalid_reports_are_violations() {
+    let violation = |report| coordinator(2).report(T0, Rank::ZERO, report).unwrap_err().0;
+    assert!(violation(submissions(&["a", "a"], SUM)).contains("twice"));
+    assert!(violation(Report { slots: [3].into(), ..Report::default() }).contains("empty"));
+    assert!(violation(Report { slots: [9000].into(), ..Report::default() }).contains("empty"));
+    assert!(violation(Report { messages_read: 1, ..Report::default() }).contains("has read"));
+    let from_rank_2_of_2 = coordinator(2).report(T0, Rank::new(2), close_report());
+    assert!(from_rank_2_of_2.unwrap_err().0.contains("not a rank of the group"));
 }
 
 #[test]
-fn a_stall_is_told_once_and_ends_the_job_in_the_end() {
+fn a_stall_is_reported_once_and_ends_the_job_after_the_abort_limit() {
     let second = Duration::from_secs;
     let mut coordinator = coordinator(3);
-    coordinator.report(second(1), Rank::ZERO, asks(&["x"], SUM)).unwrap();
+    coordinator.report(second(1), Rank::ZERO, submissions(&["x"], SUM)).unwrap();
     assert_eq!(coordinator.check(second(10)), StallReport::default());
     let report = coordinator.check(second(11));
     assert_eq!(report.abort, None);
     let text = "tensor `x` has waited 10.0s for ranks 11 and 12 to submit it";
     assert_eq!(report.stalls.iter().map(ToString::to_string).collect::<Vec<_>>(), [text]);
-    assert!(coordinator.check(second(12)).stalls.is_empty(), "once");
+    assert!(coordinator.check(second(12)).stalls.is_empty(), "a stall is reported once");
     assert_eq!(coordinator.stalled(), report.stalls);
-    coordinator.report(second(13), Rank::new(2), asks(&["x"], SUM)).unwrap();
+    coordinator.report(second(13), Rank::new(2), submissions(&["x"], SUM)).unwrap();
     let report = coordinator.check(second(31));
     assert_eq!(report.abort.as_deref(), Some("tensor `x` has waited 30.0s for rank 11 to submit it"));
-    coordinator.report(second(32), Rank::new(1), asks(&["x"], SUM)).unwrap();
+    coordinator.report(second(32), Rank::new(1), submissions(&["x"], SUM)).unwrap();
     assert_eq!(coordinator.stalled(), []);
     assert_eq!(coordinator.check(second(100)), StallReport::default());
 }
 
 #[test]
-fn who_has_joined_or_closed_waits_as_long_as_anything_happens() {
+fn a_join_or_close_is_no_stall_as_long_as_other_ranks_are_active() {
     let second = Duration::from_secs;
     let mut coordinator = coordinator(2);
-    coordinator.report(second(1), Rank::new(1), joins()).unwrap();
-    coordinator.report(second(25), Rank::ZERO, asks(&["x"], SUM)).unwrap();
-    assert!(runs(&mut coordinator).len() == 1);
+    coordinator.report(second(1), Rank::new(1), join_report()).unwrap();
+    coordinator.report(second(25), Rank::ZERO, submissions(&["x"], SUM)).unwrap();
+    assert!(next_runs(&mut coordinator).len() == 1);
     coordinator.complete(second(26));
     assert!(coordinator.check(second(35)).stalls.is_empty());
     let report = coordinator.check(second(56));

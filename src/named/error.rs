@@ -4,53 +4,53 @@ use std::fmt;
 
 use crate::group::Error;
 
-/// Why a named tensor has no result.
+/// The error of a call on named tensors.
 ///
-/// All but [`NamedError::Job`] leave the job and all other tensors unaffected.
+/// All errors but [`NamedError::Job`] leave the job and all other tensors unaffected.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NamedError {
-    /// The job failed, and with it all tensors; or the call is invalid in any group, such as a sum of located values
-    /// or a root that is not in the group.
+    /// Either the job has failed, so that no tensor gets a result, or the call is invalid in every group. Examples are a
+    /// sum of values with locations, and a root that is not a rank of the group.
     #[error(transparent)]
     Job(#[from] Error),
-    /// This rank has submitted the name before, and that tensor has no result yet.
+    /// This rank has already submitted a tensor with this name, which has no result yet.
     #[error("tensor `{0}` is already in flight on this rank; wait for it, or use another name")]
     InFlight(String),
-    /// The name or the tensor exceeds the limit, or too many tensors are in flight.
+    /// The name or the tensor exceeds a limit, or too many tensors are in flight.
     #[error("tensor `{name}` cannot be submitted: {reason}")]
     Limit {
-        /// The name, or its beginning.
+        /// The name of the tensor, or the beginning of a long name.
         name: String,
-        /// The limit.
+        /// A sentence about the limit.
         reason: String,
     },
-    /// All ranks have submitted it, but with different requests. Every rank's handle gets this error.
+    /// All ranks have submitted the tensor, but with different requests. Every rank's handle returns this error.
     #[error("the ranks do not agree about tensor `{name}`: {asked}")]
     Disagreement {
-        /// The name.
+        /// The name of the tensor.
         name: String,
-        /// The request of each rank, by its number in the job.
+        /// The request of each rank, with the rank's number in the job.
         asked: String,
     },
-    /// Some ranks have joined, and this operation is not defined without their data. Every rank's handle gets this
+    /// Some ranks have joined, and the operation is not defined without their data. Every rank's handle returns this
     /// error.
     #[error("tensor `{name}` needs data from ranks that have joined: {detail}")]
     WithoutJoined {
-        /// The name.
+        /// The name of the tensor.
         name: String,
         /// The request, and the ranks that have joined.
         detail: String,
     },
-    /// Some ranks have closed and will never submit it. Every rank's handle gets this error.
+    /// Some ranks have closed without submitting the tensor. Every rank's handle returns this error.
     #[error("tensor `{name}` will never be complete: {detail}")]
     Left {
-        /// The name.
+        /// The name of the tensor.
         name: String,
         /// The ranks that have closed.
         detail: String,
     },
-    /// This rank has joined, and must not submit tensors until all ranks have joined.
+    /// This rank has joined and cannot submit tensors until all ranks have joined.
     #[error("this rank has joined and cannot submit tensors until all ranks have joined")]
     HasJoined,
     /// The named tensors of this rank have been closed.
@@ -58,7 +58,7 @@ pub enum NamedError {
     Closed,
 }
 
-/// A message of a peer that this rank's state does not allow. It ends the job.
+/// An invalid message of a peer, which ends the job. The text is a sentence about the peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Violation(pub(super) String);
 

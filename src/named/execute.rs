@@ -1,4 +1,5 @@
-//! Runs tensors of one kind and type as one operation of the group, and returns the results to each tensor's handle.
+//! Runs tensors with the same kind of operation and the same element type as one operation of the group, and passes the
+//! results to the tensors' handles.
 
 use std::any::Any;
 use std::ops::Range;
@@ -12,7 +13,7 @@ use super::message::{Request, TENSOR_BYTES_MAX, TensorOp};
 use crate::group::{Error, Group, Handle};
 use crate::types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc};
 
-/// Locks the mutex, also if it is poisoned: a panic leaves the state under these locks consistent.
+/// Locks the mutex, even if it is poisoned: a panic leaves the state under these locks consistent.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -21,11 +22,11 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct ResultCell<R> {
     result: Mutex<Option<Result<R, NamedError>>>,
     changed: Condvar,
-    /// Set when there is a result, for a thread that waits for several.
+    /// The signal to set when there is a result, for a thread that waits for several results.
     signal: Mutex<Option<Arc<ReadySignal>>>,
 }
 
-/// Wakes a thread that waits for the first of several results.
+/// A signal that wakes a thread which waits for the first of several results.
 #[derive(Default)]
 pub(super) struct ReadySignal {
     is_set: Mutex<bool>,
@@ -45,23 +46,22 @@ impl ReadySignal {
     }
 }
 
-/// The side that provides the result. Dropping it without a result reports that everything has been closed, so that
-/// the receiver does not wait for ever.
+/// The sender of a result. If it is dropped without a result, the receiver gets [`NamedError::Closed`].
 pub(super) struct Promise<R>(Arc<ResultCell<R>>);
 
-/// The side that waits for the result.
+/// The receiver of a result.
 pub(super) struct ResultReceiver<R>(Arc<ResultCell<R>>);
 
-pub(super) fn promise<R>() -> (Promise<R>, ResultReceiver<R>) {
-    let place =
+pub(super) fn new_promise<R>() -> (Promise<R>, ResultReceiver<R>) {
+    let cell =
         Arc::new(ResultCell { result: Mutex::new(None), changed: Condvar::new(), signal: Mutex::new(None) });
-    (Promise(Arc::clone(&place)), ResultReceiver(place))
+    (Promise(Arc::clone(&cell)), ResultReceiver(cell))
 }
 
 impl<R> Promise<R> {
     pub(super) fn fulfil(self, result: Result<R, NamedError>) {
         *lock(&self.0.result) = Some(result);
-        // Dropping this informs the receiver.
+        // `drop` wakes the receiver.
     }
 }
 
@@ -76,12 +76,12 @@ impl<R> Drop for Promise<R> {
 }
 
 impl<R> ResultReceiver<R> {
-    /// Sets the signal as soon as there is a result, from now on.
+    /// Makes the promise set this signal when it provides the result.
     pub(super) fn attach_signal(&self, signal: &Arc<ReadySignal>) {
         *lock(&self.0.signal) = Some(Arc::clone(signal));
     }
 
-    pub(super) fn is_there(&self) -> bool {
+    pub(super) fn has_result(&self) -> bool {
         lock(&self.0.result).is_some()
     }
 
@@ -103,21 +103,21 @@ impl<R> ResultReceiver<R> {
     }
 }
 
-/// A submitted tensor of any type.
+/// A submitted tensor of any element type.
 pub(super) trait TensorPayload: Send {
     fn fail(self: Box<Self>, error: NamedError);
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
 
-/// A submitted tensor.
+/// A submitted tensor with elements of type `T`.
 pub(super) struct Submitted<T> {
     pub(super) elements: Vec<T>,
-    /// Applied to the result.
+    /// The function that this rank applies to its result.
     pub(super) after: PostProcess<T>,
     pub(super) promise: Promise<Vec<T>>,
 }
 
-/// The step that this rank applies to its own result.
+/// The function that this rank applies to its result, if there is one.
 pub(super) type PostProcess<T> = Option<Box<dyn FnOnce(&mut [T]) + Send>>;
 
 impl<T: Element> TensorPayload for Submitted<T> {
@@ -130,14 +130,14 @@ impl<T: Element> TensorPayload for Submitted<T> {
     }
 }
 
-/// A tensor to run. Without payload, this rank has joined and contributes zeros.
+/// A tensor to run. Without a payload, this rank contributes zeros, because it has joined.
 pub(super) type RunItem = (Request, Option<Box<dyn TensorPayload>>);
 
-/// An operation under way.
+/// An operation that has begun.
 pub(super) trait BegunOperation: Send {
-    /// Waits for its end and gives each tensor its result; calls `ended` before that with the names that this rank
-    /// has submitted.
-    fn finish(self: Box<Self>, ended: &mut dyn FnMut(&[String])) -> Result<(), Error>;
+    /// Waits for the end of the operation. Calls `on_end` with the names of the tensors that this rank has submitted, and
+    /// then passes the results to their handles.
+    fn finish(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error>;
 }
 
 /// The range of a tensor in the operation's buffer, and the receiver of its result.
@@ -145,35 +145,36 @@ type FusedPart<T> = (Range<usize>, Option<(Promise<Vec<T>>, PostProcess<T>)>);
 
 struct FusedOperation<T> {
     handle: Result<Handle<Vec<T>>, Error>,
-    /// The names that this rank has submitted.
+    /// The names of the tensors that this rank has submitted.
     names: Vec<String>,
     parts: Vec<FusedPart<T>>,
 }
 
-/// Begins the operation for these tensors, which are all of one kind and type.
+/// Begins the operation for these tensors, which must have the same kind of operation and the same element type. Returns
+/// `None` if there are no tensors.
 pub(super) fn begin(group: &mut Group, items: Vec<RunItem>) -> Option<Box<dyn BegunOperation>> {
     let dtype = items.first()?.0.signature.dtype;
     Some(match dtype {
-        DType::F16 => begin_of::<f16>(group, items),
-        DType::Bf16 => begin_of::<bf16>(group, items),
-        DType::F32 => begin_of::<f32>(group, items),
-        DType::F64 => begin_of::<f64>(group, items),
-        DType::I8 => begin_of::<i8>(group, items),
-        DType::U8 => begin_of::<u8>(group, items),
-        DType::I16 => begin_of::<i16>(group, items),
-        DType::U16 => begin_of::<u16>(group, items),
-        DType::I32 => begin_of::<i32>(group, items),
-        DType::U32 => begin_of::<u32>(group, items),
-        DType::I64 => begin_of::<i64>(group, items),
-        DType::U64 => begin_of::<u64>(group, items),
-        DType::F32Loc => begin_of::<F32Loc>(group, items),
-        DType::F64Loc => begin_of::<F64Loc>(group, items),
-        DType::I32Loc => begin_of::<I32Loc>(group, items),
-        DType::I64Loc => begin_of::<I64Loc>(group, items),
+        DType::F16 => begin_typed::<f16>(group, items),
+        DType::Bf16 => begin_typed::<bf16>(group, items),
+        DType::F32 => begin_typed::<f32>(group, items),
+        DType::F64 => begin_typed::<f64>(group, items),
+        DType::I8 => begin_typed::<i8>(group, items),
+        DType::U8 => begin_typed::<u8>(group, items),
+        DType::I16 => begin_typed::<i16>(group, items),
+        DType::U16 => begin_typed::<u16>(group, items),
+        DType::I32 => begin_typed::<i32>(group, items),
+        DType::U32 => begin_typed::<u32>(group, items),
+        DType::I64 => begin_typed::<i64>(group, items),
+        DType::U64 => begin_typed::<u64>(group, items),
+        DType::F32Loc => begin_typed::<F32Loc>(group, items),
+        DType::F64Loc => begin_typed::<F64Loc>(group, items),
+        DType::I32Loc => begin_typed::<I32Loc>(group, items),
+        DType::I64Loc => begin_typed::<I64Loc>(group, items),
     })
 }
 
-fn begin_of<T: Element>(group: &mut Group, items: Vec<RunItem>) -> Box<dyn BegunOperation> {
+fn begin_typed<T: Element>(group: &mut Group, items: Vec<RunItem>) -> Box<dyn BegunOperation> {
     let kind = items[0].0.signature.kind;
     let is_single = items.len() == 1;
     let total: usize = items.iter().map(|(request, _)| request.signature.count as usize).sum();
@@ -210,36 +211,40 @@ fn begin_of<T: Element>(group: &mut Group, items: Vec<RunItem>) -> Box<dyn Begun
     Box::new(FusedOperation { handle, names, parts })
 }
 
-/// Gathers tensors that may differ in length between ranks. It gathers the lengths first; all ranks check them alike.
+/// Gathers tensors whose lengths may differ between ranks. It gathers the lengths first, so that all ranks detect an
+/// excessive length.
 fn gather<T: Element>(group: &mut Group, own: &[T]) -> Result<Handle<Vec<T>>, Error> {
     let counts = group.all_gather_from(&[own.len() as u64])?;
     let total = counts.iter().fold(0u64, |total, &count| total.saturating_add(count));
     if total.saturating_mul(T::DTYPE.size_bytes() as u64) > TENSOR_BYTES_MAX {
-        return Err(Error::InvalidCounts("the gathered result is longer than a named tensor may be"));
+        return Err(Error::InvalidCounts(
+            "the result of the all-gather exceeds the largest size of a named tensor",
+        ));
     }
     let counts: Vec<usize> = counts.into_iter().map(|count| count as usize).collect();
     group.all_gather_uneven_async(own, &counts)
 }
 
 impl<T: Element> BegunOperation for FusedOperation<T> {
-    fn finish(self: Box<Self>, ended: &mut dyn FnMut(&[String])) -> Result<(), Error> {
+    fn finish(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error> {
         let Self { handle, names, parts } = *self;
         let result = handle.and_then(Handle::wait);
-        // A name is free before its result is visible, because a thread that has waited for it may submit it again.
-        ended(&names);
-        let mut whole = match result {
+        // The names are available again before the results are visible, because a thread that gets a result may submit
+        // the same name at once.
+        on_end(&names);
+        let mut fused = match result {
             Ok(elements) => elements,
             Err(error) => {
                 let promises = parts.into_iter().filter_map(|(_, promise)| promise);
                 promises.for_each(|(promise, _)| promise.fulfil(Err(error.clone().into())));
-                // Invalid counts are an error of this tensor only, on all ranks.
+                // If the lengths of an all-gather are invalid, only this tensor fails, on all ranks.
                 return if matches!(error, Error::InvalidCounts(_)) { Ok(()) } else { Err(error) };
             }
         };
         let is_single = parts.len() == 1;
         for (range, promise) in parts {
             let Some((promise, after)) = promise else { continue };
-            let mut own = if is_single { std::mem::take(&mut whole) } else { whole[range].to_vec() };
+            let mut own = if is_single { std::mem::take(&mut fused) } else { fused[range].to_vec() };
             if let Some(after) = after {
                 after(&mut own);
             }

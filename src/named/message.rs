@@ -1,8 +1,7 @@
-//! The messages between the ranks and the coordinator, as bytes. Every value that a peer can claim is compared with a
+//! The encoding of the messages between the ranks and the coordinator. Every value that a peer sends is compared with a
 //! limit before it is used.
 //!
-//! The encoding is custom: each step sends a bit vector, and names and counts have their own limits. Numbers are
-//! little-endian.
+//! The encoding is custom, for the bit vector of a report and the limits of names and counts. It is little-endian.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,26 +9,26 @@ use std::fmt;
 use super::error::Violation;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
-/// The longest name, in bytes.
+/// The largest size of a name in bytes.
 pub const NAME_BYTES_MAX: usize = 256;
-/// The longest tensor, in bytes; of an all-gather, the result.
+/// The largest size of a tensor in bytes. For an all-gather it is the largest size of the result.
 pub const TENSOR_BYTES_MAX: u64 = 1 << 34;
 /// The largest number of tensors in one message.
 pub(super) const REQUESTS_MAX: usize = 1024;
 /// The largest number of refusals in one message.
 pub(super) const REFUSALS_MAX: usize = 64;
-/// The longest reason of a refusal, in bytes.
+/// The largest size of the reason of a refusal in bytes.
 pub(super) const REASON_BYTES_MAX: usize = 2048;
 /// The largest number of slots of a response cache.
 pub(super) const SLOTS_MAX: u16 = 16_384;
-/// The longest message, in bytes. A receiver allocates as much as the sender says, up to this.
+/// The largest size of a message in bytes. A receiver allocates the size that the sender announces, up to this limit.
 pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// The length of a name with its other fields: kind, argument of the kind, element type, count, slot.
+/// The largest size of a request in bytes: name with length, kind with argument, element type, count, and two slots.
 const REQUEST_BYTES_MAX: usize = 2 + NAME_BYTES_MAX + 1 + 4 + 1 + 8 + 2 + 2;
 const REFUSAL_BYTES_MAX: usize = 2 + 2 + NAME_BYTES_MAX + 2 + REASON_BYTES_MAX;
 const _: () = assert!(
-    // Each tensor may be a separate instruction, and retire a slot.
+    // Each tensor may have an instruction for itself, and may retire a slot.
     REQUESTS_MAX * (REQUEST_BYTES_MAX + 8) + REFUSALS_MAX * REFUSAL_BYTES_MAX + 3 * SLOTS_MAX as usize + 64
         <= MESSAGE_BYTES_MAX
 );
@@ -39,12 +38,12 @@ const _: () = assert!(
 pub(super) enum TensorOp {
     AllReduce(ReduceOp),
     Broadcast(Rank),
-    /// The ranks' counts differ, so the count is 0.
+    /// An all-gather. Its count is 0, because the counts of the ranks may differ.
     AllGather,
     ReduceScatter(ReduceOp),
 }
 
-/// The properties on which all ranks have to agree.
+/// The properties of a tensor that must be the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Signature {
     pub(super) kind: TensorOp,
@@ -57,7 +56,7 @@ impl Signature {
         self.count.saturating_mul(self.dtype.size_bytes() as u64)
     }
 
-    /// The error of this signature in a group of `world` ranks, if there is one.
+    /// Checks that this signature is valid in a group of `world` ranks.
     pub(super) fn check(&self, world: WorldSize) -> Result<(), Violation> {
         match self.kind {
             TensorOp::AllReduce(op) | TensorOp::ReduceScatter(op)
@@ -92,11 +91,11 @@ impl fmt::Display for Signature {
     }
 }
 
-/// The error of a name, if there is one.
+/// Checks the length of a name.
 pub(super) fn check_name(name: &str) -> Result<(), Violation> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         let length = name.len();
-        return Err(Violation(format!("a name has 1 to {NAME_BYTES_MAX} bytes, and this one {length}")));
+        return Err(Violation(format!("a name must have 1 to {NAME_BYTES_MAX} bytes, not {length}")));
     }
     Ok(())
 }
@@ -111,37 +110,36 @@ pub(super) struct Request {
 /// A report from a rank to the coordinator.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Report {
-    /// The number of the coordinator's messages that the rank had read when it wrote this; the slots are those of
-    /// that moment.
-    pub(super) seen: u64,
-    /// Tensors in the response cache, by their slots.
+    /// The number of the coordinator's messages that the rank had read when it wrote this report.
+    pub(super) messages_read: u64,
+    /// The submitted tensors that are in the response cache, by their slots.
     pub(super) slots: BTreeSet<u16>,
-    /// Other tensors.
+    /// The other submitted tensors.
     pub(super) requests: Vec<Request>,
-    /// The rank has no more data, and waits until no rank has any.
+    /// Whether the rank joins: it has no more data, and waits until all ranks have joined.
     pub(super) joins: bool,
-    /// The rank will submit nothing more.
+    /// Whether the rank closes: it will submit no more tensors.
     pub(super) closes: bool,
 }
 
 /// A message from the coordinator to every rank.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct CoordinatorMessage {
-    /// Instructions, to be carried out in this order.
+    /// The instructions, which the rank carries out in this order.
     pub(super) instructions: Vec<Instruction>,
-    /// Slots that must not be named any more after this message.
+    /// The slots that the rank must not use in reports after it has read this message.
     pub(super) retired: Vec<u16>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Instruction {
-    /// Run these as one operation.
+    /// Run these tensors as one operation.
     Run(Vec<AnnouncedTensor>),
-    /// This tensor gets an error.
+    /// Report an error to the handle of this tensor.
     Refuse { name: String, refusal: RefusalKind, reason: String },
-    /// All ranks have joined, this one last.
+    /// All ranks have joined. The rank is the one that joined last.
     Joined(Rank),
-    /// All ranks have closed. Nothing follows.
+    /// All ranks have closed. This is the last instruction.
     End,
 }
 
@@ -150,7 +148,7 @@ pub(super) enum Instruction {
 pub(super) enum AnnouncedTensor {
     /// The tensor in this slot of the response cache.
     Cached(u16),
-    /// This tensor, which gets the slot, if any.
+    /// A tensor in full. If there is a slot, the tensor is stored in it.
     Named(Request, Option<u16>),
 }
 
@@ -162,7 +160,7 @@ pub(super) enum RefusalKind {
     Left,
 }
 
-/// No slot.
+/// The value of a slot field that contains no slot.
 const NO_SLOT: u16 = u16::MAX;
 
 impl Report {
@@ -171,7 +169,7 @@ impl Report {
         for &slot in &self.slots {
             bits[usize::from(slot) / 8] |= 1 << (slot % 8);
         }
-        let mut out = self.seen.to_le_bytes().to_vec();
+        let mut out = self.messages_read.to_le_bytes().to_vec();
         out.push(u8::from(self.joins) | u8::from(self.closes) << 1);
         put_u16(&mut out, bits.len() as u16);
         out.extend(bits);
@@ -184,14 +182,14 @@ impl Report {
 
     pub(super) fn decode(bytes: &[u8], world: WorldSize) -> Result<Self, Violation> {
         let mut reader = MessageReader(bytes);
-        let seen = reader.u64()?;
+        let messages_read = reader.u64()?;
         let flags = reader.u8()?;
         if flags > 3 {
-            return Err(Violation(format!("unknown flags {flags}")));
+            return Err(Violation(format!("it sent unknown flags {flags}")));
         }
         let length = usize::from(reader.u16()?);
         if length > usize::from(SLOTS_MAX) / 8 {
-            return Err(Violation(format!("a bit vector of {length} bytes")));
+            return Err(Violation(format!("it sent a bit vector of {length} bytes")));
         }
         let bits = reader.bytes(length)?;
         let is_set = |slot: &u16| bits[usize::from(*slot) / 8] & (1 << (slot % 8)) != 0;
@@ -199,7 +197,7 @@ impl Report {
         let count = reader.count("requests", REQUESTS_MAX)?;
         let requests = (0..count).map(|_| reader.request(world)).collect::<Result<_, _>>()?;
         reader.end()?;
-        Ok(Self { seen, slots, requests, joins: flags & 1 != 0, closes: flags & 2 != 0 })
+        Ok(Self { messages_read, slots, requests, joins: flags & 1 != 0, closes: flags & 2 != 0 })
     }
 }
 
@@ -251,7 +249,7 @@ fn put_u16(out: &mut Vec<u8>, value: u16) {
     out.extend(value.to_le_bytes());
 }
 
-/// A text after its length, cut at the limit.
+/// Appends the length of a text and the text, which is cut off at the limit.
 fn put_text(out: &mut Vec<u8>, text: &str, bytes_max: usize) {
     let end = text.floor_char_boundary(bytes_max);
     put_u16(out, end as u16);
@@ -283,19 +281,19 @@ fn put_tensor(out: &mut Vec<u8>, tensor: &AnnouncedTensor) {
     }
 }
 
-/// A reader of the bytes that a peer sent.
+/// A reader of the bytes of a peer's message.
 struct MessageReader<'a>(&'a [u8]);
 
 impl<'a> MessageReader<'a> {
     fn bytes(&mut self, length: usize) -> Result<&'a [u8], Violation> {
         let (head, tail) =
-            self.0.split_at_checked(length).ok_or_else(|| Violation("a message that is cut off".into()))?;
+            self.0.split_at_checked(length).ok_or_else(|| Violation("its message is cut off".into()))?;
         self.0 = tail;
         Ok(head)
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Violation> {
-        self.bytes(N)?.try_into().map_err(|_| Violation("a message that is cut off".into()))
+        self.bytes(N)?.try_into().map_err(|_| Violation("its message is cut off".into()))
     }
 
     fn u8(&mut self) -> Result<u8, Violation> {
@@ -315,24 +313,24 @@ impl<'a> MessageReader<'a> {
         if world.contains(rank) {
             Ok(rank)
         } else {
-            Err(Violation(format!("rank {rank} in a group of {world}")))
+            Err(Violation(format!("it named rank {rank} in a group of {world}")))
         }
     }
 
     fn count(&mut self, what: &str, max: usize) -> Result<usize, Violation> {
         let count = usize::from(self.u16()?);
-        if count > max { Err(Violation(format!("{count} {what}, more than {max}"))) } else { Ok(count) }
+        if count > max { Err(Violation(format!("{count} {what} are more than {max}"))) } else { Ok(count) }
     }
 
     fn slot(&mut self) -> Result<u16, Violation> {
         let slot = self.u16()?;
-        if slot >= SLOTS_MAX { Err(Violation(format!("slot {slot}, which is too large"))) } else { Ok(slot) }
+        if slot >= SLOTS_MAX { Err(Violation(format!("its slot {slot} is too large"))) } else { Ok(slot) }
     }
 
     fn text(&mut self, bytes_max: usize) -> Result<String, Violation> {
         let length = self.count("bytes of text", bytes_max)?;
         let text = str::from_utf8(self.bytes(length)?);
-        text.map(str::to_owned).map_err(|_| Violation("a text that is not UTF-8".into()))
+        text.map(str::to_owned).map_err(|_| Violation("it sent a text that is not UTF-8".into()))
     }
 
     fn name(&mut self) -> Result<String, Violation> {
@@ -352,10 +350,10 @@ impl<'a> MessageReader<'a> {
             4 => op().map(TensorOp::ReduceScatter),
             _ => None,
         };
-        let kind = kind.ok_or_else(|| Violation(format!("an unknown operation on `{name}`")))?;
+        let kind = kind.ok_or_else(|| Violation(format!("it sent an unknown operation on `{name}`")))?;
         let dtype = self.u8()?;
         let dtype = DType::from_byte(dtype)
-            .ok_or_else(|| Violation(format!("unknown element type {dtype} of `{name}`")))?;
+            .ok_or_else(|| Violation(format!("it sent unknown element type {dtype} of `{name}`")))?;
         let signature = Signature { kind, dtype, count: self.u64()? };
         signature.check(world)?;
         Ok(Request { name, signature })
@@ -369,7 +367,7 @@ impl<'a> MessageReader<'a> {
         let request = self.request(world)?;
         let slot = self.u16()?;
         if slot != NO_SLOT && slot >= SLOTS_MAX {
-            return Err(Violation(format!("slot {slot}, which is too large")));
+            return Err(Violation(format!("its slot {slot} is too large")));
         }
         Ok(AnnouncedTensor::Named(request, Some(slot).filter(|&slot| slot != NO_SLOT)))
     }
@@ -385,19 +383,22 @@ impl<'a> MessageReader<'a> {
                     0 => RefusalKind::Disagreement,
                     1 => RefusalKind::WithoutJoined,
                     2 => RefusalKind::Left,
-                    other => return Err(Violation(format!("unknown refusal {other}"))),
+                    other => return Err(Violation(format!("it sent unknown refusal {other}"))),
                 };
                 let name = self.name()?;
                 Ok(Instruction::Refuse { name, refusal, reason: self.text(REASON_BYTES_MAX)? })
             }
             3 => self.rank(world).map(Instruction::Joined),
             4 => Ok(Instruction::End),
-            other => Err(Violation(format!("unknown instruction {other}"))),
+            other => Err(Violation(format!("it sent unknown instruction {other}"))),
         }
     }
 
     fn end(&self) -> Result<(), Violation> {
-        if self.0.is_empty() { Ok(()) } else { Err(Violation(format!("{} bytes too many", self.0.len()))) }
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        Err(Violation(format!("its message has {} bytes too many", self.0.len())))
     }
 }
 
@@ -415,12 +416,13 @@ mod tests {
     }
 
     #[test]
-    fn reports_and_messages_come_back() {
+    fn encoded_reports_and_messages_are_decoded() {
         let kinds =
             [TensorOp::AllReduce(ReduceOp::Average), TensorOp::Broadcast(Rank::new(3)), TensorOp::AllGather];
-        let with = |kind| Request { signature: Signature { kind, ..request("x").signature }, ..request("y") };
-        let requests = kinds.map(with).to_vec();
-        let report = Report { seen: 9, slots: [0, 7, 8, 1023].into(), requests, joins: true, closes: false };
+        let make = |kind| Request { signature: Signature { kind, ..request("x").signature }, ..request("y") };
+        let requests = kinds.map(make).to_vec();
+        let report =
+            Report { messages_read: 9, slots: [0, 7, 8, 1023].into(), requests, joins: true, closes: false };
         assert_eq!(Report::decode(&report.encode(), WORLD), Ok(report));
         let tensors = vec![
             AnnouncedTensor::Cached(3),
@@ -441,48 +443,48 @@ mod tests {
     }
 
     #[test]
-    fn a_step_whose_thousand_tensors_are_known_is_reported_in_less_than_150_bytes() {
-        let report = Report { seen: 1000, slots: (0..1024).collect(), ..Report::default() };
+    fn a_report_of_1024_cached_tensors_has_less_than_150_bytes() {
+        let report = Report { messages_read: 1000, slots: (0..1024).collect(), ..Report::default() };
         assert_eq!(report.encode().len(), 8 + 1 + 2 + 128 + 2);
     }
 
     #[test]
-    fn what_breaks_a_limit_is_refused() {
+    fn reports_that_exceed_a_limit_are_refused() {
         let encode = |name: &str, signature| {
             let requests = vec![Request { name: name.into(), signature }];
             Report { requests, ..Report::default() }.encode()
         };
         let good = request("x").signature;
-        let refused = |bytes: &[u8]| Report::decode(bytes, WORLD).unwrap_err().0;
-        assert!(refused(&encode("", good)).contains("1 to 256 bytes"));
-        assert!(refused(&encode("x", Signature { count: u64::MAX, ..good })).contains("is more than"));
+        let violation = |bytes: &[u8]| Report::decode(bytes, WORLD).unwrap_err().0;
+        assert!(violation(&encode("", good)).contains("1 to 256 bytes"));
+        assert!(violation(&encode("x", Signature { count: u64::MAX, ..good })).contains("is more than"));
         let gather = Signature { kind: TensorOp::AllGather, count: TENSOR_BYTES_MAX / 8, ..good };
-        assert!(refused(&encode("x", gather)).contains("is more than"));
+        assert!(violation(&encode("x", gather)).contains("is more than"));
         let root = TensorOp::Broadcast(Rank::new(4));
-        assert!(refused(&encode("x", Signature { kind: root, ..good })).contains("is not a rank"));
+        assert!(violation(&encode("x", Signature { kind: root, ..good })).contains("is not a rank"));
         let custom = TensorOp::AllReduce(ReduceOp::Custom);
-        assert!(refused(&encode("x", Signature { kind: custom, ..good })).contains("not defined"));
+        assert!(violation(&encode("x", Signature { kind: custom, ..good })).contains("not defined"));
         let many = Report { requests: vec![request("x"); REQUESTS_MAX + 1], ..Report::default() };
-        assert!(refused(&many.encode()).contains("requests, more than"));
+        assert!(violation(&many.encode()).contains("requests are more than"));
         let long = Report { slots: [SLOTS_MAX].into(), ..Report::default() };
-        assert!(refused(&long.encode()).contains("bit vector"));
+        assert!(violation(&long.encode()).contains("bit vector"));
         let mut trailing = Report::default().encode();
         trailing.push(0);
-        assert!(refused(&trailing).contains("too many"));
-        assert!(refused(&trailing[..5]).contains("cut off"));
+        assert!(violation(&trailing).contains("too many"));
+        assert!(violation(&trailing[..5]).contains("cut off"));
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn no_bytes_reach_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn decoding_any_bytes_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = Report::decode(&bytes, WORLD);
             let _ = CoordinatorMessage::decode(&bytes, WORLD);
         }
 
         #[test]
-        fn no_damage_reaches_a_panic(at in 0usize..60, byte in any::<u8>()) {
+        fn decoding_a_message_with_a_changed_byte_does_not_panic(at in 0usize..60, byte in any::<u8>()) {
             let report = Report { requests: vec![request("abc")], slots: [3].into(), ..Report::default() };
             let mut bytes = report.encode();
             let at = at % bytes.len();

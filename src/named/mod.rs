@@ -1,11 +1,11 @@
-//! Named tensors: collectives in any order.
+//! Named tensors: collectives that each rank may start in a different order.
 //!
-//! The ranks of a group have to call its collectives in the same order. A framework that computes gradients in
-//! parallel has no such order: each rank's threads finish tensors at different times. [`NamedTensors`] accepts
-//! tensors by name, finds out which are ready on all ranks, and runs those, in an order that rank 0 of the group
-//! decides; small tensors are fused into one operation. This is Horovod's model (Sergeev and Del Balso, "Horovod:
-//! fast and easy distributed deep learning in TensorFlow", arXiv:1802.05799), without its fixed cycle: ready tensors
-//! run at once, and tensors that become ready meanwhile are fused.
+//! The ranks of a group must call its collectives in the same order. A framework that computes gradients in parallel has
+//! no such order: the threads of each rank finish tensors at different times. [`NamedTensors`] accepts tensors by name
+//! and determines which tensors all ranks have submitted. It runs these tensors in an order that rank 0 of the group
+//! chooses, and fuses small tensors into one operation. This is Horovod's model (Sergeev and Del Balso, "Horovod: fast
+//! and easy distributed deep learning in TensorFlow", arXiv:1802.05799), but without a fixed cycle time: a tensor runs as
+//! soon as it is ready, and tensors that become ready while an operation runs are fused.
 //!
 //! ```
 //! use ringtrain::{Group, NamedOptions, NamedTensors, ReduceOp};
@@ -44,33 +44,36 @@ pub use message::{NAME_BYTES_MAX, TENSOR_BYTES_MAX};
 pub use stalls::Stall;
 
 use self::coordinator::{Coordinator, CoordinatorLimits};
-use self::execute::{PostProcess, ReadySignal, ResultReceiver, Submitted, lock, promise};
+use self::execute::{PostProcess, ReadySignal, ResultReceiver, Submitted, lock, new_promise};
 use self::message::{SLOTS_MAX, Signature, TensorOp};
 use self::runtime::NamedShared;
 use self::stalls::StallWatch;
 use crate::group::{Error, Group};
 use crate::types::{Element, Rank, ReduceOp};
 
-/// The largest number of operations under way: one that moves bytes, and one whose tensors are being copied together.
+/// The largest number of operations that run at the same time: one sends and receives, while the tensors of the next one
+/// are copied into its buffer.
 const OUTSTANDING_MAX: usize = 2;
 
-/// The options of named tensors. The options of rank 0 of the group apply.
+/// The options of named tensors. All ranks use the options that rank 0 of the group passes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct NamedOptions {
-    /// The most bytes that are fused into one operation; 0 fuses nothing. A longer tensor is not fused.
+    /// The largest number of bytes that are fused into one operation. Tensors with more bytes are not fused. With 0 no
+    /// tensors are fused.
     ///
-    /// 16 MiB by default. Horovod's is 64 MiB (now 128), for networks and GPUs with a higher fixed cost of an
-    /// operation. Fusing costs two copies. An operation of this length takes milliseconds, so the fixed cost of its
+    /// The default is 16 MiB. Horovod's default is 64 MiB (now 128 MiB), for networks and GPUs on which an operation has a
+    /// higher fixed cost. Fusing costs two copies. An operation of 16 MiB takes milliseconds, so the fixed cost of its
     /// 2(n-1) messages is small; a longer operation would only delay the first results.
     pub fusion_bytes: usize,
-    /// The number of tensors in the response cache, at most 16 384. A step that submits them again sends one bit for
-    /// each.
+    /// The number of tensors in the response cache, at most 16 384. If a rank submits a cached tensor again, it sends only
+    /// one bit for the tensor.
     pub cache_capacity: usize,
-    /// How long a tensor may wait for some of the ranks before rank 0 logs a warning.
+    /// The time that a tensor may wait for ranks that have not submitted it, before rank 0 logs a warning.
     pub stall_warning: Duration,
-    /// How long a tensor may wait before the job ends; `None` for no limit, as in Horovod, where a rank may take long
-    /// to compile, or to save a checkpoint. The loss of a rank ends the job in any case.
+    /// The time that a tensor may wait for ranks that have not submitted it, before the job ends. `None` means no limit,
+    /// as in Horovod, because a rank may need a long time to compile or to save a checkpoint. If a rank dies, the job ends
+    /// in any case.
     pub stall_abort: Option<Duration>,
 }
 
@@ -88,58 +91,60 @@ impl Default for NamedOptions {
 /// Statistics of a rank's named tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct NamedStatistics {
-    /// The number of tensors submitted.
+    /// The number of tensors that this rank has submitted.
     pub tensors: u64,
-    /// How many of them the response cache knew, so that one bit reported them.
+    /// The number of submitted tensors that were in the response cache, so that one bit reported each of them.
     pub cached: u64,
-    /// The number of operations run; fewer than tensors if some were fused.
+    /// The number of operations that have run. It is smaller than the number of tensors if tensors were fused.
     pub operations: u64,
-    /// The number of messages to the coordinator.
+    /// The number of messages that this rank has sent to the coordinator on rank 0.
     pub reports: u64,
 }
 
-/// Collectives of a group on tensors that have names, submitted in any order from any thread.
+/// Collectives of a group on tensors with names. Each rank can submit the tensors in any order and from any thread.
 ///
-/// A name can be used again when its result is available. All ranks that submit a name must request the same
-/// operation, element type and count. Otherwise each of them gets an error for that tensor, and the other tensors are
-/// not affected. If some rank does not submit a tensor within [`NamedOptions::stall_abort`], and there is such a
-/// limit, the job ends with an error that names the tensor and the rank.
+/// You can use a name again when its result is available. All ranks must submit a name with the same operation, element
+/// type and count. Otherwise every rank gets an error for this tensor; other tensors are not affected. If
+/// [`NamedOptions::stall_abort`] is set and a rank does not submit a tensor within this time, the job ends with an error
+/// that names the tensor and the rank.
 pub struct NamedTensors {
     shared: Arc<NamedShared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl NamedTensors {
-    /// Makes named tensors for all ranks of the group; all of them have to call this. The group can still be used for
-    /// other calls.
+    /// Creates named tensors for the ranks of a group. All ranks of the group must call this function. You can still use
+    /// the group for other calls.
     ///
     /// # Errors
     ///
-    /// As [`Group::duplicate`], which it calls twice; [`Error::System`] if no threads can be started.
+    /// The errors of [`Group::duplicate`], which this function calls twice; [`Error::System`] if a thread cannot be
+    /// started.
     pub fn new(group: &mut Group, options: NamedOptions) -> Result<Self, Error> {
         let mut control = group.duplicate()?;
         let data = group.duplicate()?;
-        // It is idle while no tensors are submitted. The coordinator detects waits without end.
+        // This group is idle while no tensors are submitted, so it has no timeout. The coordinator detects stalls.
         control.set_timeout(Duration::MAX);
         let coordinator = (control.rank() == Rank::ZERO).then(|| {
-            let rules = CoordinatorLimits {
+            let limits = CoordinatorLimits {
                 fusion_bytes: options.fusion_bytes as u64,
                 capacity: options.cache_capacity.min(usize::from(SLOTS_MAX)) as u16,
                 outstanding_max: OUTSTANDING_MAX,
             };
             let watch = StallWatch::new(options.stall_warning, options.stall_abort);
-            Coordinator::new(rules, Arc::from(control.members()), watch)
+            Coordinator::new(limits, Arc::from(control.members()), watch)
         });
         let (shared, threads) = runtime::start(control, data, coordinator)?;
         Ok(Self { shared, threads })
     }
 
-    /// The reduction of all ranks' tensors of this name, as [`Group::all_reduce`]. A rank that has joined counts as zeros.
+    /// Submits a tensor for an all-reduce: the result is the reduction of the tensors with this name on all ranks, as in
+    /// [`Group::all_reduce`]. A rank that has joined ([`NamedTensors::join`]) contributes zeros.
     ///
     /// # Errors
     ///
     /// [`NamedError::InFlight`], [`NamedError::Limit`], [`NamedError::HasJoined`], [`NamedError::Closed`],
-    /// [`Error::Unsupported`], or the job's failure. The handle returns errors that involve other ranks.
+    /// [`Error::Unsupported`], or the failure of the job. Errors that involve other ranks are returned by the handle.
     pub fn all_reduce<T: Element>(
         &self,
         name: &str,
@@ -150,12 +155,12 @@ impl NamedTensors {
         self.submit(name, elements, TensorOp::AllReduce(op), None)
     }
 
-    /// [`NamedTensors::all_reduce`] that multiplies the elements by `before` and the result by `after` (Horovod's
-    /// `prescale_factor` and `postscale_factor`). The factors may differ between ranks.
+    /// Submits a tensor as [`NamedTensors::all_reduce`] does, but multiplies its elements by `before` and the result by
+    /// `after` (Horovod's `prescale_factor` and `postscale_factor`). The factors may differ between ranks.
     ///
     /// # Errors
     ///
-    /// As [`NamedTensors::all_reduce`].
+    /// The errors of [`NamedTensors::all_reduce`].
     pub fn all_reduce_scaled<T: Element + Mul<Output = T>>(
         &self,
         name: &str,
@@ -174,12 +179,12 @@ impl NamedTensors {
         self.submit(name, elements, TensorOp::AllReduce(op), after)
     }
 
-    /// This rank's chunk ([`Group::chunk`]) of the reduction of all ranks' tensors of this name. A rank that has joined counts
-    /// as zeros. It is not fused.
+    /// Submits a tensor for a reduce-scatter: the result is this rank's chunk ([`Group::chunk`]) of the reduction of the
+    /// tensors with this name on all ranks. A rank that has joined contributes zeros. The tensor is not fused.
     ///
     /// # Errors
     ///
-    /// As [`NamedTensors::all_reduce`].
+    /// The errors of [`NamedTensors::all_reduce`].
     pub fn reduce_scatter<T: Element>(
         &self,
         name: &str,
@@ -190,11 +195,12 @@ impl NamedTensors {
         self.submit(name, elements, TensorOp::ReduceScatter(op), None)
     }
 
-    /// The root's tensor of this name, as [`Group::broadcast`]; all ranks submit a tensor of the same length.
+    /// Submits a tensor for a broadcast: the result is the tensor with this name on the root, as in [`Group::broadcast`].
+    /// All ranks must submit a tensor of the same length.
     ///
     /// # Errors
     ///
-    /// As [`NamedTensors::all_reduce`], and [`Error::InvalidRoot`].
+    /// The errors of [`NamedTensors::all_reduce`], and [`Error::InvalidRoot`].
     pub fn broadcast<T: Element>(
         &self,
         name: &str,
@@ -208,12 +214,13 @@ impl NamedTensors {
         self.submit(name, elements, TensorOp::Broadcast(root), None)
     }
 
-    /// All ranks' tensors of this name, concatenated; their lengths may differ. It is not fused.
+    /// Submits a tensor for an all-gather: the result is the concatenation of the tensors with this name on all ranks.
+    /// Their lengths may differ. The tensor is not fused.
     ///
     /// # Errors
     ///
-    /// As [`NamedTensors::all_reduce`]; all handles get [`Error::InvalidCounts`] if the result has more than
-    /// [`TENSOR_BYTES_MAX`] bytes.
+    /// The errors of [`NamedTensors::all_reduce`]. If the result has more than [`TENSOR_BYTES_MAX`] bytes, the handle
+    /// returns [`Error::InvalidCounts`] on every rank.
     pub fn all_gather<T: Element>(
         &self,
         name: &str,
@@ -231,7 +238,7 @@ impl NamedTensors {
     ) -> Result<NamedHandle<Vec<T>>, NamedError> {
         let count = if kind == TensorOp::AllGather { 0 } else { elements.len() as u64 };
         let signature = Signature { kind, dtype: T::DTYPE, count };
-        let (promise, wanted) = promise();
+        let (promise, receiver) = new_promise();
         let mut local = lock(&self.shared.local);
         if let Some(error) = &local.ended {
             return Err(error.clone());
@@ -239,20 +246,22 @@ impl NamedTensors {
         local.client.submit(name, signature, || Box::new(Submitted { elements, after, promise }))?;
         drop(local);
         self.shared.changed.notify_all();
-        Ok(NamedHandle(wanted))
+        Ok(NamedHandle(receiver))
     }
 
-    /// Declares that this rank has no more data, and waits until all ranks have joined. Until then this rank
-    /// contributes zeros to the others' sums and averages; averages are still divided by the number of all ranks.
-    /// Other operations that a joined rank has not submitted are an error on all ranks. Returns the last rank to
-    /// join; afterwards all ranks can submit tensors again.
+    /// Declares that this rank has no more data, and waits until all ranks have joined. Returns the rank that joined last.
+    /// Then all ranks can submit tensors again.
+    ///
+    /// Until all ranks have joined, this rank contributes zeros to sums and averages that other ranks submit. Averages are
+    /// still divided by the number of all ranks. If other ranks submit another operation that this rank has not submitted,
+    /// they get an error.
     ///
     /// # Errors
     ///
-    /// [`NamedError::HasJoined`] if another thread of this rank has joined, [`NamedError::Closed`], or the job's
-    /// failure.
+    /// [`NamedError::HasJoined`] if another thread of this rank has joined, [`NamedError::Closed`], or the failure of the
+    /// job.
     pub fn join(&self) -> Result<Rank, NamedError> {
-        let (promise, wanted) = promise();
+        let (promise, receiver) = new_promise();
         let mut local = lock(&self.shared.local);
         if let Some(error) = &local.ended {
             return Err(error.clone());
@@ -261,39 +270,40 @@ impl NamedTensors {
         local.join = Some(promise);
         drop(local);
         self.shared.changed.notify_all();
-        wanted.wait()
+        receiver.wait()
     }
 
-    /// The tensors that have waited longer than [`NamedOptions::stall_warning`] and still wait. Only rank 0 has this
-    /// list.
+    /// Returns the tensors that have waited longer than [`NamedOptions::stall_warning`] and still wait. On ranks other
+    /// than rank 0 the list is empty.
     pub fn stalled(&self) -> Vec<Stall> {
         self.shared.leader.as_ref().map(|leader| lock(&leader.coordinator).stalled()).unwrap_or_default()
     }
 
-    /// Statistics so far.
+    /// Returns the statistics of this rank so far.
     pub fn statistics(&self) -> NamedStatistics {
         lock(&self.shared.local).client.statistics()
     }
 
-    /// Waits until all ranks have closed. Tensors that this rank has submitted still run if the other ranks submit
-    /// them too; tensors that it has not submitted are an error on the others. Dropping does the same.
+    /// Declares that this rank will submit no more tensors, and waits until all ranks have closed. Tensors that this rank
+    /// has submitted still run if the other ranks submit them too. If other ranks submit a tensor that this rank has not
+    /// submitted, they get an error. Dropping the named tensors also closes them.
     ///
     /// # Errors
     ///
-    /// The job's failure.
+    /// The failure of the job.
     pub fn close(mut self) -> Result<(), NamedError> {
-        self.shut();
+        self.close_and_wait();
         match &lock(&self.shared.local).ended {
             None | Some(NamedError::Closed) => Ok(()),
             Some(error) => Err(error.clone()),
         }
     }
 
-    fn shut(&mut self) {
+    fn close_and_wait(&mut self) {
         lock(&self.shared.local).client.close();
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // These threads do not panic; if one did, there is nothing left to inform.
+            // These threads do not panic. If one did, nothing would be left to do about it.
             let _ = thread.join();
         }
     }
@@ -301,30 +311,31 @@ impl NamedTensors {
 
 impl Drop for NamedTensors {
     fn drop(&mut self) {
-        self.shut();
+        self.close_and_wait();
     }
 }
 
 /// A submitted tensor. Dropping the handle does not stop the operation; its result is discarded.
-#[must_use = "a tensor's result is had by waiting for it"]
+#[must_use = "call `wait` to get the tensor's result"]
 pub struct NamedHandle<R>(ResultReceiver<R>);
 
 impl<R> NamedHandle<R> {
-    /// Whether it has ended, with success or failure; [`NamedHandle::wait`] then returns at once.
+    /// Returns whether the operation has ended, with success or failure. If so, [`NamedHandle::wait`] returns at once.
     pub fn test(&self) -> bool {
-        self.0.is_there()
+        self.0.has_result()
     }
 
-    /// Waits until it has ended.
+    /// Waits until the operation has ended, and returns its result.
     ///
     /// # Errors
     ///
-    /// [`NamedError`]: the ranks do not agree about this tensor, some have joined or closed, or the job has failed.
+    /// [`NamedError`] if the ranks submitted different requests for this tensor, if the tensor needs a rank that has joined
+    /// or closed, or if the job has failed.
     pub fn wait(self) -> Result<R, NamedError> {
         self.0.wait()
     }
 
-    /// Waits at most `timeout` for its end.
+    /// Waits until the operation has ended, but at most `timeout`, and returns its result.
     ///
     /// # Errors
     ///
@@ -334,18 +345,18 @@ impl<R> NamedHandle<R> {
     }
 }
 
-/// Waits for all tensors; the results are in the order of the handles.
+/// Waits for all tensors, and returns the results in the order of the handles.
 ///
 /// # Errors
 ///
-/// The first failure in that order; the call waits for the others as well.
+/// The error of the first handle that failed. Even then the function waits for all handles.
 pub fn wait_all<R>(handles: impl IntoIterator<Item = NamedHandle<R>>) -> Result<Vec<R>, NamedError> {
     let results: Vec<Result<R, NamedError>> = handles.into_iter().map(NamedHandle::wait).collect();
     results.into_iter().collect()
 }
 
-/// Waits until one tensor has ended, removes its handle from the list, and returns its index and result; `None` if
-/// the list is empty. Handles behind it move up by one.
+/// Waits until the operation of one handle has ended, removes the handle from the list, and returns its index and result.
+/// Returns `None` if the list is empty.
 pub fn wait_any<R>(handles: &mut Vec<NamedHandle<R>>) -> Option<(usize, Result<R, NamedError>)> {
     let signal = Arc::new(ReadySignal::default());
     for handle in handles.iter() {

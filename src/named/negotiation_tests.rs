@@ -1,5 +1,5 @@
-//! The whole negotiation without IO: a coordinator and its clients, with messages delivered in any order that links
-//! allow.
+//! Tests of the negotiation without IO: a coordinator and its clients exchange messages, whose delivery is interleaved in
+//! all orders that links allow.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::message::{CoordinatorMessage, Report, Signature, TensorOp};
 use super::stalls::StallWatch;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
-/// The next actions of a rank, in order: submit this tensor in this step, or join.
+/// A call of a rank: it submits a tensor in a step of the training, joins, or closes.
 #[derive(Clone, Copy, Debug)]
 enum TestAction {
     Submit { tensor: usize, step: usize },
@@ -21,17 +21,17 @@ enum TestAction {
     Close,
 }
 
-/// A tensor that has been run, and what this rank contributed.
+/// The name of a tensor that has run, and the tensor and step that this rank contributed, if it did.
 type FinishedTensor = (String, Option<(usize, usize)>);
 
 struct SimulatedRank {
     client: Client<(usize, usize)>,
-    deeds: VecDeque<TestAction>,
+    actions: VecDeque<TestAction>,
     reports: VecDeque<Report>,
     messages: VecDeque<CoordinatorMessage>,
-    /// Operations under way, oldest first: the names that this rank has submitted.
+    /// The operations that run, the oldest first. Each has the names of the tensors that this rank has submitted.
     running: VecDeque<Vec<String>>,
-    /// The operations that have run, and whether this rank contributed.
+    /// All operations that have begun.
     done: Vec<Vec<FinishedTensor>>,
     joined: usize,
     has_ended: bool,
@@ -43,7 +43,7 @@ struct SimulatedGroup {
     size: WorldSize,
 }
 
-/// Every third tensor changes its length in every other step.
+/// Returns the signature of a tensor in a step. Every third tensor has a different length in every second step.
 fn signature(tensor: usize, step: usize) -> Signature {
     let count = if tensor.is_multiple_of(3) { 1 + step as u64 % 2 } else { 2 };
     let op = if tensor.is_multiple_of(5) { ReduceOp::Average } else { ReduceOp::Sum };
@@ -54,11 +54,11 @@ impl SimulatedGroup {
     fn new(orders: Vec<Vec<TestAction>>, capacity: u16, fusion_bytes: u64) -> Self {
         let size = WorldSize::new(orders.len() as u32).unwrap();
         let members: Arc<[Rank]> = size.ranks().collect();
-        let rules = CoordinatorLimits { fusion_bytes, capacity, outstanding_max: 2 };
+        let limits = CoordinatorLimits { fusion_bytes, capacity, outstanding_max: 2 };
         let watch = StallWatch::new(Duration::from_secs(1), None);
-        let node = |deeds: Vec<TestAction>| SimulatedRank {
+        let node = |actions: Vec<TestAction>| SimulatedRank {
             client: Client::new(size),
-            deeds: deeds.into(),
+            actions: actions.into(),
             reports: VecDeque::new(),
             messages: VecDeque::new(),
             running: VecDeque::new(),
@@ -67,7 +67,7 @@ impl SimulatedGroup {
             has_ended: false,
         };
         let nodes = orders.into_iter().map(node).collect();
-        Self { coordinator: Coordinator::new(rules, members, watch), nodes, size }
+        Self { coordinator: Coordinator::new(limits, members, watch), nodes, size }
     }
 
     fn send_messages(&mut self) {
@@ -79,24 +79,25 @@ impl SimulatedGroup {
         }
     }
 
-    /// Makes one move on one rank; returns whether there was one.
-    fn act(&mut self, rank: usize, what: usize) -> bool {
+    /// Makes the move with number `what` on one rank, if it is possible. Returns whether it was.
+    fn make_move(&mut self, rank: usize, what: usize) -> bool {
         let node = &mut self.nodes[rank];
         match what {
-            0 => match node.deeds.front().copied() {
+            0 => match node.actions.front().copied() {
                 Some(TestAction::Submit { tensor, step }) => {
                     let name = format!("t{tensor}");
-                    // It is refused while the tensor of the previous step is in flight, or until all have joined.
+                    // The submission fails while the tensor of the previous step is in flight, or until all ranks have
+                    // joined.
                     let submitted = node.client.submit(&name, signature(tensor, step), || (tensor, step));
                     if submitted.is_ok() {
-                        node.deeds.pop_front();
+                        node.actions.pop_front();
                     }
                     submitted.is_ok()
                 }
-                Some(TestAction::Join) => node.client.join().map(|()| node.deeds.pop_front()).is_ok(),
+                Some(TestAction::Join) => node.client.join().map(|()| node.actions.pop_front()).is_ok(),
                 Some(TestAction::Close) if node.client.is_idle() => {
                     node.client.close();
-                    node.deeds.pop_front();
+                    node.actions.pop_front();
                     true
                 }
                 _ => false,
@@ -109,13 +110,13 @@ impl SimulatedGroup {
                 assert_eq!(sent, report);
                 self.coordinator
                     .report(Timestamp::ZERO, Rank::new(rank as u32), report)
-                    .expect("it is allowed");
+                    .expect("the report is valid");
                 self.send_messages();
                 true
             }
             3 => {
                 let Some(message) = node.messages.pop_front() else { return false };
-                for step in node.client.read(message).expect("it makes sense") {
+                for step in node.client.process(message).expect("the message is valid") {
                     match step {
                         ClientAction::Run(run) => {
                             let own = run.iter().filter(|(_, payload)| payload.is_some());
@@ -134,7 +135,7 @@ impl SimulatedGroup {
             _ => {
                 let Some(names) = node.running.pop_front() else { return false };
                 for name in names {
-                    node.client.finish(&name);
+                    node.client.release_name(&name);
                 }
                 if rank == 0 {
                     self.coordinator.complete(Timestamp::ZERO);
@@ -145,41 +146,42 @@ impl SimulatedGroup {
         }
     }
 
-    /// Runs until no move is possible, first by the choices and then in turn.
+    /// Makes the chosen moves, and then makes all moves in turn until none is possible.
     fn run(&mut self, choices: &[(usize, usize)]) {
         let n = self.nodes.len();
         for &(rank, what) in choices {
-            self.act(rank % n, what % 5);
+            self.make_move(rank % n, what % 5);
         }
-        while (0..n * 5).filter(|index| self.act(index % n, index / n)).count() > 0 {}
+        while (0..n * 5).filter(|index| self.make_move(index % n, index / n)).count() > 0 {}
     }
 }
 
-/// Epochs of steps, which a rank may leave early; in each step every tensor once, in a different order on each rank.
+/// Returns the actions of a rank. In each step it submits every tensor once, in an order that differs from rank to rank.
+/// The number of steps in an epoch also differs from rank to rank, and each rank joins at the end of an epoch.
 fn plan(rank: usize, tensors: usize, epochs: usize, order: &[usize]) -> Vec<TestAction> {
-    let mut deeds = Vec::new();
-    let mut place = rank;
+    let mut actions = Vec::new();
+    let mut index = rank;
     for epoch in 0..epochs {
         let steps = 1 + (rank + epoch) % 3;
         for step in 0..steps {
             let mut left: Vec<usize> = (0..tensors).collect();
             while !left.is_empty() {
-                place += 1;
-                let tensor = left.remove(order[place % order.len()] % left.len());
-                deeds.push(TestAction::Submit { tensor, step });
+                index += 1;
+                let tensor = left.remove(order[index % order.len()] % left.len());
+                actions.push(TestAction::Submit { tensor, step });
             }
         }
-        deeds.push(TestAction::Join);
+        actions.push(TestAction::Join);
     }
-    deeds.push(TestAction::Close);
-    deeds
+    actions.push(TestAction::Close);
+    actions
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_tensor_runs_once_on_all_ranks_in_one_order_for_any_sequence_of_events(
+    fn all_ranks_run_every_tensor_once_and_in_the_same_order_for_any_interleaving(
         n in 1usize..5,
         tensors in 1usize..9,
         epochs in 1usize..4,
@@ -190,7 +192,7 @@ proptest! {
     ) {
         let orders: Vec<Vec<TestAction>> = (0..n).map(|rank| plan(rank, tensors, epochs, &order)).collect();
         let submitted: Vec<usize> =
-            orders.iter().map(|deeds| deeds.iter().filter(|d| matches!(d, TestAction::Submit { .. })).count()).collect();
+            orders.iter().map(|actions| actions.iter().filter(|d| matches!(d, TestAction::Submit { .. })).count()).collect();
         let mut world = SimulatedGroup::new(orders, capacity, fusion);
         world.run(&choices);
         let names = |node: &SimulatedRank| -> Vec<Vec<String>> {
@@ -198,19 +200,19 @@ proptest! {
         };
         let first = names(&world.nodes[0]);
         for (rank, node) in world.nodes.iter().enumerate() {
-            prop_assert!(node.has_ended && node.deeds.is_empty(), "rank {} is stuck at {:?}", rank, node.deeds);
+            prop_assert!(node.has_ended && node.actions.is_empty(), "rank {} is stuck at {:?}", rank, node.actions);
             prop_assert_eq!(node.joined, epochs);
             prop_assert_eq!(&names(node), &first);
             let contributed = node.done.iter().flatten().filter(|(_, payload)| payload.is_some()).count();
             prop_assert_eq!(contributed, submitted[rank]);
         }
-        // Tensors that run together belong to the same step on all ranks that take part.
+        // In each operation, all ranks that contribute to a tensor contribute it from the same step.
         for (operation, names) in first.iter().enumerate() {
             for tensor in 0..names.len() {
-                let of = |node: &SimulatedRank| node.done[operation][tensor].1;
-                let mut taking_part = world.nodes.iter().filter_map(of);
-                let one = taking_part.next();
-                prop_assert!(one.is_some() && taking_part.all(|other| Some(other) == one));
+                let contribution = |node: &SimulatedRank| node.done[operation][tensor].1;
+                let mut contributions = world.nodes.iter().filter_map(contribution);
+                let first = contributions.next();
+                prop_assert!(first.is_some() && contributions.all(|other| Some(other) == first));
             }
         }
     }

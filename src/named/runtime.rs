@@ -1,9 +1,9 @@
-//! The threads and the messages of named tensors: they connect the client and, on rank 0, the coordinator to a group
-//! and the clock.
+//! The threads and the messages of named tensors. They connect the client and, on rank 0, the coordinator to a group and
+//! to the clock.
 //!
-//! Every rank has three threads. The reporter sends submitted tensors, the reader carries out the coordinator's
-//! instructions, and the finisher waits for operations and delivers results. On rank 0 the collector receives the
-//! other ranks' reports. All of them end when all ranks have closed, or when the job fails.
+//! Every rank has three threads. The reporter sends the reports of the client, the reader carries out the instructions of
+//! the coordinator, and the finisher waits for operations and delivers their results. On rank 0 a fourth thread, the
+//! collector, receives the reports of the other ranks. All threads end when all ranks have closed or the job fails.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -18,27 +18,32 @@ use super::message::{CoordinatorMessage, MESSAGE_BYTES_MAX, Report};
 use crate::group::{Error, Group, Source};
 use crate::types::Rank;
 
-/// The tags of the two kinds of messages.
+/// The tag of a rank's report to the coordinator.
 const REPORT: u32 = 0;
+/// The tag of a message of the coordinator.
 const MESSAGE: u32 = 1;
-/// The largest number of unfinished operations of a rank. At this number it reads no messages until one has finished.
+/// The largest number of begun operations that wait for the finisher. If there are so many, the reader waits too.
 const RUNNING_MAX: usize = 4;
 
 /// The state that a rank's threads share.
 pub(super) struct NamedShared {
     pub(super) local: Mutex<LocalState>,
-    /// Notified when there is something to report, or at the end.
+    /// Wakes the reporter when there is something to report, or when the named tensors have ended.
     pub(super) changed: Condvar,
+    /// The group for the messages of the negotiation.
     control: Mutex<Group>,
+    /// The additional state on rank 0; `None` on other ranks.
     pub(super) leader: Option<LeaderState>,
+    /// The time 0 of the coordinator's timestamps.
     epoch: Instant,
 }
 
 /// This rank's own state.
 pub(super) struct LocalState {
     pub(super) client: Client<Box<dyn TensorPayload>>,
+    /// The promise of a thread that waits in `join`.
     pub(super) join: Option<Promise<Rank>>,
-    /// The reason for the end, including that all ranks have closed.
+    /// The reason why the named tensors have ended: a failure, or `Closed` if all ranks have closed.
     pub(super) ended: Option<NamedError>,
 }
 
@@ -46,6 +51,7 @@ pub(super) struct LocalState {
 pub(super) struct LeaderState {
     pub(super) coordinator: Mutex<Coordinator>,
     inbox: Sender<ReaderInput>,
+    /// The interval between checks for stalls.
     interval: Duration,
 }
 
@@ -55,7 +61,7 @@ enum ReaderInput {
     Failed(Error),
 }
 
-/// Starts the threads; `coordinator` is `Some` on rank 0.
+/// Starts the threads. `coordinator` is `Some` on rank 0 and `None` on other ranks.
 pub(super) fn start(
     control: Group,
     data: Group,
@@ -82,10 +88,9 @@ pub(super) fn start(
     let mut spawn = |name: &str, work: Box<dyn FnOnce(&NamedShared) + Send>| {
         let own = Arc::clone(&shared);
         let thread = thread::Builder::new().name(name.into()).spawn(move || work(&own));
-        let refused = |error: std::io::Error| Error::System { what: "a thread", detail: error.to_string() };
-        // The threads that already run end with the job.
+        // On an error the job ends, and with it the threads that already run.
         thread.map(|thread| threads.push(thread)).map_err(|error| {
-            let error = refused(error);
+            let error = Error::System { what: "a thread", detail: error.to_string() };
             shared.abort(&error.to_string());
             shared.end(&error.clone().into());
             error
@@ -101,7 +106,7 @@ pub(super) fn start(
 }
 
 impl NamedShared {
-    /// The reporter's loop.
+    /// Runs the reporter: sends reports until this rank closes.
     fn report_all(&self) {
         loop {
             let mut local = lock(&self.local);
@@ -116,7 +121,7 @@ impl NamedShared {
             };
             drop(local);
             let is_last = report.closes;
-            if let Err(error) = self.report(report) {
+            if let Err(error) = self.send_report(report) {
                 return self.end(&error.into());
             }
             if is_last {
@@ -125,70 +130,71 @@ impl NamedShared {
         }
     }
 
-    /// Sends one report. Tensors submitted before it has been sent are in the next one.
-    fn report(&self, report: Report) -> Result<(), Error> {
+    /// Sends one report and waits until it has been sent. Tensors that are submitted in the meantime are in the next
+    /// report.
+    fn send_report(&self, report: Report) -> Result<(), Error> {
         if let Some(leader) = &self.leader {
-            return self.take_report(leader, Rank::ZERO, Ok(report));
+            return self.process_report(leader, Rank::ZERO, Ok(report));
         }
         let sent = lock(&self.control).send_async(report.encode(), Rank::ZERO, REPORT)?;
         sent.wait().map(|_| ())
     }
 
-    /// The collector's loop.
+    /// Runs the collector: receives reports until all other ranks have closed.
     fn collect_all(&self) {
         let Some(leader) = &self.leader else { return };
-        while lock(&leader.coordinator).is_expecting_others() {
-            if let Err(error) = self.collect(leader) {
+        while lock(&leader.coordinator).expects_reports() {
+            if let Err(error) = self.collect_report(leader) {
                 return self.end(&error.into());
             }
         }
     }
 
-    fn collect(&self, leader: &LeaderState) -> Result<(), Error> {
+    fn collect_report(&self, leader: &LeaderState) -> Result<(), Error> {
         let (receive, world) = {
             let control = lock(&self.control);
             (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Source::Any, REPORT)?, control.size())
         };
         let received = receive.wait()?;
-        self.take_report(leader, received.status.source, Report::decode(&received.elements, world))
+        self.process_report(leader, received.status.source, Report::decode(&received.elements, world))
     }
 
-    fn take_report(
+    fn process_report(
         &self,
         leader: &LeaderState,
         from: Rank,
         report: Result<Report, Violation>,
     ) -> Result<(), Error> {
         let mut coordinator = lock(&leader.coordinator);
-        let taken = report.and_then(|report| coordinator.report(self.epoch.elapsed(), from, report));
-        match taken {
+        let result = report.and_then(|report| coordinator.report(self.epoch.elapsed(), from, report));
+        match result {
             Ok(()) => self.send_messages(leader, &mut coordinator),
             Err(violation) => {
-                let who = coordinator.text_of(&[from]);
+                let who = coordinator.describe_ranks(&[from]);
                 drop(coordinator);
                 Err(self.abort(&format!("{who} broke the protocol of named tensors: {violation}")))
             }
         }
     }
 
-    /// Sends the coordinator's messages to all ranks. The coordinator stays locked, so that all ranks receive them in
-    /// the same order.
+    /// Sends the messages of the coordinator to all ranks. The caller keeps the coordinator locked, so that all ranks
+    /// receive the messages in the same order.
     fn send_messages(&self, leader: &LeaderState, coordinator: &mut Coordinator) -> Result<(), Error> {
         while let Some(message) = coordinator.next_message() {
             let bytes = message.encode();
             let control = lock(&self.control);
             for peer in control.size().ranks().skip(1) {
-                // The send is asynchronous; if it fails, the job has failed.
+                // The send continues after its handle is dropped. If it fails, the job has failed.
                 drop(control.send_async(bytes.clone(), peer, MESSAGE)?);
             }
             drop(control);
-            // If there is no reader the job has failed, and another thread reports that.
+            // If the reader has ended, the job has failed, and another thread reports the failure.
             let _ = leader.inbox.send(ReaderInput::Message(message));
         }
         Ok(())
     }
 
-    /// The reader's loop.
+    /// Runs the reader: carries out messages until the named tensors end.
     fn read_all(
         &self,
         mut data: Group,
@@ -215,10 +221,11 @@ impl NamedShared {
             (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Rank::ZERO, MESSAGE)?, control.size())
         };
         let received = receive.wait()?;
-        CoordinatorMessage::decode(&received.elements, world).map_err(|violation| self.violated(&violation))
+        CoordinatorMessage::decode(&received.elements, world)
+            .map_err(|violation| self.abort_for_violation(&violation))
     }
 
-    /// The next message for rank 0; also checks for stalls from time to time.
+    /// Waits for the next message of the coordinator on rank 0, and checks for stalls in the meantime.
     fn next_local_message(
         &self,
         leader: &LeaderState,
@@ -240,25 +247,25 @@ impl NamedShared {
                 Ok(ReaderInput::Message(message)) => return Ok(message),
                 Ok(ReaderInput::Failed(error)) => return Err(error),
                 Err(RecvTimeoutError::Timeout) => {}
-                // This state holds a sender, so this cannot happen; treat it as the end.
+                // This cannot happen, because `leader` owns a sender. If it did, the named tensors would end.
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Taken),
             }
         }
     }
 
-    /// Carries out a message; returns whether it was the last one.
+    /// Carries out the instructions of a message. Returns whether it was the last message.
     fn execute_message(
         &self,
         message: CoordinatorMessage,
         data: &mut Group,
         running: &SyncSender<Box<dyn BegunOperation>>,
     ) -> Result<bool, Error> {
-        let steps = lock(&self.local).client.read(message).map_err(|violation| self.violated(&violation))?;
-        for step in steps {
-            match step {
+        let actions = lock(&self.local).client.process(message);
+        for action in actions.map_err(|violation| self.abort_for_violation(&violation))? {
+            match action {
                 ClientAction::Run(items) => {
                     if let Some(operation) = execute::begin(data, items) {
-                        // The finisher lives as long as this sender.
+                        // This cannot fail: the finisher runs until this sender is dropped.
                         let _ = running.send(operation);
                     }
                 }
@@ -275,16 +282,16 @@ impl NamedShared {
         Ok(false)
     }
 
-    /// The finisher's loop.
+    /// Runs the finisher: finishes operations in the order in which they began, until the reader ends.
     fn finish_all(&self, begun: &Receiver<Box<dyn BegunOperation>>) {
         while let Ok(operation) = begun.recv() {
-            let mut ended = |names: &[String]| {
+            let mut release_names = |names: &[String]| {
                 let mut local = lock(&self.local);
                 for name in names {
-                    local.client.finish(name);
+                    local.client.release_name(name);
                 }
             };
-            let mut result = operation.finish(&mut ended);
+            let mut result = operation.finish(&mut release_names);
             if let (Ok(()), Some(leader)) = (&result, &self.leader) {
                 let mut coordinator = lock(&leader.coordinator);
                 coordinator.complete(self.epoch.elapsed());
@@ -296,16 +303,17 @@ impl NamedShared {
         }
     }
 
-    fn violated(&self, violation: &Violation) -> Error {
+    fn abort_for_violation(&self, violation: &Violation) -> Error {
         self.abort(&format!("rank 0 of the group broke the protocol of named tensors: {violation}"))
     }
 
-    /// Ends the job on every rank.
+    /// Ends the job on every rank. Returns the error of this rank.
     fn abort(&self, message: &str) -> Error {
         lock(&self.control).abort(message)
     }
 
-    /// Ends all named tensors: those that wait get this error, unless there is an earlier one.
+    /// Ends the named tensors. Tensors without a result and a waiting `join` get the first error with which this function
+    /// was called.
     fn end(&self, error: &NamedError) {
         let mut local = lock(&self.local);
         local.ended.get_or_insert_with(|| error.clone());
@@ -321,7 +329,7 @@ impl NamedShared {
             promise.fulfil(Err(error.clone()));
         }
         if let (Some(leader), NamedError::Job(error)) = (&self.leader, error) {
-            // The reader waits only for operations that a failed job ends.
+            // Wakes the reader if it waits for a message of the coordinator. Its other waits end when the job fails.
             let _ = leader.inbox.send(ReaderInput::Failed(error));
         }
     }

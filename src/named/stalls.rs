@@ -1,4 +1,4 @@
-//! Detects tensors that wait for missing ranks for too long.
+//! The detection of stalls: tensors that some ranks have submitted and others do not submit for a long time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,23 +7,23 @@ use std::time::Duration;
 use super::coordinator::{Coordinator, Timestamp};
 use crate::types::Rank;
 
-/// The largest number of ranks that a message names.
+/// The largest number of ranks that a message lists.
 const NAMED_MAX: usize = 8;
 
-/// A tensor, a join or a close that some ranks wait for and others have not submitted.
+/// A tensor that some ranks have submitted, or a join or close that some ranks have called, and that waits for other ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stall {
-    /// The tensor's name; `None` if ranks have joined or closed and wait for the others to do the same.
+    /// The name of the tensor, or `None` for a join or close.
     pub tensor: Option<String>,
-    /// The ranks that are missing, with their numbers in the job.
+    /// The ranks that have not submitted the tensor, or have not joined or closed. The numbers are those in the job.
     pub missing: Vec<Rank>,
-    /// How long it had waited when the stall was found.
+    /// The time for which the tensor, join or close had waited when the stall was detected.
     pub waited: Duration,
 }
 
 impl fmt::Display for Stall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let who = text_of(self.missing.iter().copied());
+        let who = describe_ranks(self.missing.iter().copied());
         let waited = self.waited;
         match &self.tensor {
             Some(name) => write!(f, "tensor `{name}` has waited {waited:.1?} for {who} to submit it"),
@@ -32,8 +32,8 @@ impl fmt::Display for Stall {
     }
 }
 
-/// Lists ranks for messages: `rank 3`, or `ranks 1, 2 and 3`.
-pub(super) fn text_of(ranks: impl ExactSizeIterator<Item = Rank>) -> String {
+/// Returns a list of ranks for messages: `rank 3`, or `ranks 1, 2 and 3`.
+pub(super) fn describe_ranks(ranks: impl ExactSizeIterator<Item = Rank>) -> String {
     let count = ranks.len();
     let mut words: Vec<String> = ranks.take(NAMED_MAX).map(|rank| rank.to_string()).collect();
     if count > words.len() {
@@ -46,58 +46,60 @@ pub(super) fn text_of(ranks: impl ExactSizeIterator<Item = Rank>) -> String {
     }
 }
 
-/// The coordinator's limits for stalls, and the reported stalls.
+/// The limits for stalls, and the stalls that have been reported.
 pub(super) struct StallWatch {
     warning: Duration,
     abort: Option<Duration>,
-    /// The last time that a rank sent a report or an operation ended.
-    activity: Timestamp,
-    /// The reported stalls, by the tensor's name.
+    /// The last time at which a rank sent a report or an operation ended.
+    last_activity: Timestamp,
+    /// The reported stalls that still wait, by the name of the tensor.
     reported: BTreeMap<Option<String>, Stall>,
 }
 
-/// The result of a check of the table.
+/// The result of a check for stalls.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub(super) struct StallReport {
-    /// The stalls found since the last check.
+    /// The stalls that are new since the last check.
     pub(super) stalls: Vec<Stall>,
-    /// The reason to end the job.
+    /// The reason to end the job, if there is one.
     pub(super) abort: Option<String>,
 }
 
 impl StallWatch {
     pub(super) fn new(warning: Duration, abort: Option<Duration>) -> Self {
-        Self { warning, abort, activity: Timestamp::ZERO, reported: BTreeMap::new() }
+        Self { warning, abort, last_activity: Timestamp::ZERO, reported: BTreeMap::new() }
     }
 
-    pub(super) fn touch(&mut self, now: Timestamp) {
-        self.activity = now;
+    /// Records that a rank has sent a report or an operation has ended.
+    pub(super) fn record_activity(&mut self, now: Timestamp) {
+        self.last_activity = now;
         self.reported.remove(&None);
     }
 
+    /// Removes a tensor that no longer waits.
     pub(super) fn forget(&mut self, name: &str) {
         if !self.reported.is_empty() {
             self.reported.remove(&Some(name.to_owned()));
         }
     }
 
-    /// The interval of the checks: a stall is found at most a quarter of a limit late.
+    /// Returns the interval between checks: a quarter of the smaller limit.
     pub(super) fn interval(&self) -> Duration {
-        let shortest = self.abort.unwrap_or(self.warning).min(self.warning);
-        (shortest / 4).max(Duration::from_millis(1))
+        let limit_min = self.abort.unwrap_or(self.warning).min(self.warning);
+        (limit_min / 4).max(Duration::from_millis(1))
     }
 }
 
 impl Coordinator {
-    /// Checks for stalls.
+    /// Returns the new stalls, and the reason to end the job if a stall has lasted too long.
     pub(super) fn check(&mut self, now: Timestamp) -> StallReport {
         let mut report = StallReport::default();
         let mut waiting: Vec<(Option<&str>, Timestamp)> =
-            self.table.iter().map(|(name, entry)| (Some(name.as_str()), entry.since)).collect();
-        if self.ranks.iter().any(|status| status.is_silent()) {
-            waiting.push((None, self.watch.activity));
+            self.pending.iter().map(|(name, entry)| (Some(name.as_str()), entry.first_submission)).collect();
+        if self.ranks.iter().any(|status| status.is_inactive()) {
+            waiting.push((None, self.watch.last_activity));
         }
-        let mut fresh = Vec::new();
+        let mut new_stalls = Vec::new();
         for (name, since) in waiting {
             let waited = now.saturating_sub(since);
             let is_reported = || self.watch.reported.contains_key(&name.map(str::to_owned));
@@ -106,7 +108,7 @@ impl Coordinator {
             if !is_new && !is_over {
                 continue;
             }
-            let missing = self.missing(name);
+            let missing = self.missing_ranks(name);
             if missing.is_empty() {
                 continue;
             }
@@ -115,27 +117,29 @@ impl Coordinator {
                 report.abort = Some(stall.to_string());
             }
             if is_new {
-                fresh.push(stall);
+                new_stalls.push(stall);
             }
         }
-        for stall in &fresh {
+        for stall in &new_stalls {
             self.watch.reported.insert(stall.tensor.clone(), stall.clone());
         }
-        report.stalls = fresh;
+        report.stalls = new_stalls;
         report
     }
 
-    /// The stalls that have been found and still wait.
+    /// Returns the stalls that have been reported and still wait.
     pub(super) fn stalled(&self) -> Vec<Stall> {
         self.watch.reported.values().cloned().collect()
     }
 
-    fn missing(&self, name: Option<&str>) -> Vec<Rank> {
-        let entry = name.and_then(|name| self.table.get(name));
+    /// Returns the active ranks that have not submitted the tensor, or all active ranks if there is no name.
+    fn missing_ranks(&self, name: Option<&str>) -> Vec<Rank> {
+        let entry = name.and_then(|name| self.pending.get(name));
         let ranks = self.ranks.iter().zip(self.members.iter()).enumerate();
         let missing = ranks.filter(|(index, (status, _))| {
-            let has_asked = entry.is_some_and(|entry| entry.asked.contains_key(&Rank::new(*index as u32)));
-            !status.is_silent() && !has_asked
+            let rank = Rank::new(*index as u32);
+            let has_submitted = entry.is_some_and(|entry| entry.submissions.contains_key(&rank));
+            !status.is_inactive() && !has_submitted
         });
         missing.map(|(_, (_, &member))| member).collect()
     }

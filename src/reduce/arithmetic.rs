@@ -1,52 +1,54 @@
-//! The reductions on single elements. They are inlined into loops that the compiler vectorises.
+//! The reductions of two single elements. They are inlined into loops that the compiler vectorises.
 //!
-//! Every reduction gives the same bits with its operands exchanged, because ranks that reduce the same two contributions
-//! (in a butterfly) hold them on different sides.
+//! Every reduction gives the same bits if its operands are exchanged. This is necessary because in a butterfly two ranks
+//! reduce the same two contributions, each with its own contribution as the right operand.
 
 use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc};
 
-/// Arithmetic that a reduction needs of an element type.
+/// The arithmetic operations that reductions need for a numeric type.
 pub(super) trait Number: bytemuck::Pod {
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
     fn smaller(self, other: Self) -> Self;
     fn larger(self, other: Self) -> Self;
     fn divide(self, divisor: u32) -> Self;
-    /// Whether it is not zero.
+    /// Returns whether the number is not zero.
     fn is_true(self) -> bool;
-    /// 1 or 0.
-    fn from_truth(truth: bool) -> Self;
+    /// Returns 1 for true and 0 for false.
+    fn from_bool(truth: bool) -> Self;
 }
 
-/// An integer, which has bitwise reductions.
+/// The operations that reductions need for an integer type: those of a number, and bitwise ones.
 pub(super) trait Integer: Number {
     fn and(self, other: Self) -> Self;
     fn or(self, other: Self) -> Self;
     fn xor(self, other: Self) -> Self;
 }
 
-/// A value with its location.
+/// The operations that reductions need for a value with a location.
 pub(super) trait Located: bytemuck::Pod {
     fn is_nan(self) -> bool;
     fn is_less(self, other: Self) -> bool;
-    /// Decides between equal values, and between two NaNs: by the index, then by the bits of the value.
-    fn is_before(self, other: Self) -> bool;
+    /// Returns whether this value wins if the two values are equal or both NaN. The lower index wins. If the indices are
+    /// equal too, the lower bit pattern of the value wins.
+    fn wins_tie(self, other: Self) -> bool;
 
-    /// The winner: the value for which `is_better` returns true. A NaN wins over every number.
+    /// Returns the better of two values: `is_better(a, b)` returns whether `a` is better than `b`. A NaN is better than
+    /// every number.
     #[inline(always)]
     fn winner(self, other: Self, is_better: impl Fn(Self, Self) -> bool) -> Self {
         let other_wins = if self.is_nan() || other.is_nan() {
-            other.is_nan() && (!self.is_nan() || other.is_before(self))
+            other.is_nan() && (!self.is_nan() || other.wins_tie(self))
         } else {
-            is_better(other, self) || (!is_better(self, other) && other.is_before(self))
+            is_better(other, self) || (!is_better(self, other) && other.wins_tie(self))
         };
         if other_wins { other } else { self }
     }
 }
 
-/// The result; every NaN is replaced by the same one. With two NaN operands the processor's result depends on their
-/// order, which differs from rank to rank.
-macro_rules! with_one_nan {
+/// Returns the result, or the bits `$nan` if the result is a NaN. If both operands are NaNs, the processor's result depends
+/// on their order, which differs from rank to rank.
+macro_rules! with_canonical_nan {
     ($result:expr, $ty:ty, $nan:expr) => {{
         let result: $ty = $result;
         <$ty>::from_bits(if result.is_nan() { $nan } else { result.to_bits() })
@@ -57,10 +59,10 @@ macro_rules! floats {
     ($($ty:ty = $nan:expr),+) => { $(
         impl Number for $ty {
             #[inline(always)]
-            fn add(self, other: Self) -> Self { with_one_nan!(self + other, $ty, $nan) }
+            fn add(self, other: Self) -> Self { with_canonical_nan!(self + other, $ty, $nan) }
             #[inline(always)]
-            fn multiply(self, other: Self) -> Self { with_one_nan!(self * other, $ty, $nan) }
-            // Both selections give the same number, or two zeros; -0 is the smaller zero.
+            fn multiply(self, other: Self) -> Self { with_canonical_nan!(self * other, $ty, $nan) }
+            // `one` and `two` are the same number, or zeros of different signs. Of two zeros, -0 is the smaller one.
             #[inline(always)]
             fn smaller(self, other: Self) -> Self {
                 let one = if self < other { self } else { other }.to_bits();
@@ -80,7 +82,7 @@ macro_rules! floats {
             #[inline(always)]
             fn is_true(self) -> bool { self != 0.0 }
             #[inline(always)]
-            fn from_truth(truth: bool) -> Self { if truth { 1.0 } else { 0.0 } }
+            fn from_bool(truth: bool) -> Self { if truth { 1.0 } else { 0.0 } }
         }
     )+ };
 }
@@ -96,13 +98,13 @@ macro_rules! integers {
             fn smaller(self, other: Self) -> Self { self.min(other) }
             #[inline(always)]
             fn larger(self, other: Self) -> Self { self.max(other) }
-            // Divides in a type that holds every world size: 300 ranks do not fit a u8.
+            // Divides in a wider type, because the number of ranks may be too large for the element type.
             #[inline(always)]
             fn divide(self, divisor: u32) -> Self { (<$wider>::from(self) / <$wider>::from(divisor)) as $ty }
             #[inline(always)]
             fn is_true(self) -> bool { self != 0 }
             #[inline(always)]
-            fn from_truth(truth: bool) -> Self { Self::from(truth) }
+            fn from_bool(truth: bool) -> Self { Self::from(truth) }
         }
 
         impl Integer for $ty {
@@ -124,7 +126,7 @@ macro_rules! located {
             #[inline(always)]
             fn is_less(self, other: Self) -> bool { self.value < other.value }
             #[inline(always)]
-            fn is_before(self, other: Self) -> bool {
+            fn wins_tie(self, other: Self) -> bool {
                 self.index < other.index
                     || (self.index == other.index && $bits(self.value) < $bits(other.value))
             }
@@ -163,9 +165,9 @@ reductions! { Number:
     Product => |a, b| a.multiply(b);
     Min => |a, b| a.smaller(b);
     Max => |a, b| a.larger(b);
-    LogicalAnd => |a, b| N::from_truth(a.is_true() & b.is_true());
-    LogicalOr => |a, b| N::from_truth(a.is_true() | b.is_true());
-    LogicalXor => |a, b| N::from_truth(a.is_true() ^ b.is_true());
+    LogicalAnd => |a, b| N::from_bool(a.is_true() & b.is_true());
+    LogicalOr => |a, b| N::from_bool(a.is_true() | b.is_true());
+    LogicalXor => |a, b| N::from_bool(a.is_true() ^ b.is_true());
 }
 
 reductions! { Integer:
@@ -179,7 +181,7 @@ reductions! { Located:
     MaxLoc => |a, b| a.winner(b, |this, that| that.is_less(this));
 }
 
-/// The last step for a result before it is stored.
+/// The operation on a result before it is stored: the division of an average, or none.
 pub(super) trait Finish<N> {
     fn apply(value: N, divisor: u32) -> N;
 }
@@ -201,9 +203,13 @@ impl<N: Number> Finish<N> for Divide {
     }
 }
 
-/// The loop over elements: `accumulator[i] = finish(reduce(accumulator[i], input[i]))`.
+/// Computes `accumulator[i] = finish(reduce(accumulator[i], input[i]))` for all elements.
 #[inline(always)]
-pub(super) fn each<N: Copy, R: Reduction<N>, F: Finish<N>>(accumulator: &mut [N], input: &[N], divisor: u32) {
+pub(super) fn reduce_slice<N: Copy, R: Reduction<N>, F: Finish<N>>(
+    accumulator: &mut [N],
+    input: &[N],
+    divisor: u32,
+) {
     for (a, &b) in accumulator.iter_mut().zip(input) {
         *a = F::apply(R::apply(*a, b), divisor);
     }

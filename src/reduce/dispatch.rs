@@ -1,12 +1,12 @@
-//! One loop, compiled for several vector units. Which one runs is decided once, when a kernel is chosen.
+//! Compiles the loop of each kernel for several vector units, and chooses one of them when a kernel is made.
 
 use half::{bf16, f16};
 
 use super::arithmetic::{
     BitAnd, BitOr, BitXor, Divide, Finish, Integer, Keep, Located, LogicalAnd, LogicalOr, LogicalXor, Max,
-    MaxLoc, Min, MinLoc, Number, Product, Reduction, Sum, each,
+    MaxLoc, Min, MinLoc, Number, Product, Reduction, Sum, reduce_slice,
 };
-use super::half_floats::each_half;
+use super::half_floats::reduce_half_slice;
 use super::kernel::{Kernel, Kernels};
 use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 
@@ -15,16 +15,16 @@ use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 pub(super) enum VectorWidth {
     /// The instructions that every processor of this architecture has.
     Portable,
-    /// 256 bits.
+    /// AVX2, with 256 bits.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// 512 bits.
+    /// AVX-512, with 512 bits.
     #[cfg(target_arch = "x86_64")]
     Avx512,
 }
 
 impl VectorWidth {
-    /// The widest vector unit of this processor.
+    /// Returns the widest vector unit of this processor.
     pub(super) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
@@ -43,16 +43,16 @@ impl VectorWidth {
     }
 }
 
-/// A loop over two slices of bytes that hold elements of one type.
+/// A loop over two slices of bytes that contain elements of one type.
 trait Loop {
     fn run(accumulator: &mut [u8], input: &[u8], divisor: u32);
 }
 
-/// The stored element type, and the type for computations.
+/// An element type, with the type in which its elements are computed.
 pub(super) trait StoredElement: bytemuck::Pod {
     type Computed: Copy;
 
-    fn each<R: Reduction<Self::Computed>, F: Finish<Self::Computed>>(
+    fn reduce_slice<R: Reduction<Self::Computed>, F: Finish<Self::Computed>>(
         accumulator: &mut [Self],
         input: &[Self],
         divisor: u32,
@@ -65,7 +65,7 @@ macro_rules! stored {
             type Computed = stored!(@ $computed $ty);
 
             #[inline(always)]
-            fn each<R: Reduction<Self::Computed>, F: Finish<Self::Computed>>(
+            fn reduce_slice<R: Reduction<Self::Computed>, F: Finish<Self::Computed>>(
                 accumulator: &mut [Self],
                 input: &[Self],
                 divisor: u32,
@@ -78,22 +78,23 @@ macro_rules! stored {
     (@ f32 $ty:ident) => { f32 };
 }
 
-stored!(itself = each: f32, f64, i8, u8, i16, u16, i32, u32, i64, u64, F32Loc, F64Loc, I32Loc, I64Loc);
-stored!(f32 = each_half: f16, bf16);
+stored!(itself = reduce_slice: f32, f64, i8, u8, i16, u16, i32, u32, i64, u64, F32Loc, F64Loc, I32Loc, I64Loc);
+stored!(f32 = reduce_half_slice: f16, bf16);
 
-struct Over<S, R, F>(std::marker::PhantomData<(S, R, F)>);
+/// The loop for elements of type `S` with the reduction `R` and the last operation `F`.
+struct LoopOver<S, R, F>(std::marker::PhantomData<(S, R, F)>);
 
-impl<S: StoredElement, R: Reduction<S::Computed>, F: Finish<S::Computed>> Loop for Over<S, R, F> {
+impl<S: StoredElement, R: Reduction<S::Computed>, F: Finish<S::Computed>> Loop for LoopOver<S, R, F> {
     #[inline(always)]
     fn run(accumulator: &mut [u8], input: &[u8], divisor: u32) {
-        assert_eq!(accumulator.len(), input.len(), "a kernel's slices have the same length");
+        assert_eq!(accumulator.len(), input.len(), "both slices of a kernel have the same length");
         let accumulator: &mut [S] = bytemuck::cast_slice_mut(accumulator);
-        S::each::<R, F>(accumulator, bytemuck::cast_slice(input), divisor);
+        S::reduce_slice::<R, F>(accumulator, bytemuck::cast_slice(input), divisor);
     }
 }
 
-/// The loop compiled for `width`.
-fn compiled<L: Loop>(width: VectorWidth) -> Kernel {
+/// Returns the kernel whose loop is compiled for `width`.
+fn kernel_for_width<L: Loop>(width: VectorWidth) -> Kernel {
     Kernel::plain(match width {
         VectorWidth::Portable => L::run,
         #[cfg(target_arch = "x86_64")]
@@ -103,9 +104,9 @@ fn compiled<L: Loop>(width: VectorWidth) -> Kernel {
     })
 }
 
-/// The kernels of a reduction that treats the last contribution like the others.
-fn same<S: StoredElement, R: Reduction<S::Computed>>(width: VectorWidth) -> Kernels {
-    let kernel = compiled::<Over<S, R, Keep>>(width);
+/// Returns the kernels of a reduction that treats the last contribution like all others.
+fn kernels_without_division<S: StoredElement, R: Reduction<S::Computed>>(width: VectorWidth) -> Kernels {
+    let kernel = kernel_for_width::<LoopOver<S, R, Keep>>(width);
     Kernels { reduce: kernel.clone(), reduce_last: kernel }
 }
 
@@ -134,23 +135,23 @@ mod x86 {
     }
 }
 
-/// The kernels of a numeric type.
-pub(super) fn numbers<S: StoredElement<Computed: Number>>(
+/// Returns the kernels of a numeric type.
+pub(super) fn number_kernels<S: StoredElement<Computed: Number>>(
     width: VectorWidth,
     op: ReduceOp,
 ) -> Option<Kernels> {
     Some(match op {
-        // Every rank has multiplied its contribution before.
-        ReduceOp::Sum | ReduceOp::PreMulSum => same::<S, Sum>(width),
-        ReduceOp::Product => same::<S, Product>(width),
-        ReduceOp::Min => same::<S, Min>(width),
-        ReduceOp::Max => same::<S, Max>(width),
-        ReduceOp::LogicalAnd => same::<S, LogicalAnd>(width),
-        ReduceOp::LogicalOr => same::<S, LogicalOr>(width),
-        ReduceOp::LogicalXor => same::<S, LogicalXor>(width),
+        // The caller has already multiplied the contribution by its factor.
+        ReduceOp::Sum | ReduceOp::PreMulSum => kernels_without_division::<S, Sum>(width),
+        ReduceOp::Product => kernels_without_division::<S, Product>(width),
+        ReduceOp::Min => kernels_without_division::<S, Min>(width),
+        ReduceOp::Max => kernels_without_division::<S, Max>(width),
+        ReduceOp::LogicalAnd => kernels_without_division::<S, LogicalAnd>(width),
+        ReduceOp::LogicalOr => kernels_without_division::<S, LogicalOr>(width),
+        ReduceOp::LogicalXor => kernels_without_division::<S, LogicalXor>(width),
         ReduceOp::Average => Kernels {
-            reduce: compiled::<Over<S, Sum, Keep>>(width),
-            reduce_last: compiled::<Over<S, Sum, Divide>>(width),
+            reduce: kernel_for_width::<LoopOver<S, Sum, Keep>>(width),
+            reduce_last: kernel_for_width::<LoopOver<S, Sum, Divide>>(width),
         },
         ReduceOp::BitAnd
         | ReduceOp::BitOr
@@ -161,27 +162,27 @@ pub(super) fn numbers<S: StoredElement<Computed: Number>>(
     })
 }
 
-/// The kernels of an integer type, with the bitwise ones.
-pub(super) fn integers<S: StoredElement<Computed: Integer>>(
+/// Returns the kernels of an integer type, including the bitwise reductions.
+pub(super) fn integer_kernels<S: StoredElement<Computed: Integer>>(
     width: VectorWidth,
     op: ReduceOp,
 ) -> Option<Kernels> {
     match op {
-        ReduceOp::BitAnd => Some(same::<S, BitAnd>(width)),
-        ReduceOp::BitOr => Some(same::<S, BitOr>(width)),
-        ReduceOp::BitXor => Some(same::<S, BitXor>(width)),
-        _ => numbers::<S>(width, op),
+        ReduceOp::BitAnd => Some(kernels_without_division::<S, BitAnd>(width)),
+        ReduceOp::BitOr => Some(kernels_without_division::<S, BitOr>(width)),
+        ReduceOp::BitXor => Some(kernels_without_division::<S, BitXor>(width)),
+        _ => number_kernels::<S>(width, op),
     }
 }
 
-/// The kernels of a type with locations.
-pub(super) fn located<S: StoredElement<Computed: Located>>(
+/// Returns the kernels of a type with locations.
+pub(super) fn located_kernels<S: StoredElement<Computed: Located>>(
     width: VectorWidth,
     op: ReduceOp,
 ) -> Option<Kernels> {
     match op {
-        ReduceOp::MinLoc => Some(same::<S, MinLoc>(width)),
-        ReduceOp::MaxLoc => Some(same::<S, MaxLoc>(width)),
+        ReduceOp::MinLoc => Some(kernels_without_division::<S, MinLoc>(width)),
+        ReduceOp::MaxLoc => Some(kernels_without_division::<S, MaxLoc>(width)),
         _ => None,
     }
 }

@@ -1,10 +1,11 @@
-//! Half-precision types: widened to `f32` in blocks that stay in L1, combined, rounded once.
+//! Reductions of half-precision types. Blocks of elements are widened to `f32`, reduced, and rounded once. A block is small
+//! enough for the processor's L1 cache.
 
 use half::{bf16, f16};
 
-use super::arithmetic::{Finish, Reduction, each};
+use super::arithmetic::{Finish, Reduction, reduce_slice};
 
-/// Elements widened at a time: 2 KiB of `f32` on each side.
+/// The number of elements that are widened at a time. Each of the two operands then has 2 KiB of `f32`.
 const BLOCK: usize = 512;
 
 /// A type whose arithmetic is done in `f32`.
@@ -17,32 +18,33 @@ impl Half for f16 {
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
         for (wide, narrow) in to.iter_mut().zip(from) {
-            *wide = wide_of(*narrow);
+            *wide = widen_f16(*narrow);
         }
     }
 
     #[inline(always)]
     fn round(from: &[f32], to: &mut [Self]) {
         for (narrow, wide) in to.iter_mut().zip(from) {
-            *narrow = rounded(*wide);
+            *narrow = round_to_f16(*wide);
         }
     }
 }
 
-/// The position of the exponent in an `f32`, and the exponent that encodes 2^0.
+/// The index of the lowest exponent bit in an `f32`.
 const EXPONENT: u32 = 23;
+/// The encoded exponent of 1.0 in an `f32`.
 const ONE: u32 = 127;
 
-/// Converts an `f16` to an `f32`: the same bits as the processor's own conversion, without a branch, so that the
-/// compiler vectorises it. A library call for every eight elements takes four times as long. After F. Giesen's
+/// Converts an `f16` to an `f32`, with the same bits as the processor's own conversion. It has no branches, so that the
+/// compiler can vectorise it; a library call for every eight elements takes four times as long. The method is F. Giesen's
 /// `half_to_float_fast4`.
 #[inline(always)]
-fn wide_of(narrow: f16) -> f32 {
+fn widen_f16(narrow: f16) -> f32 {
     let bits = u32::from(narrow.to_bits());
     let (sign, magnitude) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
     let exponent = magnitude & (0x7c00 << 13);
     let normal = magnitude + ((ONE - 15) << EXPONENT);
-    // The encoded exponent of a subnormal number is one too small; the subtraction normalises it.
+    // The encoded exponent of a subnormal number is 1 less than its exponent; the subtraction normalises the number.
     let least = (ONE - 14) << EXPONENT;
     let subnormal = (f32::from_bits(magnitude + least) - f32::from_bits(least)).to_bits();
     let quiet = u32::from(magnitude > 0x7c00 << 13) << 22;
@@ -51,13 +53,13 @@ fn wide_of(narrow: f16) -> f32 {
     f32::from_bits(sign | if exponent == 0x7c00 << 13 { infinite } else { finite })
 }
 
-/// Converts an `f32` to an `f16`: to nearest, ties to even; a NaN keeps its upper bits and is quiet. After F.
+/// Rounds an `f32` to the nearest `f16`, ties to even. A NaN keeps its upper bits and becomes quiet. The method is F.
 /// Giesen's `float_to_half_fast3_rtne`.
 #[inline(always)]
-fn rounded(wide: f32) -> f16 {
+fn round_to_f16(wide: f32) -> f16 {
     let bits = wide.to_bits();
     let (sign, magnitude) = ((bits >> 16) as u16 & 0x8000, bits & 0x7fff_ffff);
-    // The sum's last bits are those of the subnormal result, rounded by the addition.
+    // The addition rounds, and the last bits of the sum are those of the subnormal result.
     let ulp = (ONE - 15 + 13 + 1) << EXPONENT;
     let subnormal = (f32::from_bits(magnitude) + f32::from_bits(ulp)).to_bits().wrapping_sub(ulp);
     let is_odd = (magnitude >> 13) & 1;
@@ -81,7 +83,8 @@ impl Half for bf16 {
     fn round(from: &[f32], to: &mut [Self]) {
         for (narrow, wide) in to.iter_mut().zip(from) {
             let bits = wide.to_bits();
-            // To nearest, ties to even, by carrying into the upper half; a NaN keeps a bit set and stays quiet.
+            // The addition carries into the upper half and so rounds to nearest, ties to even. In a NaN one bit is set, so
+            // that it stays a quiet NaN.
             let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
             let nan = ((bits >> 16) as u16) | 0x40;
             *narrow = Self::from_bits(if wide.is_nan() { nan } else { rounded });
@@ -89,9 +92,9 @@ impl Half for bf16 {
     }
 }
 
-/// The loop over half-precision numbers, in blocks that are widened to `f32`.
+/// Computes `accumulator[i] = finish(reduce(accumulator[i], input[i]))` for all elements, in blocks of `f32`.
 #[inline(always)]
-pub(super) fn each_half<H: Half, R: Reduction<f32>, F: Finish<f32>>(
+pub(super) fn reduce_half_slice<H: Half, R: Reduction<f32>, F: Finish<f32>>(
     accumulator: &mut [H],
     input: &[H],
     divisor: u32,
@@ -101,7 +104,7 @@ pub(super) fn each_half<H: Half, R: Reduction<f32>, F: Finish<f32>>(
         let (wide_a, wide_b) = (&mut wide_a[..a.len()], &mut wide_b[..b.len()]);
         H::widen(a, wide_a);
         H::widen(b, wide_b);
-        each::<f32, R, F>(wide_a, wide_b, divisor);
+        reduce_slice::<f32, R, F>(wide_a, wide_b, divisor);
         H::round(wide_a, a);
     }
 }
@@ -114,20 +117,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn f16_becomes_f32_as_the_library_makes_it() {
+    fn f16_is_widened_to_f32_like_the_half_crate_does() {
         for bits in 0..=u16::MAX {
             let narrow = f16::from_bits(bits);
-            assert_eq!(wide_of(narrow).to_bits(), narrow.to_f32_const().to_bits(), "{bits:04x}");
+            assert_eq!(widen_f16(narrow).to_bits(), narrow.to_f32_const().to_bits(), "{bits:04x}");
         }
     }
 
     #[test]
-    fn f32_is_rounded_to_f16_as_the_library_does() {
+    fn f32_is_rounded_to_f16_like_the_half_crate_does() {
         let check = |bits: u32| {
             let wide = f32::from_bits(bits);
-            assert_eq!(rounded(wide).to_bits(), f16::from_f32_const(wide).to_bits(), "{bits:08x}");
+            assert_eq!(round_to_f16(wide).to_bits(), f16::from_f32_const(wide).to_bits(), "{bits:08x}");
         };
-        // Every f16, the value half-way to the next one, and their neighbours.
+        // Checks every f16, the value half-way to the next one, and the neighbours of both.
         for narrow in 0..=u16::MAX {
             let exact = f16::from_bits(narrow).to_f32_const().to_bits();
             for near in [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff] {

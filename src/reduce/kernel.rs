@@ -1,4 +1,4 @@
-//! Kernels, which reduce one segment into another: built-in loops or functions of the caller.
+//! Kernels, which reduce one segment into another. A kernel is a built-in loop or a function of the caller.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,23 +6,23 @@ use std::sync::Arc;
 use crate::types::Element;
 
 type KernelFn = fn(accumulator: &mut [u8], input: &[u8], divisor: u32);
-type Function = dyn Fn(&mut [u8], &[u8], FunctionSide) + Send + Sync;
+type CustomFn = dyn Fn(&mut [u8], &[u8], InputOperand) + Send + Sync;
 
-/// Which operand the input is.
+/// The operand of the reduction that the input is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum FunctionSide {
+enum InputOperand {
     Left,
     Right,
 }
 
-/// Reduces one slice of bytes into another.
+/// A function that reduces one slice of bytes into another.
 #[derive(Clone)]
 pub struct Kernel(KernelKind);
 
 #[derive(Clone)]
 enum KernelKind {
     Plain(KernelFn),
-    Custom(Arc<Function>),
+    Custom(Arc<CustomFn>),
 }
 
 impl Kernel {
@@ -30,30 +30,30 @@ impl Kernel {
         Self(KernelKind::Plain(run))
     }
 
-    /// Reduces `input` into `accumulator`: two slices of the same length in bytes, both holding whole, aligned
-    /// elements of the type the kernel was chosen for. If the kernel is the last one of an average, `divisor` divides
-    /// the result.
+    /// Reduces `input` into `accumulator`, with `input` as the left operand. Both slices contain complete, aligned elements
+    /// of the kernel's element type. The kernel for the last contribution to an average divides the result by `divisor`.
     ///
     /// # Panics
     ///
-    /// If the slices' lengths differ, if they are not aligned for the element type, or if a function of the caller
+    /// If the lengths of the slices differ, if they are not aligned for the element type, or if a function of the caller
     /// panics.
     pub fn apply(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
         match &self.0 {
             KernelKind::Plain(run) => run(accumulator, input, divisor),
-            KernelKind::Custom(function) => function(accumulator, input, FunctionSide::Left),
+            KernelKind::Custom(function) => function(accumulator, input, InputOperand::Left),
         }
     }
 
-    /// The same with the input as the right operand. This makes a difference only for a function of the caller.
+    /// Reduces `input` into `accumulator` as [`Kernel::apply`] does, but with `input` as the right operand. The result
+    /// differs only for a function of the caller.
     ///
     /// # Panics
     ///
     /// As [`Kernel::apply`].
-    pub fn apply_after(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
+    pub fn apply_on_right(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
         match &self.0 {
             KernelKind::Plain(run) => run(accumulator, input, divisor),
-            KernelKind::Custom(function) => function(accumulator, input, FunctionSide::Right),
+            KernelKind::Custom(function) => function(accumulator, input, InputOperand::Right),
         }
     }
 }
@@ -72,33 +72,32 @@ impl fmt::Debug for Kernel {
 pub struct Kernels {
     /// The kernel for every contribution but the last.
     pub reduce: Kernel,
-    /// The kernel for the last contribution: an average divides here.
+    /// The kernel for the last contribution. That of an average also divides the result.
     pub reduce_last: Kernel,
 }
 
 impl Kernels {
-    /// The same kernels for contributions none of which is the last one.
+    /// Returns kernels that compute a partial result: they treat the last contribution like all others.
     #[must_use]
-    pub fn without_end(&self) -> Self {
+    pub fn for_partial_result(&self) -> Self {
         Self { reduce: self.reduce.clone(), reduce_last: self.reduce.clone() }
     }
 
-    /// The kernels of a function of the caller: `accumulator = f(input, accumulator)`, element by element.
+    /// Returns the kernels of a function of the caller: `accumulator = f(input, accumulator)`, element by element.
     ///
-    /// The data that has arrived is the left operand and this rank's data the right one: if a chain of ranks reduces
-    /// in rank order, the arriving data comes from the ranks before this one. A function that is associative but not
-    /// commutative then gives the reduction in rank order. Both kernels are the same; there is no division at the
-    /// end.
+    /// The arriving data are the left operand and this rank's data are the right operand. If a chain of ranks reduces in
+    /// rank order, the arriving data come from the lower ranks. So a function that is associative but not commutative gives
+    /// the reduction in rank order. Both kernels are the same, without a division.
     ///
     /// # Panics
     ///
-    /// The kernels panic as described at [`Kernel::apply`].
+    /// Does not panic itself; [`Kernel::apply`] describes when the kernels do.
     pub fn custom<T: Element>(f: impl Fn(&T, &T) -> T + Send + Sync + 'static) -> Self {
-        let function: Arc<Function> = Arc::new(move |accumulator: &mut [u8], input: &[u8], side| {
-            assert_eq!(accumulator.len(), input.len(), "a kernel's slices have the same length");
+        let function: Arc<CustomFn> = Arc::new(move |accumulator: &mut [u8], input: &[u8], operand| {
+            assert_eq!(accumulator.len(), input.len(), "both slices of a kernel have the same length");
             let accumulator: &mut [T] = bytemuck::cast_slice_mut(accumulator);
             for (own, arrived) in accumulator.iter_mut().zip(bytemuck::cast_slice(input)) {
-                *own = if side == FunctionSide::Left { f(arrived, own) } else { f(own, arrived) };
+                *own = if operand == InputOperand::Left { f(arrived, own) } else { f(own, arrived) };
             }
         });
         let kernel = Kernel(KernelKind::Custom(function));

@@ -1,10 +1,12 @@
-//! Elementwise reduction kernels: functions on slices. The widest vector unit is chosen once at run time.
+//! Elementwise reduction kernels: functions that reduce one slice into another. They use the widest vector unit of the
+//! processor, which is detected at run time.
 //!
-//! Half-precision types are widened to `f32`, combined and rounded once (to nearest, ties to even). Integers wrap around.
+//! Half-precision elements are converted to `f32` and reduced, and the result is rounded once (to nearest, ties to even).
+//! Integers wrap around.
 
 #![expect(
     clippy::inline_always,
-    reason = "a loop is compiled for a vector unit only if all of it is inlined there"
+    reason = "a loop is compiled for a vector unit only if all functions that it calls are inlined"
 )]
 
 mod arithmetic;
@@ -16,46 +18,46 @@ mod tests;
 
 use half::{bf16, f16};
 
-use self::dispatch::{VectorWidth, integers, located, numbers};
+use self::dispatch::{VectorWidth, integer_kernels, located_kernels, number_kernels};
 pub use self::kernel::{Kernel, Kernels};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 
-/// The number of zero words with which the contribution of a world of one is reduced at a time.
+/// The number of 8-byte words in the block of zeros with which [`alone`] reduces its contribution.
 const ZEROS: usize = 512;
 
-/// The kernels of `op` on elements of `dtype`; `None` if it is not defined ([`ReduceOp::applies_to`]), and for
-/// [`ReduceOp::Custom`], whose kernels call the caller's function ([`Kernels::custom`]).
+/// Returns the kernels of `op` on elements of `dtype`. Returns `None` if the reduction is not defined for this type
+/// ([`ReduceOp::applies_to`]), and for [`ReduceOp::Custom`], whose kernels are made by [`Kernels::custom`].
 pub fn kernels(dtype: DType, op: ReduceOp) -> Option<Kernels> {
     kernels_for(VectorWidth::detect(), dtype, op)
 }
 
 fn kernels_for(width: VectorWidth, dtype: DType, op: ReduceOp) -> Option<Kernels> {
     match dtype {
-        DType::F16 => numbers::<f16>(width, op),
-        DType::Bf16 => numbers::<bf16>(width, op),
-        DType::F32 => numbers::<f32>(width, op),
-        DType::F64 => numbers::<f64>(width, op),
-        DType::I8 => integers::<i8>(width, op),
-        DType::U8 => integers::<u8>(width, op),
-        DType::I16 => integers::<i16>(width, op),
-        DType::U16 => integers::<u16>(width, op),
-        DType::I32 => integers::<i32>(width, op),
-        DType::U32 => integers::<u32>(width, op),
-        DType::I64 => integers::<i64>(width, op),
-        DType::U64 => integers::<u64>(width, op),
-        DType::F32Loc => located::<F32Loc>(width, op),
-        DType::F64Loc => located::<F64Loc>(width, op),
-        DType::I32Loc => located::<I32Loc>(width, op),
-        DType::I64Loc => located::<I64Loc>(width, op),
+        DType::F16 => number_kernels::<f16>(width, op),
+        DType::Bf16 => number_kernels::<bf16>(width, op),
+        DType::F32 => number_kernels::<f32>(width, op),
+        DType::F64 => number_kernels::<f64>(width, op),
+        DType::I8 => integer_kernels::<i8>(width, op),
+        DType::U8 => integer_kernels::<u8>(width, op),
+        DType::I16 => integer_kernels::<i16>(width, op),
+        DType::U16 => integer_kernels::<u16>(width, op),
+        DType::I32 => integer_kernels::<i32>(width, op),
+        DType::U32 => integer_kernels::<u32>(width, op),
+        DType::I64 => integer_kernels::<i64>(width, op),
+        DType::U64 => integer_kernels::<u64>(width, op),
+        DType::F32Loc => located_kernels::<F32Loc>(width, op),
+        DType::F64Loc => located_kernels::<F64Loc>(width, op),
+        DType::I32Loc => located_kernels::<I32Loc>(width, op),
+        DType::I64Loc => located_kernels::<I64Loc>(width, op),
     }
 }
 
-/// Applies `op` to the contribution of a world of one: a logical reduction gives truth values, all others leave it
-/// unchanged.
+/// Applies `op` to the contribution of the only rank of a world. A logical reduction replaces every element by 1 or 0;
+/// any other reduction leaves the elements unchanged.
 ///
 /// # Panics
 ///
-/// If `memory` does not hold whole, aligned elements of `dtype`.
+/// If `memory` does not contain complete, aligned elements of `dtype`.
 pub fn alone(dtype: DType, op: ReduceOp, memory: &mut [u8]) {
     if !op.is_logical() {
         return;

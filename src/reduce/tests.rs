@@ -1,39 +1,39 @@
-//! Every reduction on every type and at every vector width, against scalar references.
+//! Tests of every reduction for every type and vector width, against scalar reference implementations.
 
 use half::{bf16, f16};
 
 use super::*;
 use crate::types::Element;
 
-/// The number of elements in the tests. Miri takes half a millisecond for each, and finds invalid reads and writes
-/// with few of them.
+/// The numbers of elements in the tests. Miri needs half a millisecond for each element, and finds invalid reads and
+/// writes with few elements.
 struct Lengths {
-    /// Longer than any vector and than one block of half-precision numbers, with a tail.
-    usual: usize,
-    /// For comparisons between widths.
+    /// More than a vector and more than one block of half-precision numbers, and no multiple of either.
+    default: usize,
+    /// The longest buffer for comparisons between vector widths.
     longest: usize,
-    /// More than the contribution of a world of one is reduced with at a time.
+    /// More elements than `alone` reduces at a time.
     alone: usize,
-    /// The step between tested bit patterns of a half type; still more patterns than one block.
+    /// The step between tested bit patterns of a half-precision type. It still gives more patterns than one block.
     stride: usize,
 }
 
-/// Whether arithmetic may give any NaN for another. Processors return one of their operands, but Rust does not
+/// Whether two results that are NaNs may have different bits. Processors return one of their operands, but Rust does not
 /// specify the bits, and Miri chooses them at random.
 const ANY_NAN: bool = cfg!(miri);
 
 const LENGTHS: Lengths = if cfg!(miri) {
-    // Longer than the vectors that Miri supports, at least.
-    Lengths { usual: 35, longest: 67, alone: 67, stride: 97 }
+    // These lengths are greater than those of the vectors that Miri supports.
+    Lengths { default: 35, longest: 67, alone: 67, stride: 97 }
 } else {
-    Lengths { usual: 1100, longest: 4099, alone: 5000, stride: 1 }
+    Lengths { default: 1100, longest: 4099, alone: 5000, stride: 1 }
 };
 
-/// A type with interesting values, and a reference reduction of two of them without a kernel.
+/// Sample values of a type, and reductions of two of them without a kernel.
 trait Reference: Element {
     fn samples() -> Vec<Self>;
-    /// The result; `last` divides an average.
-    fn expected(op: ReduceOp, a: Self, b: Self, last: Option<u32>) -> Self;
+    /// Returns the expected result. An average is divided by `divisor`, if there is one.
+    fn expected(op: ReduceOp, a: Self, b: Self, divisor: Option<u32>) -> Self;
     fn agrees(self, expected: Self) -> bool;
     fn is_nan(self) -> bool;
 }
@@ -54,7 +54,7 @@ macro_rules! floats {
                     <$ty>::NAN, <$ty>::INFINITY, <$ty>::NEG_INFINITY, <$ty>::MAX, <$ty>::MIN,
                     <$ty>::MIN_POSITIVE, <$ty>::from_bits(1),
                 ];
-                // Quiet and signalling NaNs with payloads, of either sign.
+                // Quiet and signalling NaNs with payloads and with both signs.
                 let specials = [<$ty>::NAN.to_bits() | 1, <$ty>::INFINITY.to_bits() | 1, <$ty>::NEG_INFINITY.to_bits() | 3];
                 samples.extend(specials.map(<$ty>::from_bits));
                 let from: fn($computed) -> $ty = $from;
@@ -62,13 +62,13 @@ macro_rules! floats {
                 samples
             }
 
-            fn expected(op: ReduceOp, a: Self, b: Self, last: Option<u32>) -> Self {
+            fn expected(op: ReduceOp, a: Self, b: Self, divisor: Option<u32>) -> Self {
                 let to: fn($ty) -> $computed = $to;
                 let from: fn($computed) -> $ty = $from;
                 let (a, b) = (to(a), to(b));
                 let has_nan = a.is_nan() || b.is_nan();
                 from(match op {
-                    ReduceOp::Average => (a + b) / last.unwrap_or(1) as $computed,
+                    ReduceOp::Average => (a + b) / divisor.unwrap_or(1) as $computed,
                     ReduceOp::Sum | ReduceOp::PreMulSum => a + b,
                     ReduceOp::Product => a * b,
                     ReduceOp::Min | ReduceOp::Max if has_nan => <$computed>::NAN,
@@ -102,11 +102,11 @@ macro_rules! integers {
                 vec![0, 1, 2, 3, 100, <$ty>::MAX, <$ty>::MIN, <$ty>::MAX - 1, <$ty>::MIN + 1, patterned, !patterned]
             }
 
-            fn expected(op: ReduceOp, a: Self, b: Self, last: Option<u32>) -> Self {
-                // The bits that are cut off at the end are the overflow.
+            fn expected(op: ReduceOp, a: Self, b: Self, divisor: Option<u32>) -> Self {
+                // The final conversions cut off the upper bits, so the results wrap around.
                 let (x, y) = (i128::from(a), i128::from(b));
                 match op {
-                    ReduceOp::Average => (i128::from((x + y) as $ty) / i128::from(last.unwrap_or(1))) as $ty,
+                    ReduceOp::Average => (i128::from((x + y) as $ty) / i128::from(divisor.unwrap_or(1))) as $ty,
                     ReduceOp::Sum | ReduceOp::PreMulSum => (x + y) as $ty,
                     ReduceOp::Product => x.wrapping_mul(y) as $ty,
                     ReduceOp::Min => if x < y { a } else { b },
@@ -135,7 +135,7 @@ macro_rules! located {
             }
 
             fn expected(op: ReduceOp, a: Self, b: Self, _: Option<u32>) -> Self {
-                // As MPI defines it, with NaN before everything.
+                // The result is the one that MPI defines, except that a NaN wins over all numbers.
                 let is_b = match (a.is_nan(), b.is_nan()) {
                     (false, false) if a.value != b.value => (b.value < a.value) == (op == ReduceOp::MinLoc),
                     (false, true) => true,
@@ -166,20 +166,21 @@ fn run<T: Element>(kernel: &Kernel, mut a: Vec<T>, b: &[T], divisor: u32) -> Vec
     a
 }
 
-fn reduce<T: Element>(op: ReduceOp, a: Vec<T>, b: &[T], last: Option<u32>) -> Vec<T> {
-    let kernels = kernels(T::DTYPE, op).expect("a defined reduction");
-    let kernel = if last.is_some() { &kernels.reduce_last } else { &kernels.reduce };
-    run(kernel, a, b, last.unwrap_or(1))
+/// Reduces `b` into `a`. If there is a `divisor`, `b` is the last contribution.
+fn reduce<T: Element>(op: ReduceOp, a: Vec<T>, b: &[T], divisor: Option<u32>) -> Vec<T> {
+    let kernels = kernels(T::DTYPE, op).expect("the reduction is defined");
+    let (kernel, divisor) = select_kernel(&kernels, divisor);
+    run(kernel, a, b, divisor)
 }
 
-/// Every pair of samples, repeated.
+/// Returns two buffers that contain every pair of samples, repeated up to the length.
 fn pairs<T: Reference>(length: usize) -> (Vec<T>, Vec<T>) {
     let samples = T::samples();
     let count = samples.len();
     (0..length).map(|i| (samples[i % count], samples[i / count % count])).unzip()
 }
 
-/// The vector widths of this processor.
+/// Returns the vector widths that this processor supports.
 fn widths() -> Vec<VectorWidth> {
     let mut widths = vec![VectorWidth::Portable];
     #[cfg(target_arch = "x86_64")]
@@ -213,19 +214,19 @@ macro_rules! for_every_type {
     };
 }
 
-/// One of the two kernels, and its divisor.
-fn kernel_of(kernels: &Kernels, last: Option<u32>) -> (&Kernel, u32) {
-    (if last.is_some() { &kernels.reduce_last } else { &kernels.reduce }, last.unwrap_or(1))
+/// Returns the kernel for the last contribution if there is a divisor, or else the kernel for the other contributions.
+fn select_kernel(kernels: &Kernels, divisor: Option<u32>) -> (&Kernel, u32) {
+    (if divisor.is_some() { &kernels.reduce_last } else { &kernels.reduce }, divisor.unwrap_or(1))
 }
 
-fn is_what_the_reference_says<T: Reference>() {
-    let (a, b) = pairs::<T>(LENGTHS.usual);
+fn check_against_reference<T: Reference>() {
+    let (a, b) = pairs::<T>(LENGTHS.default);
     for &op in ReduceOp::ALL {
         let Some(kernels) = kernels(T::DTYPE, op) else { continue };
-        for last in [None, Some(3), Some(300)] {
-            let (kernel, divisor) = kernel_of(&kernels, last);
+        for last_divisor in [None, Some(3), Some(300)] {
+            let (kernel, divisor) = select_kernel(&kernels, last_divisor);
             for (i, found) in run(kernel, a.clone(), &b, divisor).into_iter().enumerate() {
-                let expected = T::expected(op, a[i], b[i], last);
+                let expected = T::expected(op, a[i], b[i], last_divisor);
                 let context = || format!("{op} of {:?} and {:?}: {found:?}, not {expected:?}", a[i], b[i]);
                 assert!(found.agrees(expected), "{} {}", T::DTYPE, context());
             }
@@ -234,28 +235,30 @@ fn is_what_the_reference_says<T: Reference>() {
 }
 
 #[test]
-fn every_reduction_of_every_type_is_what_the_reference_says() {
-    for_every_type!(is_what_the_reference_says);
+fn every_reduction_of_every_type_agrees_with_the_reference() {
+    for_every_type!(check_against_reference);
 }
 
-fn has_the_same_bits_at_every_width<T: Reference>() {
-    for length in [0usize, 1, 7, 63, 64, LENGTHS.usual, LENGTHS.longest] {
+fn check_bits_at_every_width<T: Reference>() {
+    for length in [0usize, 1, 7, 63, 64, LENGTHS.default, LENGTHS.longest] {
         let (a, b) = pairs::<T>(length);
         for &op in ReduceOp::ALL {
             let results = |width| {
                 let kernels = kernels_for(width, T::DTYPE, op)?;
-                Some([None, Some(3)].map(|last| {
-                    let (kernel, divisor) = kernel_of(&kernels, last);
+                Some([None, Some(3)].map(|divisor| {
+                    let (kernel, divisor) = select_kernel(&kernels, divisor);
                     run(kernel, a.clone(), &b, divisor)
                 }))
             };
             let Some(portable) = results(VectorWidth::Portable) else { continue };
             for width in widths() {
-                for (wide, portable) in results(width).expect("as portable").iter().zip(&portable) {
+                for (wide, portable) in
+                    results(width).expect("the portable kernel exists too").iter().zip(&portable)
+                {
                     for (i, (wide, portable)) in wide.iter().zip(portable).enumerate() {
-                        let is_open = ANY_NAN && T::DTYPE.is_number();
+                        let any_nan = ANY_NAN && T::DTYPE.is_number();
                         let are_same = bytemuck::bytes_of(wide) == bytemuck::bytes_of(portable);
-                        let are_nans = is_open && wide.is_nan() && portable.is_nan();
+                        let are_nans = any_nan && wide.is_nan() && portable.is_nan();
                         assert!(are_same || are_nans, "{} {op} {width:?} [{i}] of {length}", T::DTYPE);
                     }
                 }
@@ -264,19 +267,19 @@ fn has_the_same_bits_at_every_width<T: Reference>() {
     }
 }
 
-/// The vector units must agree with the portable code bit for bit, tails included.
+/// All vector widths must agree with the portable code bit for bit, also in the elements that do not fill a vector.
 #[test]
 fn every_vector_width_gives_the_same_bits() {
-    for_every_type!(has_the_same_bits_at_every_width);
+    for_every_type!(check_bits_at_every_width);
 }
 
-fn has_the_same_bits_with_operands_exchanged<T: Reference>() {
-    let (a, b) = pairs::<T>(LENGTHS.usual);
+fn check_bits_with_exchanged_operands<T: Reference>() {
+    let (a, b) = pairs::<T>(LENGTHS.default);
     for &op in ReduceOp::ALL {
         for width in widths() {
             let Some(kernels) = kernels_for(width, T::DTYPE, op) else { continue };
-            for last in [None, Some(3)] {
-                let (kernel, divisor) = kernel_of(&kernels, last);
+            for divisor in [None, Some(3)] {
+                let (kernel, divisor) = select_kernel(&kernels, divisor);
                 let one = run(kernel, a.clone(), &b, divisor);
                 let two = run(kernel, b.clone(), &a, divisor);
                 for (i, (one, two)) in one.iter().zip(&two).enumerate() {
@@ -288,28 +291,30 @@ fn has_the_same_bits_with_operands_exchanged<T: Reference>() {
     }
 }
 
-/// Ranks of a butterfly had different zeros and NaNs, because each has its own contribution on the left.
+/// Regression test: the ranks of a butterfly had different zeros and NaNs, because the operands have a different order on
+/// each rank.
 #[test]
 #[cfg_attr(miri, ignore = "Miri gives the quotient of a NaN random bits")]
-fn operands_may_be_exchanged() {
-    for_every_type!(has_the_same_bits_with_operands_exchanged);
+fn exchanging_the_operands_gives_the_same_bits() {
+    for_every_type!(check_bits_with_exchanged_operands);
 }
 
-/// A ring combines the contributions to each chunk of a buffer in another order.
+/// A ring reduces the contributions to each chunk of a buffer in a different order.
 #[test]
 fn min_and_max_do_not_depend_on_the_order_of_three_contributions() {
     let values = f32::samples();
     for op in [ReduceOp::Min, ReduceOp::Max] {
-        let of = |a: f32, b: f32| reduce(op, vec![a], &[b], None)[0];
+        let reduce_two = |a: f32, b: f32| reduce(op, vec![a], &[b], None)[0];
         for (&a, &b) in values.iter().flat_map(|a| values.iter().map(move |b| (a, b))) {
             for &c in &values {
-                assert_eq!(of(of(a, b), c).to_bits(), of(a, of(b, c)).to_bits(), "{op} of {a}, {b}, {c}");
+                let (left, right) = (reduce_two(reduce_two(a, b), c), reduce_two(a, reduce_two(b, c)));
+                assert_eq!(left.to_bits(), right.to_bits(), "{op} of {a}, {b}, {c}");
             }
         }
     }
 }
 
-fn has_kernels_where_defined<T: Element>() {
+fn check_existence_of_kernels<T: Element>() {
     for &op in ReduceOp::ALL {
         let is_built_in = op.applies_to(T::DTYPE) && op != ReduceOp::Custom;
         assert_eq!(kernels(T::DTYPE, op).is_some(), is_built_in, "{op} on {}", T::DTYPE);
@@ -317,12 +322,12 @@ fn has_kernels_where_defined<T: Element>() {
 }
 
 #[test]
-fn kernels_are_there_where_a_reduction_is_defined() {
-    for_every_type!(has_kernels_where_defined);
+fn kernels_exist_exactly_for_the_defined_reductions() {
+    for_every_type!(check_existence_of_kernels);
 }
 
 #[test]
-fn a_few_results_in_figures() {
+fn reductions_of_sample_values_give_the_expected_numbers() {
     use ReduceOp::{
         Average, BitAnd, BitOr, BitXor, LogicalAnd, LogicalOr, LogicalXor, Max, Min, Product, Sum,
     };
@@ -351,7 +356,7 @@ fn a_few_results_in_figures() {
 }
 
 #[test]
-fn the_lowest_index_wins_a_tie() {
+fn minloc_and_maxloc_return_the_lowest_index_of_equal_values() {
     let at = F64Loc::new;
     for op in [ReduceOp::MinLoc, ReduceOp::MaxLoc] {
         assert_eq!(reduce(op, vec![at(2.0, 9)], &[at(2.0, 4)], None), [at(2.0, 4)], "{op}");
@@ -373,7 +378,7 @@ fn the_lowest_index_wins_a_tie() {
 }
 
 #[test]
-fn a_nan_on_either_side_stays() {
+fn a_nan_in_either_operand_gives_a_nan() {
     for op in [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum] {
         let out = reduce(op, vec![f32::NAN, 1.0, 1.0], &[1.0, f32::NAN, 2.0], None);
         assert!(out[0].is_nan() && out[1].is_nan() && !out[2].is_nan(), "{op}: {out:?}");
@@ -385,7 +390,7 @@ fn a_nan_on_either_side_stays() {
     }
 }
 
-/// All 65,536 bit patterns of each half type, against one addition in f32 rounded by the `half` crate.
+/// Compares sums of all 65,536 bit patterns of each half-precision type with an addition in f32 that the `half` crate rounds.
 #[test]
 fn half_types_are_summed_in_f32_and_rounded_once() {
     for other in [0x0001u16, 0x3c00, 0x3f80, 0x7bff, 0x8400, 0xfc00, 0x0000] {
@@ -404,14 +409,14 @@ fn half_types_are_summed_in_f32_and_rounded_once() {
     }
 }
 
-/// The accumulator of rank 2 after "0 then 1" has arrived is "0 then 1 then 2".
+/// If rank 2 receives the reduction of ranks 0 and 1, its result is the reduction of ranks 0, 1 and 2 in this order.
 #[test]
-fn a_function_gets_what_arrived_on_its_left() {
+fn a_custom_function_gets_the_arriving_element_as_its_left_operand() {
     let kernels = Kernels::custom(|arrived: &u64, own: &u64| arrived * 10 + own);
     for kernel in [&kernels.reduce, &kernels.reduce_last] {
         assert_eq!(run(kernel, vec![2u64, 5], &[1, 30], 7), [12, 305], "{kernel:?}");
     }
-    // Maps x -> slope x + offset, composed: associative, but not commutative.
+    // The composition of functions x -> slope x + offset is associative but not commutative.
     let compose = Kernels::custom(|first: &F32Loc, then: &F32Loc| {
         F32Loc::new(first.value * then.value, first.index * then.value as u32 + then.index)
     });
@@ -423,21 +428,22 @@ fn a_function_gets_what_arrived_on_its_left() {
 
 #[test]
 #[should_panic(expected = "the same length")]
-fn a_function_too_is_given_slices_of_one_length() {
+fn a_custom_kernel_panics_if_the_lengths_of_its_slices_differ() {
     let kernels = Kernels::custom(|a: &u8, b: &u8| a | b);
     kernels.reduce.apply(&mut [0; 3], &[0; 2], 1);
 }
 
-fn alone_on<T: Reference>(op: ReduceOp) -> (Vec<T>, Vec<T>) {
+/// Returns a contribution before and after `alone`.
+fn apply_alone<T: Reference>(op: ReduceOp) -> (Vec<T>, Vec<T>) {
     let (before, _) = pairs::<T>(LENGTHS.alone);
     let mut after = before.clone();
     alone(T::DTYPE, op, bytemuck::cast_slice_mut(&mut after));
     (before, after)
 }
 
-fn is_reduced_alone<T: Reference>() {
+fn check_single_contribution<T: Reference>() {
     for &op in ReduceOp::ALL {
-        let (before, after) = alone_on::<T>(op);
+        let (before, after) = apply_alone::<T>(op);
         for (before, after) in before.into_iter().zip(after) {
             if op.is_logical() && op.applies_to(T::DTYPE) {
                 let zero = T::zeroed();
@@ -453,6 +459,6 @@ fn is_reduced_alone<T: Reference>() {
 }
 
 #[test]
-fn a_lone_rank_gets_truth_values_too() {
-    for_every_type!(is_reduced_alone);
+fn a_logical_reduction_on_a_single_rank_gives_truth_values() {
+    for_every_type!(check_single_contribution);
 }

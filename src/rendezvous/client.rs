@@ -1,4 +1,4 @@
-//! A rank's side of the rendezvous: dial it until it answers, register, and wait for the roster.
+//! A rank's side of the rendezvous. The rank dials the rendezvous until it answers, registers, and waits for the roster.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -12,35 +12,35 @@ use crate::transport::listener::HANDSHAKE_TIMEOUT;
 use crate::types::{Rank, WorldSize};
 use crate::wire::handshake::{Dialer, Introduction, Purpose, Stream};
 
-/// The pause between two attempts to reach a rendezvous that is not there yet.
+/// The pause between two attempts to reach the rendezvous, which may not have been started yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// How long one attempt to connect may take.
+/// The time-out of one attempt to connect.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a rank waits for the answer to [`FromRank::Ask`] when its start timeout is over.
+/// The time-out of the answer to [`FromRank::Ask`], which a rank sends when its start timeout is over.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a rank needs to register.
 pub struct Registration<'a> {
-    /// Who this process is.
+    /// How this process identifies itself.
     pub identity: &'a Identity,
-    /// Its rank.
+    /// The rank of this process.
     pub rank: Rank,
-    /// How many ranks there are.
+    /// The number of ranks of the job.
     pub world: WorldSize,
-    /// Where the rendezvous is served.
+    /// The address of the rendezvous.
     pub address: SocketAddr,
-    /// Who serves it, for errors.
+    /// The name of the process that serves the rendezvous, for errors.
     pub who: String,
-    /// How long to wait for the rendezvous and for all ranks.
+    /// The time within which the rendezvous must answer and all ranks must register.
     pub start_timeout: Duration,
 }
 
-/// Registers this rank and returns the roster once all ranks have registered. `listen` is given the address of this host by
-/// which the rendezvous was reached, and says where this rank listens; `name` names a rank in errors.
+/// Registers this rank and returns the roster once all ranks have registered. `listen` receives the local address of the
+/// connection to the rendezvous, opens the listening socket, and returns what to register. `name` formats a rank for errors.
 ///
 /// # Errors
 ///
-/// [`StartError`]: which ranks are missing, or what is wrong between this rank and the rendezvous.
+/// [`StartError`], which names the missing ranks or the problem between this rank and the rendezvous.
 pub fn register(
     registration: &Registration<'_>,
     listen: impl FnOnce(IpAddr) -> Result<Member, StartError>,
@@ -56,21 +56,21 @@ pub fn register(
     while let Some(answer) = registration.receive(&mut stream, &mut input, deadline)? {
         if let ToRank::Waiting(absent) = answer {
             let seconds = started.elapsed().as_secs();
-            log::warn!("waiting for {} since {seconds} s", describe_absent(&absent, &name));
+            log::warn!("still waiting for {} after {seconds} s", describe_absent(&absent, &name));
         } else {
             return registration.interpret(answer, &name);
         }
     }
-    // This rank's timeout is over. The rendezvous may wait longer for ranks that were started later.
+    // The start timeout of this rank is over. The rendezvous may still wait, because other ranks may have a longer timeout.
     registration.send(&mut stream, &FromRank::Ask)?;
     match registration.receive(&mut stream, &mut input, Instant::now() + ASK_TIMEOUT)? {
         Some(answer) => registration.interpret(answer, &name),
-        None => Err(registration.lost("it does not say who is missing")),
+        None => Err(registration.lost("it did not say which ranks are missing")),
     }
 }
 
 impl Registration<'_> {
-    /// Dials until the rendezvous answers and both sides have proved themselves.
+    /// Dials until the rendezvous answers and the handshake is complete.
     fn connect(&self, started: Instant) -> Result<TcpStream, StartError> {
         let (from, to, stream) = (self.rank, Rank::ZERO, Stream::ONLY);
         let introduction = Introduction { purpose: Purpose::Rendezvous, from, to, stream };
@@ -118,15 +118,15 @@ impl Registration<'_> {
         if advance(&mut stream, &mut handshake)? {
             return Ok(stream);
         }
-        let silence = "it took the connection and said nothing";
-        Err(DialError::Io(io::Error::new(io::ErrorKind::TimedOut, silence)))
+        let detail = "it accepted the connection and did not answer";
+        Err(DialError::Io(io::Error::new(io::ErrorKind::TimedOut, detail)))
     }
 
     fn send(&self, stream: &mut TcpStream, message: &FromRank) -> Result<(), StartError> {
         stream.write_all(&message::encode(message)).map_err(|error| self.lost(&error.to_string()))
     }
 
-    /// The next message, or `None` at the deadline.
+    /// Receives the next message. Returns `None` at the deadline.
     fn receive(
         &self,
         stream: &mut TcpStream,
@@ -153,6 +153,7 @@ impl Registration<'_> {
         }
     }
 
+    /// Converts the last answer of the rendezvous to a result.
     fn interpret(&self, answer: ToRank, name: &dyn Fn(Rank) -> String) -> Result<Roster, StartError> {
         match answer {
             ToRank::Ready(roster) if roster.members.len() == self.world.as_usize() => Ok(roster),
@@ -170,13 +171,14 @@ impl Registration<'_> {
         }
     }
 
+    /// Creates the error for a rendezvous that ended or broke the protocol.
     fn lost(&self, detail: &str) -> StartError {
         let detail = detail.to_owned();
         StartError::RendezvousLost { who: self.who.clone(), address: self.address, detail }
     }
 }
 
-/// Whether a read ended because of its timeout or a signal, and not because the connection is broken.
+/// Returns whether a read ended because of its time-out or a signal, and the connection still works.
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }

@@ -1,4 +1,4 @@
-//! Reads the environment variables by which a launcher describes the job.
+//! Reads the environment variables with which a launcher describes the job.
 
 use std::env;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::types::{Rank, WorldSize};
 use crate::wire::{Secret, SecretError};
 
-/// The variable that carries the job's secret.
+/// The environment variable with the job's secret.
 pub const SECRET_VARIABLE: &str = "RING_SECRET";
 const RANK: &str = "RING_RANK";
 const WORLD_SIZE: &str = "RING_WORLD_SIZE";
@@ -17,8 +17,8 @@ const JOB_ID: &str = "RING_JOB_ID";
 const START_TIMEOUT_MS: &str = "RING_START_TIMEOUT_MS";
 const LOCAL_PROCESSORS: &str = "RING_LOCAL_PROCESSORS";
 
-/// Variables in which other launchers give the number of ranks, and the names of these launchers.
-const OTHERS: [(&str, &str); 5] = [
+/// The environment variables with the number of ranks that other launchers set, and the names of these launchers.
+const OTHER_LAUNCHERS: [(&str, &str); 5] = [
     ("WORLD_SIZE", "torchrun"),
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
     ("PMI_SIZE", "MPICH's mpiexec"),
@@ -37,10 +37,10 @@ pub struct Launched {
     pub rendezvous: SocketAddr,
     /// The job's id.
     pub job_id: [u8; 16],
-    /// The launcher's start timeout, if it gives one.
+    /// The start timeout, if the launcher sets one.
     pub start_timeout: Option<Duration>,
-    /// The number of this host's processors that the job may use, if the launcher gives it. A rank that is bound to some of them
-    /// cannot find it out.
+    /// The number of this host's processors that the job may use, if the launcher sets it. A rank that is bound to some
+    /// processors cannot find out this number.
     pub local_processors: Option<u32>,
 }
 
@@ -59,21 +59,21 @@ pub enum EnvironmentError {
     /// A variable has an invalid value.
     #[error("the environment variable {name} is `{value}`, which is not {expected}")]
     Invalid {
-        /// Its name.
+        /// The name of the variable.
         name: &'static str,
-        /// Its value.
+        /// The value of the variable.
         value: String,
-        /// What it should be.
+        /// A description of valid values.
         expected: &'static str,
     },
-    /// Another launcher started this process.
+    /// A launcher that is not ringrun started this process as one of several ranks.
     #[error(
         "{launcher} started this process as one of {ranks} ranks ({variable} is set), and ringtrain cannot connect them; start them with `ringrun -n {ranks}`, or use --peers and --rank, or unset {variable} to run alone"
     )]
     OtherLauncher {
-        /// The variable that shows it.
+        /// The variable that the launcher has set.
         variable: &'static str,
-        /// The launcher.
+        /// The name of the launcher.
         launcher: &'static str,
         /// The number of ranks.
         ranks: u32,
@@ -87,21 +87,21 @@ impl fmt::Debug for EnvironmentError {
     }
 }
 
-/// Reads the environment; `None` if no launcher started this process.
+/// Reads the environment. Returns `None` if no launcher started this process.
 ///
 /// # Errors
 ///
-/// [`EnvironmentError`] if variables are missing or invalid, or if another launcher started several ranks: otherwise each
-/// would train alone without an error.
+/// [`EnvironmentError`] if variables are missing or invalid, or if another launcher started several ranks. Without this check
+/// each of these ranks would train alone, without an error.
 pub fn from_environment() -> Result<Option<Launched>, EnvironmentError> {
     interpret(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
-/// The secret in the environment, if there is one.
+/// Reads the secret from the environment, if there is one.
 ///
 /// # Errors
 ///
-/// [`SecretError`] if it is too short or too long.
+/// [`SecretError`] if the secret is too short or too long.
 pub fn secret_from_environment() -> Result<Option<Secret>, SecretError> {
     env::var_os(SECRET_VARIABLE).map(|value| Secret::new(value.as_encoded_bytes())).transpose()
 }
@@ -111,29 +111,29 @@ fn interpret(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>, E
         if let Some(present) = [RANK, WORLD_SIZE].into_iter().find(|name| get(name).is_some()) {
             return Err(EnvironmentError::Incomplete { present, missing: RENDEZVOUS });
         }
-        let other = OTHERS.iter().find_map(|&(variable, launcher)| {
+        let other = OTHER_LAUNCHERS.iter().find_map(|&(variable, launcher)| {
             let ranks = get(variable)?.parse::<u32>().ok().filter(|&ranks| ranks > 1)?;
             Some(EnvironmentError::OtherLauncher { variable, launcher, ranks })
         });
         return other.map_or(Ok(None), Err);
     };
-    let need = |missing| get(missing).ok_or(EnvironmentError::Incomplete { present: RENDEZVOUS, missing });
+    let require = |missing| get(missing).ok_or(EnvironmentError::Incomplete { present: RENDEZVOUS, missing });
     let invalid =
         |name, value: &str, expected| EnvironmentError::Invalid { name, value: value.into(), expected };
-    let world = need(WORLD_SIZE)?;
+    let world = require(WORLD_SIZE)?;
     let world = world
         .parse()
         .ok()
         .and_then(WorldSize::new)
         .ok_or_else(|| invalid(WORLD_SIZE, &world, "a number of ranks"))?;
-    let rank = need(RANK)?;
+    let rank = require(RANK)?;
     let rank = rank
         .parse()
         .ok()
         .map(Rank::new)
         .filter(|&rank| world.contains(rank))
         .ok_or_else(|| invalid(RANK, &rank, "a rank below RING_WORLD_SIZE"))?;
-    let id = need(JOB_ID)?;
+    let id = require(JOB_ID)?;
     Ok(Some(Launched {
         rank,
         world,
@@ -169,10 +169,10 @@ mod tests {
         ("RING_JOB_ID", "000102030405060708090a0b0c0d0e0f"),
     ];
 
-    /// Variables whose values differ from those in `GOOD`, or that are not set.
+    /// Variables with other values than in `GOOD`; `None` stands for a variable that is not set.
     type Changes<'a> = &'a [(&'a str, Option<&'a str>)];
 
-    fn with(changes: Changes<'_>) -> Result<Option<Launched>, EnvironmentError> {
+    fn read_with(changes: Changes<'_>) -> Result<Option<Launched>, EnvironmentError> {
         interpret(|name| {
             let changed = changes.iter().find(|(changed, _)| *changed == name);
             let value = changed.map_or_else(
@@ -184,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn a_launched_rank_knows_its_place() {
-        let launched = with(&[]).unwrap().unwrap();
+    fn the_launchers_variables_are_read() {
+        let launched = read_with(&[]).unwrap().unwrap();
         assert_eq!((launched.rank.get(), launched.world.get(), launched.job_id[15]), (2, 4, 15));
     }
 
     #[test]
-    fn half_an_environment_and_nonsense_are_errors() {
+    fn missing_and_invalid_variables_are_errors() {
         let cases: [(Changes<'_>, &str); 8] = [
             (&[("RING_RENDEZVOUS", None)], "RING_RANK is set but RING_RENDEZVOUS is not"),
             (&[("RING_RANK", None)], "RING_RANK is not"),
@@ -202,15 +202,15 @@ mod tests {
             (&[("RING_START_TIMEOUT_MS", Some("soon"))], "milliseconds"),
         ];
         for (changes, expected) in cases {
-            let error = with(changes).unwrap_err().to_string();
+            let error = read_with(changes).unwrap_err().to_string();
             assert!(error.contains(expected), "{changes:?}: {error}");
         }
     }
 
-    /// Four processes that did not know about each other would train four separate models.
+    /// Without this error, four processes would train four separate models.
     #[test]
-    fn ranks_of_another_launcher_do_not_run_alone() {
-        for (variable, launcher) in OTHERS {
+    fn ranks_of_another_launcher_get_an_error() {
+        for (variable, launcher) in OTHER_LAUNCHERS {
             let others = |size: &str| interpret(|name| (name == variable).then(|| size.to_owned()));
             let error = others("4").unwrap_err().to_string();
             assert!(error.starts_with(launcher) && error.contains("`ringrun -n 4`"), "{error}");

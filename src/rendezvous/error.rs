@@ -10,14 +10,14 @@ use crate::types::{Rank, WorldSize};
 use crate::wire::handshake::{HandshakeError, Refusal};
 use crate::wire::{Cause, SecretError};
 
-/// Why the job did not start, as seen from this rank.
+/// Why this rank could not join its job.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The peers file is wrong.
+    /// The peers file is invalid.
     #[error(transparent)]
     PeersFile(#[from] PeersFileError),
-    /// The environment is wrong.
+    /// The environment variables are invalid.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
     /// The secret is invalid.
@@ -26,20 +26,20 @@ pub enum StartError {
     /// The rank is not below the world size.
     #[error("rank {rank} is out of range: there are {world} ranks, numbered 0 to {}", world.get() - 1)]
     RankOutOfRange {
-        /// The rank asked for.
+        /// The requested rank.
         rank: Rank,
         /// The world size.
         world: WorldSize,
     },
-    /// A job without a secret that other hosts could reach.
+    /// The job has no secret, but other hosts could connect to it.
     #[error(
         "the job has no secret and {address} is not a loopback address: any process that can reach it could join; give every rank the same --secret-file (or RING_SECRET)"
     )]
     NeedsSecret {
-        /// The address that is not loopback.
+        /// The address that other hosts could reach.
         address: SocketAddr,
     },
-    /// Another process listens on that port.
+    /// Another process listens on this rank's port.
     #[error("port {} on {} is in use by another process; stop it or choose another port for rank {rank}", address.port(), address.ip())]
     PortInUse {
         /// The address on which this rank tried to listen.
@@ -67,7 +67,7 @@ pub enum StartError {
     NoRendezvous {
         /// The process that should have answered.
         who: String,
-        /// Its address.
+        /// The address of that process.
         address: SocketAddr,
         /// The last attempt's error.
         detail: String,
@@ -79,13 +79,13 @@ pub enum StartError {
     Handshake {
         /// The process that should have answered.
         who: String,
-        /// Its address.
+        /// The address of that process.
         address: SocketAddr,
-        /// What is wrong.
+        /// The error of the handshake.
         source: HandshakeError,
     },
-    /// Not all ranks joined.
-    #[error("not all ranks came within {} s: missing {missing}; start them, or look at their own output for why they did not come", timeout.as_secs_f32())]
+    /// Not all ranks joined before the start timeout.
+    #[error("not all ranks joined within {} s: missing {missing}; start the missing ranks, or see their output for the reason", timeout.as_secs_f32())]
     Missing {
         /// The missing ranks, as text.
         missing: String,
@@ -95,29 +95,29 @@ pub enum StartError {
     /// The rendezvous refused this rank.
     #[error("the rendezvous refused this rank: {0}")]
     Refused(String),
-    /// A rank that had registered ended, or its connection failed, before the job had started.
+    /// A rank ended, or its connection to the rendezvous failed, before the job started.
     #[error(
         "rank {rank} on {host} was lost while the job was starting: {detail}; see the output of that rank, and if it still runs, check the network to it"
     )]
     PeerLost {
         /// The rank.
         rank: Rank,
-        /// Its host.
+        /// The host of that rank.
         host: String,
         /// What happened.
         detail: String,
     },
     /// The rendezvous ended or broke the protocol.
-    #[error("{who} at {address} went away while the job was starting: {detail}")]
+    #[error("{who} at {address} was lost while the job was starting: {detail}")]
     RendezvousLost {
-        /// The process that serves it.
+        /// The process that serves the rendezvous.
         who: String,
-        /// Its address.
+        /// The address of that process.
         address: SocketAddr,
         /// What happened.
         detail: String,
     },
-    /// The job failed in the barrier that ends the start.
+    /// The job failed in the barrier at the end of its start.
     #[error("{0}")]
     Failed(Cause),
     /// This machine's operating system refused something.
@@ -138,7 +138,7 @@ impl fmt::Debug for StartError {
 }
 
 impl StartError {
-    /// Whether the peers' secrets differ.
+    /// Returns whether the peers' secrets differ.
     pub fn is_secret(&self) -> bool {
         matches!(
             self,
@@ -146,7 +146,7 @@ impl StartError {
         )
     }
 
-    /// Whether the peers' protocol versions differ.
+    /// Returns whether the peers' protocol versions differ.
     pub fn is_version(&self) -> bool {
         matches!(
             self,
@@ -157,7 +157,8 @@ impl StartError {
         )
     }
 
-    /// Whether the peers disagree about the job: its id, its size, its peers file or their ranks.
+    /// Returns whether the peers were started with different settings of the job: its id, its size, its peers file or their
+    /// ranks.
     pub fn is_configuration(&self) -> bool {
         let Self::Handshake { source: HandshakeError::Refused(refusal), .. } = self else { return false };
         matches!(

@@ -1,4 +1,4 @@
-//! The messages of the rendezvous after the handshake: a length, then JSON.
+//! The messages between a rank and the rendezvous after the handshake. Each message is its length in four bytes, and JSON.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -9,9 +9,9 @@ use crate::wire::printable;
 
 /// The longest message from a rank, in bytes.
 pub(super) const FROM_RANK_BYTES_MAX: usize = 4096;
-/// What each member may take of a roster, in bytes.
+/// The maximum length of one member in a roster, in bytes.
 const MEMBER_BYTES_MAX: usize = 1024;
-/// Bytes of the length before each message.
+/// The number of bytes of the length before each message.
 const LENGTH_BYTES: usize = 4;
 
 const _: () = assert!(FROM_RANK_BYTES_MAX > MEMBER_BYTES_MAX);
@@ -20,9 +20,9 @@ const _: () = assert!(FROM_RANK_BYTES_MAX > MEMBER_BYTES_MAX);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum FromRank {
-    /// This rank takes part.
+    /// Registers the rank.
     Register(Member),
-    /// Which ranks are missing?
+    /// Requests the list of missing ranks.
     Ask,
 }
 
@@ -30,35 +30,36 @@ pub(super) enum FromRank {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ToRank {
-    /// All ranks have registered.
+    /// All ranks have registered. This is the roster.
     Ready(Roster),
-    /// The start takes long: these ranks have not registered so far.
+    /// The job still waits for these ranks, which have not registered so far.
     Waiting(Absent),
-    /// These ranks have not registered; the answer to [`FromRank::Ask`].
+    /// The answer to [`FromRank::Ask`]: these ranks have not registered so far.
     Missing(Absent),
     /// The start timeout is over, and these ranks have not registered.
     TimedOut { absent: Absent, timeout_ms: u64 },
-    /// This rank cannot take part.
+    /// The rank cannot register.
     Refused { reason: String },
-    /// A rank has ended before the job has started.
+    /// A rank has ended or disconnected before the job has started.
     Lost { rank: Rank, host: String, detail: String },
 }
 
-/// The ranks that a job waits for.
+/// The ranks for which a job waits.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Absent {
-    /// The ranks.
+    /// The ranks that have not registered.
     pub(super) ranks: Vec<Rank>,
-    /// Processes that were refused, each in a sentence: one of them may be such a rank.
+    /// A sentence for each refused process. One of these processes may be a missing rank with wrong options.
     pub(super) refused: Vec<String>,
 }
 
-/// Replaces control characters in the texts of a message, which a peer chose.
+/// A message whose texts come from a peer, so that their control characters must be replaced.
 pub(super) trait Printable {
+    /// Replaces the control characters in all texts.
     fn make_printable(&mut self);
 }
 
-fn clean<'a>(texts: impl IntoIterator<Item = &'a mut String>) {
+fn replace_control_characters<'a>(texts: impl IntoIterator<Item = &'a mut String>) {
     for text in texts {
         *text = printable(text);
     }
@@ -67,7 +68,7 @@ fn clean<'a>(texts: impl IntoIterator<Item = &'a mut String>) {
 impl Printable for FromRank {
     fn make_printable(&mut self) {
         match self {
-            Self::Register(member) => clean([&mut member.host, &mut member.machine]),
+            Self::Register(member) => replace_control_characters([&mut member.host, &mut member.machine]),
             Self::Ask => {}
         }
     }
@@ -78,24 +79,24 @@ impl Printable for ToRank {
         match self {
             Self::Ready(Roster { members }) => {
                 for member in members {
-                    clean([&mut member.host, &mut member.machine]);
+                    replace_control_characters([&mut member.host, &mut member.machine]);
                 }
             }
             Self::Waiting(absent) | Self::Missing(absent) | Self::TimedOut { absent, .. } => {
-                clean(&mut absent.refused);
+                replace_control_characters(&mut absent.refused);
             }
-            Self::Refused { reason } => clean([reason]),
-            Self::Lost { host, detail, .. } => clean([host, detail]),
+            Self::Refused { reason } => replace_control_characters([reason]),
+            Self::Lost { host, detail, .. } => replace_control_characters([host, detail]),
         }
     }
 }
 
-/// The longest message of the rendezvous of a world of this size, in bytes.
+/// Returns the maximum length of a message from the rendezvous of a job with this number of ranks, in bytes.
 pub(super) fn to_rank_bytes_max(world: WorldSize) -> usize {
     FROM_RANK_BYTES_MAX + world.as_usize() * MEMBER_BYTES_MAX
 }
 
-/// The message with its length before it.
+/// Encodes a message, with its length before it.
 pub(super) fn encode<M: Serialize>(message: &M) -> Vec<u8> {
     let body = serde_json::to_vec(message).expect("a message of plain fields can be written as JSON");
     let mut out = Vec::with_capacity(LENGTH_BYTES + body.len());
@@ -104,11 +105,11 @@ pub(super) fn encode<M: Serialize>(message: &M) -> Vec<u8> {
     out
 }
 
-/// The first whole message in `input`, which is then removed; `None` if it is not whole yet.
+/// Removes and decodes the first message in `input`. Returns `None` if the message has not arrived completely.
 ///
 /// # Errors
 ///
-/// A sentence for a person, if it is longer than `bytes_max` or no message.
+/// A text for the user if the message is longer than `bytes_max` or is invalid.
 pub(super) fn decode<M: DeserializeOwned + Printable>(
     input: &mut Vec<u8>,
     bytes_max: usize,
@@ -131,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_cut_out_of_a_stream() {
+    fn messages_are_decoded_one_after_another_from_a_stream() {
         let mut input = encode(&FromRank::Ask);
         input.extend_from_slice(&encode(&ToRank::Refused { reason: "no".into() })[..6]);
         assert!(matches!(decode(&mut input, 100), Ok(Some(FromRank::Ask))));
@@ -139,13 +140,13 @@ mod tests {
         assert_eq!(input.len(), 6);
     }
 
-    /// A host name with escape sequences was printed raw.
+    /// Regression test: the escape sequences in a host name were printed unchanged.
     #[test]
     fn control_characters_are_replaced() {
-        let evil = "h\u{1b}[31m\n".to_owned();
-        let lost = ToRank::Lost { rank: Rank::ZERO, host: evil.clone(), detail: evil.clone() };
-        let refused = ToRank::Refused { reason: evil.clone() };
-        let absent = Absent { ranks: Vec::new(), refused: vec![evil.clone()] };
+        let unsafe_text = "h\u{1b}[31m\n".to_owned();
+        let lost = ToRank::Lost { rank: Rank::ZERO, host: unsafe_text.clone(), detail: unsafe_text.clone() };
+        let refused = ToRank::Refused { reason: unsafe_text.clone() };
+        let absent = Absent { ranks: Vec::new(), refused: vec![unsafe_text.clone()] };
         for message in [lost, refused, ToRank::Waiting(absent)] {
             let decoded = decode::<ToRank>(&mut encode(&message), 1000).unwrap().unwrap();
             let shown = serde_json::to_string(&decoded).unwrap();
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_bounded_before_anything_is_allocated() {
+    fn a_length_above_the_limit_is_an_error() {
         assert!(decode::<FromRank>(&mut vec![0xff; 4], 4096).unwrap_err().contains("4294967295"));
         assert!(decode::<FromRank>(&mut vec![2, 0, 0, 0, b'h', b'i'], 4096).unwrap_err().contains("invalid"));
     }

@@ -1,7 +1,8 @@
 //! The rendezvous: how the ranks of a job find each other before the first link is opened.
 //!
-//! One process serves the rendezvous: the launcher, or rank 0 if there is a peers file. Every other rank dials it, proves that
-//! it knows the job's secret, registers its address, and gets the roster when the last rank has joined.
+//! One process serves the rendezvous: the launcher, or rank 0 if there is a peers file. Every other rank dials this process,
+//! proves that it knows the job's secret, and registers its address. When the last rank has registered, all ranks receive the
+//! roster, which is the list of all ranks and their addresses.
 
 mod client;
 mod environment;
@@ -26,20 +27,19 @@ pub use server::{Server, serve};
 
 use crate::types::{Rank, WorldSize};
 
-/// The separator between the name of a machine and the name from `--host-id`.
-const CHOSEN: &str = " as ";
+/// The separator between the kernel's identification of a machine and the name from `--host-id`.
+const HOST_ID_SEPARATOR: &str = " as ";
 
-/// A rank as it registers.
+/// What a rank registers about itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Member {
-    /// How its host is named in errors.
+    /// The name of the rank's host in errors.
     pub host: String,
-    /// Identifies its machine, also among machines with the same name: the kernel's boot id, its network, and the name from
-    /// `--host-id`.
+    /// Identifies the rank's machine, as [`machine`] returns it.
     pub machine: String,
-    /// Where it listens.
+    /// The address on which the rank listens.
     pub address: SocketAddr,
-    /// The settings that all ranks must share. Those of rank 0 apply to all ranks.
+    /// The rank's settings of the kind that must be the same on all ranks. Rank 0's settings apply.
     pub shared: Shared,
 }
 
@@ -47,25 +47,26 @@ pub struct Member {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Checksums {
-    /// Links between hosts. Data within one host never passes a network.
+    /// Links between hosts have checksums. Data within one host never travel over a network.
     #[default]
     Auto,
-    /// All links.
+    /// All links have checksums.
     On,
-    /// None.
+    /// No link has checksums.
     Off,
 }
 
 /// Settings that must be the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Shared {
-    /// Bytes of a whole segment.
+    /// The maximum length of a segment in bytes.
     pub segment_bytes: usize,
     /// Which links carry checksums of payloads.
     pub checksums: Checksums,
-    /// The number of the host's processors; with the number of ranks on it, this decides how an all-reduce is cut.
+    /// The number of the host's processors. This number and the number of ranks on the host determine the chunk size of an
+    /// all-reduce.
     pub processors: u32,
-    /// The number of connections of a link; 0 if the start measures which number is best.
+    /// The number of connections of a link. If it is 0, the ranks measure at the start which number is fastest.
     pub streams: u8,
 }
 
@@ -77,23 +78,24 @@ pub struct Roster {
 }
 
 impl Roster {
-    /// Where each rank listens, in rank order.
+    /// Returns the address on which each rank listens, in rank order.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.members.iter().map(|member| member.address).collect()
     }
 
-    /// How to name each rank's host in an error: its name and address.
+    /// Returns each rank's host for use in errors: the name and the address.
     pub fn hosts(&self) -> Vec<String> {
         self.members.iter().map(|member| format!("{} ({})", member.host, member.address)).collect()
     }
 
-    /// The machine of each rank, as a number: ranks of one machine have the same.
+    /// Returns a number for each rank's machine. Ranks on the same machine have the same number.
     pub fn machines(&self) -> Arc<[u32]> {
         let first = |member: &Member| self.members.iter().position(|other| other.machine == member.machine);
         self.members.iter().map(|member| first(member).unwrap_or_default() as u32).collect()
     }
 
-    /// Whether the link from `rank` to each rank carries checksums of payloads. Both ends of a link find the same answer.
+    /// Returns, for each rank, whether the link between `rank` and that rank carries checksums of payloads. Both ends of a
+    /// link get the same result.
     pub fn checked_links(&self, rank: Rank) -> Vec<bool> {
         let machines = self.machines();
         let own = machines.get(rank.index());
@@ -105,51 +107,55 @@ impl Roster {
         machines.iter().map(is_checked).collect()
     }
 
-    /// The number of `rank` among the ranks of its machine, and how many those are.
-    pub fn local(&self, rank: Rank) -> (Rank, WorldSize) {
+    /// Returns the number of `rank` among the ranks of its machine, and the number of these ranks.
+    pub fn local_rank_and_size(&self, rank: Rank) -> (Rank, WorldSize) {
         let machine = self.members.get(rank.index()).map(|member| &member.machine);
         let same = |members: &[Member]| members.iter().filter(|m| Some(&m.machine) == machine).count() as u32;
         let before = same(&self.members[..rank.index().min(self.members.len())]);
         (Rank::new(before), WorldSize::new(same(&self.members)).unwrap_or(WorldSize::ONE))
     }
 
-    /// The number of ranks that share processors with `rank`, regardless of `--host-id`.
-    pub fn at_processors_of(&self, rank: Rank) -> usize {
-        let place = |member: &Member| member.machine.split(CHOSEN).next().unwrap_or_default().to_owned();
-        let own = self.members.get(rank.index()).map(place);
-        self.members.iter().filter(|member| Some(place(member)) == own).count()
+    /// Returns the number of ranks on the machine of `rank`, including `rank`. Ranks on one machine use the same processors,
+    /// even if `--host-id` gives them different host names.
+    pub fn count_on_same_processors(&self, rank: Rank) -> usize {
+        let kernel_id =
+            |member: &Member| member.machine.split(HOST_ID_SEPARATOR).next().unwrap_or_default().to_owned();
+        let own = self.members.get(rank.index()).map(kernel_id);
+        self.members.iter().filter(|member| Some(kernel_id(member)) == own).count()
     }
 
-    /// What all ranks share: rank 0's settings.
+    /// Returns the settings that apply to all ranks, which are those of rank 0.
     pub fn shared(&self) -> Option<Shared> {
         self.members.first().map(|member| member.shared)
     }
 }
 
-/// This host's name, as errors on other hosts will show it.
+/// Returns this host's name, which errors on other hosts show.
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Identifies this machine, also among machines with the same name: its boot id; its network, because a container may count as
-/// a separate host; and the name from `--host-id`.
+/// Returns a text that identifies this machine, also among machines with the same name. It contains the host's name, the
+/// kernel's boot id, the network namespace (so that a container with its own network counts as a separate host), and a digest
+/// of the name from `--host-id`.
 pub fn machine(host_id: Option<&str>) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    // The name has any length, but the rendezvous accepts only short ones.
+    // The name may be long, but the rendezvous accepts only short texts.
     let digest =
         |id: &str| Sha256::digest(id).iter().take(16).fold(0u128, |all, &byte| all << 8 | u128::from(byte));
-    let chosen = host_id.map(|id| format!("{CHOSEN}{:032x}", digest(id))).unwrap_or_default();
-    format!("{} {} {}{chosen}", host_name(), boot.trim(), network.display())
+    let host_id_part =
+        host_id.map(|id| format!("{HOST_ID_SEPARATOR}{:032x}", digest(id))).unwrap_or_default();
+    format!("{} {} {}{host_id_part}", host_name(), boot.trim(), network.display())
 }
 
-/// Whether a job on this address needs no secret: only processes of this machine can reach it.
+/// Returns whether only processes of this machine can reach the address, so that a job on it needs no secret.
 pub(crate) fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// Lists ranks as text: `1, 3-5 and 9`.
-fn list(ranks: &[Rank]) -> String {
+/// Formats a sorted list of ranks, for example as `1, 3-5, 9`.
+fn format_ranks(ranks: &[Rank]) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut index = 0;
     while index < ranks.len() {
@@ -185,10 +191,10 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_one_machine_are_counted() {
+    fn local_ranks_are_numbered_on_each_machine() {
         let roster = Roster { members: ["a", "b", "a", "b", "a"].map(member).into() };
         let local = |rank| {
-            let (local, size) = roster.local(Rank::new(rank));
+            let (local, size) = roster.local_rank_and_size(Rank::new(rank));
             (local.get(), size.get())
         };
         assert_eq!(
@@ -204,28 +210,34 @@ mod tests {
         let between_hosts = [[false, true, false], [true, false, true], [false, true, false]];
         assert_eq!(links(&roster), between_hosts);
         for (checksums, expected) in [(Checksums::On, true), (Checksums::Off, false)] {
-            // Only rank 0's setting counts.
+            // Only rank 0's setting applies.
             roster.members[0].shared.checksums = checksums;
             assert_eq!(links(&roster), [[expected; 3]; 3]);
         }
     }
 
     #[test]
-    fn ranks_that_count_as_other_hosts_use_the_same_processors() {
+    fn ranks_with_different_host_ids_share_processors() {
         let names = [machine(None), machine(Some("a")), machine(Some("b")), "elsewhere".into()];
         let roster = Roster { members: names.iter().map(|name| member(name)).collect() };
         let rank = |rank| Rank::new(rank);
-        assert_eq!((roster.at_processors_of(rank(1)), roster.at_processors_of(rank(3))), (3, 1));
-        assert_eq!((roster.local(rank(1)).1.get(), roster.local(rank(2)).1.get()), (1, 1));
+        assert_eq!(
+            (roster.count_on_same_processors(rank(1)), roster.count_on_same_processors(rank(3))),
+            (3, 1)
+        );
+        assert_eq!(
+            (roster.local_rank_and_size(rank(1)).1.get(), roster.local_rank_and_size(rank(2)).1.get()),
+            (1, 1)
+        );
         assert_eq!(machine(Some("a")), names[1]);
         assert!(machine(Some(&"long".repeat(10_000))).len() < 300);
     }
 
     #[test]
-    fn ranks_are_listed_as_a_person_would() {
+    fn consecutive_ranks_are_formatted_as_a_range() {
         let ranks = |numbers: &[u32]| numbers.iter().map(|&n| Rank::new(n)).collect::<Vec<_>>();
-        assert_eq!(list(&ranks(&[1, 3, 4, 5, 9])), "1, 3-5, 9");
-        assert_eq!(list(&ranks(&[0, 1])), "0, 1");
-        assert_eq!(list(&[]), "");
+        assert_eq!(format_ranks(&ranks(&[1, 3, 4, 5, 9])), "1, 3-5, 9");
+        assert_eq!(format_ranks(&ranks(&[0, 1])), "0, 1");
+        assert_eq!(format_ranks(&[]), "");
     }
 }

@@ -1,4 +1,4 @@
-//! The peers file: one `host:port` on each line, in rank order.
+//! Reads the peers file, which lists one `host:port` on each line, in rank order.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,47 +11,47 @@ use sha2::{Digest as _, Sha256};
 
 use crate::types::{Rank, WORLD_SIZE_MAX, WorldSize};
 
-/// The largest peers file, in bytes: more than [`WORLD_SIZE_MAX`] long host names.
+/// The maximum length of a peers file in bytes. [`WORLD_SIZE_MAX`] long host names fit into it.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
 /// Why a peers file cannot be used.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PeersFileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("the peers file {path} cannot be read: {source}")]
     Unreadable {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The operating system's error.
         source: io::Error,
     },
-    /// It is too long for a peers file.
+    /// The file is too long.
     #[error("the peers file {path} is longer than {FILE_BYTES_MAX} bytes, too long for a list of hosts")]
     TooLong {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// It names no rank.
-    #[error("the peers file {path} names no rank; write one host:port a line, in rank order")]
+    /// The file contains no rank.
+    #[error("the peers file {path} names no rank; write one host:port per line, in rank order")]
     Empty {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// It names too many ranks.
+    /// The file contains too many ranks.
     #[error("the peers file {path} names more than {WORLD_SIZE_MAX} ranks")]
     TooMany {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// A line is wrong.
+    /// A line is invalid.
     #[error("{path}, line {line}: {problem}")]
     Line {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The line, counted from 1.
+        /// The number of the line, counted from 1.
         line: usize,
-        /// What is wrong with it.
+        /// What is wrong with the line.
         problem: String,
     },
 }
@@ -63,7 +63,7 @@ impl fmt::Debug for PeersFileError {
     }
 }
 
-/// A checked peers file.
+/// The contents of a valid peers file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PeersFile {
     path: PathBuf,
@@ -92,11 +92,11 @@ impl PeersFile {
     ///
     /// # Errors
     ///
-    /// [`PeersFileError`] naming the line that is wrong.
+    /// [`PeersFileError`], which names the invalid line.
     pub fn read(path: &Path) -> Result<Self, PeersFileError> {
         let unreadable = |source| PeersFileError::Unreadable { path: path.to_owned(), source };
         let file = File::open(path).map_err(unreadable)?;
-        // The length in a file's metadata is not reliable: a device has length 0.
+        // The length in the file's metadata is not reliable: for example, a device has length 0.
         let mut bytes = Vec::new();
         file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
         if bytes.len() as u64 > FILE_BYTES_MAX {
@@ -107,11 +107,11 @@ impl PeersFile {
         Self::parse(path, &text)
     }
 
-    /// Checks a peers file's text; `path` is named in errors.
+    /// Parses the text of a peers file. Errors name `path`.
     ///
     /// # Errors
     ///
-    /// [`PeersFileError`] naming the line that is wrong.
+    /// [`PeersFileError`], which names the invalid line.
     pub fn parse(path: &Path, text: &str) -> Result<Self, PeersFileError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut seen: HashMap<String, (usize, usize)> = HashMap::new();
@@ -124,7 +124,7 @@ impl PeersFile {
             }
             let line = index + 1;
             let wrong = |problem| PeersFileError::Line { path: path.to_owned(), line, problem };
-            let (host, port) = host_and_port(content).map_err(wrong)?;
+            let (host, port) = parse_host_and_port(content).map_err(wrong)?;
             let entry = Entry { host, port, line };
             if let Some((rank, earlier)) = seen.insert(entry.to_string(), (entries.len(), line)) {
                 return Err(wrong(format!(
@@ -142,24 +142,24 @@ impl PeersFile {
         Ok(Self { path: path.to_owned(), entries })
     }
 
-    /// The number of ranks that it names.
+    /// Returns the number of ranks in the file.
     pub fn world(&self) -> WorldSize {
         WorldSize::new(self.entries.len() as u32).unwrap_or(WorldSize::ONE)
     }
 
-    /// The host as the file names it.
+    /// Returns the host of a rank as it is written in the file.
     pub fn host(&self, rank: Rank) -> &str {
         self.entries.get(rank.index()).map_or("", |entry| &entry.host)
     }
 
-    /// A rank as the file names it: `rank 2 (host:port)`.
+    /// Returns a text for errors that names a rank and its entry, for example `rank 2 (host:port)`.
     pub fn name(&self, rank: Rank) -> String {
         self.entries
             .get(rank.index())
             .map_or_else(|| format!("rank {rank}"), |entry| format!("rank {rank} ({entry})"))
     }
 
-    /// A digest that identifies the list: SHA-256 over its entries, without comments and spaces.
+    /// Returns the SHA-256 digest of the entries, without comments and spaces.
     pub fn digest(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
         for entry in &self.entries {
@@ -169,11 +169,11 @@ impl PeersFile {
         hash.finalize().into()
     }
 
-    /// Looks up the address of a rank.
+    /// Resolves the host name of a rank to an address.
     ///
     /// # Errors
     ///
-    /// [`PeersFileError::Line`] if the name is unknown.
+    /// [`PeersFileError::Line`] if the host is unknown.
     pub fn resolve(&self, rank: Rank) -> Result<SocketAddr, PeersFileError> {
         let Some(entry) = self.entries.get(rank.index()) else {
             return Err(PeersFileError::Empty { path: self.path.clone() });
@@ -181,15 +181,15 @@ impl PeersFile {
         let wrong = |problem| PeersFileError::Line { path: self.path.clone(), line: entry.line, problem };
         let mut addresses = (entry.host.as_str(), entry.port)
             .to_socket_addrs()
-            .map_err(|error| wrong(format!("the host `{}` is not known: {error}", entry.host)))?;
+            .map_err(|error| wrong(format!("the host `{}` cannot be resolved: {error}", entry.host)))?;
         addresses.next().ok_or_else(|| wrong(format!("the host `{}` has no address", entry.host)))
     }
 
-    /// Looks up the addresses of all ranks.
+    /// Resolves the host names of all ranks to addresses.
     ///
     /// # Errors
     ///
-    /// [`PeersFileError::Line`] for the first name that is unknown, or for two names of one address.
+    /// [`PeersFileError::Line`] if a host is unknown or if two ranks have the same address.
     pub fn resolve_all(&self) -> Result<Vec<SocketAddr>, PeersFileError> {
         let mut seen = HashMap::new();
         let mut addresses = Vec::with_capacity(self.entries.len());
@@ -208,13 +208,14 @@ impl PeersFile {
     }
 }
 
-fn host_and_port(text: &str) -> Result<(String, u16), String> {
+/// Parses a line of the file.
+fn parse_host_and_port(text: &str) -> Result<(String, u16), String> {
     if text.contains("://") {
         return Err(format!("`{text}` is a URL; write only host:port"));
     }
     let words = text.split(|c: char| c.is_whitespace() || matches!(c, ',' | ';'));
     if words.filter(|word| word.contains(':')).count() > 1 {
-        return Err(format!("`{text}` is more than one address; write one host:port a line"));
+        return Err(format!("`{text}` is more than one address; write one host:port per line"));
     }
     let bracketed = text.strip_prefix('[').map(|rest| {
         rest.split_once("]:").ok_or_else(|| format!("`{text}`: an IPv6 address is written [address]:port"))
@@ -242,14 +243,14 @@ fn host_and_port(text: &str) -> Result<(String, u16), String> {
         return Err(format!("`{host}` is not a host name"));
     }
     match port.parse() {
-        Ok(0) => Err("port 0 means any port; every rank needs one that its peers know".into()),
-        Ok(port) if port_is_plain(text) => Ok((host, port)),
+        Ok(0) => Err("port 0 means any free port; give each rank a fixed port that its peers know".into()),
+        Ok(port) if port_has_only_digits(text) => Ok((host, port)),
         _ => Err(format!("`{port}` is not a port; ports are 1 to 65535")),
     }
 }
 
-/// Whether the port has only digits: `+80` parses as a number but is a mistake.
-fn port_is_plain(text: &str) -> bool {
+/// Returns whether the port has only digits. Without this check, `+80` would be accepted.
+fn port_has_only_digits(text: &str) -> bool {
     text.rsplit(':').next().is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_comments_and_brackets() {
+    fn hosts_comments_and_brackets_are_parsed() {
         let file =
             parse("# four hosts\na:1\n\n  b.example:65535 # the second\n[::1]:7\n10.0.0.1:80\n").unwrap();
         assert_eq!(file.world().get(), 4);
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn every_wrong_line_is_named() {
+    fn errors_name_the_invalid_line() {
         let cases = [
             ("", "names no rank"),
             ("# nothing\n", "names no rank"),
@@ -300,20 +301,20 @@ mod tests {
         }
     }
 
-    /// Some editors save text in this form.
+    /// Some editors begin a file with a byte order mark.
     #[test]
-    fn a_byte_order_mark_does_not_count() {
+    fn a_byte_order_mark_is_ignored() {
         assert_eq!(parse("\u{feff}a:1\r\nb:2\r\n").unwrap(), parse("a:1\nb:2\n").unwrap());
     }
 
     #[test]
-    fn a_file_without_end_is_not_read_to_its_end() {
+    fn an_endless_file_is_an_error() {
         let error = PeersFile::read(Path::new("/dev/zero")).unwrap_err();
         assert!(matches!(error, PeersFileError::TooLong { .. }), "{error}");
     }
 
     #[test]
-    fn the_digest_knows_order_but_not_comments() {
+    fn the_digest_depends_on_the_order_but_not_on_comments() {
         let digest = |text| parse(text).unwrap().digest();
         assert_eq!(digest("a:1\nb:2\n"), digest("# x\nA:1 # y\n\nb:2"));
         assert_ne!(digest("a:1\nb:2\n"), digest("b:2\na:1\n"));
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn two_names_of_one_address_are_found() {
+    fn two_ranks_with_the_same_address_are_an_error() {
         let error = parse("localhost:9\n127.0.0.1:9\n").unwrap().resolve_all().unwrap_err().to_string();
         assert!(error.contains("same address as rank 0") || error.contains("[::1]"), "{error}");
     }

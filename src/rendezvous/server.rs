@@ -1,4 +1,4 @@
-//! Serving the rendezvous: registers ranks, and sends all of them the roster when the last has registered.
+//! The serving side of the rendezvous. It registers ranks, and sends the roster to all ranks when the last one has registered.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
@@ -12,27 +12,27 @@ use mio::net::TcpStream;
 use mio::{Token, Waker};
 
 use super::message::{self, Absent, FROM_RANK_BYTES_MAX, FromRank, ToRank};
-use super::{Member, Roster, StartError, is_loopback, list};
+use super::{Member, Roster, StartError, format_ranks, is_loopback};
 use crate::transport::handshake::Identity;
 use crate::transport::listener::{Event, Listener};
 use crate::types::{Rank, WorldSize};
 use crate::wire::Secret;
 use crate::wire::handshake::{Job, Purpose};
 
-/// How long sending the last messages may take.
+/// The time within which the last messages must be sent.
 const FINAL_SEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// When a job that waits for ranks says so for the first time.
+/// The time after which a rank that waits for the start of the job first logs what it waits for.
 pub(super) const NOTICE_AFTER: Duration = Duration::from_secs(2);
-/// By how much the time until the next notice grows.
+/// The factor by which the time of each further notice grows.
 const NOTICE_GROWTH: u32 = 5;
 
-/// Serves the rendezvous on `listener` until all ranks of `world` have registered; `own` is the serving rank's own registration.
-/// Ranks that want to register later are told that the job runs.
+/// Serves the rendezvous on `listener` until all ranks of `world` have registered. `own` is the registration of the serving
+/// rank. Ranks that register later get the reply that the job already runs.
 ///
 /// # Errors
 ///
-/// [`StartError::Missing`] at the deadline, and [`StartError::PeerLost`] if a rank goes away before that. All ranks that
-/// have registered are told the same.
+/// [`StartError::Missing`] at the deadline, and [`StartError::PeerLost`] if a registered rank ends or disconnects before
+/// that. All ranks that have registered receive the same error.
 pub fn serve(
     listener: &mut Listener,
     world: WorldSize,
@@ -57,7 +57,7 @@ pub fn serve(
     Ok(roster)
 }
 
-/// What a launcher tells its rendezvous.
+/// A command from a launcher to the thread that serves its rendezvous.
 enum Command {
     Stop,
     RankEnded { rank: Rank, how: String },
@@ -76,7 +76,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// When the operating system refuses a socket or a thread, and without a secret where others can reach it.
+    /// If the operating system refuses a socket or a thread, or if there is no secret and other hosts can reach `host`.
     pub fn start(
         host: IpAddr,
         world: WorldSize,
@@ -99,7 +99,7 @@ impl Server {
             let mut registry = Registry::new(&mut listener, world, start_timeout, Audience::LowestRank);
             match registry.run(&receiver, &|rank| format!("rank {rank}")) {
                 Ok(_) => log::debug!("all {world} ranks have registered"),
-                // The ranks that wait have been told, and report it. Others may still come.
+                // The ranks that have registered know the error and report it. Other ranks may still register.
                 Err(StartError::PeerLost { rank, host, detail }) => {
                     let started = registry.started;
                     let lost = message::encode(&ToRank::Lost { rank, host, detail });
@@ -116,19 +116,19 @@ impl Server {
         Ok(Self { address, commands, waker, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Returns the address on which the rendezvous listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The process of a rank has ended badly, such as "was killed by signal 9 (SIGKILL)". If the job has not started yet, it
-    /// cannot start any more, and the ranks that wait are told so.
+    /// Reports that the process of a rank has failed; `how` is, for example, "was killed by signal 9 (SIGKILL)". If the job
+    /// has not started, its start fails, and the waiting ranks receive this error.
     pub fn rank_ended(&self, rank: Rank, how: String) {
         self.send(Command::RankEnded { rank, how });
     }
 
     fn send(&self, command: Command) {
-        // Either fails when all ranks have registered and the thread is over.
+        // Both calls may fail after all ranks have registered, because the thread has ended then.
         if self.commands.send(command).is_ok()
             && let Some(waker) = &self.waker
             && let Err(error) = waker.wake()
@@ -149,7 +149,7 @@ impl Drop for Server {
     }
 }
 
-/// Replies to late ranks until the launcher stops the server, or no rank waits any more.
+/// Replies to late ranks until the launcher stops the server or the start timeout is over.
 fn reply_until_stopped(
     listener: &mut Listener,
     commands: &Receiver<Command>,
@@ -157,7 +157,7 @@ fn reply_until_stopped(
     start_timeout: Duration,
 ) {
     let mut events = Vec::new();
-    // One wake-up may stand for several commands.
+    // Several commands may cause only one wake-up.
     while !commands.try_iter().any(|command| matches!(command, Command::Stop)) {
         events.clear();
         let now = started.elapsed();
@@ -167,12 +167,12 @@ fn reply_until_stopped(
     }
 }
 
-/// Which ranks are told that the job waits for others.
+/// Which ranks log that the job waits for missing ranks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Audience {
-    /// All, and the serving rank: each of them may have been started in another terminal.
+    /// All registered ranks, including the serving rank, because each may have been started in another terminal.
     AllRanks,
-    /// The lowest one that waits: the launcher shows the output of all ranks.
+    /// The lowest registered rank, because the launcher shows the output of all ranks.
     LowestRank,
 }
 
@@ -183,7 +183,7 @@ struct Registry<'a> {
     start_timeout: Duration,
     audience: Audience,
     started: Instant,
-    /// When the next notice about missing ranks is due, counted from the first registration.
+    /// The time of the first registration and the time of the next notice about missing ranks.
     notice: Option<(Duration, Duration)>,
     members: BTreeMap<Rank, Member>,
     clients: BTreeMap<Token, Client>,
@@ -198,21 +198,21 @@ struct Client {
     output: Vec<u8>,
 }
 
-/// How far a client has come.
+/// The progress of a client.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ClientState {
-    /// It has proved who it is.
+    /// The handshake is complete.
     Known,
-    /// It has said where it listens.
+    /// The client has registered.
     Registered,
-    /// Its registration has been refused.
+    /// The client's registration has been refused.
     Refused,
 }
 
-/// Why serving ends before all ranks have registered.
+/// Why the rendezvous ends before all ranks have registered.
 enum ServeError {
-    /// A rank went away.
-    Gone { rank: Rank, detail: String },
+    /// A rank has disconnected or sent an invalid message.
+    RankLost { rank: Rank, detail: String },
     /// The operating system refused to wait.
     System(io::Error),
 }
@@ -236,13 +236,14 @@ impl<'a> Registry<'a> {
         }
     }
 
+    /// Registers a rank.
     fn add(&mut self, rank: Rank, member: Member) {
         self.members.insert(rank, member);
         let now = self.started.elapsed();
         self.notice.get_or_insert((now, now + NOTICE_AFTER));
     }
 
-    /// Serves until all ranks have registered; `None` if stopped before.
+    /// Serves until all ranks have registered. Returns `None` if the launcher stops the server before that.
     fn run(
         &mut self,
         commands: &Receiver<Command>,
@@ -253,45 +254,45 @@ impl<'a> Registry<'a> {
             let now = self.started.elapsed();
             match commands.try_recv() {
                 Ok(Command::Stop) => return Ok(None),
-                Ok(Command::RankEnded { rank, how }) => return Err(self.lose(rank, how)),
+                Ok(Command::RankEnded { rank, how }) => return Err(self.fail_for_lost_rank(rank, how)),
                 Err(_) => {}
             }
             if now >= self.start_timeout {
-                return Err(self.time_out(name));
+                return Err(self.fail_for_timeout(name));
             }
             if let Some((since, at)) = self.notice.filter(|&(_, at)| now >= at) {
-                self.notify(now.saturating_sub(since), name);
+                self.report_absent(now.saturating_sub(since), name);
                 self.notice = Some((since, since + at.saturating_sub(since) * NOTICE_GROWTH));
             }
             let until = self.notice.map_or(self.start_timeout, |(_, at)| at.min(self.start_timeout));
             self.poll(now, until, &mut events).map_err(|error| match error {
-                ServeError::Gone { rank, detail } => self.lose(rank, detail),
+                ServeError::RankLost { rank, detail } => self.fail_for_lost_rank(rank, detail),
                 ServeError::System(source) => {
                     StartError::System { what: "waiting at the rendezvous", source }
                 }
             })?;
         }
         let roster = Roster { members: self.members.values().cloned().collect() };
-        self.tell_all(&ToRank::Ready(roster.clone()));
+        self.send_to_all(&ToRank::Ready(roster.clone()));
         Ok(Some(roster))
     }
 
-    /// Says which ranks the job waits for.
-    fn notify(&mut self, waited: Duration, name: &dyn Fn(Rank) -> String) {
+    /// Reports the missing ranks to the ranks that should log them.
+    fn report_absent(&mut self, waited: Duration, name: &dyn Fn(Rank) -> String) {
         let absent = self.absent();
         if self.audience == Audience::AllRanks {
-            log::warn!("waiting for {} since {} s", describe_absent(&absent, name), waited.as_secs());
+            log::warn!("still waiting for {} after {} s", describe_absent(&absent, name), waited.as_secs());
         }
-        let words = message::encode(&ToRank::Waiting(absent));
+        let bytes = message::encode(&ToRank::Waiting(absent));
         let registered = self.clients.values_mut().filter(|client| client.state == ClientState::Registered);
         let mut registered: Vec<&mut Client> = registered.collect();
         registered.sort_by_key(|client| client.rank);
         let count = if self.audience == Audience::AllRanks { registered.len() } else { 1 };
         for client in registered.into_iter().take(count) {
-            client.output.extend_from_slice(&words);
+            client.output.extend_from_slice(&bytes);
             if let Err(error) = client.write() {
-                // The next event on this connection says so again.
-                log::debug!("rank {} could not be told who is missing: {error}", client.rank);
+                // The next event on this connection reports the error again.
+                log::debug!("the list of missing ranks could not be sent to rank {}: {error}", client.rank);
             }
         }
     }
@@ -317,34 +318,35 @@ impl<'a> Registry<'a> {
         Ok(())
     }
 
-    /// Reads what a client has sent, and answers it.
+    /// Reads a client's messages, and answers them.
     fn serve_client(&mut self, token: Token) -> Result<(), ServeError> {
         let Some(mut client) = self.clients.remove(&token) else { return Ok(()) };
-        // What it sent before it ended counts: a rank that registered and died at once must not count as missing.
-        let ending = client.read();
-        let result = self.answer_all(&mut client).and(ending).and_then(|()| client.write());
+        // Handle the received messages before an error of the connection: a rank that registered and ended at once is lost, not
+        // missing.
+        let read_result = client.read();
+        let result = self.answer_all(&mut client).and(read_result).and_then(|()| client.write());
         match result {
             Ok(()) => {
                 self.clients.insert(token, client);
                 Ok(())
             }
             Err(detail) if client.state == ClientState::Refused => {
-                log::info!("the second rank {} closed its connection: {detail}", client.rank);
+                log::info!("a refused process with rank {} disconnected: {detail}", client.rank);
                 Ok(())
             }
-            Err(detail) => Err(ServeError::Gone { rank: client.rank, detail }),
+            Err(detail) => Err(ServeError::RankLost { rank: client.rank, detail }),
         }
     }
 
     fn answer_all(&mut self, client: &mut Client) -> Result<(), String> {
-        while let Some(said) = message::decode(&mut client.input, FROM_RANK_BYTES_MAX)? {
-            self.answer(client, said);
+        while let Some(message) = message::decode(&mut client.input, FROM_RANK_BYTES_MAX)? {
+            self.answer(client, message);
         }
         Ok(())
     }
 
-    fn answer(&mut self, client: &mut Client, said: FromRank) {
-        let reply = match said {
+    fn answer(&mut self, client: &mut Client, message: FromRank) {
+        let reply = match message {
             FromRank::Ask => ToRank::Missing(self.absent()),
             FromRank::Register(_) if client.state == ClientState::Registered => return,
             FromRank::Register(member) => {
@@ -365,31 +367,34 @@ impl<'a> Registry<'a> {
         client.output.extend_from_slice(&message::encode(&reply));
     }
 
+    /// Returns the ranks that have not registered, and the processes that were refused.
     fn absent(&self) -> Absent {
         let ranks = self.world.ranks().filter(|rank| !self.members.contains_key(rank)).collect();
         Absent { ranks, refused: self.listener.refused().map(ToString::to_string).collect() }
     }
 
-    fn time_out(&mut self, name: &dyn Fn(Rank) -> String) -> StartError {
+    /// Sends all clients the error that the start timeout is over, and returns the error.
+    fn fail_for_timeout(&mut self, name: &dyn Fn(Rank) -> String) -> StartError {
         let absent = self.absent();
         let timeout = self.start_timeout;
         let missing = describe_absent(&absent, name);
-        self.tell_all(&ToRank::TimedOut { absent, timeout_ms: timeout.as_millis() as u64 });
+        self.send_to_all(&ToRank::TimedOut { absent, timeout_ms: timeout.as_millis() as u64 });
         StartError::Missing { missing, timeout }
     }
 
-    fn lose(&mut self, rank: Rank, detail: String) -> StartError {
+    /// Sends all clients the error that this rank is lost, and returns the error.
+    fn fail_for_lost_rank(&mut self, rank: Rank, detail: String) -> StartError {
         let host =
             self.members.get(&rank).map_or_else(|| "an unknown host".into(), |member| member.host.clone());
-        self.tell_all(&ToRank::Lost { rank, host: host.clone(), detail: detail.clone() });
+        self.send_to_all(&ToRank::Lost { rank, host: host.clone(), detail: detail.clone() });
         StartError::PeerLost { rank, host, detail }
     }
 
-    /// Sends all clients the same message, and waits until it has left.
-    fn tell_all(&mut self, words: &ToRank) {
-        let words = message::encode(words);
+    /// Sends all clients the same message, and waits until the sockets have accepted all its bytes.
+    fn send_to_all(&mut self, message: &ToRank) {
+        let bytes = message::encode(message);
         for client in self.clients.values_mut() {
-            client.output.extend_from_slice(&words);
+            client.output.extend_from_slice(&bytes);
         }
         let deadline = self.started.elapsed() + FINAL_SEND_TIMEOUT;
         let mut events = Vec::new();
@@ -401,7 +406,7 @@ impl<'a> Registry<'a> {
             }
             events.clear();
             if let Err(error) = self.listener.wait(now, Some(deadline), &mut events) {
-                log::warn!("the rendezvous ended early: {error}");
+                log::warn!("the rendezvous could not send its last messages to all ranks: {error}");
                 return;
             }
         }
@@ -409,6 +414,7 @@ impl<'a> Registry<'a> {
 }
 
 impl Client {
+    /// Reads all bytes that have arrived.
     fn read(&mut self) -> Result<(), String> {
         let mut bytes = [0; 4096];
         loop {
@@ -419,13 +425,14 @@ impl Client {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.to_string()),
             }
-            // A limit, so that a long message cannot fill the memory.
+            // Without this limit, a client could fill the memory.
             if self.input.len() > 2 * FROM_RANK_BYTES_MAX {
-                return Err("it sent a longer message than any rank does".into());
+                return Err("it sent a message that is longer than the limit".into());
             }
         }
     }
 
+    /// Writes as much of the output as possible without blocking.
     fn write(&mut self) -> Result<(), String> {
         while !self.output.is_empty() {
             match self.stream.write(&self.output) {
@@ -441,13 +448,14 @@ impl Client {
     }
 }
 
-/// Names the missing ranks, with their addresses if these are known and few, and the processes that were refused.
+/// Formats the missing ranks, and the processes that were refused. Up to 8 ranks are listed one by one with `name`, which adds
+/// their addresses if they are known.
 pub(super) fn describe_absent(absent: &Absent, name: &dyn Fn(Rank) -> String) -> String {
     let Absent { ranks, refused } = absent;
     let mut text = if ranks.len() <= 8 {
         ranks.iter().map(|&rank| name(rank)).collect::<Vec<_>>().join(", ")
     } else {
-        format!("ranks {}", list(ranks))
+        format!("ranks {}", format_ranks(ranks))
     };
     for refused in refused {
         text.push_str(" (");

@@ -3,16 +3,16 @@
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// All-reduce in log2 n steps, for worlds whose size is a power of two; S log2 n bytes sent by each rank.
+/// All-reduces in log2 n steps, for worlds whose size is a power of two. Each rank sends S log2 n bytes.
 ///
-/// In the step of distance d each rank exchanges its whole buffer with the rank whose number differs in that bit, and
-/// both end with the reduction of 2d neighbours' contributions: recursive doubling, as in Thakur, Rabenseifner and
-/// Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Performance Computing
-/// Applications 19 (2005). Partners add the same two values, so all ranks end with the same bits, except that NaNs
-/// may differ.
+/// In the step of distance d = 1, 2, 4, .. rank r exchanges its whole buffer with rank r XOR d. Then both have the
+/// reduction of the contributions of 2d ranks. This is recursive doubling, as in Thakur, Rabenseifner and Gropp,
+/// "Optimization of collective communication operations in MPICH", Int. J. High Performance Computing Applications 19
+/// (2005). Partners reduce the same two values, so the result has the same bits on all ranks, except that NaNs may
+/// differ.
 ///
-/// A receive writes to the range that the same step sends, so it waits until that has been sent and all earlier data
-/// has been applied: this is for messages that can be stored meanwhile.
+/// A receive writes to the range that the same step sends. So it waits until that range has been sent and all earlier
+/// data has been applied. The algorithm is therefore for messages that the receiver can store until then.
 ///
 /// # Panics
 ///

@@ -1,24 +1,24 @@
-//! Schedules that send every chunk straight to its owner, and from there straight to all ranks.
+//! Schedules in which ranks send every chunk directly to its owner, and the owner sends its chunk directly to all
+//! ranks.
 //!
-//! They have the smallest number of steps and n-1 messages in each, while the ring has n-1 steps of one message.
-//! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High
-//! Performance Computing Applications 19 (2005), describe them as pairwise exchange; two of them in sequence are a
-//! two-shot all-reduce.
+//! Each takes the time of one step, with n-1 messages, while the ring has n-1 steps of one message. Thakur,
+//! Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Performance
+//! Computing Applications 19 (2005), describe them as pairwise exchange. A reduce-scatter and an all-gather of this
+//! kind form a two-shot all-reduce.
 
 use super::partition::Partition;
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Reduce-scatter: each rank sends every other rank its contribution to that rank's part and reduces n-1
-/// contributions into its own part, S bytes minus its own part each way.
+/// Reduce-scatters: each rank sends every other rank the contribution to that rank's part, and reduces n-1
+/// contributions into its own part. Each rank sends S bytes minus its own part, in n-1 messages.
 ///
-/// Contributions are added in the order of distance, the rank before this one first, and not in the order of arrival:
-/// the same data give the same bits. So a receive waits for another one, and this is for parts that can be stored
-/// meanwhile.
+/// The contributions are reduced in a fixed order, that of the previous rank first, so the same data give the same
+/// bits. A receive therefore waits for another one, and the receiver must be able to store the parts until then.
 ///
 /// # Panics
 ///
-/// If the partition is not one of `world` parts.
+/// If the partition does not have `world` parts.
 pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     partition.assert_fits(world);
     let mut schedule = Schedule::default();
@@ -37,11 +37,11 @@ pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Sc
     schedule
 }
 
-/// All-gather: each rank sends its own part to every other one, n-1 times the own part. No step waits for another.
+/// All-gathers: each rank sends its own part to each of the n-1 other ranks. No step waits for another step.
 ///
 /// # Panics
 ///
-/// If the partition is not one of `world` parts.
+/// If the partition does not have `world` parts.
 pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     partition.assert_fits(world);
     let mut schedule = Schedule::default();
@@ -49,9 +49,9 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
     schedule
 }
 
-/// All-reduce in two shots: reduce-scatter, then all-gather, 2(n-1)/n S bytes sent by each rank in 2(n-1) messages.
+/// All-reduces in two shots: a reduce-scatter, then an all-gather. Each rank sends 2(n-1)/n S bytes in 2(n-1) messages.
 ///
-/// The owner of a chunk reduces it and the others copy it, so all ranks end with the same bits.
+/// The owner of a chunk reduces it and the other ranks copy it, so the result has the same bits on all ranks.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let partition = Partition::even(count, world);
     let mut schedule = reduce_scatter(world, rank, &partition);
@@ -59,7 +59,8 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     schedule
 }
 
-/// The data to send is the result of the last receive so far, if there is one: the end of a reduce-scatter.
+/// Adds the steps of an all-gather. If the schedule has steps already (a reduce-scatter), the sends wait for the
+/// receive of the last one.
 fn push_all_gather(schedule: &mut Schedule, world: WorldSize, rank: Rank, partition: &Partition) {
     let after = schedule.steps.len().checked_sub(1).map(After);
     for distance in 1..world.get() {

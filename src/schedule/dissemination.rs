@@ -5,9 +5,9 @@
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Barrier: ceil(log2 n) rounds of one empty message each. In round k a rank signals the rank 2^k places after it and
-/// waits for the one 2^k places before it. A signal means "all ranks that I know of have entered", so each waits for
-/// its round before.
+/// Synchronises all ranks in ceil(log2 n) rounds of one empty message each. In round k, counted from 0, rank r signals
+/// rank r + 2^k and waits for the signal of rank r - 2^k (modulo n). With its signal, rank r reports that it has entered
+/// the barrier and all ranks whose reports it has received have too. So each round waits for the previous one.
 pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
     let mut steps = Vec::new();
     let mut distance = 1;

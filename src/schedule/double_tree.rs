@@ -1,50 +1,51 @@
-//! Two binary trees over all ranks, each of which carries half of the buffer, block by block.
+//! Two binary trees over all ranks. Each tree transfers one half of the buffer, block by block.
 //!
-//! The inner ranks of one tree are leaves of the other. In a single tree the leaves are idle half of the time; with
-//! two, each rank sends and receives as much as its link can carry, and the number of hops is still the height of a
-//! tree. Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel
-//! Computing 35 (2009); NCCL has such trees since 2.4.
+//! The inner ranks of one tree are leaves of the other. In a single tree the leaves are idle half of the time. With two
+//! trees each rank uses the full bandwidth of its link in both directions, and the number of hops is still the height
+//! of a tree. The method is from Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
+//! and scan", Parallel Computing 35 (2009). NCCL has such trees since version 2.4.
 //!
-//! These trees work for any number of ranks, of which at most one is a leaf of both. From four ranks on, no two ranks
-//! are neighbours in both trees, so messages of one tree never wait for messages of the other on a link. (Trees that
-//! are copies of each other, mirrored or shifted by one, share an edge wherever two of their leaves meet.)
+//! These trees work for any number of ranks. At most one rank is a leaf of both trees. With four or more ranks, no two
+//! ranks are neighbours in both trees, so messages of one tree never wait on a link for messages of the other. (If one
+//! tree were the other one mirrored or shifted by one rank, the two trees could share an edge.)
 //!
-//! The contributions of two children to an element are added in a fixed order: that of the second child waits for
-//! that of the first, segment by segment. So the same data give the same bits. Only this receive waits for another
-//! one, and that one waits for none: neither a first child's receive nor a parent's does. A second child sends as
-//! much as may be stored, and the rest block by block when the receiver says that it is ready.
+//! The contributions of two children to an element are reduced in a fixed order, so the same data give the same bits:
+//! the receive from the second child waits for the receive from the first, segment by segment. No other receive waits.
+//! The second child may send as much as the receiver can store, and sends the rest block by block when the receiver
+//! reports that it is ready.
 
 use std::ops::Range;
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// The largest number of blocks of a half, so that a schedule stays small for long buffers.
+/// The largest number of blocks in one half of the buffer. The limit keeps the schedules of long buffers small.
 const BLOCKS_MAX: u64 = 512;
-/// The shortest block: below it the fixed cost of a message dominates.
+/// The size of the smallest block. In smaller blocks the fixed cost of a message dominates.
 const BLOCK_BYTES_MIN: u64 = 4 << 10;
 
-/// The bytes of a block, for a buffer of this many bytes.
+/// Returns the size of a block in bytes, for a buffer of `bytes` bytes.
 ///
-/// A longer block adds more time at each hop and needs fewer messages. The sum is least for a block that grows with
-/// the square root of the buffer: 32 KiB for 1 MiB, 16 blocks for each tree.
+/// A longer block takes more time at each hop, but the buffer needs fewer messages. The sum of both costs is smallest
+/// if the block grows with the square root of the buffer. A buffer of 1 MiB has blocks of 32 KiB, 16 in each tree.
 pub fn block_bytes(bytes: u64) -> u64 {
     (32 * bytes.isqrt()).max(BLOCK_BYTES_MIN).max((bytes / 2).div_ceil(BLOCKS_MAX))
 }
 
-/// All-reduce: each half is reduced up its tree and broadcast down the same tree. Twice floor(log2 n) hops; at most
-/// 2S bytes sent by each rank.
+/// All-reduces: each half is reduced up its tree and broadcast down the same tree, in 2 floor(log2 n) hops. Each rank
+/// sends at most 2S bytes.
 ///
-/// An element is reduced up to the top of its tree and copied from there, so all ranks end with the same bits.
+/// The root of a tree computes the result of its half and the other ranks copy it, so the result has the same bits on
+/// all ranks.
 ///
 /// # Panics
 ///
-/// If `block`, the number of elements that are sent at a time, is 0.
+/// If `block`, the number of elements in a message, is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     let links = Tree::BOTH.map(|tree| TreeLinks::new(tree, world, rank));
-    // With three ranks or fewer two are neighbours in both trees: messages up the tree go first, because they wait
-    // for less.
+    // With two or three ranks, two ranks are neighbours in both trees. Then the messages up the tree are sent first,
+    // because they wait for fewer receives.
     let ups = [0, 1].map(|tree| links[tree].push_up(&mut schedule, half(count, tree), block));
     for (tree, ups) in ups.into_iter().enumerate() {
         links[tree].push_down(&mut schedule, half(count, tree), block, &ups);
@@ -52,14 +53,14 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     schedule
 }
 
-/// Reduce to `root`: the tops of two trees over the other ranks send it a half each. floor(log2(n-1)) hops plus one;
-/// S bytes sent by each rank but the root.
+/// Reduces to `root`: the two trees are over the other ranks, and the top rank of each tree sends its half to `root`.
+/// There are floor(log2(n-1)) + 1 hops. Each rank but the root sends S bytes.
 ///
-/// The other ranks end with partial results.
+/// The buffers of the other ranks contain partial results.
 ///
 /// # Panics
 ///
-/// As [`all_reduce`].
+/// If `block` is 0.
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH.into_iter().enumerate() {
@@ -69,11 +70,12 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usi
     schedule
 }
 
-/// Broadcast from `root`: [`reduce`] with every message reversed. At most S bytes sent by each rank.
+/// Broadcasts from `root`: this is [`reduce`] with the direction of every message reversed. Each rank sends at most S
+/// bytes.
 ///
 /// # Panics
 ///
-/// As [`all_reduce`].
+/// If `block` is 0.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH.into_iter().enumerate() {
@@ -83,13 +85,14 @@ pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: 
     schedule
 }
 
-/// The elements that a tree carries.
+/// Returns the half of the buffer that a tree transfers.
 fn half(count: usize, tree: usize) -> Range<usize> {
     let middle = count.div_ceil(2);
     if tree == 0 { 0..middle } else { middle..count }
 }
 
-/// The blocks of a half. An empty half is one empty block, whose messages detect a peer's half that is not empty.
+/// Returns the blocks of a half. An empty half has one empty block: with its message the receiver can detect that a
+/// peer's half is not empty.
 fn blocks(half: Range<usize>, block: usize) -> impl Iterator<Item = Range<usize>> {
     let end = half.end;
     (half.start..end.max(half.start + 1)).step_by(block).map(move |start| start..end.min(start + block))
@@ -98,19 +101,20 @@ fn blocks(half: Range<usize>, block: usize) -> impl Iterator<Item = Range<usize>
 /// A rank's neighbours in one tree.
 struct TreeLinks {
     parent: Option<Rank>,
-    /// At most two, in the order in which they are added.
+    /// The children, at most two, in the order in which their contributions are reduced.
     children: Vec<Rank>,
 }
 
 impl TreeLinks {
-    /// In a tree of all ranks.
+    /// Returns the neighbours of `rank` in a tree of all ranks.
     fn new(tree: Tree, world: WorldSize, rank: Rank) -> Self {
         let (parent, children) = tree.neighbours(world.as_usize(), rank.index());
         let rank = |place: usize| Rank::new(place as u32);
         Self { parent: parent.map(rank), children: children.into_iter().map(rank).collect() }
     }
 
-    /// In a tree of all ranks but `root`, from its successor on. The only child of `root` is the top of this tree.
+    /// Returns the neighbours of `rank` if `root` is above a tree of all other ranks, whose place 0 is the successor of
+    /// `root`. The only child of `root` is the top of this tree.
     fn below(root: Rank, tree: Tree, world: WorldSize, rank: Rank) -> Self {
         let others = world.as_usize() - 1;
         let at = |place: usize| world.after(root, 1 + place as u32);
@@ -124,8 +128,8 @@ impl TreeLinks {
         Self { parent: Some(parent), children: children.into_iter().map(at).collect() }
     }
 
-    /// Receives every block from the children and sends it to the parent. Returns the last receiving step of each
-    /// block, if there is one.
+    /// Adds the steps that receive every block from the children and send it to the parent. Returns, for each block,
+    /// the last step that receives it, or `None` without children.
     fn push_up(&self, schedule: &mut Schedule, half: Range<usize>, block: usize) -> Vec<Option<After>> {
         let mut ends = Vec::new();
         for range in blocks(half, block) {
@@ -146,8 +150,9 @@ impl TreeLinks {
         ends
     }
 
-    /// Receives every block from the parent and sends it to the children, the one with more ranks below it first.
-    /// Without a parent, a block is available after the step with the same index in `ups`, or from the beginning.
+    /// Adds the steps that receive every block from the parent and send it to the children, first to the child with
+    /// the larger subtree. A rank without a parent sends a block after the step that `ups` has for the block. If `ups`
+    /// has none, the block can be sent at once.
     fn push_down(&self, schedule: &mut Schedule, half: Range<usize>, block: usize, ups: &[Option<After>]) {
         for (index, range) in blocks(half, block).enumerate() {
             let mut after = ups.get(index).copied().flatten();
@@ -166,20 +171,20 @@ impl TreeLinks {
 
 /// One of the two trees.
 ///
-/// With n places a tree has n/2 inner nodes and a leaf for all other places. The inner nodes are a balanced search
-/// tree, and leaf i is in the gap before inner node i, below the neighbour of the gap that has fewer than two
-/// children. So inner nodes have two children, except the last one, which has one if n is even, and no path to the
-/// top is longer than floor(log2 n).
+/// A place is the position of a rank in the tree, from 0 to n-1. A tree has n/2 inner nodes, and its other places are
+/// leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. The parent of a
+/// leaf is the inner node beside the gap that has fewer than two children. So every inner node has two children, except
+/// that the last one has one child if n is even. No path to the top has more than floor(log2 n) hops.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
-    /// Leaves and inner nodes alternate, from place 0 on: each leaf is beside its parent.
+    /// The tree in which leaves and inner nodes alternate, starting with a leaf at place 0.
     First,
-    /// The inner nodes are the first tree's leaves. The inner nodes of the first tree are leaves, in order, each one
-    /// gap earlier than its place.
+    /// The tree whose inner nodes are leaves of the first tree. The inner nodes of the first tree are leaves here, in
+    /// the same order, but each leaf is in the gap before the one that its place would suggest.
     Second,
 }
 
-/// The type of a place's node in a tree.
+/// The node at a place of a tree: its kind, and its index among the nodes of that kind.
 #[derive(Clone, Copy)]
 enum Node {
     Inner(usize),
@@ -189,12 +194,12 @@ enum Node {
 impl Tree {
     const BOTH: [Self; 2] = [Self::First, Self::Second];
 
-    /// The place of the top, if there is any place.
+    /// Returns the place of the top node, or `None` for an empty tree.
     fn top(self, places: usize) -> Option<usize> {
         Some(self.place(places, top_of(places, &(0..places / 2))?))
     }
 
-    /// The places of the parent and of the children, the smaller subtree first.
+    /// Returns the places of the parent and of the children, first the child with the smaller subtree.
     fn neighbours(self, places: usize, place: usize) -> (Option<usize>, Vec<usize>) {
         let node = self.node(places, place);
         let mut inner = 0..places / 2;
@@ -233,7 +238,7 @@ impl Tree {
         match (self, node) {
             (Self::First, Node::Inner(index)) => 2 * index + 1,
             (Self::First, Node::Leaf(index)) | (Self::Second, Node::Inner(index)) => 2 * index,
-            // With an odd number of places, the last one has no inner node before it.
+            // If the number of places is odd, the last place is a leaf in both trees.
             (Self::Second, Node::Leaf(index)) => {
                 let half = (index + 1) % (places - places / 2);
                 (2 * half + 1).min(places - 1)
@@ -242,7 +247,8 @@ impl Tree {
     }
 }
 
-/// The top of the inner nodes of a range and the leaves between them, if there is any.
+/// Returns the top node of the subtree that consists of a range of inner nodes and the leaves beside them. If the range
+/// is empty, it is the leaf in this gap, or `None` if the gap has no leaf.
 fn top_of(places: usize, inner: &Range<usize>) -> Option<Node> {
     if !inner.is_empty() {
         return Some(Node::Inner(middle(inner)));
@@ -251,8 +257,8 @@ fn top_of(places: usize, inner: &Range<usize>) -> Option<Node> {
     (inner.start < leaves).then_some(Node::Leaf(inner.start))
 }
 
-/// The inner node above all others of a range that is not empty. In a range of even length it is the lower of the two
-/// in the middle.
+/// Returns the middle of a range of inner nodes that is not empty: the top of its subtree. If the range has an even
+/// length, it is the lower of the two nodes in the middle.
 fn middle(inner: &Range<usize>) -> usize {
     inner.start + (inner.len() - 1) / 2
 }

@@ -1,26 +1,26 @@
-//! Schedules in which the data of a rank doubles with every step.
+//! Schedules in which the amount of data that a rank has doubles with every step.
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// All-gather of `count` elements from each rank in ceil(log2 n) steps, for any n; n-1 times `count` elements sent by each
-/// rank.
+/// All-gathers `count` elements from each rank in ceil(log2 n) steps, for any n. Each rank sends (n-1) `count`
+/// elements.
 ///
-/// The buffer has a slot of `count` elements for each rank. Slot i is for the rank i places after this one; so slot 0
-/// is the rank's own, and its data is always at the beginning. In the step of distance d a rank has the slots of the
-/// d ranks from itself on; it sends them to the rank d places before it and receives as many from the rank d places
-/// after it. Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in
+/// The buffer has a slot of `count` elements for each rank. Slot i of rank r is for the data of rank r + i (modulo n),
+/// so slot 0 contains the rank's own data. In the step of distance d = 1, 2, 4, .. the first d slots are filled. The
+/// rank sends them to rank r - d and receives the next d slots (in the last step perhaps fewer) from rank r + d. This is
+/// the algorithm of Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in
 /// multiport message-passing systems", IEEE Trans. Parallel and Distributed Systems 8 (1997).
 ///
-/// A step sends what all earlier steps have received, so a receive waits for the one before it: this is for short
-/// messages.
+/// A step sends the data of all earlier receives, so each receive waits for the previous one. The algorithm is
+/// therefore for short messages.
 ///
 /// # Panics
 ///
-/// If the slots together have more elements than a `usize` can count.
+/// If the number of elements in all slots overflows a `usize`.
 pub fn all_gather(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let n = world.as_usize();
-    assert!(count.checked_mul(n).is_some(), "a buffer's length can be counted");
+    assert!(count.checked_mul(n).is_some(), "the length of the buffer fits a usize");
     let mut schedule = Schedule::default();
     let mut distance = 1;
     while distance < n {

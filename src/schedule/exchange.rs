@@ -1,30 +1,29 @@
-//! Schedules in which every rank exchanges a message with every other one.
+//! Schedules in which every rank exchanges messages with every other rank.
 
 use super::partition::Partition;
 use super::{Action, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// All-to-all: n-1 steps; each rank sends one part to each other rank and receives one from each, S bytes minus its
-/// own part each way, (n-1)/n S if the parts are even.
+/// Exchanges one part between each pair of ranks (all-to-all) in n-1 steps. Each rank sends S bytes minus its part for
+/// itself, which are (n-1)/n S bytes if the parts are even.
 ///
-/// The buffer holds the elements to send, cut as `send` says, and then those to receive, cut as `receive` says; a
-/// rank's part in `send` for a peer is as long as the peer's part in `receive` for the rank. The caller copies the
-/// own part.
+/// The buffer contains the elements to send, divided by `send`, and then the elements to receive, divided by `receive`.
+/// The part for a peer in a rank's `send` must be as long as the part for that rank in the peer's `receive`. The caller
+/// copies the part that a rank has for itself.
 ///
-/// In step k a rank sends to the rank k places after it and receives from the rank k places before it, so that the
-/// ranks have different targets: the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective
-/// communication operations in MPICH", Int. J. High Performance Computing Applications 19 (2005). No step waits for
-/// another.
+/// In step k rank r sends to rank r + k and receives from rank r - k (modulo n), so no two ranks send to the same rank.
+/// This is the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+/// operations in MPICH", Int. J. High Performance Computing Applications 19 (2005). No step waits for another step.
 ///
 /// # Panics
 ///
-/// If a partition is not one of `world` parts, or if the buffer would have more elements than a `usize` can count.
+/// If a partition does not have `world` parts, or if the number of elements in the buffer overflows a `usize`.
 pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Partition) -> Schedule {
     send.assert_fits(world);
     receive.assert_fits(world);
     let received = send.total();
     let length = received.checked_add(receive.total());
-    assert!(length.is_some(), "a buffer's length can be counted");
+    assert!(length.is_some(), "the length of the buffer fits a usize");
     let step = |distance| {
         let (to, from) = (world.after(rank, distance), world.before(rank, distance));
         let part = receive.range(from);

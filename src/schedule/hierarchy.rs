@@ -1,14 +1,13 @@
-//! Collectives of ranks on several hosts, some of which share a host. Ranks of one host use shared memory. Between
-//! hosts every rank carries its slice of the buffer, so that a host's network link carries no more than if the host
-//! were one rank.
+//! Hierarchical collectives, for ranks on several hosts of which at least one has several ranks. The ranks of a host
+//! communicate in shared memory. Between hosts every rank transfers one slice of the buffer, so the network link of a
+//! host transfers no more bytes than if the host were one rank.
 //!
-//! The buffer is cut into as many slices as the largest host has ranks. On each host every slice has a carrier, which
-//! gets the host's reduction of it, reduces that with the carriers of the other hosts, and passes the result on to
-//! the ranks of its host. Hosts need not have the same number of ranks: on a smaller one a rank carries several
-//! adjacent slices.
+//! The number of slices is the number of ranks on the largest host. On each host, every slice has one rank as its
+//! carrier. The carrier gets the host's reduction of the slice, reduces it with the carriers on the other hosts, and
+//! shares the result with the ranks of its host. On a host with fewer ranks, a rank carries several adjacent slices.
 //!
-//! Between hosts the algorithms are those of ranks, one instance for each slice. Worlds are not reduced to a power of
-//! two.
+//! Between hosts, each slice is a separate instance of an ordinary algorithm in which each host has the role of a rank.
+//! The number of hosts is not rounded down to a power of two.
 
 use std::ops::Range;
 
@@ -16,34 +15,35 @@ use super::partition::Partition;
 use super::{After, CollectiveSpec, Schedule, barrier};
 use crate::types::{Algorithm, Rank, WorldSize};
 
-/// The hosts of a group's ranks, as one of the ranks sees them.
+/// The placement of a group's ranks on hosts, with the position of one of them, which the code calls "this rank".
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Layout {
-    /// Each host's ranks in their order; the hosts in the order of their first ranks.
+    /// The ranks of each host, in ascending order. The hosts are in the order of their first ranks.
     hosts: Vec<Vec<Rank>>,
-    /// This rank's host, and its number there.
+    /// The index of this rank's host.
     host: usize,
+    /// The local rank: the index of this rank among the ranks of its host.
     local: usize,
 }
 
-/// A phase of an operation on one rank. The phases run one after another.
+/// The three phases of an operation on one rank, which run one after another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Phases {
-    /// With the ranks of its host, by their numbers on the host.
+    /// The first phase, with the ranks of the same host. Its ranks are local ranks.
     pub before: CollectiveSpec,
-    /// With other hosts, by ranks of the group.
+    /// The second phase, with ranks of other hosts. Its ranks are ranks of the group.
     pub across: Schedule,
-    /// With the ranks of its host again.
+    /// The third phase, with the ranks of the same host. Its ranks are local ranks.
     pub after: CollectiveSpec,
 }
 
 impl Layout {
-    /// The layout for `rank`, from the host of each rank; `None` if a hierarchy has no advantage: one host, or no two
-    /// ranks on the same host.
+    /// Returns the layout for `rank`; `machines` has the number of each rank's host. Returns `None` if a hierarchy has
+    /// no advantage: if there is only one host, or if each rank has a host to itself.
     ///
     /// # Panics
     ///
-    /// If there is no such rank.
+    /// If `machines` has no entry for `rank`.
     pub fn new(machines: &[u32], rank: Rank) -> Option<Self> {
         let mut known: Vec<u32> = Vec::new();
         let mut hosts: Vec<Vec<Rank>> = Vec::new();
@@ -55,46 +55,46 @@ impl Layout {
             });
             hosts[host].push(Rank::new(member as u32));
         }
-        let place = |ranks: &Vec<Rank>| ranks.iter().position(|&member| member == rank);
+        let local_rank = |ranks: &Vec<Rank>| ranks.iter().position(|&member| member == rank);
         let (host, local) = hosts
             .iter()
             .enumerate()
-            .find_map(|(host, ranks)| Some((host, place(ranks)?)))
-            .expect("the rank is one of them");
+            .find_map(|(host, ranks)| Some((host, local_rank(ranks)?)))
+            .expect("the caller's rank has a machine");
         let is_useful = hosts.len() > 1 && hosts.len() < machines.len();
         is_useful.then_some(Self { hosts, host, local })
     }
 
-    /// The ranks of this rank's host.
+    /// Returns the ranks of this rank's host.
     pub fn local_ranks(&self) -> &[Rank] {
         &self.hosts[self.host]
     }
 
-    /// The number of those ranks, and this rank's number among them.
-    pub fn local(&self) -> (WorldSize, Rank) {
-        (world(self.local_ranks().len()), Rank::new(self.local as u32))
+    /// Returns the number of ranks on this rank's host, and this rank's local rank.
+    pub fn local_world_and_rank(&self) -> (WorldSize, Rank) {
+        (world_size(self.local_ranks().len()), Rank::new(self.local as u32))
     }
 
-    /// The number of hosts.
-    pub fn hosts(&self) -> WorldSize {
-        world(self.hosts.len())
+    /// Returns the number of hosts.
+    pub fn host_count(&self) -> WorldSize {
+        world_size(self.hosts.len())
     }
 
-    /// The number of slices of a buffer.
-    pub fn slices(&self) -> WorldSize {
-        world(self.hosts.iter().map(Vec::len).max().unwrap_or(1))
+    /// Returns the number of slices of a buffer.
+    pub fn slice_count(&self) -> WorldSize {
+        world_size(self.hosts.iter().map(Vec::len).max().unwrap_or(1))
     }
 
-    /// The phases of this rank for an operation on a buffer, or on a block of one. Between hosts it uses `algorithm`;
-    /// if that has blocks, they are `block` elements long.
+    /// Returns the phases of this rank for an operation on a buffer, or on a block of a buffer. `algorithm` is the
+    /// algorithm between hosts. If it divides a slice into blocks, they have `block` elements.
     ///
     /// # Panics
     ///
-    /// If the operation has no hierarchy ([`is_possible_by_hosts`](super::cost::is_possible_by_hosts)).
+    /// If the operation has no hierarchy ([`has_hierarchy`](super::cost::has_hierarchy)).
     pub fn phases(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Phases {
-        let here = |root: Rank| self.hosts[self.host].iter().position(|&rank| rank == root);
+        let local_root = |root: Rank| self.hosts[self.host].iter().position(|&rank| rank == root);
         let (count, root) = (spec.count(), spec.root());
-        let parts = self.parts(count);
+        let parts = self.local_parts(count);
         let (gather, barrier) = (CollectiveSpec::AllGather(parts.clone()), CollectiveSpec::Barrier);
         let (before, after) = match spec {
             CollectiveSpec::Barrier => {
@@ -102,11 +102,12 @@ impl Layout {
                 return Phases { before: barrier.clone(), across, after: barrier };
             }
             CollectiveSpec::AllReduce { .. } => (CollectiveSpec::ReduceScatter(parts), gather),
-            // The other ranks on the root's host do not need the result, but it does no harm there.
-            CollectiveSpec::Reduce { .. } => {
-                (CollectiveSpec::ReduceScatter(parts), if here(root).is_some() { gather } else { barrier })
-            }
-            CollectiveSpec::Broadcast { .. } => match here(root) {
+            // On the root's host all ranks get the result, though only the root needs it.
+            CollectiveSpec::Reduce { .. } => (
+                CollectiveSpec::ReduceScatter(parts),
+                if local_root(root).is_some() { gather } else { barrier },
+            ),
+            CollectiveSpec::Broadcast { .. } => match local_root(root) {
                 Some(local) => (CollectiveSpec::Broadcast { count, root: Rank::new(local as u32) }, barrier),
                 None => (barrier, gather),
             },
@@ -115,14 +116,14 @@ impl Layout {
         Phases { before, across: self.across(spec, algorithm, block), after }
     }
 
-    /// The slices of this rank, each reduced or copied among its carriers.
+    /// Returns the schedule in which this rank reduces or copies each of its slices with the slice's other carriers.
     fn across(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Schedule {
-        let of = |root: Rank| self.hosts.iter().position(|ranks| ranks.contains(&root)).unwrap_or_default();
-        let root = Rank::new(of(spec.root()) as u32);
-        let slices = Partition::even(spec.count(), self.slices());
-        let place = (self.hosts(), Rank::new(self.host as u32));
+        let root_host = self.hosts.iter().position(|ranks| ranks.contains(&spec.root())).unwrap_or_default();
+        let root = Rank::new(root_host as u32);
+        let slices = Partition::even(spec.count(), self.slice_count());
+        let host_as_rank = (self.host_count(), Rank::new(self.host as u32));
         let mut all = Schedule::default();
-        for slice in self.carried(self.host, self.local) {
+        for slice in self.carried_slices(self.host, self.local) {
             let range = slices.range(Rank::new(slice as u32));
             let count = range.len();
             let spec = match spec {
@@ -131,19 +132,19 @@ impl Layout {
                 _ => CollectiveSpec::AllReduce { count },
             };
             let first = all.steps.len();
-            let schedule = spec.schedule(algorithm, place, block, false);
+            let schedule = spec.schedule(algorithm, host_as_rank, block, false);
             all.steps.extend(schedule.steps.into_iter().map(|mut step| {
-                let moved = |part: &Range<usize>| range.start + part.start..range.start + part.end;
-                let later = |after: Option<After>| after.map(|After(step)| After(first + step));
+                let in_buffer = |part: &Range<usize>| range.start + part.start..range.start + part.end;
+                let in_all = |after: Option<After>| after.map(|After(step)| After(first + step));
                 if let Some(send) = &mut step.send {
                     send.peer = self.carrier(send.peer.index(), slice);
-                    send.range = moved(&send.range);
-                    send.after = later(send.after);
+                    send.range = in_buffer(&send.range);
+                    send.after = in_all(send.after);
                 }
                 if let Some(receive) = &mut step.receive {
                     receive.peer = self.carrier(receive.peer.index(), slice);
-                    receive.range = moved(&receive.range);
-                    receive.after = later(receive.after);
+                    receive.range = in_buffer(&receive.range);
+                    receive.after = in_all(receive.after);
                 }
                 step
             }));
@@ -151,9 +152,9 @@ impl Layout {
         all
     }
 
-    /// A barrier of the first ranks of all hosts.
+    /// Returns the schedule of a barrier of the first ranks of all hosts.
     fn first_ranks_barrier(&self) -> Schedule {
-        let mut schedule = barrier(self.hosts(), Rank::new(self.host as u32));
+        let mut schedule = barrier(self.host_count(), Rank::new(self.host as u32));
         for step in &mut schedule.steps {
             let peers = step.send.as_mut().map(|send| &mut send.peer).into_iter();
             for peer in peers.chain(step.receive.as_mut().map(|receive| &mut receive.peer)) {
@@ -163,27 +164,27 @@ impl Layout {
         schedule
     }
 
-    /// The numbers of the slices that a rank of a host carries.
-    fn carried(&self, host: usize, local: usize) -> Range<usize> {
-        let (slices, ranks) = (self.slices().as_usize(), self.hosts[host].len());
+    /// Returns the indices of the slices whose carrier is the rank with index `local` on `host`.
+    fn carried_slices(&self, host: usize, local: usize) -> Range<usize> {
+        let (slices, ranks) = (self.slice_count().as_usize(), self.hosts[host].len());
         (local * slices).div_ceil(ranks)..((local + 1) * slices).div_ceil(ranks)
     }
 
-    /// The carrier of a slice on a host.
+    /// Returns the carrier of a slice on a host.
     fn carrier(&self, host: usize, slice: usize) -> Rank {
-        self.hosts[host][slice * self.hosts[host].len() / self.slices().as_usize()]
+        self.hosts[host][slice * self.hosts[host].len() / self.slice_count().as_usize()]
     }
 
-    /// The elements that each rank of this host carries.
-    fn parts(&self, count: usize) -> Partition {
-        let slices = Partition::even(count, self.slices());
+    /// Returns the division of the buffer into the elements that each rank of this host carries.
+    fn local_parts(&self, count: usize) -> Partition {
+        let slices = Partition::even(count, self.slice_count());
         let elements = |slice: usize| slices.range(Rank::new(slice as u32)).len();
-        let carried = |local| self.carried(self.host, local).map(elements).sum();
+        let carried = |local| self.carried_slices(self.host, local).map(elements).sum();
         let counts: Vec<usize> = (0..self.local_ranks().len()).map(carried).collect();
-        Partition::from_counts(&counts).expect("together they are the buffer")
+        Partition::from_counts(&counts).expect("the sum is the length of the buffer")
     }
 }
 
-fn world(ranks: usize) -> WorldSize {
+fn world_size(ranks: usize) -> WorldSize {
     WorldSize::new(ranks as u32).expect("every host has a rank")
 }

@@ -1,17 +1,18 @@
-//! Collective algorithms as data: which rank sends which elements to which other rank, and how arriving elements are
-//! used.
+//! Collective algorithms as data: which rank sends which elements to which other rank, and what the receiver does with
+//! them.
 //!
-//! A [`Schedule`] lists what one rank does in one operation. It contains no bytes, clocks or sockets, so that one
-//! executor (the [engine](crate::engine)) runs every algorithm, and a symbolic executor can prove each of them for
-//! every world size (see this module's tests).
+//! A [`Schedule`] lists what one rank does in one operation. It contains no bytes, clocks or sockets. So one executor
+//! (the [engine](crate::engine)) runs every algorithm, and a symbolic executor proves each algorithm for many world
+//! sizes (see this module's tests).
 //!
-//! The cost of each schedule, in steps and bytes, is in `docs/algorithms.md`. Symbols: n ranks, S bytes in the whole
-//! buffer, B the bandwidth of a link, s the bytes of a segment.
+//! `docs/algorithms.md` lists the cost of each schedule in steps and bytes. In the comments of this module, n is the
+//! number of ranks, S the size of the whole buffer in bytes, B the bandwidth of a link in bytes per second, and s the
+//! size of a segment in bytes. A segment is the part of a message that is sent and applied at a time.
 //!
-//! Schedules for long messages apply arriving data at once: none of their receives depends on another one. Schedules
-//! in which a receive waits for another one (a tree that reduces, the barrier, direct reduction, doubling,
-//! butterflies) are for messages short enough to be stored meanwhile. The double tree is between the two: a receive
-//! may wait for one that waits for none, block by block.
+//! In schedules for long messages no receive depends on another receive, so arriving data is applied at once. In other
+//! schedules a receive waits for another receive: the tree that reduces, the barrier, direct reduction, doubling and
+//! the butterfly. They are for short messages, which the receiver can store until then. In the double tree a receive
+//! may wait for one other receive of the same block, which itself waits for no receive.
 
 pub mod butterfly;
 mod chain;
@@ -43,10 +44,10 @@ pub use tree::{broadcast_tree, reduce_tree};
 
 use crate::types::Rank;
 
-/// The part of one rank in one operation.
+/// The steps of one rank in one operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Schedule {
-    /// The steps, in the order of the messages to each peer and from each peer.
+    /// The steps. The messages to a peer, and those from a peer, are in the order of the steps.
     pub steps: Vec<Step>,
 }
 
@@ -64,9 +65,10 @@ pub struct Step {
 pub struct Outbound {
     /// The receiver.
     pub peer: Rank,
-    /// The elements; an empty range still sends a message, so that every step checks the peers' agreement.
+    /// The elements to send. An empty range still sends a message, so that the receiver can detect in every step that
+    /// the two ranks call different operations.
     pub range: Range<usize>,
-    /// The step whose receive has to be applied first.
+    /// The step whose receive must be applied before this send.
     pub after: Option<After>,
 }
 
@@ -75,46 +77,46 @@ pub struct Outbound {
 pub struct Inbound {
     /// The sender.
     pub peer: Rank,
-    /// The elements: as many as the sender's range has. The two ranges may differ, so positions in a message count
-    /// from the start of the range.
+    /// The elements of this rank's buffer that receive the data. The sender's range has the same length but may start
+    /// at another index, so an offset in a message is relative to the start of the range.
     pub range: Range<usize>,
-    /// How they are used.
+    /// What is done with the arriving elements.
     pub action: Action,
-    /// The step whose receive has to be applied first.
+    /// The step whose receive must be applied before this one.
     pub after: Option<After>,
 }
 
-/// A dependency on the receive of an earlier step.
+/// A dependency on the receive of the step with this index.
 ///
-/// If both ranges are the same it applies to each segment (cut-through: a segment is forwarded while the rest of its
-/// chunk still arrives); otherwise the whole receive has to be applied.
+/// If the two steps have the same range, the dependency holds for each segment separately: a segment is forwarded
+/// while the rest of its chunk still arrives (cut-through). Otherwise the whole receive must be applied first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct After(pub usize);
 
-/// How arriving elements are used.
+/// What is done with arriving elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// They replace the rank's elements.
+    /// The arriving elements replace the rank's elements.
     Copy,
-    /// They are reduced into the rank's elements. The arriving element is the left operand, the rank's the right one;
-    /// this makes a difference for a function that does not commute.
+    /// The arriving elements are reduced into the rank's elements. The arriving element is the left operand and the
+    /// rank's own element the right operand, which matters if the function does not commute.
     Reduce,
-    /// The same with the last contribution, and the result is finished (an average divided).
+    /// As [`Action::Reduce`], for the last contribution: then the result is completed (an average is divided).
     ReduceLast,
 }
 
 impl Step {
-    /// Whether this step, with the number `number`, receives into elements that it sends: the receive must not be
-    /// applied before they have been sent. It is false if the step sends the elements that it has received.
-    pub fn leaves_first(&self, number: usize) -> bool {
+    /// Returns whether this step, whose index is `index`, must send its elements before its receive overwrites them.
+    /// Returns false if the step sends the elements that it has received.
+    pub fn must_send_before_receiving(&self, index: usize) -> bool {
         let (Some(send), Some(receive)) = (&self.send, &self.receive) else { return false };
         let overlaps = send.range.start.max(receive.range.start) < send.range.end.min(receive.range.end);
-        overlaps && send.after.is_none_or(|After(step)| step < number)
+        overlaps && send.after.is_none_or(|After(step)| step < index)
     }
 }
 
 impl Schedule {
-    /// Every rank that this one exchanges messages with, each once.
+    /// Returns the ranks that this rank exchanges messages with, sorted and without duplicates.
     pub fn peers(&self) -> Vec<Rank> {
         let mut peers: Vec<Rank> = self
             .steps
@@ -130,20 +132,21 @@ impl Schedule {
         peers
     }
 
-    /// The number of elements sent to `peer`, in all steps together.
+    /// Returns the number of elements that all steps together send to `peer`.
     pub fn sent_elements(&self, peer: Rank) -> usize {
         let sends = self.steps.iter().filter_map(|step| step.send.as_ref());
         sends.filter(|send| send.peer == peer).map(|send| send.range.len()).sum()
     }
 
-    /// The number of elements received from `peer`, in all steps together: as many as it sends to this rank.
+    /// Returns the number of elements that all steps together receive from `peer`.
     pub fn received_elements(&self, peer: Rank) -> usize {
         let receives = self.steps.iter().filter_map(|step| step.receive.as_ref());
         receives.filter(|receive| receive.peer == peer).map(|receive| receive.range.len()).sum()
     }
 
-    /// The step of one rank in a chain: the range arrives from `previous` and goes on to `next`, segment by segment.
-    /// The ends of the chain lack one of them. A step that only sends, sends the result of the last receive.
+    /// Adds the step of one rank in a chain: it receives the range from `previous` and forwards it to `next`, segment
+    /// by segment. The first rank of the chain has no `previous` and the last has no `next`. A step that only sends
+    /// waits for the last receive before it.
     fn push_link(&mut self, previous: Option<Rank>, next: Option<Rank>, range: Range<usize>, action: Action) {
         if previous.is_none() && next.is_none() {
             return;

@@ -1,11 +1,11 @@
-//! Elements -> a chunk per rank -> segments.
+//! Division of a buffer: its elements are divided into one chunk for each rank, and a chunk is sent in segments.
 
 use std::ops::Range;
 
 use crate::types::{Rank, WorldSize};
 
-/// The elements of `count` that belong to `rank`: contiguous, in rank order, sizes differing by at most one, the first
-/// `count % world` chunks being the longer ones.
+/// Returns the chunk of `rank` in a buffer of `count` elements. Chunks are contiguous and in rank order. Their lengths
+/// differ by at most one; the first `count % world` chunks are the longer ones.
 pub fn chunk(count: usize, world: WorldSize, rank: Rank) -> Range<usize> {
     let (base, longer) = (count / world.as_usize(), count % world.as_usize());
     let index = rank.index();
@@ -13,32 +13,32 @@ pub fn chunk(count: usize, world: WorldSize, rank: Rank) -> Range<usize> {
     start..start + base + usize::from(index < longer)
 }
 
-/// A buffer cut into one part per rank: contiguous, in rank order, of any lengths.
+/// The division of a buffer into one part for each rank. Parts are contiguous, in rank order and of any lengths.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Partition {
-    /// Where each part begins, and where the last one ends.
+    /// The index at which each part begins, and then the index at which the last part ends.
     bounds: Vec<usize>,
 }
 
 impl Partition {
-    /// `count` elements in parts that are as even as possible: each rank's is its [`chunk`].
+    /// Divides `count` elements as evenly as possible: the part of each rank is its [`chunk`].
     pub fn even(count: usize, world: WorldSize) -> Self {
         let (base, longer) = (count / world.as_usize(), count % world.as_usize());
         let bounds = (0..=world.as_usize()).map(|index| index * base + index.min(longer)).collect();
         Self { bounds }
     }
 
-    /// A part of `count` elements for each rank.
+    /// Returns a partition with `count` elements for each rank.
     ///
     /// # Panics
     ///
-    /// If together they are more than a `usize` can count.
-    pub fn alike(count: usize, world: WorldSize) -> Self {
-        let bound = |index: usize| index.checked_mul(count).expect("a buffer's length can be counted");
+    /// If the number of elements of all ranks overflows a `usize`.
+    pub fn of_equal_parts(count: usize, world: WorldSize) -> Self {
+        let bound = |index: usize| index.checked_mul(count).expect("the length of the buffer fits a usize");
         Self { bounds: (0..=world.as_usize()).map(bound).collect() }
     }
 
-    /// Parts of these lengths, one for each rank; `None` if their sum overflows.
+    /// Returns the partition whose parts have these lengths, one for each rank, or `None` if their sum overflows.
     pub fn from_counts(counts: &[usize]) -> Option<Self> {
         let mut bounds = Vec::with_capacity(counts.len() + 1);
         let mut end = 0usize;
@@ -50,7 +50,7 @@ impl Partition {
         Some(Self { bounds })
     }
 
-    /// The elements of `rank`.
+    /// Returns the range of the elements of `rank`.
     ///
     /// # Panics
     ///
@@ -59,28 +59,29 @@ impl Partition {
         self.bounds[rank.index()]..self.bounds[rank.index() + 1]
     }
 
-    /// The elements of all ranks.
+    /// Returns the number of elements of all ranks together.
     pub fn total(&self) -> usize {
         self.bounds.last().copied().unwrap_or(0)
     }
 
-    /// The number of parts, one for each rank.
+    /// Returns the number of parts, which is the number of ranks.
     pub fn len(&self) -> usize {
         self.bounds.len() - 1
     }
 
-    /// Whether the partition has no parts.
+    /// Returns whether the partition has no parts.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Every schedule needs a part for each rank, and no more.
+    /// Panics unless the partition has exactly one part for each rank of `world`.
     pub(super) fn assert_fits(&self, world: WorldSize) {
         assert_eq!(self.len(), world.as_usize(), "a partition has one part for each rank");
     }
 }
 
-/// The segment of `range` that starts `sent` elements into it: at most `segment` elements, empty for an empty range.
+/// Returns the segment of `range` that starts after the first `sent` elements and has at most `segment` elements. It is
+/// empty if `range` is empty.
 pub fn segment(range: &Range<usize>, sent: usize, segment: usize) -> Range<usize> {
     let start = range.start + sent;
     start..range.end.min(start + segment)

@@ -1,7 +1,7 @@
-//! Schedules in which each rank sends to the next one on the ring and receives from the one before.
+//! Schedules in which each rank sends to the next rank on the ring and receives from the previous one.
 //!
-//! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009): with n
-//! ranks and S bytes, 2(n-1) steps and 2(n-1)/n S bytes sent by each rank, which is the lower bound of an all-reduce.
+//! The method is from Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC
+//! 69 (2009). An all-reduce has 2(n-1) steps, and each rank sends 2(n-1)/n S bytes, which is the lower bound.
 
 use std::ops::Range;
 
@@ -9,16 +9,16 @@ use super::partition::Partition;
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Reduce-scatter: n-1 steps, S bytes minus the rank's own part, (n-1)/n S if the parts are even. `rank` ends with
-/// its part of the reduction.
+/// Reduce-scatters in n-1 steps: each rank gets its part of the reduction. Each rank sends S bytes minus its own part,
+/// which are (n-1)/n S bytes if the parts are even.
 ///
-/// In step k a rank sends the part k+1 places before its own and reduces the one before that. So each part goes once
-/// around the ring, from its owner's successor to its owner, and each rank adds its contribution. With uneven parts
-/// every step takes as long as its longest part.
+/// In step k, counted from 0, rank r sends part r - k - 1 and receives part r - k - 2 (modulo n), to which it adds its
+/// contribution. So each part travels once around the ring, from its owner's successor to its owner. With uneven parts,
+/// every step takes as long as the longest part that is sent in it.
 ///
 /// # Panics
 ///
-/// If the partition is not one of `world` parts.
+/// If the partition does not have `world` parts.
 pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     partition.assert_fits(world);
     let mut schedule = Schedule::default();
@@ -26,12 +26,12 @@ pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Sc
     schedule
 }
 
-/// All-gather: n-1 steps, S bytes minus the next rank's part, (n-1)/n S if the parts are even. Each rank's own part
-/// ends on every rank.
+/// All-gathers in n-1 steps: every rank gets the parts of all ranks. Each rank sends S bytes minus the next rank's part,
+/// which are (n-1)/n S bytes if the parts are even.
 ///
 /// # Panics
 ///
-/// If the partition is not one of `world` parts.
+/// If the partition does not have `world` parts.
 pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     partition.assert_fits(world);
     let mut schedule = Schedule::default();
@@ -39,18 +39,19 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
     schedule
 }
 
-/// All-reduce: reduce-scatter, then all-gather, block by block. 2(n-1) steps for each block, 2(n-1)/n S bytes in all.
+/// All-reduces block by block: a reduce-scatter, then an all-gather. Each block takes 2(n-1) steps. Each rank sends
+/// 2(n-1)/n S bytes in all.
 ///
-/// A chunk is reduced along the ring up to its owner and copied from there, so all ranks end with the same bits. A
-/// buffer of more than `block` elements is reduced in blocks of that many, one after another on each link: the second
-/// half of a block's steps finds the data of the first half in cache.
+/// The owner of a chunk computes its result and the other ranks copy it, so the result has the same bits on all ranks. A
+/// block has at most `block` elements. Blocks are sent one after another on each link, so that the all-gather of a block
+/// finds the data of its reduce-scatter in the processor's cache.
 ///
 /// # Panics
 ///
 /// If `block` is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
-    // An empty buffer is one empty block: its messages detect a peer's buffer that is not empty.
+    // An empty buffer has one empty block: with its messages a rank detects that a peer's buffer is not empty.
     for start in (0..count.max(1)).step_by(block) {
         let partition = Partition::even(block.min(count - start), world);
         let place = RingPosition { world, rank, partition: &partition, start };
@@ -60,8 +61,8 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     schedule
 }
 
-/// Broadcast along the ring from `root`: n-1 hops, each rank but the last sends S bytes, pipelined by segments, so that
-/// the time is S/B plus n-2 segments.
+/// Broadcasts along the ring from `root` in n-1 hops. Each rank but the last of the chain sends S bytes. The segments
+/// are pipelined, so the operation takes S/B + (n-2)s/B.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let previous = (rank != root).then(|| world.before(rank, 1));
     let next = Some(world.after(rank, 1)).filter(|&next| next != root);
@@ -70,7 +71,7 @@ pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sche
     schedule
 }
 
-/// One rank's position on the ring, for the part of a buffer that begins at `start`.
+/// One rank's position on the ring. It is for the partition of one block of the buffer, which begins at index `start`.
 struct RingPosition<'a> {
     world: WorldSize,
     rank: Rank,
@@ -89,7 +90,8 @@ impl RingPosition<'_> {
         }
     }
 
-    /// The first hop sends the data of the step before, if there is one: the end of a reduce-scatter.
+    /// Adds the steps of an all-gather. If the schedule has steps already (a reduce-scatter), the first hop sends the
+    /// result of the last one.
     fn push_all_gather(&self, schedule: &mut Schedule) {
         for hop in 0..self.world.get() - 1 {
             let after = schedule.steps.len().checked_sub(1).map(After);
@@ -97,8 +99,8 @@ impl RingPosition<'_> {
         }
     }
 
-    /// One hop around the ring: sends the part `distance` places before this rank's own and receives the one before
-    /// that.
+    /// Returns the step that sends part r - `distance` and receives part r - `distance` - 1 (modulo n), where r is this
+    /// rank.
     fn hop(&self, distance: u32, action: Action, after: Option<After>) -> Step {
         let peer = self.world.before(self.rank, 1);
         let range = self.part_before(distance + 1);

@@ -1,13 +1,15 @@
-//! Collectives of ranks that share memory, as rounds on a board. In each round every rank posts data in its slot, and
-//! then takes data from the slots of the ranks that have posted.
+//! Collectives of ranks that share memory, as a sequence of rounds. Every rank has a slot in the shared memory. In each
+//! round every rank posts data: it copies them into its slot and signals that they are there. Then it takes data from
+//! the slots of the ranks that have posted: it copies or reduces them into its buffer.
 //!
-//! Contributions are reduced in rank order, lower ranks being the left operands. So a result depends on the
-//! contributions alone, and not on the index of an element, the size of the slots, or the algorithm. A function of
+//! Contributions are reduced in rank order; the lower rank is the left operand. So the result depends only on the
+//! contributions, and not on the index of an element, the size of the slots, or the algorithm. A reduction function of
 //! the caller need not commute.
 //!
-//! If all ranks can access every rank's buffer, an all-reduce takes two rounds for any length. In the first each rank
-//! posts the address of its buffer. When all have, each rank reduces its own chunk of all buffers in place and writes
-//! the result into all of them. In the second each rank posts that it is done. No rank leaves before all are done.
+//! If all ranks can access the buffers of all ranks, an all-reduce of any length has two rounds. In the first round each
+//! rank posts the address of its buffer. When all ranks have posted, each rank reduces its own chunk of all buffers and
+//! writes the result into all of them. In the second round each rank posts that it is done, and leaves the operation when
+//! all ranks have posted.
 
 use std::ops::Range;
 
@@ -15,98 +17,107 @@ use super::partition::{Partition, chunk};
 use super::{Action, CollectiveSpec};
 use crate::types::{Rank, WorldSize};
 
-/// Elements that a rank posts.
+/// Elements that a rank copies into its slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Put {
-    /// Their range in its buffer.
+    /// The range of the elements in the rank's buffer.
     pub range: Range<usize>,
-    /// The index in the slot where they begin.
+    /// The index of the first of these elements in the slot.
     pub at: usize,
 }
 
-/// Elements that a rank takes from a slot, perhaps its own.
+/// Elements that a rank takes from a slot, which may be its own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Take {
-    /// The slot's rank.
+    /// The rank whose slot it is.
     pub from: Rank,
-    /// The index in the slot where they begin.
+    /// The index of the first of these elements in the slot.
     pub at: usize,
-    /// Their range in the buffer.
+    /// The range of the elements in the buffer.
     pub range: Range<usize>,
-    /// How they are used. The element in the buffer is the left operand.
+    /// What is done with the elements. In a reduction the element in the buffer is the left operand.
     pub action: Action,
 }
 
-/// Elements of a rank's buffer that it reduces: its own contribution is there, the others' are in their slots.
+/// Elements that a rank reduces in rank order. It finds its own contribution in its buffer, and the contributions of the
+/// other ranks in their slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OrderedReduce {
-    /// Their range in its buffer, which gets the result.
+    /// The range of the elements in the rank's buffer. The result replaces them.
     pub range: Range<usize>,
-    /// The index in the others' slots where they begin.
+    /// The index of the first of these elements in the slots of the other ranks.
     pub at: usize,
-    /// Whether the rank also posts the result in the next round, at the beginning of its slot. It is copied there
+    /// Whether the rank also posts the result in the next round, at the beginning of its slot. It copies the result there
     /// while it is still in the processor's L1 cache.
     pub is_posted_next: bool,
 }
 
-/// Elements of all ranks' buffers that this rank reduces in place, writing the result into all of them. No other rank
-/// reads or writes these.
+/// Elements of all ranks' buffers that this rank reduces in place. It writes the result into all buffers. No other rank
+/// reads or writes these elements.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Exchange {
-    /// Their range in each buffer.
+    /// The range of the elements in each buffer.
     pub range: Range<usize>,
 }
 
-/// The part of one rank in a round.
+/// What one rank does in a round.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Round {
-    /// The elements that it posts. A post without elements is a signal.
+    /// The elements that the rank posts. If there are none, its post is only a signal.
     pub puts: Vec<Put>,
-    /// The elements that it reduces, of all ranks in rank order.
+    /// The elements of all ranks that the rank reduces in rank order.
     pub ordered_reduce: Option<OrderedReduce>,
-    /// The exchange that replaces all else if every rank has posted the address of its whole buffer
-    /// ([`RoundPlan::go_in_place`]). Such a rank posts nothing else; the others read its buffer instead of its slot.
+    /// The exchange that replaces the rest of the round if every rank has posted the address of its whole buffer
+    /// ([`RoundPlan::go_in_place`]). A rank that has posted its address posts no elements: the other ranks read its
+    /// buffer instead of its slot.
     pub exchange: Option<Exchange>,
-    /// The elements that it takes, in this order. An empty range waits until the rank has posted.
+    /// The elements that the rank takes, in this order. A take with an empty range only waits for the post of that rank.
     pub takes: Vec<Take>,
 }
 
-/// The part of one rank in one operation. All ranks have the same number of rounds.
+/// What one rank does in one operation. All ranks have the same number of rounds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RoundPlan {
     world: WorldSize,
     rank: Rank,
-    /// The number of elements of a slot.
-    slot: usize,
+    /// The number of elements in a slot.
+    slot_len: usize,
     spec: CollectiveSpec,
-    /// Every rank reduces everything, in one round.
+    /// Whether there is one round, in which every rank reduces all elements.
     is_one_shot: bool,
-    /// All ranks' buffers are reduced in place.
+    /// Whether all ranks' buffers are reduced in place.
     is_in_place: bool,
 }
 
 impl RoundPlan {
-    /// The rounds of `rank`, in slots of this many elements: at least one for each rank. In an all-reduce of at most
-    /// `one_shot` elements every rank reduces everything.
+    /// Returns the rounds of `rank`. A slot has `slot_len` elements, or one for each rank if that is more. In an
+    /// all-reduce of at most `one_shot_max` elements, and at most one slot, every rank reduces all elements.
     ///
     /// # Panics
     ///
     /// If not all ranks know the lengths of all parts, which determine the number of rounds.
-    pub fn new(world: WorldSize, rank: Rank, slot: usize, one_shot: usize, spec: CollectiveSpec) -> Self {
-        assert!(spec.is_known(), "all ranks have as many rounds");
-        let slot = slot.max(world.as_usize());
-        let is_one_shot = matches!(spec, CollectiveSpec::AllReduce { count } if count <= slot.min(one_shot));
-        Self { world, rank, slot, spec, is_one_shot, is_in_place: false }
+    pub fn new(
+        world: WorldSize,
+        rank: Rank,
+        slot_len: usize,
+        one_shot_max: usize,
+        spec: CollectiveSpec,
+    ) -> Self {
+        assert!(spec.has_known_part_lengths(), "every rank knows the lengths of all parts");
+        let slot_len = slot_len.max(world.as_usize());
+        let is_one_shot =
+            matches!(spec, CollectiveSpec::AllReduce { count } if count <= slot_len.min(one_shot_max));
+        Self { world, rank, slot_len, spec, is_one_shot, is_in_place: false }
     }
 
-    /// Continues without slots: by the round with [`Round::exchange`] all ranks have posted their buffers' addresses,
-    /// so all decide the same.
+    /// Continues in place, without slots. All ranks must decide so in the round with [`Round::exchange`], in which each
+    /// rank sees whether all ranks have posted the addresses of their buffers.
     pub fn go_in_place(&mut self) {
         self.is_in_place = true;
     }
 
-    /// The number of rounds, at least one.
-    pub fn rounds(&self) -> usize {
+    /// Returns the number of rounds, which is at least one.
+    pub fn round_count(&self) -> usize {
         let longest =
             |partition: &Partition| self.world.ranks().map(|rank| partition.range(rank).len()).max();
         let rounds = match &self.spec {
@@ -114,36 +125,38 @@ impl RoundPlan {
             CollectiveSpec::AllReduce { .. } if self.is_one_shot => 1,
             CollectiveSpec::AllReduce { .. } if self.is_in_place => 2,
             CollectiveSpec::AllReduce { count } | CollectiveSpec::Reduce { count, .. } => {
-                return 2 * count.div_ceil(self.slot).max(1);
+                return 2 * count.div_ceil(self.slot_len).max(1);
             }
             CollectiveSpec::ReduceScatter(partition) | CollectiveSpec::Scatter { partition, .. } => {
-                longest(partition).unwrap_or_default().div_ceil(self.share())
+                longest(partition).unwrap_or_default().div_ceil(self.slot_len_per_rank())
             }
             CollectiveSpec::AllGather(partition) | CollectiveSpec::Gather { partition, .. } => {
-                longest(partition).unwrap_or_default().div_ceil(self.slot)
+                longest(partition).unwrap_or_default().div_ceil(self.slot_len)
             }
-            CollectiveSpec::AllToAll { send, .. } => longest(send).unwrap_or_default().div_ceil(self.share()),
+            CollectiveSpec::AllToAll { send, .. } => {
+                longest(send).unwrap_or_default().div_ceil(self.slot_len_per_rank())
+            }
             CollectiveSpec::Broadcast { count, .. }
             | CollectiveSpec::Scan { count }
-            | CollectiveSpec::Exscan { count } => count.div_ceil(self.slot),
+            | CollectiveSpec::Exscan { count } => count.div_ceil(self.slot_len),
         };
         rounds.max(1)
     }
 
-    /// The number of elements of a slot for each rank, if a rank posts elements for each.
-    fn share(&self) -> usize {
-        self.slot / self.world.as_usize()
+    /// Returns the number of elements for each rank in a slot, if the slot contains elements for every rank.
+    fn slot_len_per_rank(&self) -> usize {
+        self.slot_len / self.world.as_usize()
     }
 
-    /// Replaces the content of `round` by this rank's part in the round with this number, counted from 0.
+    /// Replaces the contents of `round` by what this rank does in round `number`, counted from 0.
     pub fn fill(&self, number: usize, round: &mut Round) {
         round.puts.clear();
         round.ordered_reduce = None;
         round.exchange = None;
         round.takes.clear();
-        let share = self.share();
-        let of_slot = |range: Range<usize>| piece(&range, number, self.slot);
-        let of_share = |range: Range<usize>| piece(&range, number, share);
+        let per_rank = self.slot_len_per_rank();
+        let piece_per_slot = |range: Range<usize>| piece(&range, number, self.slot_len);
+        let piece_per_rank = |range: Range<usize>| piece(&range, number, per_rank);
         match &self.spec {
             CollectiveSpec::Barrier => self.take_from_others(round, |_| (0, 0..0)),
             CollectiveSpec::AllReduce { count } if self.is_one_shot => {
@@ -154,60 +167,61 @@ impl RoundPlan {
             CollectiveSpec::Reduce { count, root } => self.two_shot(round, number, *count, Some(*root)),
             CollectiveSpec::ReduceScatter(partition) => {
                 for rank in self.others() {
-                    round.put(of_share(partition.range(rank)), rank.index() * share);
+                    round.put(piece_per_rank(partition.range(rank)), rank.index() * per_rank);
                 }
-                let range = of_share(partition.range(self.rank));
+                let range = piece_per_rank(partition.range(self.rank));
                 round.ordered_reduce =
-                    Some(OrderedReduce { range, at: self.rank.index() * share, is_posted_next: false });
+                    Some(OrderedReduce { range, at: self.rank.index() * per_rank, is_posted_next: false });
             }
             CollectiveSpec::AllGather(partition) => {
-                round.put(of_slot(partition.range(self.rank)), 0);
-                self.take_from_others(round, |rank| (0, of_slot(partition.range(rank))));
+                round.put(piece_per_slot(partition.range(self.rank)), 0);
+                self.take_from_others(round, |rank| (0, piece_per_slot(partition.range(rank))));
             }
             CollectiveSpec::Broadcast { count, root } if self.rank == *root => {
-                round.put(of_slot(0..*count), 0);
+                round.put(piece_per_slot(0..*count), 0);
             }
             CollectiveSpec::Broadcast { count, root } => {
-                round.take(*root, 0, of_slot(0..*count), Action::Copy);
+                round.take(*root, 0, piece_per_slot(0..*count), Action::Copy);
             }
             CollectiveSpec::Gather { partition, root } if self.rank == *root => {
-                self.take_from_others(round, |rank| (0, of_slot(partition.range(rank))));
+                self.take_from_others(round, |rank| (0, piece_per_slot(partition.range(rank))));
             }
             CollectiveSpec::Gather { partition, .. } => {
-                round.put(of_slot(0..partition.range(self.rank).len()), 0);
+                round.put(piece_per_slot(0..partition.range(self.rank).len()), 0);
             }
             CollectiveSpec::Scatter { partition, root } if self.rank == *root => {
                 for rank in self.others() {
-                    round.put(of_share(partition.range(rank)), rank.index() * share);
+                    round.put(piece_per_rank(partition.range(rank)), rank.index() * per_rank);
                 }
             }
             CollectiveSpec::Scatter { partition, root } => {
-                let own = of_share(0..partition.range(self.rank).len());
-                round.take(*root, self.rank.index() * share, own, Action::Copy);
+                let own = piece_per_rank(0..partition.range(self.rank).len());
+                round.take(*root, self.rank.index() * per_rank, own, Action::Copy);
             }
             CollectiveSpec::AllToAll { send, receive, .. } => {
                 for rank in self.others() {
-                    round.put(of_share(send.range(rank)), rank.index() * share);
+                    round.put(piece_per_rank(send.range(rank)), rank.index() * per_rank);
                 }
                 self.take_from_others(round, |rank| {
-                    let part = of_share(receive.range(rank));
-                    (self.rank.index() * share, send.total() + part.start..send.total() + part.end)
+                    let part = piece_per_rank(receive.range(rank));
+                    (self.rank.index() * per_rank, send.total() + part.start..send.total() + part.end)
                 });
             }
             CollectiveSpec::Scan { count } => {
-                let own = of_slot(0..*count);
+                let own = piece_per_slot(0..*count);
                 round.put(own.clone(), 0);
                 self.reduce(round, 0, &own, self.rank.get() + 1);
             }
             CollectiveSpec::Exscan { count } => {
-                let own = of_slot(0..*count);
+                let own = piece_per_slot(0..*count);
                 round.put(own.clone(), 0);
                 self.reduce(round, 0, &(count + own.start..count + own.end), self.rank.get());
             }
         }
     }
 
-    /// By slots or in place; the first round decides.
+    /// Fills a round of an all-reduce over slots or in place. In the first round it is not yet known which of the two the
+    /// ranks will do.
     fn all_reduce(&self, round: &mut Round, number: usize, count: usize) {
         if self.is_in_place && number > 0 {
             return self.take_from_others(round, |_| (0, 0..0));
@@ -218,10 +232,10 @@ impl RoundPlan {
         }
     }
 
-    /// Every rank posts a block, reduces its own chunk of all blocks, and posts that next, for the root alone or for
-    /// all.
+    /// Fills a round of a two-shot reduction. In even rounds every rank posts a block and reduces its own chunk of all
+    /// ranks' blocks. In odd rounds it posts the reduced chunk, and `root` (or every rank, if `None`) takes all chunks.
     fn two_shot(&self, round: &mut Round, number: usize, count: usize, root: Option<Rank>) {
-        let block = piece(&(0..count), number / 2, self.slot);
+        let block = piece(&(0..count), number / 2, self.slot_len);
         let partition = Partition::even(block.len(), self.world);
         let chunk = |rank| {
             let chunk = partition.range(rank);
@@ -229,7 +243,7 @@ impl RoundPlan {
         };
         let own = chunk(self.rank);
         if number.is_multiple_of(2) {
-            // No other rank needs its own chunk.
+            // No other rank needs this rank's elements of this rank's own chunk.
             round.put(block.start..own.start, 0);
             round.put(own.end..block.end, own.end - block.start);
             round.ordered_reduce =
@@ -241,7 +255,7 @@ impl RoundPlan {
         }
     }
 
-    /// Takes the contributions of the first ranks, up to this number, in rank order.
+    /// Adds takes that reduce the contributions of the first `ranks` ranks in rank order.
     fn reduce(&self, round: &mut Round, at: usize, range: &Range<usize>, ranks: u32) {
         for rank in self.world.ranks().take(ranks as usize) {
             let action = match rank.get() {
@@ -253,10 +267,11 @@ impl RoundPlan {
         }
     }
 
-    /// Takes elements from the beginning of each other rank's slot, starting with the rank after this one.
-    fn take_from_others(&self, round: &mut Round, what: impl Fn(Rank) -> (usize, Range<usize>)) {
+    /// Adds a take from the slot of each other rank, starting with the rank after this one. `source_and_target` returns
+    /// the index of the elements in a rank's slot, and their range in this rank's buffer.
+    fn take_from_others(&self, round: &mut Round, source_and_target: impl Fn(Rank) -> (usize, Range<usize>)) {
         for rank in self.others() {
-            let (at, range) = what(rank);
+            let (at, range) = source_and_target(rank);
             round.take(rank, at, range, Action::Copy);
         }
     }
@@ -276,8 +291,9 @@ impl Round {
     }
 }
 
-/// The piece with this number, if a range is cut into pieces of this many elements: empty after the last one.
-fn piece(range: &Range<usize>, number: usize, elements: usize) -> Range<usize> {
-    let start = range.end.min(range.start + number * elements);
-    start..range.end.min(start + elements)
+/// Returns piece `number` of a range that is divided into pieces of `piece_len` elements. It is empty after the last
+/// piece.
+fn piece(range: &Range<usize>, number: usize, piece_len: usize) -> Range<usize> {
+    let start = range.end.min(range.start + number * piece_len);
+    start..range.end.min(start + piece_len)
 }

@@ -1,4 +1,4 @@
-//! What a collective does, independent of the algorithm.
+//! Descriptions of collectives that are independent of the algorithm.
 
 use super::partition::Partition;
 use super::{
@@ -10,64 +10,66 @@ use super::{
 };
 use crate::types::{Algorithm, Operation, Rank, WorldSize};
 
-/// What a collective does, with the elements of the whole operation.
+/// A collective with its number of elements and its root, as one rank calls it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CollectiveSpec {
-    /// No rank ends before all ranks have begun.
+    /// No rank leaves the operation before all ranks have entered it.
     Barrier,
-    /// Every rank ends with the reduction of all buffers.
+    /// Every rank gets the reduction of all buffers.
     AllReduce {
         /// The number of elements in each buffer.
         count: usize,
     },
-    /// The root ends with the reduction of all buffers; the other ranks' buffers are then unspecified.
+    /// The root gets the reduction of all buffers. The contents of the other ranks' buffers are then unspecified.
     Reduce {
         /// The number of elements in each buffer.
         count: usize,
         /// The rank that gets the result.
         root: Rank,
     },
-    /// Every rank ends with its part of the reduction of all buffers.
+    /// Every rank gets its part of the reduction of all buffers.
     ReduceScatter(Partition),
-    /// Every rank ends with all ranks' parts.
+    /// Every rank gets the parts of all ranks.
     AllGather(Partition),
-    /// Every rank ends with the root's buffer.
+    /// Every rank gets the contents of the root's buffer.
     Broadcast {
         /// The number of elements in each buffer.
         count: usize,
-        /// The rank whose buffer it is.
+        /// The rank whose buffer all ranks get.
         root: Rank,
     },
-    /// The root ends with all ranks' parts. The root's buffer is the whole; another rank's buffer is its part.
+    /// The root gets the parts of all ranks. The root's buffer is for all parts; another rank's buffer is only its own
+    /// part.
     Gather {
-        /// The parts.
+        /// The division of the root's buffer into parts.
         partition: Partition,
-        /// The rank that gets them.
+        /// The rank that gets the parts.
         root: Rank,
     },
-    /// The reverse of [`CollectiveSpec::Gather`].
+    /// Every rank gets its part of the root's buffer. The buffers are those of [`CollectiveSpec::Gather`].
     Scatter {
-        /// The parts.
+        /// The division of the root's buffer into parts.
         partition: Partition,
-        /// The rank that has them.
+        /// The rank that sends the parts.
         root: Rank,
     },
-    /// Each rank sends a part to each other rank. The buffer holds the elements to send, then those to receive. The
-    /// caller copies the part from the rank to itself.
+    /// Each rank sends a part to each other rank. The buffer contains the elements to send and then the elements to
+    /// receive. The caller copies the part from the rank to itself.
     AllToAll {
-        /// This rank's parts for the others.
+        /// This rank's parts for all ranks.
         send: Partition,
-        /// The others' parts for this rank.
+        /// The parts of all ranks for this rank.
         receive: Partition,
-        /// All parts have the same length, and all ranks know it.
+        /// Whether all parts have the same length, so that every rank knows the lengths of all parts.
         is_even: bool,
     },
-    /// Every rank ends with the reduction of the buffers of ranks 0 to its own.
+    /// Rank r gets the reduction of the buffers of ranks 0 to r.
     Scan {
         /// The number of elements in each buffer.
         count: usize,
     },
-    /// The same without the rank's own buffer. The result follows the first `count` elements of the buffer.
+    /// Rank r gets the reduction of the contributions of ranks 0 to r-1. The buffer contains the `count` elements of the
+    /// rank's contribution and then the `count` elements of the result.
     Exscan {
         /// The number of elements in each contribution.
         count: usize,
@@ -75,7 +77,7 @@ pub enum CollectiveSpec {
 }
 
 impl CollectiveSpec {
-    /// The collective.
+    /// Returns the kind of the collective.
     pub fn operation(&self) -> Operation {
         match self {
             Self::Barrier => Operation::Barrier,
@@ -92,7 +94,7 @@ impl CollectiveSpec {
         }
     }
 
-    /// The rank that has a special part in it, as root.
+    /// Returns the root, or rank 0 if the collective has no root.
     pub fn root(&self) -> Rank {
         match self {
             Self::Reduce { root, .. }
@@ -103,8 +105,8 @@ impl CollectiveSpec {
         }
     }
 
-    /// The number of elements of the whole operation, on which all ranks must agree. It is 0 for an exchange with
-    /// uneven parts, whose number of elements differs from rank to rank.
+    /// Returns the number of elements of the operation, which must be the same on all ranks. Returns 0 for an all-to-all
+    /// with uneven parts, where the number of elements may differ between ranks.
     pub fn count(&self) -> usize {
         match self {
             Self::AllReduce { count }
@@ -121,35 +123,37 @@ impl CollectiveSpec {
         }
     }
 
-    /// The same operation on a part of the buffer that has this many elements.
+    /// Returns the same operation on a block of the buffer that has `count` elements.
     ///
     /// # Panics
     ///
-    /// If the operation does not treat all elements alike.
+    /// If the operation divides its buffer into parts of different ranks, or is a prefix.
     #[must_use]
-    pub fn of_length(&self, count: usize) -> Self {
+    pub fn with_count(&self, count: usize) -> Self {
         match *self {
             Self::Barrier => Self::Barrier,
             Self::AllReduce { .. } => Self::AllReduce { count },
             Self::Reduce { root, .. } => Self::Reduce { count, root },
             Self::Broadcast { root, .. } => Self::Broadcast { count, root },
-            _ => unreachable!("the parts of {self:?} are not alike"),
+            _ => unreachable!("{self:?} is not run in blocks"),
         }
     }
 
-    /// Whether every rank knows the lengths of all parts.
-    pub fn is_known(&self) -> bool {
+    /// Returns whether every rank knows the lengths of all parts.
+    pub fn has_known_part_lengths(&self) -> bool {
         !matches!(self, Self::AllToAll { is_even: false, .. })
     }
 
-    /// The schedule over links. `block` is the number of elements that an all-reduce on the ring takes at a time, or
-    /// that a double tree sends in one message. `in_rank_order` says that the reduction does not commute. If every
-    /// rank gets all buffers and reduces them itself, this rank's buffer has a slot for each rank
-    /// ([`Algorithm::OneShot`] in rank order, [`Algorithm::Doubling`] from this rank on).
+    /// Returns the schedule of `rank` over links. `block` is the number of elements in a block of the ring all-reduce,
+    /// or in a message of the double tree. `in_rank_order` must be true if the reduction does not commute.
+    ///
+    /// With [`Algorithm::OneShot`] and [`Algorithm::Doubling`] every rank gets the buffers of all ranks and reduces them
+    /// itself. Its buffer then has a slot for each rank: in rank order for `OneShot`, starting with the rank itself for
+    /// `Doubling`.
     ///
     /// # Panics
     ///
-    /// As the schedules do.
+    /// If the function that builds the schedule panics, for instance because a partition does not have `world` parts.
     pub fn schedule(
         &self,
         algorithm: Algorithm,
@@ -164,7 +168,9 @@ impl CollectiveSpec {
             Self::Barrier => barrier(world, rank),
             Self::AllReduce { count } if in_rank_order => all_ordered_reduce(world, rank, *count),
             Self::AllReduce { count } => match algorithm {
-                Algorithm::OneShot => direct::all_gather(world, rank, &Partition::alike(*count, world)),
+                Algorithm::OneShot => {
+                    direct::all_gather(world, rank, &Partition::of_equal_parts(*count, world))
+                }
                 Algorithm::Doubling => doubling::all_gather(world, rank, *count),
                 Algorithm::Direct => direct::all_reduce(world, rank, *count),
                 Algorithm::Butterfly => butterfly::all_reduce(world, rank, *count),

@@ -1,19 +1,18 @@
-//! Schedules in which the root exchanges a message with every other rank, directly.
+//! Schedules in which the root exchanges messages directly with every other rank.
 
 use super::partition::Partition;
 use super::{Action, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Gather to `root`: one round; each rank but the root sends its own part, the root receives S bytes minus its own
-/// part, which is (n-1)/n S/B of time on the root's link if the parts are even. That is the least that the root can
-/// receive.
+/// Gathers to `root` in one round. Each rank but the root sends its own part. The root receives S bytes minus its own
+/// part, which takes (n-1)/n S/B if the parts are even. This is the minimum for a gather.
 ///
-/// The buffers differ. The root's is the whole buffer and already holds its own part; any other rank's is only its
-/// own part.
+/// The buffers have different lengths. The root's buffer is for all parts and already contains the root's own part. The
+/// buffer of each other rank is only its own part.
 ///
 /// # Panics
 ///
-/// If the partition is not one of `world` parts.
+/// If the partition does not have `world` parts.
 pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -> Schedule {
     partition.assert_fits(world);
     let step = |peer| {
@@ -27,12 +26,12 @@ pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -
     Schedule { steps: vec![Step { send: Some(send), receive: None }] }
 }
 
-/// Scatter from `root`: [`gather`] with every message reversed. The root sends S bytes minus its own part, each other
-/// rank receives its own part, into a buffer that is this part alone.
+/// Scatters from `root`: this is [`gather`] with the direction of every message reversed. The root sends S bytes minus
+/// its own part. The buffer of each other rank is only its own part.
 ///
 /// # Panics
 ///
-/// If the partition is not one of `world` parts.
+/// If the partition does not have `world` parts.
 pub fn scatter(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -> Schedule {
     partition.assert_fits(world);
     let step = |peer| {
@@ -47,7 +46,7 @@ pub fn scatter(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) 
     Schedule { steps: vec![Step { send: None, receive: Some(receive) }] }
 }
 
-/// Every rank but the root, from its successor on.
+/// Returns every rank but the root, starting with the root's successor.
 fn others(world: WorldSize, root: Rank) -> impl Iterator<Item = Rank> {
     (1..world.get()).map(move |distance| world.after(root, distance))
 }

@@ -1,5 +1,5 @@
-//! Proves schedules without bytes: each element of each rank's buffer records its index in the operation and the
-//! ranks that have contributed to it.
+//! Proves that schedules are correct, with symbolic elements instead of numbers: each element of each rank's buffer
+//! records its index in the operation and the ranks that have contributed to it.
 
 mod chain;
 mod direct;
@@ -23,47 +23,48 @@ use super::partition::{Partition, segment};
 use super::{Action, After, Schedule};
 use crate::types::{Rank, WorldSize};
 
-/// The sizes of the proofs. Miri takes a thousand times as long and looks only for undefined behaviour, in code that
-/// worlds of all sizes share.
+/// The limits of the proofs. They are low under Miri, which is a thousand times slower and looks only for undefined
+/// behaviour, in code that is the same for worlds of all sizes.
 struct Extent {
-    worlds_max: u32,
-    /// The longest operation, in elements.
-    longest: usize,
+    /// The number of ranks in the largest world.
+    world_size_max: u32,
+    /// The number of elements in the longest operation.
+    count_max: usize,
     /// The number of random orders of events in a small world.
-    lots: u64,
+    random_orders: u64,
 }
 
 const EXTENT: Extent = if cfg!(miri) {
-    Extent { worlds_max: 3, longest: 7, lots: 1 }
+    Extent { world_size_max: 3, count_max: 7, random_orders: 1 }
 } else {
-    Extent { worlds_max: 64, longest: 97, lots: 8 }
+    Extent { world_size_max: 64, count_max: 97, random_orders: 8 }
 };
 
 /// The symbolic content of one element of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Value {
-    /// The ranks that have contributed, one bit each.
+    /// The ranks that have contributed: bit r is set for rank r.
     ranks: u64,
     /// The element's index in the operation, independent of its index in the buffer.
     element: usize,
 }
 
 impl Value {
-    /// An unspecified value, which must not be sent or reduced.
+    /// An unspecified value, which must not be reduced.
     const BLANK: Self = Self { ranks: 0, element: usize::MAX };
 
-    /// One rank's contribution to an element.
+    /// Returns the contribution of one rank to an element.
     fn own(rank: Rank, element: usize) -> Self {
         Self { ranks: 1 << rank.get(), element }
     }
 
-    /// The contributions of the first `n` ranks.
-    fn of_first(ranks: u32, element: usize) -> Self {
+    /// Returns the reduction of the contributions of the first `ranks` ranks.
+    fn from_first_ranks(ranks: u32, element: usize) -> Self {
         Self { ranks: u64::MAX >> (64 - ranks), element }
     }
 
-    /// Whether the ranks that contributed to this value come just before those of the other. If all values so far
-    /// were made in this way, each is an interval of ranks, reduced in rank order.
+    /// Returns whether the last rank in this value is just before the first rank in `other`. If all values were reduced
+    /// only in such pairs, each value is the reduction of consecutive ranks in rank order.
     fn comes_just_before(self, other: Self) -> bool {
         64 - self.ranks.leading_zeros() == other.ranks.trailing_zeros()
     }
@@ -72,10 +73,11 @@ impl Value {
 /// All ranks' buffers and the messages between them.
 struct SimulatedWorld {
     ranks: Vec<RankState>,
-    /// Messages in flight from each rank to each rank, in order.
+    /// The messages in flight: `links[sender][receiver]`.
     links: Vec<Vec<VecDeque<SimulatedMessage>>>,
+    /// The number of elements in a segment.
     segment: usize,
-    /// Whether contributions have to be combined in the order of the ranks.
+    /// Whether contributions must be reduced in rank order.
     in_rank_order: bool,
 }
 
@@ -83,28 +85,30 @@ struct RankState {
     schedule: Schedule,
     /// The number of peers of the rank.
     peers: usize,
-    /// All steps before this one are done.
+    /// The index of the first step that is not done.
     first_open: usize,
     buffer: Vec<Value>,
-    /// How often the reduction of each element has been finished, which must be once.
+    /// For each element, how often `Action::ReduceLast` has completed its reduction. It must do so once.
     finished: Vec<u32>,
-    /// The number of elements sent and applied, for each step; `None` until the (perhaps empty) range is done with at
-    /// least one message.
+    /// The progress of each step's send.
     sent: Vec<StepProgress>,
+    /// The progress of each step's receive.
     applied: Vec<StepProgress>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct StepProgress {
     elements: usize,
+    /// Whether the step is done. An empty range is done after one empty message.
     done: bool,
 }
 
-/// A segment. Its position counts from the start of the step's range, which may differ between the two ranks.
+/// A message with one segment.
 struct SimulatedMessage {
-    position: usize,
-    /// The number of elements in the whole of the sender's range.
-    whole: usize,
+    /// The offset of the segment in the step's range, in elements. The range itself may differ between the two ranks.
+    offset: usize,
+    /// The number of elements in the sender's range.
+    range_len: usize,
     values: Vec<Value>,
 }
 
@@ -120,9 +124,9 @@ impl RankState {
         }
     }
 
-    /// A receive must not change elements that another step sends unchanged: an earlier step has to have sent them,
-    /// and a later one has to wait for this receive or for one after it.
-    fn assert_nothing_is_overtaken(&self, receiving: usize, changed: &Range<usize>) {
+    /// Checks that the receive of step `receiving` does not change elements that another step still has to send. An
+    /// earlier step must have sent them already. A later step must wait for this receive or for a later one.
+    fn assert_no_unsent_data_is_overwritten(&self, receiving: usize, changed: &Range<usize>) {
         for (step, s) in self.schedule.steps.iter().enumerate().skip(self.first_open) {
             let Some(send) = s.send.as_ref().filter(|_| !self.sent[step].done) else { continue };
             let unsent = send.range.start + self.sent[step].elements..send.range.end;
@@ -133,18 +137,18 @@ impl RankState {
     }
 }
 
-/// The order of events.
+/// The order in which ranks make their moves. A move is the send or the receive of one message.
 enum DeliveryOrder {
-    /// Each rank in turn makes as many moves as it can.
+    /// Each rank makes all moves that it can, then the next rank does.
     Eager,
-    /// The ranks take turns from the last to the first, one move each.
+    /// Each rank makes one move, then the rank before it does.
     Lockstep,
-    /// At random.
+    /// The order is random.
     Random(Box<StdRng>),
 }
 
 impl DeliveryOrder {
-    fn ranks(&mut self, n: usize) -> Vec<usize> {
+    fn rank_order(&mut self, n: usize) -> Vec<usize> {
         let mut ranks: Vec<usize> = (0..n).collect();
         match self {
             Self::Eager => {}
@@ -154,7 +158,7 @@ impl DeliveryOrder {
         ranks
     }
 
-    fn moves_in_a_row(&mut self) -> usize {
+    fn moves_in_a_row_max(&mut self) -> usize {
         match self {
             Self::Eager => usize::MAX,
             Self::Lockstep => 1,
@@ -162,8 +166,9 @@ impl DeliveryOrder {
         }
     }
 
-    /// The number of possible moves from which the next one is chosen: enough for all peers of a ring or a tree.
-    fn choice(&self) -> usize {
+    /// Returns the number of possible moves among which the next move is chosen. It is large enough for all peers of a
+    /// rank in a ring or a tree.
+    fn choice_count(&self) -> usize {
         if matches!(self, Self::Random(_)) { 16 } else { 1 }
     }
 
@@ -201,7 +206,8 @@ impl SimulatedWorld {
         Self { ranks, links, segment, in_rank_order: false }
     }
 
-    fn satisfied(&self, rank: usize, after: Option<After>, range: &Range<usize>, upto: usize) -> bool {
+    /// Returns whether the receive in `after` has been applied as far as the first `upto` elements of `range` need it.
+    fn is_satisfied(&self, rank: usize, after: Option<After>, range: &Range<usize>, upto: usize) -> bool {
         let Some(After(step)) = after else { return true };
         let state = &self.ranks[rank];
         let awaited = state.schedule.steps[step].receive.as_ref().expect("a dependency is on a receive");
@@ -209,8 +215,9 @@ impl SimulatedWorld {
         progress.done || (awaited.range == *range && !range.is_empty() && progress.elements >= upto)
     }
 
-    /// The next message to each peer and from each peer that `rank` could move now, the first `most` of them.
-    fn moves(&mut self, rank: usize, most: usize) -> Vec<Move> {
+    /// Returns the moves that `rank` can make now, at most `moves_max` of them. Only the next message to each peer and
+    /// the next message from each peer are considered.
+    fn possible_moves(&mut self, rank: usize, moves_max: usize) -> Vec<Move> {
         self.ranks[rank].skip_finished_steps();
         let mut moves = Vec::new();
         let (mut receivers_seen, mut senders_seen) = (0u64, 0u64);
@@ -223,7 +230,7 @@ impl SimulatedWorld {
             {
                 receivers_seen |= 1 << send.peer.index();
                 let next = segment(&send.range, state.sent[step].elements, self.segment);
-                if self.satisfied(rank, send.after, &send.range, next.end - send.range.start) {
+                if self.is_satisfied(rank, send.after, &send.range, next.end - send.range.start) {
                     moves.push(Move::Send { rank, step });
                 }
             }
@@ -233,24 +240,24 @@ impl SimulatedWorld {
             {
                 senders_seen |= 1 << receive.peer.index();
                 let next = segment(&receive.range, state.applied[step].elements, self.segment);
-                let is_vacated =
-                    !s.leaves_first(step) || state.sent[step].elements >= next.end - receive.range.start;
-                if is_vacated
+                let may_overwrite = !s.must_send_before_receiving(step)
+                    || state.sent[step].elements >= next.end - receive.range.start;
+                if may_overwrite
                     && !self.links[receive.peer.index()][rank].is_empty()
-                    && self.satisfied(rank, receive.after, &receive.range, next.end - receive.range.start)
+                    && self.is_satisfied(rank, receive.after, &receive.range, next.end - receive.range.start)
                 {
                     moves.push(Move::Receive { rank, step });
                 }
             }
-            let lanes_seen = (receivers_seen.count_ones() + senders_seen.count_ones()) as usize;
-            if lanes_seen == 2 * peers || moves.len() >= most {
+            let directions_seen = (receivers_seen.count_ones() + senders_seen.count_ones()) as usize;
+            if directions_seen == 2 * peers || moves.len() >= moves_max {
                 break;
             }
         }
         moves
     }
 
-    fn make(&mut self, next: Move) {
+    fn make_move(&mut self, next: Move) {
         match next {
             Move::Send { rank, step } => self.send(rank, step),
             Move::Receive { rank, step } => self.receive(rank, step),
@@ -260,10 +267,10 @@ impl SimulatedWorld {
     fn send(&mut self, rank: usize, step: usize) {
         let state = &mut self.ranks[rank];
         let send = state.schedule.steps[step].send.as_ref().expect("the step sends");
-        let position = state.sent[step].elements;
-        let values = state.buffer[segment(&send.range, position, self.segment)].to_vec();
+        let offset = state.sent[step].elements;
+        let values = state.buffer[segment(&send.range, offset, self.segment)].to_vec();
         advance(&mut state.sent[step], &send.range, values.len());
-        let message = SimulatedMessage { position, whole: send.range.len(), values };
+        let message = SimulatedMessage { offset, range_len: send.range.len(), values };
         self.links[rank][send.peer.index()].push_back(message);
     }
 
@@ -272,9 +279,10 @@ impl SimulatedWorld {
         let receive = state.schedule.steps[step].receive.as_ref().expect("the step receives");
         let message = self.links[receive.peer.index()][rank].pop_front().expect("a message waits");
         let expected = (state.applied[step].elements, receive.range.len());
-        assert_eq!((message.position, message.whole), expected, "rank {rank} step {step}: another message");
-        let range = segment(&receive.range, message.position, self.segment);
-        state.assert_nothing_is_overtaken(step, &range);
+        let arrived = (message.offset, message.range_len);
+        assert_eq!(arrived, expected, "rank {rank} step {step}: the message is for another step");
+        let range = segment(&receive.range, message.offset, self.segment);
+        state.assert_no_unsent_data_is_overwritten(step, &range);
         for (element, arrived) in range.clone().zip(message.values) {
             let mine = &mut state.buffer[element];
             if receive.action == Action::Copy {
@@ -285,7 +293,7 @@ impl SimulatedWorld {
             assert_eq!(
                 mine.ranks & arrived.ranks,
                 0,
-                "rank {rank} step {step}: a contribution counted twice"
+                "rank {rank} step {step}: a contribution is reduced twice"
             );
             assert!(
                 !self.in_rank_order || arrived.comes_just_before(*mine),
@@ -299,15 +307,15 @@ impl SimulatedWorld {
         advance(&mut state.applied[step], &receive.range, range.len());
     }
 
-    /// Runs to the end in the given order of events.
+    /// Makes moves in the given order until none is possible. Checks that every step is done.
     fn run(&mut self, order: &mut DeliveryOrder) {
         loop {
             let mut moved = false;
-            for rank in order.ranks(self.ranks.len()) {
-                for _ in 0..order.moves_in_a_row() {
-                    let moves = self.moves(rank, order.choice());
+            for rank in order.rank_order(self.ranks.len()) {
+                for _ in 0..order.moves_in_a_row_max() {
+                    let moves = self.possible_moves(rank, order.choice_count());
                     let Some(&next) = moves.get(order.choose(moves.len())) else { break };
-                    self.make(next);
+                    self.make_move(next);
                     moved = true;
                 }
             }
@@ -317,10 +325,13 @@ impl SimulatedWorld {
         }
         for (rank, state) in self.ranks.iter().enumerate() {
             for (step, s) in state.schedule.steps.iter().enumerate() {
-                assert!(s.send.is_none() || state.sent[step].done, "rank {rank} step {step}: never sent");
+                assert!(
+                    s.send.is_none() || state.sent[step].done,
+                    "rank {rank} step {step}: the send is never possible"
+                );
                 assert!(
                     s.receive.is_none() || state.applied[step].done,
-                    "rank {rank} step {step}: never came"
+                    "rank {rank} step {step}: the message never arrives"
                 );
             }
         }
@@ -333,22 +344,24 @@ fn advance(progress: &mut StepProgress, range: &Range<usize>, elements: usize) {
     progress.done = progress.elements == range.len();
 }
 
-/// What is proved of a schedule besides its outcome.
+/// The requirements on a schedule, besides its result.
 #[derive(Clone)]
 struct Proof {
+    /// The sizes of the worlds for which the schedule is proved.
     worlds: RangeInclusive<u32>,
-    /// Contributions are combined in the order of the ranks.
+    /// Whether contributions must be reduced in rank order.
     in_rank_order: bool,
-    /// It is for short messages: a receive may wait for another one.
+    /// Whether a receive may wait for another receive. If so, the schedule is only for short messages.
     receives_may_wait: bool,
 }
 
 impl Proof {
     fn new() -> Self {
-        Self { worlds: 1..=EXTENT.worlds_max, in_rank_order: false, receives_may_wait: false }
+        Self { worlds: 1..=EXTENT.world_size_max, in_rank_order: false, receives_may_wait: false }
     }
 
-    /// Runs one collective for every length and several orders of events, and passes every end state to `check`.
+    /// Runs one collective for every world, every length and several orders of moves, and passes the final state of every
+    /// rank to `check`. `initial` returns the initial buffer of a rank.
     fn run(
         self,
         build: impl Fn(WorldSize, Rank, usize) -> Schedule,
@@ -362,10 +375,10 @@ impl Proof {
                 let buffers: Vec<Vec<Value>> =
                     world.ranks().map(|rank| initial(world, rank, count)).collect();
                 self.check_schedules(&schedules);
-                // Small worlds are cheap, and show every race.
-                let lots = if ranks <= 8 { EXTENT.lots } else { 1 };
-                let by_lot = (0..lots).map(|lot| (3 + lot, 1 + lot as usize % 3));
-                for (seed, segment) in [(0, 1), (1, 3), (2, usize::MAX >> 1)].into_iter().chain(by_lot) {
+                // Small worlds are cheap to simulate and can have every race that large worlds have.
+                let orders = if ranks <= 8 { EXTENT.random_orders } else { 1 };
+                let more_orders = (0..orders).map(|order| (3 + order, 1 + order as usize % 3));
+                for (seed, segment) in [(0, 1), (1, 3), (2, usize::MAX >> 1)].into_iter().chain(more_orders) {
                     let mut run = SimulatedWorld::new(schedules.clone(), buffers.clone(), segment);
                     run.in_rank_order = self.in_rank_order;
                     run.run(&mut match seed {
@@ -386,43 +399,46 @@ impl Proof {
         for (rank, schedule) in schedules.iter().enumerate() {
             let this = Rank::new(rank as u32);
             for peer in schedule.peers() {
-                let its = &schedules[peer.index()];
-                assert_eq!(schedule.sent_elements(peer), its.received_elements(this), "{this} to {peer}");
-                assert_eq!(schedule.received_elements(peer), its.sent_elements(this), "{peer} to {this}");
+                let peers = &schedules[peer.index()];
+                assert_eq!(schedule.sent_elements(peer), peers.received_elements(this), "{this} to {peer}");
+                assert_eq!(schedule.received_elements(peer), peers.sent_elements(this), "{peer} to {this}");
                 assert_ne!(peer, this, "no rank is its own peer");
             }
             let waits = schedule.steps.iter().any(|s| s.receive.as_ref().is_some_and(|r| r.after.is_some()));
-            assert!(self.receives_may_wait || !waits, "{this}: a receive waits for another");
-            assert_sums_are_in_order(schedule);
+            assert!(self.receives_may_wait || !waits, "{this}: a receive waits for another receive");
+            assert_reduction_order_is_fixed(schedule);
         }
     }
 }
 
-/// Of two receives that add to the same elements, the later step waits for the earlier one, or for one that does.
-/// Otherwise the order of a sum would be the order of arrival.
-fn assert_sums_are_in_order(schedule: &Schedule) {
+/// Checks that of two receives that reduce into the same elements, the later step waits for the earlier one, directly or
+/// through other steps. Otherwise contributions would be reduced in the order of their arrival.
+fn assert_reduction_order_is_fixed(schedule: &Schedule) {
     let receive = |step: usize| schedule.steps[step].receive.as_ref();
-    let adding = |step: &usize| receive(*step).filter(|receive| receive.action != Action::Copy);
-    for (later, second) in (0..schedule.steps.len()).filter_map(|step| Some((step, adding(&step)?))) {
-        for (earlier, first) in (0..later).filter_map(|step| Some((step, adding(&step)?))) {
+    let reducing = |step: &usize| receive(*step).filter(|receive| receive.action != Action::Copy);
+    for (later, second) in (0..schedule.steps.len()).filter_map(|step| Some((step, reducing(&step)?))) {
+        for (earlier, first) in (0..later).filter_map(|step| Some((step, reducing(&step)?))) {
             let overlaps = first.range.start.max(second.range.start) < first.range.end.min(second.range.end);
             let awaited =
                 |&step: &usize| receive(step).and_then(|receive| receive.after).map(|After(step)| step);
-            let mut before = std::iter::successors(Some(later), awaited);
-            assert!(!overlaps || before.any(|step| step == earlier), "two sums in the order of arrival");
+            let mut awaited_steps = std::iter::successors(Some(later), awaited);
+            assert!(
+                !overlaps || awaited_steps.any(|step| step == earlier),
+                "contributions are reduced in the order of arrival"
+            );
         }
     }
 }
 
 fn lengths(world: WorldSize) -> Vec<usize> {
     let n = world.as_usize();
-    let mut lengths = vec![0, 1, n - 1, n, n + 1, 2 * n + 1, 3 * n - 1, EXTENT.longest];
+    let mut lengths = vec![0, 1, n - 1, n, n + 1, 2 * n + 1, 3 * n - 1, EXTENT.count_max];
     lengths.sort_unstable();
     lengths.dedup();
     lengths
 }
 
-/// Roots at both ends of the ring and inside.
+/// Returns the roots to test: the first rank, the last rank and ranks between them.
 fn roots(world: WorldSize) -> Vec<Rank> {
     let mut roots: Vec<Rank> = [0, 1, 5, world.get() - 1].map(|shift| world.after(Rank::ZERO, shift)).into();
     roots.sort_unstable();
@@ -430,19 +446,19 @@ fn roots(world: WorldSize) -> Vec<Rank> {
     roots
 }
 
-/// Every rank's buffer is its own contribution.
-fn own(_: WorldSize, rank: Rank, count: usize) -> Vec<Value> {
+/// Returns the initial buffer of a rank, which contains its own contribution to every element.
+fn own_contribution(_: WorldSize, rank: Rank, count: usize) -> Vec<Value> {
     (0..count).map(|element| Value::own(rank, element)).collect()
 }
 
-/// The contributions of all ranks, each once.
-fn everyone(world: WorldSize, count: usize) -> Vec<Value> {
-    (0..count).map(|element| Value::of_first(world.get(), element)).collect()
+/// Returns a buffer in which every element is the reduction of the contributions of all ranks.
+fn all_contributions(world: WorldSize, count: usize) -> Vec<Value> {
+    (0..count).map(|element| Value::from_first_ranks(world.get(), element)).collect()
 }
 
-/// If `which` is even: even parts. Otherwise parts that grow with the rank, of which the first are often empty, or
-/// all elements for one rank.
-fn cut(count: usize, world: WorldSize, which: usize) -> Partition {
+/// Returns the partition to test in case `which`. If `which` is even, the parts are even. Otherwise, depending on the
+/// sizes, either the parts grow with the rank and the first ones are often empty, or one rank has all elements.
+fn tested_partition(count: usize, world: WorldSize, which: usize) -> Partition {
     let n = world.as_usize();
     let upto = |index: usize| count * index.pow(2) / n.pow(2);
     let counts: Vec<usize> = match (which % 2, (n + count) % 3) {
@@ -453,14 +469,14 @@ fn cut(count: usize, world: WorldSize, which: usize) -> Partition {
     Partition::from_counts(&counts).expect("the sum is small")
 }
 
-/// A whole buffer in which only the rank's own part is known.
+/// Returns a buffer for all parts that contains only the rank's own part.
 fn own_part(partition: &Partition, rank: Rank) -> Vec<Value> {
     let own = partition.range(rank);
     let value = |element| if own.contains(&element) { Value::own(rank, element) } else { Value::BLANK };
     (0..partition.total()).map(value).collect()
 }
 
-/// A whole buffer with each rank's part in its place.
+/// Returns a buffer that contains the parts of all ranks.
 fn every_part(partition: &Partition, world: WorldSize) -> Vec<Value> {
     let part = |rank| partition.range(rank).map(move |element| Value::own(rank, element));
     world.ranks().flat_map(part).collect()

@@ -1,17 +1,18 @@
 //! Binomial trees, for messages so short that the number of rounds determines the cost.
 //!
 //! The tree is that of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
-//! Int. J. High Performance Computing Applications 19 (2005). Ranks count from the root: the parent of rank r is r
-//! without its lowest set bit, and its children are r + 1, r + 2, r + 4, .. below that bit.
+//! Int. J. High Performance Computing Applications 19 (2005). With d = rank - root (modulo n), the parent of d is d
+//! without its lowest set bit, and the children of d are d + 1, d + 2, d + 4, .. for all powers of two below that bit.
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Reduce to `root`: ceil(log2 n) rounds; each rank but the root sends S bytes, the root receives up to ceil(log2 n) S.
+/// Reduces to `root` in ceil(log2 n) rounds. Each rank but the root sends S bytes. The root receives up to
+/// ceil(log2 n) S bytes.
 ///
-/// Children are reduced in a fixed order, the smallest subtree first, so that the result does not depend on the order
-/// of arrival. A receive waits for the one before, and the data of an early child stays in a socket's buffer, so this
-/// is for short messages only. The other ranks end with partial results.
+/// The contributions of the children are reduced in a fixed order, the smallest subtree first, so the result does not
+/// depend on the order of arrival. Each receive waits for the previous one, and data that arrives early must be stored
+/// until then. The algorithm is therefore for short messages. The buffers of the other ranks contain partial results.
 pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let place = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
@@ -30,9 +31,9 @@ pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sc
     Schedule { steps }
 }
 
-/// Broadcast from `root`: ceil(log2 n) rounds; the root sends up to ceil(log2 n) S bytes, each leaf nothing.
+/// Broadcasts from `root` in ceil(log2 n) rounds. The root sends up to ceil(log2 n) S bytes, and a leaf sends nothing.
 ///
-/// The largest subtree is sent first, because it has the longest path.
+/// A rank sends first to the child with the largest subtree, because that subtree has the longest path.
 pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let place = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
@@ -51,7 +52,7 @@ pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 struct TreePosition {
     world: WorldSize,
     root: Rank,
-    /// The number of places from the root to the rank.
+    /// The rank minus the root, modulo n.
     distance: u32,
 }
 
@@ -65,7 +66,7 @@ impl TreePosition {
         (self.distance != 0).then(|| self.world.after(self.root, rest))
     }
 
-    /// The children, the root of the smallest subtree first.
+    /// Returns the children, first the one with the smallest subtree.
     fn children(&self) -> Vec<Rank> {
         let mut children = Vec::new();
         let mut bit = 1;

@@ -1,4 +1,4 @@
-//! Files that are replaced as a whole: a reader sees the old content or the new, never a part.
+//! Replaces files atomically: a reader sees either the old content or the new content, never a part of it.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -8,33 +8,34 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FallocateFlags;
 
-/// Replaces the file at `path`: writes the temporary file `NAME.tmp` beside it, syncs it and renames it.
+/// Replaces the file at `path`: writes the temporary file `NAME.tmp` in the same directory, syncs it to the disk and renames it.
 ///
-/// If the process is killed, the temporary file stays, and the next write or [`check_space`] uses it again. A lock keeps two
-/// processes from writing it at once. If `path` is not a regular file (a pipe, a terminal, `/dev/null`), it is written directly.
+/// If the process is killed, the temporary file remains, and the next call of this function or of [`check_space`] overwrites
+/// it. A lock prevents two processes from writing the temporary file at the same time. If `path` is not a regular file (a pipe,
+/// a terminal, `/dev/null`), then this function writes to it directly.
 ///
 /// # Errors
 ///
-/// Any error of the operating system; the old file is then unchanged, and the temporary file removed.
+/// Any error of the operating system. The old file is then unchanged, and the temporary file is removed.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let target = resolve(path);
     if is_special(&target) {
         return OpenOptions::new().write(true).open(&target)?.write_all(bytes);
     }
-    let temporary = Temporary::create(&target)?;
-    // Opened before the rename: after it, nothing may fail.
+    let temporary = TemporaryFile::create(&target)?;
+    // The directory is opened before the rename, because after the rename this function must not return an error.
     let directory = File::open(&temporary.directory)?;
     temporary.file().write_all(bytes)?;
     temporary.file().sync_all()?;
     temporary.rename_to(&target)?;
     if let Err(error) = directory.sync_all() {
-        log::warn!("{} is written, but may be lost in a power failure: {error}", path.display());
+        log::warn!("{} was written, but a power failure may undo the write: {error}", path.display());
     }
     Ok(())
 }
 
-/// Checks that a file of `len` bytes can be written to `path` while the old one is still there: allocates the temporary file
-/// and removes it.
+/// Checks that a file of `len` bytes can be written to `path` while the old file still exists: allocates a temporary file of
+/// this size and removes it.
 ///
 /// # Errors
 ///
@@ -47,9 +48,9 @@ pub(crate) fn check_space(path: &Path, len: u64) -> io::Result<()> {
     if target.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into());
     }
-    let temporary = Temporary::create(&target)?;
+    let temporary = TemporaryFile::create(&target)?;
     match rustix::fs::fallocate(temporary.file(), FallocateFlags::empty(), 0, len) {
-        // The file system cannot allocate without writing.
+        // This file system cannot allocate space without writing.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
             let block = vec![0; 1 << 20];
             let mut left = len;
@@ -64,24 +65,25 @@ pub(crate) fn check_space(path: &Path, len: u64) -> io::Result<()> {
     }
 }
 
-/// The file that a symbolic link points to, so that the link stays.
+/// Returns the file that a symbolic link points to, so that the file is replaced and not the link.
 fn resolve(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
+/// Returns whether `path` is neither a regular file nor a directory, for example a pipe or a device.
 fn is_special(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
 }
 
-/// A temporary file that this process has locked. It is removed when it is dropped.
-struct Temporary {
-    /// `None` after it has been renamed.
+/// A temporary file that this process has locked. The file is removed on drop, unless it was renamed.
+struct TemporaryFile {
+    /// `None` after the file was renamed.
     file: Option<File>,
     path: PathBuf,
     directory: PathBuf,
 }
 
-impl Temporary {
+impl TemporaryFile {
     fn create(target: &Path) -> io::Result<Self> {
         let directory = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -97,7 +99,7 @@ impl Temporary {
                     let problem = format!("another process is writing {}", path.display());
                     return Err(io::Error::new(io::ErrorKind::ResourceBusy, problem));
                 }
-                // A file system without locks: go on without one.
+                // If the file system has no locks, continue without one.
                 Ok(()) | Err(TryLockError::Error(_)) => {}
             }
             // Before the lock was acquired, another process may have renamed or removed the file.
@@ -122,10 +124,10 @@ impl Temporary {
     }
 }
 
-impl Drop for Temporary {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
         if self.file.is_some() {
-            // An error that led here is the one to report.
+            // The caller returns the earlier error, because of which the file was not renamed.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -135,7 +137,8 @@ impl Drop for Temporary {
 mod tests {
     use super::*;
 
-    fn names(directory: &Path) -> Vec<OsString> {
+    /// Returns the sorted names of the files in a directory.
+    fn file_names(directory: &Path) -> Vec<OsString> {
         let mut names: Vec<_> =
             fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
@@ -154,30 +157,30 @@ mod tests {
         fs::create_dir(&blocked).unwrap();
         assert!(write(&blocked, b"three").is_err());
         assert!(check_space(&blocked, 1).is_err());
-        for absent in [write, |path: &Path, _: &[u8]| check_space(path, 1)] {
-            assert!(absent(&directory.path().join("absent/file"), b"three").is_err());
+        for operation in [write, |path: &Path, _: &[u8]| check_space(path, 1)] {
+            assert!(operation(&directory.path().join("absent/file"), b"three").is_err());
         }
-        assert_eq!(names(directory.path()), ["directory", "file"]);
+        assert_eq!(file_names(directory.path()), ["directory", "file"]);
         write(Path::new("/dev/null"), b"gone").unwrap();
         check_space(Path::new("/dev/null"), 1).unwrap();
     }
 
-    /// Temporary files used to carry the process id, so each killed process left one more.
+    /// Regression test: the names of temporary files contained the process id, so each killed process left another file.
     #[test]
-    fn the_temporary_file_of_a_killed_process_is_used_again() {
+    fn the_temporary_file_of_a_killed_process_is_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         fs::write(directory.path().join("file.tmp"), "a long half-written content").unwrap();
         write(&path, b"whole").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
-        assert_eq!(names(directory.path()), ["file"]);
+        assert_eq!(file_names(directory.path()), ["file"]);
     }
 
     #[test]
-    fn two_writers_at_once_are_refused() {
+    fn a_second_concurrent_writer_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
-        let other = Temporary::create(&path).unwrap();
+        let other = TemporaryFile::create(&path).unwrap();
         let error = write(&path, b"mine").unwrap_err();
         assert!(error.to_string().contains("another process is writing"), "{error}");
         drop(other);
@@ -188,6 +191,6 @@ mod tests {
     fn a_file_larger_than_the_disk_is_refused_and_removed() {
         let directory = tempfile::tempdir().unwrap();
         assert!(check_space(&directory.path().join("file"), 1 << 60).is_err());
-        assert!(names(directory.path()).is_empty());
+        assert!(file_names(directory.path()).is_empty());
     }
 }

@@ -1,15 +1,15 @@
 //! The batches of an epoch, and each rank's part of a batch.
 //!
-//! For each epoch all ranks draw the same permutation of the training set. Batch `b` is its `b`-th block of `batch_size` samples
-//! (the last one may be shorter), and each rank takes one contiguous part of it. So batches do not depend on the world size, and
-//! every sample is used exactly once an epoch.
+//! For each epoch, all ranks draw the same permutation of the training set. Batch `b` is the `b`-th block of `batch_size`
+//! samples of this permutation (the last block may be shorter). Each rank processes one contiguous part of every batch. So
+//! batches do not depend on the world size, and every sample is used exactly once per epoch.
 
 use std::ops::Range;
 
 use super::random;
 use crate::types::{Rank, WorldSize};
 
-/// The samples of an epoch in the order of their use.
+/// The samples of an epoch in the order in which they are used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Batches {
     order: Vec<u32>,
@@ -17,11 +17,12 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// The batches of epoch `epoch` (from 0) over `samples` samples. A batch that holds all samples is not shuffled.
+    /// Returns the batches of epoch `epoch` (counted from 0) over `samples` samples. A batch that holds all samples is not
+    /// shuffled.
     ///
     /// # Panics
     ///
-    /// If `batch_size` is 0 or `samples` does not fit 32 bits. The limits of the configuration and of the data exclude both.
+    /// If `batch_size` is 0, or if `samples` does not fit 32 bits. Checked configurations and data sets exclude both.
     pub fn new(seed: u64, epoch: u64, samples: usize, batch_size: usize) -> Self {
         assert!(batch_size > 0, "a batch holds at least one sample");
         let samples = u32::try_from(samples).expect("data sets are limited to 2^31 samples");
@@ -33,19 +34,19 @@ impl Batches {
         Self { order, batch_size }
     }
 
-    /// The number of batches.
+    /// Returns the number of batches.
     pub fn count(&self) -> usize {
         self.order.len().div_ceil(self.batch_size)
     }
 
-    /// The samples of a batch, of all ranks together; empty after the last batch.
+    /// Returns the samples that all ranks together process in batch `index`. After the last batch, the slice is empty.
     pub fn batch(&self, index: usize) -> &[u32] {
         self.order.chunks(self.batch_size).nth(index).unwrap_or_default()
     }
 }
 
-/// The part of `len` items that `rank` takes. Parts are contiguous, in rank order, cover all items, and differ in length by at
-/// most one. If there are fewer items than ranks, some parts are empty.
+/// Returns the range of `len` items that `rank` processes. The ranges of the ranks follow each other in rank order, cover all
+/// items, and differ in length by at most one. If there are fewer items than ranks, some ranges are empty.
 pub fn part(len: usize, rank: Rank, world: WorldSize) -> Range<usize> {
     let (rank, world) = (rank.index(), world.as_usize());
     let (each, longer) = (len / world, len % world);
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// If a sample were used twice or never, 4 ranks would compute another result than one.
+        /// If a sample were used twice or never, the result would depend on the number of ranks.
         #[test]
         fn the_ranks_use_every_sample_once(
             ranks in 1_u32..=9, samples in 1_usize..400, batch_size in 1_usize..70, seed: u64, epoch in 0_u64..5
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn epochs_differ() {
+    fn two_epochs_use_different_orders() {
         assert_ne!(Batches::new(1, 0, 100, 10), Batches::new(1, 1, 100, 10));
     }
 }

@@ -1,12 +1,13 @@
-//! Gradients are reduced in buckets while the backward pass still computes.
+//! Reduces gradients in buckets while the backward pass is still running.
 //!
-//! The method is that of Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020):
-//! the backward pass goes from the last parameter to the first, and a bucket is sent as soon as all its gradients are known.
+//! The backward pass goes from the last parameter to the first, and the all-reduce of a bucket starts as soon as all gradients
+//! of the bucket are final. Li et al. describe this method in "`PyTorch` Distributed: experiences on accelerating data parallel
+//! training", VLDB 13 (2020).
 //!
-//! Bucket boundaries depend on the number of parameters and on the bucket size alone, so they are the same on all ranks. They
-//! do not depend on the pieces in which the backward pass reports gradients: a rank without samples reports whole layers.
+//! Bucket boundaries depend only on the number of parameters and on the bucket size, so they are the same on all ranks. They do
+//! not depend on the ranges in which the backward pass reports gradients: a rank without samples reports whole layers.
 //!
-//! Buckets are memory of the group, which ranks of one host reduce in place. The first step allocates them.
+//! The first step allocates a buffer for each bucket with [`Group::alloc`]. Ranks on the same host reduce such buffers in place.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,31 +21,33 @@ use crate::types::{Element, ReduceOp};
 /// The default size of a bucket in bytes: see `docs/results/training-and-python.md`.
 pub const BUCKET_BYTES: usize = 1 << 20;
 
-/// The buckets of one step.
+/// Divides the gradients of each step into buckets and reduces them.
 pub(crate) struct Buckets {
+    /// The number of elements in a full bucket.
     elements: usize,
     compression: Compression,
-    /// Gradients that are final and not yet in a bucket. The backward pass extends the range downwards.
+    /// The range of gradients that are final but not yet in a bucket. The backward pass extends it towards index 0.
     ready: Range<usize>,
+    /// The buckets that are being reduced, each with its range of gradients, in the order in which they were started.
     in_flight: VecDeque<(Range<usize>, PendingBucket)>,
-    /// Buffers of earlier steps; one of the three lists is used.
+    /// Buffers of earlier steps. `compression` decides which of the three lists is used.
     free_f32: FreeBuffers<f32>,
     free_f16: FreeBuffers<f16>,
     free_bf16: FreeBuffers<bf16>,
 }
 
-/// A bucket whose all-reduce has begun.
+/// A bucket whose all-reduce has started.
 enum PendingBucket {
     F32(Handle<SharedBuffer<f32>>),
     F16(Handle<SharedBuffer<f16>>),
     Bf16(Handle<SharedBuffer<bf16>>),
 }
 
-/// Buffers that can be used again, in the order of their buckets: each step uses a buffer for the same gradients.
+/// Buffers that can be reused, in the order of their buckets. So a buffer holds the same range of gradients in every step.
 struct FreeBuffers<T: Element>(VecDeque<SharedBuffer<T>>);
 
 impl<T: Element> FreeBuffers<T> {
-    /// A buffer of `count` elements, which is the same number on all ranks.
+    /// Returns a buffer of `count` elements: the next free buffer, or a new one. `count` must be the same on all ranks.
     fn take(&mut self, group: &mut Group, count: usize) -> Result<SharedBuffer<T>, Error> {
         match self.0.pop_front() {
             Some(buffer) if buffer.len() == count => Ok(buffer),
@@ -60,7 +63,7 @@ impl<T: Element> Default for FreeBuffers<T> {
 }
 
 impl Buckets {
-    /// Buckets of `bytes` bytes of gradients each; the last one may be shorter.
+    /// Creates buckets of `bytes` bytes of `f32` gradients each. The last bucket of a step may be shorter.
     pub(crate) fn new(bytes: usize, compression: Compression) -> Self {
         let elements = (bytes / size_of::<f32>()).max(1);
         Self {
@@ -74,12 +77,13 @@ impl Buckets {
         }
     }
 
-    /// Elements of a bucket.
+    /// Returns the number of elements in a full bucket.
     pub(crate) fn elements(&self) -> usize {
         self.elements
     }
 
-    /// Adds final gradients, which end where the ones that were added before begin, and sends each bucket that is full.
+    /// Adds a range of final gradients, which must end where the range of the previous call begins. Starts the all-reduce of
+    /// each bucket that is now full.
     pub(crate) fn add(
         &mut self,
         group: &mut Group,
@@ -90,19 +94,19 @@ impl Buckets {
         while self.ready.len() >= self.elements {
             let bucket = self.ready.end - self.elements..self.ready.end;
             self.ready.end = bucket.start;
-            self.send(group, bucket, gradients)?;
+            self.start_all_reduce(group, bucket, gradients)?;
         }
         Ok(())
     }
 
-    /// Sends the gradients that are left; they do not fill a bucket.
+    /// Starts the all-reduce of the remaining gradients, which do not fill a bucket.
     pub(crate) fn flush(&mut self, group: &mut Group, gradients: &[f32]) -> Result<(), Error> {
         let rest = std::mem::replace(&mut self.ready, 0..0);
-        if rest.is_empty() { Ok(()) } else { self.send(group, rest, gradients) }
+        if rest.is_empty() { Ok(()) } else { self.start_all_reduce(group, rest, gradients) }
     }
 
-    /// Waits for all buckets. `on_reduced` is called with the range and the sums of each, in the order in which they were
-    /// sent, while later ones are still being reduced. Afterwards the content of `gradients` is unspecified.
+    /// Waits for all buckets. Calls `on_reduced` with the range and the sums of each bucket, in the order in which the buckets
+    /// were started, while later buckets are still being reduced. Afterwards, the content of `gradients` is unspecified.
     pub(crate) fn drain(
         &mut self,
         gradients: &mut [f32],
@@ -133,7 +137,13 @@ impl Buckets {
         Ok(())
     }
 
-    fn send(&mut self, group: &mut Group, range: Range<usize>, gradients: &[f32]) -> Result<(), Error> {
+    /// Copies the gradients of `range` into a buffer and starts its all-reduce.
+    fn start_all_reduce(
+        &mut self,
+        group: &mut Group,
+        range: Range<usize>,
+        gradients: &[f32],
+    ) -> Result<(), Error> {
         let source = &gradients[range.clone()];
         let (count, op) = (source.len(), ReduceOp::Sum);
         let bucket = match self.compression {
@@ -143,11 +153,11 @@ impl Buckets {
                 PendingBucket::F32(group.all_reduce_async(buffer, op)?)
             }
             Compression::Fp16 => {
-                let buffer = narrow(source, self.free_f16.take(group, count)?);
+                let buffer = encode(source, self.free_f16.take(group, count)?);
                 PendingBucket::F16(group.all_reduce_async(buffer, op)?)
             }
             Compression::Bf16 => {
-                let buffer = narrow(source, self.free_bf16.take(group, count)?);
+                let buffer = encode(source, self.free_bf16.take(group, count)?);
                 PendingBucket::Bf16(group.all_reduce_async(buffer, op)?)
             }
         };
@@ -156,7 +166,8 @@ impl Buckets {
     }
 }
 
-fn narrow<H: Narrow>(source: &[f32], mut buffer: SharedBuffer<H>) -> SharedBuffer<H> {
+/// Writes the elements of `source` to `buffer` in half precision and returns `buffer`.
+fn encode<H: Narrow>(source: &[f32], mut buffer: SharedBuffer<H>) -> SharedBuffer<H> {
     H::encode(source, &mut buffer);
     buffer
 }
@@ -165,18 +176,18 @@ fn narrow<H: Narrow>(source: &[f32], mut buffer: SharedBuffer<H>) -> SharedBuffe
 mod tests {
     use super::*;
 
-    /// A rank without samples reports a layer in one piece, the others in slices. When boundaries followed the pieces, the ranks
-    /// started all-reduces of different lengths and the job ended.
+    /// Regression test: a rank without samples reports a layer as one range, while other ranks report it in several ranges. When
+    /// bucket boundaries depended on these ranges, the ranks started all-reduces of different lengths and the job failed.
     #[test]
-    fn boundaries_do_not_depend_on_the_pieces_that_are_reported() {
+    fn bucket_boundaries_do_not_depend_on_the_reported_ranges() {
         let gradients: Vec<f32> = (0..1000).map(|value| value as f32).collect();
         let mut boundaries = Vec::new();
-        for piece in [1, 7, 64, 100, 1000] {
+        for range_elements in [1, 7, 64, 100, 1000] {
             let mut group = Group::solo();
             let mut buckets = Buckets::new(64 * size_of::<f32>(), Compression::None);
             let mut end = gradients.len();
             while end > 0 {
-                let start = end.saturating_sub(piece);
+                let start = end.saturating_sub(range_elements);
                 buckets.add(&mut group, start..end, &gradients).unwrap();
                 end = start;
             }

@@ -1,5 +1,6 @@
-//! Checkpoints: a safetensors file with the parameters under `PyTorch`'s names, the optimiser's state and the position of the
-//! run. A resumed run computes the same as one that was never stopped, on any number of ranks.
+//! Checkpoints. A checkpoint is a safetensors file with the parameters (named as in `PyTorch`), the state of the optimizer and
+//! the position of the run. A resumed run computes the same result as an uninterrupted run, and may use a different number of
+//! ranks.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,15 +16,16 @@ use super::data::Standardizer;
 use super::model::{Network, Scale};
 use super::report::{EpochRecord, parameters_hash};
 
-/// The file's name within the checkpoint directory.
+/// The name of the file in the checkpoint directory.
 pub const FILE_NAME: &str = "checkpoint.safetensors";
+/// The format that this version writes.
 const FORMAT: &str = "ringtrain-2";
-/// The format of earlier versions, which lacks some of the identity's entries and the learning rate.
+/// The format that earlier versions wrote, without the learning rate and without some entries of [`RunIdentity`].
 const FORMAT_1: &str = "ringtrain-1";
-/// The most bytes that names, metadata and history may take beside the tensors.
+/// The maximum size in bytes of the names, the metadata and the history in a checkpoint.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// The bytes that they take in a usual run.
-const HEADER_BYTES_USUAL: u64 = 1 << 16;
+/// The size in bytes that [`check_space`] assumes for the names, the metadata and the history.
+const HEADER_BYTES_ASSUMED: u64 = 1 << 16;
 
 /// A checkpoint or report that cannot be used or written.
 #[derive(thiserror::Error)]
@@ -32,30 +34,30 @@ pub enum CheckpointError {
     /// The operating system returned an error.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What failed, as a verb.
+        /// The operation that failed, as a verb, such as `read`.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// The reason.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A checkpoint cannot be saved.
     #[error(
-        "cannot save checkpoints of {bytes} bytes (two at a time) to {}: {source}; free some space or name another --checkpoint \
+        "cannot save checkpoints to {}, which need {bytes} bytes: {source}; free some space or pass another --checkpoint \
          directory",
         path.display()
     )]
     NoSpace {
         /// The file.
         path: PathBuf,
-        /// The bytes that are needed.
+        /// The number of bytes that are needed.
         bytes: u64,
-        /// The reason.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The file is damaged.
     #[error(
-        "{} is truncated or corrupt ({problem}); restore it from a copy, or name another --checkpoint directory",
+        "{} is truncated or corrupt ({problem}); restore it from a copy, or pass another --checkpoint directory",
         path.display()
     )]
     Corrupt {
@@ -64,10 +66,10 @@ pub enum CheckpointError {
         /// What is wrong.
         problem: String,
     },
-    /// The checkpoint is from another run.
+    /// The checkpoint was saved by a run with different options or data.
     #[error(
-        "{} does not fit: it was made with {what} {found}, this run has {what} {wanted}; resume with the options that it was \
-         made with, or name another --checkpoint directory",
+        "cannot resume from {}: it was saved with {what} {found}, but this run has {what} {wanted}; resume with the original \
+         options, or pass another --checkpoint directory",
         path.display()
     )]
     Unfit {
@@ -75,34 +77,37 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The option, or the property of the data, that differs.
         what: String,
-        /// The checkpoint's value.
+        /// The value in the checkpoint.
         found: String,
-        /// This run's value.
+        /// The value in this run.
         wanted: String,
     },
-    /// The checkpoint was made with other data of the same size.
+    /// The checkpoint was saved by a run with different data of the same size.
     #[error(
-        "{} does not fit: it was made with --data {found}, and --data {wanted} of this run holds other values; resume with \
-         the data that it was made with, or name another --checkpoint directory",
+        "cannot resume from {}: it was saved with --data {found}, but --data {wanted} of this run contains different values; \
+         resume with the original data, or pass another --checkpoint directory",
         path.display()
     )]
     OtherData {
         /// The file.
         path: PathBuf,
-        /// The name of the data it was made with.
+        /// The name of the data with which the checkpoint was saved.
         found: String,
-        /// The name of this run's data.
+        /// The name of the data of this run.
         wanted: String,
     },
-    /// There is a checkpoint, and `--resume` was not given.
-    #[error("{} exists; pass --resume to go on from it, or name another --checkpoint directory", path.display())]
+    /// A checkpoint exists, and `--resume` was not given.
+    #[error(
+        "{} already exists; pass --resume to continue from it, or pass another --checkpoint directory",
+        path.display()
+    )]
     Exists {
         /// The file.
         path: PathBuf,
     },
 }
 
-/// `main` and `unwrap` print errors by `Debug`, so it writes the same sentence as `Display`.
+/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
 impl fmt::Debug for CheckpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -115,77 +120,80 @@ impl CheckpointError {
     }
 }
 
-/// The position of a run.
+/// The position of a run: how many epochs and steps are done.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Position {
-    /// The epoch, counted from 0.
+    /// The current epoch, counted from 0.
     pub epoch: u64,
-    /// The epoch's next step, counted from 0.
+    /// The next step of this epoch, counted from 0.
     pub step: u64,
-    /// Steps taken since the run began.
+    /// The number of steps since the run began.
     pub steps_total: u64,
-    /// Steps taken when the momentum of Nesterov's rule last started from 0.
+    /// The value of `steps_total` when the momentum of Nesterov's rule was last reset to 0.
     pub momentum_start: u64,
-    /// Sum of the losses of the epoch's samples so far.
+    /// The sum of the losses of the samples that this epoch has used so far.
     pub loss_sum: f64,
-    /// Number of these samples.
+    /// The number of samples that this epoch has used so far.
     pub samples: u64,
 }
 
 impl Position {
-    /// As numbers that can be broadcast.
+    /// Returns the position as numbers that can be broadcast.
     pub(crate) fn to_words(self) -> [u64; 6] {
         let Self { epoch, step, steps_total, momentum_start, loss_sum, samples } = self;
         [epoch, step, steps_total, momentum_start, loss_sum.to_bits(), samples]
     }
 
-    /// Back from [`to_words`](Self::to_words).
+    /// Returns the position that [`to_words`](Self::to_words) converted to `words`.
     pub(crate) fn from_words(words: [u64; 6]) -> Self {
         let [epoch, step, steps_total, momentum_start, loss_sum, samples] = words;
         Self { epoch, step, steps_total, momentum_start, loss_sum: f64::from_bits(loss_sum), samples }
     }
 }
 
+/// The keys of the position in the metadata, in the order of [`Position::to_words`].
 const POSITION_KEYS: [&str; 6] =
     ["epoch", "step", "steps_total", "momentum_start", "epoch_loss_sum_bits", "epoch_samples"];
 
-/// Everything that changes as a run goes on.
+/// All values that change during a run.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct TrainingState {
     pub(crate) position: Position,
-    /// `None` until it has been decided, and in checkpoints of earlier versions.
+    /// `None` before the run has chosen a rate, and in checkpoints of earlier versions.
     pub(crate) learning_rate: Option<f32>,
     pub(crate) parameters: Vec<f32>,
-    /// The optimiser's vectors.
+    /// The state vectors of the optimizer.
     pub(crate) optimizer: Vec<Vec<f32>>,
+    /// The results of the epochs that were recorded so far.
     pub(crate) history: Vec<EpochRecord>,
 }
 
-/// What must be the same in a checkpoint and in the run that goes on from it.
+/// The properties of a run that do not change. A run can resume from a checkpoint if `entries` and `data_hash` are the same in
+/// both.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct RunIdentity {
-    /// Compared in this order; the first difference is reported.
+    /// The options and the sizes of the data. They are compared in this order, and the first difference is reported.
     pub(crate) entries: Vec<IdentityEntry>,
-    /// The name of the data, for messages: a file may have moved.
+    /// The name of the data, used only in messages, because a file may have been moved.
     pub(crate) data_name: String,
-    /// A hash of the data's content.
+    /// A hash of the content of the data.
     pub(crate) data_hash: String,
-    /// The names of the optimiser's vectors.
+    /// The names of the optimizer's state vectors.
     pub(crate) optimizer_names: &'static [&'static str],
-    /// How features are standardised; saved for programs that use the model.
+    /// The mean and deviation with which features are standardized. They are saved for programs that use the model.
     pub(crate) standardizer: Option<Standardizer>,
-    /// How outputs are brought into the target's unit; saved for the same reason.
+    /// The mean and deviation that convert outputs to the unit of the target. They are saved for programs that use the model.
     pub(crate) scale: Scale,
-    /// The classes' names.
+    /// The names of the classes.
     pub(crate) classes: Vec<String>,
 }
 
-/// One value of an [`RunIdentity`].
+/// An option of a run or a size of its data.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct IdentityEntry {
     /// The key in the checkpoint's metadata.
     pub(crate) key: &'static str,
-    /// The option that decides it, for messages.
+    /// The name in messages: the command-line option or the size.
     pub(crate) option: &'static str,
     pub(crate) value: String,
 }
@@ -204,8 +212,8 @@ fn from_bytes(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
-/// Writes a checkpoint into `directory`, which is created if it does not exist. The previous checkpoint stays until the new
-/// one is safely on the disk.
+/// Writes a checkpoint into `directory`, which is created if it does not exist. The previous checkpoint is replaced only after
+/// the new checkpoint is on the disk.
 pub(crate) fn save(
     directory: &Path,
     network: &Network,
@@ -244,7 +252,7 @@ pub(crate) fn save(
     metadata.insert("state_hash".into(), state_hash(state));
     let views = tensors.iter().map(|tensor| {
         let view = TensorView::new(Dtype::F32, tensor.shape.clone(), &tensor.bytes);
-        (tensor.name.as_str(), view.expect("a tensor has as many bytes as its shape says"))
+        (tensor.name.as_str(), view.expect("the number of bytes of a tensor matches its shape"))
     });
     let fail = |action, source| CheckpointError::io(action, &path, source);
     let bytes = safetensors::serialize(views, Some(metadata))
@@ -258,27 +266,29 @@ fn create_directory(directory: &Path) -> Result<(), CheckpointError> {
         .map_err(|error| CheckpointError::io("create the directory", directory, error))
 }
 
-/// Checks that checkpoints can be saved in `directory` while the previous one is still there: creates the directory if it does
-/// not exist, and for a moment a file as large as they need.
+/// Checks that checkpoints can be saved in `directory` while the previous checkpoint still exists. Creates the directory if it
+/// does not exist, and temporarily allocates a file of the required size.
 pub(crate) fn check_space(
     directory: &Path,
     network: &Network,
     identity: &RunIdentity,
 ) -> Result<(), CheckpointError> {
     create_directory(directory)?;
+    // While a checkpoint is being saved, the previous one still exists.
     let copies = if exists(directory)? { 1 } else { 2 };
-    let bytes = copies * (tensor_bytes(network, identity) + HEADER_BYTES_USUAL);
+    let bytes = copies * (tensor_bytes(network, identity) + HEADER_BYTES_ASSUMED);
     let path = directory.join(FILE_NAME);
     atomic_file::check_space(&path, bytes).map_err(|source| CheckpointError::NoSpace { path, bytes, source })
 }
 
-/// Bytes of all tensors in a checkpoint.
+/// Returns the size in bytes of all tensors in a checkpoint.
 fn tensor_bytes(network: &Network, identity: &RunIdentity) -> u64 {
     let vectors = 1 + identity.optimizer_names.len();
     let standardizer_values = identity.standardizer.as_ref().map_or(0, |standard| 2 * standard.mean.len());
     4 * (vectors * network.parameter_count() + standardizer_values) as u64
 }
 
+/// Returns a hash of the parameters and of the optimizer's state vectors.
 fn state_hash(state: &TrainingState) -> String {
     let parts: Vec<String> = std::iter::once(&state.parameters)
         .chain(&state.optimizer)
@@ -287,13 +297,13 @@ fn state_hash(state: &TrainingState) -> String {
     parts.join("+")
 }
 
-/// Whether `directory` holds a checkpoint.
+/// Returns whether `directory` contains a checkpoint.
 pub(crate) fn exists(directory: &Path) -> Result<bool, CheckpointError> {
     let path = directory.join(FILE_NAME);
     path.try_exists().map_err(|error| CheckpointError::io("look for", &path, error))
 }
 
-/// The identity entries of a checkpoint that differ from this run's, as an error.
+/// Returns an error if the format, an option or the data of a checkpoint does not match this run.
 fn check_identity(
     path: &Path,
     identity: &RunIdentity,
@@ -301,7 +311,7 @@ fn check_identity(
 ) -> Result<(), CheckpointError> {
     let corrupt = |key: &str| CheckpointError::Corrupt {
         path: path.to_owned(),
-        problem: format!("it does not say its {key}"),
+        problem: format!("its {key} is missing"),
     };
     let format = metadata.get("format").ok_or_else(|| corrupt("format"))?;
     if format != FORMAT && format != FORMAT_1 {
@@ -328,7 +338,7 @@ fn check_identity(
         }
     }
     if *metadata.get("data").ok_or_else(|| corrupt("data"))? != identity.data_hash {
-        let found = metadata.get("data_name").cloned().unwrap_or_else(|| "of an unknown name".into());
+        let found = metadata.get("data_name").cloned().unwrap_or_else(|| "(name unknown)".into());
         return Err(CheckpointError::OtherData {
             path: path.to_owned(),
             found,
@@ -338,7 +348,7 @@ fn check_identity(
     Ok(())
 }
 
-/// Reads the checkpoint in `directory`; `None` if there is none.
+/// Reads the checkpoint in `directory`. Returns `None` if there is no checkpoint.
 pub(crate) fn load(
     directory: &Path,
     network: &Network,
@@ -358,7 +368,8 @@ pub(crate) fn load(
     let read_error = |error| CheckpointError::io("read", &path, error);
     let file_bytes = fs::metadata(&path).map_err(read_error)?.len();
     let tensor_bytes = tensor_bytes(network, identity);
-    let too_long = |bytes: u64| unfit("size in bytes", bytes.to_string(), format!("about {tensor_bytes}"));
+    let too_long =
+        |bytes: u64| unfit("a size in bytes of", bytes.to_string(), format!("about {tensor_bytes}"));
     let bytes_max = tensor_bytes + HEADER_BYTES_MAX;
     if file_bytes > bytes_max {
         return Err(too_long(file_bytes));
@@ -370,7 +381,7 @@ pub(crate) fn load(
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| corrupt(error.to_string()))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| corrupt(error.to_string()))?;
     let metadata = header.metadata().as_ref().ok_or_else(|| corrupt("it has no metadata".into()))?;
-    let value = |key: &str| metadata.get(key).ok_or_else(|| corrupt(format!("it does not say its {key}")));
+    let value = |key: &str| metadata.get(key).ok_or_else(|| corrupt(format!("its {key} is missing")));
     check_identity(&path, identity, metadata)?;
     let tensor = |name: &str, shape: &[usize]| match tensors.tensor(name) {
         Ok(view) if view.dtype() == Dtype::F32 && view.shape() == shape => Ok(from_bytes(view.data())),
@@ -401,12 +412,12 @@ pub(crate) fn load(
     };
     state.history = serde_json::from_str(value("history")?).map_err(|error| corrupt(error.to_string()))?;
     if *value("state_hash")? != state_hash(&state) {
-        return Err(corrupt("its content does not match its own hash".into()));
+        return Err(corrupt("its content does not match its hash".into()));
     }
     Ok(Some(state))
 }
 
-/// At most the first `bytes_max` bytes of a file. A file may be longer than its metadata says.
+/// Reads at most the first `bytes_max` bytes of a file, because a file may be longer than its metadata says.
 fn read_at_most(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(bytes_max).read_to_end(&mut bytes)?;

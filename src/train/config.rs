@@ -7,67 +7,70 @@ use super::model::ModelSpec;
 use super::optimizer::Rule;
 use crate::codec::Compression;
 
-/// A checked configuration. All ranks must have the same one; only paths may differ.
+/// The checked configuration of a run. It must be the same on all ranks, except for paths.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
-    /// Where the data is.
+    /// The source of the data.
     pub source: DataSource,
-    /// The target's column in a table.
+    /// The name or number of the column to predict. Needed only for a table.
     pub target: Option<String>,
-    /// Whether the first row of a table holds the columns' names.
+    /// Whether the first row of a table holds the names of the columns.
     pub header: Header,
-    /// The part of the rows that is kept for testing if the data has no test set; at least 0, below 1.
+    /// The fraction of the rows that is used for testing if the data has no test set: at least 0 and below 1.
     pub test_fraction: f64,
-    /// The model; `None` for [`default_model`].
+    /// The model. `None` selects [`default_model`].
     pub model: Option<ModelSpec>,
-    /// What is learned; `None` if the model or the target decides.
+    /// Whether to predict classes or numbers. `None` lets the model or the target decide.
     pub task: Option<Task>,
     /// Whether features and numeric targets are scaled to mean 0 and standard deviation 1.
     pub standardize: bool,
-    /// The optimiser. `None` for [`Rule::Nesterov`] where a model without hidden layers is trained on a table of at most
-    /// 2^24 values and no batch size is given, and for [`Rule::Adam`] elsewhere.
+    /// The update rule of the optimizer. `None` selects [`Rule::Nesterov`] if the model has no hidden layers, the data is a
+    /// table of at most 2^24 values, and no batch size is given. Otherwise, `None` selects [`Rule::Adam`].
     pub rule: Option<Rule>,
-    /// Its learning rate. `None` for the checkpoint's if the run goes on from one, else for the default of rule and model.
+    /// The learning rate. `None` selects the rate of the checkpoint in a resumed run, and otherwise the default for the rule
+    /// and the model.
     pub learning_rate: Option<f32>,
-    /// L2 regularisation.
+    /// The factor of L2 regularization.
     pub weight_decay: f32,
-    /// Samples of a step, of all ranks together; at least 1. `None` for the whole training set with [`Rule::Nesterov`], and
-    /// for [`BATCH_SIZE_DEFAULT`](super::BATCH_SIZE_DEFAULT) with other rules.
+    /// The number of samples that all ranks together process in a step; at least 1. `None` selects the whole training set for
+    /// [`Rule::Nesterov`], and [`BATCH_SIZE_DEFAULT`](super::BATCH_SIZE_DEFAULT) for other rules.
     pub batch_size: Option<usize>,
-    /// Passes over the training set, including those before a resumption. `None` for as many as the loss needs where the
-    /// whole training set is a batch, and for [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) elsewhere.
+    /// The number of passes over the training set, including those before a resumption. If `None`, a run with
+    /// [`Rule::Nesterov`] whose batch is the whole training set ends when the loss no longer falls. Other runs take
+    /// [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs.
     pub epochs: Option<u64>,
-    /// Decides the initial parameters and the order of the samples.
+    /// The seed for the initial parameters and the order of the samples.
     pub seed: u64,
-    /// How gradients are sent.
+    /// The format in which gradients are sent.
     pub compression: Compression,
-    /// Bytes of gradients that are reduced together while the backward pass still computes; `None` to reduce all after it.
+    /// The size in bytes of a bucket of gradients. Each bucket is reduced while the backward pass computes the next one.
+    /// `None` reduces all gradients after the backward pass.
     pub bucket_bytes: Option<usize>,
-    /// Where to save.
+    /// Where to save checkpoints. `None` saves no checkpoints.
     pub checkpoint: Option<Checkpoint>,
-    /// Where rank 0 writes its report.
+    /// The path at which rank 0 writes its report. `None` writes no report.
     pub report: Option<PathBuf>,
 }
 
-/// Where to save, and what to do if there is a checkpoint already.
+/// Where to save checkpoints, and what to do if one already exists.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Checkpoint {
     /// The directory.
     pub directory: PathBuf,
-    /// What to do if there is a checkpoint already.
+    /// What to do if a checkpoint already exists.
     pub existing: Existing,
 }
 
-/// What to do if there is a checkpoint already.
+/// What to do if a checkpoint already exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Existing {
-    /// Go on from it.
+    /// Resume from the checkpoint.
     Resume,
-    /// End with an error, so that it is not overwritten.
+    /// Return an error, so that the checkpoint is not overwritten.
     Refuse,
 }
 
-/// The default model.
+/// Returns the default model for a task.
 pub fn default_model(task: Task) -> ModelSpec {
     match task {
         Task::Classification => ModelSpec::Mlp(vec![128]),
@@ -75,10 +78,10 @@ pub fn default_model(task: Task) -> ModelSpec {
     }
 }
 
-/// The default learning rate. Models without hidden layers are convex and allow larger steps of Adam. Their plain steps must
-/// shrink in proportion to 1 / features, because the curvature of their loss grows with the number of features.
+/// Returns the default learning rate. A model without hidden layers is convex and allows a larger rate for Adam. With SGD or
+/// momentum, linear regression needs a smaller rate, because the curvature of its loss grows with the number of features.
 ///
-/// For [`Rule::Nesterov`] on a model without hidden layers a run uses 1 / the largest curvature of its loss instead.
+/// A run with [`Rule::Nesterov`] and a model without hidden layers uses 1 / (the largest curvature of its loss) instead.
 pub fn default_learning_rate(rule: Rule, model: &ModelSpec) -> f32 {
     match (rule, model) {
         (Rule::Sgd, ModelSpec::Linear) => 0.01,
@@ -91,7 +94,7 @@ pub fn default_learning_rate(rule: Rule, model: &ModelSpec) -> f32 {
 }
 
 impl Config {
-    /// The task that the model or `--task` demands; `None` if the target decides.
+    /// Returns the task that the model or `--task` requires. Returns `None` if the target decides.
     pub fn task(&self) -> Option<Task> {
         match &self.model {
             Some(ModelSpec::Linear) => Some(Task::Regression),
@@ -100,10 +103,10 @@ impl Config {
         }
     }
 
-    /// The options that must be the same on all ranks, with their values.
-    pub(crate) fn shared(&self) -> Vec<(&'static str, String)> {
+    /// Returns the names and values of the options that must be the same on all ranks.
+    pub(crate) fn shared_options(&self) -> Vec<(&'static str, String)> {
         vec![
-            // Paths of data may differ between hosts. Its content is compared after it has been read.
+            // The path of the data may differ between hosts. The content is compared after it has been read.
             ("--target", format!("{:?}", self.target)),
             ("--header or --no-header", format!("{:?}", self.header)),
             ("--test-fraction", self.test_fraction.to_string()),

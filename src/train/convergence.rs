@@ -1,28 +1,29 @@
-//! Whether the loss still falls: when to end a run, and when to advise a longer one.
+//! Decides whether the loss still falls: when to end a run, and when to advise a longer run.
 
 use super::report::EpochRecord;
 
-/// A loss that changes by less than this part of the constant prediction's from one record to the next has converged.
+/// The loss has converged if it changes by less than this fraction of the loss of a constant prediction between two records.
 const CONVERGED: f64 = 1e-6;
-/// The part of its whole fall by which a loss falls in the last tenth of a run that should have been longer. The loss of a convex
-/// model has an optimum that the run should reach; that of a network may fall for ever while the test loss rises.
+/// A longer run is advised if the loss falls by more than this fraction of its total fall in the last tenth of the run. The
+/// limit is smaller for a convex model, because the run should reach its optimum. The training loss of a network may fall
+/// forever while the test loss rises.
 const STILL_FALLING_CONVEX: f64 = 0.001;
 const STILL_FALLING: f64 = 0.01;
 
-/// Whether the training loss has stopped to change. `constant_loss` is the mean loss of the best constant prediction.
+/// Returns whether the training loss has stopped changing. `constant_loss` is the mean loss of the best constant prediction.
 pub(crate) fn has_converged(history: &[EpochRecord], constant_loss: f64) -> bool {
     let [.., before, last] = history else { return false };
     (before.train_loss - last.train_loss).abs() < CONVERGED * constant_loss
 }
 
-/// Whether the training loss still fell noticeably in the last tenth of the run.
+/// Returns whether the training loss still fell noticeably in the last tenth of the run.
 pub(crate) fn is_still_improving(history: &[EpochRecord], constant_loss: f64, convex: bool) -> bool {
     let [first, .., last] = history else { return false };
     let tenth = (history.len() / 10).max(1);
-    let fall = history[history.len() - 1 - tenth].train_loss - last.train_loss;
-    let whole = first.train_loss.max(constant_loss) - last.train_loss;
-    fall > if convex { STILL_FALLING_CONVEX } else { STILL_FALLING } * whole
-        && fall > CONVERGED * constant_loss
+    let recent_fall = history[history.len() - 1 - tenth].train_loss - last.train_loss;
+    let total_fall = first.train_loss.max(constant_loss) - last.train_loss;
+    recent_fall > if convex { STILL_FALLING_CONVEX } else { STILL_FALLING } * total_fall
+        && recent_fall > CONVERGED * constant_loss
 }
 
 #[cfg(test)]
@@ -44,18 +45,18 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_still_falls_is_told_from_one_that_has_converged() {
+    fn falling_losses_and_converged_losses_are_distinguished() {
         let slow = history(|epoch| 1.0 - 0.0001 * epoch);
-        let half = history(|epoch| 0.5 + 0.5 * (-epoch / 20.0).exp());
-        let done = history(|epoch| 0.5 + 0.5 * (-epoch).exp());
+        let unfinished = history(|epoch| 0.5 + 0.5 * (-epoch / 20.0).exp());
+        let finished = history(|epoch| 0.5 + 0.5 * (-epoch).exp());
         let noise = history(|epoch| 0.5 + 1e-4 * (epoch * 7.0).sin());
-        let at_once = history(|epoch| 0.5 - 1e-9 * epoch);
+        let almost_constant = history(|epoch| 0.5 - 1e-9 * epoch);
         for (records, improving, converged) in [
             (slow, true, false),
-            (half, true, false),
-            (done, false, true),
+            (unfinished, true, false),
+            (finished, false, true),
             (noise, false, false),
-            (at_once, false, true),
+            (almost_constant, false, true),
         ] {
             assert_eq!(is_still_improving(&records, 1.0, true), improving, "{records:?}");
             assert_eq!(has_converged(&records, 1.0), converged, "{records:?}");

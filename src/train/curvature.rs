@@ -1,4 +1,4 @@
-//! The learning rate of Nesterov's rule: 1 / the largest curvature of the loss, which all ranks compute together.
+//! The learning rate of Nesterov's rule: 1 / (the largest curvature of the loss). All ranks compute it together.
 
 use ndarray::{Array2, s};
 
@@ -10,18 +10,18 @@ use super::setup::Setup;
 use crate::group::Group;
 use crate::types::ReduceOp;
 
-/// Passes over the training set at most.
+/// The maximum number of iterations of the power method. Each iteration is a pass over the training set.
 const ITERATIONS_MAX: usize = 50;
-/// Samples that are read at once.
+/// The number of samples that are read at once.
 const BLOCK_ROWS: usize = 256;
-/// The power method approaches the eigenvalue from below, so the rate leaves a margin.
+/// The factor by which the computed eigenvalue is increased, because the power method approaches it from below.
 const MARGIN: f64 = 1.05;
 
-/// The largest learning rate that is safe for a model without hidden layers, rounded down to three digits. Rounding gives the
-/// same rate for every number of ranks, though each adds sums in another order.
+/// Returns the largest learning rate that is safe for a model without hidden layers, rounded down to three digits. The order in
+/// which sums are added depends on the number of ranks. Rounding removes this difference from the rate.
 ///
-/// The curvature of the squared error is twice, and that of the cross-entropy at most half, the covariance of the features
-/// (Böhning 1992); for models with hidden layers this is no bound.
+/// The curvature of the squared error is twice the covariance of the features. The curvature of the cross-entropy is at most half
+/// of the covariance (Böhning 1992). For models with hidden layers, the covariance gives no bound.
 pub(crate) fn safe_learning_rate(
     group: &mut Group,
     setup: &Setup,
@@ -35,22 +35,22 @@ pub(crate) fn safe_learning_rate(
     Ok(round_down(1.0 / curvature))
 }
 
-/// The largest eigenvalue of the mean of x x', where x is a training sample's features followed by a 1 for the bias, by the
-/// power method.
+/// Returns the largest eigenvalue of the mean of x x', where x holds the features of a training sample, followed by a 1 for the
+/// bias. Uses the power method.
 fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainError> {
     let samples = &setup.dataset.train;
     let columns = samples.features.columns();
-    let mine = part(samples.len(), group.rank(), group.size());
+    let local_rows = part(samples.len(), group.rank(), group.size());
     let mut rows = Array2::<f32>::zeros((BLOCK_ROWS, columns));
     let mut stream = random::stream("power method", 0, 0);
     let mut vector: Vec<f64> =
-        (0..=columns).map(|_| f64::from(random::symmetric(&mut stream, 1.0))).collect();
+        (0..=columns).map(|_| f64::from(random::symmetric_uniform(&mut stream, 1.0))).collect();
     normalize(&mut vector);
     let mut eigenvalue = 0.0;
     for _ in 0..ITERATIONS_MAX {
         let mut product = vec![0.0; columns + 1];
-        for start in mine.clone().step_by(BLOCK_ROWS) {
-            let block = start..mine.end.min(start + BLOCK_ROWS);
+        for start in local_rows.clone().step_by(BLOCK_ROWS) {
+            let block = start..local_rows.end.min(start + BLOCK_ROWS);
             let mut block_rows = rows.slice_mut(s![..block.len(), ..]);
             samples.features.gather(block, setup.standardizer.as_ref(), block_rows.view_mut());
             for row in block_rows.rows() {
@@ -75,7 +75,7 @@ fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainErro
     Ok(eigenvalue)
 }
 
-/// Divides a vector by its length, which is returned.
+/// Divides a vector by its Euclidean length and returns the length.
 fn normalize(vector: &mut [f64]) -> f64 {
     let length = vector.iter().map(|value| value * value).sum::<f64>().sqrt();
     if length > 0.0 {
@@ -86,7 +86,7 @@ fn normalize(vector: &mut [f64]) -> f64 {
     length
 }
 
-/// The largest number of three decimal digits that is not above `value`; the smallest f32 if there is none.
+/// Rounds `value` down to three decimal digits. Returns the smallest normal f32 if `value` is NaN or too small.
 fn round_down(value: f64) -> f32 {
     if value.is_nan() || value <= f64::from(f32::MIN_POSITIVE) {
         return f32::MIN_POSITIVE;
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_digits_rounded_down() {
+    fn rates_are_rounded_down_to_three_digits() {
         assert_eq!([0.123_99, 4.567, 1e-5].map(round_down), [0.123, 4.56, 1e-5]);
         assert_eq!([0.0, f64::NAN].map(round_down), [f32::MIN_POSITIVE; 2]);
     }

@@ -11,23 +11,23 @@ use crate::types::Rank;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Phase {
-    /// Reading data and fitting the model to it.
+    /// Reading the data and creating the model.
     Data,
     /// Reading or writing a checkpoint or report.
     Storage,
 }
 
-/// Why a run failed. When a rank fails, all ranks return an error.
+/// The reason why a run failed. If a rank fails, all ranks return an error.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// This rank's data is wrong.
+    /// This rank cannot use its data.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// This rank's checkpoint or report is wrong.
+    /// This rank cannot read or write a checkpoint or report.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Another rank failed and told all others.
+    /// Another rank failed and sent its error to all ranks.
     #[error("rank {rank} failed: {message}")]
     Elsewhere {
         /// The rank that failed; the lowest if there are several.
@@ -39,18 +39,18 @@ pub enum TrainError {
     },
     /// Ranks were started with different arguments.
     #[error(
-        "rank {rank} was started with another {what} than rank 0; start all ranks with the same arguments"
+        "rank {rank} and rank 0 were started with different options ({what}); start all ranks with the same arguments"
     )]
     ArgumentsDiffer {
         /// The lowest rank that differs from rank 0.
         rank: Rank,
-        /// The arguments that differ.
+        /// The names of the options that differ.
         what: String,
     },
     /// Ranks hold different data.
     #[error(
-        "rank {rank} holds other data than rank 0 under the name {name}; copy the same files to all hosts \
-         (compare them with sha256sum)"
+        "rank {rank} and rank 0 read different data from {name}; copy the same files to all hosts (compare them with \
+         sha256sum)"
     )]
     DataDiffer {
         /// The lowest rank that differs from rank 0.
@@ -60,19 +60,19 @@ pub enum TrainError {
     },
     /// Ranks hold different parameters, which only corrupted memory or messages can cause.
     #[error(
-        "{} after epoch {epoch}: the memory of a host or the network between the hosts corrupted a value; go on from the last \
-         checkpoint without --no-checksum, and if it happens again test the memory of these ranks' hosts",
-        who_differs(ranks, *majority)
+        "{} after epoch {epoch}: the memory of a host or the network between the hosts corrupted a value; resume from the last \
+         checkpoint without --no-checksum; if the error occurs again, test the memory of the hosts of these ranks",
+        differing_ranks(ranks, *majority)
     )]
     ParametersDiffer {
         /// The ranks whose parameters differ from those of the majority; without a majority, all ranks.
         ranks: Vec<Rank>,
         /// Whether more than half of the ranks hold the same parameters.
         majority: bool,
-        /// Epochs completed.
+        /// The number of completed epochs.
         epoch: u64,
     },
-    /// The loss or the parameters became NaN or infinite, or the loss far exceeds that of a constant prediction.
+    /// The loss or the parameters became NaN or infinite, or the loss far exceeds the loss of a constant prediction.
     #[error("{0}")]
     Diverged(String),
     /// A collective failed.
@@ -80,17 +80,18 @@ pub enum TrainError {
     Group(#[from] group::Error),
 }
 
-fn who_differs(ranks: &[Rank], majority: bool) -> String {
+/// Returns the first clause of the message of [`TrainError::ParametersDiffer`].
+fn differing_ranks(ranks: &[Rank], majority: bool) -> String {
     let names: Vec<String> = ranks.iter().map(Rank::to_string).collect();
     let names = names.join(", ");
     match ranks.len() {
-        1 => format!("rank {names} holds other parameters than the other ranks"),
-        _ if majority => format!("ranks {names} hold other parameters than the other ranks"),
+        1 => format!("rank {names} holds different parameters than the other ranks"),
+        _ if majority => format!("ranks {names} hold different parameters than the other ranks"),
         _ => format!("ranks {names} hold different parameters"),
     }
 }
 
-/// `main` and `unwrap` print errors by `Debug`, so it writes the same sentence as `Display`.
+/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
 impl fmt::Debug for TrainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -1,11 +1,11 @@
-//! Training: data, models, optimisers, the step loop and its checkpoints. Of the rest of the crate it uses only the public API
-//! of groups.
+//! Training: data, models, optimizers, the step loop and its checkpoints. This module communicates only through the public API
+//! of [`Group`](crate::Group).
 //!
-//! All ranks draw the same batches, and each computes its part of every batch ([`Batches`], [`part`]). Gradients, already
-//! divided by the size of the global batch, are summed, and every rank takes the same step. So the result of a run does not
-//! depend on the number of ranks, except for the order in which floating-point numbers are added.
+//! All ranks draw the same batches, and each rank computes the gradients of its part of every batch ([`Batches`], [`part`]).
+//! These gradients are already divided by the size of the global batch. They are summed over all ranks, and every rank takes
+//! the same step. So the result of a run does not depend on the number of ranks, except for the order in which floating-point
+//! numbers are added.
 
-mod agree;
 pub(crate) mod atomic_file;
 mod batches;
 mod buckets;
@@ -19,6 +19,7 @@ pub mod model;
 pub mod optimizer;
 mod progress;
 mod random;
+mod rank_checks;
 mod report;
 mod run;
 mod setup;

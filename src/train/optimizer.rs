@@ -1,27 +1,29 @@
-//! Optimisers: from a gradient to new parameters. They use no randomness, so all ranks keep the same parameters bit for bit.
+//! Optimizers, which compute new parameters from gradients. They use no random numbers, so the parameters stay the same on all
+//! ranks, bit for bit.
 
 use std::ops::Range;
 
-/// The rule of an update. Those that `PyTorch` has too have its definitions and defaults.
+/// The rule by which parameters are updated. `PyTorch`'s `SGD` and `Adam` have the same definitions and defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Rule {
     /// p -= lr g.
     Sgd,
     /// v = momentum v + g; p -= lr v.
     Momentum {
-        /// The part of the velocity that is kept, at least 0 and below 1.
+        /// The fraction of the velocity that each step keeps: at least 0 and below 1.
         momentum: f32,
     },
-    /// Nesterov's accelerated gradient: v = m v - lr g; p += m' v - lr g, where the momentum m grows from step to step as
-    /// k / (k + 3) and starts again from 0 when v points uphill (O'Donoghue and Candès 2015). For convex losses and batches
-    /// of the whole training set, where it needs no tuning: the learning rate is 1 / the largest curvature.
+    /// Nesterov's accelerated gradient: v = m v - lr g; p += m' v - lr g, where m' is the momentum of the next step. The
+    /// momentum grows with the number of steps k as k / (k + 3), and is reset to 0 when v points uphill (O'Donoghue and
+    /// Candès 2015). Use this rule for convex losses with the whole training set as one batch. It then needs no tuning,
+    /// because the learning rate is 1 / (the largest curvature).
     Nesterov,
     /// Adam (Kingma and Ba 2015) with betas 0.9 and 0.999 and epsilon 1e-8.
     Adam,
 }
 
 impl Rule {
-    /// The name on the command line and in reports.
+    /// Returns the name of the rule on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sgd => "sgd",
@@ -31,7 +33,7 @@ impl Rule {
         }
     }
 
-    /// The names of the vectors that it keeps from step to step.
+    /// Returns the names of the state vectors that the rule keeps between steps.
     pub fn state_names(self) -> &'static [&'static str] {
         match self {
             Self::Sgd => &[],
@@ -45,39 +47,39 @@ const BETA_1: f32 = 0.9;
 const BETA_2: f32 = 0.999;
 const EPSILON: f32 = 1e-8;
 
-/// The momentum of Nesterov's rule `steps` steps after its start.
+/// Returns the momentum of Nesterov's rule `steps` steps after it was 0.
 fn nesterov_momentum(steps: u64) -> f32 {
     (steps as f64 / (steps as f64 + 3.0)) as f32
 }
 
-/// An optimiser and its state.
+/// An optimizer and its state.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Optimizer {
     /// The rule.
     pub rule: Rule,
     /// The learning rate.
     pub learning_rate: f32,
-    /// This times each parameter, biases included, is added to its gradient: L2 regularisation as in `PyTorch`'s optimisers of
-    /// these names (for Adam, not the decoupled decay of `AdamW`).
+    /// The factor of L2 regularization: each step adds `weight_decay` times a parameter to its gradient, for biases too.
+    /// `PyTorch`'s `SGD` and `Adam` do the same; `AdamW` does not.
     pub weight_decay: f32,
-    /// Steps taken.
+    /// The number of steps taken.
     pub steps: u64,
-    /// Steps taken when Nesterov's momentum last started from 0.
+    /// The value of `steps` when Nesterov's momentum was last reset to 0.
     pub momentum_start: u64,
-    /// Sum of velocity times gradient in the current step; above 0 where the velocity points uphill.
+    /// The dot product of velocity and gradient in the current step. It is positive if the velocity points uphill.
     ascent: f64,
     /// The vectors named by [`Rule::state_names`], each as long as the parameters.
     pub state: Vec<Vec<f32>>,
 }
 
 impl Optimizer {
-    /// An optimiser that has taken no step yet.
+    /// Creates an optimizer that has not taken a step.
     pub fn new(rule: Rule, learning_rate: f32, weight_decay: f32, parameter_count: usize) -> Self {
         let state = vec![vec![0.0; parameter_count]; rule.state_names().len()];
         Self { rule, learning_rate, weight_decay, steps: 0, momentum_start: 0, ascent: 0.0, state }
     }
 
-    /// Takes a step. `gradients` is left with the weight decay added.
+    /// Takes a step. Adds the weight decay to `gradients`.
     pub fn step(&mut self, parameters: &mut [f32], gradients: &mut [f32]) {
         self.begin();
         self.update(0..parameters.len(), parameters, gradients);
@@ -90,11 +92,12 @@ impl Optimizer {
         self.ascent = 0.0;
     }
 
-    /// Updates the parameters of `range`. `gradients` are theirs, and are left with the weight decay added.
+    /// Updates the parameters in `range`. `gradients` holds the gradients of these parameters only. Adds the weight decay to
+    /// `gradients`.
     ///
     /// # Panics
     ///
-    /// If the range is outside of the parameters or of the optimiser's vectors, or its length is not that of `gradients`.
+    /// If `range` exceeds the parameters or the state vectors, or if its length differs from the length of `gradients`.
     pub fn update(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &mut [f32]) {
         assert_eq!(gradients.len(), range.len(), "a gradient for each parameter");
         let parameters = &mut parameters[range.clone()];
@@ -146,7 +149,7 @@ impl Optimizer {
     }
 }
 
-/// `base` to the power of `exponent` by squaring: `powi` may round differently on different hosts.
+/// Returns `base` to the power of `exponent`, computed by squaring, because `powi` may round differently on different hosts.
 fn power(base: f32, mut exponent: u64) -> f64 {
     let mut square = f64::from(base);
     let mut result = 1.0;
@@ -164,8 +167,8 @@ fn power(base: f32, mut exponent: u64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Minimises p^2 from p = 1 and returns the path.
-    fn path(rule: Rule, learning_rate: f32, weight_decay: f32, steps: usize) -> Vec<f32> {
+    /// Minimizes p^2 from p = 1, and returns p after each step.
+    fn minimize_square(rule: Rule, learning_rate: f32, weight_decay: f32, steps: usize) -> Vec<f32> {
         let mut optimizer = Optimizer::new(rule, learning_rate, weight_decay, 1);
         let mut parameters = [1.0_f32];
         (0..steps)
@@ -179,18 +182,18 @@ mod tests {
 
     /// The expected numbers were computed from the formulas by hand.
     #[test]
-    fn known_sequences() {
+    fn each_rule_gives_the_expected_sequence() {
         let cases: [(Rule, f32, f32, [f64; 3]); 6] = [
             (Rule::Sgd, 0.1, 0.0, [0.8, 0.64, 0.512]),
             (Rule::Sgd, 0.1, 0.5, [0.75, 0.5625, 0.421_875]),
             (Rule::Momentum { momentum: 0.9 }, 0.1, 0.0, [0.8, 0.46, 0.062]),
             (Rule::Momentum { momentum: 0.0 }, 0.1, 0.0, [0.8, 0.64, 0.512]),
-            // Without the momentum: 0.8, 0.6, 0.416. Momentum: 0.25, 0.4, 0.5.
+            // Before the momentum is added, the parameter is 0.8, 0.6 and 0.416. The momentum is 0.25, 0.4 and 0.5.
             (Rule::Nesterov, 0.1, 0.0, [0.75, 0.52, 0.324]),
             (Rule::Adam, 0.1, 0.0, [0.9, 0.800_412, 0.701_586_5]),
         ];
         for (rule, rate, decay, expected) in cases {
-            let found = path(rule, rate, decay, 3);
+            let found = minimize_square(rule, rate, decay, 3);
             for (found, expected) in found.iter().zip(expected) {
                 assert!((f64::from(*found) - expected).abs() < 2e-6, "{rule:?}: {found} {expected}");
             }
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn powers() {
+    fn power_gives_the_expected_values() {
         assert_eq!(power(0.5, 0), 1.0);
         assert_eq!(power(0.5, 13), 0.5_f64.powi(13));
         assert!(power(BETA_2, u64::MAX) == 0.0);

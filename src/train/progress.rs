@@ -1,4 +1,4 @@
-//! Progress of a run, for the user.
+//! Shows the progress of a run to the user.
 
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write};
@@ -9,17 +9,18 @@ use super::report::EpochRecord;
 
 /// Receives the events of a run on this rank.
 pub trait Observer {
-    /// A line for the user.
+    /// Called with a line of text for the user.
     fn notice(&mut self, line: &str);
-    /// Training towards the end of `epoch` (counted from 1) begins at `step` of `steps`. If an epoch is one step, several
-    /// epochs are reported as one.
+    /// Called when training of `epoch` (counted from 1) of `epochs` begins, with the next step and the number of steps. If an
+    /// epoch is one step, several epochs are reported together: `epoch` is the last of them.
     fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64);
-    /// A step was taken: its mean loss, and samples per second since `epoch_started`.
+    /// Called after each step with the mean loss of the step, and with the samples per second since `epoch_started`.
     fn step_taken(&mut self, loss: f64, samples_per_second: f64);
-    /// An epoch ended; without a record if a signal stopped it.
+    /// Called at the end of an epoch. `record` is `None` if a signal stopped the epoch.
     fn epoch_ended(&mut self, epochs: u64, record: Option<&EpochRecord>);
-    /// Called with the parameters at the end of each epoch, before they are tested and saved. A program can change them here,
-    /// for example to clip them. It must change them in the same way on all ranks: the run compares them next.
+    /// Called with the parameters at the end of each epoch, before they are tested and saved. A program can change the
+    /// parameters here, for example to clip them. It must change them in the same way on all ranks, because the run then checks
+    /// that they are the same.
     fn adjust_parameters(&mut self, _parameters: &mut [f32]) {}
 }
 
@@ -37,28 +38,28 @@ impl Observer for Silent {
 /// How to show progress within an epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProgressDisplay {
-    /// As a bar on standard error, if that is a terminal.
+    /// A progress bar on standard error, if standard error is a terminal.
     Bar,
-    /// Not at all; there is a line at the end of each epoch.
+    /// No progress within an epoch, only a line at the end of each epoch.
     Lines,
 }
 
 /// Writes lines to a writer, and a progress bar to a terminal.
 pub struct Console<W> {
     display: ProgressDisplay,
-    /// `None` after a write failed, which does not stop training.
+    /// `None` after a write failed. Training continues without output.
     out: Option<W>,
     failure: Option<io::Error>,
     bar: Option<ProgressBar>,
 }
 
 impl<W: Write> Console<W> {
-    /// An observer that writes lines to `out`.
+    /// Creates an observer that writes lines to `out`.
     pub fn new(display: ProgressDisplay, out: W) -> Self {
         Self { display, out: Some(out), failure: None, bar: None }
     }
 
-    /// The error of the write that failed, except that of a closed pipe.
+    /// Returns the error of a failed write. Returns `None` if the error was a closed pipe.
     pub fn failure(&self) -> Option<&io::Error> {
         self.failure.as_ref()
     }
@@ -115,12 +116,15 @@ impl<W: Write> Observer for Console<W> {
 mod tests {
     use super::*;
 
-    struct Gone(usize, ErrorKind);
+    struct FailingWriter {
+        writes: usize,
+        error: ErrorKind,
+    }
 
-    impl Write for Gone {
+    impl Write for FailingWriter {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-            self.0 += 1;
-            Err(self.1.into())
+            self.writes += 1;
+            Err(self.error.into())
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -129,26 +133,26 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_goes_away_is_no_error() {
-        let mut gone = Gone(0, ErrorKind::BrokenPipe);
-        let mut console = Console::new(ProgressDisplay::Lines, &mut gone);
+    fn a_closed_pipe_is_not_an_error() {
+        let mut pipe = FailingWriter { writes: 0, error: ErrorKind::BrokenPipe };
+        let mut console = Console::new(ProgressDisplay::Lines, &mut pipe);
         console.notice("one");
         console.notice("two");
         assert!(console.failure().is_none());
-        assert_eq!(gone.0, 1);
+        assert_eq!(pipe.writes, 1);
     }
 
     #[test]
     fn a_full_disk_is_an_error() {
-        let mut full = Gone(0, ErrorKind::StorageFull);
-        let mut console = Console::new(ProgressDisplay::Lines, &mut full);
+        let mut disk = FailingWriter { writes: 0, error: ErrorKind::StorageFull };
+        let mut console = Console::new(ProgressDisplay::Lines, &mut disk);
         console.notice("one");
         console.notice("two");
         assert_eq!(console.failure().map(io::Error::kind), Some(ErrorKind::StorageFull));
     }
 
     #[test]
-    fn an_epoch_is_a_line_with_the_metrics_that_apply() {
+    fn an_epoch_is_printed_as_a_line_with_the_applicable_metrics() {
         let mut text = Vec::new();
         let record = EpochRecord {
             epoch: 2,

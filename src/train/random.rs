@@ -1,7 +1,8 @@
-//! Seeded random streams that are the same on every host, for every world size and in every later version.
+//! Seeded streams of random numbers. They are the same on every host, for every world size, and in every later version.
 //!
-//! The generator is xoshiro256++ (Blackman and Vigna 2021), seeded with a SHA-256 of its purpose. Shuffling and scaling are
-//! implemented here, because those of the crate `rand` may change between its releases, and a resumed run must not change.
+//! The generator is xoshiro256++ (Blackman and Vigna 2021), seeded with the SHA-256 of the stream's purpose, seed and index.
+//! Shuffling and scaling are implemented here, because the functions of the crate `rand` may change between its releases, and
+//! the results of a resumed run must not change.
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{Rng, SeedableRng};
@@ -10,7 +11,7 @@ use sha2::{Digest, Sha256};
 /// A stream of random numbers.
 pub(crate) type RandomStream = Xoshiro256PlusPlus;
 
-/// The stream for `purpose`. Streams that differ in any argument are independent.
+/// Returns the stream for `purpose`. Streams that differ in any argument are independent.
 pub(crate) fn stream(purpose: &str, seed: u64, index: u64) -> RandomStream {
     let digest = Sha256::new()
         .chain_update(b"ringtrain\0")
@@ -22,14 +23,14 @@ pub(crate) fn stream(purpose: &str, seed: u64, index: u64) -> RandomStream {
     RandomStream::from_seed(digest.into())
 }
 
-/// A uniform number from -`bound` up to, but not including, `bound`.
-pub(crate) fn symmetric(stream: &mut RandomStream, bound: f32) -> f32 {
-    // An f32 holds 24 bits, so every value is exact.
+/// Returns a uniform random number from -`bound` up to, but not including, `bound`.
+pub(crate) fn symmetric_uniform(stream: &mut RandomStream, bound: f32) -> f32 {
+    // An f32 has 24 bits of precision, so the conversion does not round.
     let unit = (stream.next_u32() >> 8) as f32 / 16_777_216.0;
     (2.0 * unit - 1.0) * bound
 }
 
-/// A uniform permutation of 0..`len` (Fisher and Yates).
+/// Returns a uniform random permutation of 0..`len` (Fisher-Yates shuffle).
 pub(crate) fn permutation(stream: &mut RandomStream, len: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..len).collect();
     for last in (1..order.len()).rev() {
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn permutations_hold_every_index_once_and_depend_on_every_argument() {
+    fn permutations_contain_each_index_once_and_depend_on_each_argument() {
         let make = |purpose, seed, index| permutation(&mut stream(purpose, seed, index), 1000);
         let first = make("a", 1, 2);
         assert_eq!(first, make("a", 1, 2));
@@ -58,7 +59,7 @@ mod tests {
         assert!(permutation(&mut stream("a", 0, 0), 0).is_empty());
     }
 
-    /// If these numbers changed, seeded and resumed runs would give other results.
+    /// If these numbers changed, seeded and resumed runs would give different results.
     #[test]
     fn the_streams_never_change() {
         assert_eq!(permutation(&mut stream("test", 42, 7), 8), GOLDEN);

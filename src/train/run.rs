@@ -1,14 +1,14 @@
-//! A run from its configuration to its report.
+//! Executes a training run, from its configuration to its report.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use super::agree::{all_succeeded, first_difference, short_digest};
 use super::checkpoint::{self, CheckpointError, Position, TrainingState};
 use super::config::{Config, Existing, default_learning_rate};
 use super::optimizer::Rule;
 use super::progress::Observer;
+use super::rank_checks::{check_all_succeeded, first_difference, short_digest};
 use super::report::{Report, parameters_hash};
 use super::setup::{Settings, Setup};
 use super::trainer::{Metrics, Trainer};
@@ -19,33 +19,35 @@ use crate::types::Rank;
 /// The result of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Summary {
-    /// All figures. Times and bytes are this rank's.
+    /// The results of the run. Times and numbers of bytes are those of this rank.
     pub report: Report,
     /// The final parameters, the same on all ranks.
     pub parameters: Vec<f32>,
 }
 
-/// Trains as `config` says, with all ranks of `group`. `observer` is told about progress (pass [`Silent`](super::Silent) on all
-/// ranks but 0). Once `stop` is true on any rank, all ranks finish the step, save, write the report and return, without another
-/// evaluation.
+/// Trains the model that `config` describes. All ranks of `group` must call this function. It reports progress to `observer`
+/// (pass [`Silent`](super::Silent) on all ranks except rank 0).
+///
+/// If `stop` becomes true on any rank, all ranks finish the current step, save a checkpoint, write the report and return,
+/// without another evaluation.
 ///
 /// # Errors
 ///
-/// See [`TrainError`]. If one rank fails, all return an error.
+/// See [`TrainError`]. If one rank fails, all ranks return an error.
 pub fn run(
     group: &mut Group,
     config: &Config,
     stop: &AtomicBool,
     observer: &mut dyn Observer,
 ) -> Result<Summary, TrainError> {
-    agree_on_arguments(group, config)?;
+    check_same_arguments(group, config)?;
     let setup = Setup::new(config).map_err(TrainError::from);
-    let setup = all_succeeded(group, Phase::Data, setup)?;
-    agree_on_data(group, &setup)?;
+    let setup = check_all_succeeded(group, Phase::Data, setup)?;
+    check_same_data(group, &setup)?;
     setup.dataset.notes.iter().for_each(|note| observer.notice(note));
     let state = starting_state(group, config, &setup, observer)?;
-    observer.notice(&introduction(group, config, &setup, state.learning_rate));
-    let clock = Instant::now();
+    observer.notice(&opening_line(group, config, &setup, state.learning_rate));
+    let started = Instant::now();
     let before = group.statistics();
     let mut trainer = Trainer::new(config, &setup, state, group, stop);
     trainer.train(group, observer)?;
@@ -54,22 +56,23 @@ pub fn run(
     if let Some(train) = train {
         check_against_constant(&setup, &trainer, train, observer)?;
     }
-    observer.notice(&ending(config, &setup, &trainer));
-    let report = report(group, config, &setup, &trainer, (train, test), (clock, before));
+    observer.notice(&closing_line(config, &setup, &trainer));
+    let report = create_report(group, config, &setup, &trainer, (train, test), (started, before));
     let written = match &config.report {
         Some(path) if group.rank() == Rank::ZERO => write_report(path, &report),
         _ => Ok(()),
     };
-    all_succeeded(group, Phase::Storage, written.map_err(TrainError::from))?;
+    check_all_succeeded(group, Phase::Storage, written.map_err(TrainError::from))?;
     Ok(Summary { report, parameters: trainer.state.parameters })
 }
 
-/// Bytes that a report may take; most take less.
-const REPORT_BYTES_USUAL: u64 = 1 << 16;
-/// A loss beyond this many times the constant prediction's is a failure.
-const DIVERGED: f64 = 10.0;
+/// The size in bytes that is assumed for a report before the run. Most reports are smaller.
+const REPORT_BYTES_ASSUMED: u64 = 1 << 16;
+/// A run fails if its training loss is more than this many times the loss of the best constant prediction.
+const DIVERGED_RATIO: f64 = 10.0;
 
-/// Compares the training loss with that of the best constant prediction, which a model that has learned something is below.
+/// Compares the training loss with the loss of the best constant prediction. A larger training loss means that the model has
+/// learned nothing: the user is warned, or the run fails.
 fn check_against_constant(
     setup: &Setup,
     trainer: &Trainer<'_>,
@@ -81,53 +84,53 @@ fn check_against_constant(
         return Ok(());
     }
     let message = format!(
-        "the training loss is {:.4} after {} steps, more than the {constant:.4} of a model that always predicts {}; lower --lr \
-         (it is {}), train for more --epochs, and leave out --no-standardize",
+        "the training loss is {:.4} after {} steps, but a model that always predicts {} has a loss of only {constant:.4}; \
+         lower --lr (now {}), raise --epochs, and do not pass --no-standardize",
         train.loss,
         trainer.state.position.steps_total,
         if train.accuracy.is_some() { "the same class probabilities" } else { "the mean" },
         trainer.learning_rate(),
     );
-    if train.loss > DIVERGED * constant {
+    if train.loss > DIVERGED_RATIO * constant {
         return Err(TrainError::Diverged(message));
     }
     observer.notice(&format!("warning: {message}"));
     Ok(())
 }
 
-/// Why training ended, and what to do next.
-fn ending(config: &Config, setup: &Setup, trainer: &Trainer<'_>) -> String {
+/// Returns a line that says why training ended and what to do next.
+fn closing_line(config: &Config, setup: &Setup, trainer: &Trainer<'_>) -> String {
     let position = trainer.state.position;
     let convex = setup.model.hidden().is_empty();
     if trainer.stopped {
         let saved = match &config.checkpoint {
-            Some(target) => format!("saved to {}; go on with --resume", target.directory.display()),
-            None => "nothing saved, as there is no --checkpoint".into(),
+            Some(target) => format!("saved to {}; pass --resume to continue", target.directory.display()),
+            None => "nothing was saved, because --checkpoint was not given".into(),
         };
         format!("stopped by a signal after step {}: {saved}", position.steps_total)
     } else if trainer.converged() {
         format!("converged: the loss no longer falls after epoch {}", position.epoch)
     } else if convergence::is_still_improving(&trainer.state.history, setup.constant_loss(), convex) {
-        "still improving: more --epochs or a larger --lr".into()
+        "still improving: raise --epochs or --lr".into()
     } else {
         format!("done: {} epochs", position.epoch)
     }
 }
 
-/// The report of a run that began at `clock`, when the group's statistics were `before`.
-fn report(
+/// Returns the report of a run that began at `started`, when the group's statistics were `before`.
+fn create_report(
     group: &Group,
     config: &Config,
     setup: &Setup,
     trainer: &Trainer<'_>,
     (train, test): (Option<Metrics>, Option<Metrics>),
-    (clock, before): (Instant, Statistics),
+    (started, before): (Instant, Statistics),
 ) -> Report {
     let after = group.statistics();
     let communication = after.communication.saturating_sub(before.communication);
-    // The waits of callers include the time to begin and to end operations.
+    // The time in which callers wait includes the time to begin and to end operations, so it can exceed `communication`.
     let exposed = after.exposed.saturating_sub(before.exposed).min(communication);
-    let figure = |metrics: Option<Metrics>, get: fn(Metrics) -> Option<f64>| metrics.and_then(get);
+    let metric = |metrics: Option<Metrics>, get: fn(Metrics) -> Option<f64>| metrics.and_then(get);
     let state = &trainer.state;
     Report {
         world_size: group.size().get(),
@@ -137,8 +140,8 @@ fn report(
         test_samples: setup.dataset.test.len(),
         parameters: setup.network.parameter_count(),
         optimizer: setup.settings.rule.name().into(),
-        lr: shortest(trainer.learning_rate()),
-        weight_decay: shortest(config.weight_decay),
+        lr: widen_decimal(trainer.learning_rate()),
+        weight_decay: widen_decimal(config.weight_decay),
         batch_size: setup.settings.batch_size,
         seed: config.seed,
         compression: config.compression.to_string(),
@@ -148,12 +151,12 @@ fn report(
         stopped: trainer.stopped,
         train_loss: train.map_or_else(|| trainer.running_loss(), |metrics| metrics.loss),
         test_loss: test.map(|metrics| metrics.loss),
-        test_accuracy: figure(test, |metrics| metrics.accuracy),
-        train_accuracy: figure(train, |metrics| metrics.accuracy),
-        test_r2: figure(test, |metrics| metrics.r2),
-        train_r2: figure(train, |metrics| metrics.r2),
+        test_accuracy: metric(test, |metrics| metrics.accuracy),
+        train_accuracy: metric(train, |metrics| metrics.accuracy),
+        test_r2: metric(test, |metrics| metrics.r2),
+        train_r2: metric(train, |metrics| metrics.r2),
         samples_per_second: trainer.step_samples as f64 / trainer.step_seconds.max(1e-9),
-        seconds: clock.elapsed().as_secs_f64(),
+        seconds: started.elapsed().as_secs_f64(),
         communication_seconds: communication.as_secs_f64(),
         exposed_communication_seconds: exposed.as_secs_f64(),
         bytes_sent: after.bytes_sent - before.bytes_sent,
@@ -162,12 +165,13 @@ fn report(
     }
 }
 
-/// An f32 as the f64 that prints the same: 0.001 and not 0.0010000000474974513.
-fn shortest(value: f32) -> f64 {
+/// Converts an f32 to the f64 with the same decimal digits: 0.001 becomes 0.001 and not 0.0010000000474974513.
+fn widen_decimal(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
-fn introduction(group: &Group, config: &Config, setup: &Setup, learning_rate: Option<f32>) -> String {
+/// Returns a line that describes the run.
+fn opening_line(group: &Group, config: &Config, setup: &Setup, learning_rate: Option<f32>) -> String {
     let target = match setup.dataset.classes.len() {
         0 => "regression".to_owned(),
         count => format!("{count} classes"),
@@ -190,22 +194,23 @@ fn introduction(group: &Group, config: &Config, setup: &Setup, learning_rate: Op
     )
 }
 
-fn agree_on_arguments(group: &mut Group, config: &Config) -> Result<(), TrainError> {
-    let shared = config.shared();
-    let digests: Vec<u64> = shared.iter().map(|(_, value)| short_digest(value.as_bytes())).collect();
+fn check_same_arguments(group: &mut Group, config: &Config) -> Result<(), TrainError> {
+    let options = config.shared_options();
+    let digests: Vec<u64> = options.iter().map(|(_, value)| short_digest(value.as_bytes())).collect();
     let Some((rank, different)) = first_difference(group, &digests)? else { return Ok(()) };
-    let names: Vec<&str> = different.iter().map(|&index| shared[index].0).collect();
+    let names: Vec<&str> = different.iter().map(|&index| options[index].0).collect();
     Err(TrainError::ArgumentsDiffer { rank, what: names.join(", ") })
 }
 
-fn agree_on_data(group: &mut Group, setup: &Setup) -> Result<(), TrainError> {
+fn check_same_data(group: &mut Group, setup: &Setup) -> Result<(), TrainError> {
     match first_difference(group, &[short_digest(&setup.digest)])? {
         None => Ok(()),
         Some((rank, _)) => Err(TrainError::DataDiffer { rank, name: setup.dataset.name.clone() }),
     }
 }
 
-/// The state to start from, the same on all ranks: rank 0's checkpoint, or fresh parameters.
+/// Returns the state from which the run starts: the checkpoint that rank 0 read, or initial parameters. It is the same on all
+/// ranks.
 fn starting_state(
     group: &mut Group,
     config: &Config,
@@ -213,16 +218,16 @@ fn starting_state(
     observer: &mut dyn Observer,
 ) -> Result<TrainingState, TrainError> {
     let found = if group.rank() == Rank::ZERO { prepare_storage(config, setup) } else { Ok(None) };
-    let found = all_succeeded(group, Phase::Storage, found.map_err(TrainError::from))?;
+    let found = check_all_succeeded(group, Phase::Storage, found.map_err(TrainError::from))?;
     let resuming = config.checkpoint.as_ref().is_some_and(|target| target.existing == Existing::Resume);
     match &found {
         Some(TrainingState { position, .. }) => observer.notice(&format!(
-            "going on from the checkpoint at step {} (epoch {}, step {} of it)",
+            "resuming from the checkpoint at step {} (epoch {}, step {} of this epoch)",
             position.steps_total,
             position.epoch + 1,
             position.step,
         )),
-        None if resuming => observer.notice("no checkpoint to go on from yet: starting from the beginning"),
+        None if resuming => observer.notice("there is no checkpoint yet: starting from the beginning"),
         None => {}
     }
     if let (Some(TrainingState { learning_rate: Some(saved), .. }), Some(given)) =
@@ -248,12 +253,12 @@ fn starting_state(
     Ok(state)
 }
 
-/// Gives all ranks rank 0's state.
+/// Broadcasts the state of rank 0 to all ranks.
 fn broadcast_state(group: &mut Group, state: &mut TrainingState) -> Result<(), TrainError> {
     let mut position = state.position.to_words();
     group.broadcast(&mut position, Rank::ZERO)?;
     state.position = Position::from_words(position);
-    // 0 stands for none: a rate is above 0.
+    // 0 represents `None`, because a learning rate is above 0.
     let mut rate = [state.learning_rate.unwrap_or_default()];
     group.broadcast(&mut rate, Rank::ZERO)?;
     state.learning_rate = Some(rate[0]).filter(|&rate| rate > 0.0);
@@ -266,10 +271,10 @@ fn broadcast_state(group: &mut Group, state: &mut TrainingState) -> Result<(), T
 }
 
 /// Checks that the report and checkpoints can be written, so that a run does not fail at the end of its first epoch. Returns the
-/// checkpoint to go on from.
+/// state of the checkpoint from which the run resumes.
 fn prepare_storage(config: &Config, setup: &Setup) -> Result<Option<TrainingState>, CheckpointError> {
     if let Some(path) = &config.report {
-        atomic_file::check_space(path, REPORT_BYTES_USUAL)
+        atomic_file::check_space(path, REPORT_BYTES_ASSUMED)
             .map_err(|error| CheckpointError::io("write the report", path, error))?;
     }
     let Some(target) = &config.checkpoint else { return Ok(None) };

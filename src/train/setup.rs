@@ -1,4 +1,4 @@
-//! What stays the same while a run goes on, derived from the configuration and the data.
+//! The data, the model and the settings of a run, which do not change during the run.
 
 use super::checkpoint::{IdentityEntry, RunIdentity};
 use super::config::{Config, default_model};
@@ -7,73 +7,76 @@ use super::model::{Loss, ModelSpec, Network, Scale};
 use super::optimizer::Rule;
 use super::report::parameters_hash;
 
-/// The largest table, in values (rows times features), that the default optimiser of a convex model takes as one batch.
+/// By default, the whole training set is one batch of a convex model if it holds at most this many values (rows times features).
 const WHOLE_BATCH_VALUES_MAX: usize = 1 << 24;
-/// With automatic epochs, a whole-batch run reads at most about this many values in all (within the limits below): some seconds
-/// on one processor.
-const WHOLE_BATCH_WORK: usize = 1 << 32;
-/// How often a whole-batch run tests, prints and saves in all, where every step is an epoch.
+/// The approximate number of values that a whole-batch run reads in its default number of epochs. This takes a few seconds on one
+/// processor.
+const WHOLE_BATCH_VALUES_READ: usize = 1 << 32;
+/// The number of records in a whole-batch run, in which every step is an epoch. With each record, the run tests, prints a line
+/// and saves a checkpoint.
 const WHOLE_BATCH_RECORDS: u64 = 40;
-/// The default batch size in samples, except where the whole training set is a batch.
+/// The default batch size in samples. It does not apply if the whole training set is one batch.
 pub const BATCH_SIZE_DEFAULT: usize = 128;
-/// The default number of epochs, except where the whole training set is a batch.
+/// The default number of epochs. It does not apply if the whole training set is one batch.
 pub const EPOCHS_DEFAULT: u64 = 40;
 
-/// What stays the same while a run goes on.
+/// The data, the model and the settings of a run.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) dataset: Dataset,
     pub(crate) model: ModelSpec,
     pub(crate) network: Network,
     pub(crate) standardizer: Option<Standardizer>,
+    /// The digest of the data.
     pub(crate) digest: [u8; 32],
     pub(crate) settings: Settings,
 }
 
-/// The settings of the step loop: those of the command line, and the defaults for this model and table.
+/// The settings of the step loop: the options of the command line, and the defaults for this model and data.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Settings {
     pub(crate) rule: Rule,
-    /// Samples of a step, of all ranks together.
+    /// The number of samples that all ranks together process in a step.
     pub(crate) batch_size: usize,
-    /// The last epoch, if the run does not stop before.
+    /// The maximum number of epochs.
     pub(crate) epochs: u64,
     /// Whether the run ends when the loss no longer falls.
     pub(crate) stops_when_converged: bool,
-    /// Epochs from one test, line of output and checkpoint to the next.
+    /// The number of epochs between two records. With each record, the run tests, prints a line and saves a checkpoint.
     pub(crate) epochs_per_record: u64,
 }
 
 impl Settings {
-    /// A convex model on a table of moderate size is trained by Nesterov's rule with the whole training set as the batch, until
-    /// the loss no longer falls. That needs no tuning and reaches the optimum; small batches at a constant rate do not.
+    /// Chooses the settings. By default, a convex model on a table of moderate size is trained with Nesterov's rule and the
+    /// whole training set as one batch, until the loss no longer falls. This needs no tuning and reaches the optimum, which
+    /// small batches at a constant rate do not reach.
     fn new(config: &Config, model: &ModelSpec, dataset: &Dataset) -> Self {
         let (rows, columns) = (dataset.train.len(), dataset.train.features.columns());
         let convex = model.hidden().is_empty();
-        let suits = convex && dataset.tabular && rows.saturating_mul(columns) <= WHOLE_BATCH_VALUES_MAX;
-        let automatic = if suits && config.batch_size.is_none() { Rule::Nesterov } else { Rule::Adam };
-        let rule = config.rule.unwrap_or(automatic);
+        let is_small = rows.saturating_mul(columns) <= WHOLE_BATCH_VALUES_MAX;
+        let suits_nesterov = convex && dataset.tabular && is_small && config.batch_size.is_none();
+        let rule = config.rule.unwrap_or(if suits_nesterov { Rule::Nesterov } else { Rule::Adam });
         let batch_size = config.batch_size.unwrap_or(match rule {
             Rule::Nesterov => rows,
             _ => BATCH_SIZE_DEFAULT,
         });
-        let whole = rule == Rule::Nesterov && batch_size >= rows;
-        let work = rows * columns.max(1);
-        let epochs_default =
-            if whole { (WHOLE_BATCH_WORK / work.max(1)).clamp(1000, 5000) as u64 } else { EPOCHS_DEFAULT };
+        let whole_batch = rule == Rule::Nesterov && batch_size >= rows;
+        let values = (rows * columns.max(1)).max(1);
+        let whole_batch_epochs = (WHOLE_BATCH_VALUES_READ / values).clamp(1000, 5000) as u64;
+        let epochs_default = if whole_batch { whole_batch_epochs } else { EPOCHS_DEFAULT };
         let epochs = config.epochs.unwrap_or(epochs_default);
         Self {
             rule,
             batch_size,
             epochs,
-            stops_when_converged: whole && config.epochs.is_none(),
-            epochs_per_record: if whole { epochs.div_ceil(WHOLE_BATCH_RECORDS) } else { 1 },
+            stops_when_converged: whole_batch && config.epochs.is_none(),
+            epochs_per_record: if whole_batch { epochs.div_ceil(WHOLE_BATCH_RECORDS) } else { 1 },
         }
     }
 }
 
 impl Setup {
-    /// Reads the data and fits the model to it.
+    /// Reads the data and chooses the model and the settings.
     pub(crate) fn new(config: &Config) -> Result<Self, DataError> {
         let dataset = config.source.load(&LoadOptions {
             target: config.target.clone(),
@@ -82,7 +85,8 @@ impl Setup {
             task: config.task(),
         })?;
         let model = config.model.clone().unwrap_or_else(|| default_model(dataset.task()));
-        // Pixels are from 0 to 1, which suits networks. A linear model converges faster if they are standardised too.
+        // Networks do not need standardized pixels, which are from 0 to 1. A linear model converges faster with standardized
+        // pixels.
         let standardize = config.standardize && (dataset.tabular || model == ModelSpec::Linear);
         let standardizer = standardize.then(|| Standardizer::fit(&dataset.train.features));
         let (loss, outputs) = match &dataset.train.targets {
@@ -100,8 +104,9 @@ impl Setup {
         Ok(Self { dataset, model, network, standardizer, digest, settings })
     }
 
-    /// What must be the same for a run to go on from a checkpoint: everything that decides which loss is minimised and
-    /// which steps are taken. The learning rate, the number of epochs and how gradients are sent may change.
+    /// Returns the properties that must be the same in a run and in the checkpoint from which it resumes: everything that decides
+    /// which loss is minimized and which steps are taken. The learning rate, the number of epochs and the format in which
+    /// gradients are sent may change.
     pub(crate) fn identity(&self, config: &Config) -> RunIdentity {
         let digest: Vec<f32> = self.digest.iter().map(|&byte| f32::from(byte)).collect();
         let task = if self.dataset.task() == Task::Classification { "classification" } else { "regression" };
@@ -115,7 +120,7 @@ impl Setup {
             entry("task", "--task", task.to_owned()),
             entry("target", "--target", config.target.clone().unwrap_or_else(|| "none".into())),
             entry("test_fraction", "--test-fraction", config.test_fraction.to_string()),
-            entry("standardize", "standardisation (--no-standardize)", config.standardize.to_string()),
+            entry("standardize", "standardization (--no-standardize)", config.standardize.to_string()),
             entry("optimizer", "--optimizer", self.settings.rule.name().to_owned()),
             entry("momentum", "--momentum", momentum),
             entry("weight_decay", "--weight-decay", config.weight_decay.to_string()),
@@ -139,22 +144,25 @@ impl Setup {
         }
     }
 
-    /// The mean training loss of the best constant prediction: the variance of numbers, the entropy of classes.
+    /// Returns the mean training loss of the best constant prediction: the variance of numbers, or the entropy of classes.
     pub(crate) fn constant_loss(&self) -> f64 {
         let samples = &self.dataset.train;
         let count = samples.len() as f64;
-        let Targets::Classes(classes) = &samples.targets else { return spread(samples) / count };
+        let Targets::Classes(classes) = &samples.targets else {
+            return total_sum_of_squares(samples) / count;
+        };
         let mut counts = vec![0_u64; self.dataset.classes.len()];
         for &class in classes {
             counts[class as usize] += 1;
         }
-        let shares = counts.iter().filter(|&&found| found > 0).map(|&found| found as f64 / count);
-        shares.map(|share| -share * share.ln()).sum()
+        let fractions = counts.iter().filter(|&&found| found > 0).map(|&found| found as f64 / count);
+        fractions.map(|fraction| -fraction * fraction.ln()).sum()
     }
 }
 
-/// Sum of the squared differences of the targets from their mean, with which R² compares a loss. 0 for classes.
-pub(crate) fn spread(samples: &Samples) -> f64 {
+/// Returns the sum of the squared differences between the targets and their mean, which is the reference of R². Returns 0 for
+/// classes.
+pub(crate) fn total_sum_of_squares(samples: &Samples) -> f64 {
     match &samples.targets {
         Targets::Numbers(values) => {
             let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;

@@ -1,11 +1,10 @@
-//! The step loop.
+//! The step loop of a training run.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use ndarray::s;
 
-use super::agree::{self, all_succeeded};
 use super::batches::{Batches, part};
 use super::buckets::Buckets;
 use super::checkpoint::{self, Position, RunIdentity, TrainingState};
@@ -15,50 +14,54 @@ use super::data::{Samples, Targets, Task};
 use super::model::Workspace;
 use super::optimizer::Optimizer;
 use super::progress::Observer;
+use super::rank_checks::{self, check_all_succeeded};
 use super::report::EpochRecord;
-use super::setup::{Setup, spread};
+use super::setup::{Setup, total_sum_of_squares};
 use super::{Phase, TrainError};
 use crate::group::Group;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
-/// The fewest samples that are evaluated at once, also with small batches.
+/// The minimum number of samples that an evaluation processes at once, even if batches are smaller.
 const EVALUATION_ROWS_MIN: usize = 256;
 
-/// One rank's training loop.
+/// The training loop of one rank.
 pub(crate) struct Trainer<'a> {
     config: &'a Config,
     setup: &'a Setup,
     identity: RunIdentity,
+    /// Becomes true when this rank receives a stop signal.
     stop: &'a AtomicBool,
     optimizer: Optimizer,
-    /// Parameters, position and history. The optimiser's vectors are moved here only to be saved.
+    /// The parameters, the position and the history. The field `state.optimizer` is empty, except while a checkpoint is saved:
+    /// otherwise, the state vectors are in `optimizer`.
     pub(crate) state: TrainingState,
     gradients: Vec<f32>,
-    /// Reduces gradients while others are still computed; `None` to reduce all after the backward pass.
+    /// Reduces gradients during the backward pass. If `None`, all gradients are reduced after the backward pass.
     buckets: Option<Buckets>,
     workspace: Workspace,
-    /// Whether a rank was asked to stop. All ranks learn it in the same step or in the same block of an evaluation.
+    /// Whether any rank has received a stop signal. All ranks set it in the same step or in the same block of an evaluation.
     pub(crate) stopped: bool,
-    /// Mean loss of the last epoch that was completed.
+    /// The mean loss of the last completed epoch.
     epoch_loss: f64,
-    /// Seconds and samples of this process's steps.
+    /// The duration in seconds of all steps that this process took.
     pub(crate) step_seconds: f64,
+    /// The number of samples in these steps, of all ranks together.
     pub(crate) step_samples: u64,
 }
 
-/// Figures over a set of samples.
+/// The results of evaluating a set of samples.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Metrics {
-    /// Mean loss.
+    /// The mean loss.
     pub(crate) loss: f64,
-    /// Share of correct predictions, 0 to 1; `None` for regression.
+    /// The fraction of correct predictions, from 0 to 1; `None` for regression.
     pub(crate) accuracy: Option<f64>,
-    /// Coefficient of determination; `None` for classification and if all targets are the same.
+    /// The coefficient of determination (R²); `None` for classification, and if all targets are the same.
     pub(crate) r2: Option<f64>,
 }
 
 impl<'a> Trainer<'a> {
-    /// A trainer that starts or goes on from `state`, which is the same on all ranks.
+    /// Creates a trainer that continues from `state`, which must be the same on all ranks.
     pub(crate) fn new(
         config: &'a Config,
         setup: &'a Setup,
@@ -74,7 +77,7 @@ impl<'a> Trainer<'a> {
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }
-        // A single bucket would be sent only when all gradients are ready: it would hide nothing.
+        // A single bucket would be reduced only after the backward pass, so no communication would be hidden.
         let bytes = config.bucket_bytes.filter(|&bytes| group.size() != WorldSize::ONE && bytes < 4 * count);
         let batch =
             setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(group.size().as_usize());
@@ -95,39 +98,44 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// The learning rate.
+    /// Returns the learning rate.
     pub(crate) fn learning_rate(&self) -> f32 {
         self.optimizer.learning_rate
     }
 
-    /// Bytes of a bucket, if gradients are reduced in buckets.
+    /// Returns the size in bytes of a bucket. Returns `None` if gradients are not reduced in buckets.
     pub(crate) fn bucket_bytes(&self) -> Option<usize> {
         self.buckets.as_ref().map(|buckets| buckets.elements() * size_of::<f32>())
     }
 
-    /// Trains until the last epoch is done, the loss no longer falls, or a rank is asked to stop.
+    /// Trains until the last epoch is completed, the loss no longer falls, or a rank receives a stop signal.
     pub(crate) fn train(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<(), TrainError> {
         while self.state.position.epoch < self.setup.settings.epochs && !self.stopped && !self.converged() {
-            self.train_to_record(group, observer)?;
+            self.train_until_next_record(group, observer)?;
         }
         Ok(())
     }
 
-    /// Whether the run ends because the loss no longer falls.
+    /// Returns whether the run ends because the loss no longer falls.
     pub(crate) fn converged(&self) -> bool {
         self.setup.settings.stops_when_converged
             && convergence::has_converged(&self.state.history, self.setup.constant_loss())
     }
 
-    /// Mean loss of the current epoch's samples so far; between two epochs, of the last one.
+    /// Returns the mean loss of the samples that the current epoch has used so far. Between two epochs, returns the mean loss of
+    /// the last epoch.
     pub(crate) fn running_loss(&self) -> f64 {
         let Position { loss_sum, samples, .. } = self.state.position;
         if samples > 0 { loss_sum / samples as f64 } else { self.epoch_loss }
     }
 
-    /// Trains to the end of the epoch that is recorded next, tests and saves. After a stop signal it saves without testing: the
-    /// launcher kills ranks that take too long to end.
-    fn train_to_record(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<(), TrainError> {
+    /// Trains to the end of the epoch that is recorded next, tests and saves. After a stop signal, saves without testing, because
+    /// the launcher kills ranks that take too long to end.
+    fn train_until_next_record(
+        &mut self,
+        group: &mut Group,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
         let setup = self.setup;
         let (settings, train) = (&setup.settings, &setup.dataset.train);
         let last = (self.state.position.epoch + 1).next_multiple_of(settings.epochs_per_record);
@@ -136,7 +144,7 @@ impl<'a> Trainer<'a> {
         let first = (last - 1) / settings.epochs_per_record * settings.epochs_per_record;
         let Position { epoch, step, .. } = self.state.position;
         observer.epoch_started(last, settings.epochs, (epoch - first) * steps + step, (last - first) * steps);
-        let clock = Instant::now();
+        let started = Instant::now();
         let mut samples = 0;
         while self.state.position.epoch < last && !self.stopped {
             let Position { epoch, step, .. } = self.state.position;
@@ -145,7 +153,7 @@ impl<'a> Trainer<'a> {
                 let batch = batches.batch(index);
                 let loss = self.step(group, batch)?;
                 samples += batch.len() as u64;
-                let rate = samples as f64 / clock.elapsed().as_secs_f64();
+                let rate = samples as f64 / started.elapsed().as_secs_f64();
                 observer.step_taken(loss / batch.len() as f64, rate);
                 if self.stopped {
                     break;
@@ -158,11 +166,11 @@ impl<'a> Trainer<'a> {
                     Position { epoch: epoch + 1, steps_total, momentum_start, ..Position::default() };
             }
         }
-        let seconds = clock.elapsed().as_secs_f64();
+        let seconds = started.elapsed().as_secs_f64();
         self.step_seconds += seconds;
         self.step_samples += samples;
         observer.adjust_parameters(&mut self.state.parameters);
-        agree::check_replicas(group, self.state.position.epoch, &self.state.parameters)?;
+        rank_checks::check_replicas(group, self.state.position.epoch, &self.state.parameters)?;
         let mut record = None;
         if self.state.position.epoch == last {
             let test = self.evaluate(group, &setup.dataset.test)?;
@@ -185,90 +193,92 @@ impl<'a> Trainer<'a> {
         self.save(group)
     }
 
-    /// One step on a global batch. Returns the sum of its losses.
+    /// Takes one step on a global batch. Returns the sum of the losses of its samples.
     fn step(&mut self, group: &mut Group, batch: &[u32]) -> Result<f64, TrainError> {
         let setup = self.setup;
-        let mine = batch[part(batch.len(), group.rank(), group.size())].iter().map(|&sample| sample as usize);
+        let local_batch = &batch[part(batch.len(), group.rank(), group.size())];
+        let local_batch = local_batch.iter().map(|&sample| sample as usize);
         let train = &setup.dataset.train;
-        let input = self.workspace.input.slice_mut(s![..mine.len(), ..]);
-        train.features.gather(mine.clone(), setup.standardizer.as_ref(), input);
+        let input = self.workspace.input.slice_mut(s![..local_batch.len(), ..]);
+        train.features.gather(local_batch.clone(), setup.standardizer.as_ref(), input);
         let slice = self.buckets.as_ref().map_or(usize::MAX, Buckets::elements);
-        let mut sent = Ok(());
+        let mut added = Ok(());
         let outcome = setup.network.differentiate(
             &self.state.parameters,
             &mut self.gradients,
             &mut self.workspace,
-            (&train.targets, mine),
+            (&train.targets, local_batch),
             1.0 / batch.len() as f32,
             (slice, |range, gradients: &mut [f32]| {
-                if let (Some(buckets), Ok(())) = (&mut self.buckets, &sent) {
-                    sent = buckets.add(group, range, gradients);
+                if let (Some(buckets), Ok(())) = (&mut self.buckets, &added) {
+                    added = buckets.add(group, range, gradients);
                 }
             }),
         );
         if !outcome.loss.is_finite() {
-            return Err(self.diverged(group, outcome.loss));
+            return Err(self.abort_diverged_run(group, outcome.loss));
         }
-        sent?;
-        let mut shared = [outcome.loss, self.stop_flag()];
+        added?;
+        let mut sums = [outcome.loss, self.stop_flag()];
         if let Some(buckets) = &mut self.buckets {
             buckets.flush(group, &self.gradients)?;
-            let figures = group.all_reduce_async(shared.to_vec(), ReduceOp::Sum)?;
+            let reduced_sums = group.all_reduce_async(sums.to_vec(), ReduceOp::Sum)?;
             let (optimizer, parameters) = (&mut self.optimizer, &mut self.state.parameters);
             optimizer.begin();
             buckets.drain(&mut self.gradients, |range, gradients| {
                 optimizer.update(range, parameters, gradients);
             })?;
             optimizer.finish(parameters);
-            shared.copy_from_slice(&figures.wait()?);
+            sums.copy_from_slice(&reduced_sums.wait()?);
         } else {
             let compression = self.config.compression;
             group.all_reduce_compressed(&mut self.gradients, ReduceOp::Sum, compression)?;
-            group.all_reduce(&mut shared, ReduceOp::Sum)?;
+            group.all_reduce(&mut sums, ReduceOp::Sum)?;
             self.optimizer.step(&mut self.state.parameters, &mut self.gradients);
         }
         let position = &mut self.state.position;
         position.step += 1;
         position.steps_total += 1;
         position.momentum_start = self.optimizer.momentum_start;
-        position.loss_sum += shared[0];
+        let [loss, stop_flags] = sums;
+        position.loss_sum += loss;
         position.samples += batch.len() as u64;
-        self.stopped = shared[1] > 0.0;
-        Ok(shared[0])
+        self.stopped = stop_flags > 0.0;
+        Ok(loss)
     }
 
-    /// 1 if this rank was asked to stop. The ranks sum their flags.
+    /// Returns 1 if this rank has received a stop signal, and otherwise 0. The ranks sum these flags.
     fn stop_flag(&self) -> f64 {
         f64::from(u8::from(self.stop.load(Ordering::Relaxed)))
     }
 
-    /// Stops the job on all ranks, because the loss on this one is not finite.
-    fn diverged(&self, group: &mut Group, loss: f64) -> TrainError {
+    /// Aborts the job on all ranks, because the loss on this rank is not finite. Returns the error.
+    fn abort_diverged_run(&self, group: &mut Group, loss: f64) -> TrainError {
         let position = self.state.position;
-        let what = if loss.is_nan() { "NaN" } else { "infinite" };
+        let value = if loss.is_nan() { "NaN" } else { "infinite" };
         let message = format!(
-            "the loss is {what} at step {} (epoch {}, step {} of it) on rank {}; lower --lr (it is {}){}",
+            "the loss is {value} at step {} (epoch {}, step {} of this epoch) on rank {}; lower --lr (now {}){}",
             position.steps_total + 1,
             position.epoch + 1,
             position.step + 1,
             group.rank(),
             self.optimizer.learning_rate,
-            if self.config.standardize { "" } else { ", or leave --no-standardize out" },
+            if self.config.standardize { "" } else { ", or do not pass --no-standardize" },
         );
-        // Every rank ends with an error. If another rank aborted first, this one still reports its own message.
+        // Every rank returns an error. If another rank aborted first, this rank still returns its own message.
         let _ = group.abort(&message);
         TrainError::Diverged(message)
     }
 
-    /// Figures over `samples`, computed by all ranks together. `None` if there are no samples or a rank was asked to stop,
-    /// which ends the evaluation after the current block.
+    /// Evaluates the model on `samples`. Each rank evaluates a part of the samples. Returns `None` if there are no samples, or if
+    /// a rank has received a stop signal, which ends the evaluation after the current block.
     pub(crate) fn evaluate(
         &mut self,
         group: &mut Group,
         samples: &Samples,
     ) -> Result<Option<Metrics>, TrainError> {
-        let mine = part(samples.len(), group.rank(), group.size());
-        // All ranks evaluate as many blocks as rank 0, whose part is the longest; their last blocks may be empty.
+        let local_rows = part(samples.len(), group.rank(), group.size());
+        // All ranks evaluate the same number of blocks as rank 0, whose part is the longest. Their last blocks may be empty.
         let longest = part(samples.len(), Rank::ZERO, group.size()).len();
         let block = self.workspace.input.nrows();
         let mut sums = [0.0; 3];
@@ -276,16 +286,16 @@ impl<'a> Trainer<'a> {
             if self.stopped {
                 return Ok(None);
             }
-            let start = mine.end.min(mine.start + index * block);
-            let rows = start..mine.end.min(start + block);
+            let start = local_rows.end.min(local_rows.start + index * block);
+            let rows = start..local_rows.end.min(start + block);
             let input = self.workspace.input.slice_mut(s![..rows.len(), ..]);
             samples.features.gather(rows.clone(), self.setup.standardizer.as_ref(), input);
             let network = &self.setup.network;
             let outcome =
                 network.evaluate(&self.state.parameters, &mut self.workspace, &samples.targets, rows);
-            let mut shared = [outcome.loss, outcome.correct as f64, self.stop_flag()];
-            group.all_reduce(&mut shared, ReduceOp::Sum)?;
-            sums.iter_mut().zip(shared).for_each(|(sum, value)| *sum += value);
+            let mut block_sums = [outcome.loss, outcome.correct as f64, self.stop_flag()];
+            group.all_reduce(&mut block_sums, ReduceOp::Sum)?;
+            sums.iter_mut().zip(block_sums).for_each(|(sum, value)| *sum += value);
             self.stopped = sums[2] > 0.0;
         }
         if self.stopped || samples.is_empty() {
@@ -297,15 +307,15 @@ impl<'a> Trainer<'a> {
             let steps = self.state.position.steps_total;
             let rate = self.optimizer.learning_rate;
             let message =
-                format!("the loss is {loss} after step {steps} on all ranks; lower --lr (it is {rate})");
+                format!("the loss is {loss} after step {steps} on all ranks; lower --lr (now {rate})");
             return Err(TrainError::Diverged(message));
         }
         let count = samples.len() as f64;
-        let spread = spread(samples);
+        let total = total_sum_of_squares(samples);
         Ok(Some(Metrics {
             loss: loss / count,
             accuracy: matches!(samples.targets, Targets::Classes(_)).then_some(correct / count),
-            r2: (spread > 0.0).then(|| 1.0 - loss / spread),
+            r2: (total > 0.0).then(|| 1.0 - loss / total),
         }))
     }
 
@@ -324,6 +334,6 @@ impl<'a> Trainer<'a> {
             saved = checkpoint::save(&target.directory, &self.setup.network, &self.identity, &self.state);
             self.optimizer.state = std::mem::take(&mut self.state.optimizer);
         }
-        all_succeeded(group, Phase::Storage, saved.map_err(TrainError::from))
+        check_all_succeeded(group, Phase::Storage, saved.map_err(TrainError::from))
     }
 }

@@ -1,4 +1,4 @@
-//! Handshakes on connections: the outgoing side, and moving a handshake's bytes.
+//! Performs [handshakes](crate::wire::handshake) on connections: the dialing side, and the transfer of a handshake's bytes.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use crate::types::Rank;
 use crate::wire::Secret;
 use crate::wire::handshake::{Dialer, Handshake, HandshakeError, Introduction, Job, NONCE_BYTES};
 
-/// Who this process is and what it proves.
+/// What this process needs to identify itself in a handshake.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The job's secret.
@@ -27,35 +27,35 @@ pub enum DialProgress {
     Pending,
     /// The link may be used.
     Ready,
-    /// The peer closed the connection before this rank had proved itself.
+    /// The peer closed the connection before this rank had sent its proof.
     Closed(io::Error),
-    /// It failed.
+    /// The connection or the handshake failed.
     Failed(DialError),
 }
 
 /// Why an outgoing connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// The network or the other end refused.
+    /// The network failed, or the other end refused the connection.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The other end is not the process that we expected.
+    /// The other end is not the expected process.
     #[error("{0}")]
     Handshake(#[from] HandshakeError),
 }
 
-/// The handshake of an outgoing connection.
+/// The dialer's handshake on a connection.
 pub struct OutgoingHandshake {
     handshake: Dialer,
 }
 
 impl OutgoingHandshake {
-    /// A handshake that sends this introduction.
+    /// Creates a handshake in which the dialer introduces itself with `introduction`.
     pub fn new(identity: &Identity, introduction: Introduction) -> Self {
         Self { handshake: Dialer::new(identity.secret.clone(), &identity.job, introduction, nonce()) }
     }
 
-    /// Sends and receives what the connection allows now.
+    /// Sends and receives as much of the handshake as is possible without blocking.
     pub fn advance(&mut self, stream: &mut TcpStream) -> DialProgress {
         if let Ok(Some(error)) = stream.take_error() {
             return DialProgress::Failed(error.into());
@@ -68,7 +68,7 @@ impl OutgoingHandshake {
         match advance(stream, &mut self.handshake) {
             Ok(true) => DialProgress::Ready,
             Ok(false) => DialProgress::Pending,
-            Err(DialError::Io(error)) if !self.handshake.has_proved() && is_end(&error) => {
+            Err(DialError::Io(error)) if !self.handshake.has_proved() && is_closed_by_peer(&error) => {
                 DialProgress::Closed(error)
             }
             Err(error) => DialProgress::Failed(error),
@@ -76,15 +76,15 @@ impl OutgoingHandshake {
     }
 }
 
-/// Whether the other end has closed the connection.
-fn is_end(error: &io::Error) -> bool {
+/// Returns whether the error means that the other end has closed the connection.
+fn is_closed_by_peer(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
-/// Moves a handshake's bytes until it is complete (true) or would have to wait (false). Its messages are smaller than any
-/// socket buffer and strictly alternate, so a write that would block is an error.
-/// The caller sends the acceptor's last message, the verdict.
+/// Sends and receives a handshake's messages. Returns true if the handshake is complete, and false if it must wait for more
+/// data. The messages are smaller than any socket buffer and alternate strictly, so a write that would block is an error. The
+/// caller sends the acceptor's last message, the verdict.
 pub(crate) fn advance<S: io::Read + io::Write>(
     stream: &mut S,
     handshake: &mut dyn Handshake,
@@ -104,7 +104,7 @@ pub(crate) fn advance<S: io::Read + io::Write>(
             Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Ok(count) => {
                 if let Err(error) = handshake.feed(&bytes[..count]) {
-                    // Tell the peer why. It does not matter whether this arrives.
+                    // Tell the peer the reason. If this write fails, the first error matters more.
                     let _ = stream.write_all(&handshake.take_output());
                     return Err(error.into());
                 }
@@ -116,7 +116,7 @@ pub(crate) fn advance<S: io::Read + io::Write>(
     }
 }
 
-/// Fresh random bytes for a handshake.
+/// Generates a random nonce for a handshake.
 pub(crate) fn nonce() -> [u8; NONCE_BYTES] {
     rand::random()
 }

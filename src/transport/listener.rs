@@ -1,8 +1,9 @@
-//! The listening socket and the connections that have not proved themselves yet.
+//! The listening socket and the connections whose handshake is not complete.
 //!
-//! Each connection gets a limited time to complete the [handshake](crate::wire::handshake), and the number of such connections
-//! is limited. When one fails, it is logged and closed, and the job continues. The owner fetches accepted connections; it also
-//! sends a link's verdict, because it may know of a better connection to the same peer.
+//! Each connection gets a limited time to complete the [handshake](crate::wire::handshake), and the number of such
+//! connections is limited. If a handshake fails, the failure is logged, the connection is closed, and the job continues. The
+//! owner takes the accepted connections. The owner also sends a link's verdict, because it may prefer another connection to
+//! the same peer.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -23,50 +24,52 @@ use super::refusal_log::RefusalLog;
 use crate::types::Rank;
 use crate::wire::handshake::{Acceptor, Handshake as _, HandshakeError, Introduction, Purpose};
 
-/// How long a connection may take to prove itself. Only time in which the listener is served counts.
+/// The time-out of a handshake. Time in which this rank does not serve the listener does not count.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How many connections may be in their handshake at a time. A further one takes the place of one that has sent nothing.
+/// The maximum number of handshakes in progress. If a further connection arrives, one of them is closed.
 pub const PENDING_MAX: usize = 256;
-/// While handshakes are in progress the listener is served at least this often. If it is served later, this rank was busy
-/// with its own work, and no more than this counts against the connections.
+/// The longest interval between two calls of [`Listener::serve`] while handshakes are in progress. If an interval is longer,
+/// this rank was busy, and only this much of the interval counts toward the time-out of the handshakes.
 const SERVED_MAX: Duration = Duration::from_secs(1);
-/// How long to wait before accepting again when the operating system had no file descriptor left.
+/// The pause before the next attempt to accept when the operating system had no free file descriptor.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// How many refused ranks are remembered.
+/// The maximum number of refused ranks that are remembered.
 const REFUSED_MAX: usize = 8;
-/// How many refused registrations stay open, so that the reply is not lost in a reset.
+/// The maximum number of connections that stay open after the reply to a late rank. Closing at once could reset the connection
+/// and lose the reply.
 const REPLIED_MAX: usize = 64;
+/// The token of the listening socket.
 const LISTENER: Token = Token(0);
 
 /// A connection whose other end has proved that it belongs to the job.
 pub struct Accepted {
-    /// The connection, registered under `token`.
+    /// The connection, which is registered under `token`.
     pub stream: TcpStream,
-    /// Its token.
+    /// The token of the connection.
     pub token: Token,
-    /// Which rank dialed, and for what.
+    /// Which rank dialed, and for which purpose.
     pub introduction: Introduction,
-    /// What the other end still waits for.
+    /// The last message of the handshake, for which the other end waits.
     verdict: Vec<u8>,
 }
 
 impl Accepted {
-    /// Sends the verdict. From then on the connection is the link for both ends.
+    /// Sends the verdict. From then on both ends use the connection as the link.
     ///
     /// # Errors
     ///
-    /// When the connection is gone.
+    /// If the connection is lost.
     pub fn confirm(mut self) -> io::Result<TcpStream> {
-        // A few bytes on a connection that has carried hardly any: they always fit its buffer.
+        // The few bytes always fit into the send buffer, because the connection has carried only the handshake.
         self.stream.write_all(&self.verdict)?;
         Ok(self.stream)
     }
 }
 
-/// A process of another job, or one that was started differently, which was refused.
+/// A process that was refused: it belongs to another job, or it was started with different options.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RefusedRank {
-    /// The rank that it claims to be, if it could say so.
+    /// The rank that the process claims to be, if it has sent that.
     claimed: Option<Rank>,
     host: IpAddr,
     reason: String,
@@ -86,48 +89,50 @@ struct IncomingHandshake {
     stream: TcpStream,
     address: SocketAddr,
     handshake: Acceptor,
-    /// How long it has taken, without the time in which the listener was not served.
+    /// The time that counts toward the time-out: at most [`SERVED_MAX`] for each interval between two calls of
+    /// [`Listener::serve`].
     elapsed: Duration,
 }
 
-/// The reply to a rank that registers when the job already runs.
+/// Creates the reply to a rank that registers too late: the job already runs, or it cannot start.
 type LateReply = Box<dyn Fn(Rank) -> Vec<u8> + Send>;
 
 /// The listening socket, its incoming handshakes, and the event queue that it shares with its owner's sockets.
 pub struct Listener {
-    /// Until its owner takes it.
+    /// The event queue; `None` after the owner has taken it.
     poller: Option<Poller>,
     registry: Registry,
     socket: TcpListener,
     identity: Identity,
     pending: BTreeMap<Token, IncomingHandshake>,
     accepted: VecDeque<Accepted>,
-    /// There may be connections to accept. The kernel reports each of them only once.
+    /// Whether there may be connections to accept. The kernel reports each of them only once.
     may_have_waiting: bool,
-    /// Not before this moment, because the last attempt failed.
+    /// The earliest time of the next attempt to accept. It is in the future if the last attempt failed.
     accept_at: Duration,
+    /// The time of the last call of [`Listener::serve`].
     served_at: Duration,
     next_token: usize,
     log: RefusalLog,
     refused: VecDeque<RefusedRank>,
     late_reply: Option<LateReply>,
-    /// Connections that have been sent the late reply.
+    /// Connections of ranks that have been sent the reply to late ranks.
     replied: VecDeque<TcpStream>,
 }
 
 impl Listener {
-    /// The file descriptors of its sockets.
+    /// Returns the file descriptors of the listening socket and of the connections in handshakes.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let pending = self.pending.values().map(|pending| pending.stream.as_raw_fd());
         let replied = self.replied.iter().map(AsRawFd::as_raw_fd);
         std::iter::once(self.socket.as_raw_fd()).chain(pending).chain(replied).collect()
     }
 
-    /// A listener on a listening socket.
+    /// Creates a listener from a listening socket.
     ///
     /// # Errors
     ///
-    /// When the operating system has no event queue or socket left.
+    /// If the operating system refuses an event queue or a socket option.
     pub fn new(listener: StdListener, identity: Identity) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut socket = TcpListener::from_std(listener);
@@ -152,62 +157,62 @@ impl Listener {
         })
     }
 
-    /// The address that the socket listens on.
+    /// Returns the address of the listening socket.
     ///
     /// # Errors
     ///
-    /// When the operating system does not tell.
+    /// If the operating system does not return it.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// Who this process is.
+    /// Returns how this process identifies itself in handshakes.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Where the owner registers its own sockets, with tokens from [`Listener::token`].
+    /// Returns the registry in which the owner registers its sockets, with tokens from [`Listener::new_token`].
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// A token that is not in use.
-    pub fn token(&mut self) -> Token {
+    /// Returns a token that is not in use.
+    pub fn new_token(&mut self) -> Token {
         self.next_token += 1;
         Token(self.next_token)
     }
 
-    /// A connection for `purpose` that has been accepted since the last call.
+    /// Removes and returns a connection for `purpose` whose dialer has proved that it belongs to the job.
     pub fn take_accepted(&mut self, purpose: Purpose) -> Option<Accepted> {
         let index = self.accepted.iter().position(|accepted| accepted.introduction.purpose == purpose)?;
         self.accepted.remove(index)
     }
 
-    /// The last ranks that were refused, each once.
+    /// Returns the ranks that were refused first, each of them once.
     pub fn refused(&self) -> impl Iterator<Item = &RefusedRank> {
         self.refused.iter()
     }
 
-    /// From now on each rank that wants to register gets this reply, and nothing else: the job runs, or cannot start.
+    /// Sends the result of `reply` to each rank that registers from now on, because the job already runs or cannot start.
     pub fn reply_to_late_ranks(&mut self, reply: impl Fn(Rank) -> Vec<u8> + Send + 'static) {
         self.late_reply = Some(Box::new(reply));
     }
 
-    /// The event queue, for an owner that waits on it directly instead of calling [`Listener::wait`].
+    /// Removes and returns the event queue, for an owner that waits on it instead of calling [`Listener::wait`].
     pub fn take_poller(&mut self) -> Option<Poller> {
         self.poller.take()
     }
 
-    /// Ends a [`Listener::wait`] from another thread; `None` when the event queue has been taken.
+    /// Returns the waker with which another thread ends a [`Listener::wait`]; `None` if the event queue has been taken.
     pub fn waker(&self) -> Option<Arc<Waker>> {
         self.poller.as_ref().map(Poller::waker)
     }
 
-    /// Waits for events until `until`, handles the listener's own, and appends the others to `others`.
+    /// Waits for events until `until`, handles the events of the listener's sockets, and appends all other events to `others`.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses to wait, or the event queue has been taken.
+    /// If the operating system refuses to wait, or the event queue has been taken.
     pub fn wait(
         &mut self,
         now: Duration,
@@ -223,7 +228,7 @@ impl Listener {
         Ok(())
     }
 
-    /// When it has to be served again, even if no event comes.
+    /// Returns when [`Listener::serve`] must be called again, even if there is no event.
     pub fn next_deadline(&self) -> Option<Duration> {
         let longest = self.pending.values().map(|pending| pending.elapsed).max();
         let handshakes =
@@ -232,7 +237,7 @@ impl Listener {
         handshakes.into_iter().chain(accept).chain(self.log.deadline()).min()
     }
 
-    /// Handles the listener's own events and appends the others to `others`.
+    /// Handles the events of the listener's sockets, and appends all other events to `others`.
     pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>, others: &mut Vec<Event>) {
         self.log.tick(now);
         for event in events {
@@ -259,10 +264,13 @@ impl Listener {
                         io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
                     ) => {}
                 Err(error) => {
-                    // Such as no free file descriptor. The kernel reports waiting connections only once, so try again later.
+                    // For example, there is no free file descriptor. The kernel reports waiting connections only once, so try
+                    // again later.
                     self.accept_at = now + ACCEPT_RETRY;
-                    self.log
-                        .note(now, format_args!("a connection could not be accepted, trying again: {error}"));
+                    self.log.log_or_count(
+                        now,
+                        format_args!("a connection could not be accepted, trying again: {error}"),
+                    );
                 }
             }
         }
@@ -272,10 +280,10 @@ impl Listener {
         if self.pending.len() >= PENDING_MAX {
             self.evict(now);
         }
-        let token = self.token();
+        let token = self.new_token();
         let interest = Interest::READABLE | Interest::WRITABLE;
         if let Err(error) = self.registry.register(&mut stream, token, interest) {
-            self.log.note(now, format_args!("refused the connection from {address}: {error}"));
+            self.log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
             return;
         }
         let Identity { secret, job, rank } = self.identity.clone();
@@ -284,8 +292,9 @@ impl Listener {
         self.continue_handshake(now, token);
     }
 
-    /// Closes the handshake that is least likely to be a rank's: one that has sent nothing, from the address with the most
-    /// handshakes, and of these the oldest. A rank sends its hello as soon as it is connected.
+    /// Closes the connection that is least likely to be a rank's. A rank sends its hello as soon as it is connected, so this
+    /// is a connection that has sent nothing. If there are several, it is the oldest one from the address with the most
+    /// handshakes.
     fn evict(&mut self, now: Duration) {
         let mut by_address: BTreeMap<IpAddr, usize> = BTreeMap::new();
         for pending in self.pending.values() {
@@ -300,14 +309,16 @@ impl Listener {
             && let Some(pending) = self.pending.remove(&token)
         {
             let address = pending.address;
-            self.log.note(
+            self.log.log_or_count(
                 now,
-                format_args!("closed the connection from {address}: too many wait for their handshake"),
+                format_args!(
+                    "closed the connection from {address}: too many connections are in their handshake"
+                ),
             );
         }
     }
 
-    /// Moves a handshake as far as it can go now.
+    /// Advances a handshake as far as possible without blocking.
     fn continue_handshake(&mut self, now: Duration, token: Token) {
         let Some(mut pending) = self.pending.remove(&token) else { return };
         let address = pending.address;
@@ -316,15 +327,15 @@ impl Listener {
             Ok(false) => {
                 self.pending.insert(token, pending);
             }
-            // The dialer has settled on another connection to this rank.
+            // Usually the dialer has chosen another connection to this rank.
             Err(DialError::Io(error)) if pending.handshake.is_link() => {
                 log::debug!("{address} closed its connection: {error}");
             }
             Err(DialError::Io(error)) => {
-                self.log.note(now, format_args!("refused the connection from {address}: {error}"));
+                self.log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
             }
             Err(DialError::Handshake(error)) => {
-                self.log.note(now, format_args!("refused the connection from {address}: {error}"));
+                self.log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
                 self.remember_refused(pending.handshake.claimed_rank(), address.ip(), &error);
             }
         }
@@ -332,10 +343,10 @@ impl Listener {
 
     fn remember_refused(&mut self, claimed: Option<Rank>, host: IpAddr, error: &HandshakeError) {
         let reason = match error {
-            HandshakeError::Secret => "its secret is another one".to_owned(),
-            HandshakeError::Unwelcome(refusal) => refusal.to_string(),
+            HandshakeError::Secret => "its secret differs".to_owned(),
+            HandshakeError::RefusedPeer(refusal) => refusal.to_string(),
             HandshakeError::Version { theirs } => format!("it speaks protocol version {theirs}"),
-            // Strangers, which are no ranks.
+            // Other programs are not ranks.
             _ => return,
         };
         let refused = RefusedRank { claimed, host, reason };
@@ -353,12 +364,15 @@ impl Listener {
             let late = self.late_reply.as_ref().map(|reply| reply(introduction.from));
             verdict.extend_from_slice(late.as_deref().unwrap_or_default());
             if let Err(error) = stream.write_all(&std::mem::take(&mut verdict)) {
-                self.log.note(now, format_args!("refused the connection from {address}: {error}"));
+                self.log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
                 return;
             }
             if late.is_some() {
                 let rank = introduction.from;
-                self.log.note(now, format_args!("refused rank {rank} at {address}: the job already runs"));
+                self.log.log_or_count(
+                    now,
+                    format_args!("refused rank {rank} at {address}: the job already runs"),
+                );
                 self.replied.truncate(REPLIED_MAX - 1);
                 self.replied.push_front(stream);
                 return;
@@ -367,22 +381,22 @@ impl Listener {
         self.accepted.push_back(Accepted { stream, token, introduction, verdict });
     }
 
-    /// Adds up the time that handshakes have taken, and closes those that take too long.
+    /// Updates the elapsed time of all handshakes, and closes the connections whose time-out is over.
     fn expire(&mut self, now: Duration) {
         let elapsed = now.saturating_sub(self.served_at).min(SERVED_MAX);
         self.served_at = now;
         let Self { pending, log, .. } = self;
         pending.retain(|_, pending| {
             pending.elapsed += elapsed;
-            let keep = pending.elapsed < HANDSHAKE_TIMEOUT;
-            if !keep {
+            let is_in_time = pending.elapsed < HANDSHAKE_TIMEOUT;
+            if !is_in_time {
                 let (address, seconds) = (pending.address, HANDSHAKE_TIMEOUT.as_secs());
-                log.note(
+                log.log_or_count(
                     now,
                     format_args!("closed the connection from {address}: no handshake within {seconds} s"),
                 );
             }
-            keep
+            is_in_time
         });
     }
 }

@@ -1,4 +1,4 @@
-//! Moves bytes between this rank and its peers, and knows no collectives.
+//! Moves bytes between this rank and its peers. This module does not know collectives.
 
 pub mod handshake;
 pub mod listener;
@@ -14,42 +14,42 @@ use std::time::Duration;
 
 use crate::types::Rank;
 
-/// What became of an attempt to move bytes.
+/// The result of a send or a receive on a link.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Moved {
+pub enum TransferResult {
     /// This many bytes were moved, at least one.
     Bytes(usize),
-    /// Nothing could be moved now, and nothing can before the transport has learnt of an event.
+    /// No bytes can be moved until the transport has handled a further event.
     Blocked,
-    /// The link is gone and will not come back; the text says how.
+    /// The link is lost and will not be opened again; the text says why.
     Lost(String),
-    /// What the peer has sent is not what a link carries; the text says what is wrong. It is told once: what is received
-    /// afterwards means nothing.
+    /// The peer has sent invalid data; the text says what is wrong. A link returns this once. Bytes that it receives later are
+    /// meaningless.
     Corrupt(String),
 }
 
-/// Links to peers, opened when they are needed, each an ordered stream of bytes both ways.
+/// Links to peers. A link is an ordered stream of bytes in each direction, and is opened when it is first needed.
 ///
-/// Nothing here blocks; time is an argument everywhere.
+/// No method blocks, and no method reads a clock: the caller passes the current time.
 pub trait Transport {
-    /// Makes sure that a link to `peer` exists or is being opened.
+    /// Begins to open a link to `peer`, unless it exists or is already being opened.
     fn connect(&mut self, now: Duration, peer: Rank);
 
-    /// Whether bytes can pass on the link to `peer`: it has been opened and is not known to be lost.
+    /// Returns whether the link to `peer` has been opened and is not known to be lost.
     fn is_open(&self, peer: Rank) -> bool;
 
-    /// Sends as much of the parts, one after another, as the link takes at once.
-    fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> Moved;
+    /// Sends the parts one after another, as many bytes as the link accepts without blocking.
+    fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult;
 
-    /// Receives as much as has arrived, into the parts one after another.
-    fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> Moved;
+    /// Receives the bytes that have arrived, and fills the parts with them one after another.
+    fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult;
 
-    /// Says that nothing more will be sent on a link; what the peer sends still arrives.
+    /// Closes the sending direction of the link to `peer`. Data from the peer can still be received.
     fn finish(&mut self, peer: Rank);
 
-    /// A peer that has opened a link of its own accord since the last call.
+    /// Removes and returns a peer that has opened a link which this rank did not request.
     fn take_incoming(&mut self) -> Option<Rank>;
 
-    /// How bytes travel, as benchmarks print it.
+    /// Returns the name of the transport, as benchmarks print it.
     fn name(&self) -> &'static str;
 }

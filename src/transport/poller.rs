@@ -1,4 +1,4 @@
-//! The event queue. One thread waits for its events, while other threads may register sockets.
+//! The queue of socket events. One thread waits for events, while other threads may register sockets.
 
 use std::io;
 use std::sync::Arc;
@@ -6,28 +6,29 @@ use std::time::Duration;
 
 use mio::{Events, Poll, Registry, Token, Waker};
 
+/// The maximum number of events that one wait returns.
 const EVENTS_MAX: usize = 256;
-/// The kernel counts milliseconds in 31 bits, so a longer wait is divided into days.
+/// The longest wait. The kernel counts milliseconds in 31 bits, so a longer wait ends early, after a day.
 const TIMEOUT_MAX: Duration = Duration::from_hours(24);
-/// The token of [`Poller::waker`]; its events are not returned.
+/// The token of [`Poller::waker`]. Events with this token are not returned.
 const WAKER: Token = Token(1);
-/// The first token that is free for sockets.
+/// The lowest token for sockets of the poller's owner.
 pub(super) const FIRST_TOKEN: usize = 2;
 
 /// An event on a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
-    /// The socket.
+    /// The token with which the socket was registered.
     pub token: Token,
-    /// It may be readable, or has been closed.
+    /// The socket may be readable, or has been closed.
     pub is_readable: bool,
-    /// It may be writable.
+    /// The socket may be writable.
     pub is_writable: bool,
-    /// The peer has ended its side; no data follow those that have arrived.
+    /// The peer has closed its sending direction: no data follow those that have arrived.
     pub is_ended: bool,
 }
 
-/// The event queue.
+/// The queue of socket events.
 pub struct Poller {
     poll: Poll,
     events: Events,
@@ -35,39 +36,39 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// A queue without sockets.
+    /// Creates a queue without sockets.
     ///
     /// # Errors
     ///
-    /// When the operating system has no event queue left.
+    /// If the operating system cannot create an event queue.
     pub fn new() -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         Ok(Self { poll, events: Events::with_capacity(EVENTS_MAX), waker })
     }
 
-    /// The registry for sockets; it can be used while another thread waits.
+    /// Returns the registry for sockets. It can be used while another thread waits.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses.
+    /// If the operating system refuses.
     pub fn registry(&self) -> io::Result<Registry> {
         self.poll.registry().try_clone()
     }
 
-    /// Ends a wait from another thread.
+    /// Returns the waker with which another thread ends a wait.
     pub fn waker(&self) -> Arc<Waker> {
         Arc::clone(&self.waker)
     }
 
-    /// Waits for events and appends them to `events`; with a timeout, at most that long. A signal ends the wait early. Returns
-    /// whether another thread ended it ([`Poller::waker`]): a caller that ignores this and waits again misses the wake-up.
+    /// Waits for events, at most until the timeout, and appends them to `events`. A signal ends the wait early. Returns whether
+    /// another thread ended the wait ([`Poller::waker`]). A caller that ignores this and waits again misses the wake-up.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses to wait.
+    /// If the operating system refuses to wait.
     pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<bool> {
-        // The kernel counts whole milliseconds. Rounded up, so that a deadline has passed after the wait.
+        // The kernel counts whole milliseconds. The timeout is rounded up, so that a deadline has passed after the wait.
         let timeout = timeout.map(|timeout| round_up_to_ms(timeout.min(TIMEOUT_MAX)));
         match self.poll.poll(&mut self.events, timeout) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(false),

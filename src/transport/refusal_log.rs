@@ -1,31 +1,32 @@
-//! Limits how many lines are logged about refused connections: any host that reaches the port could fill the log.
+//! Limits the number of log lines about refused connections. Without a limit, any host that reaches the port could fill the
+//! log.
 
 use std::fmt;
 use std::time::Duration;
 
-/// After this time the count of lines starts again.
+/// The time after which the count of lines starts again at zero.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// How many lines are logged in an interval; further ones are only counted.
+/// The maximum number of lines logged in an interval. Further lines are only counted.
 const LINES_MAX: u32 = 10;
 
-/// Logs the first lines of each interval, and at its end how many more there were.
+/// Logs the first lines of each interval and, at its end, the number of lines that were not logged.
 #[derive(Default)]
 pub(super) struct RefusalLog {
     began: Duration,
     lines: u32,
-    hidden: u64,
+    suppressed: u64,
 }
 
 impl RefusalLog {
-    /// Logs the line as a warning, or counts it.
-    pub(super) fn note(&mut self, now: Duration, line: fmt::Arguments<'_>) {
+    /// Logs the line as a warning, or only counts it if the limit is reached.
+    pub(super) fn log_or_count(&mut self, now: Duration, line: fmt::Arguments<'_>) {
         self.tick(now);
-        if self.is_allowed() {
+        if self.count_line() {
             log::warn!("{line}");
         }
     }
 
-    /// Logs the count of an interval that is over.
+    /// If the interval is over, logs how many lines were not logged, and begins the next interval.
     pub(super) fn tick(&mut self, now: Duration) {
         if now >= self.began + INTERVAL {
             self.report();
@@ -33,25 +34,26 @@ impl RefusalLog {
         }
     }
 
-    /// When the count has to be logged.
+    /// Returns when the count of suppressed lines has to be logged; `None` if there are none.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        (self.hidden > 0).then_some(self.began + INTERVAL)
+        (self.suppressed > 0).then_some(self.began + INTERVAL)
     }
 
-    fn is_allowed(&mut self) -> bool {
+    /// Counts a line, and returns whether it may be logged.
+    fn count_line(&mut self) -> bool {
         let is_allowed = self.lines < LINES_MAX;
         if is_allowed {
             self.lines += 1;
         } else {
-            self.hidden += 1;
+            self.suppressed += 1;
         }
         is_allowed
     }
 
     fn report(&self) {
-        if self.hidden > 0 {
+        if self.suppressed > 0 {
             let seconds = INTERVAL.as_secs();
-            log::warn!("... and {} more refused connections in the last {seconds} s", self.hidden);
+            log::warn!("... and {} more refused connections in the last {seconds} s", self.suppressed);
         }
     }
 }
@@ -66,17 +68,17 @@ impl Drop for RefusalLog {
 mod tests {
     use super::*;
 
-    /// 31,000 HTTP requests a second wrote 31,000 lines a second.
+    /// Regression test: 31,000 HTTP requests a second wrote 31,000 log lines a second.
     #[test]
-    fn a_flood_is_counted_and_not_logged() {
+    fn lines_above_the_limit_are_counted_and_not_logged() {
         let mut log = RefusalLog::default();
         for millisecond in 0..30_000 {
-            log.note(Duration::from_millis(millisecond) / 3, format_args!("refused"));
+            log.log_or_count(Duration::from_millis(millisecond) / 3, format_args!("refused"));
         }
-        assert_eq!((log.lines, log.hidden, log.deadline()), (LINES_MAX, 29_990, Some(INTERVAL)));
+        assert_eq!((log.lines, log.suppressed, log.deadline()), (LINES_MAX, 29_990, Some(INTERVAL)));
         log.tick(INTERVAL);
-        assert_eq!((log.lines, log.hidden, log.deadline()), (0, 0, None));
-        log.note(INTERVAL, format_args!("refused"));
-        assert_eq!((log.lines, log.hidden), (1, 0));
+        assert_eq!((log.lines, log.suppressed, log.deadline()), (0, 0, None));
+        log.log_or_count(INTERVAL, format_args!("refused"));
+        assert_eq!((log.lines, log.suppressed), (1, 0));
     }
 }

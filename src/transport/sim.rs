@@ -1,9 +1,10 @@
-//! A simulated network with virtual time: seeded delays, short reads and writes, cuts and corruption.
+//! A simulated network with virtual time. It has delays, short reads and writes, broken links and corrupted data, all of which
+//! depend on a seed.
 //!
-//! It runs in one thread: all ranks' [`SimTransport`]s share the [`SimNetwork`], whose clock moves only in
-//! [`SimNetwork::advance`]. Links are ordered streams, like TCP's, but data on different links arrive in any order. A link is
-//! open when one end has asked for it, the delay of the handshake is over, and the other end has handled its events. The same
-//! seed repeats a run exactly.
+//! The simulation runs in one thread: the [`SimTransport`]s of all ranks share a [`SimNetwork`], whose clock moves only in
+//! [`SimNetwork::advance`]. Links are ordered streams, like TCP connections, but data on different links arrive in any order. A
+//! link is open once one end has requested it, the delay of the handshake is over, and the other end has handled the request.
+//! Runs with the same seed are identical.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,45 +15,45 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::{Moved, Transport};
+use super::{TransferResult, Transport};
 use crate::types::Rank;
 
-/// How the simulated network behaves.
+/// The properties of a simulated network.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
     /// The seed of every random choice.
     pub seed: u64,
-    /// The least time from a send to its arrival.
+    /// The minimum time from a send to its arrival.
     pub latency: Duration,
-    /// The maximum of a further, random delay of each piece sent.
+    /// The maximum of the random delay that is added for each send.
     pub jitter: Duration,
-    /// Bytes per second of each direction of each link.
+    /// The bandwidth of each direction of each link, in bytes per second.
     pub bandwidth: u64,
-    /// Bytes that a link holds before its sender is blocked.
+    /// The maximum number of bytes in flight in one direction of a link. A sender is blocked at this limit.
     pub window_bytes: usize,
-    /// The most bytes that one send or receive moves; the number is random, from 1 to this.
+    /// The maximum number of bytes that one send or receive moves. The number is random, from 1 to this maximum.
     pub piece_bytes_max: usize,
-    /// The faults and their times.
+    /// The faults, with their times.
     pub faults: Vec<Fault>,
 }
 
 /// A fault at a moment of virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// A rank's process ends: all its links close after the data that it had sent have arrived.
+    /// A rank's process ends. Its links close after all data that it had sent have arrived.
     Kill {
         /// The rank.
         rank: Rank,
-        /// When.
+        /// The time of the fault.
         at: Duration,
     },
-    /// The link between two ranks breaks; data in flight are lost.
+    /// The link between two ranks breaks. Data in flight are lost.
     Cut {
         /// One end.
         a: Rank,
         /// The other end.
         b: Rank,
-        /// When.
+        /// The time of the fault.
         at: Duration,
     },
     /// One bit of the next data from one rank to another is flipped.
@@ -61,20 +62,20 @@ pub enum Fault {
         from: Rank,
         /// The receiver.
         to: Rank,
-        /// When.
+        /// The time of the fault.
         at: Duration,
     },
     /// A rank's process is stopped: no more data arrive from it, and it receives none.
     Stall {
         /// The rank.
         rank: Rank,
-        /// When.
+        /// The time of the fault.
         at: Duration,
     },
 }
 
 impl Fault {
-    fn at(&self) -> Duration {
+    fn time(&self) -> Duration {
         match *self {
             Self::Kill { at, .. }
             | Self::Cut { at, .. }
@@ -89,9 +90,9 @@ pub struct SimNetwork {
     config: SimConfig,
     now: Duration,
     random: StdRng,
-    /// The data from the first rank to the second.
+    /// The data in flight from the first rank of each key to the second rank.
     pipes: BTreeMap<(Rank, Rank), Pipe>,
-    /// Links that a rank has asked for, by their ends, the lower one first.
+    /// The requested links. The key is the two ranks, the lower one first.
     links: BTreeMap<(Rank, Rank), SimLink>,
     bytes_moved: u64,
     killed: BTreeSet<Rank>,
@@ -99,33 +100,34 @@ pub struct SimNetwork {
 }
 
 struct SimLink {
-    asked_by: Rank,
-    /// When the other end can see the request.
+    requested_by: Rank,
+    /// When the other rank can see the request.
     arrives: Duration,
-    /// From when on the rank that asked and the other rank can use it; `None` until the other rank has seen the request.
+    /// When the requesting rank and the other rank can use the link; `None` until the other rank has handled the request.
     opens: Option<(Duration, Duration)>,
 }
 
 #[derive(Default)]
 struct Pipe {
-    /// Pieces, and when each has fully arrived.
+    /// The pieces in flight, each with the time at which all of it has arrived.
     in_flight: VecDeque<(Duration, VecDeque<u8>)>,
     bytes: usize,
-    /// When the last byte sent so far has arrived.
+    /// The time at which the last byte sent so far arrives.
     last_arrival: Duration,
-    /// When the sender's bandwidth is free again.
+    /// The time at which the sender can send again.
     free_at: Duration,
+    /// Whether a bit of the next piece is flipped.
     corrupts_next: bool,
-    /// The sender has closed its direction.
+    /// Whether the sender has closed its direction.
     is_finished: bool,
-    /// The link is broken.
+    /// Whether the link is broken.
     is_cut: bool,
 }
 
 impl SimNetwork {
-    /// A network at time zero on which nothing has been sent.
+    /// Creates a network at time zero.
     pub fn new(mut config: SimConfig) -> Rc<RefCell<Self>> {
-        config.faults.sort_by_key(Fault::at);
+        config.faults.sort_by_key(Fault::time);
         Rc::new(RefCell::new(Self {
             now: Duration::ZERO,
             random: StdRng::seed_from_u64(config.seed),
@@ -138,28 +140,28 @@ impl SimNetwork {
         }))
     }
 
-    /// The current moment of virtual time.
+    /// Returns the current virtual time.
     pub fn now(&self) -> Duration {
         self.now
     }
 
-    /// Bytes sent and received so far. While this changes, the current moment is not over: when a rank reads, another one can
-    /// send.
+    /// Returns the number of bytes sent and received so far. While this number changes, do not advance the clock: after one
+    /// rank has received data, another rank may be able to send.
     pub fn bytes_moved(&self) -> u64 {
         self.bytes_moved
     }
 
-    /// Whether the rank's process has been killed.
+    /// Returns whether the rank's process has been killed.
     pub fn is_killed(&self, rank: Rank) -> bool {
         self.killed.contains(&rank)
     }
 
-    /// Whether the rank's process has been stopped.
+    /// Returns whether the rank's process has been stopped.
     pub fn is_stalled(&self, rank: Rank) -> bool {
         self.stalled.contains(&rank)
     }
 
-    /// The time of the next arrival or fault; `None` if there is none.
+    /// Returns the time of the next arrival or fault; `None` if there is none.
     pub fn next_event(&self) -> Option<Duration> {
         let arrivals = self.pipes.iter().filter(|((from, to), _)| {
             !self.stalled.contains(from) && !self.stalled.contains(to) && !self.killed.contains(to)
@@ -167,41 +169,41 @@ impl SimNetwork {
         let arrivals = arrivals.flat_map(|(_, pipe)| pipe.in_flight.iter().map(|piece| piece.0));
         let links = self.links.values().map(|link| link.opens.map_or(link.arrives, |opens| opens.0));
         let frees = self.pipes.values().map(|pipe| pipe.free_at);
-        let faults = self.config.faults.iter().map(Fault::at);
+        let faults = self.config.faults.iter().map(Fault::time);
         arrivals.chain(links).chain(frees).chain(faults).filter(|&at| at > self.now).min()
     }
 
-    /// Opens a link before the run begins.
+    /// Opens a link without a delay, before the run begins.
     pub fn open(&mut self, a: Rank, b: Rank) {
         let opens = Some((self.now, self.now));
-        self.links.insert((a.min(b), a.max(b)), SimLink { asked_by: a, arrives: self.now, opens });
+        self.links.insert((a.min(b), a.max(b)), SimLink { requested_by: a, arrives: self.now, opens });
     }
 
-    /// `from` asks for a link to `to`.
+    /// Requests a link from `from` to `to`.
     fn connect(&mut self, from: Rank, to: Rank) {
         let ends = (from.min(to), from.max(to));
         if self.links.contains_key(&ends) {
             return;
         }
-        // One delay to connect, and one each for the hello, its answer and the proof.
+        // One latency for the connection, and one each for the hello, the answer and the proof.
         let arrives = self.now + self.config.latency * 4 + self.jitter();
-        self.links.insert(ends, SimLink { asked_by: from, arrives, opens: None });
+        self.links.insert(ends, SimLink { requested_by: from, arrives, opens: None });
     }
 
-    /// `rank` answers all requests for links.
-    fn look(&mut self, rank: Rank) {
-        let back = self.now + self.config.latency + self.jitter();
-        let asked = |link: &&mut SimLink| link.asked_by != rank && link.opens.is_none();
+    /// Accepts, on behalf of `rank`, all requests for links that have arrived.
+    fn accept_links(&mut self, rank: Rank) {
+        let verdict_arrives = self.now + self.config.latency + self.jitter();
+        let is_requested = |link: &&mut SimLink| link.requested_by != rank && link.opens.is_none();
         let own = self.links.iter_mut().filter(|((a, b), _)| *a == rank || *b == rank);
-        for link in own.map(|(_, link)| link).filter(asked).filter(|link| link.arrives <= self.now) {
-            link.opens = Some((back, self.now));
+        for link in own.map(|(_, link)| link).filter(is_requested).filter(|link| link.arrives <= self.now) {
+            link.opens = Some((verdict_arrives, self.now));
         }
     }
 
     fn is_open(&self, own: Rank, peer: Rank) -> bool {
         let link = self.links.get(&(own.min(peer), own.max(peer)));
         let opens = link.and_then(|link| {
-            link.opens.map(|(asking, asked)| if link.asked_by == own { asking } else { asked })
+            link.opens.map(|(requester, other)| if link.requested_by == own { requester } else { other })
         });
         opens.is_some_and(|at| at <= self.now)
     }
@@ -210,10 +212,10 @@ impl SimNetwork {
         self.config.jitter.mul_f64(self.random.random_range(0.0..1.0))
     }
 
-    /// Moves the clock to `now`, with all arrivals and faults up to then.
+    /// Moves the clock to `now`, and applies the faults up to that time.
     pub fn advance(&mut self, now: Duration) {
         self.now = self.now.max(now);
-        while self.config.faults.first().is_some_and(|fault| fault.at() <= self.now) {
+        while self.config.faults.first().is_some_and(|fault| fault.time() <= self.now) {
             match self.config.faults.remove(0) {
                 Fault::Kill { rank, .. } => {
                     self.killed.insert(rank);
@@ -239,23 +241,23 @@ impl SimNetwork {
         }
     }
 
-    fn send(&mut self, from: Rank, to: Rank, parts: &[IoSlice<'_>]) -> Moved {
+    fn send(&mut self, from: Rank, to: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
         if self.killed.contains(&to) || self.killed.contains(&from) {
-            return Moved::Lost("the simulated process was killed".into());
+            return TransferResult::Lost("the simulated process was killed".into());
         }
         let is_open = self.is_open(from, to);
         let (now, config, random) = (self.now, &self.config, &mut self.random);
         let pipe = self.pipes.entry((from, to)).or_default();
         if pipe.is_cut {
-            return Moved::Lost("the simulated link was cut".into());
+            return TransferResult::Lost("the simulated link was cut".into());
         }
         if !is_open {
-            return Moved::Blocked;
+            return TransferResult::Blocked;
         }
-        let offered: usize = parts.iter().map(|part| part.len()).sum();
-        let room = config.window_bytes.saturating_sub(pipe.bytes).min(offered);
+        let total: usize = parts.iter().map(|part| part.len()).sum();
+        let room = config.window_bytes.saturating_sub(pipe.bytes).min(total);
         if room == 0 || pipe.free_at > now {
-            return Moved::Blocked;
+            return TransferResult::Blocked;
         }
         let length = random.random_range(1..=config.piece_bytes_max).min(room);
         let mut piece: VecDeque<u8> =
@@ -270,22 +272,26 @@ impl SimNetwork {
         pipe.in_flight.push_back((pipe.last_arrival, piece));
         pipe.bytes += length;
         self.bytes_moved += length as u64;
-        Moved::Bytes(length)
+        TransferResult::Bytes(length)
     }
 
-    fn receive(&mut self, from: Rank, to: Rank, parts: &mut [IoSliceMut<'_>]) -> Moved {
+    fn receive(&mut self, from: Rank, to: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
         let (now, config, random) = (self.now, &self.config, &mut self.random);
         let is_killed = self.killed.contains(&from);
         let pipe = self.pipes.entry((from, to)).or_default();
         if pipe.is_cut {
-            return Moved::Lost("the simulated link was cut".into());
+            return TransferResult::Lost("the simulated link was cut".into());
         }
         let has_arrived = pipe.in_flight.front().is_some_and(|piece| piece.0 <= now);
         if !has_arrived || self.stalled.contains(&from) {
-            let ended = pipe.in_flight.is_empty() && (pipe.is_finished || is_killed);
-            return if ended { Moved::Lost("the peer closed the connection".into()) } else { Moved::Blocked };
+            let has_ended = pipe.in_flight.is_empty() && (pipe.is_finished || is_killed);
+            return if has_ended {
+                TransferResult::Lost("the peer closed the connection".into())
+            } else {
+                TransferResult::Blocked
+            };
         }
-        let Some((_, piece)) = pipe.in_flight.front_mut() else { return Moved::Blocked };
+        let Some((_, piece)) = pipe.in_flight.front_mut() else { return TransferResult::Blocked };
         let allowed = random.random_range(1..=config.piece_bytes_max).min(piece.len());
         let mut moved = 0;
         for part in parts {
@@ -300,7 +306,7 @@ impl SimNetwork {
         if piece.is_empty() {
             pipe.in_flight.pop_front();
         }
-        if moved == 0 { Moved::Blocked } else { Moved::Bytes(moved) }
+        if moved == 0 { TransferResult::Blocked } else { TransferResult::Bytes(moved) }
     }
 }
 
@@ -312,7 +318,7 @@ pub struct SimTransport {
 }
 
 impl SimTransport {
-    /// The end that belongs to `rank`.
+    /// Creates the transport of `rank`.
     pub fn new(network: Rc<RefCell<SimNetwork>>, rank: Rank) -> Self {
         Self { network, rank, peers: BTreeSet::new() }
     }
@@ -330,11 +336,11 @@ impl Transport for SimTransport {
         network.is_open(self.rank, peer) && !is_cut
     }
 
-    fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> Moved {
+    fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
         self.network.borrow_mut().send(self.rank, peer, parts)
     }
 
-    fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> Moved {
+    fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
         self.network.borrow_mut().receive(peer, self.rank, parts)
     }
 
@@ -347,17 +353,17 @@ impl Transport for SimTransport {
 
     fn take_incoming(&mut self) -> Option<Rank> {
         let mut network = self.network.borrow_mut();
-        network.look(self.rank);
+        network.accept_links(self.rank);
         let ends = network.links.keys().filter_map(|&(a, b)| match self.rank {
             rank if rank == a => Some(b),
             rank if rank == b => Some(a),
             _ => None,
         });
-        let mut newcomers =
+        let mut new_peers =
             ends.filter(|&peer| network.is_open(self.rank, peer) && !self.peers.contains(&peer));
-        let newcomer = newcomers.next()?;
-        self.peers.insert(newcomer);
-        Some(newcomer)
+        let new_peer = new_peers.next()?;
+        self.peers.insert(new_peer);
+        Some(new_peer)
     }
 
     fn name(&self) -> &'static str {

@@ -1,26 +1,26 @@
-//! Values with their locations, for minima and maxima with location.
+//! Values with a location, for [`MinLoc`](super::ReduceOp::MinLoc) and [`MaxLoc`](super::ReduceOp::MaxLoc).
 
 use bytemuck::{Pod, Zeroable};
 
-/// Defines a value with an index. It has no padding, so its wire format is its memory layout.
+/// Defines types of a value and an index. They have no padding, so their wire format is their memory layout.
 macro_rules! located {
     ($( $(#[$meta:meta])* $name:ident { $value:ty, $index:ty } )+) => { $(
         $(#[$meta])*
         ///
-        /// [`MinLoc`](super::ReduceOp::MinLoc) and [`MaxLoc`](super::ReduceOp::MaxLoc) reduce it. The program chooses
-        /// the meaning of the index: a rank, or an index into a larger array. Of equal values the one with the lowest
-        /// index wins.
+        /// It is the element type of [`MinLoc`](super::ReduceOp::MinLoc) and [`MaxLoc`](super::ReduceOp::MaxLoc). Of equal
+        /// values the one with the lowest index wins. You choose the meaning of the index, for instance a rank or an index
+        /// into a larger array.
         #[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
         #[repr(C)]
         pub struct $name {
             /// The value that is compared.
             pub value: $value,
-            /// Its location.
+            /// The location of the value.
             pub index: $index,
         }
 
         impl $name {
-            /// The value with the location `index`.
+            /// Returns `value` with the location `index`.
             pub const fn new(value: $value, index: $index) -> Self {
                 Self { value, index }
             }
@@ -29,12 +29,12 @@ macro_rules! located {
 }
 
 located! {
-    /// An `f32` and its place, 8 bytes. A NaN is less than everything in a minimum and more than everything in a maximum.
+    /// An `f32` and its location, 8 bytes. A NaN wins over all numbers, in a minimum and in a maximum.
     F32Loc { f32, u32 }
-    /// An `f64` and its place, 16 bytes. A NaN is less than everything in a minimum and more than everything in a maximum.
+    /// An `f64` and its location, 16 bytes. A NaN wins over all numbers, in a minimum and in a maximum.
     F64Loc { f64, u64 }
-    /// An `i32` and its place, 8 bytes.
+    /// An `i32` and its location, 8 bytes.
     I32Loc { i32, u32 }
-    /// An `i64` and its place, 16 bytes.
+    /// An `i64` and its location, 16 bytes.
     I64Loc { i64, u64 }
 }

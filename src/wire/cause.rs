@@ -1,38 +1,38 @@
-//! Why a job failed, as all its ranks report it.
+//! The root cause of a job's failure, which all ranks report.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::frame::CONTROL_BYTES_MAX;
-use super::reader::{Reader, put_text, shortened};
+use super::reader::{Reader, put_text, truncate};
 use crate::types::{Algorithm, Contract, DType, GROUP_FLAGS, Operation, Rank, ReduceOp};
 
-/// The root cause of a failure. The rank that sees it first tells all others.
+/// The root cause of a failure. The rank that detects the failure first sends its cause to all other ranks.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// A process ended, or the network between it and another rank failed. The rank that saw it cannot tell which.
+    /// A process ended, or the network between it and another rank failed. The other rank cannot distinguish these cases.
     #[error(
         "rank {seen_by}'s connection to rank {rank} on {host} was lost: {detail}; see the output of rank {rank}, and if that rank still runs, check the network between ranks {seen_by} and {rank}"
     )]
     PeerLost {
         /// The rank at the other end of the connection.
         rank: Rank,
-        /// Its host and address.
+        /// The host and address of `rank`.
         host: String,
-        /// The rank whose connection to it failed.
+        /// The rank that reports the failure.
         seen_by: Rank,
-        /// What that rank's socket said.
+        /// The error of the connection.
         detail: String,
     },
     /// A rank closed its group while other ranks still had operations with it.
     #[error(
-        "rank {rank} on {host} closed its group while others still had work to do with it; do all ranks run the same number of steps?"
+        "rank {rank} on {host} closed its group while other ranks still had operations with it; do all ranks run the same number of steps?"
     )]
     PeerLeft {
-        /// The rank that left.
+        /// The rank that closed its group.
         rank: Rank,
-        /// Its host and address.
+        /// The host and address of that rank.
         host: String,
     },
     /// Two ranks called different operations at the same point of the program.
@@ -43,39 +43,39 @@ pub enum Cause {
         At(second_site)
     )]
     Mismatch {
-        /// The group.
+        /// The number of the group.
         group: u32,
-        /// The operation's number within its group, counted from 0; a message's number on its link.
+        /// The operation's number within its group, counted from 0; for a point-to-point message, its number on the link.
         sequence: u64,
         /// The lower of the two ranks.
         first: Rank,
-        /// What the lower rank asked for.
+        /// The operation that the lower rank called.
         first_asked: Contract,
-        /// The line of its program; empty until that rank has sent it.
+        /// The file and line of the lower rank's call; empty until that rank has sent it.
         first_site: String,
         /// The higher of the two ranks.
         second: Rank,
-        /// What the higher rank asked for.
+        /// The operation that the higher rank called.
         second_asked: Contract,
-        /// The line of its program; empty until that rank has sent it.
+        /// The file and line of the higher rank's call; empty until that rank has sent it.
         second_site: String,
     },
-    /// An operation did not end within its deadline.
+    /// An operation did not end before its deadline.
     #[error("{}", MissedDeadline { timeout_ms: *timeout_ms, waiting })]
     Timeout {
-        /// The deadline in milliseconds.
+        /// The time-out of the operation in milliseconds.
         timeout_ms: u64,
-        /// The ranks that wait, in order, each with its oldest operation; at most [`WAITING_MAX`] of them.
+        /// The ranks that wait, in rank order, each with its oldest operation; at most [`WAITING_MAX`] ranks.
         waiting: Vec<Waiting>,
     },
-    /// The program on a rank gave up and said why.
+    /// The program on a rank stopped the job with a message.
     #[error("rank {rank} on {host} stopped the job: {message}")]
     Aborted {
-        /// The rank that gave up.
+        /// The rank whose program stopped the job.
         rank: Rank,
-        /// Its host.
+        /// The host of that rank.
         host: String,
-        /// Its reason.
+        /// The program's message.
         message: String,
     },
     /// A peer broke the protocol, or the network corrupted its data.
@@ -85,47 +85,47 @@ pub enum Cause {
     Misbehaved {
         /// The rank whose bytes were wrong.
         rank: Rank,
-        /// Its host and address.
+        /// The host and address of that rank.
         host: String,
         /// What was wrong.
         detail: String,
     },
 }
 
-/// A rank that waits.
+/// A rank that waits in an operation.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Waiting {
     /// The rank.
     pub rank: Rank,
-    /// The group of the operation that it waits in.
+    /// The group of the operation.
     pub group: u32,
-    /// The operation's number.
+    /// The operation's number within its group, counted from 0.
     pub sequence: u64,
-    /// What it asked for.
+    /// The operation that the rank called.
     pub asked: Contract,
-    /// The line of its program.
+    /// The file and line of the call.
     pub site: String,
-    /// The ranks that it waits for, and their hosts; at most [`AWAITED_MAX`] of them.
+    /// The ranks for which it waits, with their hosts; at most [`AWAITED_MAX`] ranks.
     pub awaited: Vec<(Rank, String)>,
 }
 
-/// The most waiting ranks that a cause names: the lowest ones.
+/// The maximum number of waiting ranks that a cause names. If more ranks wait, it names the lowest ones.
 pub const WAITING_MAX: usize = 12;
-/// The most ranks that a waiting rank is said to wait for.
+/// The maximum number of awaited ranks that a cause names for each waiting rank.
 pub const AWAITED_MAX: usize = 3;
-/// Longest line of a program (file and number) on the wire, in bytes.
+/// The maximum length of a call's file and line on the wire, in bytes.
 const SITE_BYTES_MAX: u16 = 80;
-/// Longest host beside an awaited rank on the wire, in bytes.
+/// The maximum length of an awaited rank's host on the wire, in bytes.
 const HOST_BYTES_MAX: u16 = 40;
 const CONTRACT_BYTES: usize = 20;
 
-/// The most bytes of a waiting rank on the wire.
+/// The maximum length of an encoded [`Waiting`] in bytes.
 const WAITING_BYTES_MAX: usize =
     19 + CONTRACT_BYTES + SITE_BYTES_MAX as usize + AWAITED_MAX * (6 + HOST_BYTES_MAX as usize);
 
 const _: () = assert!(WAITING_MAX * WAITING_BYTES_MAX + 32 <= CONTROL_BYTES_MAX);
 
-/// A line of a program, if it is known.
+/// Displays the file and line of a call, if they are known.
 struct At<'a>(&'a str);
 
 impl fmt::Display for At<'_> {
@@ -134,7 +134,7 @@ impl fmt::Display for At<'_> {
     }
 }
 
-/// A missed deadline: which ranks wait for which.
+/// Displays [`Cause::Timeout`]: the likely culprits, then which rank waits for which ranks.
 struct MissedDeadline<'a> {
     timeout_ms: u64,
     waiting: &'a [Waiting],
@@ -159,7 +159,7 @@ impl fmt::Display for MissedDeadline<'_> {
         f.write_str(if culprits.is_empty() {
             ": the ranks wait for each other; check the network between them"
         } else {
-            ", which hangs, is stopped, is slow (raise --timeout if it may be), never called it, or whose network delivers nothing"
+            ", where the program hangs, is stopped, is slow (then raise --timeout) or did not call the operation, or the network delivers nothing"
         })?;
         for Waiting { rank, group, sequence, asked, site, awaited } in *waiting {
             write!(f, "; rank {rank} waits in {asked}, operation {sequence} of group {group}{}", At(site))?;
@@ -171,16 +171,16 @@ impl fmt::Display for MissedDeadline<'_> {
     }
 }
 
-/// Longest text of a cause on the wire, in bytes.
+/// The maximum length of a host or message of a cause on the wire, in bytes.
 const TEXT_BYTES_MAX: u16 = 1024;
 
 const _: () = assert!(2 * (TEXT_BYTES_MAX as usize + 2) + 128 <= CONTROL_BYTES_MAX);
 
 impl Cause {
-    /// Combines a known cause with another one that a peer has sent. The order of several does not matter.
+    /// Combines this cause with a cause that a peer has sent. The order in which several causes are combined does not matter.
     ///
-    /// What two ranks know about one mismatch or one missed deadline is merged. Of two independent causes the one that explains
-    /// more counts, and of two of the same kind that of the lower rank.
+    /// Two causes about the same mismatch, and two missed deadlines, are merged. Otherwise the result is the cause that more
+    /// likely explains the other one or, if both are of the same kind, the cause with the lower rank.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         match (self, other) {
@@ -198,31 +198,32 @@ impl Cause {
                 }
             }
             (mut a, mut b) => {
-                a.share_sites(&mut b);
-                if (b.precedence(), b.asked()) < (a.precedence(), a.asked()) { b } else { a }
+                a.exchange_sites(&mut b);
+                let key = |cause: &Self| (cause.precedence(), cause.encoded_contracts());
+                if key(&b) < key(&a) { b } else { a }
             }
         }
     }
 
-    /// Whether other ranks may know more about it, so that this rank should wait for their messages.
+    /// Returns whether other ranks may know more about this cause, so that this rank should wait for their messages.
     pub fn may_grow(&self) -> bool {
         matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
     }
 
-    /// Fills in the line of `rank`'s program, if that rank is one of the two of a mismatch and its line is not known.
+    /// Fills in the file and line of `rank`'s call, if this is a mismatch that names `rank` without them.
     pub fn add_site(&mut self, rank: Rank, site: &str) {
         if let Self::Mismatch { first, first_site, second, second_site, .. } = self {
             for (who, known) in [(*first, first_site), (*second, second_site)] {
                 if who == rank && known.is_empty() {
-                    *known = shortened(site, SITE_BYTES_MAX);
+                    *known = truncate(site, SITE_BYTES_MAX);
                 }
             }
         }
     }
 
-    /// Merges the lines that only one of two causes about the same mismatch knows.
-    fn share_sites(&mut self, other: &mut Self) {
-        if self.precedence() != other.precedence() || self.asked() != other.asked() {
+    /// Copies each call's file and line that only one of two causes about the same mismatch contains to the other cause.
+    fn exchange_sites(&mut self, other: &mut Self) {
+        if self.precedence() != other.precedence() || self.encoded_contracts() != other.encoded_contracts() {
             return;
         }
         if let (
@@ -240,7 +241,7 @@ impl Cause {
         }
     }
 
-    /// The order of importance: first the kinds that explain others, then the lower ranks.
+    /// Returns a sort key; the cause with the lowest key wins. Kinds that explain other kinds come first, then lower ranks.
     fn precedence(&self) -> (u8, u32, u64, Rank, Rank) {
         match self {
             Self::PeerLost { rank, seen_by, .. } => (0, 0, 0, *rank, *seen_by),
@@ -252,14 +253,15 @@ impl Cause {
         }
     }
 
-    /// What the two ranks of a mismatch asked for. Two mismatches with one number may be about messages in either direction.
-    fn asked(&self) -> Vec<u8> {
-        let mut asked = Vec::new();
+    /// Returns the encoded contracts of a mismatch. They distinguish two mismatches with the same ranks and number: messages in
+    /// the two directions of a link are numbered separately.
+    fn encoded_contracts(&self) -> Vec<u8> {
+        let mut contracts = Vec::new();
         if let Self::Mismatch { first_asked, second_asked, .. } = self {
-            put_contract(&mut asked, first_asked);
-            put_contract(&mut asked, second_asked);
+            put_contract(&mut contracts, first_asked);
+            put_contract(&mut contracts, second_asked);
         }
-        asked
+        contracts
     }
 
     /// Encodes the cause as an abort frame's payload.
@@ -304,7 +306,7 @@ impl Cause {
         out
     }
 
-    /// Decodes an abort frame's payload; `None` if it holds no cause that this version knows.
+    /// Decodes an abort frame's payload. Returns `None` if the payload is not a cause that this version knows.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
         let kind = reader.u8()?;
@@ -319,17 +321,17 @@ impl Cause {
                 first: rank,
                 group: reader.u32()?,
                 sequence: reader.u64()?,
-                first_asked: contract(&mut reader)?,
+                first_asked: read_contract(&mut reader)?,
                 first_site: reader.text()?,
                 second: Rank::new(reader.u32()?),
-                second_asked: contract(&mut reader)?,
+                second_asked: read_contract(&mut reader)?,
                 second_site: reader.text()?,
             },
             5 => Self::Timeout {
                 timeout_ms: reader.u64()?,
                 waiting: {
                     let count = usize::from(reader.u8()?).min(WAITING_MAX);
-                    (0..count).map(|_| waiting(&mut reader)).collect::<Option<_>>()?
+                    (0..count).map(|_| read_waiting(&mut reader)).collect::<Option<_>>()?
                 },
             },
             6 => Self::Aborted { rank, host: reader.text()?, message: reader.text()? },
@@ -339,6 +341,7 @@ impl Cause {
     }
 }
 
+/// Appends the kind of a cause, its first rank and its texts.
 fn put_texts(out: &mut Vec<u8>, kind: u8, rank: Rank, texts: &[&str]) {
     out.push(kind);
     out.extend_from_slice(&rank.get().to_le_bytes());
@@ -361,12 +364,12 @@ fn put_waiting(out: &mut Vec<u8>, waiting: &Waiting) {
     }
 }
 
-fn waiting(reader: &mut Reader<'_>) -> Option<Waiting> {
+fn read_waiting(reader: &mut Reader<'_>) -> Option<Waiting> {
     Some(Waiting {
         rank: Rank::new(reader.u32()?),
         group: reader.u32()?,
         sequence: reader.u64()?,
-        asked: contract(reader)?,
+        asked: read_contract(reader)?,
         site: reader.text()?,
         awaited: {
             let count = usize::from(reader.u8()?).min(AWAITED_MAX);
@@ -385,7 +388,7 @@ fn put_contract(out: &mut Vec<u8>, contract: &Contract) {
     out.extend_from_slice(&contract.layout.to_le_bytes());
 }
 
-fn contract(reader: &mut Reader<'_>) -> Option<Contract> {
+fn read_contract(reader: &mut Reader<'_>) -> Option<Contract> {
     let [operation, dtype, reduction, algorithm] = reader.array()?;
     Some(Contract {
         operation: Operation::from_byte(operation)?,
@@ -405,7 +408,7 @@ mod tests {
     use super::*;
     use crate::wire::frame::tests::contracts;
 
-    fn waitings() -> impl Strategy<Value = Waiting> {
+    fn waiting_ranks() -> impl Strategy<Value = Waiting> {
         let awaited = (any::<u32>().prop_map(Rank::new), "[ -~]{0,20}");
         (
             (0..20u32, any::<u32>(), any::<u64>()),
@@ -445,7 +448,7 @@ mod tests {
                     second_asked: second.1,
                     second_site: second.2,
                 }),
-            (any::<u64>(), proptest::collection::vec(waitings(), 0..WAITING_MAX))
+            (any::<u64>(), proptest::collection::vec(waiting_ranks(), 0..WAITING_MAX))
                 .prop_map(|(timeout_ms, waiting)| Cause::Timeout { timeout_ms, waiting }),
             (rank(), text(), text()).prop_map(|(rank, host, message)| Cause::Aborted { rank, host, message }),
             (rank(), text(), text()).prop_map(|(rank, host, detail)| Cause::Misbehaved {
@@ -463,11 +466,12 @@ mod tests {
         }
 
         #[test]
-        fn all_ranks_know_the_same_cause_in_the_end(a in causes(), b in causes(), c in causes()) {
-            // Two equal causes and two causes about the same mismatch are the cases that matter.
+        fn all_ranks_end_with_the_same_cause(a in causes(), b in causes(), c in causes()) {
+            // Three ranks combine three causes in different orders, and then exchange the results.
             let join = |x: &Cause, y: &Cause| x.clone().join(y.clone());
-            let told = [join(&join(&a, &b), &c), join(&join(&c, &a), &b), join(&b, &join(&c, &a))];
-            let last: Vec<Cause> = told.iter().map(|one| join(&join(&join(one, &told[0]), &told[1]), &told[2])).collect();
+            let results = [join(&join(&a, &b), &c), join(&join(&c, &a), &b), join(&b, &join(&c, &a))];
+            let join_all = |one| results.iter().fold(one, |joined: Cause, result| join(&joined, result));
+            let last: Vec<Cause> = results.iter().cloned().map(join_all).collect();
             let precedence = |cause: &Cause| cause.precedence();
             prop_assert!(last.windows(2).all(|pair| precedence(&pair[0]) == precedence(&pair[1])));
             if matches!(a, Cause::Timeout { .. }) && matches!(b, Cause::Timeout { .. }) {
@@ -477,7 +481,7 @@ mod tests {
         }
 
         #[test]
-        fn a_shortened_cause_is_none_or_a_cause(cause in causes(), keep in 0..200usize) {
+        fn decoding_a_truncated_cause_does_not_panic(cause in causes(), keep in 0..200usize) {
             let bytes = cause.encode();
             let _ = Cause::decode(&bytes[..keep.min(bytes.len())]);
         }

@@ -1,11 +1,11 @@
-//! A contract as words of shared memory.
+//! Encodes a [`Contract`] as 64-bit words, which ranks exchange in shared memory.
 
 use crate::types::{Algorithm, Contract, DType, Operation, Rank, ReduceOp};
 
-/// The number of words of a contract.
+/// The number of 64-bit words of an encoded contract.
 pub const CONTRACT_WORDS: usize = 4;
 
-/// The contract as words. Equal words mean equal contracts.
+/// Encodes a contract. Two contracts are equal if and only if their words are equal.
 pub fn contract_to_words(contract: &Contract) -> [u64; CONTRACT_WORDS] {
     let Contract { operation, dtype, reduction, algorithm, root, count, layout } = *contract;
     let reduction = reduction.map_or(0, ReduceOp::to_byte);
@@ -13,8 +13,8 @@ pub fn contract_to_words(contract: &Contract) -> [u64; CONTRACT_WORDS] {
     [u64::from_le_bytes(codes), u64::from(root.get()), count, u64::from(layout)]
 }
 
-/// Reads the contract at the beginning of `words`; `None` if there is none.
-pub fn contract_of_words(words: &[u64]) -> Option<Contract> {
+/// Decodes the contract in the first words. Returns `None` if these are not a valid contract.
+pub fn contract_from_words(words: &[u64]) -> Option<Contract> {
     let &[codes, root, count, layout] = words.first_chunk::<CONTRACT_WORDS>()?;
     let [operation, dtype, reduction, algorithm, 0, 0, 0, 0] = codes.to_le_bytes() else { return None };
     Some(Contract {
@@ -38,12 +38,12 @@ mod tests {
     proptest! {
         #[test]
         fn a_decoded_contract_equals_the_encoded_one(contract in contracts()) {
-            prop_assert_eq!(contract_of_words(&contract_to_words(&contract)), Some(contract));
+            prop_assert_eq!(contract_from_words(&contract_to_words(&contract)), Some(contract));
         }
 
         #[test]
-        fn any_words_are_a_contract_or_none(words in prop::collection::vec(any::<u64>(), 0..8)) {
-            if let Some(contract) = contract_of_words(&words) {
+        fn words_are_rejected_or_decoded_exactly(words in prop::collection::vec(any::<u64>(), 0..8)) {
+            if let Some(contract) = contract_from_words(&words) {
                 prop_assert_eq!(&contract_to_words(&contract)[..], &words[..CONTRACT_WORDS]);
             }
         }

@@ -1,19 +1,19 @@
-//! Frames: a header of fixed size, then a payload whose length the header gives.
+//! Frames, the messages on a link: each is a header of 64 bytes and a payload whose length is in the header.
 
 use super::reader::Reader;
 use crate::types::{Algorithm, Contract, DType, Operation, Rank, ReduceOp};
 
-/// Bytes of a frame's header.
+/// The length of a frame's header in bytes.
 pub const HEADER_BYTES: usize = 64;
-/// The longest payload of a data frame: one segment.
+/// The maximum payload of a data frame in bytes: one segment.
 pub const SEGMENT_BYTES_MAX: usize = 4 << 20;
-/// The longest payload of a control frame.
+/// The maximum payload of a control frame in bytes.
 pub const CONTROL_BYTES_MAX: usize = 4096;
 /// The first bytes of every header.
 const MAGIC: [u8; 2] = *b"RF";
-/// The flag that is set if the header has the payload's checksum.
+/// The flag for a header that contains the payload's checksum.
 const FLAG_PAYLOAD_CRC: u8 = 1;
-/// The flag that is set if the segment was sent on credit, before a ready frame.
+/// The flag for a segment that was sent on credit: its sender had not received a ready frame for it.
 const FLAG_EAGER: u8 = 2;
 
 const _: () = assert!(CONTROL_BYTES_MAX <= SEGMENT_BYTES_MAX);
@@ -22,19 +22,21 @@ const _: () = assert!(SEGMENT_BYTES_MAX <= u32::MAX as usize);
 /// What a frame is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A segment of an operation's data, possibly empty.
+    /// The payload is a segment of an operation's data, and may be empty.
     Data = 1,
     /// The job failed; the payload is the root cause.
     Abort = 2,
     /// The sender leaves the job without a failure; it is the last frame.
     Goodbye = 3,
-    /// The sender has begun the operation: `offset` counts its messages that the peer may send in full.
+    /// The sender has begun the operation. `offset` is the number of the operation's steps whose data the peer may now send in
+    /// full.
     Ready = 4,
-    /// `offset` counts the bytes received on credit that the sender of this frame has consumed since the start.
+    /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the total number of these bytes
+    /// since the link was opened.
     Credit = 5,
-    /// The sender has data for the operation and no credit to send them.
+    /// The sender has data for the operation that it may not send on credit.
     Announce = 6,
-    /// The sender has changed something in the memory that the two ranks share.
+    /// The sender has changed the shared memory of the two ranks while the receiver was asleep.
     Wake = 7,
 }
 
@@ -45,7 +47,7 @@ impl Kind {
         all.into_iter().find(|&kind| kind as u8 == byte)
     }
 
-    /// The longest payload that such a frame may have.
+    /// Returns the maximum payload of a frame of this kind in bytes.
     const fn payload_bytes_max(self) -> usize {
         match self {
             Self::Data => SEGMENT_BYTES_MAX,
@@ -62,19 +64,20 @@ pub struct Header {
     pub kind: Kind,
     /// The group within the job.
     pub group: u32,
-    /// The operation's number within its group; a message's number on its link.
+    /// The operation's number within its group; for a point-to-point message, its number on the link.
     pub sequence: u64,
-    /// What the sender asks for.
+    /// What the sender requests: operation, element type, count and so on. The receiver compares it with its own contract.
     pub contract: Contract,
-    /// The number of the message among those of the operation from this sender to this receiver.
+    /// The number of the step among the operation's steps from this sender to this receiver, counted from 0.
     pub message: u32,
-    /// The segment's first element within its message.
+    /// The index of the segment's first element within its step. Ready and credit frames use this field differently: see
+    /// [`Kind`].
     pub offset: u64,
-    /// Whether the segment was sent on credit, before the receiver said that it is ready.
+    /// Whether the segment was sent on credit, before the sender knew that the receiver is ready.
     pub eager: bool,
-    /// Bytes of payload.
+    /// The length of the payload in bytes.
     pub payload_bytes: u32,
-    /// CRC32C of the payload, if the link checks payloads.
+    /// The CRC32C of the payload, if the link has checksums.
     pub payload_crc: Option<u32>,
 }
 
@@ -85,25 +88,25 @@ pub enum HeaderError {
     /// The checksum does not match the bytes.
     #[error("a frame header is corrupt (its checksum is {found:08x} and should be {expected:08x})")]
     Corrupt {
-        /// The received checksum.
+        /// The checksum in the header.
         found: u32,
-        /// The checksum of the received bytes.
+        /// The checksum of the header's bytes.
         expected: u32,
     },
-    /// The checksum matches but a field has a value that this version does not know.
+    /// The checksum matches, but a field has a value that this version does not know.
     #[error("a frame header's {field} has the unknown value {value}")]
     Unknown {
-        /// The field.
+        /// The name of the field.
         field: &'static str,
-        /// Its value.
+        /// The value of the field.
         value: u64,
     },
-    /// The payload is longer than its kind of frame allows.
-    #[error("a frame claims a payload of {claimed} bytes, more than its limit of {limit}")]
+    /// The payload is longer than this kind of frame allows.
+    #[error("a frame header announces a payload of {claimed} bytes, more than the limit of {limit} bytes")]
     TooLong {
-        /// The length claimed.
+        /// The payload's length according to the header, in bytes.
         claimed: u32,
-        /// The limit.
+        /// The limit for this kind of frame, in bytes.
         limit: usize,
     },
 }
@@ -122,7 +125,7 @@ impl Header {
         payload_crc: None,
     };
 
-    /// The header as bytes, its own checksum last.
+    /// Encodes the header. Its last four bytes are its checksum.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let Contract { operation, dtype, reduction, algorithm, root, count, layout } = self.contract;
         let mut flags = if self.payload_crc.is_some() { FLAG_PAYLOAD_CRC } else { 0 };
@@ -153,7 +156,7 @@ impl Header {
     ///
     /// # Errors
     ///
-    /// [`HeaderError`] if the bytes are corrupt, have a value that this version does not know, or claim more than the limits.
+    /// [`HeaderError`] if the bytes are corrupt, a field has an unknown value, or the payload's length is above its limit.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, HeaderError> {
         let (body, crc) = bytes.split_at(HEADER_BYTES - 4);
         let found = u32::from_le_bytes([crc[0], crc[1], crc[2], crc[3]]);
@@ -166,7 +169,7 @@ impl Header {
             .unwrap_or(Err(HeaderError::Unknown { field: "size", value: body.len() as u64 }))
     }
 
-    /// The fields in order; `None` could only mean that the body is too short.
+    /// Reads the fields in their order. Returns `None` only if the body is too short.
     fn read(reader: &mut Reader<'_>) -> Option<Result<Self, HeaderError>> {
         let magic: [u8; 2] = reader.array()?;
         let [kind, flags, operation, dtype, reduction, algorithm] = reader.array()?;
@@ -217,7 +220,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Any contract that a rank could ask for.
+    /// Generates contracts.
     pub(crate) fn contracts() -> impl Strategy<Value = Contract> {
         (
             0..Operation::ALL.len(),
@@ -281,7 +284,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn any_bytes_are_an_error_or_a_header(mut bytes in proptest::array::uniform32(any::<u8>())
+        fn decoding_any_bytes_does_not_panic(mut bytes in proptest::array::uniform32(any::<u8>())
             .prop_flat_map(|a| proptest::array::uniform32(any::<u8>()).prop_map(move |b| {
                 let mut bytes = [0; HEADER_BYTES];
                 bytes[..32].copy_from_slice(&a);
@@ -295,7 +298,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn lengths_are_bounded() {
+    fn a_payload_above_the_limit_of_its_kind_is_an_error() {
         let contract = Contract {
             operation: Operation::AllReduce,
             dtype: DType::F32,

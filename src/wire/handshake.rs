@@ -1,27 +1,28 @@
-//! The handshake at the beginning of every connection: which rank of which job dials, and proofs that both sides know the
-//! job's secret.
+//! The handshake at the beginning of every connection. The dialer says which rank of which job it is, and each side proves that
+//! it knows the job's secret.
 //!
-//! The dialer sends its hello with a nonce. The acceptor answers with its nonce and an HMAC-SHA256 over both hellos. The dialer
-//! sends an HMAC under another label, so that a proof cannot be reflected. The acceptor answers with its verdict. Nothing else
-//! is read from a connection before that. Both sides are state machines without IO: [`Handshake::wanted`] says how many bytes
-//! they need, and [`Handshake::feed`] takes them.
+//! The dialer sends its hello with a nonce. The acceptor answers with its nonce and an HMAC-SHA256 over both hellos. The
+//! dialer sends an HMAC under another label, so that the acceptor's proof cannot be sent back as the dialer's. The acceptor
+//! answers with its verdict, which accepts or refuses the connection. No frame is read before the verdict. Both sides are
+//! state machines without IO: [`Handshake::wanted`] returns how many bytes a side needs next, and [`Handshake::feed`]
+//! processes them.
 
 use super::VERSION;
 use super::reader::{Excerpt, Reader};
 use super::secret::Secret;
 use crate::types::{Rank, WORLD_SIZE_MAX};
 
-/// Bytes of a nonce.
+/// The length of a nonce in bytes.
 pub const NONCE_BYTES: usize = 32;
-/// Bytes of the dialer's hello.
+/// The length of the dialer's hello in bytes.
 const DIALER_HELLO_BYTES: usize = 104;
-/// Bytes of the acceptor's hello.
+/// The length of the acceptor's hello in bytes.
 const ACCEPTOR_HELLO_BYTES: usize = 80;
-/// Bytes of the acceptor's hello that its proof covers.
+/// The number of bytes of the acceptor's hello before its proof, which covers them.
 const ACCEPTOR_HELLO_PROVED: usize = ACCEPTOR_HELLO_BYTES - 32;
-/// Bytes of the dialer's proof.
+/// The length of the dialer's proof in bytes.
 const PROOF_BYTES: usize = 32;
-/// Bytes of the acceptor's verdict.
+/// The length of the acceptor's verdict in bytes.
 const VERDICT_BYTES: usize = 4;
 
 const MAGIC: [u8; 8] = *b"RINGTRAI";
@@ -31,42 +32,42 @@ const DIALER_LABEL: &[u8] = b"ringtrain 1 dialer";
 /// What a connection is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
-    /// It carries frames between two ranks.
+    /// The connection carries frames between two ranks.
     Link = 1,
-    /// It connects a rank to the rendezvous.
+    /// The connection is between a rank and the rendezvous.
     Rendezvous = 2,
 }
 
-/// The job's properties that both ends must have in common.
+/// The properties of the job that must be equal at both ends.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Job {
-    /// Its id, made by the launcher; all zero for a job that a peers file describes.
+    /// The job's id, which the launcher chooses; all zeros if there is a peers file.
     pub id: [u8; 16],
     /// The number of ranks.
     pub world: u32,
-    /// A digest of the peers file; all zero for a launcher's job.
+    /// A digest of the peers file; all zeros if a launcher starts the job.
     pub peers_digest: [u8; 32],
 }
 
-/// The most connections that a link may have.
+/// The maximum number of connections of a link.
 pub const STREAMS_MAX: u8 = 8;
 
-/// Which of a link's connections this one is.
+/// Identifies one of a link's connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stream {
-    /// Its number, from 0. The link begins with number 0; the rank that has opened it also opens the others.
+    /// The number of the connection, counted from 0. Connection 0 is opened first. The same rank opens all of them.
     pub index: u8,
-    /// The number of the link's connections.
-    pub of: u8,
+    /// The number of connections of the link.
+    pub total: u8,
 }
 
 impl Stream {
     /// The only connection of a link.
-    pub const ONLY: Self = Self { index: 0, of: 1 };
+    pub const ONLY: Self = Self { index: 0, total: 1 };
 
-    /// Whether a link may have such a connection.
-    pub fn is_possible(self) -> bool {
-        self.of <= STREAMS_MAX && self.index < self.of
+    /// Returns whether a link may have this many connections, and the index is below their number.
+    pub fn is_valid(self) -> bool {
+        self.total <= STREAMS_MAX && self.index < self.total
     }
 }
 
@@ -77,29 +78,29 @@ pub struct Introduction {
     pub purpose: Purpose,
     /// The rank that dials.
     pub from: Rank,
-    /// The rank that is dialed; for the rendezvous the rank that serves it.
+    /// The rank that is dialed; for the rendezvous, the rank that serves it.
     pub to: Rank,
-    /// Which of a link's connections it is; for the rendezvous [`Stream::ONLY`].
+    /// The connection's number within its link; for the rendezvous, [`Stream::ONLY`].
     pub stream: Stream,
 }
 
-/// Why the acceptor refused; sent as the verdict.
+/// Why the acceptor refused a connection. The verdict contains it. The texts describe the dialer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Another protocol version.
+    /// The two sides have different protocol versions.
     #[error("it speaks another version of the protocol")]
     Version,
-    /// Another secret.
+    /// The two sides have different secrets.
     #[error("it has another secret")]
     Secret,
-    /// Another job.
+    /// The two sides have different job ids.
     #[error("it belongs to another job")]
     Job,
-    /// Another world size.
+    /// The two sides have different world sizes.
     #[error("it was started for another number of ranks")]
     World,
-    /// Another peers file.
+    /// The two sides have different peers files.
     #[error("its peers file differs")]
     PeersFile,
     /// The rank is not below the world size, or the connection was meant for another rank.
@@ -108,7 +109,7 @@ pub enum Refusal {
     /// The dialer claims the rank of the process that it dialed.
     #[error("both processes were started as the same rank; start each rank once")]
     SameRank,
-    /// A stream that a link cannot have.
+    /// A link cannot have a connection with this number.
     #[error("a link has at most {STREAMS_MAX} connections, numbered from 0")]
     Stream,
 }
@@ -138,47 +139,48 @@ impl Refusal {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
-    /// The other side is another kind of program, such as a browser or a port scanner.
+    /// The other side is another kind of program, for example a browser or a port scanner.
     #[error("it does not speak ringtrain's protocol (it began with {began_with})")]
     NotRingtrain {
-        /// Its first bytes, escaped.
+        /// The first bytes that it sent, with escapes.
         began_with: String,
     },
-    /// The peer speaks another version.
+    /// The peer has another protocol version.
     #[error(
-        "it speaks protocol version {theirs}, this is version {VERSION}; install the same ringtrain on every host"
+        "it speaks protocol version {theirs}, this process speaks version {VERSION}; install the same version of ringtrain on every host"
     )]
     Version {
         /// The peer's version.
         theirs: u16,
     },
-    /// The proof is wrong.
+    /// The peer's proof is wrong, so its secret is another one.
     #[error("its secret is not ours; give every rank the same --secret-file")]
     Secret,
-    /// The peer refused this rank, before or after its proof.
-    #[error("it refused this rank: from its side, {0}")]
+    /// The peer refused this rank, before or after this rank sent its proof.
+    #[error("it refused this rank and said: \"{0}\"")]
     Refused(Refusal),
-    /// This side refuses the peer.
-    #[error("refused: {0}")]
-    Unwelcome(Refusal),
+    /// This side refused the peer.
+    #[error("{0}")]
+    RefusedPeer(Refusal),
     /// A field has a value that this version does not know.
-    #[error("its hello has an unknown {0}")]
+    #[error("it sent a message with an unknown {0}")]
     Unknown(&'static str),
 }
 
 /// One side of a handshake, without its IO.
 pub trait Handshake {
-    /// How many bytes it needs before it can go on; 0 when the handshake is over.
+    /// Returns how many bytes it needs next; 0 when the handshake is over.
     fn wanted(&self) -> usize;
 
-    /// Takes up to [`Handshake::wanted`] bytes from the connection.
+    /// Processes bytes that the connection has received, at most [`Handshake::wanted`] of them.
     ///
     /// # Errors
     ///
-    /// [`HandshakeError`]. Send the remaining [`Handshake::take_output`] before you close the connection.
+    /// [`HandshakeError`] if the handshake failed. Send the bytes that [`Handshake::take_output`] returns, and then close the
+    /// connection.
     fn feed(&mut self, bytes: &[u8]) -> Result<(), HandshakeError>;
 
-    /// Takes the bytes to send now; empty if there are none.
+    /// Removes and returns the bytes to send now. The result may be empty.
     fn take_output(&mut self) -> Vec<u8>;
 }
 
@@ -199,7 +201,7 @@ enum DialerState {
 }
 
 impl Dialer {
-    /// A dialer of `job` that introduces itself; `nonce` is random.
+    /// Creates the dialer's side of a handshake. `nonce` must be random.
     pub fn new(secret: Secret, job: &Job, introduction: Introduction, nonce: [u8; NONCE_BYTES]) -> Self {
         let mut hello = Vec::with_capacity(DIALER_HELLO_BYTES);
         hello.extend_from_slice(&MAGIC);
@@ -209,7 +211,7 @@ impl Dialer {
         hello.extend_from_slice(&job.world.to_le_bytes());
         hello.extend_from_slice(&introduction.from.get().to_le_bytes());
         hello.extend_from_slice(&introduction.to.get().to_le_bytes());
-        hello.extend_from_slice(&[introduction.stream.index, introduction.stream.of, 0, 0]);
+        hello.extend_from_slice(&[introduction.stream.index, introduction.stream.total, 0, 0]);
         hello.extend_from_slice(&job.id);
         hello.extend_from_slice(&digest_prefix(job));
         hello.extend_from_slice(&nonce);
@@ -217,7 +219,7 @@ impl Dialer {
         Self { secret, state: DialerState::Hello, output: hello.clone(), hello, input: Vec::new() }
     }
 
-    /// Whether it has sent its proof. From then on the acceptor may accept the connection at any moment.
+    /// Returns whether the dialer has produced its proof. From then on the acceptor may accept the connection at any moment.
     pub fn has_proved(&self) -> bool {
         self.state != DialerState::Hello
     }
@@ -239,7 +241,8 @@ impl Dialer {
         let (proved, proof) = input.split_at(ACCEPTOR_HELLO_PROVED);
         let proof = proof.try_into().map_err(|_| HandshakeError::Unknown("length"))?;
         if !self.secret.verifies(&[ACCEPTOR_LABEL, &self.hello, proved], proof) {
-            // This tells the acceptor why the dialer closes the connection. A real proof would help an attacker to guess.
+            // The zeros tell the acceptor why the dialer closes the connection. A real proof would let an attacker test guesses
+            // of the secret.
             self.output = vec![0; PROOF_BYTES];
             return Err(HandshakeError::Secret);
         }
@@ -274,7 +277,7 @@ impl Handshake for Dialer {
     fn feed(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
         self.input.extend_from_slice(&bytes[..bytes.len().min(self.wanted())]);
         if self.state == DialerState::Hello {
-            reject_strangers(&self.input)?;
+            check_magic(&self.input)?;
         }
         if self.wanted() > 0 {
             return Ok(());
@@ -311,14 +314,14 @@ enum AcceptorState {
 }
 
 impl Acceptor {
-    /// An acceptor of `job`. Links must be meant for `own_rank`, which is `None` for a launcher's rendezvous because it is not a
-    /// rank. `nonce` is random.
+    /// Creates the acceptor's side of a handshake. It refuses connections that are meant for another rank than `own_rank`. A
+    /// launcher's rendezvous is not a rank and passes `None`. `nonce` must be random.
     pub fn new(secret: Secret, job: Job, own_rank: Option<Rank>, nonce: [u8; NONCE_BYTES]) -> Self {
         let state = AcceptorState::Hello;
         Self { secret, job, own_rank, nonce, state, claimed: None, input: Vec::new(), output: Vec::new() }
     }
 
-    /// The dialer, once the handshake is over.
+    /// Returns who the dialer is, once the handshake has succeeded.
     pub fn introduction(&self) -> Option<Introduction> {
         match self.state {
             AcceptorState::Done(introduction) => Some(introduction),
@@ -326,17 +329,17 @@ impl Acceptor {
         }
     }
 
-    /// Whether the dialer has said, without proof, that it wants a link.
+    /// Returns whether the dialer has said, possibly without a proof so far, that it wants a link.
     pub fn is_link(&self) -> bool {
         self.claimed.is_some_and(|introduction| introduction.purpose == Purpose::Link)
     }
 
-    /// The rank that the dialer claims to be, without proof.
+    /// Returns the rank that the dialer claims to be, possibly without a proof so far.
     pub fn claimed_rank(&self) -> Option<Rank> {
         self.claimed.map(|introduction| introduction.from)
     }
 
-    /// Whether the dialer has sent nothing.
+    /// Returns whether the dialer has sent nothing so far.
     pub fn is_silent(&self) -> bool {
         self.claimed.is_none() && self.input.is_empty()
     }
@@ -369,7 +372,7 @@ impl Acceptor {
             reader.bytes(13)?;
             let _world = reader.u32()?;
             let (from, to) = (Rank::new(reader.u32()?), Rank::new(reader.u32()?));
-            let stream = Stream { index: reader.u8()?, of: reader.u8()? };
+            let stream = Stream { index: reader.u8()?, total: reader.u8()? };
             Some(Introduction { purpose, from, to, stream })
         })()
         .ok_or(HandshakeError::Unknown("purpose"))?;
@@ -393,16 +396,17 @@ impl Acceptor {
             return Err(HandshakeError::Secret);
         }
         // The exact reason of a refusal is sent only to a dialer whose proof is valid.
-        let refusal = self.objection(&hello, introduction);
+        let refusal = self.reason_to_refuse(&hello, introduction);
         self.output = verdict(refusal);
         if let Some(refusal) = refusal {
-            return Err(HandshakeError::Unwelcome(refusal));
+            return Err(HandshakeError::RefusedPeer(refusal));
         }
         self.state = AcceptorState::Done(introduction);
         Ok(())
     }
 
-    fn objection(&self, hello: &[u8], introduction: Introduction) -> Option<Refusal> {
+    /// Checks the hello of a dialer that knows the secret. Returns why this side refuses the dialer, if it does.
+    fn reason_to_refuse(&self, hello: &[u8], introduction: Introduction) -> Option<Refusal> {
         let mut reader = Reader(hello.get(24..)?);
         let world = reader.u32()?;
         reader.bytes(12)?;
@@ -417,14 +421,14 @@ impl Acceptor {
         if digest != digest_prefix(&self.job) {
             return Some(Refusal::PeersFile);
         }
-        let misdirected = self.own_rank.is_some_and(|own| own != introduction.to);
-        if introduction.from.get() >= world || misdirected {
+        let is_misdirected = self.own_rank.is_some_and(|own| own != introduction.to);
+        if introduction.from.get() >= world || is_misdirected {
             return Some(Refusal::Rank);
         }
         if self.own_rank == Some(introduction.from) {
             return Some(Refusal::SameRank);
         }
-        (!introduction.stream.is_possible()).then_some(Refusal::Stream)
+        (!introduction.stream.is_valid()).then_some(Refusal::Stream)
     }
 }
 
@@ -441,10 +445,10 @@ impl Handshake for Acceptor {
     fn feed(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
         self.input.extend_from_slice(&bytes[..bytes.len().min(self.wanted())]);
         if matches!(self.state, AcceptorState::Hello)
-            && let Err(stranger) = reject_strangers(&self.input)
+            && let Err(error) = check_magic(&self.input)
         {
             self.state = AcceptorState::Failed;
-            return Err(stranger);
+            return Err(error);
         }
         if self.wanted() > 0 {
             return Ok(());
@@ -461,20 +465,21 @@ impl Handshake for Acceptor {
     }
 }
 
-/// Fails as soon as the first bytes differ from the magic, so that this side does not wait for more of them.
-fn reject_strangers(input: &[u8]) -> Result<(), HandshakeError> {
-    let known = input.len().min(MAGIC.len());
-    if input[..known] == MAGIC[..known] {
+/// Checks the bytes received so far against the magic. Another kind of program is thus refused at its first wrong byte.
+fn check_magic(input: &[u8]) -> Result<(), HandshakeError> {
+    let received = input.len().min(MAGIC.len());
+    if input[..received] == MAGIC[..received] {
         return Ok(());
     }
     Err(HandshakeError::NotRingtrain { began_with: Excerpt(input).to_string() })
 }
 
+/// Encodes the acceptor's verdict; `None` accepts the connection.
 fn verdict(refusal: Option<Refusal>) -> Vec<u8> {
     vec![refusal.map_or(0, Refusal::to_byte), 0, 0, 0]
 }
 
-/// The first half of the digest, which is enough to distinguish two files.
+/// Returns the first half of the digest of the peers file, which is enough to distinguish two files.
 fn digest_prefix(job: &Job) -> [u8; 16] {
     let mut prefix = [0; 16];
     prefix.copy_from_slice(&job.peers_digest[..16]);

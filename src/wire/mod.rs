@@ -1,6 +1,7 @@
-//! The bytes that ranks send each other: the handshake, frames, records and root causes. Pure functions on bytes.
+//! Encodes and decodes the bytes that ranks send each other: the handshake, frames, records and root causes. Nothing here
+//! does IO.
 //!
-//! All integers are little-endian. `docs/wire-format.md` describes every layout. Every size that a peer can claim has a limit
+//! All integers are little-endian. `docs/wire-format.md` describes every layout. Every length that a peer can send has a limit
 //! here, and no input from the network causes a panic.
 
 pub mod cause;
@@ -14,10 +15,10 @@ pub mod record;
 mod secret;
 
 pub use cause::Cause;
-pub use contract::{CONTRACT_WORDS, contract_of_words, contract_to_words};
+pub use contract::{CONTRACT_WORDS, contract_from_words, contract_to_words};
 pub use frame::{Header, HeaderError, Kind};
 pub use reader::printable;
 pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, SecretError};
 
-/// The version of everything on the wire. Ranks of different versions refuse each other in the handshake.
+/// The version of the wire format. Ranks with different versions refuse each other in the handshake.
 pub const VERSION: u16 = 7;

@@ -1,4 +1,4 @@
-//! Reading fields from bytes that a peer sent.
+//! Reads fields from bytes that a peer sent.
 
 use std::fmt;
 
@@ -6,6 +6,7 @@ use std::fmt;
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
+    /// Reads the next `length` bytes.
     pub(super) fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
         let (head, tail) = self.0.split_at_checked(length)?;
         self.0 = tail;
@@ -32,31 +33,31 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A text with its length before it. Control characters are replaced.
+    /// Reads a text that follows its length of 16 bits. Control characters are replaced.
     pub(super) fn text(&mut self) -> Option<String> {
         let length = usize::from(self.u16()?);
         self.bytes(length).map(|bytes| printable(&String::from_utf8_lossy(bytes)))
     }
 }
 
-/// The text, cut at `length_max` bytes.
-pub(super) fn shortened(text: &str, length_max: u16) -> String {
+/// Returns at most the first `length_max` bytes of the text, cut between characters.
+pub(super) fn truncate(text: &str, length_max: u16) -> String {
     text[..text.floor_char_boundary(text.len().min(usize::from(length_max)))].to_owned()
 }
 
-/// Appends a text with its length before it, cut at `length_max` bytes.
+/// Appends the length of a text and the text, of which at most `length_max` bytes are kept.
 pub(super) fn put_text(out: &mut Vec<u8>, text: &str, length_max: u16) {
     let end = text.floor_char_boundary(text.len().min(usize::from(length_max)));
     out.extend_from_slice(&(end as u16).to_le_bytes());
     out.extend_from_slice(&text.as_bytes()[..end]);
 }
 
-/// The text with its control characters replaced, so that text from a peer cannot control a terminal.
+/// Replaces the control characters of a text, so that a text from a peer cannot control a terminal.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// The first bytes of an unknown message, in a readable form.
+/// Displays the first 16 bytes of an unknown message, with escapes.
 pub(super) struct Excerpt<'a>(pub(super) &'a [u8]);
 
 impl fmt::Display for Excerpt<'_> {

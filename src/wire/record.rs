@@ -1,21 +1,21 @@
-//! Records: a link with several connections cuts its stream into them. Each has its number in the stream and is sent whole on
-//! one connection.
+//! Records: the numbered pieces into which a link with several connections divides its stream of bytes. All bytes of a record
+//! are sent on one connection.
 
 use std::array::from_fn;
 
-/// Bytes of a record's header.
+/// The length of a record's header in bytes.
 pub const RECORD_HEADER_BYTES: usize = 16;
-/// The longest record, in bytes.
+/// The maximum number of bytes after a record's header.
 pub const RECORD_BYTES_MAX: u32 = 1 << 20;
-/// Bytes of the header that its checksum covers.
-const CHECKED: usize = RECORD_HEADER_BYTES - 4;
+/// The number of bytes of the header before its checksum, which covers them.
+const CHECKED_BYTES: usize = RECORD_HEADER_BYTES - 4;
 
 /// The header of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// Its number among the link's records, from 0.
+    /// The number of the record among those that its sender sends over the link, counted from 0.
     pub number: u64,
-    /// Bytes after the header; `None` for the last record, which is the rest of its connection.
+    /// The number of bytes after the header; `None` for the last record, which ends where its connection ends.
     pub length: Option<u32>,
 }
 
@@ -23,7 +23,7 @@ pub struct Record {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// Its checksum is wrong.
+    /// The checksum of the header is wrong.
     #[error("a record's header is corrupt (checksum {found:08x}, should be {expected:08x})")]
     Checksum {
         /// The checksum of the header's bytes.
@@ -41,9 +41,9 @@ impl Record {
     pub fn encode(self) -> [u8; RECORD_HEADER_BYTES] {
         let mut bytes = [0; RECORD_HEADER_BYTES];
         bytes[..8].copy_from_slice(&self.number.to_le_bytes());
-        bytes[8..CHECKED].copy_from_slice(&self.length.unwrap_or(0).to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[..CHECKED]);
-        bytes[CHECKED..].copy_from_slice(&crc.to_le_bytes());
+        bytes[8..CHECKED_BYTES].copy_from_slice(&self.length.unwrap_or(0).to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
+        bytes[CHECKED_BYTES..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 
@@ -55,8 +55,8 @@ impl Record {
     pub fn decode(bytes: &[u8; RECORD_HEADER_BYTES]) -> Result<Self, RecordError> {
         let number = u64::from_le_bytes(from_fn(|index| bytes[index]));
         let length = u32::from_le_bytes(from_fn(|index| bytes[8 + index]));
-        let found = u32::from_le_bytes(from_fn(|index| bytes[CHECKED + index]));
-        let expected = crc32c::crc32c(&bytes[..CHECKED]);
+        let found = u32::from_le_bytes(from_fn(|index| bytes[CHECKED_BYTES + index]));
+        let expected = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
         if found != expected {
             return Err(RecordError::Checksum { expected, found });
         }

@@ -1,4 +1,4 @@
-//! The job's secret, and the MACs computed with it.
+//! The job's secret, and the message authentication codes (MACs) that are computed with it.
 
 use std::fmt;
 
@@ -14,12 +14,12 @@ pub const SECRET_BYTES_MAX: usize = 4096;
 /// Why a text cannot be a secret.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SecretError {
-    /// It is too short.
+    /// The text is too short.
     #[error(
         "the secret has {0} bytes and needs at least {SECRET_BYTES_MIN}; make one with `head -c 32 /dev/urandom | base64`"
     )]
     TooShort(usize),
-    /// It is too long.
+    /// The text is too long.
     #[error("the secret has {0} bytes, more than {SECRET_BYTES_MAX}; is this the right file?")]
     TooLong(usize),
 }
@@ -29,11 +29,11 @@ pub enum SecretError {
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// The secret in a file or an environment variable; white space around it is removed.
+    /// Creates a secret from the text of a file or an environment variable. White space around the text is removed.
     ///
     /// # Errors
     ///
-    /// [`SecretError`] if it is shorter than 16 or longer than 4,096 bytes.
+    /// [`SecretError`] if the text is shorter than 16 bytes or longer than 4,096 bytes.
     pub fn new(text: &[u8]) -> Result<Self, SecretError> {
         let text = text.trim_ascii();
         match text.len() {
@@ -43,17 +43,18 @@ impl Secret {
         }
     }
 
-    /// No secret: the job may use loopback addresses only, and any process of this machine can join it.
+    /// Returns the value for a job without a secret. Such a job may use loopback addresses only, and any process of this
+    /// machine can join it.
     pub fn none() -> Self {
         Self(Vec::new())
     }
 
-    /// Whether this is [`Secret::none`].
+    /// Returns whether this is [`Secret::none`].
     pub fn is_none(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// HMAC-SHA256 (RFC 2104) of the parts, one after another.
+    /// Returns the HMAC-SHA256 (RFC 2104) of the concatenated parts.
     pub(super) fn mac(&self, parts: &[&[u8]]) -> [u8; 32] {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
         for part in parts {
@@ -62,7 +63,7 @@ impl Secret {
         mac.finalize().into_bytes().into()
     }
 
-    /// Whether `mac` is the MAC of the parts; compared in constant time.
+    /// Returns whether `mac` is the MAC of the concatenated parts. The comparison takes constant time.
     pub(super) fn verifies(&self, parts: &[&[u8]], mac: &[u8; 32]) -> bool {
         self.mac(parts).ct_eq(mac).into()
     }

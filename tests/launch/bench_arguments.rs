@@ -1,4 +1,4 @@
-//! What `ringbench` says to flags that it cannot follow, and what it leaves behind when all goes well: as a process.
+//! `ringbench` as a process: error messages for wrong arguments, the table, the JSON report and the exit code.
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
@@ -15,7 +15,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn every_wrong_argument_is_told_and_ends_with_2() {
+fn wrong_arguments_are_reported_and_exit_with_2() {
     let cases = [
         ("", "OPERATION"),
         ("all_scatter", "`all_scatter` is not one of all_reduce"),
@@ -24,7 +24,7 @@ fn every_wrong_argument_is_told_and_ends_with_2() {
         ("all_reduce -b 64MB", "`64MB` is not a size"),
         ("all_reduce -e ten", "`ten` is not a size"),
         ("all_reduce -b 8 -e 4", "(-b 8) is larger than the largest (-e 4)"),
-        ("all_reduce -b 8 -e 16 -f 1", "a factor of 1 (-f) leads from 8 bytes to nowhere"),
+        ("all_reduce -b 8 -e 16 -f 1", "a factor of 1 (-f) does not increase 8 bytes"),
         ("all_reduce -f -2", "'-2'"),
         ("all_reduce -i 0", "a step of 0 bytes"),
         ("all_reduce -i 1 -f 2", "cannot be used with"),
@@ -35,13 +35,13 @@ fn every_wrong_argument_is_told_and_ends_with_2() {
         ("all_reduce -o mean", "`mean` is not one of sum"),
         ("all_reduce -c yes", "invalid digit"),
         ("all_reduce --transport pigeon", "[possible values: auto, tcp, shm]"),
-        ("all_reduce -b 1G -e 1000000G", "available; choose a smaller -e"),
+        ("all_reduce -b 1G -e 1000000G", "are available; choose a smaller -e"),
         ("broadcast --root 1 -e 4", "root 1 is not a rank of this job of 1"),
         ("reduce --root 1 -e 4", "root 1 is not a rank of this job of 1"),
         ("gather --root 1 -e 4", "root 1 is not a rank of this job of 1"),
         ("scatter --root 1 -e 4", "root 1 is not a rank of this job of 1"),
-        ("scan -o avg", "scan takes any reduction but avg"),
-        ("exscan -o sum,avg", "exscan takes any reduction but avg"),
+        ("scan -o avg", "scan accepts any reduction but avg"),
+        ("exscan -o sum,avg", "exscan accepts any reduction but avg"),
         ("ping_pong", "ping_pong needs 2 ranks or more, and this job has 1"),
         ("sendrecv -e 4", "send_receive needs 2 ranks or more, and this job has 1"),
         ("all_reduce --json /nonexistent/out.json", "its directory does not exist"),
@@ -61,7 +61,7 @@ fn every_wrong_argument_is_told_and_ends_with_2() {
 }
 
 #[test]
-fn help_and_version_are_no_errors() {
+fn help_and_version_exit_with_0() {
     for (flags, expected) in [("--help", "Examples:"), ("--version", env!("CARGO_PKG_VERSION"))] {
         let output = ringbench(flags);
         assert!(output.status.success() && text(&output.stdout).contains(expected), "{flags}");
@@ -69,7 +69,7 @@ fn help_and_version_are_no_errors() {
 }
 
 #[test]
-fn a_world_of_one_gives_table_and_json() {
+fn a_single_rank_prints_the_table_and_writes_the_report() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("out.json");
     let flags = format!("allreduce -b 4 -e 64 -f 4 -n 3 -t f32,i8 -o avg --json {}", path.display());
@@ -104,11 +104,11 @@ fn a_world_of_one_gives_table_and_json() {
     assert_eq!((&first["world_size"], &first["bytes"], &first["count"]), (&1.into(), &4.into(), &1.into()));
     assert_eq!(first["wrong"], 0);
     let left: Vec<_> = fs::read_dir(directory.path()).expect("a directory").collect();
-    assert_eq!(left.len(), 1, "nothing but the report is left: {left:?}");
+    assert_eq!(left.len(), 1, "only the report is in the directory: {left:?}");
 }
 
 #[test]
-fn every_operation_has_other_spellings() {
+fn operations_accept_other_spellings() {
     for name in ["alltoall", "All-Gather", "reduce", "scatter", "gather", "scan", "exscan", "barrier"] {
         let output = ringbench(&format!("{name} -b 8 -e 8 -n 1 -w 0"));
         let table = text(&output.stdout);
@@ -117,16 +117,16 @@ fn every_operation_has_other_spellings() {
 }
 
 #[test]
-fn without_checks_nothing_is_claimed() {
+fn without_checks_the_table_says_not_applicable() {
     let output = ringbench("broadcast -b 8 -e 8 -n 1 -w 0 -c 0");
     let table = text(&output.stdout);
     assert!(output.status.success() && table.contains(" N/A "), "{table}");
     assert!(table.contains("# Out of bounds values : N/A"), "{table}");
 }
 
-/// A reader such as `head` leaves early; the others of the job and the report must not suffer from it.
+/// A reader such as `head` may close the pipe early. The other ranks and the report must still finish.
 #[test]
-fn a_closed_output_is_no_failure() {
+fn a_closed_standard_output_is_ignored() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ringbench"))
         .args(["all_reduce", "-e", "1K", "-n", "2"])
         .stdout(Stdio::piped())

@@ -1,23 +1,24 @@
-//! ringrun: whom it blames when a rank of the library's own fails while the others wait for it.
+//! ringrun must blame the rank that failed first, while the other ranks wait for it in a barrier.
 //!
-//! The ranks are this test program again, each of which walks into `rank` alone.
+//! The ranks run this test program, which in each rank runs only the test `rank`.
 
 use std::error::Error;
 use std::process::exit;
 
-use crate::util::{Done, ringrun, run};
+use crate::util::{FinishedProgram, ringrun, run};
 use ringtrain::Group;
 
-const HOW: &str = "LAUNCH_BLAME_HOW";
+/// The variable that says how rank 2 fails.
+const FAILURE_VARIABLE: &str = "LAUNCH_BLAME_FAILURE";
 
-/// What a rank does. Without a launcher, as a plain test, it does nothing.
+/// The program of a rank. It does nothing if it runs as an ordinary test, without ringrun.
 #[test]
 fn rank() -> Result<(), Box<dyn Error>> {
-    let Ok(how) = std::env::var(HOW) else { return Ok(()) };
+    let Ok(failure) = std::env::var(FAILURE_VARIABLE) else { return Ok(()) };
     let mut group = Group::from_environment()?;
     group.barrier()?;
     if group.rank().get() == 2 {
-        match how.as_str() {
+        match failure.as_str() {
             "panic" => panic!("a mistake in the program"),
             "abort" => return Err(group.abort("out of ideas").into()),
             "leave" => return Err("a file is missing".into()),
@@ -27,37 +28,40 @@ fn rank() -> Result<(), Box<dyn Error>> {
     Ok(group.barrier()?)
 }
 
-fn job(how: &str) -> Done {
+fn run_job(failure: &str) -> FinishedProgram {
     let program = std::env::current_exe().unwrap();
     run(ringrun(&["-n", "4", "--", program.to_str().unwrap()])
         .args(["--exact", "blame::rank", "--nocapture"])
-        .env(HOW, how))
+        .env(FAILURE_VARIABLE, failure))
 }
 
 #[test]
-fn the_first_failed_rank_is_named_for_every_exit_code_of_the_others() {
-    for (how, code, said) in [
+fn the_rank_that_failed_first_is_blamed_however_it_failed() {
+    for (failure, code, message) in [
         ("panic", 101, "rank 2 on "),
         ("abort", 101, "stopped the job: out of ideas"),
-        ("leave", 101, "closed its group while others still had work"),
+        ("leave", 101, "closed its group while other ranks still had operations"),
         ("exit", 33, "rank 2 on "),
     ] {
-        let done = job(how);
-        let told = done.stderr();
-        assert_eq!(done.code(), Some(code), "{how}: {told}");
-        let headline = told.lines().find(|line| line.contains("the other ranks were stopped"));
-        assert!(headline.is_some_and(|line| line.starts_with("ringrun: rank 2 (pid ")), "{how}: {told}");
-        assert!(told.contains(said), "{how}: {told}");
-        // As people read it, not as `derive(Debug)` writes it.
-        assert!(!told.contains("Failed {"), "{how}: {told}");
+        let done = run_job(failure);
+        let errors = done.stderr();
+        assert_eq!(done.code(), Some(code), "{failure}: {errors}");
+        let headline = errors.lines().find(|line| line.contains("the other ranks were stopped"));
+        assert!(
+            headline.is_some_and(|line| line.starts_with("ringrun: rank 2 (pid ")),
+            "{failure}: {errors}"
+        );
+        assert!(errors.contains(message), "{failure}: {errors}");
+        // `Debug` of the error prints a sentence and not the fields of the enum.
+        assert!(!errors.contains("Failed {"), "{failure}: {errors}");
     }
 }
 
 #[test]
-fn a_panic_is_told_as_what_it_is() {
-    let told = job("panic").stderr();
+fn other_ranks_report_that_the_program_of_the_rank_panicked() {
+    let errors = run_job("panic").stderr();
     let victims =
-        told.lines().filter(|line| line.contains("rank 2 on ") && line.contains("its program panicked"));
-    assert!(victims.count() >= 3, "{told}");
-    assert!(told.contains("  | ") && told.contains("a mistake in the program"), "{told}");
+        errors.lines().filter(|line| line.contains("rank 2 on ") && line.contains("its program panicked"));
+    assert!(victims.count() >= 3, "{errors}");
+    assert!(errors.contains("  | ") && errors.contains("a mistake in the program"), "{errors}");
 }

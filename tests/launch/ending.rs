@@ -1,4 +1,4 @@
-//! ringrun: how jobs end, what it says of them, and that nothing is left of them.
+//! How jobs of ringrun end: exit codes, messages, and that no process is left.
 
 use std::fs;
 use std::path::Path;
@@ -6,33 +6,41 @@ use std::process::Child;
 use std::time::Duration;
 
 use crate::util::{
-    Done, finish, processes_with, read_pid, ringrun, ringrun_script, run, signal, wait_until, wait_until_gone,
+    FinishedProgram, finish, processes_with_environment, read_pid, ringrun, ringrun_script, run, signal,
+    wait_until, wait_until_gone,
 };
 
-/// A rank with one child in its process group and one in a new session. All write their process ids to `$DIR`.
-const FAMILY: &str = r#"
+/// A rank that starts one child in its own process group and one child in a new session. All three write their process ids to
+/// `$DIR`.
+const RANK_WITH_CHILDREN: &str = r#"
     put() { echo "$2" > "$DIR/part.$RANK.$1" && mv "$DIR/part.$RANK.$1" "$DIR/$1.$RANK"; }
     sleep 1000 & put child $!
-    setsid sh -c 'echo $$ > "$DIR/part.$RANK.away" && mv "$DIR/part.$RANK.away" "$DIR/away.$RANK"; sleep 1000' &
+    setsid sh -c 'echo $$ > "$DIR/part.$RANK.daemon" && mv "$DIR/part.$RANK.daemon" "$DIR/daemon.$RANK"; sleep 1000' &
     put rank $$
     wait"#;
 
-/// Starts a job of such ranks and waits until all processes run.
-fn start_family(ranks: u32, arguments: &[&str], script: &str, folder: &Path) -> (Child, Vec<u32>) {
+/// Starts a job of such ranks and waits until all their processes run. Returns ringrun and the ids of these processes.
+fn start_ranks_with_children(
+    ranks: u32,
+    arguments: &[&str],
+    script: &str,
+    folder: &Path,
+) -> (Child, Vec<u32>) {
     let count = ranks.to_string();
     let mut all = vec!["-n", &count];
     all.extend(arguments);
     let child = ringrun_script(&all, script).env("DIR", folder).spawn().unwrap();
     let mut pids = Vec::new();
     for rank in 0..ranks {
-        for name in ["rank", "child", "away"] {
+        for name in ["rank", "child", "daemon"] {
             pids.push(read_pid(&folder.join(format!("{name}.{rank}"))));
         }
     }
     (child, pids)
 }
 
-fn watchdog_of(ringrun: u32) -> Vec<u32> {
+/// Returns the process id of ringrun's watchdog.
+fn find_watchdog(ringrun: u32) -> u32 {
     let children = fs::read_to_string(format!("/proc/{ringrun}/task/{ringrun}/children")).unwrap();
     let is_watchdog = |pid: &u32| {
         fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "ring-watchdog")
@@ -40,17 +48,17 @@ fn watchdog_of(ringrun: u32) -> Vec<u32> {
     let watchdogs: Vec<u32> =
         children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_watchdog).collect();
     assert_eq!(watchdogs.len(), 1);
-    watchdogs
+    watchdogs[0]
 }
 
 fn assert_nothing_left(folder: &Path, pids: &[u32]) {
     wait_until_gone(pids);
     let entry = format!("DIR={}", folder.display());
-    wait_until("no process of the job is left", || processes_with(&entry).is_empty());
+    wait_until("no process of the job is left", || processes_with_environment(&entry).is_empty());
 }
 
 #[track_caller]
-fn assert_says(done: &Done, parts: &[&str]) {
+fn assert_says(done: &FinishedProgram, parts: &[&str]) {
     let text = done.stderr();
     for part in parts {
         assert!(text.contains(part), "`{part}` is not in:\n{text}");
@@ -58,7 +66,7 @@ fn assert_says(done: &Done, parts: &[&str]) {
 }
 
 #[test]
-fn the_first_failure_is_the_jobs() {
+fn the_job_has_the_exit_code_of_the_rank_that_failed_first() {
     let script = r#"echo "I am $RANK"; [ $RANK = 1 ] && exit 7; sleep 1000"#;
     let done = run(&mut ringrun_script(&["-n", "3", "--grace", "0"], script));
     assert_eq!(done.code(), Some(7));
@@ -73,9 +81,9 @@ fn the_first_failure_is_the_jobs() {
     );
 }
 
-/// The other ranks exit with the code for a lost peer. That is not the cause, even if it is seen first.
+/// A surviving rank exits with the code for a lost peer. ringrun does not blame it, even if it sees the end of this rank first.
 #[test]
-fn survivors_that_end_by_themselves_are_not_blamed() {
+fn survivors_that_exit_because_of_a_lost_peer_are_not_blamed() {
     let folder = tempfile::tempdir().unwrap();
     let fifo = folder.path().join("fifo");
     let script =
@@ -90,9 +98,9 @@ fn survivors_that_end_by_themselves_are_not_blamed() {
 }
 
 #[test]
-fn a_killed_rank_takes_the_job_with_it() {
+fn a_killed_rank_ends_the_job() {
     let folder = tempfile::tempdir().unwrap();
-    let (child, pids) = start_family(3, &["--grace", "0.1"], FAMILY, folder.path());
+    let (child, pids) = start_ranks_with_children(3, &["--grace", "0.1"], RANK_WITH_CHILDREN, folder.path());
     signal("KILL", read_pid(&folder.path().join("rank.1")));
     let done = finish(child);
     assert_eq!(done.code(), Some(137));
@@ -108,10 +116,10 @@ fn ranks_that_ignore_sigterm_are_killed() {
     let folder = tempfile::tempdir().unwrap();
     let fifo = folder.path().join("fifo");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    // Rank 0 fails only once rank 1 is deaf.
+    // Rank 0 fails only after rank 1 has begun to ignore SIGTERM.
     let script = r#"
         [ $RANK = 0 ] && { read x < "$FIFO"; exit 5; }
-        trap '' TERM; echo deaf > "$FIFO"; while :; do sleep 1000; done"#;
+        trap '' TERM; echo ready > "$FIFO"; while :; do sleep 1000; done"#;
     let arguments = ["-n", "2", "--grace", "0", "--kill-after", "0.2"];
     let done = run(ringrun_script(&arguments, script).env("FIFO", &fifo));
     assert_eq!(done.code(), Some(5));
@@ -119,22 +127,22 @@ fn ranks_that_ignore_sigterm_are_killed() {
 }
 
 #[test]
-fn nothing_outlives_a_ringrun_that_is_killed() {
+fn no_process_is_left_when_ringrun_is_killed() {
     let folder = tempfile::tempdir().unwrap();
-    let (child, pids) = start_family(3, &[], FAMILY, folder.path());
+    let (child, pids) = start_ranks_with_children(3, &[], RANK_WITH_CHILDREN, folder.path());
     signal("KILL", child.id());
     assert_eq!(finish(child).code(), None);
     assert_nothing_left(folder.path(), &pids);
 }
 
-/// Killed at any moment of its start, also between the start of a rank and the word to the watchdog.
+/// ringrun is killed at different moments of its start, for example before it has told the watchdog about a rank.
 #[test]
-fn nothing_outlives_a_ringrun_that_is_killed_while_it_starts() {
+fn no_process_is_left_when_ringrun_is_killed_while_it_starts() {
     let folder = tempfile::tempdir().unwrap();
     let script = "sleep 1000 & setsid sleep 1000 & sleep 1000";
     for step in 0..12 {
         let mut child = ringrun_script(&["-n", "16"], script).env("DIR", folder.path()).spawn().unwrap();
-        // Not a synchronisation: each round kills at another moment.
+        // This sleep does not synchronise: each round kills ringrun at a different moment.
         std::thread::sleep(Duration::from_millis(step * 2));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -144,9 +152,9 @@ fn nothing_outlives_a_ringrun_that_is_killed_while_it_starts() {
 }
 
 #[test]
-fn ctrl_c_stops_everything() {
+fn ctrl_c_ends_all_processes() {
     let folder = tempfile::tempdir().unwrap();
-    let (child, pids) = start_family(2, &[], FAMILY, folder.path());
+    let (child, pids) = start_ranks_with_children(2, &[], RANK_WITH_CHILDREN, folder.path());
     signal("INT", child.id());
     let done = finish(child);
     assert_eq!(done.code(), Some(130));
@@ -157,10 +165,12 @@ fn ctrl_c_stops_everything() {
 #[test]
 fn a_second_ctrl_c_kills_at_once() {
     let folder = tempfile::tempdir().unwrap();
-    let deaf = format!("trap 'echo > \"$DIR/heard.$RANK\"' INT; {FAMILY}; while :; do wait; done");
-    let (child, pids) = start_family(1, &["--kill-after", "1000"], &deaf, folder.path());
+    let ignores_ctrl_c =
+        format!("trap 'echo > \"$DIR/trapped.$RANK\"' INT; {RANK_WITH_CHILDREN}; while :; do wait; done");
+    let (child, pids) =
+        start_ranks_with_children(1, &["--kill-after", "1000"], &ignores_ctrl_c, folder.path());
     signal("INT", child.id());
-    wait_until("the rank has heard the first", || folder.path().join("heard.0").exists());
+    wait_until("the rank has got the first signal", || folder.path().join("trapped.0").exists());
     signal("INT", child.id());
     assert_eq!(finish(child).code(), Some(130));
     assert_nothing_left(folder.path(), &pids);
@@ -170,8 +180,8 @@ fn a_second_ctrl_c_kills_at_once() {
 fn sigterm_leaves_time_to_save() {
     let folder = tempfile::tempdir().unwrap();
     for (code, expected) in [(0, 0), (3, 143)] {
-        let script = format!("trap 'echo saved; exit {code}' TERM; {FAMILY}");
-        let (child, pids) = start_family(2, &[], &script, folder.path());
+        let script = format!("trap 'echo saved; exit {code}' TERM; {RANK_WITH_CHILDREN}");
+        let (child, pids) = start_ranks_with_children(2, &[], &script, folder.path());
         signal("TERM", child.id());
         let done = finish(child);
         assert_eq!(
@@ -188,30 +198,30 @@ fn sigterm_leaves_time_to_save() {
 #[test]
 fn other_signals_are_passed_on() {
     let folder = tempfile::tempdir().unwrap();
-    let script = format!("trap 'echo got it; exit 0' USR1; {FAMILY}");
-    let (child, _) = start_family(2, &[], &script, folder.path());
+    let script = format!("trap 'echo got it; exit 0' USR1; {RANK_WITH_CHILDREN}");
+    let (child, _) = start_ranks_with_children(2, &[], &script, folder.path());
     signal("USR1", child.id());
     let done = finish(child);
     assert_eq!((done.code(), done.stdout().lines().count()), (Some(0), 2));
 }
 
 #[test]
-fn a_job_has_a_deadline() {
+fn a_job_timeout_stops_the_job() {
     let done = run(&mut ringrun(&["-n", "2", "--job-timeout", "0.2", "sleep", "1000"]));
     assert_eq!(done.code(), Some(124));
     assert_says(&done, &["--job-timeout"]);
 }
 
 #[test]
-fn the_watchdog_goes_with_the_job_and_its_loss_is_told() {
+fn the_watchdog_ignores_signals_that_stop_jobs_and_a_killed_watchdog_is_reported() {
     let folder = tempfile::tempdir().unwrap();
-    let (child, pids) = start_family(1, &[], FAMILY, folder.path());
-    let watchdog = watchdog_of(child.id());
-    signal("TERM", watchdog[0]);
-    signal("INT", watchdog[0]);
-    assert!(crate::util::is_alive(watchdog[0]), "it is deaf to what stops jobs");
-    signal("KILL", watchdog[0]);
-    wait_until_gone(&watchdog);
+    let (child, pids) = start_ranks_with_children(1, &[], RANK_WITH_CHILDREN, folder.path());
+    let watchdog = find_watchdog(child.id());
+    signal("TERM", watchdog);
+    signal("INT", watchdog);
+    assert!(crate::util::is_alive(watchdog), "the watchdog ignores SIGTERM and SIGINT");
+    signal("KILL", watchdog);
+    wait_until_gone(&[watchdog]);
     signal("INT", child.id());
     let done = finish(child);
     assert_eq!(done.code(), Some(130));
@@ -219,23 +229,23 @@ fn the_watchdog_goes_with_the_job_and_its_loss_is_told() {
     assert_nothing_left(folder.path(), &pids);
 }
 
-/// Stopped together with the job, the watchdog is woken by ringrun's death.
+/// The kernel continues a watchdog that was stopped with SIGSTOP when ringrun dies.
 #[test]
-fn a_stopped_watchdog_does_its_work_all_the_same() {
+fn a_stopped_watchdog_still_kills_the_job_when_ringrun_dies() {
     let folder = tempfile::tempdir().unwrap();
-    let (child, pids) = start_family(2, &[], FAMILY, folder.path());
-    let watchdog = watchdog_of(child.id());
-    for &pid in pids.iter().chain(&watchdog) {
+    let (child, pids) = start_ranks_with_children(2, &[], RANK_WITH_CHILDREN, folder.path());
+    let watchdog = find_watchdog(child.id());
+    for &pid in pids.iter().chain(&[watchdog]) {
         signal("STOP", pid);
     }
     signal("KILL", child.id());
     assert_eq!(finish(child).code(), None);
     assert_nothing_left(folder.path(), &pids);
-    wait_until_gone(&watchdog);
+    wait_until_gone(&[watchdog]);
 }
 
 #[test]
-fn bad_commands_are_told_once() {
+fn commands_that_cannot_run_are_reported_once() {
     let folder = tempfile::tempdir().unwrap();
     let plain = folder.path().join("plain");
     fs::write(&plain, "no program").unwrap();
@@ -259,7 +269,7 @@ fn bad_commands_are_told_once() {
 }
 
 #[test]
-fn bad_arguments() {
+fn bad_arguments_are_refused() {
     for (arguments, code, part) in [
         (&["-n", "0", "true"][..], 2, "at least 1 rank"),
         (&["-n", "1000000", "true"], 2, "at most 1024"),
@@ -297,9 +307,9 @@ fn options_of_other_launchers_work() {
     }
 }
 
-/// Every rank would print the same.
+/// ringrun checks the arguments of built-in programs, so that not every rank prints the same error.
 #[test]
-fn a_wrong_argument_of_our_own_program_is_told_once() {
+fn wrong_arguments_of_built_in_programs_are_reported_once() {
     for (command, part) in [
         (&["ringtrain", "--epohcs", "3"][..], "--epohcs"),
         (&["ringtrain", "--resume"], "--resume needs --checkpoint"),
@@ -316,7 +326,7 @@ fn a_wrong_argument_of_our_own_program_is_told_once() {
 }
 
 #[test]
-fn help_and_version() {
+fn help_and_version_exit_with_0() {
     for argument in ["--help", "--version"] {
         let done = run(&mut ringrun(&[argument]));
         assert_eq!((done.code(), done.stderr()), (Some(0), String::new()));

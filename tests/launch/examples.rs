@@ -1,12 +1,12 @@
-//! The examples run under `ringrun`, and check their own results.
+//! Runs the examples under `ringrun`. The examples check their own results.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::util::{Done, ringrun, run};
+use crate::util::{FinishedProgram, ringrun, run};
 
-/// The path of an example, which `cargo test --test launch` alone does not build.
-fn example(name: &str) -> PathBuf {
+/// Builds an example, because `cargo test --test launch` does not, and returns its path.
+fn build_example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
     let folder = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
     let profile = folder.file_name().and_then(|name| name.to_str()).expect("a plain name");
@@ -18,42 +18,43 @@ fn example(name: &str) -> PathBuf {
     folder.join("examples").join(name)
 }
 
-fn run_example(name: &str, n: u32) -> Done {
-    let path = example(name);
+fn run_example(name: &str, n: u32) -> FinishedProgram {
+    let path = build_example(name);
     let done = run(&mut ringrun(&["-n", &n.to_string(), "--", path.to_str().expect("a plain path")]));
     assert_eq!(done.code(), Some(0), "{name} with {n} ranks: {done:?}");
     done
 }
 
-fn runs(name: &str, worlds: &[u32], said: &str) {
+/// Runs an example in worlds of these sizes, and checks that it prints `expected`.
+fn assert_prints(name: &str, worlds: &[u32], expected: &str) {
     for &n in worlds {
         let done = run_example(name, n);
-        assert!(done.stdout().contains(said), "{name} with {n} ranks: {}", done.stdout());
+        assert!(done.stdout().contains(expected), "{name} with {n} ranks: {}", done.stdout());
     }
 }
 
 #[test]
-fn models_are_averaged() {
-    runs("model_averaging", &[1, 4], "largest error");
+fn model_averaging_runs() {
+    assert_prints("model_averaging", &[1, 4], "largest error");
 }
 
 #[test]
-fn gradients_are_summed() {
-    runs("all_reduce_regression", &[1, 3, 4], "the same model on all");
+fn all_reduce_regression_runs() {
+    assert_prints("all_reduce_regression", &[1, 3, 4], "the same model on all");
 }
 
 #[test]
-fn a_pipeline_learns() {
-    runs("pipeline", &[1, 2, 4], "stages: loss");
+fn pipeline_runs() {
+    assert_prints("pipeline", &[1, 2, 4], "stages: loss");
 }
 
 #[test]
-fn a_grid_of_two_by_two_learns() {
-    runs("hybrid", &[2, 4], "x 2 ranks");
+fn hybrid_runs() {
+    assert_prints("hybrid", &[2, 4], "x 2 ranks");
 }
 
 #[test]
-fn every_rank_agrees_on_tensors_reduced_by_name() {
+fn named_tensors_runs_and_all_ranks_agree() {
     let done = run_example("named_tensors", 4);
     let agreed = done.stdout().lines().filter(|line| line.contains("of 4: all results agree")).count();
     assert_eq!(agreed, 4, "{}", done.stdout());

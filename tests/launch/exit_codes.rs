@@ -1,4 +1,4 @@
-//! What the programs say, and exit with, when a job cannot start or its ranks do not agree: real processes.
+//! Error messages and exit codes of `ringtrain` and `ringbench` when a job cannot start or its ranks have different flags.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 
 use crate::util::ranks::peers_text;
-use crate::util::{Done, finish};
+use crate::util::{FinishedProgram, finish};
 use ringtrain::exit::Exit;
 
 fn spawn(program: &str, folder: &Path, arguments: &[&str]) -> Child {
@@ -26,16 +26,16 @@ fn spawn(program: &str, folder: &Path, arguments: &[&str]) -> Child {
         .unwrap()
 }
 
-fn assert_ends(done: &Done, exit: Exit, says: &str) {
-    let told = done.stderr();
-    assert_eq!(done.code(), Some(exit as i32), "{told}");
-    assert!(told.contains(says), "`{says}` is missing: {told}");
-    assert!(!told.contains("panicked"), "{told}");
+fn assert_fails(done: &FinishedProgram, exit: Exit, message: &str) {
+    let errors = done.stderr();
+    assert_eq!(done.code(), Some(exit as i32), "{errors}");
+    assert!(errors.contains(message), "`{message}` is missing: {errors}");
+    assert!(!errors.contains("panicked"), "{errors}");
 }
 
-/// One rank alone, whose arguments or files are wrong.
+/// Each case starts a single rank with wrong arguments or files.
 #[test]
-fn a_wrong_start_is_told_with_its_own_code() {
+fn wrong_arguments_and_files_have_their_exit_codes_and_messages() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
     let two = peers_text(2);
@@ -51,7 +51,7 @@ fn a_wrong_start_is_told_with_its_own_code() {
         (&["--peers", "two.txt"], Exit::Usage, "--rank"),
         (&["--timeout", "0"], Exit::Usage, "is not a number of seconds greater than 0"),
         (&["--timeout", "0.000001"], Exit::Usage, "from 0.001"),
-        (&["--data", "X.npy,"], Exit::Usage, "lacks the second name"),
+        (&["--data", "X.npy,"], Exit::Usage, "has no second file name"),
         (&["--peers", "/dev/zero", "--rank", "0"], Exit::Configuration, "too long for a list of hosts"),
         (
             &["--peers", "two.txt", "--rank", "0", "--secret-file", "/dev/zero"],
@@ -90,15 +90,15 @@ fn a_wrong_start_is_told_with_its_own_code() {
             "rank 0 at 127.0.0.1",
         ),
     ];
-    for (arguments, exit, says) in cases {
+    for (arguments, exit, message) in cases {
         let done = finish(spawn("ringtrain", folder.path(), arguments));
-        assert_ends(&done, *exit, says);
+        assert_fails(&done, *exit, message);
     }
 }
 
-/// Without this, four processes would each train alone unnoticed.
+/// ringtrain does not join the ranks of torchrun. Without this error, each of the four processes would train alone.
 #[test]
-fn another_launchers_ranks_do_not_train_alone() {
+fn a_rank_of_torchrun_is_an_error() {
     let done = Command::new(env!("CARGO_BIN_EXE_ringtrain")).env("WORLD_SIZE", "4").output().unwrap();
     assert_eq!(done.status.code(), Some(Exit::Configuration as i32));
     assert!(
@@ -106,9 +106,9 @@ fn another_launchers_ranks_do_not_train_alone() {
     );
 }
 
-/// Half of what ringrun says is not nothing.
+/// If only some of ringrun's variables are set, ringtrain must not train alone.
 #[test]
-fn a_rank_without_a_rendezvous_does_not_train_alone() {
+fn a_rank_without_a_rendezvous_address_is_an_error() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringtrain"));
     let done = command.env("RING_RANK", "1").env("RING_WORLD_SIZE", "2").output().unwrap();
     assert_eq!(done.status.code(), Some(Exit::Configuration as i32));
@@ -116,17 +116,17 @@ fn a_rank_without_a_rendezvous_does_not_train_alone() {
 }
 
 #[test]
-fn a_port_in_use_is_named() {
+fn a_port_in_use_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let holder = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = holder.local_addr().unwrap();
     fs::write(folder.path().join("hosts.txt"), format!("{taken}\n{}\n", peers_text(1))).unwrap();
     let done = finish(spawn("ringtrain", folder.path(), &["--peers", "hosts.txt", "--rank", "0"]));
-    assert_ends(&done, Exit::PortInUse, &format!("port {} on 127.0.0.1 is in use", taken.port()));
+    assert_fails(&done, Exit::PortInUse, &format!("port {} on 127.0.0.1 is in use", taken.port()));
 }
 
 #[test]
-fn a_wrong_secret_and_another_peers_file_are_told() {
+fn a_wrong_secret_and_a_different_peers_file_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let text = peers_text(2);
     let lines: Vec<&str> = text.lines().collect();
@@ -137,14 +137,14 @@ fn a_wrong_secret_and_another_peers_file_are_told() {
     let rank0 = ["--peers", "hosts.txt", "--rank", "0", "--secret-file", "ours", "--start-timeout", "3"];
     let first = spawn("ringtrain", folder.path(), &rank0);
     let second = ["--peers", "hosts.txt", "--rank", "1", "--secret-file", "theirs"];
-    assert_ends(&finish(spawn("ringtrain", folder.path(), &second)), Exit::Secret, "its secret is not ours");
+    assert_fails(&finish(spawn("ringtrain", folder.path(), &second)), Exit::Secret, "its secret is not ours");
     let third = ["--peers", "other.txt", "--rank", "1", "--secret-file", "ours"];
     let done = finish(spawn("ringtrain", folder.path(), &third));
-    assert_ends(&done, Exit::Configuration, "its peers file differs");
-    // Rank 0 waits for the right one all the while, and says so at the end.
+    assert_fails(&done, Exit::Configuration, "its peers file differs");
+    // Rank 0 keeps waiting for a valid rank 1. When its start times out, it reports both refused processes.
     let done = finish(first);
-    assert_ends(&done, Exit::Start, "missing rank 1");
-    for reason in ["its secret is another one", "its peers file differs"] {
+    assert_fails(&done, Exit::Start, "missing rank 1");
+    for reason in ["its secret differs", "its peers file differs"] {
         assert!(done.stderr().contains(reason), "{}", done.stderr());
     }
 }
@@ -153,7 +153,7 @@ fn a_wrong_secret_and_another_peers_file_are_told() {
 const OTHER_VERSION: u8 = 200;
 
 #[test]
-fn another_version_is_told() {
+fn another_protocol_version_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -168,13 +168,12 @@ fn another_version_is_told() {
         stream.write_all(&answer).unwrap();
     });
     let done = finish(spawn("ringtrain", folder.path(), &["--peers", "hosts.txt", "--rank", "1"]));
-    assert_ends(&done, Exit::Version, &format!("protocol version {OTHER_VERSION}"));
+    assert_fails(&done, Exit::Version, &format!("protocol version {OTHER_VERSION}"));
     server.join().unwrap();
 }
 
-/// The two were started with different flags: each says which.
 #[test]
-fn ranks_with_different_flags_name_them() {
+fn ranks_that_were_started_with_different_flags_name_them() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("hosts.txt"), peers_text(2)).unwrap();
     let start = |rank: &str, flags: &[&str]| {
@@ -189,7 +188,7 @@ fn ranks_with_different_flags_name_them() {
     for (flags, expected) in cases {
         let (first, second) = (start("0", &["all_reduce", "-e", "8"]), start("1", flags));
         for done in [finish(first), finish(second)] {
-            assert_ends(&done, Exit::Mismatch, &format!("rank 1 was started with {expected}"));
+            assert_fails(&done, Exit::Mismatch, &format!("rank 1 was started with {expected}"));
             assert!(done.stdout.is_empty(), "nothing is measured: {}", done.stdout());
         }
     }

@@ -1,4 +1,4 @@
-//! kill -9 of any rank, at any moment: the others say who died, nothing is left behind.
+//! Any rank may be killed by SIGKILL at any moment: the surviving ranks name it, and nothing is left behind.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -6,16 +6,18 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::util::{finish, is_alive, processes_with, ringrun, signal, wait_for, wait_until, wait_until_gone};
+use crate::util::{
+    finish, is_alive, processes_with_environment, ringrun, signal, wait_for, wait_until, wait_until_gone,
+};
 use ringtrain::exit::Exit;
 
-/// Arguments of a training that goes on for longer than any test waits.
+/// Arguments of a training that lasts longer than any test.
 const ENDLESS: [&str; 6] = ["--epochs", "1000000", "--report", "report.json", "--start-timeout", "2"];
 
-/// How ranks talk to each other.
+/// The transports: shared memory, TCP, and two hosts of two ranks each.
 const TRANSPORTS: [&str; 3] = ["shm", "tcp", "hosts"];
 
-/// Ranks that meet by a peers file, as from so many terminals, in a folder of their own.
+/// Starts ranks with a peers file and without a launcher, in the folder.
 fn start_by_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
     fs::write(folder.join("hosts.txt"), crate::util::ranks::peers_text(n)).unwrap();
     (0..n)
@@ -23,7 +25,7 @@ fn start_by_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
             Command::new(env!("CARGO_BIN_EXE_ringtrain"))
                 .args(["--peers", "hosts.txt", "--rank", &rank.to_string()])
                 .args(ENDLESS)
-                .args(grounds(transport, rank))
+                .args(transport_arguments(transport, rank))
                 .current_dir(folder)
                 .stdin(Stdio::null())
                 .stdout(fs::File::create(folder.join(format!("{rank}.out"))).unwrap())
@@ -34,16 +36,16 @@ fn start_by_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
         .collect()
 }
 
-/// Arguments for a rank that shares memory with all ranks, with none, or with one.
-fn grounds(transport: &str, rank: usize) -> Vec<String> {
+/// Returns the arguments that make a rank use the transport.
+fn transport_arguments(transport: &str, rank: usize) -> Vec<String> {
     match transport {
         "hosts" => vec!["--host-id".into(), (rank / 2).to_string()],
         other => vec!["--transport".into(), other.into()],
     }
 }
 
-/// The same as a script that adds them to the command behind it.
-fn with_host_id(transport: &str) -> &'static str {
+/// Returns a shell script that adds these arguments to its own arguments and executes them.
+fn transport_script(transport: &str) -> &'static str {
     match transport {
         "hosts" => r#"exec "$0" "$@" --host-id $((RING_RANK / 2))"#,
         "tcp" => r#"exec "$0" "$@" --transport tcp"#,
@@ -51,24 +53,24 @@ fn with_host_id(transport: &str) -> &'static str {
     }
 }
 
-/// Kills `victim` and returns how long the last survivor took, having checked what all of them said.
+/// Kills `victim`, checks the messages of all survivors, and returns the time until the last survivor ended.
 fn kill_and_check(mut ranks: Vec<Child>, victim: usize, folder: &Path) -> Duration {
-    let mut dead = ranks.remove(victim);
-    signal("KILL", dead.id());
-    let killed = Instant::now();
-    dead.wait().unwrap();
+    let mut killed = ranks.remove(victim);
+    signal("KILL", killed.id());
+    let killed_at = Instant::now();
+    killed.wait().unwrap();
     for survivor in ranks {
         let done = finish(survivor);
-        let told = done.stderr();
-        // Killed before it had proved its identity, a rank counts as one that never came.
-        let never_came = done.code() == Some(Exit::Start as i32)
-            && (told.contains("missing rank") || (victim == 0 && told.contains("did not answer")));
-        assert!(never_came || done.code() == Some(Exit::PeerLost as i32), "{told}");
-        assert!(told.contains(&format!("rank {victim}")), "victim {victim}: {told}");
-        assert!(told.contains("127.0.0.1"), "the host is named: {told}");
+        let errors = done.stderr();
+        // A rank that was killed before it had proved its identity counts as missing.
+        let was_missing = done.code() == Some(Exit::Start as i32)
+            && (errors.contains("missing rank") || (victim == 0 && errors.contains("did not answer")));
+        assert!(was_missing || done.code() == Some(Exit::PeerLost as i32), "{errors}");
+        assert!(errors.contains(&format!("rank {victim}")), "victim {victim}: {errors}");
+        assert!(errors.contains("127.0.0.1"), "the host is named: {errors}");
     }
-    let took = killed.elapsed();
-    // No listener, and no file but those that the test made itself.
+    let took = killed_at.elapsed();
+    // No listener is left, and no file except those of the test itself.
     for line in fs::read_to_string(folder.join("hosts.txt")).unwrap().lines() {
         let address: SocketAddr = line.parse().unwrap();
         wait_until("the port is free again", || TcpListener::bind(address).is_ok());
@@ -83,7 +85,7 @@ fn kill_and_check(mut ranks: Vec<Child>, victim: usize, folder: &Path) -> Durati
 }
 
 #[test]
-fn any_rank_that_is_killed_while_training_is_named_by_all_others() {
+fn all_other_ranks_name_a_rank_that_is_killed_while_training() {
     for (victim, transport) in (0..4).flat_map(|victim| TRANSPORTS.map(|transport| (victim, transport))) {
         let folder = tempfile::tempdir().unwrap();
         let ranks = start_by_file(folder.path(), 4, transport);
@@ -95,16 +97,17 @@ fn any_rank_that_is_killed_while_training_is_named_by_all_others() {
     }
 }
 
-/// Moments from the rendezvous to well into training, which nothing that the victim prints tells apart.
+/// The delays cover the time from the rendezvous to the first epochs. The victim prints nothing at these moments, so the test
+/// uses the clock.
 #[test]
-fn any_rank_that_is_killed_while_starting_is_named_by_all_others() {
+fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
     let moments = [(1, 0), (2, 3), (3, 8), (1, 15), (2, 25), (3, 40), (0, 30), (1, 80), (0, 120)];
     for ((victim, delay_ms), transport) in
         moments.into_iter().flat_map(|moment| TRANSPORTS.map(|transport| (moment, transport)))
     {
         let folder = tempfile::tempdir().unwrap();
         let ranks = start_by_file(folder.path(), 4, transport);
-        // Rank 0 has to be there at least: those who never meet it can only say that it did not answer.
+        // Every rank must have reached rank 0: otherwise it can only report that rank 0 did not answer.
         let rank0: SocketAddr = fs::read_to_string(folder.path().join("hosts.txt"))
             .unwrap()
             .lines()
@@ -135,9 +138,9 @@ fn any_rank_that_is_killed_while_starting_is_named_by_all_others() {
 }
 
 #[test]
-fn ringrun_reports_the_rank_that_was_killed_and_leaves_nothing() {
+fn ringrun_reports_the_rank_that_was_killed_and_leaves_no_process() {
     for victim in [0, 3] {
-        let mark = format!("DEATH_TEST={}", rand::random::<u64>());
+        let mark = format!("KILLED_RANKS_TEST={}", rand::random::<u64>());
         let folder = tempfile::tempdir().unwrap();
         let output = folder.path().join("logs");
         let job = ringrun(&["-n", "4", "-x", &mark, "--output-dir", output.to_str().unwrap(), "ringtrain"])
@@ -149,50 +152,52 @@ fn ringrun_reports_the_rank_that_was_killed_and_leaves_nothing() {
         });
         let rank = format!("RING_RANK={victim}");
         let pid = wait_for("the victim", || {
-            let (marked, of_rank) = (processes_with(&mark), processes_with(&rank));
+            let (marked, of_rank) = (processes_with_environment(&mark), processes_with_environment(&rank));
             marked.into_iter().find(|pid| of_rank.contains(pid))
         });
         signal("KILL", pid);
         let done = finish(job);
-        let told = done.stderr();
-        assert_eq!(done.code(), Some(128 + 9), "{told}");
-        assert!(told.contains(&format!("rank {victim}")) && told.contains("SIGKILL"), "{told}");
+        let errors = done.stderr();
+        assert_eq!(done.code(), Some(128 + 9), "{errors}");
+        assert!(errors.contains(&format!("rank {victim}")) && errors.contains("SIGKILL"), "{errors}");
         for survivor in (0..4).filter(|&rank| rank != victim) {
-            let line =
-                told.lines().find(|line| line.starts_with(&format!("[{survivor}]<stderr>:ringtrain: error")));
+            let line = errors
+                .lines()
+                .find(|line| line.starts_with(&format!("[{survivor}]<stderr>:ringtrain: error")));
             assert!(
                 line.is_some_and(|line| line.contains(&format!("rank {victim} on "))),
-                "{survivor}: {told}"
+                "{survivor}: {errors}"
             );
         }
         assert!(!is_alive(pid));
-        wait_until_gone(&processes_with(&mark));
+        wait_until_gone(&processes_with_environment(&mark));
     }
 }
 
-/// A stopped rank is no dead one: its sockets are open. The operation's deadline finds it.
+/// The sockets of a rank stopped by SIGSTOP stay open, so the other ranks notice it only when an operation passes its deadline.
 #[test]
-fn a_stopped_rank_is_found_by_the_deadline() {
+fn a_stopped_rank_is_named_when_an_operation_passes_its_deadline() {
     for transport in TRANSPORTS {
-        let mark = format!("DEATH_TEST={}", rand::random::<u64>());
+        let mark = format!("KILLED_RANKS_TEST={}", rand::random::<u64>());
         let folder = tempfile::tempdir().unwrap();
         let output = folder.path().join("logs");
         let job = ringrun(&["-n", "3", "-x", &mark, "--grace", "1", "--kill-after", "1"])
-            .args(["--output-dir", output.to_str().unwrap(), "--", "sh", "-c", with_host_id(transport)])
+            .args(["--output-dir", output.to_str().unwrap(), "--", "sh", "-c", transport_script(transport)])
             .args([env!("CARGO_BIN_EXE_ringtrain"), "--epochs", "1000000", "--timeout", "0.5"])
             .spawn()
             .unwrap();
         wait_until("training is under way", || {
             fs::read_to_string(output.join("rank.0/stdout")).unwrap_or_default().contains("epoch 2/")
         });
-        let (marked, of_rank) = (processes_with(&mark), processes_with("RING_RANK=1"));
+        let (marked, of_rank) =
+            (processes_with_environment(&mark), processes_with_environment("RING_RANK=1"));
         let pid = marked.into_iter().find(|pid| of_rank.contains(pid)).unwrap();
         signal("STOP", pid);
         let done = finish(job);
-        let told = done.stderr();
-        assert_eq!(done.code(), Some(Exit::Timeout as i32), "{transport}: {told}");
-        assert!(told.contains("did not end within 500 ms"), "{transport}: {told}");
-        assert!(told.contains("all other ranks wait for rank 1 "), "{transport}: {told}");
-        wait_until_gone(&processes_with(&mark));
+        let errors = done.stderr();
+        assert_eq!(done.code(), Some(Exit::Timeout as i32), "{transport}: {errors}");
+        assert!(errors.contains("did not end within 500 ms"), "{transport}: {errors}");
+        assert!(errors.contains("all other ranks wait for rank 1 "), "{transport}: {errors}");
+        wait_until_gone(&processes_with_environment(&mark));
     }
 }

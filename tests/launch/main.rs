@@ -1,4 +1,4 @@
-//! The programs as users start them: `ringrun`, and ranks that are processes.
+//! Tests of the programs as users start them: `ringrun`, `ringtrain` and `ringbench` as processes.
 
 mod bench_arguments;
 mod binding;

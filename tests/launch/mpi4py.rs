@@ -1,26 +1,27 @@
-//! What `from mpi4py import MPI` imports on the ranks with and without `ringrun --mpi4py`. The tests make a package mpi4py that
-//! stands for the installed one.
+//! `ringrun --mpi4py`: which package `from mpi4py import MPI` imports on the ranks with and without the option. The tests use
+//! a fake package mpi4py as the installed one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::util::{Done, processes_with, ringrun, run, wait_until};
+use crate::util::{FinishedProgram, processes_with_environment, ringrun, run, wait_until};
 use tempfile::TempDir;
 
-/// Prints the directory of ringtrain's `mpi4py`, and writes a line to a file each time that it runs.
-const ANSWER: &str = "
+/// A module `ringtrain.mpi.path` that prints the directory of ringtrain's `mpi4py`, and writes a line to a file each time it
+/// runs.
+const PRINT_DIRECTORY: &str = "
 import os
 home = os.environ['HOME_OF_FAKES']
 open(home + '/asked', 'a').write('once\\n')
-print('a line before the answer')
+print('a line before the directory')
 print(home + '/shim')
 ";
 
-/// Prints which `mpi4py` a rank imports, and its search path.
-const SCRIPT: &str = "from mpi4py import MPI; import os; print(MPI.WHOSE, os.environ['PYTHONPATH'])";
+/// A script that prints which `mpi4py` it imports, and its search path.
+const SCRIPT: &str = "from mpi4py import MPI; import os; print(MPI.NAME, os.environ['PYTHONPATH'])";
 
-/// Whether there is an interpreter. If not, prints that the test is skipped.
+/// Returns whether python3 is on PATH. If not, prints that the test is skipped.
 fn has_python(test: &str) -> bool {
     let found = Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success());
     if !found {
@@ -34,22 +35,23 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// A folder with a package `ringtrain`, whose module `ringtrain.mpi.path` is this program, its `mpi4py` and an installed one.
-fn fakes(module: &str) -> (TempDir, PathBuf) {
+/// Makes a folder with a fake package `ringtrain`, its `mpi4py`, and an installed `mpi4py`. `module` is the source of
+/// `ringtrain.mpi.path`.
+fn make_fake_packages(module: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().canonicalize().unwrap();
     write(&home.join("packages/ringtrain/__init__.py"), "");
     write(&home.join("packages/ringtrain/mpi/__init__.py"), "");
     write(&home.join("packages/ringtrain/mpi/path.py"), module);
-    for (place, whose) in [("shim", "ours"), ("packages", "theirs")] {
-        write(&home.join(place).join("mpi4py/__init__.py"), "");
-        write(&home.join(place).join("mpi4py/MPI.py"), &format!("WHOSE = '{whose}'\n"));
+    for (folder, name) in [("shim", "ringtrain"), ("packages", "installed")] {
+        write(&home.join(folder).join("mpi4py/__init__.py"), "");
+        write(&home.join(folder).join("mpi4py/MPI.py"), &format!("NAME = '{name}'\n"));
     }
     (folder, home)
 }
 
 /// Runs ringrun with the packages on the ranks' search path.
-fn run_with(home: &Path, arguments: &[&str]) -> Done {
+fn run_with(home: &Path, arguments: &[&str]) -> FinishedProgram {
     let packages = home.join("packages");
     run(ringrun(arguments).env("HOME_OF_FAKES", home).env("PYTHONPATH", packages).env("NAMED", "PYTHONPATH"))
 }
@@ -59,19 +61,23 @@ fn every_rank_imports_from_ringtrain() {
     if !has_python("every_rank_imports_from_ringtrain") {
         return;
     }
-    let (_folder, home) = fakes(ANSWER);
+    let (_folder, home) = make_fake_packages(PRINT_DIRECTORY);
     let shown = home.display();
     let own = format!("PYTHONPATH={shown}/packages:{shown}/more");
     let script = format!("exec python3 -c \"{SCRIPT}\"");
     let cases: [(&[&str], &[&str], String); 4] = [
-        (&[], &["python3", "-c", SCRIPT], format!("ours {shown}/shim:{shown}/packages")),
-        // A command whose name is not an interpreter's.
-        (&[], &["sh", "-c", &script], format!("ours {shown}/shim:{shown}/packages")),
-        (&["-x", "PYTHONPATH"], &["python3", "-c", SCRIPT], format!("ours {shown}/shim:{shown}/packages")),
+        (&[], &["python3", "-c", SCRIPT], format!("ringtrain {shown}/shim:{shown}/packages")),
+        // A command that is not an interpreter.
+        (&[], &["sh", "-c", &script], format!("ringtrain {shown}/shim:{shown}/packages")),
+        (
+            &["-x", "PYTHONPATH"],
+            &["python3", "-c", SCRIPT],
+            format!("ringtrain {shown}/shim:{shown}/packages"),
+        ),
         (
             &["-x", &own],
             &["python3", "-c", SCRIPT],
-            format!("ours {shown}/shim:{shown}/packages:{shown}/more"),
+            format!("ringtrain {shown}/shim:{shown}/packages:{shown}/more"),
         ),
     ];
     for (number, (flags, command, expected)) in cases.iter().enumerate() {
@@ -84,16 +90,16 @@ fn every_rank_imports_from_ringtrain() {
     }
     let done =
         run_with(&home, &["--mpi4py=installed", "-n", "1", "--no-tag-output", "python3", "-c", SCRIPT]);
-    assert_eq!(done.stdout(), format!("theirs {shown}/packages\n"));
+    assert_eq!(done.stdout(), format!("installed {shown}/packages\n"));
 }
 
-/// Two ranks with an installed MPI were two worlds of one, and the program printed its result twice.
+/// Regression test: with an installed MPI, each of two ranks was a world of size 1, and the program printed its result twice.
 #[test]
-fn without_the_option_the_import_names_it() {
-    if !has_python("without_the_option_the_import_names_it") {
+fn without_the_option_the_import_error_names_it() {
+    if !has_python("without_the_option_the_import_error_names_it") {
         return;
     }
-    let (_folder, home) = fakes(ANSWER);
+    let (_folder, home) = make_fake_packages(PRINT_DIRECTORY);
     for is_installed in [true, false] {
         if !is_installed {
             fs::remove_dir_all(home.join("packages/mpi4py")).unwrap();
@@ -115,28 +121,31 @@ fn without_the_option_the_import_names_it() {
         );
     }
     let done = run_with(&home, &["-n", "1", "python3", "-c", SCRIPT]);
-    assert!(done.stderr().contains("`ringrun --mpi4py`"), "also in a world of one: {}", done.stderr());
+    assert!(done.stderr().contains("`ringrun --mpi4py`"), "also in a world of size 1: {}", done.stderr());
 }
 
-/// A world of one needs no other rank, and `mpiexec` in a rank connects the ranks that it starts.
+/// A single rank may use the installed mpi4py, and so may processes that a rank starts with `mpiexec`.
 #[test]
-fn without_the_option_programs_of_another_mpi_run() {
-    if !has_python("without_the_option_programs_of_another_mpi_run") {
+fn without_the_option_single_ranks_and_mpiexec_use_the_installed_package() {
+    if !has_python("without_the_option_single_ranks_and_mpiexec_use_the_installed_package") {
         return;
     }
-    let (_folder, home) = fakes(ANSWER);
-    let script = "from mpi4py import MPI; print(MPI.WHOSE)";
+    let (_folder, home) = make_fake_packages(PRINT_DIRECTORY);
+    let script = "from mpi4py import MPI; print(MPI.NAME)";
     let in_mpi = format!("PMI_RANK=0 exec python3 -c '{script}'");
     let cases: [(&[&str], &str); 3] = [
-        (&["-n", "1", "--no-tag-output", "python3", "-c", script], "theirs\n"),
-        (&["-n", "2", "--no-tag-output", "sh", "-c", &in_mpi], "theirs\ntheirs\n"),
-        (&["--mpi4py=installed", "-n", "2", "--no-tag-output", "python3", "-c", script], "theirs\ntheirs\n"),
+        (&["-n", "1", "--no-tag-output", "python3", "-c", script], "installed\n"),
+        (&["-n", "2", "--no-tag-output", "sh", "-c", &in_mpi], "installed\ninstalled\n"),
+        (
+            &["--mpi4py=installed", "-n", "2", "--no-tag-output", "python3", "-c", script],
+            "installed\ninstalled\n",
+        ),
     ];
     for (arguments, expected) in cases {
         let done = run_with(&home, arguments);
         assert_eq!((done.code(), done.stdout().as_str()), (Some(0), expected), "{}", done.stderr());
     }
-    // ringrun's own launcher may be an MPI's, as in a scheduler's allocation: it did not start the ranks.
+    // An MPI launcher may have started ringrun itself, for example in a scheduler's allocation. It did not start the ranks.
     let packages = home.join("packages");
     let arguments = ["-n", "2", "python3", "-c", script];
     let done = run(ringrun(&arguments).env("PYTHONPATH", packages).env("PMI_RANK", "0"));
@@ -145,8 +154,8 @@ fn without_the_option_programs_of_another_mpi_run() {
 
 /// No rank is started after any of these errors.
 #[test]
-fn an_error_says_how_to_install_the_package() {
-    if !has_python("an_error_says_how_to_install_the_package") {
+fn a_missing_package_is_an_error_that_says_how_to_install_it() {
+    if !has_python("a_missing_package_is_an_error_that_says_how_to_install_it") {
         return;
     }
     let cases = [
@@ -162,24 +171,24 @@ fn an_error_says_how_to_install_the_package() {
         ("print('/')", "it printed `/`, which does not contain the package mpi4py"),
     ];
     for (module, expected) in cases {
-        let (_folder, home) = fakes(module);
+        let (_folder, home) = make_fake_packages(module);
         let done = run_with(&home, &["--mpi4py", "-n", "2", "python3", "-c", "print('started')"]);
         assert_not_started(&done, "python3", expected);
     }
-    let (_folder, home) = fakes("");
+    let (_folder, home) = make_fake_packages("");
     fs::remove_dir_all(home.join("packages/ringtrain")).unwrap();
     let done = run_with(&home, &["--mpi4py", "-n", "2", "python3", "-I", "-c", "print('started')"]);
     assert_not_started(&done, "python3", "No module named 'ringtrain'");
 }
 
 #[track_caller]
-fn assert_not_started(done: &Done, interpreter: &str, expected: &str) {
-    let told = done.stderr();
-    assert_eq!((done.code(), done.stdout().as_str()), (Some(5), ""), "{expected}: {told}");
-    let begin = format!("ringrun: --mpi4py: {interpreter} cannot say where the package ringtrain is: ");
-    assert!(told.starts_with(&begin) && told.contains(expected), "`{expected}` is not in: {told}");
-    assert!(told.ends_with(&format!("{interpreter} -m pip install ringtrain\n")), "{told}");
-    assert_eq!(told.lines().count(), 1, "{told}");
+fn assert_not_started(done: &FinishedProgram, interpreter: &str, expected: &str) {
+    let errors = done.stderr();
+    assert_eq!((done.code(), done.stdout().as_str()), (Some(5), ""), "{expected}: {errors}");
+    let begin = format!("ringrun: --mpi4py: {interpreter} cannot find the package ringtrain: ");
+    assert!(errors.starts_with(&begin) && errors.contains(expected), "`{expected}` is not in: {errors}");
+    assert!(errors.ends_with(&format!("{interpreter} -m pip install ringtrain\n")), "{errors}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
 }
 
 #[test]
@@ -187,12 +196,12 @@ fn an_interpreter_that_does_not_answer_is_killed() {
     if !has_python("an_interpreter_that_does_not_answer_is_killed") {
         return;
     }
-    let (_folder, home) = fakes("import signal\nsignal.pause()\n");
+    let (_folder, home) = make_fake_packages("import signal\nsignal.pause()\n");
     let command = ["--mpi4py", "--start-timeout", "0.2", "-n", "2", "python3", "-c", "print('started')"];
     let done = run_with(&home, &command);
     assert_not_started(&done, "python3", "it did not answer within 0.2 s (--start-timeout)");
     let entry = format!("HOME_OF_FAKES={}", home.display());
-    wait_until("the interpreter has been killed", || processes_with(&entry).is_empty());
+    wait_until("the interpreter has been killed", || processes_with_environment(&entry).is_empty());
 }
 
 #[test]

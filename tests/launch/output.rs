@@ -9,7 +9,7 @@ use std::process::Stdio;
 use crate::util::{finish, ringrun, ringrun_script, run, signal, wait_until, wait_until_gone};
 
 #[test]
-fn each_rank_knows_its_place() {
+fn each_rank_finds_its_rank_and_the_world_size_in_its_environment() {
     let done = run(&mut ringrun_script(
         &["-n", "3"],
         "echo $RING_RANK $RING_WORLD_SIZE $RANK $WORLD_SIZE $LOCAL_RANK $HOROVOD_RANK $OMPI_COMM_WORLD_RANK",
@@ -20,14 +20,15 @@ fn each_rank_knows_its_place() {
 }
 
 #[test]
-fn the_job_has_one_secret_which_no_argument_list_shows() {
+fn a_job_has_one_secret_that_no_command_line_shows() {
     let script = "echo $RING_SECRET $RING_JOB_ID; tr '\\0' ' ' < /proc/$PPID/cmdline; echo";
-    let lines =
-        |done: &crate::util::Done| -> BTreeSet<String> { done.stdout().lines().map(str::to_owned).collect() };
+    let lines = |done: &crate::util::FinishedProgram| -> BTreeSet<String> {
+        done.stdout().lines().map(str::to_owned).collect()
+    };
     let first = lines(&run(&mut ringrun_script(&["-n", "2", "--no-tag-output"], script)));
     let second = lines(&run(&mut ringrun_script(&["-n", "2", "--no-tag-output"], script)));
     let secrets: Vec<_> = first.iter().chain(&second).filter(|line| !line.contains("ringrun")).collect();
-    assert_eq!(secrets.len(), 2, "one for each job: {secrets:?}");
+    assert_eq!(secrets.len(), 2, "one secret for each job: {secrets:?}");
     assert_ne!(secrets[0], secrets[1]);
     for line in secrets {
         let (secret, job) = line.split_once(' ').unwrap();
@@ -37,7 +38,7 @@ fn the_job_has_one_secret_which_no_argument_list_shows() {
 }
 
 #[test]
-fn the_master_port_is_free_to_listen_on() {
+fn a_rank_can_listen_on_the_master_port() {
     let mut child =
         ringrun_script(&["-n", "1", "--no-tag-output"], "echo $MASTER_PORT; sleep 1000").spawn().unwrap();
     let mut port = String::new();
@@ -56,7 +57,7 @@ fn the_master_port_is_free_to_listen_on() {
 }
 
 #[test]
-fn further_variables_and_directory() {
+fn variables_and_the_working_directory_are_set() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().canonicalize().unwrap();
     let arguments = [
@@ -72,8 +73,8 @@ fn further_variables_and_directory() {
         "-x",
         "MASTER_PORT=7",
     ];
-    let done = run(ringrun_script(&arguments, "echo \"$A,$B,$MASTER_PORT,$(pwd)\"").env("B", "from outside"));
-    let line = format!("1 2,from outside,7,{}", place.display());
+    let done = run(ringrun_script(&arguments, "echo \"$A,$B,$MASTER_PORT,$(pwd)\"").env("B", "inherited"));
+    let line = format!("1 2,inherited,7,{}", place.display());
     assert_eq!((done.code(), done.sorted_lines()), (Some(0), vec![line.clone(), line]));
 }
 
@@ -89,13 +90,13 @@ fn lines_are_tagged_with_rank_and_stream() {
 }
 
 #[test]
-fn untagged_output_is_byte_for_byte() {
+fn untagged_output_is_unchanged() {
     let done = run(&mut ringrun_script(&["-n", "1", "--no-tag-output"], r"printf 'a\377\000b\r\n\n\nlast'"));
     assert_eq!(done.stdout, b"a\xff\0b\r\n\n\nlast");
 }
 
 #[test]
-fn output_dir_keeps_every_byte_beside_the_terminal() {
+fn output_dir_gets_every_byte_and_the_terminal_a_copy() {
     let folder = tempfile::tempdir().unwrap();
     let logs = folder.path().join("new/logs");
     let script = r#"printf 'rank %s\377' $RANK; echo "problem $RANK" >&2"#;
@@ -112,15 +113,15 @@ fn output_dir_keeps_every_byte_beside_the_terminal() {
 }
 
 #[test]
-fn an_output_dir_that_cannot_be_made_is_told_before_anything_starts() {
+fn an_output_dir_that_cannot_be_created_is_reported_before_ranks_start() {
     let done = run(&mut ringrun(&["-n", "2", "--output-dir", "/proc/nowhere", "echo", "started"]));
     assert_eq!((done.code(), done.stdout().as_str()), (Some(3), ""));
     assert!(done.stderr().contains("/proc/nowhere"), "{}", done.stderr());
 }
 
-/// A reader of JSON lines must get each record as one line. Longer ones are cut, which is said.
+/// A reader of JSON lines must get each record as one line. ringrun splits longer lines and prints a message about it.
 #[test]
-fn lines_up_to_16_mib_are_one_line() {
+fn lines_of_up_to_16_mib_are_not_split() {
     let megabyte = 1 << 20;
     let script = "head -c $SIZE /dev/zero | tr '\\0' x; echo";
     for (size, lengths) in [
@@ -132,15 +133,15 @@ fn lines_up_to_16_mib_are_one_line() {
             done.stdout().lines().map(|line| line.len() - "[0]<stdout>:".len()).collect();
         found.sort_unstable();
         assert_eq!(found, lengths);
-        let told =
+        let messages =
             done.stderr().lines().filter(|line| line.contains("has a line of more than 16 MiB")).count();
-        assert_eq!(told, lengths.len() - 2, "{}", done.stderr());
+        assert_eq!(messages, lengths.len() - 2, "{}", done.stderr());
     }
 }
 
-/// Lines of several ranks, each longer than any buffer on the way, must neither be lost nor mixed.
+/// Lines of several ranks must not be mixed or lost, even if each is longer than the buffers between the ranks and the terminal.
 #[test]
-fn long_lines_stay_whole() {
+fn long_lines_of_several_ranks_are_not_mixed() {
     let script = "head -c 200000 /dev/zero | tr '\\0' $RANK; echo; head -c 200000 /dev/zero | tr '\\0' $RANK";
     let done = run(&mut ringrun_script(&["-n", "3"], script));
     assert_eq!(done.code(), Some(0));
@@ -155,19 +156,19 @@ fn long_lines_stay_whole() {
 }
 
 #[test]
-fn a_rank_that_closes_its_output_early() {
+fn the_report_has_the_output_of_a_rank_that_closed_it_early() {
     let done = run(&mut ringrun_script(&["-n", "2"], "echo before; exec >&- 2>&-; exit 4"));
     assert_eq!(done.code(), Some(4));
     assert!(done.stderr().contains("  | before"), "{}", done.stderr());
 }
 
 #[test]
-fn many_ranks() {
+fn sixty_four_ranks_run() {
     let done = run(&mut ringrun(&["-n", "64", "true"]));
     assert_eq!((done.code(), done.stdout.len(), done.stderr()), (Some(0), 0, String::new()));
 }
 
-/// `ringrun ... | head -1` must neither panic nor go on training without a reader.
+/// `ringrun ... | head -1` must neither panic nor continue the training.
 #[test]
 fn a_closed_stdout_stops_the_job() {
     let mut child = ringrun_script(&["-n", "2"], "while echo line; do sleep 0.01; done").spawn().unwrap();
@@ -180,9 +181,9 @@ fn a_closed_stdout_stops_the_job() {
     assert!(done.stderr().contains("standard output was closed"), "{}", done.stderr());
 }
 
-/// Ranks that leave in order when they are told to have not done all that they were asked.
+/// The job was stopped early, so ringrun exits with an error even if every rank handles SIGTERM and exits with 0.
 #[test]
-fn a_closed_stdout_is_told_however_orderly_the_ranks_leave() {
+fn a_closed_stdout_is_an_error_even_if_every_rank_exits_with_0() {
     let script = "trap 'exit 0' TERM; while echo line; do sleep 0.01; done; exit 0";
     let mut child = ringrun_script(&["-n", "2"], script).spawn().unwrap();
     let mut stdout = child.stdout.take().unwrap();
@@ -193,27 +194,29 @@ fn a_closed_stdout_is_told_however_orderly_the_ranks_leave() {
     assert!(done.stderr().contains("closed by its reader; the job was stopped"), "{}", done.stderr());
 }
 
-fn full() -> fs::File {
+/// Opens a device on which every write fails for lack of space.
+fn open_full_device() -> fs::File {
     fs::OpenOptions::new().write(true).open("/dev/full").unwrap()
 }
 
 #[test]
-fn a_full_stdout_is_not_a_reader_that_left() {
-    let done = run(ringrun_script(&["-n", "2"], "while echo line; do sleep 0.01; done").stdout(full()));
+fn an_error_of_stdout_names_the_full_device() {
+    let done =
+        run(ringrun_script(&["-n", "2"], "while echo line; do sleep 0.01; done").stdout(open_full_device()));
     assert_eq!(done.code(), Some(1), "{}", done.stderr());
     let expected = "ringrun: standard output cannot be written: No space left on device";
     assert!(done.stderr().contains(expected), "{}", done.stderr());
-    // Also of a job that is over before it can be stopped, and of one that is not stopped for it.
+    // A job that ends before it can be stopped, and a job with --output-dir, which is not stopped.
     let folder = tempfile::tempdir().unwrap();
     for arguments in [&["-n", "1"][..], &["-n", "1", "--output-dir", folder.path().to_str().unwrap()]] {
-        let done = run(ringrun(arguments).args(["echo", "hello"]).stdout(full()));
+        let done = run(ringrun(arguments).args(["echo", "hello"]).stdout(open_full_device()));
         assert_eq!(done.code(), Some(1), "{}", done.stderr());
         assert!(done.stderr().contains("No space left on device"), "{}", done.stderr());
     }
 }
 
 #[test]
-fn files_that_are_not_complete_are_told_at_the_end() {
+fn incomplete_files_are_reported_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let logs = folder.path().join("rank.1");
     fs::create_dir(&logs).unwrap();
@@ -222,18 +225,18 @@ fn files_that_are_not_complete_are_told_at_the_end() {
     for (code, expected) in [(0, 1), (4, 4)] {
         let done = run(&mut ringrun_script(&arguments, &format!("echo hello; exit {code}")));
         assert_eq!(done.code(), Some(expected), "{}", done.stderr());
-        let told = done.stderr();
-        let last = told.lines().last().unwrap();
+        let errors = done.stderr();
+        let last = errors.lines().last().unwrap();
         assert!(
             last.starts_with("ringrun: stdout of rank 1 in ") && last.contains("No space left"),
-            "{told}"
+            "{errors}"
         );
         assert_eq!(fs::read_to_string(folder.path().join("rank.0/stdout")).unwrap(), "hello\n");
     }
 }
 
 #[test]
-fn with_files_the_job_needs_no_reader() {
+fn with_output_dir_a_closed_stdout_does_not_stop_the_job() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = ["-n", "1", "--output-dir", folder.path().to_str().unwrap()];
     let mut command = ringrun_script(&arguments, "read x < \"$GATE\"; for i in 1 2 3; do echo $i; done");
@@ -246,9 +249,9 @@ fn with_files_the_job_needs_no_reader() {
     assert_eq!(fs::read_to_string(folder.path().join("rank.0/stdout")).unwrap(), "1\n2\n3\n");
 }
 
-/// A process that a rank leaves in the background holds the pipe open; ringrun must not wait for its end.
+/// A background process of a rank keeps the rank's pipe open. ringrun must not wait until this process ends.
 #[test]
-fn a_grandchild_that_holds_the_pipe() {
+fn a_background_process_that_keeps_the_pipe_open_is_killed() {
     let folder = tempfile::tempdir().unwrap();
     for (name, start) in [("group", "sleep 1000 &"), ("session", "setsid sleep 1000 &")] {
         let file = folder.path().join(name);
@@ -260,16 +263,16 @@ fn a_grandchild_that_holds_the_pipe() {
     }
 }
 
-/// All output of a job must arrive also when its reader begins to read after the job has ended.
+/// The reader begins to read only when all pipes are full, and must get all output.
 #[test]
-fn a_slow_reader_gets_everything() {
+fn a_slow_reader_gets_all_output() {
     let folder = tempfile::tempdir().unwrap();
     let script = "head -c 300000 /dev/zero | tr '\\0' 'x' | fold -w 100; echo > \"$FILE.$RANK\"";
     let mut command = ringrun_script(&["-n", "2", "--no-tag-output"], script);
     let child = command.env("FILE", folder.path().join("end")).stderr(Stdio::null()).spawn().unwrap();
-    // Three pipes of 64 KiB lie between the ranks and us: the ranks cannot have ended when we begin, but they wait on us.
+    // The pipes between the ranks and this test hold only 64 KiB each, so the ranks block until the test reads.
     let id = child.id();
-    wait_until("the pipe to us is full", || {
+    wait_until("the pipe to this test is full", || {
         fs::read_to_string(format!("/proc/{id}/task/{id}/comm")).is_ok() && {
             let tasks = fs::read_dir(format!("/proc/{id}/task")).unwrap().flatten();
             tasks.into_iter().any(|task| {

@@ -1,12 +1,11 @@
-//! What shared memory needs of its host, and what it leaves there: nothing that has a name.
+//! Shared memory of ranks: it does not need space in /dev/shm, and nothing is left behind on the host.
 
 use std::fs;
 use std::process::{Command, Stdio};
 
 use crate::util::{run, signal, wait_for, wait_until_gone};
 
-/// `ringrun` in a new mount namespace, where /dev/shm has 4 KiB, all of which are taken; `None` without the right to
-/// make one.
+/// Returns a command that runs `ringrun` in a new mount namespace in which /dev/shm is full. `None` if the user is not root.
 fn with_full_dev_shm(arguments: &[&str]) -> Option<Command> {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
@@ -24,7 +23,7 @@ fn with_full_dev_shm(arguments: &[&str]) -> Option<Command> {
 }
 
 #[test]
-fn a_full_dev_shm_makes_no_difference() {
+fn a_full_dev_shm_does_not_matter() {
     let ringbench = env!("CARGO_BIN_EXE_ringbench");
     let bench =
         ["-n", "3", ringbench, "all_reduce", "--transport", "shm", "-b", "64", "-e", "4M", "-f", "16"];
@@ -37,15 +36,15 @@ fn a_full_dev_shm_makes_no_difference() {
     }
 }
 
-/// Open files and mappings of a process that belong to memory without a name.
-fn shared_mappings(pid: u32) -> usize {
+/// Returns the number of shared mappings of the process that belong to ringtrain's anonymous memory files.
+fn count_shared_mappings(pid: u32) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     maps.lines().filter(|line| line.contains(" rw-s ") && line.contains("memfd:ringtrain")).count()
 }
 
-/// The memory is there while the job is, in no folder, and goes with its last process, however that ends.
+/// The shared memory has no name in a file system, and the kernel frees it when the last process ends.
 #[test]
-fn killed_ranks_leave_no_memory_behind() {
+fn killed_ranks_leave_no_shared_memory() {
     let before = names_in_dev_shm();
     let mark = format!("SHARED_MEMORY_TEST={}", rand::random::<u64>());
     let job = crate::util::ringrun(&["-n", "3", "-x", &mark, "ringtrain", "--transport", "shm"])
@@ -53,11 +52,11 @@ fn killed_ranks_leave_no_memory_behind() {
         .spawn()
         .unwrap();
     let ranks = wait_for("three ranks that share memory", || {
-        let mut found = crate::util::processes_with(&mark);
-        found.retain(|&pid| shared_mappings(pid) > 0);
+        let mut found = crate::util::processes_with_environment(&mark);
+        found.retain(|&pid| count_shared_mappings(pid) > 0);
         (found.len() == 3).then_some(found)
     });
-    // Stopped first, so that none ends because it lost another.
+    // All ranks are stopped first, so that none of them exits because it lost another rank.
     for name in ["STOP", "KILL"] {
         for &pid in &ranks {
             signal(name, pid);
@@ -69,9 +68,9 @@ fn killed_ranks_leave_no_memory_behind() {
     assert_eq!(names_in_dev_shm(), before);
 }
 
-/// A rank dies while others read and write its buffer, and it theirs: they say who it was, and nothing stays.
+/// A rank is killed while the ranks read and write each other's buffers. The survivors name it, and no shared memory is left.
 #[test]
-fn a_rank_that_is_killed_while_buffers_are_lent_is_named() {
+fn a_rank_that_is_killed_during_an_all_reduce_in_shared_buffers_is_named() {
     let before = names_in_dev_shm();
     for victim in 0..3 {
         let mark = format!("SHARED_MEMORY_TEST={}", rand::random::<u64>());
@@ -80,21 +79,24 @@ fn a_rank_that_is_killed_while_buffers_are_lent_is_named() {
                 .args(["--alloc", "--transport", "shm", "-b", "16M", "-e", "16M", "-n", "1000000"])
                 .spawn()
                 .unwrap();
-        // The board, and three buffers.
-        let ranks = wait_for("three ranks that lend buffers", || {
-            let mut found = crate::util::processes_with(&mark);
-            found.retain(|&pid| shared_mappings(pid) == 4);
+        // Four mappings: the memory that all ranks share, and the buffers of three ranks.
+        let ranks = wait_for("three ranks with shared buffers", || {
+            let mut found = crate::util::processes_with_environment(&mark);
+            found.retain(|&pid| count_shared_mappings(pid) == 4);
             (found.len() == 3).then_some(found)
         });
-        let of_victim = crate::util::processes_with(&format!("RING_RANK={victim}"));
-        signal("KILL", *ranks.iter().find(|pid| of_victim.contains(pid)).expect("it is one of them"));
+        let of_victim = crate::util::processes_with_environment(&format!("RING_RANK={victim}"));
+        signal(
+            "KILL",
+            *ranks.iter().find(|pid| of_victim.contains(pid)).expect("the victim is one of the ranks"),
+        );
         let done = crate::util::finish(job);
-        let told = done.stderr();
-        assert_eq!(done.code(), Some(128 + 9), "{told}");
+        let errors = done.stderr();
+        assert_eq!(done.code(), Some(128 + 9), "{errors}");
         for survivor in (0..3).filter(|&rank| rank != victim) {
             let line =
-                told.lines().find(|line| line.starts_with(&format!("[{survivor}]<stderr>:ringbench: ")));
-            assert!(line.is_some_and(|line| line.contains(&format!("rank {victim} on "))), "{told}");
+                errors.lines().find(|line| line.starts_with(&format!("[{survivor}]<stderr>:ringbench: ")));
+            assert!(line.is_some_and(|line| line.contains(&format!("rank {victim} on "))), "{errors}");
         }
         wait_until_gone(&ranks);
     }

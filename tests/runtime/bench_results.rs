@@ -1,4 +1,4 @@
-//! Benchmarks of whole jobs: every operation, element type and reduction is right, and what is not is counted.
+//! Benchmarks of whole jobs: the results of every operation, element type and reduction are right, and reports are complete.
 
 use clap::Parser as _;
 use ringtrain::cli::bench::args::BenchArgs;
@@ -31,28 +31,28 @@ fn run(n: u32, flags: impl Into<String>) -> Vec<(BenchReport, String)> {
     ranks::run_with(n, |options| options.segment_bytes = SEGMENT_BYTES, move |group| measure(group, &flags))
 }
 
-/// The operations that make sense in a world of `n`.
+/// Returns the operations that can run in a world of `n` ranks.
 fn operations(n: u32) -> impl Iterator<Item = BenchOperation> {
     BenchOperation::ALL.iter().copied().filter(move |operation| n >= operation.ranks_min())
 }
 
 #[test]
-fn every_operation_type_and_reduction_is_right_in_worlds_of_any_size() {
+fn every_operation_type_and_reduction_is_right_at_every_world_size() {
     for n in 1..=5 {
         for operation in operations(n) {
             let root = n / 2;
             let flags = format!("{operation} -b 1 -e 20001 -f 141 -t all -o all -n 1 -w 0 --root {root}");
             for (report, _) in run(n, flags.clone()) {
                 assert_eq!(report.wrong(), Some(0), "{flags} in a world of {n}");
-                let is_as_asked = |row: &BenchRow| row.world_size == n && row.iterations == 1;
-                assert!(report.results.iter().all(is_as_asked), "{flags} in a world of {n}");
+                let has_flags = |row: &BenchRow| row.world_size == n && row.iterations == 1;
+                assert!(report.results.iter().all(has_flags), "{flags} in a world of {n}");
             }
         }
     }
 }
 
 #[test]
-fn further_iterations_and_checks_are_right_too() {
+fn repeated_iterations_and_checks_give_right_results() {
     for operation in operations(3) {
         let flags = format!("{operation} -b 1 -e 300K -f 800 -t f64 -n 3 -w 2 -c 3 --root 2");
         for (report, _) in run(3, flags.clone()) {
@@ -66,7 +66,7 @@ fn further_iterations_and_checks_are_right_too() {
 }
 
 #[test]
-fn the_algorithm_is_the_one_that_was_used() {
+fn the_report_names_the_algorithm_that_was_used() {
     let cases: [(&str, &[&str]); 5] = [
         ("broadcast", &["tree", "tree", "ring"]),
         ("reduce", &["tree", "tree", "chain"]),
@@ -88,7 +88,7 @@ fn the_algorithm_is_the_one_that_was_used() {
 }
 
 #[test]
-fn buffers_of_equal_parts_are_as_large_as_all_parts() {
+fn operations_with_equal_parts_report_the_size_of_all_parts() {
     for operation in ["gather", "scatter", "all_to_all"] {
         let (report, _) = run(3, format!("{operation} -b 4 -e 256 -f 4 -n 1 -w 0")).swap_remove(1);
         let bytes: Vec<u64> = report.results.iter().map(|row| row.bytes).collect();
@@ -99,7 +99,7 @@ fn buffers_of_equal_parts_are_as_large_as_all_parts() {
 }
 
 #[test]
-fn rank_0_alone_prints_and_all_know_the_figures() {
+fn only_rank_0_prints_and_all_ranks_report_the_same_times() {
     let results = run(2, "all_reduce -b 64 -e 64 -n 4");
     let row = |rank: usize| &results[rank].0.results[0];
     assert_eq!(row(0).time_us, row(1).time_us, "every rank reports the slowest rank's time");
@@ -115,14 +115,14 @@ fn rank_0_alone_prints_and_all_know_the_figures() {
 }
 
 #[test]
-fn buffers_of_the_group_are_measured_and_named() {
+fn the_alloc_flag_uses_and_reports_buffers_of_the_group() {
     for transport in [LocalTransport::Tcp, LocalTransport::Shm] {
         let flags = "all_reduce --alloc -b 4 -e 3M -f 90 -n 2 -w 1 -o sum,avg -t f32,u8";
         let adjust = |options: &mut JoinOptions| options.transport = transport;
         for (report, table) in ranks::run_with(3, adjust, move |group| measure(group, flags)) {
             assert_eq!((report.wrong(), report.environment.alloc), (Some(0), true));
             assert!(
-                table.is_empty() || table.contains("in place, in buffers of the group (--alloc)"),
+                table.is_empty() || table.contains("in place, in buffers from Group::alloc (--alloc)"),
                 "{table}"
             );
         }
@@ -145,7 +145,7 @@ fn a_root_that_does_not_exist_is_a_usage_error_on_every_rank() {
 }
 
 #[test]
-fn messages_need_two_ranks() {
+fn message_benchmarks_need_two_ranks() {
     for operation in ["ping_pong", "send_receive"] {
         let error = bench(&mut Group::solo(), &plan(operation), SEGMENT_BYTES, &mut std::io::sink()).err();
         let error = error.expect("an error");
@@ -155,7 +155,7 @@ fn messages_need_two_ranks() {
 }
 
 #[test]
-fn different_flags_are_a_mismatch() {
+fn ranks_with_different_flags_fail_with_a_mismatch() {
     let errors = ranks::run(2, |mut group| {
         let mine = if group.rank() == Rank::ZERO { "all_reduce -e 4" } else { "all_reduce -e 4 -o max" };
         bench(&mut group, &plan(mine), SEGMENT_BYTES, &mut std::io::sink()).err()
@@ -167,7 +167,7 @@ fn different_flags_are_a_mismatch() {
 }
 
 #[test]
-fn wrong_results_have_an_exit_code_of_their_own() {
+fn wrong_results_have_a_separate_exit_code() {
     assert_eq!(BenchError::Wrong(3).exit() as u8, 15);
     assert_eq!(BenchError::Wrong(3).to_string(), "3 elements of results are wrong");
 }

@@ -1,4 +1,4 @@
-//! Every collective x element type x reduction x world size x length over real TCP, against a naive reference.
+//! Compares every collective over real TCP with a naive reference, for every element type, reduction, world size and length.
 
 use crate::util::ranks;
 use half::{bf16, f16};
@@ -10,7 +10,7 @@ use ringtrain::{Compression, DType, Element, Error, F64Loc, Group, JoinOptions, 
 
 const WORLDS: [u32; 6] = [1, 2, 3, 4, 5, 8];
 
-/// Test values small enough that sums and products are exact in every type, and what they should reduce to.
+/// An element type and its conversions. The test values are so small that sums and products are exact in every type.
 trait Sample: Element {
     fn from_small(value: i64) -> Self;
     fn to_f64(self) -> f64;
@@ -38,7 +38,7 @@ samples! {
     u64: |v| v.unsigned_abs(), |v| v as f64;
 }
 
-/// What rank `rank` puts at `index`: small, different on every rank, and mostly 1 where a product has to stay exact.
+/// Returns what `rank` contributes at `index`: a small value that differs between ranks, and for products mostly 1.
 fn value<T: Sample>(op: ReduceOp, rank: u32, index: usize) -> T {
     let mixed = (index as i64 * 7 + i64::from(rank) * 13) % 11 - 5;
     match op {
@@ -70,7 +70,7 @@ fn expected<T: Sample>(op: ReduceOp, n: u32, index: usize) -> f64 {
     }
 }
 
-/// Rounds to a float type, for the one operation whose result need not be exact.
+/// Rounds to a float type. Only averages need it, because all other results are exact.
 trait Round {
     fn round(value: f64) -> f64;
 }
@@ -153,15 +153,15 @@ fn check_all_types(mut group: Group) {
 }
 
 #[test]
-fn every_collective_of_every_type_and_reduction() {
+fn every_collective_is_right_for_every_type_and_reduction() {
     for n in WORLDS {
         ranks::run(n, check_all_types);
     }
 }
 
-/// Rank r holds r's distance from the middle rank, so that the largest is tied between the first rank and the last.
+/// Rank r contributes its distance from the middle rank, so the largest value is tied between the first and the last rank.
 #[test]
-fn located_values_and_where_they_stand() {
+fn min_loc_and_max_loc_return_the_value_with_the_lowest_index() {
     for n in WORLDS {
         ranks::run(n, move |mut group| {
             let rank = group.rank().get();
@@ -174,7 +174,7 @@ fn located_values_and_where_they_stand() {
             group.all_reduce(&mut smallest, ReduceOp::MinLoc).unwrap();
             let middle = (n - 1) / 2;
             assert!(smallest.iter().all(|&found| found == F64Loc::new(distance(middle), middle.into())));
-            // Refused before anything is sent; the group goes on.
+            // The call is refused before anything is sent, and the group can still be used.
             let refused = group.all_reduce(&mut smallest, ReduceOp::Max);
             assert_eq!(refused, Err(Error::Unsupported { op: ReduceOp::Max, dtype: DType::F64Loc }));
             group.barrier().unwrap();
@@ -182,9 +182,9 @@ fn located_values_and_where_they_stand() {
     }
 }
 
-/// Segments that are not a multiple of anything, with a checksum on each.
+/// Each segment has 1000 bytes and a checksum. Segments do not end where chunks end.
 #[test]
-fn odd_segments_with_checksums() {
+fn small_segments_with_checksums_give_right_results() {
     let adjust = |options: &mut JoinOptions| {
         options.segment_bytes = 1000;
         options.checksums = Checksums::On;
@@ -211,8 +211,8 @@ fn results_are_bit_identical_on_every_rank() {
 }
 
 #[test]
-fn compressed_sums_are_close_and_the_same_everywhere() {
-    // More than one block, and the last one uneven.
+fn compressed_sums_are_close_and_equal_on_all_ranks() {
+    // The buffer has several blocks, and the last one is shorter.
     let count = (1 << 20) + 1234;
     for (compression, tolerance) in
         [(Compression::None, 1e-6), (Compression::Fp16, 2e-3), (Compression::Bf16, 2e-2)]
@@ -223,7 +223,7 @@ fn compressed_sums_are_close_and_the_same_everywhere() {
             group.all_reduce_compressed(&mut x, ReduceOp::Average, compression).unwrap();
             x
         });
-        assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{compression}: not the same everywhere");
+        assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{compression}: ranks differ");
         for (i, &x) in results[0].iter().enumerate() {
             let expected = (i % 100) as f32 * 0.01 + 2.0;
             assert!((x - expected).abs() <= tolerance * expected, "{compression} [{i}]: {x}, not {expected}");
@@ -250,7 +250,7 @@ fn arrays_are_reduced_in_place() {
 }
 
 #[test]
-fn a_root_that_is_none_is_refused_before_anything_is_sent() {
+fn an_invalid_root_is_refused_before_anything_is_sent() {
     ranks::run(2, |mut group| {
         let refused = group.broadcast(&mut [1u8], Rank::new(2));
         assert!(matches!(refused, Err(Error::InvalidRoot { .. })));
@@ -258,17 +258,17 @@ fn a_root_that_is_none_is_refused_before_anything_is_sent() {
     });
 }
 
-/// One rank leaves at once, the others still have something to do with each other but not with it.
+/// An all-reduce counts as one operation, and its payloads, headers and control frames count as sent bytes.
 #[test]
-fn statistics_count_what_was_sent() {
+fn statistics_count_operations_and_sent_bytes() {
     let results = ranks::run(4, |mut group| {
         let before = group.statistics();
         group.all_reduce(&mut vec![1.0f32; 1_000_000], ReduceOp::Sum).unwrap();
         let after = group.statistics();
         (after.bytes_sent - before.bytes_sent, after.operations - before.operations)
     });
-    // 2(n-1)/n S = 6 MB, and a header for each of 6 x 4 segments, and one to say that it is ready. How much credit is to be
-    // given back, for what came before the rank was ready here and while the group formed, depends on who was late.
+    // The payload is 2(n-1)/n S = 6 MB. There is a header for each of 6 x 4 segments, and one ready frame. The number of credit
+    // frames depends on how much data came early, in this operation and while the group formed.
     let payload = 6_000_000;
     let headers = 6 * 4 + 1;
     let header_bytes = HEADER_BYTES as u64;

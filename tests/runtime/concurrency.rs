@@ -1,12 +1,12 @@
-//! What is under way at the same time does not get in each other's way: long and short operations, very many messages, receives
-//! that are cancelled, and functions that own groups.
+//! Operations that run at the same time do not delay or disturb each other: long and short operations, very many messages,
+//! cancelled receives, and reduction functions that own groups.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::util::PATIENCE;
+use crate::util::TEST_TIMEOUT;
 use crate::util::ranks::TestTransport;
 use ringtrain::group::{Received, Source, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
@@ -19,8 +19,7 @@ fn receive(group: &mut Group, count: usize, source: Rank, tag: u32) -> Vec<u64> 
     elements
 }
 
-/// A sender that does not wait for its messages breaks no rule, up to the million that may be announced and what fits the
-/// credit.
+/// A sender need not wait for its messages: it may announce 1,048,576 of them, besides the messages that fit the credit.
 #[test]
 fn a_receiver_gets_200_000_unexpected_messages() {
     TestTransport::Tcp.run(2, |mut group| {
@@ -39,8 +38,9 @@ fn a_receiver_gets_200_000_unexpected_messages() {
     });
 }
 
-/// It took the next message that fitted, its deadline ended the job, and the last group waited for it.
-fn a_receive_whose_handle_was_dropped_is_withdrawn(transport: TestTransport) {
+/// Regression test: a receive without a handle took the next message that matched it, ended the job at its deadline, and delayed
+/// the closing of the last group.
+fn a_receive_whose_handle_is_dropped_is_cancelled(transport: TestTransport) {
     transport.run_with(
         2,
         |options: &mut JoinOptions| options.operation_timeout = Duration::from_secs(2),
@@ -48,8 +48,8 @@ fn a_receive_whose_handle_was_dropped_is_withdrawn(transport: TestTransport) {
             if group.rank() == R0 {
                 group.barrier().unwrap();
                 group.send(&[7u64], R1, 1).unwrap();
-                // Longer than the deadline of the one that was dropped.
-                group.set_timeout(PATIENCE);
+                // This wait takes longer than the deadline of the dropped receives.
+                group.set_timeout(TEST_TIMEOUT);
                 group.receive(&mut [0u8], R1, 2).unwrap();
                 group.barrier().unwrap();
                 return;
@@ -60,26 +60,26 @@ fn a_receive_whose_handle_was_dropped_is_withdrawn(transport: TestTransport) {
             assert!(cancelled.cancel() && !cancelled.cancel());
             assert!(cancelled.wait().is_err());
             group.barrier().unwrap();
-            let mut taken = group.receive_async::<u64>(1, R0, 1).unwrap();
-            crate::util::wait_until("the message comes", || taken.test());
-            assert!(!taken.cancel(), "it has its message");
-            assert_eq!(taken.wait().unwrap().elements, [7]);
+            let mut matched = group.receive_async::<u64>(1, R0, 1).unwrap();
+            crate::util::wait_until("the message comes", || matched.test());
+            assert!(!matched.cancel(), "it has matched its message");
+            assert_eq!(matched.wait().unwrap().elements, [7]);
             let started = Instant::now();
             let late = group.probe_for(R0, 9, Duration::from_secs(3));
             assert!(late == Ok(None) && started.elapsed() >= Duration::from_secs(3), "{late:?}");
-            group.set_timeout(PATIENCE);
+            group.set_timeout(TEST_TIMEOUT);
             group.send(&[0u8], R0, 2).unwrap();
             group.barrier().unwrap();
             drop(group.receive_async::<u64>(1, R0, 1).unwrap());
             let started = Instant::now();
             group.close();
-            assert!(started.elapsed() < Duration::from_secs(4), "it took {:?}", started.elapsed());
+            assert!(started.elapsed() < Duration::from_secs(4), "closing took {:?}", started.elapsed());
         },
     );
 }
 
-/// The message was begun first and had the link until its end.
-fn a_barrier_does_not_wait_for_a_long_message(transport: TestTransport) {
+/// Regression test: the message, which was begun first, occupied the link until its last byte.
+fn a_barrier_completes_while_a_long_message_is_sent(transport: TestTransport) {
     transport.run(2, |mut group| {
         const LONG: usize = 32 << 20;
         let other = Rank::new(1 - group.rank().get());
@@ -88,27 +88,28 @@ fn a_barrier_does_not_wait_for_a_long_message(transport: TestTransport) {
         let before = group.statistics().bytes_received;
         let sent = group.send_async(vec![1u64; LONG], other, 1).unwrap();
         group.barrier().unwrap();
-        let came = group.statistics().bytes_received - before;
-        assert!(came < 4 * LONG as u64, "{came} bytes of the message came before the barrier's end");
+        let bytes_so_far = group.statistics().bytes_received - before;
+        let what = "bytes of the message came before the barrier's end";
+        assert!(bytes_so_far < 4 * LONG as u64, "{bytes_so_far} {what}");
         assert_eq!(received.wait().unwrap().elements.len(), LONG);
         sent.wait().unwrap();
     });
 }
 
-/// Each wakes the other's thread when its operation has ended; none waits until the other's has.
-fn short_operations_of_other_threads_complete_during_a_long_one(transport: TestTransport) {
+/// A thread that completes the operation of another thread wakes that thread at once, not when its own operation has ended.
+fn short_operations_of_one_thread_complete_during_a_long_operation_of_another(transport: TestTransport) {
     transport.run(2, |mut group| {
         const LONG: usize = 32 << 20;
         let mut twin = group.duplicate().unwrap();
         let mut element = vec![1f32; LONG];
         group.barrier().unwrap();
         let is_over = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&is_over);
+        let is_long_one_over = Arc::clone(&is_over);
         let short = thread::spawn(move || {
             let mut rounds = 0;
             loop {
                 // All ranks stop after the same round.
-                let mut done = [u8::from(told.load(Ordering::SeqCst))];
+                let mut done = [u8::from(is_long_one_over.load(Ordering::SeqCst))];
                 twin.all_reduce(&mut done, ReduceOp::Min).unwrap();
                 if done == [1] {
                     return rounds;
@@ -120,15 +121,15 @@ fn short_operations_of_other_threads_complete_during_a_long_one(transport: TestT
         is_over.store(true, Ordering::SeqCst);
         let rounds = short.join().unwrap();
         println!("{rounds} short operations");
-        // A rank that waited for the long one to end would complete none or one.
-        assert!(rounds >= 3, "{rounds} short operations passed meanwhile");
+        // If short operations waited for the long one, a rank would complete at most one of them.
+        assert!(rounds >= 3, "only {rounds} short operations completed during the long one");
     });
 }
 
-/// It would have waited for ever for the lock under which it runs.
-fn a_reduction_function_must_not_use_its_group_but_may_own_others(transport: TestTransport) {
+/// Regression test: a reduction function that used its group waited forever for the lock under which it runs.
+fn a_reduction_function_may_own_groups_but_using_one_ends_the_job(transport: TestTransport) {
     transport.run(2, |mut group| {
-        // Captures are dropped with the operation, wherever that is.
+        // The values that a function captures are dropped with its operation, on any thread.
         let other = Rank::new(1 - group.rank().get());
         for round in 0..20 {
             let twin = Mutex::new(group.duplicate().unwrap());
@@ -154,8 +155,9 @@ fn a_reduction_function_must_not_use_its_group_but_may_own_others(transport: Tes
     });
 }
 
-/// More than a link's credit: each rank is ready for its partner before what it has for it has left.
-fn exchanges_beyond_the_credit(transport: TestTransport) {
+/// In a butterfly, partners are ready for each other from the start. So a rank may receive more than the credit of a link before
+/// its own data have left.
+fn butterfly_exchanges_that_exceed_the_credit_complete(transport: TestTransport) {
     let adjust = |options: &mut JoinOptions| options.algorithms = "butterfly".parse().unwrap();
     for n in [2, 4, 8] {
         transport.run_with(n, adjust, |mut group| {
@@ -172,26 +174,27 @@ fn exchanges_beyond_the_credit(transport: TestTransport) {
     }
 }
 
-/// A thread that sleeps in shared memory also waits for the sockets, and hands that over when it wakes up.
+/// A thread that sleeps in a shared-memory collective also waits for the sockets. When it wakes up, it hands that task over to
+/// the progress thread.
 #[test]
-fn background_operations_continue_after_a_wait_in_shared_memory() {
-    let (told, heard) = mpsc::channel();
-    let heard = Mutex::new(heard);
+fn background_operations_continue_after_a_thread_slept_in_shared_memory() {
+    let (report, reports) = mpsc::channel();
+    let reports = Mutex::new(reports);
     TestTransport::Shm.run(2, move |mut group| {
         for round in 0..20u64 {
             if group.rank() == R0 {
-                // More than may leave before it is asked for.
+                // This is longer than the part of a message that may be sent before a receive matches it.
                 let handle = group.send_async(vec![round; 400_000], R1, 0).unwrap();
                 let short = group.receive_async::<u64>(1, R1, 1).unwrap();
                 group.barrier().unwrap();
-                // From here on this rank computes, and calls nothing.
-                let heard = heard.lock().unwrap().recv_timeout(PATIENCE);
-                assert_eq!(heard, Ok(round), "the message went on");
+                // From here on this rank is inside no call of the library.
+                let received_round = reports.lock().unwrap().recv_timeout(TEST_TIMEOUT);
+                assert_eq!(received_round, Ok(round), "the message is sent in the background");
                 handle.wait().unwrap();
                 short.wait().unwrap();
             } else {
-                // Long enough for the other one to fall asleep, and to sleep again when one of its operations has ended: then
-                // it waits for the sockets, and the thread that did so before waits for it.
+                // Rank 0 has time to fall asleep in its barrier, and to sleep again after its receive has ended. Then its main
+                // thread waits for the sockets, and the progress thread waits for the main thread.
                 let long_enough = || {
                     let started = Instant::now();
                     while started.elapsed() < Duration::from_millis(2) {
@@ -202,16 +205,16 @@ fn background_operations_continue_after_a_wait_in_shared_memory() {
                 group.send(&[round], R0, 1).unwrap();
                 long_enough();
                 group.barrier().unwrap();
-                told.send(receive(&mut group, 400_000, R0, 0)[0]).unwrap();
+                report.send(receive(&mut group, 400_000, R0, 0)[0]).unwrap();
             }
         }
     });
 }
 
 on_every_transport! {
-    a_receive_whose_handle_was_dropped_is_withdrawn,
-    a_barrier_does_not_wait_for_a_long_message,
-    short_operations_of_other_threads_complete_during_a_long_one,
-    a_reduction_function_must_not_use_its_group_but_may_own_others,
-    exchanges_beyond_the_credit,
+    a_receive_whose_handle_is_dropped_is_cancelled,
+    a_barrier_completes_while_a_long_message_is_sent,
+    short_operations_of_one_thread_complete_during_a_long_operation_of_another,
+    a_reduction_function_may_own_groups_but_using_one_ends_the_job,
+    butterfly_exchanges_that_exceed_the_credit_complete,
 }

@@ -1,5 +1,5 @@
-//! Every collective, blocking and asynchronous, x element type x reduction x group size x length over real TCP,
-//! against a naive reference. All values are small, so that every result is exact in any order of the operands.
+//! Compares every collective, blocking and asynchronous, with a naive reference for every element type, reduction, group size,
+//! length and transport. All values are small, so that every result is exact in any order of the operands.
 
 mod forms;
 mod functions;
@@ -12,7 +12,7 @@ use ringtrain::{Element, F32Loc, F64Loc, Group, I32Loc, I64Loc, JoinOptions, Ran
 const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
 const LONG: usize = 1_000_003;
 
-/// A plain number.
+/// An element type of plain numbers.
 trait Number: Element {
     fn from_f64(value: f64) -> Self;
     fn to_f64(self) -> f64;
@@ -40,14 +40,14 @@ numbers! {
     u64: |v| v as u64, |v| v as f64;
 }
 
-/// What is reduced: what a rank puts at an index, and what those of some ranks come to.
+/// A reduction, what a rank contributes at an index, and the result of the contributions of some ranks.
 struct Case<'a, T> {
     op: ReduceOp,
     value: &'a dyn Fn(u32, usize) -> T,
     expected: &'a dyn Fn(Range<u32>, usize) -> T,
 }
 
-/// Small, different on every rank, and mostly 1 where a product has to stay exact.
+/// Returns a small value that differs between ranks. For products it is mostly 1, so that they stay exact.
 fn value<T: Number>(op: ReduceOp, rank: u32, index: usize) -> T {
     let is_signed = !matches!(T::DTYPE.name(), "u8" | "u16" | "u32" | "u64");
     let mixed = (index as i64 * 7 + i64::from(rank) * 13) % 11 - 5;
@@ -68,7 +68,7 @@ fn expected<T: Number>(op: ReduceOp, ranks: Range<u32>, index: usize) -> T {
         ReduceOp::Product => values.product(),
         ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
         ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
-        // A conversion to an integer truncates, as the division does.
+        // The conversion to an integer truncates, as the library's division of integers does.
         ReduceOp::Average => values.sum::<f64>() / n,
         ReduceOp::BitAnd => values.fold(-1, |bits, value| bits & value as i64) as f64,
         ReduceOp::BitOr => values.fold(0, |bits, value| bits | value as i64) as f64,
@@ -80,7 +80,7 @@ fn expected<T: Number>(op: ReduceOp, ranks: Range<u32>, index: usize) -> T {
     })
 }
 
-/// Parts of which some are empty, and which come to `count`.
+/// Returns the lengths of `n` parts. Some are 0, and their sum is `count`.
 fn uneven(n: usize, count: usize) -> Vec<usize> {
     let mut counts: Vec<usize> = (0..n).map(|rank| count / n * (rank % 3) / 2).collect();
     counts[n / 2] += count - counts.iter().sum::<usize>();
@@ -92,7 +92,7 @@ fn part(counts: &[usize], rank: Rank) -> Range<usize> {
     start..start + counts[rank.index()]
 }
 
-/// What ranks and elements are called when they are wrong, without printing a million of them.
+/// Compares the elements one by one, so that a failure names the rank and the element instead of printing a million elements.
 #[track_caller]
 fn assert_elements<T: Element>(
     found: &[T],
@@ -107,7 +107,7 @@ fn assert_elements<T: Element>(
     }
 }
 
-/// All reductions: the asynchronous ones are all under way while the blocking ones run.
+/// Checks all reductions. The asynchronous ones are in progress while the blocking ones run.
 fn reduce<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
     let Case { op, value, expected } = *case;
     let (n, rank) = (group.size().get(), group.rank());
@@ -148,7 +148,7 @@ fn reduce<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
     }
 }
 
-/// Reductions of the first ranks.
+/// Checks `scan` and `exscan`.
 fn prefixes<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
     let Case { op, value, expected } = *case;
     let rank = group.rank().get();
@@ -170,7 +170,7 @@ fn prefixes<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
     assert_elements(&scanned.wait().unwrap(), upto(rank + 1), &format!("scan_async {op}"), group);
 }
 
-/// The collectives that only move elements between all ranks.
+/// Checks the collectives that only move elements, from all ranks to all ranks.
 fn spread<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
     let (size, rank) = (group.size(), group.rank());
     let n = size.as_usize();
@@ -195,14 +195,14 @@ fn spread<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize
     let found = group.all_gather_any(&own[uneven_part]).unwrap();
     assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), counts, "all_gather_any");
     assert_elements(&found.concat(), expected.into_iter(), "all_gather_any", group);
-    // As many elements as a whole buffer has come from each rank, so it is kept short.
+    // Every rank receives a whole buffer of each rank, so the buffer is kept short.
     let short = &own[..count.min(100)];
     let expected: Vec<T> =
         size.ranks().flat_map(|owner| (0..short.len()).map(move |index| value(owner.get(), index))).collect();
     assert_elements(&group.all_gather_from(short).unwrap(), expected.into_iter(), "all_gather_from", group);
 }
 
-/// The collectives with a root.
+/// Checks the collectives with a root.
 fn rooted<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
     let (size, rank) = (group.size(), group.rank());
     let root = Rank::new((count as u32 + 1) % size.get());
@@ -239,11 +239,11 @@ fn rooted<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize
     assert_elements(&scattered.wait().unwrap(), of_root(chunk), "scatter_async", group);
 }
 
-/// Every rank has something for every other, and for itself.
+/// Checks the collectives in which every rank sends a part to every rank, itself included.
 fn exchange<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
     let (size, rank) = (group.size(), group.rank());
     let n = size.as_usize();
-    // What a rank has for another: `pair` names both.
+    // The elements that `from` sends to `to`.
     let of_pair = |from: Rank, to: Rank, count: usize| {
         (0..count).map(move |index| value(from.get() * 31 + to.get(), index))
     };
@@ -253,7 +253,7 @@ fn exchange<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usi
     let handle = group.all_to_all_async(&own).unwrap();
     let barrier = group.barrier_async().unwrap();
     assert_elements(&group.all_to_all(&own).unwrap(), expected.iter().copied(), "all_to_all", group);
-    // Nothing for some, more for others.
+    // Parts of different lengths, some of them empty.
     let length = |from: Rank, to: Rank| (from.index() * 2 + to.index()) % 3 * each;
     let counts: Vec<usize> = size.ranks().map(|to| length(rank, to)).collect();
     let from_counts: Vec<usize> = size.ranks().map(|from| length(from, rank)).collect();
@@ -272,7 +272,7 @@ fn lengths(n: u32) -> [usize; 5] {
     [0, 1, n as usize - 1, n as usize + 1, 1000]
 }
 
-/// One element type with every reduction that is defined on it.
+/// Checks one element type with every reduction that is defined on it.
 fn check_numbers<T: Number>(group: &mut Group) {
     let n = group.size().get();
     for count in lengths(n) {
@@ -297,7 +297,7 @@ fn check_moves<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, 
     exchange(group, count, value);
 }
 
-/// One located type, with ties between ranks that the lowest index decides.
+/// Checks one type of values with an index. The lowest index decides ties between ranks.
 fn check_located<T: Element>(group: &mut Group, make: fn(i64, u64) -> T) {
     let pair = |rank: u32, index: usize| {
         let mixed = (index as i64 * 5 + i64::from(rank) * 7) % 3 - 1;
@@ -332,9 +332,9 @@ fn on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 'stati
     }
 }
 
-/// Each algorithm takes all sizes, also those that it is not for.
+/// Each algorithm must work at every length, also at lengths for which it is never chosen.
 #[test]
-fn every_algorithm_in_turn() {
+fn every_algorithm_gives_right_results_at_every_length() {
     for n in [2, 3, 4, 5, 8] {
         for transport in TestTransport::ALL {
             let algorithms = [
@@ -362,9 +362,9 @@ fn every_algorithm_in_turn() {
     }
 }
 
-/// So long that a second child may not send all of its part before its parent is ready for it.
+/// The buffer is so long that a second child must wait for its parent's ready frame before it sends all of its part.
 #[test]
-fn long_buffers_in_a_double_tree() {
+fn a_double_tree_reduces_long_buffers() {
     for n in [2, 3, 4, 8] {
         let adjust = |options: &mut JoinOptions| {
             TestTransport::Tcp.apply(options);
@@ -379,7 +379,7 @@ fn long_buffers_in_a_double_tree() {
 }
 
 #[test]
-fn every_collective_of_every_number_and_reduction() {
+fn every_collective_is_right_for_every_number_type_and_reduction() {
     for n in WORLDS {
         on_every_transport(n, |mut group| {
             check_numbers::<f16>(&mut group);
@@ -399,7 +399,7 @@ fn every_collective_of_every_number_and_reduction() {
 }
 
 #[test]
-fn every_collective_of_every_located_type() {
+fn every_collective_is_right_for_every_type_with_an_index() {
     for n in WORLDS {
         on_every_transport(n, |mut group| {
             check_located(&mut group, |value, index| F32Loc::new(value as f32, index as u32));
@@ -411,7 +411,7 @@ fn every_collective_of_every_located_type() {
 }
 
 #[test]
-fn long_buffers() {
+fn every_collective_is_right_for_long_buffers() {
     fn check<T: Number>(group: &mut Group, op: ReduceOp) {
         let value = |rank, index| value::<T>(op, rank, index);
         let case = Case { op, value: &value, expected: &|ranks, index| expected::<T>(op, ranks, index) };
@@ -427,9 +427,9 @@ fn long_buffers() {
     }
 }
 
-/// Input and result in other places than usual.
+/// The forms differ in where the input and the result are: `.._from`, `.._into` and `.._in_place`.
 #[test]
-fn every_form_of_every_collective() {
+fn every_form_of_every_collective_is_right() {
     fn check<T: Number>(group: &mut Group, op: ReduceOp, counts: &[usize]) {
         for &count in counts {
             let value = |rank, index| value::<T>(op, rank, index);
@@ -454,11 +454,11 @@ fn every_form_of_every_collective() {
     }
 }
 
-/// Where the order of operands matters, all ranks still end with the same bits, and so do both ways to call.
+/// Rounded sums depend on the order of the operands. All ranks must still get the same bits, from both kinds of calls.
 #[test]
 fn rounded_sums_have_the_same_bits_on_every_rank() {
     for n in WORLDS {
-        // Sockets by themselves: in shared memory the order is that of the ranks.
+        // Only over sockets: in shared memory the operands are always combined in rank order.
         let results = ranks::run(n, |mut group| {
             let rank = group.rank().get() as f32;
             let own: Vec<f32> = (0..70_001).map(|i| ((i as f32) * 0.37 + rank * 1.7).sin() * 1e3).collect();

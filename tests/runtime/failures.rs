@@ -1,4 +1,5 @@
-//! What goes wrong between ranks that have met: disagreement, deadlines, departures, strangers. Every rank learns why.
+//! Failures of a job that has started: mismatched calls, missed deadlines, ranks that leave, damage by the network, and
+//! connections that do not belong to the job. Every rank reports the cause.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -8,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::util::proxy::{Damage, Proxy};
-use crate::util::ranks::{TestTransport, options_by_file, peers_file, peers_text};
+use crate::util::ranks::{TestTransport, peers_file, peers_file_options, peers_text};
 use ringtrain::rendezvous::PeersFile;
 use ringtrain::wire::Cause;
 use ringtrain::wire::Secret;
@@ -25,7 +26,7 @@ fn causes(
     let adjust = move |options: &mut JoinOptions| options.operation_timeout = timeout;
     transport.run_with(n, adjust, move |mut group| {
         let error = work(&mut group).expect_err("every rank fails");
-        // The group is done for, and says the same again.
+        // The group has failed, so every further call returns the same error.
         assert_eq!(group.barrier().expect_err("the job has failed"), error);
         error.cause().expect("the job failed").clone()
     })
@@ -36,11 +37,11 @@ fn assert_same(causes: &[Cause]) -> &Cause {
     &causes[0]
 }
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG_TIMEOUT: Duration = Duration::from_secs(20);
 
-fn a_mismatch_shows_both_calls(transport: TestTransport) {
-    type Ask = fn(&mut Group) -> Result<(), Error>;
-    let cases: [(&str, Ask, Ask, &str); 5] = [
+fn a_mismatch_is_reported_with_the_call_of_the_differing_rank(transport: TestTransport) {
+    type Call = fn(&mut Group) -> Result<(), Error>;
+    let cases: [(&str, Call, Call, &str); 5] = [
         (
             "count",
             |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
@@ -72,24 +73,23 @@ fn a_mismatch_shows_both_calls(transport: TestTransport) {
             "broadcast(root 2, 100 x f32, ",
         ),
     ];
-    for (what, common, odd, asked) in cases {
-        // Rank 2 is the one that differs.
-        let causes = causes(transport, 4, LONG, move |group| {
-            // Once this is over all have joined, and none learns of the mismatch while it still does.
+    for (what, common_call, rank_2_call, expected) in cases {
+        let causes = causes(transport, 4, LONG_TIMEOUT, move |group| {
+            // Wait until all ranks have joined, or a rank that is still joining might fail in `Group::join` instead.
             group.barrier()?;
-            if group.rank().get() == 2 { odd(group) } else { common(group) }
+            if group.rank().get() == 2 { rank_2_call(group) } else { common_call(group) }
         });
-        let told: Vec<String> = causes.iter().map(ToString::to_string).collect();
-        // Both neighbours of the odd one may have found it at the same moment, each in its own words.
-        for told in told {
-            assert!(told.contains(&format!("rank 2 called {asked}")), "{what}: {told}");
+        // Two ranks may detect the mismatch at the same moment, so the causes may name different ranks beside rank 2.
+        for cause in causes {
+            let text = cause.to_string();
+            assert!(text.contains(&format!("rank 2 called {expected}")), "{what}: {text}");
         }
     }
 }
 
-/// A rank that has one call more than the others is found when it waits where they have gone on.
-fn an_extra_call_on_one_rank_is_a_mismatch(transport: TestTransport) {
-    let causes = causes(transport, 3, LONG, |group| {
+/// Rank 1 makes an extra call, so it waits there while the other ranks are in their next call.
+fn an_extra_call_on_one_rank_is_reported_as_a_mismatch(transport: TestTransport) {
+    let causes = causes(transport, 3, LONG_TIMEOUT, |group| {
         if group.rank().get() == 1 {
             group.barrier()?;
         }
@@ -103,8 +103,8 @@ fn an_extra_call_on_one_rank_is_a_mismatch(transport: TestTransport) {
 }
 
 fn an_abort_reaches_every_rank_with_its_reason(transport: TestTransport) {
-    let causes = causes(transport, 5, LONG, |group| {
-        // Once this is over all have joined, and none learns of the abort while it still does.
+    let causes = causes(transport, 5, LONG_TIMEOUT, |group| {
+        // Wait until all ranks have joined, or a rank that is still joining might fail in `Group::join` instead.
         group.barrier()?;
         if group.rank().get() == 3 {
             return Err(group.abort("the loss is NaN at step 17"));
@@ -122,13 +122,13 @@ fn an_abort_reaches_every_rank_with_its_reason(transport: TestTransport) {
 fn a_missed_deadline_names_the_late_rank(transport: TestTransport) {
     let causes = causes(transport, 3, Duration::from_millis(300), |group| {
         if group.rank().get() == 1 {
-            // Computes for longer than anybody waits: until the others' last words have come.
+            // It computes for longer than the other ranks wait, until their reports of the failure have arrived.
             let started = std::time::Instant::now();
             while started.elapsed() < Duration::from_millis(600) {
                 thread::yield_now();
             }
         }
-        // Who comes late may find what the others sent before they gave up, and learns of it in its next call.
+        // The late rank may complete its first call with data that were sent before the failure; its next call fails.
         loop {
             group.all_reduce(&mut [1f32; 10], ReduceOp::Sum)?;
         }
@@ -157,22 +157,22 @@ fn a_rank_that_leaves_early_is_named(transport: TestTransport) {
     }
 }
 
-/// Everything that can knock at a rank's port while its job runs, and none of it disturbs the job.
+/// A "stranger" is a connection to a rank's port that does not belong to the job, such as one of a port scanner.
 #[test]
-fn strangers_are_refused_and_the_job_continues() {
+fn a_job_continues_while_its_ranks_refuse_strangers() {
     let (file, secret) = (peers_file(3), Secret::new(b"a secret for this test").unwrap());
     let addresses = file.resolve_all().unwrap();
-    let turned_away = Arc::new(AtomicUsize::new(0));
+    let refused_count = Arc::new(AtomicUsize::new(0));
     let workers: Vec<_> = (0..3)
         .map(|rank| {
-            let options = options_by_file(&file, rank, &secret);
-            let turned_away = Arc::clone(&turned_away);
+            let options = peers_file_options(&file, rank, &secret);
+            let refused_count = Arc::clone(&refused_count);
             thread::spawn(move || {
                 let mut group = Group::join(&options).unwrap();
                 let mut rounds = 0u64;
                 loop {
-                    // Rank 0 decides for all whether every stranger has been dealt with.
-                    let mut is_over = [u8::from(turned_away.load(Ordering::SeqCst) == STRANGERS * 3)];
+                    // Rank 0 decides for all ranks whether all strangers have been refused.
+                    let mut is_over = [u8::from(refused_count.load(Ordering::SeqCst) == STRANGER_KINDS * 3)];
                     group.broadcast(&mut is_over, Rank::ZERO).unwrap();
                     if is_over[0] == 1 {
                         return rounds;
@@ -188,11 +188,11 @@ fn strangers_are_refused_and_the_job_continues() {
     let strangers: Vec<_> = addresses
         .iter()
         .map(|&address| {
-            let (file, turned_away) = (file.clone(), Arc::clone(&turned_away));
+            let (file, refused_count) = (file.clone(), Arc::clone(&refused_count));
             thread::spawn(move || {
-                for stranger in 0..STRANGERS {
-                    knock(address, stranger, &file);
-                    turned_away.fetch_add(1, Ordering::SeqCst);
+                for stranger in 0..STRANGER_KINDS {
+                    connect_as_stranger(address, stranger, &file);
+                    refused_count.fetch_add(1, Ordering::SeqCst);
                 }
             })
         })
@@ -205,18 +205,19 @@ fn strangers_are_refused_and_the_job_continues() {
     }
 }
 
-const STRANGERS: usize = 7;
+/// The number of kinds of strangers that [`connect_as_stranger`] knows.
+const STRANGER_KINDS: usize = 7;
 
-/// Plays one stranger and returns when it has been turned away, which is when the port closes the connection.
-fn knock(address: SocketAddr, stranger: usize, file: &ringtrain::rendezvous::PeersFile) {
+/// Connects as the stranger with this number and returns when the rank has closed the connection.
+fn connect_as_stranger(address: SocketAddr, stranger: usize, file: &ringtrain::rendezvous::PeersFile) {
     let mut stream = None;
     crate::util::wait_until("the rank listens", || {
         stream = TcpStream::connect(address).ok();
         stream.is_some()
     });
     let mut stream = stream.unwrap();
-    stream.set_read_timeout(Some(crate::util::PATIENCE)).unwrap();
-    let right = Job { id: [0; 16], world: file.world().get(), peers_digest: file.digest() };
+    stream.set_read_timeout(Some(crate::util::TEST_TIMEOUT)).unwrap();
+    let right_job = Job { id: [0; 16], world: file.world().get(), peers_digest: file.digest() };
     let link = |from| {
         let (from, to, stream) = (Rank::new(from), Rank::ZERO, Stream::ONLY);
         Introduction { purpose: Purpose::Link, from, to, stream }
@@ -226,21 +227,21 @@ fn knock(address: SocketAddr, stranger: usize, file: &ringtrain::rendezvous::Pee
     match stranger {
         0 => drop(stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")),
         1 => drop(stream.write_all(&vec![0xff; 100_000])),
-        // A port scanner's half: connected, closed without a word.
+        // It connects and closes the connection without sending a byte, as port scanners do.
         2 => return,
-        // A half-open connection: says nothing until it is thrown out.
+        // It sends nothing and waits until the rank closes the connection.
         3 => {}
-        // A hello that stops in the middle.
-        4 => drop(stream.write_all(&hello(b"a secret for this test", &right, 0).take_output()[..60])),
-        // Another version.
+        // It sends the first 60 bytes of a hello.
+        4 => drop(stream.write_all(&hello(b"a secret for this test", &right_job, 0).take_output()[..60])),
+        // Its hello has another protocol version.
         5 => {
-            let mut bytes = hello(b"a secret for this test", &right, 0).take_output();
+            let mut bytes = hello(b"a secret for this test", &right_job, 0).take_output();
             bytes[8] = 42;
             drop(stream.write_all(&bytes));
         }
-        // Another secret, and it goes on although it cannot have verified the answer.
+        // It has another secret. It sends a proof although it cannot have verified the rank's answer.
         _ => {
-            let mut dialer = hello(b"some other secret!!", &right, 0);
+            let mut dialer = hello(b"some other secret!!", &right_job, 0);
             drop(stream.write_all(&dialer.take_output()));
             let mut answer = [0; 80];
             drop(stream.read_exact(&mut answer));
@@ -251,13 +252,13 @@ fn knock(address: SocketAddr, stranger: usize, file: &ringtrain::rendezvous::Pee
     if let Err(error) = stream.read_to_end(&mut rest) {
         let is_closed =
             matches!(error.kind(), std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe);
-        assert!(is_closed, "stranger {stranger} was not turned away: {error}");
+        assert!(is_closed, "the rank did not close the connection of stranger {stranger}: {error}");
     }
 }
 
-/// Runs `work` on two ranks that count as two hosts, with a proxy in front of each; the proxies begin to do `damage` when both
-/// have joined.
-fn between_hosts<R: Send>(damage: Damage, work: impl Fn(&mut Group) -> R + Sync) -> Vec<R> {
+/// Runs `work` on two ranks with different host ids, each behind a proxy. When both ranks have joined, the proxies begin to do
+/// `damage`.
+fn run_over_damaged_network<R: Send>(damage: Damage, work: impl Fn(&mut Group) -> R + Sync) -> Vec<R> {
     let text = peers_text(2).replace("127.0.0.1", "127.0.0.9");
     let file = PeersFile::parse(std::path::Path::new("hosts.txt"), &text).unwrap();
     let own = "127.0.0.1".parse().unwrap();
@@ -270,7 +271,7 @@ fn between_hosts<R: Send>(damage: Damage, work: impl Fn(&mut Group) -> R + Sync)
             let method =
                 ringtrain::JoinMethod::Peers { file: file.clone(), rank: Rank::new(rank), bind: Some(own) };
             let host_id = Some(format!("host {rank}"));
-            let options = JoinOptions { method, host_id, ..options_by_file(&file, rank, &Secret::none()) };
+            let options = JoinOptions { method, host_id, ..peers_file_options(&file, rank, &Secret::none()) };
             let (work, proxies) = (&work, &proxies);
             scope.spawn(move || {
                 let mut group = Group::join(&options).expect("the rank joins");
@@ -281,40 +282,40 @@ fn between_hosts<R: Send>(damage: Damage, work: impl Fn(&mut Group) -> R + Sync)
                 work(&mut group)
             })
         });
-        threads.map(|thread| thread.join().expect("the rank's thread ends well")).into()
+        threads.map(|thread| thread.join().expect("the rank's thread does not panic")).into()
     })
 }
 
-/// Each rank called the other one lost, although both were alive, and told its user to read the other one's output.
+/// Regression test: each rank reported the other rank as lost and did not mention the network, although both ranks were alive.
 #[test]
-fn a_reset_between_two_live_ranks_points_to_the_network() {
+fn a_reset_between_two_live_ranks_is_reported_as_a_network_problem() {
     let repeat =
         |group: &mut Group| (0..).find_map(|_| group.all_reduce(&mut [1f32; 1000], ReduceOp::Sum).err());
-    for (rank, error) in between_hosts(Damage::Reset, repeat).into_iter().enumerate() {
-        let error = error.expect("the link is gone").to_string();
+    for (rank, error) in run_over_damaged_network(Damage::Reset, repeat).into_iter().enumerate() {
+        let error = error.expect("the call fails").to_string();
         assert!(error.contains("check the network between ranks"), "rank {rank}: {error}");
         assert!(error.contains("connection to rank"), "rank {rank}: {error}");
     }
 }
 
-/// With nothing delivered in one direction each rank said that the other one hangs.
+/// Regression test: if the network delivered nothing in one direction, each rank reported that the other rank hangs.
 #[test]
-fn a_one_way_block_points_to_the_network() {
+fn a_one_way_block_is_reported_as_a_network_problem() {
     let repeat = |group: &mut Group| {
         group.set_timeout(Duration::from_secs(1));
         (0..).find_map(|_| group.all_reduce(&mut [1f32; 1000], ReduceOp::Sum).err())
     };
-    for (rank, error) in between_hosts(Damage::BlockOneWay, repeat).into_iter().enumerate() {
-        let error = error.expect("the deadline is over").to_string();
+    for (rank, error) in run_over_damaged_network(Damage::BlockOneWay, repeat).into_iter().enumerate() {
+        let error = error.expect("the call fails at its deadline").to_string();
         assert!(error.contains("network"), "rank {rank}: {error}");
     }
 }
 
-/// A bit that was flipped between two hosts gave a wrong sum without an error: payloads had no checksum unless asked for.
+/// Regression test: a flipped bit gave a wrong sum without an error, because payloads had no checksum by default.
 #[test]
-fn a_bit_that_flips_between_hosts_is_an_error() {
+fn a_bit_that_flips_between_hosts_is_detected() {
     let all_reduce = |group: &mut Group| group.all_reduce(&mut vec![1f32; 1 << 20], ReduceOp::Sum);
-    for result in between_hosts(Damage::FlipBit, all_reduce) {
+    for result in run_over_damaged_network(Damage::FlipBit, all_reduce) {
         let error = result.expect_err("the sum is wrong");
         let Some(Cause::Misbehaved { detail, .. }) = error.cause() else { panic!("{error}") };
         assert!(detail.contains("arrived corrupt"), "{error}");
@@ -322,8 +323,8 @@ fn a_bit_that_flips_between_hosts_is_an_error() {
 }
 
 on_every_transport! {
-    a_mismatch_shows_both_calls,
-    an_extra_call_on_one_rank_is_a_mismatch,
+    a_mismatch_is_reported_with_the_call_of_the_differing_rank,
+    an_extra_call_on_one_rank_is_reported_as_a_mismatch,
     an_abort_reaches_every_rank_with_its_reason,
     a_missed_deadline_names_the_late_rank,
     a_rank_that_leaves_early_is_named,

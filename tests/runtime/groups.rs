@@ -1,4 +1,5 @@
-//! Groups of some of the ranks: who is in them, in which order, and that they do not get in each other's way.
+//! Groups made with `split`, `subgroup` and `duplicate`: their members and the order of the members. Operations of one group do
+//! not disturb those of another.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -12,7 +13,7 @@ fn numbers(ranks: &[Rank]) -> Vec<u32> {
     ranks.iter().map(|rank| rank.get()).collect()
 }
 
-/// Checks the members of a group and their order, and that its collectives reach exactly these.
+/// Checks the members of a group and their order, and that its collectives reach exactly these members.
 fn check(transport: TestTransport, group: &mut Group, world_rank: u32, members: &[u32]) {
     assert_eq!(numbers(group.members()), members);
     assert_eq!(group.size().as_usize(), members.len());
@@ -26,9 +27,9 @@ fn check(transport: TestTransport, group: &mut Group, world_rank: u32, members: 
     let expected: u64 = members.iter().map(|&member| u64::from(member)).sum();
     assert!(sum.iter().all(|&element| element == expected));
     for root in group.size().ranks() {
-        let mut told = [world_rank];
-        group.broadcast(&mut told, root).unwrap();
-        assert_eq!(told, [members[root.index()]]);
+        let mut received = [world_rank];
+        group.broadcast(&mut received, root).unwrap();
+        assert_eq!(received, [members[root.index()]]);
     }
     group.barrier().unwrap();
 }
@@ -36,20 +37,20 @@ fn check(transport: TestTransport, group: &mut Group, world_rank: u32, members: 
 fn a_split_sorts_by_colour_then_key_then_rank(transport: TestTransport) {
     transport.run(7, move |mut world| {
         let rank = world.rank().get();
-        // Backwards within two colours.
+        // Two colours, each with its ranks in descending order.
         let mut half = world.split(Some(rank % 2), -i64::from(rank)).unwrap().unwrap();
         check(transport, &mut half, rank, if rank.is_multiple_of(2) { &[6, 4, 2, 0] } else { &[5, 3, 1] });
-        // Equal keys keep the order; who has no colour is in no group.
+        // Ranks with equal keys keep their order. A rank without a colour gets no group.
         let part = world.split((rank != 3).then_some(9), i64::from(rank < 2)).unwrap();
         assert_eq!(part.is_none(), rank == 3);
         if let Some(mut part) = part {
             check(transport, &mut part, rank, &[2, 4, 5, 6, 0, 1]);
         }
-        // Keys at the ends of their range, and colours as well.
+        // The largest colour, the largest key, and keys close to the smallest one.
         let key = if rank == 0 { i64::MAX } else { i64::MIN + i64::from(rank) };
         let mut all = world.split(Some(u32::MAX), key).unwrap().unwrap();
         check(transport, &mut all, rank, &[1, 2, 3, 4, 5, 6, 0]);
-        // A part of a part, whose ranks are those of the part.
+        // A split of a part: `rank` counts within that part.
         let mut quarter = half.split(Some(half.rank().get() / 2), 0).unwrap().unwrap();
         let members: &[u32] = match rank {
             6 | 4 => &[6, 4],
@@ -81,39 +82,39 @@ fn a_subgroup_has_the_order_of_its_list(transport: TestTransport) {
         for wrong in [&[Rank::new(3)][..], &[Rank::ZERO, Rank::ZERO]] {
             assert!(matches!(group.subgroup(wrong), Err(Error::InvalidPeer { .. })));
         }
-        // Ranks of the subgroup, not of the world.
+        // These are ranks within the subgroup, not within the world.
         let pair = group.subgroup(&[2, 0].map(Rank::new)).unwrap();
         assert_eq!(pair.is_some(), rank != 0);
         if let Some(mut pair) = pair {
             check(transport, &mut pair, rank, &[3, 4]);
             let other = Rank::new(1 - pair.rank().get());
-            let mut told = [0];
-            pair.send_receive((&[rank], other, 1), (&mut told, other.into(), Some(1))).unwrap();
-            assert_eq!(told, [7 - rank]);
+            let mut received = [0];
+            pair.send_receive((&[rank], other, 1), (&mut received, other.into(), Some(1))).unwrap();
+            assert_eq!(received, [7 - rank]);
         }
     });
 }
 
-/// Alone within a job: there are links, and none is used.
-fn a_group_of_one_does_what_a_world_of_one_does(transport: TestTransport) {
+/// A group of one rank uses no links, although its job has links.
+fn a_group_of_one_gives_the_same_results_as_a_world_of_one(transport: TestTransport) {
     transport.run(3, move |mut world| {
         let rank = world.rank().get();
         let mut alone = world.split(Some(rank), 0).unwrap().unwrap();
         check(transport, &mut alone, rank, &[rank]);
         let solo = Group::solo();
         for (mut group, what) in [(solo, "a world of one"), (alone, "a group of one")] {
-            let mut truth = [0u8, 5, 1];
-            group.all_reduce(&mut truth, ReduceOp::LogicalOr).unwrap();
-            assert_eq!(truth, [0, 1, 1], "{what}: all_reduce");
-            let truth = group.all_reduce_async(vec![7i32, 0], ReduceOp::LogicalAnd).unwrap().wait().unwrap();
-            assert_eq!(truth, [1, 0], "{what}: all_reduce_async");
-            let mut truth = [3.5f32, 0.0];
-            group.reduce(&mut truth, ReduceOp::LogicalXor, Rank::ZERO).unwrap();
-            assert_eq!(truth, [1.0, 0.0], "{what}: reduce");
-            let mut truth = [3u8, 0];
-            group.scan(&mut truth, ReduceOp::LogicalOr).unwrap();
-            assert_eq!(truth, [1, 0], "{what}: scan");
-            assert_eq!(group.exscan(&truth, ReduceOp::Sum), Ok(None), "{what}");
+            let mut values = [0u8, 5, 1];
+            group.all_reduce(&mut values, ReduceOp::LogicalOr).unwrap();
+            assert_eq!(values, [0, 1, 1], "{what}: all_reduce");
+            let values = group.all_reduce_async(vec![7i32, 0], ReduceOp::LogicalAnd).unwrap().wait().unwrap();
+            assert_eq!(values, [1, 0], "{what}: all_reduce_async");
+            let mut values = [3.5f32, 0.0];
+            group.reduce(&mut values, ReduceOp::LogicalXor, Rank::ZERO).unwrap();
+            assert_eq!(values, [1.0, 0.0], "{what}: reduce");
+            let mut values = [3u8, 0];
+            group.scan(&mut values, ReduceOp::LogicalOr).unwrap();
+            assert_eq!(values, [1, 0], "{what}: scan");
+            assert_eq!(group.exscan(&values, ReduceOp::Sum), Ok(None), "{what}");
             assert_eq!(group.reduce_scatter_uneven(&[4u8], &[1], ReduceOp::LogicalOr), Ok(vec![1]), "{what}");
             let mut mean = [6i32];
             group.all_reduce(&mut mean, ReduceOp::Average).unwrap();
@@ -134,8 +135,8 @@ fn a_group_of_one_does_what_a_world_of_one_does(transport: TestTransport) {
     });
 }
 
-/// Messages and collectives of one group are not taken for those of another that has the same ranks.
-fn a_duplicate_keeps_its_messages_apart(transport: TestTransport) {
+/// A message or collective of a group never matches one of its duplicate, although both groups have the same ranks.
+fn a_duplicate_has_separate_messages_and_collectives(transport: TestTransport) {
     transport.run(2, |mut world| {
         let mut twin = world.duplicate().unwrap();
         let other = Rank::new(1 - world.rank().get());
@@ -150,7 +151,7 @@ fn a_duplicate_keeps_its_messages_apart(transport: TestTransport) {
             twin.receive(&mut buffer, other, None).unwrap();
             assert_eq!(buffer, [1]);
         }
-        // The two groups' operations may begin in another order on each rank.
+        // Each rank may begin the operations of the two groups in a different order.
         let begin = |group: &mut Group, value: u32| {
             group.all_reduce_async(vec![value; 200_000], ReduceOp::Sum).unwrap()
         };
@@ -166,8 +167,8 @@ fn a_duplicate_keeps_its_messages_apart(transport: TestTransport) {
     });
 }
 
-/// Work of one thread of a rank, on one group.
-fn work(mut group: Group, salt: u64, rounds: u64) {
+/// Runs all-reduces and exchanges with both neighbours. `salt` gives the values of each thread of a rank.
+fn run_rounds(mut group: Group, salt: u64, rounds: u64) {
     let n = u64::from(group.size().get());
     let rank = u64::from(group.rank().get());
     for round in 0..rounds {
@@ -177,9 +178,9 @@ fn work(mut group: Group, salt: u64, rounds: u64) {
         let expected = n * (salt + round) + n * (n - 1) / 2;
         assert!(sum.iter().all(|&element| element == expected), "thread {salt}, round {round}");
         let (to, from) = (group.size().after(group.rank(), 1), group.size().before(group.rank(), 1));
-        let mut told = [0];
-        group.send_receive((&[salt << 32 | rank], to, 1), (&mut told, from.into(), None)).unwrap();
-        assert_eq!(told, [salt << 32 | u64::from(from.get())]);
+        let mut received = [0];
+        group.send_receive((&[salt << 32 | rank], to, 1), (&mut received, from.into(), None)).unwrap();
+        assert_eq!(received, [salt << 32 | u64::from(from.get())]);
     }
 }
 
@@ -189,18 +190,18 @@ fn threads_of_one_rank_use_groups_at_the_same_time(transport: TestTransport) {
             let groups: Vec<Group> = (0..4).map(|_| world.duplicate().unwrap()).collect();
             let threads: Vec<_> = (0..)
                 .zip(groups)
-                .map(|(salt, group)| thread::spawn(move || work(group, salt * 1000, 40)))
+                .map(|(salt, group)| thread::spawn(move || run_rounds(group, salt * 1000, 40)))
                 .collect();
-            work(world, 77_000, 40);
+            run_rounds(world, 77_000, 40);
             for thread in threads {
-                thread.join().expect("the thread ends well");
+                thread.join().expect("the thread does not panic");
             }
         });
     }
 }
 
 /// A thread that calls `test` may complete operations that other threads wait for. It must wake them at once.
-fn threads_that_test_do_not_keep_others_waiting(transport: TestTransport) {
+fn a_thread_that_polls_with_test_does_not_delay_other_threads(transport: TestTransport) {
     transport.run(2, |mut world| {
         let mut busy = world.duplicate().unwrap();
         let groups: Vec<Group> = (0..3).map(|_| world.duplicate().unwrap()).collect();
@@ -208,7 +209,7 @@ fn threads_that_test_do_not_keep_others_waiting(transport: TestTransport) {
         let stop = Arc::clone(&is_over);
         let tester = thread::spawn(move || {
             loop {
-                // The ranks end in the same round.
+                // All ranks stop in the same round.
                 let own = vec![u32::from(stop.load(Ordering::SeqCst)); 1000];
                 let handle = busy.all_reduce_async(own, ReduceOp::Min).unwrap();
                 while !handle.test() {}
@@ -220,19 +221,19 @@ fn threads_that_test_do_not_keep_others_waiting(transport: TestTransport) {
         let started = Instant::now();
         let workers: Vec<_> = (0..)
             .zip(groups)
-            .map(|(salt, group)| thread::spawn(move || work(group, salt * 1000, 300)))
+            .map(|(salt, group)| thread::spawn(move || run_rounds(group, salt * 1000, 300)))
             .collect();
         for thread in workers {
-            thread.join().expect("the thread ends well");
+            thread.join().expect("the thread does not panic");
         }
         let elapsed = started.elapsed();
         is_over.store(true, Ordering::SeqCst);
-        tester.join().expect("the thread ends well");
-        assert!(elapsed < world.timeout() / 2, "it took {elapsed:?}");
+        tester.join().expect("the thread does not panic");
+        assert!(elapsed < world.timeout() / 2, "the work took {elapsed:?}");
     });
 }
 
-/// Threads that split their groups at the same time do not end up in one group.
+/// Threads that split their groups at the same time get separate groups.
 fn threads_of_one_rank_split_groups_at_the_same_time(transport: TestTransport) {
     transport.run(3, |mut world| {
         let groups: Vec<Group> = (0..3).map(|_| world.duplicate().unwrap()).collect();
@@ -245,15 +246,15 @@ fn threads_of_one_rank_split_groups_at_the_same_time(transport: TestTransport) {
                     for round in 0..10 {
                         start.wait();
                         let part = group.duplicate().unwrap();
-                        // Not before all have split: that they use what they got at the same time is the point.
+                        // All threads have their new groups now, and use them at the same time.
                         start.wait();
-                        work(part, salt * 1000 + round, 4);
+                        run_rounds(part, salt * 1000 + round, 4);
                     }
                 })
             })
             .collect();
         for thread in threads {
-            thread.join().expect("the thread ends well");
+            thread.join().expect("the thread does not panic");
         }
     });
 }
@@ -269,7 +270,7 @@ fn a_dropped_group_leaves_the_others_working(transport: TestTransport) {
             assert!(handle.wait().unwrap().iter().all(|&sum| sum == 2));
         }
         let mut twin = world.duplicate().unwrap();
-        // The first group goes, and the job lives on in the other.
+        // The job continues in the duplicate when its first group is closed.
         world.close();
         check(transport, &mut twin, rank, &[0, 1, 2, 3]);
     });
@@ -278,23 +279,23 @@ fn a_dropped_group_leaves_the_others_working(transport: TestTransport) {
 /// An operation keeps its job alive: a rank that drops the handle and the group still takes part.
 fn operations_outlive_their_groups(transport: TestTransport) {
     transport.run(3, |mut world| {
-        let forgotten = world.all_reduce_async(vec![1u32; 500_000], ReduceOp::Sum).unwrap();
+        let unawaited = world.all_reduce_async(vec![1u32; 500_000], ReduceOp::Sum).unwrap();
         let handle = world.all_reduce_async(vec![1u32; 500_000], ReduceOp::Sum).unwrap();
         if world.rank() == Rank::ZERO {
-            drop((forgotten, handle, world));
+            drop((unawaited, handle, world));
             return;
         }
-        drop((forgotten, world));
+        drop((unawaited, world));
         assert!(handle.wait().unwrap().iter().all(|&sum| sum == 3));
     });
 }
 
-/// A failure is the job's: a group that had no part in it fails as well, with the same cause.
+/// A failure ends the whole job: a group that took no part in the failed operation fails too, with the same cause.
 fn a_failure_in_one_group_ends_the_others(transport: TestTransport) {
     let causes = transport.run(4, |mut world| {
         let rank = world.rank().get();
         let mut half = world.split(Some(rank / 2), 0).unwrap().unwrap();
-        // Who is not yet through may learn of the failure here.
+        // A rank that is still in this barrier may get the error here.
         let mut called = world.barrier();
         if rank == 0 {
             called = Err(half.abort("enough"));
@@ -310,12 +311,12 @@ fn a_failure_in_one_group_ends_the_others(transport: TestTransport) {
 }
 
 /// Asynchronous calls give the results of blocking calls, also with uneven parts and custom functions.
-fn uneven_and_custom_operations_complete_in_the_background(transport: TestTransport) {
+fn asynchronous_operations_accept_uneven_parts_and_custom_functions(transport: TestTransport) {
     transport.run(3, |mut group| {
         let (rank, root) = (group.rank().index(), Rank::new(1));
         let counts = [2, 0, 3];
         let own = vec![rank as u32; counts[rank]];
-        // The chain folds from the left, so the digits come in rank order.
+        // Contributions are combined in rank order, and so are the digits of the result.
         let follow = |left: &u32, right: &u32| left * 10 + right;
         let gathered = group.gather_uneven_async(&own, &counts, root).unwrap();
         let all = [5u32, 6, 7, 8, 9];
@@ -334,16 +335,16 @@ fn uneven_and_custom_operations_complete_in_the_background(transport: TestTransp
     });
 }
 
-/// A rank with another list is found, and both ranks report both lists and lines.
-fn ranks_that_list_different_members_all_fail(transport: TestTransport) {
-    let told = transport.run(3, |mut world| {
-        let odd = world.rank().get() == 1;
-        let list: &[u32] = if odd { &[1, 0] } else { &[0, 1] };
+/// If one rank passes a different list of members, the errors of all ranks name that rank and the lines of the calls.
+fn all_ranks_fail_if_one_lists_different_members(transport: TestTransport) {
+    let errors = transport.run(3, |mut world| {
+        let is_rank_1 = world.rank().get() == 1;
+        let list: &[u32] = if is_rank_1 { &[1, 0] } else { &[0, 1] };
         let list: Vec<Rank> = list.iter().copied().map(Rank::new).collect();
         let made = world.subgroup(&list).map(|_| ());
         made.and_then(|()| world.barrier()).unwrap_err().to_string()
     });
-    for text in &told {
+    for text in &errors {
         assert!(text.contains("rank 1 called") && text.contains(concat!(file!(), ":")), "{text}");
     }
 }
@@ -352,14 +353,14 @@ on_every_transport! {
     a_split_sorts_by_colour_then_key_then_rank,
     a_split_without_colours_gives_no_group,
     a_subgroup_has_the_order_of_its_list,
-    a_group_of_one_does_what_a_world_of_one_does,
-    a_duplicate_keeps_its_messages_apart,
+    a_group_of_one_gives_the_same_results_as_a_world_of_one,
+    a_duplicate_has_separate_messages_and_collectives,
     threads_of_one_rank_use_groups_at_the_same_time,
-    threads_that_test_do_not_keep_others_waiting,
+    a_thread_that_polls_with_test_does_not_delay_other_threads,
     threads_of_one_rank_split_groups_at_the_same_time,
     a_dropped_group_leaves_the_others_working,
     operations_outlive_their_groups,
     a_failure_in_one_group_ends_the_others,
-    uneven_and_custom_operations_complete_in_the_background,
-    ranks_that_list_different_members_all_fail,
+    asynchronous_operations_accept_uneven_parts_and_custom_functions,
+    all_ranks_fail_if_one_lists_different_members,
 }

@@ -1,14 +1,14 @@
-//! Groups of ranks on several hosts: in shared memory within them, over sockets between them.
+//! Groups of ranks on several hosts: they use shared memory within each host and sockets between hosts.
 
 use crate::util::ranks;
 use ringtrain::group::{Algorithms, LocalTransport};
 use ringtrain::types::{Algorithm, Operation};
 use ringtrain::{Group, JoinMethod, JoinOptions, Rank, ReduceOp};
 
-/// Hosts in a row and in turns, of one size and of several.
+/// The host of each rank. Hosts have consecutive or interleaved ranks, and equal or different numbers of ranks.
 const PLACEMENTS: [&[u32]; 5] =
     [&[0, 0, 1, 1], &[0, 1, 0, 1], &[0, 0, 0, 1], &[0, 1, 1, 2, 2, 2], &[0, 0, 1, 1, 2, 2, 3, 3]];
-/// So long that an operation is cut into several blocks: more than 512 KiB for each slice of each host.
+/// The number of elements of a buffer that is cut into several blocks: it has more than 512 KiB for each slice.
 const LONG: usize = 3 << 20;
 
 fn run_on<R: Send + 'static>(
@@ -27,16 +27,16 @@ fn value(rank: usize, index: usize) -> f32 {
     ((index % 1021) * 3 + rank * 7) as f32
 }
 
-fn sum(ranks: usize, index: usize) -> f32 {
+fn expected_sum(ranks: usize, index: usize) -> f32 {
     (0..ranks).map(|rank| value(rank, index)).sum()
 }
 
-fn own(group: &Group, count: usize) -> Vec<f32> {
+fn contribution(group: &Group, count: usize) -> Vec<f32> {
     (0..count).map(|index| value(group.rank().index(), index)).collect()
 }
 
 #[test]
-fn collectives_of_all_lengths_on_all_placements() {
+fn collectives_of_all_lengths_are_right_on_all_placements() {
     for hosts in PLACEMENTS {
         run_on(hosts, |mut group| {
             let n = group.size().as_usize();
@@ -47,20 +47,27 @@ fn collectives_of_all_lengths_on_all_placements() {
                 assert_eq!(group.algorithm(operation, 1000), Algorithm::Hierarchy);
             }
             for count in [0, 1, n - 1, n, 1000, 70_001, LONG + 13] {
-                let mut buffer = own(&group, count);
+                let mut buffer = contribution(&group, count);
                 group.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
-                assert!(buffer.iter().enumerate().all(|(index, &found)| found == sum(n, index)), "{count}");
-                let mut buffer = own(&group, count);
+                assert!(
+                    buffer.iter().enumerate().all(|(index, &found)| found == expected_sum(n, index)),
+                    "{count} elements"
+                );
+                let mut buffer = contribution(&group, count);
                 group.all_reduce(&mut buffer, ReduceOp::Average).unwrap();
-                let average = |index| sum(n, index) / n as f32;
-                assert!(buffer.iter().enumerate().all(|(index, &found)| found == average(index)), "{count}");
+                let average = |index| expected_sum(n, index) / n as f32;
+                assert!(
+                    buffer.iter().enumerate().all(|(index, &found)| found == average(index)),
+                    "{count} elements"
+                );
                 for root in [0, n / 2, n - 1] {
                     let root_rank = Rank::new(root as u32);
-                    let mut buffer = own(&group, count);
+                    let mut buffer = contribution(&group, count);
                     group.reduce(&mut buffer, ReduceOp::Sum, root_rank).unwrap();
-                    let is_sum = buffer.iter().enumerate().all(|(index, &found)| found == sum(n, index));
+                    let is_sum =
+                        buffer.iter().enumerate().all(|(index, &found)| found == expected_sum(n, index));
                     assert!(group.rank() != root_rank || is_sum, "{count} elements to {root}");
-                    let mut buffer = own(&group, count);
+                    let mut buffer = contribution(&group, count);
                     group.broadcast(&mut buffer, root_rank).unwrap();
                     let is_root = |(index, &found): (usize, &f32)| found == value(root, index);
                     assert!(buffer.iter().enumerate().all(is_root), "{count} elements from {root}");
@@ -71,9 +78,9 @@ fn collectives_of_all_lengths_on_all_placements() {
     }
 }
 
-/// Those that go by hosts, those that do not and messages, many at once, and waited for in any order.
+/// Hierarchical operations and direct operations between ranks run at once and are waited for in reverse order.
 #[test]
-fn operations_at_once() {
+fn hierarchical_and_direct_operations_run_at_the_same_time() {
     for hosts in PLACEMENTS {
         run_on(hosts, |mut group| {
             let n = group.size().as_usize();
@@ -81,19 +88,22 @@ fn operations_at_once() {
             let mut sums = Vec::new();
             let mut gathers = Vec::new();
             for &count in &counts {
-                sums.push(group.all_reduce_async(own(&group, count), ReduceOp::Sum).unwrap());
+                sums.push(group.all_reduce_async(contribution(&group, count), ReduceOp::Sum).unwrap());
                 let part = vec![group.rank().get(); n * 3];
                 gathers.push(group.all_gather_async(part).unwrap());
                 let mut flat = vec![1.5f64; 10];
                 group.reduce_scatter(&mut flat, ReduceOp::Max).unwrap();
             }
-            let mut blocking = own(&group, 12_345);
+            let mut blocking = contribution(&group, 12_345);
             group.all_reduce(&mut blocking, ReduceOp::Sum).unwrap();
-            assert!(blocking.iter().enumerate().all(|(index, &found)| found == sum(n, index)));
+            assert!(blocking.iter().enumerate().all(|(index, &found)| found == expected_sum(n, index)));
             for (handle, count) in sums.into_iter().zip(counts).rev() {
                 let buffer = handle.wait().unwrap();
                 assert_eq!(buffer.len(), count);
-                assert!(buffer.iter().enumerate().all(|(index, &found)| found == sum(n, index)), "{count}");
+                assert!(
+                    buffer.iter().enumerate().all(|(index, &found)| found == expected_sum(n, index)),
+                    "{count} elements"
+                );
             }
             for handle in gathers {
                 let all = handle.wait().unwrap();
@@ -103,19 +113,19 @@ fn operations_at_once() {
     }
 }
 
-/// A handle that is dropped leaves its operation to go on for the other ranks.
+/// An operation without a handle continues, because the other ranks need it.
 #[test]
-fn operations_progress_without_a_wait() {
+fn operations_complete_after_their_handles_are_dropped() {
     run_on(&[0, 0, 1, 1], |mut group| {
         for _ in 0..20 {
-            drop(group.all_reduce_async(own(&group, 100_000), ReduceOp::Sum).unwrap());
+            drop(group.all_reduce_async(contribution(&group, 100_000), ReduceOp::Sum).unwrap());
         }
         group.barrier().unwrap();
     });
 }
 
 #[test]
-fn all_ranks_have_the_same_bits() {
+fn all_ranks_get_the_same_bits() {
     let noise = |rank: Rank, index: usize| (index as f32 * 0.37 + rank.get() as f32).sin() * 1e3;
     for hosts in PLACEMENTS {
         let results = run_on(hosts, move |mut group| {
@@ -127,24 +137,24 @@ fn all_ranks_have_the_same_bits() {
     }
 }
 
-/// Groups within a host, across hosts, and both.
+/// The groups have all ranks of one host, one rank of each host, or three ranks of two hosts.
 #[test]
-fn groups_of_groups() {
+fn groups_use_the_transport_that_their_hosts_allow() {
     run_on(&[0, 0, 1, 1], |mut world| {
         let rank = world.rank().get();
         let mut host = world.split(Some(rank / 2), 0).unwrap().unwrap();
         let mut column = world.split(Some(rank % 2), 0).unwrap().unwrap();
-        let mut three = world.split((rank != 3).then_some(0), -i64::from(rank)).unwrap();
+        let mut three_ranks = world.split((rank != 3).then_some(0), -i64::from(rank)).unwrap();
         assert_eq!((host.transport(), column.transport()), ("shm", "tcp"));
         for _ in 0..3 {
             let mut one = [rank];
             host.all_reduce(&mut one, ReduceOp::Sum).unwrap();
             column.all_reduce(&mut one, ReduceOp::Sum).unwrap();
             assert_eq!(one, [6]);
-            if let Some(three) = &mut three {
-                assert_eq!(three.transport(), "shm+tcp");
+            if let Some(three_ranks) = &mut three_ranks {
+                assert_eq!(three_ranks.transport(), "shm+tcp");
                 let mut one = vec![rank; 100_000];
-                three.all_reduce(&mut one, ReduceOp::Sum).unwrap();
+                three_ranks.all_reduce(&mut one, ReduceOp::Sum).unwrap();
                 assert!(one.iter().all(|&sum| sum == 3));
             }
         }
@@ -152,10 +162,10 @@ fn groups_of_groups() {
     });
 }
 
-/// What is asked for comes first; what cannot be done is not done.
+/// An algorithm that the options name is used, unless the transport or the placement of the ranks rules it out.
 #[test]
-fn algorithms_that_are_asked_for() {
-    let with = |transport, algorithms: &str, hosts: [u32; 3]| {
+fn requested_algorithms_are_used_where_they_are_possible() {
+    let run_with_options = |transport, algorithms: &str, hosts: [u32; 3]| {
         let algorithms: Algorithms = algorithms.parse().unwrap();
         let adjust = move |options: &mut JoinOptions| {
             let JoinMethod::Launched(launched) = &options.method else { unreachable!("ranks are launched") };
@@ -172,10 +182,10 @@ fn algorithms_that_are_asked_for() {
         found[0]
     };
     let (auto, shm, tcp) = (LocalTransport::Auto, LocalTransport::Shm, LocalTransport::Tcp);
-    assert_eq!(with(auto, "auto", [0, 0, 1]), ("shm+tcp", Algorithm::Hierarchy));
-    assert_eq!(with(auto, "ring", [0, 0, 1]), ("shm+tcp", Algorithm::Ring));
-    assert_eq!(with(shm, "hierarchy", [0, 0, 1]), ("shm+tcp", Algorithm::Hierarchy));
-    assert_eq!(with(tcp, "ring:0-10;hierarchy:0-max", [0, 0, 1]).0, "tcp");
-    assert_eq!(with(shm, "auto", [0, 1, 2]).0, "tcp");
-    assert_eq!(with(auto, "hierarchy", [0, 0, 0]).0, "shm");
+    assert_eq!(run_with_options(auto, "auto", [0, 0, 1]), ("shm+tcp", Algorithm::Hierarchy));
+    assert_eq!(run_with_options(auto, "ring", [0, 0, 1]), ("shm+tcp", Algorithm::Ring));
+    assert_eq!(run_with_options(shm, "hierarchy", [0, 0, 1]), ("shm+tcp", Algorithm::Hierarchy));
+    assert_eq!(run_with_options(tcp, "ring:0-10;hierarchy:0-max", [0, 0, 1]).0, "tcp");
+    assert_eq!(run_with_options(shm, "auto", [0, 1, 2]).0, "tcp");
+    assert_eq!(run_with_options(auto, "hierarchy", [0, 0, 0]).0, "shm");
 }

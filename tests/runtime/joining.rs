@@ -1,4 +1,4 @@
-//! Ranks that meet by a peers file, and everything that can be wrong with that.
+//! How ranks join a job, with a peers file or under a launcher, and the error of each possible failure.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use crate::util::ranks::{options_by_file, peers_file, peers_text};
+use crate::util::ranks::{peers_file, peers_file_options, peers_text};
 use ringtrain::rendezvous::PeersFile;
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp, StartError};
@@ -23,7 +23,7 @@ fn join_all(options: Vec<JoinOptions>) -> Vec<Result<(), StartError>> {
             thread::spawn(move || {
                 let mut group = Group::join(&options)?;
                 let mut ones = [1.0f64];
-                group.all_reduce(&mut ones, ReduceOp::Sum).expect("the ring works");
+                group.all_reduce(&mut ones, ReduceOp::Sum).expect("the links work");
                 assert_eq!(ones[0], f64::from(group.size().get()));
                 Ok(())
             })
@@ -33,10 +33,10 @@ fn join_all(options: Vec<JoinOptions>) -> Vec<Result<(), StartError>> {
 }
 
 #[test]
-fn ranks_meet_by_a_file_in_any_order() {
+fn ranks_join_with_a_peers_file_in_any_order() {
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
         let (file, secret) = (peers_file(4), secret("a secret for this test"));
-        let options = order.map(|rank| options_by_file(&file, rank, &secret));
+        let options = order.map(|rank| peers_file_options(&file, rank, &secret));
         for result in join_all(options.into()) {
             result.unwrap();
         }
@@ -44,31 +44,31 @@ fn ranks_meet_by_a_file_in_any_order() {
 }
 
 #[test]
-fn loopback_needs_no_secret_and_ipv6_works() {
+fn a_job_on_loopback_needs_no_secret_with_ipv4_or_ipv6() {
     let file = peers_file(2);
-    let options = [0, 1].map(|rank| options_by_file(&file, rank, &Secret::none()));
+    let options = [0, 1].map(|rank| peers_file_options(&file, rank, &Secret::none()));
     for result in join_all(options.into()) {
         result.unwrap();
     }
     let ports: Vec<String> = peers_text(2).lines().map(|line| line.replace("127.0.0.1", "[::1]")).collect();
     let file = PeersFile::parse(Path::new("hosts.txt"), &ports.join("\n")).unwrap();
-    let options = [0, 1].map(|rank| options_by_file(&file, rank, &Secret::none()));
+    let options = [0, 1].map(|rank| peers_file_options(&file, rank, &Secret::none()));
     for result in join_all(options.into()) {
         result.unwrap();
     }
 }
 
 #[test]
-fn other_addresses_need_a_secret() {
+fn addresses_beyond_loopback_need_a_secret() {
     let file = PeersFile::parse(Path::new("hosts.txt"), "127.0.0.1:4000\n192.0.2.1:4000\n").unwrap();
-    let error = Group::join(&options_by_file(&file, 0, &Secret::none())).err().unwrap();
+    let error = Group::join(&peers_file_options(&file, 0, &Secret::none())).err().unwrap();
     assert!(matches!(error, StartError::NeedsSecret { .. }), "{error}");
     assert!(error.to_string().contains("192.0.2.1:4000"), "{error}");
 }
 
 #[test]
-fn a_rank_beyond_the_file_is_refused() {
-    let error = Group::join(&options_by_file(&peers_file(2), 2, &Secret::none())).err().unwrap();
+fn a_rank_that_is_not_in_the_peers_file_is_refused() {
+    let error = Group::join(&peers_file_options(&peers_file(2), 2, &Secret::none())).err().unwrap();
     assert_eq!(error.to_string(), "rank 2 is out of range: there are 2 ranks, numbered 0 to 1");
 }
 
@@ -77,7 +77,7 @@ fn a_port_in_use_is_named() {
     let file = peers_file(2);
     let taken = file.resolve(Rank::new(1)).unwrap();
     let _holder = TcpListener::bind(taken).unwrap();
-    let error = Group::join(&options_by_file(&file, 1, &Secret::none())).err().unwrap();
+    let error = Group::join(&peers_file_options(&file, 1, &Secret::none())).err().unwrap();
     assert!(matches!(error, StartError::PortInUse { address, .. } if address == taken), "{error}");
     assert!(error.to_string().contains(&taken.port().to_string()), "{error}");
 }
@@ -87,7 +87,7 @@ fn a_missing_rank_is_named() {
     let (file, secret) = (peers_file(4), secret("a secret for this test"));
     let options = [0, 2].map(|rank| JoinOptions {
         start_timeout: Duration::from_millis(700),
-        ..options_by_file(&file, rank, &secret)
+        ..peers_file_options(&file, rank, &secret)
     });
     for result in join_all(options.into()) {
         let error = result.unwrap_err().to_string();
@@ -95,35 +95,35 @@ fn a_missing_rank_is_named() {
         assert!(error.contains(&file.name(Rank::new(3))), "{error}");
         assert!(!error.contains("rank 2"), "{error}");
     }
-    let lonely = JoinOptions {
+    let without_rank_0 = JoinOptions {
         start_timeout: Duration::from_millis(300),
-        ..options_by_file(&peers_file(2), 1, &secret)
+        ..peers_file_options(&peers_file(2), 1, &secret)
     };
-    let error = Group::join(&lonely).err().unwrap();
+    let error = Group::join(&without_rank_0).err().unwrap();
     assert!(matches!(error, StartError::NoRendezvous { .. }), "{error}");
     assert!(error.to_string().starts_with("rank 0 at 127.0.0.1:"), "{error}");
 }
 
-/// The rank that waited only heard that rank 1 was missing, and not that it had come with another secret.
+/// Regression test: the error of rank 0 said that rank 1 was missing, and not that rank 1 was refused because of its secret.
 #[test]
-fn another_secret_is_told_to_the_rank_that_has_it() {
+fn a_wrong_secret_is_reported_on_both_ranks() {
     let file = peers_file(2);
     let short = Duration::from_millis(1500);
-    let ours =
-        JoinOptions { start_timeout: short, ..options_by_file(&file, 0, &secret("the secret of rank 0")) };
-    let theirs = options_by_file(&file, 1, &secret("a different secret"));
-    let mut results = join_all(vec![ours, theirs]);
-    let theirs = results.pop().unwrap().unwrap_err();
-    assert!(theirs.is_secret(), "{theirs}");
-    assert!(theirs.to_string().contains("--secret-file"), "{theirs}");
-    let ours = results.pop().unwrap().unwrap_err();
-    assert!(matches!(ours, StartError::Missing { .. }), "{ours}");
-    let why = "that says it is rank 1 was refused: its secret is another one";
-    assert!(ours.to_string().contains(why), "{ours}");
+    let rank_0 =
+        JoinOptions { start_timeout: short, ..peers_file_options(&file, 0, &secret("the secret of rank 0")) };
+    let rank_1 = peers_file_options(&file, 1, &secret("a different secret"));
+    let mut results = join_all(vec![rank_0, rank_1]);
+    let error = results.pop().unwrap().unwrap_err();
+    assert!(error.is_secret(), "{error}");
+    assert!(error.to_string().contains("--secret-file"), "{error}");
+    let error = results.pop().unwrap().unwrap_err();
+    assert!(matches!(error, StartError::Missing { .. }), "{error}");
+    let why = "that says it is rank 1 was refused: its secret differs";
+    assert!(error.to_string().contains(why), "{error}");
 }
 
 #[test]
-fn a_peers_file_that_differs_is_told() {
+fn a_different_peers_file_is_reported_on_both_ranks() {
     let text = peers_text(3);
     let secret = secret("a secret for this test");
     let file = PeersFile::parse(Path::new("hosts.txt"), &text).unwrap();
@@ -133,33 +133,33 @@ fn a_peers_file_that_differs_is_told() {
     let shorter = PeersFile::parse(Path::new("hosts.txt"), &lines[..2].join("\n")).unwrap();
     for (other, expected) in [(swapped, "peers file differs"), (shorter, "another number of ranks")] {
         let short = Duration::from_millis(1500);
-        let ours = JoinOptions { start_timeout: short, ..options_by_file(&file, 0, &secret) };
-        let theirs = options_by_file(&other, 1, &secret);
-        let mut results = join_all(vec![ours, theirs]);
+        let rank_0 = JoinOptions { start_timeout: short, ..peers_file_options(&file, 0, &secret) };
+        let rank_1 = peers_file_options(&other, 1, &secret);
+        let mut results = join_all(vec![rank_0, rank_1]);
         let error = results.pop().unwrap().unwrap_err();
         assert!(error.is_configuration(), "{error}");
         assert!(error.to_string().contains(expected), "{error}");
-        let ours = results.pop().unwrap().unwrap_err().to_string();
-        assert!(ours.contains("that says it is rank 1 was refused") && ours.contains(expected), "{ours}");
+        let error = results.pop().unwrap().unwrap_err().to_string();
+        assert!(error.contains("that says it is rank 1 was refused") && error.contains(expected), "{error}");
     }
 }
 
 #[test]
-fn the_same_rank_twice_is_refused() {
+fn a_second_process_with_the_same_rank_is_refused() {
     let (file, secret) = (peers_file(3), secret("a secret for this test"));
     let second = JoinOptions {
         method: ringtrain::JoinMethod::Peers {
             file: file.clone(),
             rank: Rank::new(1),
-            // The same rank on another address of this host, or its port would be found in use first.
+            // On the same address the error would be that the port is in use.
             bind: Some("127.0.0.2".parse().unwrap()),
         },
-        ..options_by_file(&file, 1, &secret)
+        ..peers_file_options(&file, 1, &secret)
     };
     let short = |options| JoinOptions { start_timeout: Duration::from_secs(2), ..options };
     let options = vec![
-        short(options_by_file(&file, 0, &secret)),
-        short(options_by_file(&file, 1, &secret)),
+        short(peers_file_options(&file, 0, &secret)),
+        short(peers_file_options(&file, 1, &secret)),
         short(second),
     ];
     let errors: Vec<String> =
@@ -168,9 +168,9 @@ fn the_same_rank_twice_is_refused() {
     assert_eq!(refused, 1, "{errors:?}");
 }
 
-/// Something else listens where rank 0 should.
+/// Another kind of server listens on the address of rank 0.
 #[test]
-fn a_stranger_at_the_rendezvous_is_recognised() {
+fn a_server_of_another_protocol_at_the_rendezvous_is_reported() {
     let file = peers_file(2);
     let listener = TcpListener::bind(file.resolve(Rank::ZERO).unwrap()).unwrap();
     let server = thread::spawn(move || {
@@ -179,14 +179,14 @@ fn a_stranger_at_the_rendezvous_is_recognised() {
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
     });
-    let error = Group::join(&options_by_file(&file, 1, &Secret::none())).err().unwrap();
+    let error = Group::join(&peers_file_options(&file, 1, &Secret::none())).err().unwrap();
     assert!(error.to_string().contains("does not speak ringtrain's protocol"), "{error}");
     server.join().unwrap();
 }
 
-/// A peer of another version says so before anything else is looked at.
+/// A peer's version is checked before anything else in its answer.
 #[test]
-fn another_version_is_told() {
+fn a_peer_with_another_version_is_reported() {
     let file = peers_file(2);
     let listener = TcpListener::bind(file.resolve(Rank::ZERO).unwrap()).unwrap();
     let server = thread::spawn(move || {
@@ -199,31 +199,31 @@ fn another_version_is_told() {
         answer[10] = 1;
         stream.write_all(&answer).unwrap();
     });
-    let error = Group::join(&options_by_file(&file, 1, &Secret::none())).err().unwrap();
+    let error = Group::join(&peers_file_options(&file, 1, &Secret::none())).err().unwrap();
     assert!(error.is_version() && error.to_string().contains("version 99"), "{error}");
     server.join().unwrap();
 }
 
-/// A rank that dies between its registration and the start is named at once, not at the deadline.
+/// Rank 0 names a rank that dies between its registration and the start of the job, and does so before the start timeout.
 #[test]
 fn a_rank_that_dies_while_others_wait_is_named() {
     let (file, secret) = (peers_file(3), secret("a secret for this test"));
     let rank0 = thread::spawn({
-        let options = options_by_file(&file, 0, &secret);
+        let options = peers_file_options(&file, 0, &secret);
         move || Group::join(&options).err().unwrap()
     });
     let address = file.resolve(Rank::ZERO).unwrap();
     crate::util::wait_until("rank 0 listens", || TcpStream::connect(address).is_ok());
-    // Registers by hand, as a process would that is killed right after.
+    // Registers as rank 2 and closes the connection, as if the process of rank 2 were killed.
     let mut stream = TcpStream::connect(address).unwrap();
     crate::util::shake_hands(&mut stream, &file, 2, &secret);
     let shared = r#"{"segment_bytes":1024,"checksums":"auto","processors":2,"streams":1}"#;
-    let words = format!(
+    let message = format!(
         r#"{{"register":{{"host":"doomed","machine":"m","address":"{}","shared":{shared}}}}}"#,
         file.resolve(Rank::new(2)).unwrap()
     );
-    stream.write_all(&(words.len() as u32).to_le_bytes()).unwrap();
-    stream.write_all(words.as_bytes()).unwrap();
+    stream.write_all(&(message.len() as u32).to_le_bytes()).unwrap();
+    stream.write_all(message.as_bytes()).unwrap();
     drop(stream);
     let error = rank0.join().unwrap();
     assert!(
@@ -232,9 +232,9 @@ fn a_rank_that_dies_while_others_wait_is_named() {
     );
 }
 
-/// The launcher knew that a rank had died, and the ranks that waited for it learned that only from the start timeout.
+/// Regression test: ranks that waited for a dead rank failed only at the start timeout, although the launcher knew of its death.
 #[test]
-fn the_launcher_tells_waiting_ranks_that_one_has_died() {
+fn the_launcher_tells_waiting_ranks_which_rank_has_died() {
     let (world, secret, job_id) =
         (ringtrain::WorldSize::new(2).unwrap(), secret("a secret for this test"), [7; 16]);
     let start_timeout = Duration::from_secs(20);
@@ -262,8 +262,8 @@ fn the_launcher_tells_waiting_ranks_that_one_has_died() {
     assert_eq!((rank, detail.as_str()), (Rank::new(1), "it was killed by signal 9 (SIGKILL)"));
 }
 
-/// A launcher that reported two ended ranks and then stopped its rendezvous waited for the start timeout: one wake-up stood for
-/// several commands.
+/// Regression test: a launcher that reported two ended ranks and then stopped its rendezvous waited until the start timeout,
+/// because the rendezvous handled only one command after each wake-up.
 #[test]
 fn a_rendezvous_stops_at_once_after_several_ranks_have_ended() {
     let start_timeout = Duration::from_mins(1);
@@ -281,7 +281,7 @@ fn a_rendezvous_stops_at_once_after_several_ranks_have_ended() {
     assert!(started.elapsed() < start_timeout, "{:?}", started.elapsed());
 }
 
-/// A second rank 1 was accepted while the job ran, and told after the timeout that the rendezvous did not answer.
+/// Regression test: a second rank 1 failed only at its timeout, with the error that the rendezvous did not answer.
 #[test]
 fn a_rank_that_is_started_again_is_told_that_the_job_runs() {
     let (file, secret) = (peers_file(2), secret("a secret for this test"));
@@ -291,20 +291,21 @@ fn a_rank_that_is_started_again_is_told_that_the_job_runs() {
     thread::scope(|scope| {
         let (joined, has_joined) = std::sync::mpsc::channel();
         let rank0 = scope.spawn(move || {
-            let mut group = Group::join(&options_by_file(file, 0, secret)).unwrap();
+            let mut group = Group::join(&peers_file_options(file, 0, secret)).unwrap();
             joined.send(()).unwrap();
-            // A rank answers while it is inside a call.
+            // Rank 0 answers the second rank 1 while it is inside this call.
             group.barrier().unwrap();
         });
         let rank1 = scope.spawn(move || {
-            let mut group = Group::join(&options_by_file(file, 1, secret)).unwrap();
+            let mut group = Group::join(&peers_file_options(file, 1, secret)).unwrap();
             is_done.lock().unwrap().recv().unwrap();
             group.barrier().unwrap();
         });
         has_joined.recv().unwrap();
         let bind = Some("127.0.0.2".parse().unwrap());
         let method = ringtrain::JoinMethod::Peers { file: file.clone(), rank: Rank::new(1), bind };
-        let again = Group::join(&JoinOptions { method, ..options_by_file(file, 1, secret) }).err().unwrap();
+        let again =
+            Group::join(&JoinOptions { method, ..peers_file_options(file, 1, secret) }).err().unwrap();
         done.send(()).unwrap();
         let address = file.resolve(Rank::new(1)).unwrap();
         let text = again.to_string();

@@ -1,7 +1,7 @@
-//! How links come to be, over real TCP: who opens them, what happens when both do, and ranks that are late.
+//! How links are opened over real TCP: by which rank, by both ranks at once, and to a rank that is outside any call.
 //!
-//! Ranks that join measure their links, and in worlds of at most 16 ranks they open all of them for that, each from both ends.
-//! So these worlds are larger. What they have opened are links to ranks 1, 2, 4, 8 and 16 away.
+//! In worlds of at most 16 ranks, joining opens all links to measure them. So these worlds are larger: after joining, each rank
+//! has links only to the ranks at a distance of 1, 2, 4, 8 and 16.
 
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::Duration;
@@ -13,16 +13,16 @@ use ringtrain::{JoinOptions, Rank, ReduceOp};
 
 const TAG: u32 = 7;
 
-/// A deadline that is long for what the tests do and short for who runs them.
-fn hurry(options: &mut JoinOptions) {
+/// Sets a deadline that no test needs in full, but that ends a hanging test soon.
+fn set_short_timeout(options: &mut JoinOptions) {
     options.operation_timeout = Duration::from_secs(15);
 }
 
-/// Only the lower of two ranks could open a link, and nothing told it to: the sender waited for its deadline.
+/// Regression test: only the lower of two ranks opened links, so a message to that rank waited until the sender's deadline.
 #[test]
-fn a_message_to_a_lower_rank_leaves_before_anybody_asks_for_it() {
+fn a_message_to_a_lower_rank_is_sent_before_its_receive_is_posted() {
     for n in [17, 18, 20] {
-        ranks::run_with(n, hurry, |mut group| {
+        ranks::run_with(n, set_short_timeout, |mut group| {
             let rank = group.rank().get();
             if rank == 3 {
                 group.send(&[41u64, 42], Rank::ZERO, TAG).unwrap();
@@ -38,11 +38,11 @@ fn a_message_to_a_lower_rank_leaves_before_anybody_asks_for_it() {
     }
 }
 
-/// The receiver names no source, so it opens no link: every message comes over one that its sender has opened.
+/// A receive from any source opens no link: every message comes over a link that its sender has opened.
 #[test]
-fn messages_from_anybody_need_no_link_of_the_receivers_making() {
+fn a_receive_from_any_source_uses_links_that_the_senders_opened() {
     let n = 18;
-    ranks::run_with(n, hurry, move |mut group| {
+    ranks::run_with(n, set_short_timeout, move |mut group| {
         let root = Rank::new(4);
         if group.rank() == root {
             let mut seen: Vec<u64> = (1..n)
@@ -62,16 +62,16 @@ fn messages_from_anybody_need_no_link_of_the_receivers_making() {
     });
 }
 
-/// All ranks send to all others at one moment, so that each pair opens its link from both sides.
+/// All ranks send to all other ranks at the same moment, so that each pair opens its link from both sides.
 #[test]
-fn all_pairs_send_first_at_the_same_moment() {
+fn all_pairs_may_open_their_links_from_both_sides_at_once() {
     for round in 0..16u64 {
         let n = 17 + (round % 2) as u32;
         let start = Arc::new(Barrier::new(n as usize));
-        ranks::run_with(n, hurry, move |mut group| {
+        ranks::run_with(n, set_short_timeout, move |mut group| {
             let own = group.rank();
             start.wait();
-            // From the farthest, the nearest, or oneself on: the pairs meet in different orders.
+            // Descending from the previous rank, ascending from the next, or ascending from rank 0.
             let to_rank = |step: u32| match round / 2 % 3 {
                 0 => after(own, n - step, n),
                 1 => after(own, step, n),
@@ -103,22 +103,22 @@ fn after(own: Rank, step: u32, n: u32) -> Rank {
     Rank::new((own.get() + step) % n)
 }
 
-/// A rank that computed for longer than a connection may take was reported as lost by the rank that dialed it, lower or higher.
+/// Regression test: a rank that computed for longer than the connect timeout was reported as lost by the rank that dialed it.
 #[test]
-fn a_rank_that_is_away_for_longer_than_a_connection_may_take_is_not_lost() {
-    let (back, away) = mpsc::channel();
-    let away = Mutex::new(Some(away));
+fn a_rank_that_computes_for_longer_than_the_connect_timeout_is_not_lost() {
+    let (has_waited, waits) = mpsc::channel();
+    let waits = Mutex::new(Some(waits));
     let joined = Barrier::new(18);
     ranks::run(18, move |mut group| {
         let late = Rank::new(3);
-        // A rank that still joins is inside a call.
+        // A rank that is still joining is inside a call.
         joined.wait();
         match group.rank().get() {
             3 => {
-                let away = away.lock().unwrap().take().unwrap();
+                let waits = waits.lock().unwrap().take().unwrap();
                 // Rank 3 is inside no call until two ranks have waited for it.
                 for _ in 0..2 {
-                    away.recv_timeout(crate::util::PATIENCE).unwrap();
+                    waits.recv_timeout(crate::util::TEST_TIMEOUT).unwrap();
                 }
                 for peer in [0, 9] {
                     let mut buffer = [0u32];
@@ -133,7 +133,7 @@ fn a_rank_that_is_away_for_longer_than_a_connection_may_take_is_not_lost() {
                     Err(sent) => sent,
                     Ok(result) => panic!("no rank can have received it: {result:?}"),
                 };
-                back.send(()).unwrap();
+                has_waited.send(()).unwrap();
                 sent.wait().unwrap();
             }
             _ => {}

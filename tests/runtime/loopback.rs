@@ -1,8 +1,8 @@
-//! Messages of a rank to itself, in jobs of one and of several, and waiting for one of several operations.
+//! Messages of a rank to itself, in jobs of one and of several ranks, and waiting for one or all of several operations.
 
 use std::time::Duration;
 
-use crate::util::PATIENCE;
+use crate::util::TEST_TIMEOUT;
 use crate::util::ranks::TestTransport;
 use ndarray::{Array2, arr2};
 use ringtrain::group::{Received, Source, Status};
@@ -11,7 +11,7 @@ use ringtrain::{
     wait_any_timeout,
 };
 
-/// In every kind of group: a world of one, a split-off group of one, and a group of several.
+/// Runs `check` in every kind of group: a world of one, a group of one within a larger world, and groups of several ranks.
 fn in_every_group(check: fn(&mut Group)) {
     check(&mut Group::solo());
     check(&mut Group::solo().duplicate().unwrap());
@@ -29,16 +29,16 @@ fn in_every_group(check: fn(&mut Group)) {
 }
 
 #[test]
-fn a_message_to_itself_is_kept_until_it_is_received() {
+fn a_message_of_a_rank_to_itself_is_kept_until_it_is_received() {
     in_every_group(|group| {
         let own = group.rank();
-        // Long ones return at once as well.
+        // The send of a long message returns at once too.
         for (number, count) in [0, 1, 1000, 1_000_000].into_iter().enumerate() {
             group.send(&vec![number as u64; count], own, number as u32).unwrap();
         }
         let status = Status { source: own, tag: 1, dtype: DType::U64, count: 1 };
         assert_eq!(group.probe_now(own, 1), Ok(Some(status)));
-        // The first of any tag is the oldest.
+        // A receive with any tag gets the oldest message.
         assert_eq!(group.receive(&mut [0u64; 5], Source::Any, None).unwrap().tag, 0);
         let mut buffer = vec![0u64; 1_000_000];
         for tag in [3, 1, 2] {
@@ -82,7 +82,7 @@ fn a_rank_that_would_wait_for_itself_gets_an_error() {
 }
 
 #[test]
-fn messages_pass_round_a_ring_of_any_size() {
+fn a_ring_exchange_works_with_any_number_of_ranks() {
     in_every_group(|group| {
         let (size, rank) = (group.size(), group.rank());
         let (right, left) = (size.after(rank, 1), size.before(rank, 1));
@@ -98,8 +98,8 @@ fn messages_pass_round_a_ring_of_any_size() {
     });
 }
 
-/// A receive from any source takes both.
-fn messages_from_itself_and_from_others_mix(transport: TestTransport) {
+/// A receive from any source matches messages of this rank and of others.
+fn a_rank_may_receive_from_itself_and_from_others_with_any_source(transport: TestTransport) {
     transport.run(3, |mut group| {
         let rank = group.rank();
         let handles: Vec<_> =
@@ -115,7 +115,7 @@ fn messages_from_itself_and_from_others_mix(transport: TestTransport) {
     });
 }
 
-fn a_message_to_itself_of_another_type_fails_the_job(transport: TestTransport) {
+fn a_message_of_a_rank_to_itself_with_another_type_fails_the_job(transport: TestTransport) {
     transport.run(2, |mut group| {
         let own = group.rank();
         if own == Rank::ZERO {
@@ -134,14 +134,14 @@ fn arrays_are_sent_and_received_in_place() {
         let own = group.rank();
         let array = arr2(&[[1f32, 2.0, 3.0], [4.0, 5.0, 6.0]]);
         group.send(&array, own, 0).unwrap();
-        let mut came = Array2::<f32>::zeros((2, 3));
-        group.receive(&mut came, own, 0).unwrap();
-        assert_eq!(came, array);
+        let mut received = Array2::<f32>::zeros((2, 3));
+        group.receive(&mut received, own, 0).unwrap();
+        assert_eq!(received, array);
         let n = group.size().get() as f32;
         let summed = group.all_reduce_from(&array, ReduceOp::Sum).unwrap();
         assert_eq!(summed, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0].map(|element| element * n));
-        group.all_reduce_into(&array, &mut came, ReduceOp::Sum).unwrap();
-        assert_eq!(came, &array * n);
+        group.all_reduce_into(&array, &mut received, ReduceOp::Sum).unwrap();
+        assert_eq!(received, &array * n);
         assert_eq!(group.all_gather_from(&array.t()), Err(Error::NotContiguous));
         assert_eq!(group.send(&array.t(), own, 0), Err(Error::NotContiguous));
     });
@@ -156,26 +156,26 @@ fn wait_any_returns_the_index_of_the_completed_operation() {
         assert!(wait_any_timeout(&mut handles, Duration::from_millis(5)).unwrap().is_none());
         assert!(test_any(&mut handles).unwrap().is_none() && !test_all(&handles));
         group.send(&[2u8], own, 2).unwrap();
-        let (place, received) = wait_any(&mut handles).unwrap().expect("one has come");
-        assert_eq!((place, received.elements, handles.len()), (2, vec![2], 3));
+        let (index, received) = wait_any(&mut handles).unwrap().expect("a message has come");
+        assert_eq!((index, received.elements, handles.len()), (2, vec![2], 3));
         group.send(&[3u8], own, 3).unwrap();
-        // It has moved up.
-        assert_eq!(wait_any_timeout(&mut handles, Duration::MAX).unwrap().expect("it has come").0, 2);
+        // The receive with tag 3 has moved up to index 2.
+        assert_eq!(wait_any_timeout(&mut handles, Duration::MAX).unwrap().expect("a message has come").0, 2);
         let Err(mut handles) = wait_all_timeout(handles, Duration::from_millis(5)) else {
-            panic!("too early")
+            panic!("two messages have not been sent")
         };
         group.send(&[1u8], own, 1).unwrap();
-        assert_eq!(test_any(&mut handles).unwrap().expect("it has come").0, 1);
+        assert_eq!(test_any(&mut handles).unwrap().expect("a message has come").0, 1);
         group.send(&[0u8], own, 0).unwrap();
         let handle = handles.remove(0);
         assert!(handle.wait_timeout(Duration::MAX).is_ok_and(|result| result.is_ok()));
         assert!(wait_any(&mut handles).unwrap().is_none(), "nothing is left");
-        assert_eq!(wait_all_timeout(handles, PATIENCE).map(|all| all.unwrap().len()).ok(), Some(0));
+        assert_eq!(wait_all_timeout(handles, TEST_TIMEOUT).map(|all| all.unwrap().len()).ok(), Some(0));
     });
 }
 
 #[test]
-fn wait_any_takes_operations_of_several_jobs() {
+fn wait_any_accepts_operations_of_several_jobs() {
     let mut groups = [Group::solo(), Group::solo()];
     let own = Rank::ZERO;
     let mut handles: Vec<Handle<Received<u8>>> =
@@ -183,13 +183,13 @@ fn wait_any_takes_operations_of_several_jobs() {
     assert!(wait_any_timeout(&mut handles, Duration::from_millis(5)).unwrap().is_none());
     for (index, group) in groups.iter_mut().enumerate().rev() {
         group.send(&[index as u8], own, 0).unwrap();
-        let (place, received) = wait_any(&mut handles).unwrap().expect("it has come");
-        assert_eq!((place, received.elements), (index, vec![index as u8]));
+        let (completed, received) = wait_any(&mut handles).unwrap().expect("a message has come");
+        assert_eq!((completed, received.elements), (index, vec![index as u8]));
     }
 }
 
 #[test]
-fn a_failed_group_of_one_sends_nothing() {
+fn operations_of_a_group_of_one_fail_after_an_abort() {
     let group = Group::solo();
     let pending = group.receive_async::<u8>(1, Rank::ZERO, 0).unwrap();
     group.abort("no more");
@@ -198,7 +198,7 @@ fn a_failed_group_of_one_sends_nothing() {
 }
 
 #[test]
-fn a_synchronous_send_of_a_rank_to_itself_is_complete_when_a_receive_has_matched_it() {
+fn a_synchronous_send_of_a_rank_to_itself_completes_when_a_receive_has_matched_it() {
     in_every_group(|group| {
         let own = group.rank();
         for count in [0, 3, 100_000] {
@@ -215,7 +215,7 @@ fn a_synchronous_send_of_a_rank_to_itself_is_complete_when_a_receive_has_matched
 }
 
 #[test]
-fn a_synchronous_send_of_a_rank_to_itself_without_a_receive_ends_at_its_deadline() {
+fn a_synchronous_send_of_a_rank_to_itself_without_a_receive_fails_at_its_deadline() {
     let mut group = Group::solo();
     group.set_timeout(Duration::from_millis(50));
     let error = group.send(&[1u8], group.rank(), SendOptions::synchronous(1)).unwrap_err();
@@ -223,6 +223,6 @@ fn a_synchronous_send_of_a_rank_to_itself_without_a_receive_ends_at_its_deadline
 }
 
 on_every_transport! {
-    messages_from_itself_and_from_others_mix,
-    a_message_to_itself_of_another_type_fails_the_job,
+    a_rank_may_receive_from_itself_and_from_others_with_any_source,
+    a_message_of_a_rank_to_itself_with_another_type_fails_the_job,
 }

@@ -1,4 +1,4 @@
-//! The library as programs use it: each rank is a thread of the test, over real sockets and shared memory.
+//! Tests of the library's public API. Each rank is a thread of the test; ranks use real sockets and shared memory.
 
 /// Defines for each function `name(transport: TestTransport)` a module `name` with one test for each transport.
 macro_rules! on_every_transport {

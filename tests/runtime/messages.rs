@@ -1,9 +1,9 @@
-//! Messages between two ranks: order, selection, probing, being held back, and what goes wrong, over real TCP.
+//! Messages between two ranks: their order, sources and tags, probes, flow control, and errors.
 
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use crate::util::PATIENCE;
+use crate::util::TEST_TIMEOUT;
 use crate::util::ranks::TestTransport;
 use ringtrain::group::{Received, Source, Status, wait_all, wait_any};
 use ringtrain::wire::Cause;
@@ -11,14 +11,14 @@ use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
-/// 64 KiB of `u64`.
-const SHORT: usize = 8 << 10;
-/// Bytes of a header on the wire.
-const HEADER: u64 = 64;
-/// What a receiver stores unasked for, at most.
-const CREDIT: u64 = 1 << 20;
+/// The number of elements of a message of 64 KiB.
+const SHORT_LENGTH: usize = 8 << 10;
+/// The number of bytes of a frame header on the wire.
+const HEADER_BYTES: u64 = 64;
+/// The most bytes that a rank stores of messages for which no receive is posted.
+const CREDIT_BYTES: u64 = 1 << 20;
 
-/// The elements of the message with this number: no two messages share one.
+/// Returns the elements of the message with this number. No two messages have an element in common.
 fn content(number: u64, count: usize) -> Vec<u64> {
     (0..count as u64).map(|index| number << 32 | index).collect()
 }
@@ -33,7 +33,7 @@ fn receive(
     elements
 }
 
-fn messages_of_one_tag_keep_their_order_when_other_tags_are_received_in_between(transport: TestTransport) {
+fn messages_of_one_tag_keep_their_order_when_other_tags_are_received_first(transport: TestTransport) {
     transport.run(2, |mut group| {
         let length = |number: u64| (number * 37 % 200) as usize;
         if group.rank() == R0 {
@@ -43,7 +43,7 @@ fn messages_of_one_tag_keep_their_order_when_other_tags_are_received_in_between(
             group.barrier().unwrap();
             return;
         }
-        // Tag 2 first, then 0 and 1 as they come, so that most messages wait for a while.
+        // Receives tag 2 first and then the other messages in their order, so that most messages are stored for a while.
         for number in (0..300).filter(|number| number % 3 == 2) {
             let mut buffer = [0; 200];
             let status = group.receive(&mut buffer, R0, 2).unwrap();
@@ -59,9 +59,9 @@ fn messages_of_one_tag_keep_their_order_when_other_tags_are_received_in_between(
     });
 }
 
-/// Megabytes of another tag are in the way, in few long messages or in many short ones.
+/// The sender first sends few long or many short messages with another tag, which are not received yet.
 fn a_message_overtakes_messages_without_a_receive(transport: TestTransport) {
-    for (messages, count) in [(5, 400_000), (300, SHORT), (3000, 10), (20_000, 0)] {
+    for (messages, count) in [(5, 400_000), (300, SHORT_LENGTH), (3000, 10), (20_000, 0)] {
         transport.run(2, move |mut group| {
             if group.rank() == R0 {
                 let handles: Vec<_> = (0..messages)
@@ -86,21 +86,25 @@ fn a_message_overtakes_messages_without_a_receive(transport: TestTransport) {
     }
 }
 
-/// 256 MiB without a receive: what reaches the receiver is counted on its side, because both ranks share one process and
-/// its memory says nothing about either.
+/// The sender keeps most of 256 MiB until they are received. The test counts the bytes that the receiver gets, because both
+/// ranks share one process, whose memory use tells nothing about either rank.
 #[test]
-fn a_flood_is_held_back_at_its_source() {
+fn messages_without_a_receive_stay_at_their_sender_beyond_the_credit() {
     TestTransport::Tcp.run(2, |mut group| {
         const FLOOD: u64 = 4096;
         group.barrier().unwrap();
         if group.rank() == R0 {
-            let handles: Vec<_> =
-                (0..FLOOD).map(|number| group.send_async(content(number, SHORT), R1, 1).unwrap()).collect();
+            let handles: Vec<_> = (0..FLOOD)
+                .map(|number| group.send_async(content(number, SHORT_LENGTH), R1, 1).unwrap())
+                .collect();
             group.send(&[0u64], R1, 2).unwrap();
-            // The receiver has got what comes after the flood, and of the flood no more than it has credit for.
+            // The receiver has the message that follows the flood, and of the flood at most what fits its credit.
             assert_eq!(receive(&mut group, 1, R1, 3), [0]);
             let sent = handles.iter().filter(|handle| handle.test()).count();
-            assert!((1..=CREDIT as usize / (8 * SHORT)).contains(&sent), "{sent} messages have left");
+            assert!(
+                (1..=CREDIT_BYTES as usize / (8 * SHORT_LENGTH)).contains(&sent),
+                "{sent} messages have left"
+            );
             group.send(&[0u64], R1, 4).unwrap();
             wait_all(handles).unwrap();
         } else {
@@ -109,16 +113,19 @@ fn a_flood_is_held_back_at_its_source() {
             group.send(&[0u64], R0, 3).unwrap();
             receive(&mut group, 1, R0, 4);
             let stored = group.statistics().bytes_received - before;
-            assert!(stored <= CREDIT + 2 * FLOOD * HEADER, "{stored} bytes came unasked for");
+            assert!(
+                stored <= CREDIT_BYTES + 2 * FLOOD * HEADER_BYTES,
+                "{stored} bytes came before their receives"
+            );
             for number in 0..FLOOD {
-                assert_eq!(receive(&mut group, SHORT, R0, 1), content(number, SHORT));
+                assert_eq!(receive(&mut group, SHORT_LENGTH, R0, 1), content(number, SHORT_LENGTH));
             }
         }
         group.barrier().unwrap();
     });
 }
 
-fn any_source_and_any_tag_keep_the_order_of_each_sender(transport: TestTransport) {
+fn receives_with_any_source_and_any_tag_keep_the_order_of_each_sender(transport: TestTransport) {
     transport.run(5, |mut group| {
         const EACH: u64 = 40;
         let rank = u64::from(group.rank().get());
@@ -143,17 +150,17 @@ fn any_source_and_any_tag_keep_the_order_of_each_sender(transport: TestTransport
     });
 }
 
-/// Receives that are posted first take what fits them in the order in which they were posted.
-fn receives_posted_early_match_in_their_order(transport: TestTransport) {
+/// If several receives accept a message, it matches the one that was posted first.
+fn receives_match_messages_in_the_order_in_which_they_were_posted(transport: TestTransport) {
     transport.run(3, |mut group| {
         if group.rank() == R0 {
             let any = group.receive_async::<u64>(10, Source::Any, 7).unwrap();
-            let of_two = group.receive_async::<u64>(10, Rank::new(2), None).unwrap();
+            let from_rank_2 = group.receive_async::<u64>(10, Rank::new(2), None).unwrap();
             let first = group.receive_async::<u64>(10, R1, 1).unwrap();
             let second = group.receive_async::<u64>(10, R1, 1).unwrap();
             group.barrier().unwrap();
             assert_eq!(any.wait().unwrap().status.source, R1);
-            assert_eq!(of_two.wait().unwrap().elements, [3]);
+            assert_eq!(from_rank_2.wait().unwrap().elements, [3]);
             assert_eq!((first.wait().unwrap().elements, second.wait().unwrap().elements), (vec![1], vec![2]));
             return;
         }
@@ -178,13 +185,13 @@ fn a_probe_describes_a_message_without_receiving_it(transport: TestTransport) {
             group.barrier().unwrap();
             return;
         }
-        // What was sent before it has come, or has begun to come.
+        // When this message has come, the messages before it have come, or have begun to come.
         receive(&mut group, 1, R1, 19);
         let expected = Status { source: R1, tag: 17, dtype: DType::U64, count: 123 };
         assert_eq!(group.probe_now(R1, 17), Ok(Some(expected)));
-        assert_eq!(group.probe_for(Source::Any, None, PATIENCE), Ok(Some(expected)));
+        assert_eq!(group.probe_for(Source::Any, None, TEST_TIMEOUT), Ok(Some(expected)));
         assert_eq!(group.probe_now(R1, 99), Ok(None));
-        let long = group.probe_now(R1, 18).unwrap().expect("it has begun to come");
+        let long = group.probe_now(R1, 18).unwrap().expect("the message has begun to come");
         assert_eq!(long.count, 100_000);
         assert_eq!(receive(&mut group, long.count, R1, 18), content(6, 100_000));
         assert_eq!(receive(&mut group, expected.count, R1, 17), content(5, 123));
@@ -194,13 +201,13 @@ fn a_probe_describes_a_message_without_receiving_it(transport: TestTransport) {
     });
 }
 
-/// Nothing else is under way while it waits.
+/// No other operation runs while the probe waits.
 fn a_probe_waits_for_a_message(transport: TestTransport) {
     transport.run(2, |mut group| {
         if group.rank() == R1 {
             group.send(&[1u8], R0, 3).unwrap();
         } else {
-            let found = group.probe_for(R1, None, PATIENCE).unwrap().expect("the message comes");
+            let found = group.probe_for(R1, None, TEST_TIMEOUT).unwrap().expect("the message comes");
             assert_eq!((found.tag, found.count), (3, 1));
             group.receive(&mut [0u8], R1, None).unwrap();
         }
@@ -208,22 +215,22 @@ fn a_probe_waits_for_a_message(transport: TestTransport) {
     });
 }
 
-/// The progress thread waits for the sockets, and wakes a thread that probes.
+/// If the progress thread waits for the sockets, it wakes the thread that probes.
 fn a_probe_returns_while_another_operation_runs(transport: TestTransport) {
     transport.run(2, |mut group| {
         let other = Rank::new(1 - group.rank().get());
         let pending = group.receive_async::<u8>(1, other, 1).unwrap();
         group.barrier().unwrap();
-        // Which of the two threads waits for the sockets is a matter of chance.
+        // Which of the two threads waits for the sockets is random, so the test repeats the exchange.
         for _ in 0..200 {
             if group.rank() == R1 {
-                let asked = group.receive_async::<u8>(1, R0, 2).unwrap().wait().unwrap();
-                group.send(&asked.elements, R0, 3).unwrap();
+                let request = group.receive_async::<u8>(1, R0, 2).unwrap().wait().unwrap();
+                group.send(&request.elements, R0, 3).unwrap();
             } else {
                 group.send(&[1u8], R1, 2).unwrap();
                 let started = Instant::now();
-                assert!(group.probe_for(R1, 3, PATIENCE / 6).unwrap().is_some());
-                assert!(started.elapsed() < PATIENCE / 6, "it took {:?}", started.elapsed());
+                assert!(group.probe_for(R1, 3, TEST_TIMEOUT / 6).unwrap().is_some());
+                assert!(started.elapsed() < TEST_TIMEOUT / 6, "the probe took {:?}", started.elapsed());
                 group.receive(&mut [0u8], R1, 3).unwrap();
             }
         }
@@ -232,7 +239,7 @@ fn a_probe_returns_while_another_operation_runs(transport: TestTransport) {
     });
 }
 
-/// Polling without ever waiting finds it in the end.
+/// Repeated calls of `probe_now` find the message, although none of them waits.
 fn repeated_probes_find_a_message(transport: TestTransport) {
     transport.run(2, |mut group| {
         if group.rank() == R1 {
@@ -246,7 +253,7 @@ fn repeated_probes_find_a_message(transport: TestTransport) {
     });
 }
 
-fn neighbours_exchange_long_messages_without_waiting_for_each_other(transport: TestTransport) {
+fn neighbours_exchange_long_messages_without_a_deadlock(transport: TestTransport) {
     for n in [2, 3, 5] {
         transport.run(n, move |group| {
             let (size, rank) = (group.size(), group.rank());
@@ -261,8 +268,8 @@ fn neighbours_exchange_long_messages_without_waiting_for_each_other(transport: T
     }
 }
 
-/// Whole segments are longer than what may be sent unasked.
-fn segments_longer_than_the_eager_limit(transport: TestTransport) {
+/// A segment has 1 MiB, and only 256 KiB of a message may be sent before it is matched.
+fn segments_longer_than_the_eager_limit_are_delivered(transport: TestTransport) {
     transport.run_with(
         2,
         |options: &mut JoinOptions| options.segment_bytes = 1 << 20,
@@ -282,18 +289,18 @@ fn segments_longer_than_the_eager_limit(transport: TestTransport) {
     );
 }
 
-/// What has come stays good when its sender has left, in order, in the meantime.
+/// A stored message can still be received after its sender has closed its group.
 fn messages_of_a_rank_that_has_left_can_still_be_received(transport: TestTransport) {
-    let gone = Arc::new(Barrier::new(3));
+    let has_left = Arc::new(Barrier::new(3));
     transport.run(3, move |mut group| {
         if group.rank() == R0 {
             group.send(&content(1, 1000), R1, 1).unwrap();
             group.close();
-            gone.wait();
+            has_left.wait();
             return;
         }
-        gone.wait();
-        // Long enough under way for rank 0's last word to be read.
+        has_left.wait();
+        // These exchanges take long enough for rank 0's goodbye to be read.
         let (own, other) = (group.rank(), Rank::new(3 - group.rank().get()));
         for _ in 0..20 {
             let mut buffer = [0; 1000];
@@ -307,7 +314,7 @@ fn messages_of_a_rank_that_has_left_can_still_be_received(transport: TestTranspo
     });
 }
 
-/// Its sender has long let go of it and of the group.
+/// The sender has dropped the handle and its group.
 fn a_message_whose_handle_was_dropped_still_arrives(transport: TestTransport) {
     transport.run(2, |mut group| {
         if group.rank() == R0 {
@@ -322,9 +329,8 @@ fn a_message_whose_handle_was_dropped_still_arrives(transport: TestTransport) {
     });
 }
 
-/// Short jobs that end at once: the last operation's frames and the goodbye behind them may come before what some rank
-/// still waits for from another.
-fn ranks_leave_as_soon_as_their_own_operations_are_done(transport: TestTransport) {
+/// In a job of one operation, a rank may get the goodbye of one peer while it still waits for data of another peer.
+fn ranks_may_leave_when_their_own_operations_are_complete(transport: TestTransport) {
     for round in 0..20 {
         transport.run(4, move |mut group| {
             let mut element = [group.rank().get()];
@@ -337,7 +343,7 @@ fn ranks_leave_as_soon_as_their_own_operations_are_done(transport: TestTransport
     }
 }
 
-fn wait_any_returns_the_first_message_to_arrive(transport: TestTransport) {
+fn wait_any_returns_each_message_once(transport: TestTransport) {
     transport.run(3, |group| {
         if group.rank() != R0 {
             let rank = u64::from(group.rank().get());
@@ -356,40 +362,41 @@ fn wait_any_returns_the_first_message_to_arrive(transport: TestTransport) {
     });
 }
 
-/// Both ranks fail with one cause, which says what both asked for and where: `send` and `receive` return their line.
-fn assert_disagreement(
+/// Checks that both ranks fail with the same cause, which has the texts `expected` and the lines of both calls. `send` and
+/// `receive` return the line and the result of their calls.
+fn assert_mismatch(
     transport: TestTransport,
     send: impl Fn(&mut Group) -> (u32, Result<(), Error>) + Send + Sync + 'static,
     receive: impl Fn(&mut Group) -> (u32, Result<(), Error>) + Send + Sync + 'static,
-    asked: [&str; 2],
+    expected: [&str; 2],
 ) {
-    let told = transport.run(2, move |mut group| {
-        // Collectives, and messages both ways, have the same numbers as the one that does not fit.
+    let reports = transport.run(2, move |mut group| {
+        // Collectives and messages in each direction are numbered separately, so several operations have the same number.
         let other = Rank::new(1 - group.rank().get());
         for _ in 0..10 {
             group.barrier().unwrap();
             group.send_receive((&[1u8], other, 1), (&mut [0u8], Source::Any, Some(1))).unwrap();
         }
         let (line, result) = if group.rank() == R0 { send(&mut group) } else { receive(&mut group) };
-        // A short message may be on its way, and well so for its sender, before its receiver sees it.
+        // The send of a short message may succeed before the receiver detects the mismatch. Then the barrier fails.
         let error = result.and_then(|()| group.barrier()).expect_err("both ranks fail");
         (line, error.cause().expect("the job failed").clone())
     });
-    let (lines, causes): (Vec<u32>, Vec<Cause>) = told.into_iter().unzip();
+    let (lines, causes): (Vec<u32>, Vec<Cause>) = reports.into_iter().unzip();
     assert_eq!(causes[0], causes[1]);
-    let told = causes[0].to_string();
-    for asked in asked {
-        assert!(told.contains(asked), "`{asked}` in: {told}");
+    let text = causes[0].to_string();
+    for expected in expected {
+        assert!(text.contains(expected), "no `{expected}` in: {text}");
     }
-    let Cause::Mismatch { first_site, second_site, .. } = &causes[0] else { panic!("{told}") };
+    let Cause::Mismatch { first_site, second_site, .. } = &causes[0] else { panic!("{text}") };
     for (line, site) in lines.iter().zip([first_site, second_site]) {
-        assert_eq!(*site, format!("{}:{line}", file!()), "{told}");
+        assert_eq!(*site, format!("{}:{line}", file!()), "{text}");
     }
 }
 
 fn a_message_that_is_too_long_fails_both_ranks(transport: TestTransport) {
     for count in [11, 1_000_000] {
-        assert_disagreement(
+        assert_mismatch(
             transport,
             move |group| (line!(), group.send(&vec![0u64; count], R1, 3)),
             |group| (line!(), group.receive(&mut [0u64; 10], R0, 3).map(|_| ())),
@@ -402,7 +409,7 @@ fn a_message_that_is_too_long_fails_both_ranks(transport: TestTransport) {
 }
 
 fn a_message_of_another_type_fails_both_ranks(transport: TestTransport) {
-    assert_disagreement(
+    assert_mismatch(
         transport,
         |group| (line!(), group.send(&[1.0f32; 2], R1, 3)),
         |group| (line!(), group.receive(&mut [0u64; 10], R0, 3).map(|_| ())),
@@ -419,7 +426,7 @@ fn invalid_ranks_and_tags_are_refused_before_anything_is_sent(transport: TestTra
         );
         assert!(matches!(group.receive(&mut [1u8], peer, 0), Err(Error::InvalidPeer { .. })));
         assert!(matches!(group.probe_now(peer, 0), Err(Error::InvalidPeer { .. })));
-        // The tag that stands for any is no tag.
+        // `u32::MAX` stands for any tag, so no message can have it.
         let other = Rank::new(1 - own.get());
         assert_eq!(group.send(&[1u8], other, u32::MAX), Err(Error::InvalidTag));
         assert_eq!(group.receive(&mut [1u8], other, u32::MAX), Err(Error::InvalidTag));
@@ -430,20 +437,20 @@ fn invalid_ranks_and_tags_are_refused_before_anything_is_sent(transport: TestTra
 }
 
 on_every_transport! {
-    messages_of_one_tag_keep_their_order_when_other_tags_are_received_in_between,
+    messages_of_one_tag_keep_their_order_when_other_tags_are_received_first,
     a_message_overtakes_messages_without_a_receive,
-    any_source_and_any_tag_keep_the_order_of_each_sender,
-    receives_posted_early_match_in_their_order,
+    receives_with_any_source_and_any_tag_keep_the_order_of_each_sender,
+    receives_match_messages_in_the_order_in_which_they_were_posted,
     a_probe_describes_a_message_without_receiving_it,
     a_probe_waits_for_a_message,
     a_probe_returns_while_another_operation_runs,
     repeated_probes_find_a_message,
-    neighbours_exchange_long_messages_without_waiting_for_each_other,
-    segments_longer_than_the_eager_limit,
+    neighbours_exchange_long_messages_without_a_deadlock,
+    segments_longer_than_the_eager_limit_are_delivered,
     messages_of_a_rank_that_has_left_can_still_be_received,
     a_message_whose_handle_was_dropped_still_arrives,
-    ranks_leave_as_soon_as_their_own_operations_are_done,
-    wait_any_returns_the_first_message_to_arrive,
+    ranks_may_leave_when_their_own_operations_are_complete,
+    wait_any_returns_each_message_once,
     a_message_that_is_too_long_fails_both_ranks,
     a_message_of_another_type_fails_both_ranks,
     invalid_ranks_and_tags_are_refused_before_anything_is_sent,

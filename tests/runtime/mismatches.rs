@@ -1,5 +1,5 @@
-//! Ranks that do not call the same: every rank that is in a call learns the same root cause, in time, and it says what was
-//! asked for and where.
+//! Ranks that call different operations, or one operation with different arguments: every rank that is inside a call soon fails
+//! with the same root cause, which names the calls and the lines of the program.
 
 use std::panic::Location;
 use std::sync::{Arc, Barrier};
@@ -15,16 +15,16 @@ use ringtrain::{Compression, Error, Group, JoinOptions, Rank, ReduceOp, Site};
 type Called = Result<(), Error>;
 type Ask = fn(&mut Group) -> Called;
 
-/// Disagreements that are found at once must not need it, those that only it can find must not need much more.
+/// The deadline of each operation. Mismatches that no rank detects earlier must be reported soon after it.
 const DEADLINE: Duration = Duration::from_secs(1);
-/// What machines that are busy with something else may add.
+/// The additional time that a test may take on a busy machine.
 const GRACE: Duration = Duration::from_secs(15);
 const WORLDS: [u32; 4] = [2, 3, 4, 5];
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
-/// Every other world takes the ring at every length, one shares memory, and one has several hosts: it must make no
-/// difference.
+/// Sets the deadline and, depending on the world size, the ring algorithm, shared memory or several hosts. The reported causes
+/// must not depend on them.
 fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
     move |options| {
         options.operation_timeout = DEADLINE;
@@ -39,52 +39,52 @@ fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
     }
 }
 
-/// Calls on and on, until the job has failed.
+/// Calls barriers until the job has failed, and returns the cause.
 fn cause_of(group: &mut Group, first: Called) -> Cause {
     let started = Instant::now();
     let mut called = first;
     while called.is_ok() {
-        assert!(started.elapsed() < GRACE, "it goes on as if nothing were wrong");
+        assert!(started.elapsed() < GRACE, "the job has not failed");
         called = group.barrier();
     }
-    called.expect_err("the job has failed").cause().expect("the job failed, not the call").clone()
+    called.expect_err("the job has failed").cause().expect("the error is one of the job").clone()
 }
 
-/// What every rank comes to believe when `odd_rank` asks for something else than the others.
+/// Returns the cause that each rank reports if `odd_rank` calls `odd` and all other ranks call `common`.
 fn causes(n: u32, odd_rank: u32, common: Ask, odd: Ask) -> Vec<Cause> {
     ranks::run_with(n, adjust(n), move |mut group| {
         let rank = group.rank().get();
-        // Once one is through all have joined; who is not yet through may learn of the failure here.
+        // After this barrier all ranks have joined. A rank that is still in the barrier may get the error here.
         let met = group.barrier();
-        // Ranks come to the call at different times.
+        // Ranks make the call at different times.
         (0..(rank + odd_rank) % n * 50).for_each(|_| thread::yield_now());
         let started = Instant::now();
         let called = met.and_then(|()| if rank == odd_rank { odd(&mut group) } else { common(&mut group) });
         let cause = cause_of(&mut group, called);
-        assert!(started.elapsed() < DEADLINE + GRACE, "it took {:?}", started.elapsed());
+        assert!(started.elapsed() < DEADLINE + GRACE, "the failure took {:?}", started.elapsed());
         cause
     })
 }
 
-/// All the same; returns what it says.
+/// Checks that all ranks report the same cause, and returns its text.
 fn agreed(what: &str, causes: &[Cause]) -> String {
     let same = causes.iter().all(|cause| *cause == causes[0]);
-    assert!(same, "{what}: not the same everywhere: {causes:#?}");
+    assert!(same, "{what}: ranks report different causes: {causes:#?}");
     causes[0].to_string()
 }
 
-/// The line of a place in this file.
+/// Returns the line number of a place in this file.
 fn line_of(site: &str) -> usize {
     let line = site.strip_prefix(concat!(file!(), ":")).and_then(|line| line.parse().ok());
-    line.unwrap_or_else(|| panic!("`{site}` is no place here"))
+    line.unwrap_or_else(|| panic!("`{site}` is not a line of this file"))
 }
 
-/// That both places are those of the two calls: in the order in which they stand in the assertion that begins at `start`, or
-/// in the one function that they share.
+/// Checks that the two places are those of the two calls. The calls stand in this order in the assertion that begins at line
+/// `start`, or in the function `sum` that both use.
 fn assert_sites(start: u32, common: &str, odd: &str, told: &str) {
     let source: Vec<&str> = include_str!("mismatches.rs").lines().collect();
     let start = start as usize;
-    let end = start + source[start..].iter().position(|line| *line == "    );").expect("it ends");
+    let end = start + source[start..].iter().position(|line| *line == "    );").expect("the assertion ends");
     let lines = [common, odd].map(line_of);
     let is_shared = |line: usize| source[line - 2].starts_with("fn sum(");
     for line in lines {
@@ -93,13 +93,13 @@ fn assert_sites(start: u32, common: &str, odd: &str, told: &str) {
     assert!(lines[0] < lines[1] || lines.into_iter().any(is_shared), "{told}");
 }
 
-/// That ranks which send each other frames that do not agree say so, and where.
+/// Checks that all ranks report both calls and their lines as a mismatch, whichever rank of a world makes the other call.
 #[track_caller]
 fn assert_mismatch(what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
     assert_mismatch_in(&WORLDS, what, common, odd, asked);
 }
 
-/// The same in some worlds alone.
+/// [`assert_mismatch`] for these world sizes only.
 #[track_caller]
 fn assert_mismatch_in(worlds: &[u32], what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
     let start = Location::caller().line();
@@ -113,21 +113,21 @@ fn assert_mismatch_in(worlds: &[u32], what: &str, common: Ask, odd: Ask, asked: 
             let (odd_site, site) =
                 if first.get() == odd_rank { (first_site, second_site) } else { (second_site, first_site) };
             assert_sites(start, site, odd_site, &told);
-            assert!(told.contains(asked[0]), "{what}, rank {odd_rank} of {n}: `{}` in: {told}", asked[0]);
+            assert!(told.contains(asked[0]), "{what}, rank {odd_rank} of {n}: no `{}` in: {told}", asked[0]);
             let odd_asked = format!("rank {odd_rank} called {}", asked[1]);
-            assert!(told.contains(&odd_asked), "{what}, rank {odd_rank} of {n}: `{odd_asked}` in: {told}");
+            assert!(told.contains(&odd_asked), "{what}, rank {odd_rank} of {n}: no `{odd_asked}` in: {told}");
         }
     }
 }
 
-/// Ranks that see no mismatch report at their deadline, or before, which rank waits in which call, and where.
+/// Checks that all ranks report both calls and their lines, as a mismatch or, if no rank detects one, as a missed deadline.
 fn assert_found(what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
     for n in WORLDS {
         for odd_rank in [0, n - 1] {
             let causes = causes(n, odd_rank, common, odd);
             let told = agreed(&format!("{what}, rank {odd_rank} of {n}"), &causes);
             for asked in asked {
-                assert!(told.contains(asked), "{what}, rank {odd_rank} of {n}: `{asked}` in: {told}");
+                assert!(told.contains(asked), "{what}, rank {odd_rank} of {n}: no `{asked}` in: {told}");
             }
             let sites = told.matches(concat!(file!(), ":")).count();
             assert!(sites >= 2, "{what}, rank {odd_rank} of {n}: {told}");
@@ -140,7 +140,7 @@ fn sum(group: &mut Group, count: usize) -> Called {
 }
 
 #[test]
-fn counts() {
+fn different_counts_are_reported() {
     assert_mismatch(
         "count",
         |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
@@ -156,7 +156,7 @@ fn counts() {
 }
 
 #[test]
-fn element_types() {
+fn different_element_types_are_reported() {
     assert_mismatch(
         "dtype",
         |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
@@ -166,7 +166,7 @@ fn element_types() {
 }
 
 #[test]
-fn operations() {
+fn different_operations_are_reported() {
     assert_mismatch(
         "operation",
         |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
@@ -174,16 +174,16 @@ fn operations() {
         ["all_reduce(sum, 100 x f32, ", "all_gather(100 x f32, "],
     );
     assert_mismatch(
-        "one that waits and one that does not",
+        "a blocking and an asynchronous operation",
         |group| group.all_to_all(&[0u64; 60]).map(|_| ()),
         |group| group.all_reduce_async(vec![0u64; 60], ReduceOp::BitOr)?.wait().map(|_| ()),
         ["all_to_all(60 x u64, ", "all_reduce(bor, 60 x u64, "],
     );
 }
 
-/// The place is the caller's also where one call makes several operations.
+/// If one call runs several operations, the reported line is still that of the call.
 #[test]
-fn operations_within_a_call() {
+fn different_operations_within_one_call_are_reported() {
     assert_mismatch(
         "objects and a split",
         |group| group.broadcast_object(&"text".to_owned(), R0).map(|_| ()),
@@ -191,7 +191,7 @@ fn operations_within_a_call() {
         ["broadcast(root 0, 1 x u64, ", "all_gather("],
     );
     assert_mismatch(
-        "parts of unknown lengths and compressed ones",
+        "parts of unknown lengths and compressed elements",
         |group| group.all_gather_any(&[0u8; 3]).map(|_| ()),
         |group| group.all_reduce_compressed(&mut [0f32; 3], ReduceOp::Sum, Compression::Fp16),
         ["all_gather(", "all_reduce(sum, 3 x f16, "],
@@ -199,7 +199,7 @@ fn operations_within_a_call() {
 }
 
 #[test]
-fn reductions() {
+fn different_reductions_are_reported() {
     assert_mismatch(
         "reduction",
         |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
@@ -212,7 +212,8 @@ fn reductions() {
         |group| group.all_reduce_scaled(&mut [0f32; 100], 0.5),
         ["all_reduce(sum, 100 x f32, ", "all_reduce(premulsum, 100 x f32, "],
     );
-    // Where one goes by hosts and the other from rank to rank, no rank learns what rank 0 called.
+    // The world of several hosts is left out: there only one of these calls is hierarchical, so no rank learns what rank 0
+    // called.
     assert_mismatch_in(
         &WORLDS[..3],
         "function",
@@ -222,9 +223,9 @@ fn reductions() {
     );
 }
 
-/// Two ranks may each take the other for the root, and no rank sees a mismatch.
+/// Two ranks may each believe that the other one is the root. Then no rank detects a mismatch before the deadline.
 #[test]
-fn roots() {
+fn different_roots_are_reported() {
     assert_found(
         "root of a broadcast",
         |group| group.broadcast(&mut [0f32; 100], R0),
@@ -251,7 +252,7 @@ fn roots() {
     );
 }
 
-/// Parts that come to the same total, but the first rank's is longer by what the second's is shorter.
+/// Returns the lengths of all parts and of this rank's part. `shift` elements move from the second part to the first one.
 fn uneven(group: &Group, shift: usize) -> (Vec<usize>, usize) {
     let mut counts = vec![10; group.size().as_usize()];
     counts[0] += shift;
@@ -261,7 +262,7 @@ fn uneven(group: &Group, shift: usize) -> (Vec<usize>, usize) {
 }
 
 #[test]
-fn uneven_parts() {
+fn different_uneven_parts_are_reported() {
     let parts = "uneven parts ";
     assert_mismatch(
         "parts of an all_gather",
@@ -276,7 +277,7 @@ fn uneven_parts() {
         [parts, "all_gather("],
     );
     assert_mismatch(
-        "parts of a reduce_scatter, one of them even",
+        "uneven and even parts of a reduce_scatter",
         |group| {
             let (counts, _) = uneven(group, 1);
             group.reduce_scatter_uneven(&vec![0u8; counts.len() * 10], &counts, ReduceOp::Sum).map(|_| ())
@@ -301,9 +302,10 @@ fn uneven_parts() {
     );
 }
 
-/// What one rank means to send is not what another expects: no contract says so, as the ranks' counts differ anyway.
+/// Rank 1 sends another count than its peers expect. The frame headers need not agree on a count here, because the counts of an
+/// uneven all-to-all may differ between ranks.
 #[test]
-fn parts_of_an_exchange() {
+fn different_counts_of_an_uneven_all_to_all_are_reported() {
     const LINE: u32 = line!() + 3;
     fn exchange(group: &mut Group, count: usize) -> Called {
         let counts = vec![count; group.size().as_usize()];
@@ -313,7 +315,7 @@ fn parts_of_an_exchange() {
         for n in WORLDS {
             let causes = ranks::run_with(n, adjust(n), move |mut group| {
                 let count = if group.rank() == R1 { odd } else { common };
-                // Once one is through all have joined; who is not yet through may learn of the failure here.
+                // After this barrier all ranks have joined. A rank that is still in the barrier may get the error here.
                 let met = group.barrier();
                 let called = met.and_then(|()| exchange(&mut group, count));
                 cause_of(&mut group, called)
@@ -336,7 +338,7 @@ fn parts_of_an_exchange() {
 }
 
 #[test]
-fn the_order_of_two_calls() {
+fn a_different_order_of_two_calls_is_reported() {
     assert_mismatch(
         "order",
         |group| {
@@ -352,9 +354,9 @@ fn the_order_of_two_calls() {
 }
 
 #[test]
-fn a_call_too_many() {
+fn an_additional_call_is_reported() {
     assert_mismatch(
-        "a barrier too many",
+        "an additional barrier",
         |group| {
             sum(group, 10)?;
             sum(group, 10)
@@ -367,9 +369,9 @@ fn a_call_too_many() {
     );
 }
 
-/// One rank calls on a group, the others on another one of the same ranks.
+/// One rank calls an operation of a duplicate of the group, the other ranks call it on the group itself.
 #[test]
-fn the_group() {
+fn calls_of_different_groups_are_reported() {
     for n in WORLDS {
         for odd_rank in [0, n - 1] {
             let causes = ranks::run_with(n, adjust(n), move |mut group| {
@@ -389,9 +391,9 @@ fn the_group() {
     }
 }
 
-/// One rank never calls: those that wait for it name it, and say where they wait.
+/// The ranks that wait in an operation report the rank that never calls it, and the lines in which they wait.
 #[test]
-fn a_rank_that_never_calls() {
+fn a_rank_that_never_calls_is_reported() {
     let asks: [(&str, Ask); 4] = [
         ("all_reduce(sum, 10 x f32, ", |group| sum(group, 10)),
         ("all_reduce(sum, 1000000 x f32, ", |group| sum(group, 1_000_000)),
@@ -425,11 +427,11 @@ fn a_rank_that_never_calls() {
     }
 }
 
-/// Programs in other languages say themselves where they call.
+/// A binding to another language passes the line of its caller with [`at`].
 #[test]
-fn places_that_are_given_by_hand() {
+fn lines_that_a_binding_passes_are_reported() {
     let sites_of = |causes: &[Cause]| {
-        let told = agreed("a place given by hand", causes);
+        let told = agreed("a line that a binding passes", causes);
         let Cause::Mismatch { first, first_site, second_site, .. } = &causes[0] else { panic!("{told}") };
         assert!(told.contains("train.py:12"), "{told}");
         let (one, other) = (first_site.clone(), second_site.clone());
@@ -458,9 +460,9 @@ fn places_that_are_given_by_hand() {
     }
 }
 
-/// A message that never comes: the receiver's deadline, and what the sender is doing instead.
+/// Each rank waits for a message that the other one never sends. At the deadline both receives are reported.
 #[test]
-fn a_message_that_never_comes() {
+fn two_receives_without_a_send_are_reported() {
     let causes = ranks::run_with(2, adjust(2), |mut group| {
         let called = if group.rank() == R0 {
             at(Site::new("wait.py", 4), || group.receive(&mut [0u8; 4], R1, 6)).map(|_| ())

@@ -1,4 +1,4 @@
-//! Named tensors over real TCP: any order, any thread, fusion, the cache, joining, and everything that goes wrong.
+//! Named tensors: submission in any order and from any thread, fusion, the response cache, `join`, stalls and errors.
 
 use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
@@ -17,10 +17,10 @@ const WORLDS: [u32; 4] = [1, 2, 3, 4];
 fn named_of(group: &mut Group, adjust: impl FnOnce(&mut NamedOptions)) -> NamedTensors {
     let mut options = NamedOptions::default();
     adjust(&mut options);
-    NamedTensors::new(group, options).expect("the group is sound")
+    NamedTensors::new(group, options).expect("the group works")
 }
 
-/// The numbers below `count` in an order that depends on the seed.
+/// Returns the numbers below `count` in an order that depends on the seed.
 fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut order: Vec<usize> = (0..count).collect();
@@ -31,7 +31,7 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// What rank `rank` submits as tensor `tensor` in `step`: small whole numbers, so that sums are exact.
+/// Returns what `rank` submits as tensor `tensor` in `step`: small whole numbers, so that sums are exact.
 fn values(tensor: usize, step: usize, rank: u32) -> Vec<f32> {
     let length = [1, 3, 0, 17, 1000, 33, 20_000][tensor % 7] + tensor / 7;
     (0..length).map(|index| ((index + 3 * tensor + 5 * step) % 11 + rank as usize) as f32).collect()
@@ -46,7 +46,7 @@ const TENSORS: usize = 300;
 const STEPS: usize = 4;
 const THREADS: usize = 3;
 
-/// Each thread of a rank submits its third of the tensors in its own order, then waits for them in another.
+/// Each thread of a rank submits its third of the tensors in its own order, then waits for them in another order.
 fn in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics> {
     transport.run(n, move |mut group| {
         let tensors = named_of(&mut group, |_| {});
@@ -63,31 +63,31 @@ fn in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics> {
                             let name = format!("layer{tensor}/weights");
                             let submitted =
                                 tensors.all_reduce(&name, values(tensor, step, rank), ReduceOp::Sum);
-                            handles.push((tensor, submitted.expect("it is accepted")));
+                            handles.push((tensor, submitted.expect("the tensor is accepted")));
                         }
                         for index in shuffled(handles.len(), seed + 7) {
-                            // Waiting takes the handle; an empty place says that it has been.
-                            wait_until("some tensor has ended", || handles[index].1.test());
+                            // `test` keeps the handle, so that the result can be checked below.
+                            wait_until("the tensor has been reduced", || handles[index].1.test());
                         }
                         for (tensor, handle) in handles {
-                            assert_eq!(handle.wait().expect("it is reduced"), sums(tensor, step, n));
+                            assert_eq!(handle.wait().expect("the tensor is reduced"), sums(tensor, step, n));
                         }
                     }
                 });
             }
         });
         let statistics = tensors.statistics();
-        tensors.close().expect("all close");
+        tensors.close().expect("all ranks close");
         statistics
     })
 }
 
-fn any_order_from_any_thread_gives_exact_results_in_fewer_operations(transport: TestTransport) {
+fn tensors_in_any_order_from_any_thread_are_exact_and_need_fewer_operations(transport: TestTransport) {
     for n in WORLDS {
         for statistics in in_any_order(transport, n) {
             let NamedStatistics { tensors, cached, operations, reports, .. } = statistics;
             assert_eq!(tensors, (TENSORS * STEPS) as u64);
-            // All but those of the first step are known.
+            // The cache has all tensors after the first step.
             assert_eq!(cached, (TENSORS * (STEPS - 1)) as u64, "{statistics:?}");
             assert!(operations <= tensors && reports <= tensors + 1, "{statistics:?}");
             if n > 1 {
@@ -106,11 +106,11 @@ fn tensors_that_are_ready_together_are_fused_up_to_the_threshold(transport: Test
                 (0..COUNT)
                     .map(|index| tensors.all_reduce(&index.to_string(), vec![rank.get()], ReduceOp::Sum))
                     .collect::<Result<Vec<_>, _>>()
-                    .expect("they are accepted")
+                    .expect("the tensors are accepted")
             };
-            // Nothing is ready before the second rank comes, and then nearly everything is at once.
+            // No tensor is ready before rank 1 submits it. Then nearly all tensors become ready at once.
             let handles = if group.rank() == Rank::ZERO { submit(Rank::ZERO) } else { Vec::new() };
-            group.barrier().expect("the group is free");
+            group.barrier().expect("the group can be used");
             let handles = if group.rank() == Rank::ZERO { handles } else { submit(Rank::new(1)) };
             for handle in handles {
                 assert_eq!(handle.wait(), Ok(vec![1]));
@@ -125,7 +125,7 @@ fn tensors_that_are_ready_together_are_fused_up_to_the_threshold(transport: Test
     }
 }
 
-fn broadcasts_gathers_and_all_types_by_name(transport: TestTransport) {
+fn broadcasts_gathers_and_reductions_of_named_tensors_are_right(transport: TestTransport) {
     transport.run(3, |mut group| {
         let tensors = named_of(&mut group, |_| {});
         let rank = group.rank().get();
@@ -144,15 +144,15 @@ fn broadcasts_gathers_and_all_types_by_name(transport: TestTransport) {
     });
 }
 
-fn a_disagreement_is_an_error_on_every_rank_and_for_that_tensor_alone(transport: TestTransport) {
+fn a_disagreement_fails_only_its_tensor_but_on_every_rank(transport: TestTransport) {
     let all = transport.run(3, |mut group| {
         let tensors = named_of(&mut group, |_| {});
         let length = if group.rank().get() == 1 { 20 } else { 10 };
         let bad = tensors.all_reduce("x", vec![0f32; length], ReduceOp::Sum).unwrap();
         let good = tensors.all_reduce("y", vec![1f32; 5], ReduceOp::Sum).unwrap();
         assert_eq!(good.wait(), Ok(vec![3.0; 5]));
-        let error = bad.wait().expect_err("they do not agree");
-        // The name is free again.
+        let error = bad.wait().expect_err("the ranks do not agree");
+        // The name can be used again.
         let again = tensors.all_reduce("x", vec![1f32; 2], ReduceOp::Sum).unwrap();
         assert_eq!(again.wait(), Ok(vec![3.0; 2]));
         error.to_string()
@@ -162,7 +162,7 @@ fn a_disagreement_is_an_error_on_every_rank_and_for_that_tensor_alone(transport:
     assert_eq!(all, [expected; 3]);
 }
 
-fn a_name_in_flight_is_refused_at_once(transport: TestTransport) {
+fn a_second_tensor_with_a_name_in_flight_is_refused(transport: TestTransport) {
     transport.run(2, |mut group| {
         let tensors = named_of(&mut group, |_| {});
         let first = (group.rank() == Rank::ZERO).then(|| {
@@ -178,13 +178,13 @@ fn a_name_in_flight_is_refused_at_once(transport: TestTransport) {
     });
 }
 
-fn a_cache_that_is_too_small_still_gives_right_results(transport: TestTransport) {
+fn a_cache_that_is_too_small_gives_right_results(transport: TestTransport) {
     transport.run(3, |mut group| {
         let tensors = named_of(&mut group, |options| options.cache_capacity = 5);
         for step in 0..30usize {
             let order = shuffled(12, step as u64 * 10 + u64::from(group.rank().get()));
             let submit = |index: &usize| {
-                // Now and then a tensor changes its length.
+                // Some tensors change their length every 10 steps.
                 let length = 1 + (step / 10) * (index % 3);
                 tensors.all_reduce(&format!("t{index}"), vec![1u32; length], ReduceOp::Sum).unwrap()
             };
@@ -201,7 +201,7 @@ fn a_rank_that_runs_out_of_data_contributes_zeros(transport: TestTransport) {
             let tensors = named_of(&mut group, |_| {});
             let rank = group.rank().get();
             for epoch in 0..2 {
-                // Rank r has r + 1 batches: in batch b the ranks from b on take part.
+                // Rank r has r + 1 batches, so ranks b and higher take part in batch b.
                 for batch in 0..=rank {
                     let sum = tensors.all_reduce("x", vec![1u32; 3], ReduceOp::Sum).unwrap();
                     let other = tensors.all_reduce(&format!("{batch}"), vec![2u32], ReduceOp::Sum).unwrap();
@@ -216,7 +216,7 @@ fn a_rank_that_runs_out_of_data_contributes_zeros(transport: TestTransport) {
     }
 }
 
-fn other_reductions_fail_once_a_rank_has_joined(transport: TestTransport) {
+fn a_maximum_fails_after_a_rank_has_joined(transport: TestTransport) {
     let all = transport.run(3, |mut group| {
         let tensors = named_of(&mut group, |_| {});
         if group.rank().get() == 2 {
@@ -242,10 +242,10 @@ fn rank_0_reports_a_stall_until_it_ends(transport: TestTransport) {
         let rank = group.rank();
         let early = (rank != Rank::new(1)).then(submit);
         if rank == Rank::ZERO {
-            wait_until("the stall is found", || !tensors.stalled().is_empty());
+            wait_until("rank 0 reports the stall", || !tensors.stalled().is_empty());
             let stalls = tensors.stalled();
             assert_eq!(stalls[0].tensor.as_deref(), Some("slow"));
-            // Rank 2's report may be on its way.
+            // Rank 2's report may not have arrived yet.
             assert!(stalls[0].missing.contains(&Rank::new(1)), "{stalls:?}");
             assert!(stalls[0].to_string().contains("tensor `slow` has waited"), "{}", stalls[0]);
         }
@@ -256,7 +256,7 @@ fn rank_0_reports_a_stall_until_it_ends(transport: TestTransport) {
     });
 }
 
-/// The causes that the ranks' errors have.
+/// Returns the causes of the ranks' errors.
 fn causes(errors: &[NamedError]) -> Vec<&Cause> {
     let mut causes = Vec::new();
     for error in errors {
@@ -275,7 +275,7 @@ fn a_stall_that_lasts_too_long_fails_every_rank_with_the_same_error(transport: T
             options.stall_abort = Some(Duration::from_millis(300));
         });
         if group.rank().get() == 1 {
-            // It waits for something else, which the others never submit.
+            // Rank 1 waits for another tensor, which the other ranks never submit.
             return tensors.all_reduce("other", vec![1u8], ReduceOp::Sum).unwrap().wait().unwrap_err();
         }
         let handle = tensors.all_reduce("slow", vec![1u8], ReduceOp::Sum).unwrap();
@@ -294,7 +294,7 @@ fn a_stall_that_lasts_too_long_fails_every_rank_with_the_same_error(transport: T
     assert!(slow || other, "{text}");
 }
 
-fn a_rank_that_waits_alone_in_close_fails_the_job(transport: TestTransport) {
+fn a_rank_that_waits_alone_in_join_fails_the_job(transport: TestTransport) {
     let errors = transport.run(2, |mut group| {
         let tensors = named_of(&mut group, |options| {
             options.stall_warning = Duration::from_millis(20);
@@ -303,7 +303,7 @@ fn a_rank_that_waits_alone_in_close_fails_the_job(transport: TestTransport) {
         if group.rank().get() == 1 {
             return tensors.join().unwrap_err();
         }
-        // The group's barrier ends with the job.
+        // The barrier fails with the job.
         let error = tensors.all_reduce("x", vec![1u8], ReduceOp::Max).unwrap().wait().unwrap_err();
         assert!(matches!(error, NamedError::WithoutJoined { .. }), "{error}");
         NamedError::Job(group.barrier().unwrap_err())
@@ -313,12 +313,12 @@ fn a_rank_that_waits_alone_in_close_fails_the_job(transport: TestTransport) {
     assert!(causes[0].to_string().contains("joined or closed"), "{}", causes[0]);
 }
 
-fn a_tensor_that_a_closed_rank_never_submitted_is_an_error(transport: TestTransport) {
+fn a_tensor_that_a_closed_rank_never_submitted_fails(transport: TestTransport) {
     transport.run(3, |mut group| {
         let tensors = named_of(&mut group, |_| {});
         let both = tensors.all_reduce("both", vec![1u8], ReduceOp::Sum).unwrap();
         if group.rank().get() == 1 {
-            // Dropping the handle and closing leaves the tensor under way.
+            // The tensor is reduced although its handle is dropped and this rank closes.
             drop(both);
             tensors.close().unwrap();
             return;
@@ -344,7 +344,7 @@ fn named_tensors_can_be_closed_and_created_again(transport: TestTransport) {
     });
 }
 
-fn when_the_job_fails_every_pending_tensor_gets_its_error(transport: TestTransport) {
+fn every_pending_tensor_gets_the_error_of_a_failed_job(transport: TestTransport) {
     let errors = transport.run(4, |mut group| {
         let tensors = named_of(&mut group, |_| {});
         let submit = |index: usize| tensors.all_reduce(&format!("{index}"), vec![0f32; 1000], ReduceOp::Sum);
@@ -365,7 +365,7 @@ fn when_the_job_fails_every_pending_tensor_gets_its_error(transport: TestTranspo
     }
 }
 
-fn no_rank_waits_for_a_rank_that_has_left(transport: TestTransport) {
+fn pending_tensors_fail_when_a_rank_has_left(transport: TestTransport) {
     let meet = Arc::new(Barrier::new(3));
     transport.run(3, move |mut group| {
         let (told, waited) = mpsc::channel();
@@ -381,19 +381,19 @@ fn no_rank_waits_for_a_rank_that_has_left(transport: TestTransport) {
         let pending = tensors.all_reduce("pending", vec![1u8], ReduceOp::Sum).unwrap();
         meet.wait();
         let waiting = thread::spawn(move || told.send(pending.wait()));
-        let error = waited.recv_timeout(crate::util::PATIENCE).expect("it does not hang").unwrap_err();
+        let error = waited.recv_timeout(crate::util::TEST_TIMEOUT).expect("the wait ends").unwrap_err();
         assert!(matches!(error, NamedError::Left { .. } | NamedError::Job(_)), "{error}");
         waiting.join().unwrap().unwrap();
     });
 }
 
-fn tensors_of_all_kinds_and_lengths(transport: TestTransport) {
+fn uneven_gathers_reduce_scatters_and_scaled_sums_are_right(transport: TestTransport) {
     for n in WORLDS {
         transport.run(n, |mut group| {
             let (size, rank) = (group.size(), group.rank());
             let tensors = named_of(&mut group, |_| {});
             for step in 0..3 {
-                // Another length on every rank and in every step.
+                // The length differs between ranks and between steps.
                 let own = vec![rank.get(); (rank.index() + step) % 3];
                 let gathered = tensors.all_gather("uneven", own).unwrap();
                 let part = tensors.reduce_scatter("part", vec![1i64; 10], ReduceOp::Sum).unwrap();
@@ -422,20 +422,20 @@ fn tensors_of_all_kinds_and_lengths(transport: TestTransport) {
 }
 
 on_every_transport! {
-    any_order_from_any_thread_gives_exact_results_in_fewer_operations,
+    tensors_in_any_order_from_any_thread_are_exact_and_need_fewer_operations,
     tensors_that_are_ready_together_are_fused_up_to_the_threshold,
-    broadcasts_gathers_and_all_types_by_name,
-    a_disagreement_is_an_error_on_every_rank_and_for_that_tensor_alone,
-    a_name_in_flight_is_refused_at_once,
-    a_cache_that_is_too_small_still_gives_right_results,
+    broadcasts_gathers_and_reductions_of_named_tensors_are_right,
+    a_disagreement_fails_only_its_tensor_but_on_every_rank,
+    a_second_tensor_with_a_name_in_flight_is_refused,
+    a_cache_that_is_too_small_gives_right_results,
     a_rank_that_runs_out_of_data_contributes_zeros,
-    other_reductions_fail_once_a_rank_has_joined,
+    a_maximum_fails_after_a_rank_has_joined,
     rank_0_reports_a_stall_until_it_ends,
     a_stall_that_lasts_too_long_fails_every_rank_with_the_same_error,
-    a_rank_that_waits_alone_in_close_fails_the_job,
-    a_tensor_that_a_closed_rank_never_submitted_is_an_error,
+    a_rank_that_waits_alone_in_join_fails_the_job,
+    a_tensor_that_a_closed_rank_never_submitted_fails,
     named_tensors_can_be_closed_and_created_again,
-    when_the_job_fails_every_pending_tensor_gets_its_error,
-    no_rank_waits_for_a_rank_that_has_left,
-    tensors_of_all_kinds_and_lengths,
+    every_pending_tensor_gets_the_error_of_a_failed_job,
+    pending_tensors_fail_when_a_rank_has_left,
+    uneven_gathers_reduce_scatters_and_scaled_sums_are_right,
 }

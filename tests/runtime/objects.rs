@@ -1,4 +1,4 @@
-//! Objects that serde can serialise, between all ranks and between two.
+//! Collectives and messages of objects that serde can serialise.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -24,7 +24,7 @@ enum Kind {
     Named { words: BTreeMap<i8, char>, unit: () },
 }
 
-/// Different on every rank, in length as well.
+/// Returns an object whose content and length differ on every rank.
 fn checkpoint(rank: u32) -> Checkpoint {
     let leaf = Checkpoint {
         name: "é\u{1f980}".repeat(rank as usize),
@@ -46,7 +46,7 @@ fn checkpoint(rank: u32) -> Checkpoint {
     }
 }
 
-fn objects_come_back_as_they_were(transport: TestTransport) {
+fn collectives_return_objects_unchanged(transport: TestTransport) {
     for n in [1, 2, 3, 5] {
         transport.run(n, |mut group| {
             let (size, rank) = (group.size(), group.rank());
@@ -57,8 +57,8 @@ fn objects_come_back_as_they_were(transport: TestTransport) {
                 assert_eq!(group.broadcast_object(&own, root).unwrap(), all[root.index()]);
                 let gathered = group.gather_object(&own, root).unwrap();
                 assert_eq!(gathered, if rank == root { &all[..] } else { &[] });
-                let dealt = group.scatter_object(if rank == root { &all } else { &[] }, root).unwrap();
-                assert_eq!(dealt, own);
+                let scattered = group.scatter_object(if rank == root { &all } else { &[] }, root).unwrap();
+                assert_eq!(scattered, own);
             }
             assert_eq!(group.broadcast_object(&(), Rank::ZERO), Ok(()));
             assert_eq!(group.all_gather_object(&None::<String>).unwrap(), vec![None; size.as_usize()]);
@@ -66,7 +66,7 @@ fn objects_come_back_as_they_were(transport: TestTransport) {
     }
 }
 
-fn objects_are_sent_to_one_rank(transport: TestTransport) {
+fn objects_can_be_sent_and_received(transport: TestTransport) {
     transport.run(3, |group| {
         if group.rank() != Rank::ZERO {
             let rank = group.rank().get();
@@ -74,10 +74,10 @@ fn objects_are_sent_to_one_rank(transport: TestTransport) {
             group.send_object(&"short", Rank::ZERO, 9).unwrap();
             return;
         }
-        let (of_two, status) = group.receive_object::<Checkpoint>(Rank::new(2), 2).unwrap();
-        assert_eq!((of_two, status.source, status.tag), (checkpoint(2), Rank::new(2), 2));
-        let (of_one, status) = group.receive_object::<Checkpoint>(Source::Any, 1).unwrap();
-        assert_eq!((of_one, status.source), (checkpoint(1), Rank::new(1)));
+        let (from_rank_2, status) = group.receive_object::<Checkpoint>(Rank::new(2), 2).unwrap();
+        assert_eq!((from_rank_2, status.source, status.tag), (checkpoint(2), Rank::new(2), 2));
+        let (from_rank_1, status) = group.receive_object::<Checkpoint>(Source::Any, 1).unwrap();
+        assert_eq!((from_rank_1, status.source), (checkpoint(1), Rank::new(1)));
         for _ in 0..2 {
             let (text, status) = group.receive_object::<String>(Source::Any, None).unwrap();
             assert_eq!((text.as_str(), status.tag), ("short", 9));
@@ -85,61 +85,61 @@ fn objects_are_sent_to_one_rank(transport: TestTransport) {
     });
 }
 
-/// Cannot be encoded on the rank that it names.
+/// An object whose encoding fails if `rank`, the rank that encodes it, is `failing_rank`.
 #[derive(Deserialize)]
 struct Broken {
-    on: u32,
+    failing_rank: u32,
     rank: u32,
 }
 
 impl Serialize for Broken {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.on == self.rank {
+        if self.failing_rank == self.rank {
             return Err(serde::ser::Error::custom("a lock is held"));
         }
-        (self.on, self.rank).serialize(serializer)
+        (self.failing_rank, self.rank).serialize(serializer)
     }
 }
 
-fn an_object_that_cannot_be_encoded_is_an_error_on_every_rank(transport: TestTransport) {
+fn a_collective_fails_on_every_rank_if_an_object_cannot_be_encoded(transport: TestTransport) {
     for n in [1, 2, 4] {
         transport.run(n, move |mut group| {
-            let (rank, odd) = (group.rank().get(), n - 1);
-            let root = Rank::new(odd);
-            let broken = || Broken { on: odd, rank };
-            let usable = |group: &mut Group| {
+            let (rank, failing_rank) = (group.rank().get(), n - 1);
+            let root = Rank::new(failing_rank);
+            let broken = || Broken { failing_rank, rank };
+            let assert_usable = |group: &mut Group| {
                 let mut sum = [1];
                 group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
                 assert_eq!(sum, [n]);
             };
             assert!(matches!(group.broadcast_object(&broken(), root), Err(Error::Object(_))));
-            usable(&mut group);
+            assert_usable(&mut group);
             assert!(matches!(group.all_gather_object(&broken()), Err(Error::Object(_))));
-            usable(&mut group);
+            assert_usable(&mut group);
             for root in group.size().ranks() {
                 assert!(matches!(group.gather_object(&broken(), root), Err(Error::Object(_))));
-                usable(&mut group);
+                assert_usable(&mut group);
             }
             let all: Vec<Broken> = (0..n).map(|_| broken()).collect();
             assert!(matches!(group.scatter_object(&all, root), Err(Error::Object(_))));
-            usable(&mut group);
-            // One object too few, which only the root knows.
+            assert_usable(&mut group);
+            // There is one object too few, and only the root knows it.
             let few = vec![0u8; n as usize - 1];
             assert!(group.scatter_object(&few, Rank::ZERO).is_err());
-            usable(&mut group);
+            assert_usable(&mut group);
             if n > 1 {
-                // Nothing is sent, so no rank has to receive it.
+                // The call fails before anything is sent, so no rank receives.
                 let next = group.size().after(group.rank(), 1);
-                let own = Broken { on: rank, rank };
+                let own = Broken { failing_rank: rank, rank };
                 assert!(matches!(group.send_object(&own, next, 0), Err(Error::Object(_))));
             }
-            usable(&mut group);
+            assert_usable(&mut group);
         });
     }
 }
 
-/// What came is no such object on one rank: its own error, and the group goes on.
-fn an_object_that_cannot_be_decoded_is_the_receivers_error(transport: TestTransport) {
+/// Rank 2 expects another type than the root sends. Only rank 2 gets an error, and the group can still be used.
+fn an_object_that_cannot_be_decoded_fails_only_its_receiver(transport: TestTransport) {
     transport.run(3, |mut group| {
         if group.rank().get() == 2 {
             assert!(matches!(group.broadcast_object(&Kind::Empty, Rank::ZERO), Err(Error::Object(_))));
@@ -150,7 +150,7 @@ fn an_object_that_cannot_be_decoded_is_the_receivers_error(transport: TestTransp
     });
 }
 
-fn objects_are_sent_in_the_background(transport: TestTransport) {
+fn asynchronous_object_operations_return_the_objects(transport: TestTransport) {
     for n in [1, 2, 3, 5] {
         transport.run(n, |mut group| {
             let (size, rank) = (group.size(), group.rank());
@@ -158,22 +158,22 @@ fn objects_are_sent_in_the_background(transport: TestTransport) {
             let all: Vec<Checkpoint> = size.ranks().map(|rank| checkpoint(rank.get())).collect();
             let root = Rank::new(size.get() - 1);
             let others = if rank == root { &all[..] } else { &[] };
-            let told = group.broadcast_object_async(&own, root).unwrap();
+            let broadcast = group.broadcast_object_async(&own, root).unwrap();
             let from_all = group.all_gather_object_async(&own).unwrap();
-            // No receive of the program's takes what belongs to one of them.
+            // This receive must not match a message that belongs to one of the object collectives.
             let next = group.receive_object_async::<Checkpoint>(Source::Any, None).unwrap();
             let gathered = group.gather_object_async(&own, root).unwrap();
-            let dealt = group.scatter_object_async(others, root).unwrap();
+            let scattered = group.scatter_object_async(others, root).unwrap();
             let pairs: Vec<(u32, u32)> = size.ranks().map(|to| (rank.get(), to.get())).collect();
             let exchanged = group.all_to_all_object_async(&pairs).unwrap();
             let sent = group.send_object_async(&own, size.after(rank, 1), 3).unwrap();
             let expected: Vec<(u32, u32)> = size.ranks().map(|from| (from.get(), rank.get())).collect();
             assert_eq!(group.all_to_all_object(&pairs).unwrap(), expected);
             assert_eq!(exchanged.wait().unwrap(), expected);
-            assert_eq!(dealt.wait().unwrap(), own);
+            assert_eq!(scattered.wait().unwrap(), own);
             assert_eq!(gathered.wait().unwrap(), others);
             assert_eq!(from_all.wait().unwrap(), all);
-            assert_eq!(told.wait().unwrap(), all[root.index()]);
+            assert_eq!(broadcast.wait().unwrap(), all[root.index()]);
             sent.wait().unwrap();
             let (object, status) = next.wait().unwrap();
             assert_eq!(
@@ -185,14 +185,14 @@ fn objects_are_sent_in_the_background(transport: TestTransport) {
     }
 }
 
-fn no_rank_waits_for_an_object_that_cannot_be_encoded(transport: TestTransport) {
+fn an_asynchronous_collective_fails_if_an_object_cannot_be_encoded(transport: TestTransport) {
     for n in [1, 2, 4] {
         transport.run(n, move |mut group| {
             let (rank, root) = (group.rank().get(), Rank::new(n - 1));
-            let broken = || Broken { on: n - 1, rank };
+            let broken = || Broken { failing_rank: n - 1, rank };
             let from_all = group.all_gather_object_async(&broken()).unwrap();
-            let told = group.broadcast_object_async(&broken(), root).unwrap();
-            assert!(matches!(told.wait(), Err(Error::Object(_))));
+            let broadcast = group.broadcast_object_async(&broken(), root).unwrap();
+            assert!(matches!(broadcast.wait(), Err(Error::Object(_))));
             assert!(matches!(from_all.wait(), Err(Error::Object(_))));
             let too_few = vec![0u8; n as usize - 1];
             assert!(group.all_to_all_object(&too_few).is_err());
@@ -202,10 +202,10 @@ fn no_rank_waits_for_an_object_that_cannot_be_encoded(transport: TestTransport) 
 }
 
 on_every_transport! {
-    objects_come_back_as_they_were,
-    objects_are_sent_to_one_rank,
-    an_object_that_cannot_be_encoded_is_an_error_on_every_rank,
-    an_object_that_cannot_be_decoded_is_the_receivers_error,
-    objects_are_sent_in_the_background,
-    no_rank_waits_for_an_object_that_cannot_be_encoded,
+    collectives_return_objects_unchanged,
+    objects_can_be_sent_and_received,
+    a_collective_fails_on_every_rank_if_an_object_cannot_be_encoded,
+    an_object_that_cannot_be_decoded_fails_only_its_receiver,
+    asynchronous_object_operations_return_the_objects,
+    an_asynchronous_collective_fails_if_an_object_cannot_be_encoded,
 }

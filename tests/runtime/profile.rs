@@ -1,4 +1,4 @@
-//! Where the time of calls goes: as the library counts it, and as `ringbench --profile` prints it.
+//! Profiles of where the time of calls goes, as the library counts it and as `ringbench --profile` prints it.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -19,15 +19,15 @@ use crate::util::{ranks, ringrun, ringrun_script, run};
 const TRANSPORTS: [LocalTransport; 2] = [LocalTransport::Tcp, LocalTransport::Shm];
 const PARTS: [&str; 5] = ["send", "receive", "reduce", "wait", "other"];
 
-/// A rounding of microseconds.
+/// The largest rounding error, in microseconds.
 const ROUNDING_US: f64 = 1e-3;
 
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is a number"))
 }
 
-/// Runs `work` on every rank of a world of `n`, profiled, over that transport.
-fn profiled(n: u32, transport: LocalTransport, work: fn(&mut Group)) -> Vec<(Profile, Duration)> {
+/// Runs `work` with profiling on every rank of a world of `n`. Returns the profile and the wall-clock time of each rank.
+fn run_profiled(n: u32, transport: LocalTransport, work: fn(&mut Group)) -> Vec<(Profile, Duration)> {
     let work = move |mut group: Group| {
         assert_eq!(group.profile(), Profile::default(), "profiling is off");
         group.set_profiling(true);
@@ -36,7 +36,7 @@ fn profiled(n: u32, transport: LocalTransport, work: fn(&mut Group)) -> Vec<(Pro
         let wall = started.elapsed();
         group.set_profiling(false);
         let profile = group.profile();
-        group.barrier().expect("all are there");
+        group.barrier().expect("all ranks call it");
         assert_eq!(group.profile().calls, profile.calls, "profiling is off again");
         (profile, wall)
     };
@@ -44,12 +44,12 @@ fn profiled(n: u32, transport: LocalTransport, work: fn(&mut Group)) -> Vec<(Pro
 }
 
 #[test]
-fn blocking_calls_send_receive_reduce_and_wait_in_their_own_time() {
+fn blocking_calls_count_the_time_to_send_receive_reduce_and_wait() {
     for transport in TRANSPORTS {
-        let results = profiled(3, transport, |group| {
+        let results = run_profiled(3, transport, |group| {
             let mut buffer = vec![1f32; 1 << 18];
             for count in [16, 1 << 18] {
-                group.all_reduce(&mut buffer[..count], ReduceOp::Sum).expect("all are there");
+                group.all_reduce(&mut buffer[..count], ReduceOp::Sum).expect("all ranks call it");
             }
         });
         for (profile, wall) in results {
@@ -64,36 +64,37 @@ fn blocking_calls_send_receive_reduce_and_wait_in_their_own_time() {
 }
 
 #[test]
-fn what_goes_on_by_itself_is_counted_in_the_background_or_with_who_waits() {
+fn asynchronous_operations_are_counted_as_calls_or_as_background() {
     for transport in TRANSPORTS {
-        let results = profiled(2, transport, |group| {
-            let handle = group.all_reduce_async(vec![1f32; 1 << 18], ReduceOp::Sum).expect("all are there");
-            // Polls it without a wait.
+        let results = run_profiled(2, transport, |group| {
+            let handle =
+                group.all_reduce_async(vec![1f32; 1 << 18], ReduceOp::Sum).expect("all ranks call it");
+            // Polls the handle and never waits.
             while !handle.test() {
                 std::thread::yield_now();
             }
-            handle.wait().expect("all are there");
+            handle.wait().expect("all ranks call it");
         });
         for (Profile { calls, background }, _) in results {
-            let parts = |of: Spent| [of.send, of.receive, of.reduce];
-            for (here, there) in parts(calls).into_iter().zip(parts(background)) {
-                assert!(here + there > Duration::ZERO, "{transport:?}: {calls:?} {background:?}");
+            let parts = |spent: Spent| [spent.send, spent.receive, spent.reduce];
+            for (in_calls, in_background) in parts(calls).into_iter().zip(parts(background)) {
+                assert!(in_calls + in_background > Duration::ZERO, "{transport:?}: {calls:?} {background:?}");
             }
         }
     }
 }
 
 #[test]
-fn the_one_that_others_wait_for_waits_less() {
+fn a_rank_that_others_wait_for_waits_less() {
     const LAST_RANK_DELAY: Duration = Duration::from_millis(5);
     for transport in TRANSPORTS {
-        let results = profiled(2, transport, |group| {
+        let results = run_profiled(2, transport, |group| {
             for _ in 0..10 {
                 let started = Instant::now();
                 while group.rank() == Rank::ZERO && started.elapsed() < LAST_RANK_DELAY {
                     std::hint::spin_loop();
                 }
-                group.barrier().expect("all are there");
+                group.barrier().expect("all ranks call it");
             }
         });
         let waits: Vec<Duration> = results.iter().map(|(profile, _)| profile.calls.wait).collect();
@@ -102,7 +103,7 @@ fn the_one_that_others_wait_for_waits_less() {
 }
 
 #[test]
-fn the_parts_of_every_operation_come_to_the_whole() {
+fn the_parts_of_every_operation_add_up_to_its_wall_time() {
     for transport in TRANSPORTS {
         for &operation in BenchOperation::ALL {
             let flags = format!("ringbench {operation} -b 64 -e 64K -f 1024 -n 5 -w 1 --profile");
@@ -113,15 +114,15 @@ fn the_parts_of_every_operation_come_to_the_whole() {
             };
             for report in ranks::run_with(3, |options| options.transport = transport, measure) {
                 for row in report.results {
-                    let ranks = row.profile.expect("it was asked for");
+                    let ranks = row.profile.expect("--profile was given");
                     let involved: Vec<u32> = (0..3).filter(|&r| operation.involves(Rank::new(r))).collect();
-                    assert_eq!(ranks.iter().map(|of| of.rank).collect::<Vec<_>>(), involved, "{operation}");
-                    for of in ranks {
+                    assert_eq!(ranks.iter().map(|one| one.rank).collect::<Vec<_>>(), involved, "{operation}");
+                    for rank_profile in ranks {
                         let TimeBreakdown { wall_us, send_us, receive_us, reduce_us, wait_us, other_us } =
-                            of.parts;
+                            rank_profile.parts;
                         let parts = [send_us, receive_us, reduce_us, wait_us, other_us];
-                        let is_whole = (parts.iter().sum::<f64>() - wall_us).abs() < ROUNDING_US;
-                        assert!(is_whole, "{operation}, {transport:?}: {:?}", of.parts);
+                        let adds_up = (parts.iter().sum::<f64>() - wall_us).abs() < ROUNDING_US;
+                        assert!(adds_up, "{operation}, {transport:?}: {:?}", rank_profile.parts);
                         assert!(
                             parts.iter().all(|&part| part >= 0.0),
                             "{operation}, {transport:?}: {parts:?}"
@@ -134,7 +135,7 @@ fn the_parts_of_every_operation_come_to_the_whole() {
 }
 
 #[test]
-fn ringbench_says_so_in_table_and_json_over_both_transports() {
+fn ringbench_reports_the_profile_in_its_table_and_json() {
     for transport in ["tcp", "shm"] {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("out.json");
@@ -157,21 +158,24 @@ fn ringbench_says_so_in_table_and_json_over_both_transports() {
         for row in report["results"].as_array().expect("rows") {
             assert_eq!(row["transport"], transport);
             let ranks = row["profile"].as_array().expect("a profile");
-            assert_eq!(ranks.iter().map(|of| of["rank"].as_u64()).collect::<Vec<_>>(), [0, 1, 2].map(Some));
-            for of in ranks {
-                let parts = PARTS.map(|part| number(&of[format!("{part}_us")]));
-                assert!(parts.iter().all(|&part| part >= 0.0), "{of}");
-                // Of a short message all is reduced where it lies in shared memory, and nothing copied.
-                let is_seen = row["bytes"] == 64 || parts[..4].iter().all(|&part| part > 0.0);
-                assert!(is_seen, "each part has been seen: {of}");
-                assert!((parts.iter().sum::<f64>() - number(&of["wall_us"])).abs() < ROUNDING_US, "{of}");
+            assert_eq!(ranks.iter().map(|one| one["rank"].as_u64()).collect::<Vec<_>>(), [0, 1, 2].map(Some));
+            for rank_profile in ranks {
+                let parts = PARTS.map(|part| number(&rank_profile[format!("{part}_us")]));
+                assert!(parts.iter().all(|&part| part >= 0.0), "{rank_profile}");
+                // In shared memory a short buffer is reduced in place without a copy, so some of these times may be 0.
+                let are_parts_measured = row["bytes"] == 64 || parts[..4].iter().all(|&part| part > 0.0);
+                assert!(are_parts_measured, "every part takes some time: {rank_profile}");
+                assert!(
+                    (parts.iter().sum::<f64>() - number(&rank_profile["wall_us"])).abs() < ROUNDING_US,
+                    "{rank_profile}"
+                );
             }
         }
     }
 }
 
 #[test]
-fn without_the_flag_nothing_is_said() {
+fn ringbench_without_the_flag_reports_no_profile() {
     let flags = ["-n", "2", "--no-tag-output", "ringbench", "all_reduce", "-e", "64", "-n", "2", "--json"];
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("out.json");
@@ -184,7 +188,7 @@ fn without_the_flag_nothing_is_said() {
 }
 
 #[test]
-fn a_rank_alone_with_the_flag_is_found_out() {
+fn ringbench_fails_if_only_one_rank_has_the_flag() {
     let script = format!(
         "[ $RANK = 1 ] && flag=--profile; exec {} all_reduce -e 64 -n 2 $flag",
         env!("CARGO_BIN_EXE_ringbench")

@@ -1,7 +1,8 @@
-//! Random programs: many operations in flight on several groups, against a reference computed rank by rank.
+//! Runs random programs with many operations in flight on several groups, and compares the results with a reference that each
+//! rank computes alone.
 //!
-//! `PROGRAM_SEED=17 cargo test --test runtime random_programs` runs that one program alone; `PROGRAM_COUNT=5` runs fewer of them,
-//! for sanitizers that take many times as long.
+//! `PROGRAM_SEED=17 cargo test --test runtime random_programs` runs only that program. `PROGRAM_COUNT=5` runs fewer programs,
+//! for slow sanitizers.
 
 mod collective;
 mod program;
@@ -17,12 +18,13 @@ use rand::{RngExt as _, SeedableRng as _};
 use ringtrain::group::{Checksums, Handle, Received, Source, Status};
 use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 
-const PROGRAMS: u64 = 60;
-/// Of messages that come from anybody: beyond those of all others, and the step is added.
+/// The number of programs that a test runs by default.
+const PROGRAM_COUNT: u64 = 60;
+/// The first tag of [`Step::FromAnySource`], which adds its step. All other tags are lower.
 const STEP_TAG: u32 = 1000;
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::BitXor, ReduceOp::Max, ReduceOp::Min];
 
-/// What a rank of the world contributes to a step.
+/// Returns what a rank of the world contributes to a step.
 fn content(step: usize, rank: u32, count: usize) -> Vec<u64> {
     let salt = (step as u64) << 40 ^ u64::from(rank) << 34;
     (0..count as u64).map(|index| (salt ^ index).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
@@ -37,14 +39,15 @@ fn combine(op: ReduceOp, a: u64, b: u64) -> u64 {
     }
 }
 
-/// x -> a x + b modulo 2^32 in one element, one after the other: associative, and does not commute.
-fn after(first: u64, second: u64) -> u64 {
+/// Composes two functions x -> a x + b modulo 2^32, each with a and b in one element. Composition is associative and does not
+/// commute.
+fn compose(first: u64, second: u64) -> u64 {
     let split = |one: u64| ((one >> 32) as u32, one as u32);
     let ((a, b), (c, d)) = (split(first), split(second));
     u64::from(a.wrapping_mul(c)) << 32 | u64::from(b.wrapping_mul(c).wrapping_add(d))
 }
 
-/// All of them combined, element by element, in order.
+/// Combines all vectors element by element, in their order.
 fn reduce(all: &[Vec<u64>], combine: impl Fn(u64, u64) -> u64) -> Vec<u64> {
     let (first, rest) = all.split_first().expect("a group has a rank");
     let mut result = first.clone();
@@ -54,20 +57,21 @@ fn reduce(all: &[Vec<u64>], combine: impl Fn(u64, u64) -> u64) -> Vec<u64> {
     result
 }
 
-/// An operation under way, and the comparison of its result.
-type Waiting = Box<dyn FnOnce()>;
+/// Waits for an operation and checks its result.
+type ResultCheck = Box<dyn FnOnce()>;
 
-/// A rank that runs a program. What it does about blocking and waiting is its own affair, and differs from rank to rank.
+/// A rank that runs a program. Each rank decides at random which calls block and when it waits.
 struct Runner {
     own: u32,
     groups: Vec<Option<Group>>,
     rng: StdRng,
-    waiting: Vec<Waiting>,
-    /// The same, for the end: see [`Runner::anything`].
-    last: Vec<Waiting>,
-    /// Receives of anything, in their order, and what others have sent for them.
-    anything: Vec<Handle<Received<u64>>>,
-    expected: Vec<(u32, u32, Vec<u64>)>,
+    waiting: Vec<ResultCheck>,
+    /// The checks that must wait until the end of the program: see [`Runner::run_any_message`].
+    waiting_at_end: Vec<ResultCheck>,
+    /// Receives with any source and any tag, in the order in which they were posted.
+    any_receives: Vec<Handle<Received<u64>>>,
+    /// The sender, tag and elements of the messages for `any_receives`.
+    any_messages: Vec<(u32, u32, Vec<u64>)>,
 }
 
 impl Runner {
@@ -79,41 +83,41 @@ impl Runner {
             groups: vec![Some(world), Some(twin)],
             rng: StdRng::seed_from_u64(program.seed << 8 | u64::from(own)),
             waiting: Vec::new(),
-            last: Vec::new(),
-            anything: Vec::new(),
-            expected: Vec::new(),
+            waiting_at_end: Vec::new(),
+            any_receives: Vec::new(),
+            any_messages: Vec::new(),
         };
         for (index, step) in program.steps.iter().enumerate() {
-            runner.step(index, step);
+            runner.run_step(index, step);
             if runner.rng.random_bool(0.25) && !runner.waiting.is_empty() {
                 let index = runner.rng.random_range(0..runner.waiting.len());
                 runner.waiting.swap_remove(index)();
             }
         }
-        runner.end();
+        runner.finish();
     }
 
-    /// Waits for everything, in a random order.
-    fn end(mut self) {
-        self.waiting.append(&mut self.last);
+    /// Waits for all operations, in a random order.
+    fn finish(mut self) {
+        self.waiting.append(&mut self.waiting_at_end);
         self.waiting.shuffle(&mut self.rng);
         self.waiting.into_iter().for_each(|wait| wait());
-        for handle in self.anything {
+        for handle in self.any_receives {
             let Received { elements, status } = handle.wait().unwrap();
             // The messages of each sender come in the order in which it sent them.
-            let next = self.expected.iter().position(|(from, ..)| *from == status.source.get());
-            let (_, tag, expected) = self.expected.remove(next.expect("it has sent one"));
+            let next = self.any_messages.iter().position(|(from, ..)| *from == status.source.get());
+            let (_, tag, expected) = self.any_messages.remove(next.expect("the source has sent a message"));
             assert_eq!(status.tag, tag, "messages of rank {} overtook each other", status.source);
-            assert!(elements == expected, "the message of rank {} with tag {tag} is another", status.source);
+            assert!(elements == expected, "the message of rank {} with tag {tag} is wrong", status.source);
         }
-        assert!(self.expected.is_empty());
+        assert!(self.any_messages.is_empty());
     }
 
-    /// Looks at the result now or later, or never.
-    fn finish<R: PartialEq + Debug + 'static>(&mut self, handle: Handle<R>, expected: R, what: String) {
+    /// Checks the result now or later, or drops the handle.
+    fn check_later<R: PartialEq + Debug + 'static>(&mut self, handle: Handle<R>, expected: R, what: String) {
         let check = move |result: Result<R, Error>| {
             let result = result.unwrap_or_else(|error| panic!("{what}: {error}"));
-            assert!(result == expected, "{what}: the result is another");
+            assert!(result == expected, "{what}: the result is wrong");
         };
         match self.rng.random_range(0..8) {
             0 => drop(handle),
@@ -127,34 +131,34 @@ impl Runner {
         }
     }
 
-    fn step(&mut self, index: usize, step: &Step) {
+    fn run_step(&mut self, index: usize, step: &Step) {
         match *step {
-            Step::Split { parent, ref colours, ref keys } => self.split(parent, colours, keys),
+            Step::Split { parent, ref colours, ref keys } => self.run_split(parent, colours, keys),
             Step::Drop { group } => self.groups[group] = None,
-            Step::Anything { from, to, tag, count } => self.anything(index, from, to, tag, count),
+            Step::AnyMessage { from, to, tag, count } => self.run_any_message(index, from, to, tag, count),
             Step::Collective { group, .. }
             | Step::Message { group, .. }
-            | Step::FromAnybody { group, .. } => {
-                // Taken out, so that the runner can be used beside it.
+            | Step::FromAnySource { group, .. } => {
+                // The group is taken out of the list, so that the methods can borrow both it and the runner.
                 let Some(mut found) = self.groups[group].take() else { return };
                 match *step {
                     Step::Message { from, to, tag, count, .. } => {
-                        self.message(index, &mut found, (from, to), tag, count);
+                        self.run_message(index, &mut found, (from, to), tag, count);
                     }
-                    Step::FromAnybody { to, count, .. } => {
-                        self.messages_of_anybody(index, &mut found, to, count);
+                    Step::FromAnySource { to, count, .. } => {
+                        self.run_messages_from_any_source(index, &mut found, to, count);
                     }
                     Step::Collective { kind, count, root, .. } => {
-                        self.collective(index, &mut found, kind, count, root);
+                        self.run_collective(index, &mut found, kind, count, root);
                     }
-                    _ => unreachable!("steps without a group of their own"),
+                    _ => unreachable!("these steps have no group"),
                 }
                 self.groups[group] = Some(found);
             }
         }
     }
 
-    fn split(&mut self, parent: usize, colours: &[Option<u32>], keys: &[i64]) {
+    fn run_split(&mut self, parent: usize, colours: &[Option<u32>], keys: &[i64]) {
         let own = self.own as usize;
         let part = self.groups[parent].as_mut().and_then(|group| {
             let part = group.split(colours[own], keys[own]).unwrap();
@@ -164,7 +168,7 @@ impl Runner {
                 .copied()
                 .filter(|rank| colours[rank.index()] == colours[own])
                 .collect();
-            // Of equal keys the order in the parent counts, which a stable sort keeps.
+            // Ranks with equal keys keep their order, which a stable sort preserves.
             members.sort_by_key(|rank| keys[rank.index()]);
             assert_eq!(part.is_some(), colours[own].is_some());
             part.inspect(|part| assert_eq!(part.members(), members))
@@ -172,7 +176,7 @@ impl Runner {
         self.groups.push(part);
     }
 
-    fn message(
+    fn run_message(
         &mut self,
         step: usize,
         group: &mut Group,
@@ -192,7 +196,7 @@ impl Runner {
                 group.send(&elements, to, tag).unwrap();
             } else {
                 let handle = group.send_async(elements.clone(), to, tag).unwrap();
-                self.finish(handle, elements, what);
+                self.check_later(handle, elements, what);
             }
         } else if group.rank() == to {
             let room = count + self.rng.random_range(0..3);
@@ -205,33 +209,33 @@ impl Runner {
                 let handle = group.receive_async::<u64>(room, from, tag).unwrap();
                 let expected =
                     Received { elements, status: Status { source: from, tag, dtype: DType::U64, count } };
-                // Never dropped: that would withdraw it, and leave its message to a later one.
+                // A dropped receive would be cancelled, and a later receive would match its message.
                 self.waiting.push(Box::new(move || assert!(handle.wait().unwrap() == expected, "{what}")));
             }
         }
     }
 
-    fn messages_of_anybody(&mut self, step: usize, group: &mut Group, to: usize, count: usize) {
+    fn run_messages_from_any_source(&mut self, step: usize, group: &mut Group, to: usize, count: usize) {
         let to = Rank::new((to % group.size().as_usize()) as u32);
         let tag = STEP_TAG + step as u32;
         if group.rank() != to {
             let elements = content(step, self.own, count);
             let handle = group.send_async(elements.clone(), to, tag).unwrap();
-            return self.finish(handle, elements, format!("step {step}: {count} elements to {to}"));
+            return self.check_later(handle, elements, format!("step {step}: {count} elements to {to}"));
         }
         let mut missing: Vec<Rank> = group.size().ranks().filter(|&rank| rank != to).collect();
         while !missing.is_empty() {
             let mut buffer = vec![0; count];
             let status = group.receive(&mut buffer, Source::Any, tag).unwrap();
             let found = missing.iter().position(|&rank| rank == status.source);
-            let from = missing.swap_remove(found.expect("each sends one"));
+            let from = missing.swap_remove(found.expect("each rank sends one message"));
             assert!(buffer == content(step, group.members()[from.index()].get(), count), "step {step}");
         }
     }
 
-    /// No rank waits for these before the end: which message a receive gets is a matter of chance, so that it may be one
-    /// that is sent much later.
-    fn anything(&mut self, step: usize, from: usize, to: usize, tag: u32, count: usize) {
+    /// Sends a message, or posts a receive with any source and any tag. No rank waits for them before the end of the program:
+    /// the receive may match a message that is sent much later.
+    fn run_any_message(&mut self, step: usize, from: usize, to: usize, tag: u32, count: usize) {
         let twin = self.groups[TWIN].as_mut().expect("the twin is never dropped");
         if from == to {
             return;
@@ -242,17 +246,18 @@ impl Runner {
             if self.rng.random_bool(0.2) {
                 drop(handle);
             } else {
-                self.last.push(Box::new(move || assert!(handle.wait().unwrap() == elements, "step {step}")));
+                self.waiting_at_end
+                    .push(Box::new(move || assert!(handle.wait().unwrap() == elements, "step {step}")));
             }
         } else if self.own as usize == to {
-            self.anything.push(twin.receive_async(1 << 20, Source::Any, None).unwrap());
-            self.expected.push((from as u32, tag, content(step, from as u32, count)));
+            self.any_receives.push(twin.receive_async(1 << 20, Source::Any, None).unwrap());
+            self.any_messages.push((from as u32, tag, content(step, from as u32, count)));
         }
     }
 }
 
-fn check(seed: u64, adjust: impl Fn(&mut JoinOptions)) {
-    // Shown if it fails.
+fn run_program(seed: u64, adjust: impl Fn(&mut JoinOptions)) {
+    // The test runner shows this line if the program fails.
     eprintln!("PROGRAM_SEED={seed}");
     let program = Arc::new(Program::random(seed));
     ranks::run_with(program.ranks, adjust, move |world| Runner::run(world, &program));
@@ -262,38 +267,38 @@ fn seeds() -> Vec<u64> {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     match number("PROGRAM_SEED") {
         Some(seed) => vec![seed],
-        None => (0..number("PROGRAM_COUNT").unwrap_or(PROGRAMS)).collect(),
+        None => (0..number("PROGRAM_COUNT").unwrap_or(PROGRAM_COUNT)).collect(),
     }
 }
 
 #[test]
-fn random_programs() {
+fn random_programs_give_right_results_over_tcp() {
     for seed in seeds() {
-        check(seed, |_| {});
+        run_program(seed, |_| {});
     }
 }
 
-/// Collectives in shared memory, messages over sockets.
+/// Collectives use shared memory, and messages use sockets.
 #[test]
-fn random_programs_in_shared_memory() {
+fn random_programs_give_right_results_in_shared_memory() {
     for seed in seeds() {
-        check(seed, |options| TestTransport::Shm.apply(options));
+        run_program(seed, |options| TestTransport::Shm.apply(options));
     }
 }
 
-/// Some of it in shared memory, some between hosts, the rest over sockets alone.
+/// Collectives use shared memory within hosts and sockets between hosts; groups of one rank of each host use only sockets.
 #[test]
-fn random_programs_on_several_hosts() {
+fn random_programs_give_right_results_on_several_hosts() {
     for seed in seeds() {
-        check(seed, |options| TestTransport::Hosts.apply(options));
+        run_program(seed, |options| TestTransport::Hosts.apply(options));
     }
 }
 
-/// Segments of an odd length, many to a message, each with its checksum.
+/// Messages consist of many segments of 5000 bytes, each with a checksum.
 #[test]
-fn random_programs_in_small_segments() {
+fn random_programs_give_right_results_in_small_segments() {
     for seed in seeds() {
-        check(seed, |options| {
+        run_program(seed, |options| {
             options.segment_bytes = 5000;
             options.checksums = Checksums::On;
         });

@@ -1,4 +1,5 @@
-//! Buffers that ranks have of their group: all-reduces of them are done where they lie, and give the same bits as by slots.
+//! Buffers of `Group::alloc`: all-reduces reduce them in place, with the same bits as all-reduces of other buffers, which are
+//! copied to slots in shared memory.
 
 use std::time::Duration;
 
@@ -11,21 +12,21 @@ use ringtrain::{
 };
 
 const WORLDS: [u32; 6] = [1, 2, 3, 4, 5, 8];
-/// Elements that are more than a slot of any type, in three blocks of four bytes.
+/// The number of elements of a long buffer. With 4 bytes each, they need three slots.
 const LONG: usize = 300_007;
 
-/// An element made of a number.
-trait Drawn: Element {
-    fn of(value: f64) -> Self;
+/// An element type whose elements can be made from a number.
+trait FromNumber: Element {
+    fn from_f64(value: f64) -> Self;
 }
 
-macro_rules! drawn {
-    ($($ty:ty: $from:expr);+ $(;)?) => { $( impl Drawn for $ty {
-        fn of(value: f64) -> Self { let from: fn(f64) -> Self = $from; from(value) }
+macro_rules! from_numbers {
+    ($($ty:ty: $from:expr);+ $(;)?) => { $( impl FromNumber for $ty {
+        fn from_f64(value: f64) -> Self { let from: fn(f64) -> Self = $from; from(value) }
     } )+ };
 }
 
-drawn! {
+from_numbers! {
     f16: f16::from_f64;
     bf16: bf16::from_f64;
     f32: |v| v as f32;
@@ -44,20 +45,20 @@ drawn! {
     I64Loc: |v| I64Loc::new(v as i64 % 3, v.abs() as u64);
 }
 
-/// No sum of these is exact: another order of the operands gives other bits.
-fn value<T: Drawn>(rank: Rank, index: usize) -> T {
-    T::of((index as f64 * 0.37 + f64::from(rank.get()) * 1.7).sin() * 100.0)
+/// Returns a value whose sums are not exact, so that another order of the operands gives other bits.
+fn value<T: FromNumber>(rank: Rank, index: usize) -> T {
+    T::from_f64((index as f64 * 0.37 + f64::from(rank.get()) * 1.7).sin() * 100.0)
 }
 
-fn contribution<T: Drawn>(group: &Group, count: usize) -> Vec<T> {
+fn contribution<T: FromNumber>(group: &Group, count: usize) -> Vec<T> {
     (0..count).map(|index| value(group.rank(), index)).collect()
 }
 
-fn bits<T: Element>(elements: &[T]) -> &[u8] {
+fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
     bytemuck::cast_slice(elements)
 }
 
-/// Runs `work` on ranks that share memory, or must not; short buffers go the way of the long ones.
+/// Runs `work` on `n` ranks with this transport, and with the algorithm that otherwise only long buffers use.
 fn run(n: u32, transport: LocalTransport, work: impl Fn(Group) + Send + Sync + 'static) {
     let adjust = |options: &mut JoinOptions| {
         options.transport = transport;
@@ -66,8 +67,14 @@ fn run(n: u32, transport: LocalTransport, work: impl Fn(Group) + Send + Sync + '
     ranks::run_with(n, adjust, work);
 }
 
-/// What an all-reduce gives by slots, and in a part of a buffer of the group that begins at another place on each rank.
-fn check<T: Drawn>(group: &mut Group, count: usize, op: ReduceOp, lends: &dyn Fn(Rank) -> bool) {
+/// Checks that an all-reduce of a part of a group buffer gives the same bits as one with slots. The part begins at a different
+/// element on each rank. Ranks for which `passes_group_buffer` returns false pass ordinary memory.
+fn check<T: FromNumber>(
+    group: &mut Group,
+    count: usize,
+    op: ReduceOp,
+    passes_group_buffer: &dyn Fn(Rank) -> bool,
+) {
     let (n, rank) = (group.size(), group.rank());
     let own = contribution::<T>(group, count);
     let mut expected = own.clone();
@@ -75,20 +82,20 @@ fn check<T: Drawn>(group: &mut Group, count: usize, op: ReduceOp, lends: &dyn Fn
     let start = rank.index() % 3;
     let mut buffer = group.alloc::<T>(start + count + 2).unwrap();
     assert_eq!(buffer.is_shared(), group.transport() == "shm");
-    assert!(bits(&buffer).iter().all(|&byte| byte == 0), "zeros");
+    assert!(bytes_of(&buffer).iter().all(|&byte| byte == 0), "a new buffer has zeros");
     buffer[start..start + count].copy_from_slice(&own);
     let mut private = own;
-    let found = if lends(rank) { &mut buffer[start..start + count] } else { &mut private[..] };
+    let found = if passes_group_buffer(rank) { &mut buffer[start..start + count] } else { &mut private[..] };
     group.all_reduce(found, op).unwrap();
     let what = format!("{count} x {} {op}, rank {rank} of {n}", T::DTYPE);
-    assert!(bits(found) == bits(&expected), "{what}");
-    if lends(rank) {
+    assert!(bytes_of(found) == bytes_of(&expected), "{what}");
+    if passes_group_buffer(rank) {
         let around = [&buffer[..start], &buffer[start + count..]].concat();
-        assert!(bits(&around).iter().all(|&byte| byte == 0), "{what}: nothing else was written");
+        assert!(bytes_of(&around).iter().all(|&byte| byte == 0), "{what}: nothing else was written");
     }
 }
 
-fn check_type<T: Drawn>(group: &mut Group) {
+fn check_type<T: FromNumber>(group: &mut Group) {
     let n = group.size().as_usize();
     for op in ReduceOp::ALL.iter().copied().filter(|op| op.applies_to(T::DTYPE) && *op != ReduceOp::Custom) {
         for count in [0, 1, n - 1, n + 1, 4099] {
@@ -98,7 +105,7 @@ fn check_type<T: Drawn>(group: &mut Group) {
 }
 
 #[test]
-fn in_place_gives_the_same_bits_as_by_slots() {
+fn all_reduces_in_place_give_the_same_bits_as_with_slots() {
     for n in WORLDS {
         run(n, LocalTransport::Auto, |mut group| {
             check_type::<f16>(&mut group);
@@ -123,43 +130,43 @@ fn in_place_gives_the_same_bits_as_by_slots() {
     }
 }
 
-/// Some ranks pass a buffer of the group's, others their own: all get the same.
+/// Some ranks pass a buffer of the group and others ordinary memory. All ranks get the same result.
 #[test]
-fn some_lend_their_buffers_and_some_do_not() {
+fn ranks_may_mix_group_buffers_and_ordinary_memory() {
     let patterns: [fn(Rank) -> bool; 4] =
         [|rank| rank.get() == 0, |rank| rank.get() > 0, |rank| rank.get() % 2 == 1, |rank| rank.get() != 1];
     for n in WORLDS {
         run(n, LocalTransport::Auto, move |mut group| {
-            for lends in patterns {
+            for passes_group_buffer in patterns {
                 for count in [0, 1, group.size().as_usize() + 1, 4099, LONG] {
-                    check::<f32>(&mut group, count, ReduceOp::Sum, &lends);
-                    check::<bf16>(&mut group, count, ReduceOp::Average, &lends);
+                    check::<f32>(&mut group, count, ReduceOp::Sum, &passes_group_buffer);
+                    check::<bf16>(&mut group, count, ReduceOp::Average, &passes_group_buffer);
                 }
-                check::<F64Loc>(&mut group, 4099, ReduceOp::MinLoc, &lends);
+                check::<F64Loc>(&mut group, 4099, ReduceOp::MinLoc, &passes_group_buffer);
             }
         });
     }
 }
 
-/// Neither commutative nor associative: only one order gives this.
+/// The function is neither commutative nor associative, so only rank order gives the expected result.
 #[test]
-fn a_function_of_ones_own_gets_its_operands_in_rank_order() {
+fn custom_functions_are_applied_in_rank_order() {
     for n in WORLDS {
         run(n, LocalTransport::Auto, |mut group| {
             let own = contribution::<u64>(&group, 10_001);
-            let of = |a: &u64, b: &u64| a.wrapping_mul(3).wrapping_add(*b);
+            let combine = |a: &u64, b: &u64| a.wrapping_mul(3).wrapping_add(*b);
             let mut expected = own.clone();
-            group.all_reduce_with(&mut expected, of).unwrap();
+            group.all_reduce_with(&mut expected, combine).unwrap();
             let mut buffer = group.alloc::<u64>(own.len()).unwrap();
             buffer.copy_from_slice(&own);
-            group.all_reduce_with(&mut buffer, of).unwrap();
+            group.all_reduce_with(&mut buffer, combine).unwrap();
             assert!(*buffer == *expected);
         });
     }
 }
 
 #[test]
-fn sockets_take_them_as_any_other_memory() {
+fn group_buffers_work_over_sockets() {
     for n in [1, 2, 3] {
         run(n, LocalTransport::Tcp, |mut group| {
             for count in [0, 1, 4099] {
@@ -173,9 +180,9 @@ fn sockets_take_them_as_any_other_memory() {
     }
 }
 
-/// Every other collective takes them too.
+/// Collectives that do not work in place accept buffers of the group too.
 #[test]
-fn they_are_memory_like_any_other() {
+fn group_buffers_work_with_other_collectives_and_groups() {
     run(3, LocalTransport::Shm, |mut group| {
         let rank = group.rank();
         let mut buffer = group.alloc::<u32>(100_000).unwrap();
@@ -186,7 +193,7 @@ fn they_are_memory_like_any_other() {
         assert!(rank != Rank::new(1) || buffer.iter().all(|&element| element == 6));
         buffer.fill(rank.get() + 1);
         assert!(group.all_reduce_from(&buffer, ReduceOp::Max).unwrap().iter().all(|&element| element == 3));
-        // Another group of the same ranks does not know it, and goes by slots.
+        // Another group of the same ranks does not know the buffer, so it uses slots.
         let mut other = group.duplicate().unwrap();
         other.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
         assert!(buffer.iter().all(|&element| element == 6));
@@ -195,25 +202,25 @@ fn they_are_memory_like_any_other() {
 }
 
 #[test]
-fn buffers_come_and_go_in_any_order() {
+fn buffers_can_be_allocated_and_dropped_in_any_order() {
     run(3, LocalTransport::Shm, |mut group| {
         let (rank, n) = (group.rank(), group.size().get());
         let mut buffers: Vec<Option<SharedBuffer<f32>>> =
             (0..6).map(|index| Some(group.alloc(5000 + index).unwrap())).collect();
         for round in 0..30u32 {
-            // Each rank drops others, and what is passed is another buffer on each rank.
-            let gone = (round as usize + rank.index()) % buffers.len();
-            buffers[gone] = None;
+            // Each rank drops a different buffer and passes a different one.
+            let dropped = (round as usize + rank.index()) % buffers.len();
+            buffers[dropped] = None;
             let mut kept: Vec<&mut SharedBuffer<f32>> = buffers.iter_mut().flatten().collect();
-            let place = round as usize % kept.len();
-            let buffer = &mut kept[place][..4099];
+            let chosen = round as usize % kept.len();
+            let buffer = &mut kept[chosen][..4099];
             buffer.fill(round as f32);
             group.all_reduce(buffer, ReduceOp::Sum).unwrap();
             assert!(buffer.iter().all(|&sum| sum == (round * n) as f32));
             let count = 4099 + rank.index();
-            buffers[gone] = Some(group.alloc(count).unwrap());
+            buffers[dropped] = Some(group.alloc(count).unwrap());
         }
-        // One that outlives its group is still memory.
+        // A buffer can be used after its group is dropped.
         let mut last = buffers.pop().flatten().unwrap();
         drop((buffers, group));
         last.fill(1.5);
@@ -221,9 +228,9 @@ fn buffers_come_and_go_in_any_order() {
     });
 }
 
-/// One rank has dropped its buffer, the others still pass theirs.
+/// One rank has dropped its buffer and passes ordinary memory; the other ranks still pass their buffers.
 #[test]
-fn a_rank_may_drop_its_own_before_the_others() {
+fn a_rank_may_drop_its_buffer_before_the_other_ranks() {
     run(4, LocalTransport::Shm, |mut group| {
         let rank = group.rank();
         let mut buffer = Some(group.alloc::<i32>(200_000).unwrap());
@@ -242,7 +249,7 @@ fn a_rank_may_drop_its_own_before_the_others() {
 }
 
 #[test]
-fn asynchronous_ones_give_the_buffer_back() {
+fn asynchronous_all_reduces_return_the_buffer() {
     for n in WORLDS {
         run(n, LocalTransport::Auto, |mut group| {
             let own = contribution::<f32>(&group, 70_001);
@@ -256,18 +263,18 @@ fn asynchronous_ones_give_the_buffer_back() {
                     buffer.copy_from_slice(&own);
                     handles.push(group.all_reduce_async(buffer, ReduceOp::Sum).unwrap());
                 }
-                // A blocking call after an asynchronous one, in memory that is lent to another thread.
+                // A blocking call while asynchronous ones are in progress, so that another thread may work on its buffer.
                 let mut blocking = group.alloc(own.len()).unwrap();
                 blocking.copy_from_slice(&own);
                 group.all_reduce(&mut blocking, ReduceOp::Sum).unwrap();
-                assert!(bits(&blocking) == bits(&expected));
+                assert!(bytes_of(&blocking) == bytes_of(&expected));
                 buffers = wait_all(handles).unwrap();
                 for buffer in &buffers {
                     assert_eq!(buffer.is_shared(), group.transport() == "shm");
-                    assert!(bits(buffer) == bits(&expected));
+                    assert!(bytes_of(buffer) == bytes_of(&expected));
                 }
             }
-            // The result of this one is not used.
+            // This operation completes without its handle.
             drop(group.all_reduce_async(buffers.remove(0), ReduceOp::Sum).unwrap());
             group.barrier().unwrap();
         });
@@ -275,7 +282,7 @@ fn asynchronous_ones_give_the_buffer_back() {
 }
 
 #[test]
-fn one_rank_may_not_have_more_than_1024() {
+fn a_rank_cannot_allocate_more_than_1024_buffers() {
     run(2, LocalTransport::Shm, |mut group| {
         let mut buffers: Vec<SharedBuffer<u8>> = (0..1024).map(|_| group.alloc(1).unwrap()).collect();
         if group.rank() == Rank::ZERO {
@@ -292,11 +299,11 @@ fn one_rank_may_not_have_more_than_1024() {
 }
 
 #[test]
-fn what_no_memory_can_hold_is_refused_on_all_ranks() {
+fn a_buffer_that_exceeds_the_memory_is_refused_on_all_ranks() {
     run(3, LocalTransport::Shm, |mut group| {
         for count in [usize::MAX, usize::MAX / 8 + 1, isize::MAX as usize] {
             let count = if group.rank().get() == 1 { count } else { 7 };
-            let refused = group.alloc::<f64>(count).expect_err("rank 1 wants too much");
+            let refused = group.alloc::<f64>(count).expect_err("the length of rank 1 is too large");
             assert!(matches!(refused, Error::InvalidCounts(_)), "{refused}");
         }
         assert!(group.alloc::<f64>(7).unwrap().is_shared());
@@ -304,9 +311,9 @@ fn what_no_memory_can_hold_is_refused_on_all_ranks() {
     run(2, LocalTransport::Tcp, |mut group| assert!(group.alloc::<f64>(usize::MAX).is_err()));
 }
 
-/// The caller has its buffer again, though others may have it in mind: what was not part of the operation is as it was.
+/// After the failure only the caller uses the buffer, and the elements outside the operation are unchanged.
 #[test]
-fn a_failed_operation_gives_the_buffer_back() {
+fn a_failed_operation_returns_the_buffer() {
     for is_busy in [false, true] {
         let adjust = |options: &mut JoinOptions| {
             options.transport = LocalTransport::Shm;
@@ -316,7 +323,7 @@ fn a_failed_operation_gives_the_buffer_back() {
             let mut buffer = group.alloc::<u64>(400_000).unwrap();
             buffer.fill(7);
             if group.rank().get() == 2 {
-                // It never comes; the others' deadline ends the job.
+                // Rank 2 does not call the operation, so the other ranks fail when it leaves or at their deadline.
                 return;
             }
             let handle = is_busy.then(|| group.all_reduce_async(vec![1u8; 100_000], ReduceOp::Sum));
@@ -331,9 +338,9 @@ fn a_failed_operation_gives_the_buffer_back() {
     }
 }
 
-/// Ranks that do not agree learn of it as always.
+/// The error is the same as with ordinary memory.
 #[test]
-fn a_mismatch_is_found_out() {
+fn different_lengths_are_reported() {
     run(3, LocalTransport::Shm, |mut group| {
         let mut buffer = group.alloc::<f32>(50_000).unwrap();
         let count = if group.rank().get() == 1 { 40_000 } else { 50_000 };

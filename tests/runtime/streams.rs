@@ -1,4 +1,4 @@
-//! Links of several connections, over real sockets: the results are those of one, and so are the ends.
+//! Links of several connections over real sockets: they give the same results and errors as links of one connection.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,22 +12,24 @@ use ringtrain::group::{Source, Streams, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
 
 const TAG: u32 = 7;
+/// The tested numbers of connections of a link.
 const COUNTS: [u8; 4] = [1, 2, 4, 8];
 
-fn of(count: u8) -> impl Fn(&mut JoinOptions) {
+/// Sets the number of connections of each link.
+fn with_streams(count: u8) -> impl Fn(&mut JoinOptions) {
     move |options| {
-        options.streams = Streams::new(count).expect("a link may have so many");
+        options.streams = Streams::new(count).expect("a valid number of connections");
         options.operation_timeout = Duration::from_secs(30);
     }
 }
 
-/// Bytes that differ on every rank.
+/// Returns elements that differ on every rank.
 fn pattern(rank: Rank, length: usize) -> Vec<u32> {
     (0..length as u32).map(|index| index.wrapping_mul(2_654_435_761) ^ rank.get()).collect()
 }
 
-/// Collectives and messages of lengths around all that something is cut at.
-fn work(group: &mut Group) {
+/// Checks all-reduces and messages, with lengths below and above the sizes at which data are split.
+fn check_all_lengths(group: &mut Group) {
     let n = group.size().get();
     for length in [0usize, 1, 60, 1000, 4096, 16_400, 65_553, 300_001, 2_000_003] {
         let mut sum: Vec<u32> = pattern(group.rank(), length);
@@ -51,8 +53,8 @@ fn work(group: &mut Group) {
 fn results_are_right_with_any_number_of_connections() {
     for count in COUNTS {
         for n in [2, 3, 5] {
-            let streams = ranks::run_with(n, of(count), |mut group| {
-                work(&mut group);
+            let streams = ranks::run_with(n, with_streams(count), |mut group| {
+                check_all_lengths(&mut group);
                 group.streams()
             });
             assert_eq!(streams, vec![count; n as usize]);
@@ -60,12 +62,12 @@ fn results_are_right_with_any_number_of_connections() {
     }
 }
 
-/// Many operations and messages at once, each way, while connections still come.
+/// Many operations and messages run in both directions while further connections are still opened.
 #[test]
-fn what_is_under_way_at_once_does_not_get_mixed_up() {
+fn many_operations_and_messages_at_once_give_right_results() {
     for count in COUNTS {
         let around_the_ring = |options: &mut JoinOptions| {
-            of(count)(options);
+            with_streams(count)(options);
             options.algorithms = "ring".parse().expect("there is a ring");
         };
         ranks::run_with(4, around_the_ring, |mut group| {
@@ -95,13 +97,13 @@ fn what_is_under_way_at_once_does_not_get_mixed_up() {
     }
 }
 
-/// Links that two ranks open at one moment, beyond those that joining has opened.
+/// Both ranks of a pair open their link at the same moment. Joining has not opened these links.
 #[test]
-fn both_ends_may_dial_at_once() {
+fn both_ranks_of_a_link_may_dial_at_once() {
     for round in 0..4u64 {
         let n = 18;
         let start = Arc::new(Barrier::new(n as usize));
-        ranks::run_with(n, of(4), move |mut group| {
+        ranks::run_with(n, with_streams(4), move |mut group| {
             let own = group.rank();
             start.wait();
             for step in 1..n {
@@ -119,17 +121,17 @@ fn both_ends_may_dial_at_once() {
     }
 }
 
-/// All ranks take the same decision from the measurement and go on.
+/// With `Streams::AUTO`, the ranks measure and agree on 1 or 4 connections.
 #[test]
-fn the_number_may_be_measured() {
+fn all_ranks_use_the_same_measured_number_of_connections() {
     for n in [2, 4] {
         let chosen = ranks::run_with(
             n,
             |options| options.streams = Streams::AUTO,
             |mut group| {
-                work(&mut group);
+                check_all_lengths(&mut group);
                 let mut duplicate = group.duplicate().unwrap();
-                work(&mut duplicate);
+                check_all_lengths(&mut duplicate);
                 group.streams()
             },
         );
@@ -137,39 +139,39 @@ fn the_number_may_be_measured() {
     }
 }
 
-/// Rank 0's word counts.
+/// The options of each rank have a different number.
 #[test]
-fn ranks_that_were_told_otherwise_do_as_rank_0() {
-    let told = std::sync::atomic::AtomicU8::new(3);
+fn all_ranks_use_the_number_of_connections_of_rank_0() {
+    let next_count = std::sync::atomic::AtomicU8::new(3);
     let adjust = |options: &mut JoinOptions| {
-        let count = told.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        options.streams = Streams::new(count).expect("a link may have so many");
+        let count = next_count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        options.streams = Streams::new(count).expect("a valid number of connections");
     };
     let streams = ranks::run_with(3, adjust, |mut group| {
-        work(&mut group);
+        check_all_lengths(&mut group);
         group.streams()
     });
     assert_eq!(streams, [3, 3, 3]);
 }
 
-/// What a rank says last comes before the end, whichever connection it takes.
+/// The abort or goodbye of a rank arrives before its connections close, whichever connection carries it.
 #[test]
-fn last_words_are_heard() {
+fn aborts_and_goodbyes_arrive_over_several_connections() {
     for count in COUNTS {
         for round in 0..5 {
-            let errors = ranks::run_with(3, of(count), move |mut group| {
+            let errors = ranks::run_with(3, with_streams(count), move |mut group| {
                 let mut buffer = vec![1u32; 500_000];
                 let first = group.all_reduce(&mut buffer, ReduceOp::Sum);
                 if group.rank() == Rank::new(1) {
                     return group.abort(&format!("reason {round}")).to_string();
                 }
-                // The others may hear of it while they are still at the first one.
+                // The other ranks may get the error while they are still in the first all-reduce.
                 let second = first.and_then(|()| group.all_reduce(&mut buffer, ReduceOp::Sum));
                 second.unwrap_err().to_string()
             });
             assert!(errors.iter().all(|error| error.contains(&format!("reason {round}"))), "{errors:?}");
         }
-        let errors = ranks::run_with(2, of(count), |mut group| {
+        let errors = ranks::run_with(2, with_streams(count), |mut group| {
             let mut buffer = vec![1u32; 500_000];
             group.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
             if group.rank() == Rank::ZERO { None } else { Some(group.barrier().unwrap_err().to_string()) }
@@ -195,7 +197,7 @@ fn a_rank_that_is_killed_is_named() {
             (rank, child.unwrap())
         })
         .collect();
-    wait_until("training is under way", || {
+    wait_until("training has begun", || {
         fs::read_to_string(folder.path().join("0.out")).unwrap().contains("epoch 2/")
     });
     let mut victim = started.remove(&1).unwrap();

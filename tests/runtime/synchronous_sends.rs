@@ -1,6 +1,6 @@
-//! Synchronous sends: they are complete only when a receive has matched the message.
+//! Synchronous sends complete only when a receive has matched the message.
 
-use crate::util::PATIENCE;
+use crate::util::TEST_TIMEOUT;
 use crate::util::ranks::TestTransport;
 use ringtrain::group::{Source, wait_all};
 use ringtrain::{Rank, SendOptions, test_all};
@@ -8,15 +8,15 @@ use ringtrain::{Rank, SendOptions, test_all};
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
-/// A short synchronous send was complete as soon as the receiver had stored the message.
-fn a_synchronous_send_is_complete_only_when_a_receive_has_matched_it(transport: TestTransport) {
+/// Regression test: a short synchronous send was complete as soon as the receiver had stored the message.
+fn a_synchronous_send_completes_only_when_a_receive_has_matched_it(transport: TestTransport) {
     const PROBED: u32 = 2;
     const GO: u32 = 3;
     transport.run(2, |group| {
         for count in [0, 1, 8 << 10, 300_000] {
             let content = vec![count as u64; count];
             if group.rank() == R1 {
-                assert!(group.probe_for(R0, 1, PATIENCE).unwrap().is_some());
+                assert!(group.probe_for(R0, 1, TEST_TIMEOUT).unwrap().is_some());
                 group.send(&[0u8], R0, PROBED).unwrap();
                 group.receive(&mut [0u8], R0, GO).unwrap();
                 let mut buffer = vec![0u64; count];
@@ -30,7 +30,7 @@ fn a_synchronous_send_is_complete_only_when_a_receive_has_matched_it(transport: 
             group.receive(&mut [0u8], R1, PROBED).unwrap();
             assert!(
                 !sent.test(),
-                "the message of {count} elements has come, and no receive has asked for it"
+                "the message of {count} elements has arrived, and no receive has matched it"
             );
             group.send(&[0u8], R1, GO).unwrap();
             assert_eq!(sent.wait().unwrap(), content);
@@ -41,7 +41,7 @@ fn a_synchronous_send_is_complete_only_when_a_receive_has_matched_it(transport: 
 
 /// Sparse data exchange (Hoefler, Siebert, Lumsdaine: Scalable communication protocols for dynamic sparse data exchange,
 /// 2010): a rank enters the barrier when its synchronous sends are complete, and all messages have been received when
-/// the barrier is over. Without synchronous sends ranks left with messages unreceived.
+/// the barrier is over. Without synchronous sends, ranks would leave before they had received all messages.
 fn a_sparse_exchange_by_synchronous_sends_and_a_barrier_loses_no_message(transport: TestTransport) {
     transport.run(4, |mut group| {
         for round in 0..40u64 {
@@ -80,6 +80,6 @@ fn a_sparse_exchange_by_synchronous_sends_and_a_barrier_loses_no_message(transpo
 }
 
 on_every_transport! {
-    a_synchronous_send_is_complete_only_when_a_receive_has_matched_it,
+    a_synchronous_send_completes_only_when_a_receive_has_matched_it,
     a_sparse_exchange_by_synchronous_sends_and_a_barrier_loses_no_message,
 }

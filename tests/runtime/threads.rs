@@ -1,5 +1,5 @@
-//! What programs need whose threads do several things at a time, and whose signals are not Rust's: messages beside collectives,
-//! receives that fail alone, and waits that are given up.
+//! Several threads of one rank, and callbacks: messages during collectives, receives that fail without ending the job, and
+//! waits that an interrupt function ends.
 
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,23 +8,24 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use crate::util::ranks::{self, TestTransport};
-use crate::util::{PATIENCE, wait_until};
+use crate::util::{TEST_TIMEOUT, wait_until};
 use ringtrain::wire::Cause;
 use ringtrain::{Error, Group, JoinOptions, Rank, ReduceOp};
 
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
-/// Rank 1 enters the collective only when a message has come that rank 0 sends while it is in it.
+/// Rank 0 sends a message while its main thread is in the barrier. Rank 1 enters the barrier only after it has received the
+/// message.
 #[test]
-fn a_thread_in_a_collective_keeps_no_other_from_sending() {
+fn a_thread_can_send_while_another_thread_is_in_a_collective() {
     for transport in TestTransport::ALL {
         let adjust = move |options: &mut JoinOptions| transport.apply(options);
         ranks::run_with(2, adjust, |mut group| {
             let messenger = group.messenger();
             if group.rank() == R0 {
                 let sender = thread::spawn(move || {
-                    // The collective has begun when its other rank says so.
+                    // While this thread waits for rank 1, the main thread enters the barrier.
                     messenger.receive(&mut [0u8], R1, 1).unwrap();
                     messenger.send(&[7u8], R1, 2).unwrap();
                 });
@@ -40,7 +41,7 @@ fn a_thread_in_a_collective_keeps_no_other_from_sending() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_is_the_receivers_error_alone() {
+fn a_message_that_does_not_fit_fails_only_its_receive() {
     for transport in TestTransport::ALL {
         let adjust = move |options: &mut JoinOptions| transport.apply(options);
         ranks::run_with(2, adjust, |mut group| {
@@ -61,7 +62,7 @@ fn a_message_that_does_not_fit_is_the_receivers_error_alone() {
                 }
                 group.barrier().unwrap();
             }
-            // The group is as it was, and what fits is received.
+            // The group can still be used, and messages that fit are received.
             if group.rank() == R0 {
                 group.send(&[1u32, 2], R1, 3).unwrap();
                 group.send(&vec![4u32; 300_000], R1, 3).unwrap();
@@ -78,7 +79,7 @@ fn a_message_that_does_not_fit_is_the_receivers_error_alone() {
 }
 
 #[test]
-fn a_rank_alone_is_told_of_its_own_message_that_does_not_fit() {
+fn a_message_of_a_rank_to_itself_that_does_not_fit_fails_its_receive() {
     let group = Group::solo();
     group.send(&[1u8, 2, 3], R0, 0).unwrap();
     let refused = group.receive_fitting(&mut [0u8; 2], R0, 0);
@@ -89,31 +90,31 @@ fn a_rank_alone_is_told_of_its_own_message_that_does_not_fit() {
     assert_eq!(buffer, [1, 2, 3]);
 }
 
-/// The thread that is to give up.
-static WEARY: Mutex<Option<ThreadId>> = Mutex::new(None);
-/// How often others were asked.
-static ASKED: AtomicU32 = AtomicU32::new(0);
+/// The thread whose wait is interrupted.
+static INTERRUPTED_THREAD: Mutex<Option<ThreadId>> = Mutex::new(None);
+/// The number of calls of the interrupt function.
+static INTERRUPT_CALLS: AtomicU32 = AtomicU32::new(0);
 
-fn is_weary() -> bool {
-    ASKED.fetch_add(1, Ordering::Relaxed);
-    *WEARY.lock().unwrap() == Some(thread::current().id())
+fn is_interrupted() -> bool {
+    INTERRUPT_CALLS.fetch_add(1, Ordering::Relaxed);
+    *INTERRUPTED_THREAD.lock().unwrap() == Some(thread::current().id())
 }
 
-/// Ctrl-C in a binding: the rank that waits gives up, and all hear which one it was.
+/// Bindings use this for Ctrl-C: the rank that is interrupted stops waiting, and all ranks learn which rank it was.
 #[test]
-fn a_thread_that_waits_may_give_up() {
+fn an_interrupted_wait_ends_the_job_and_names_the_rank() {
     for transport in TestTransport::ALL {
         for call in ["collective", "receive", "send_receive"] {
             let adjust = move |options: &mut JoinOptions| {
                 transport.apply(options);
-                options.interrupt = Some(is_weary);
+                options.interrupt = Some(is_interrupted);
             };
             let errors = ranks::run_with(3, adjust, move |mut group| {
                 if group.rank() != R1 {
-                    // A message that never comes.
+                    // This message is never sent.
                     return group.receive(&mut [0u8], R1, 9).unwrap_err();
                 }
-                *WEARY.lock().unwrap() = Some(thread::current().id());
+                *INTERRUPTED_THREAD.lock().unwrap() = Some(thread::current().id());
                 let result = match call {
                     "collective" => group.barrier(),
                     "receive" => group.receive(&mut [0u8], R0, 5).map(|_| ()),
@@ -128,25 +129,25 @@ fn a_thread_that_waits_may_give_up() {
             }
         }
     }
-    assert!(ASKED.load(Ordering::Relaxed) > 0);
+    assert!(INTERRUPT_CALLS.load(Ordering::Relaxed) > 0);
 }
 
 /// The thread whose interrupt function panics.
-static PANICS: Mutex<Option<ThreadId>> = Mutex::new(None);
+static PANICKING_THREAD: Mutex<Option<ThreadId>> = Mutex::new(None);
 
-fn panics_in_one_thread() -> bool {
-    let panics = *PANICS.lock().unwrap() == Some(thread::current().id());
+fn panic_in_one_thread() -> bool {
+    let panics = *PANICKING_THREAD.lock().unwrap() == Some(thread::current().id());
     assert!(!panics, "the interrupt function panics");
     false
 }
 
-/// The panic went through an operation whose buffer the other ranks still wrote to.
+/// Regression test: the panic unwound through an operation while other ranks still wrote to its buffer.
 #[test]
 fn an_interrupt_function_that_panics_ends_the_job() {
     for transport in TestTransport::ALL {
         let adjust = move |options: &mut JoinOptions| {
             transport.apply(options);
-            options.interrupt = Some(panics_in_one_thread);
+            options.interrupt = Some(panic_in_one_thread);
         };
         let errors = ranks::run_with(2, adjust, move |mut group| {
             if group.rank() != R1 {
@@ -154,7 +155,7 @@ fn an_interrupt_function_that_panics_ends_the_job() {
                 return group.receive(&mut [0u8], R1, 9).unwrap_err();
             }
             let mut buffer = group.alloc::<f32>(10_000).unwrap();
-            *PANICS.lock().unwrap() = Some(thread::current().id());
+            *PANICKING_THREAD.lock().unwrap() = Some(thread::current().id());
             group.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err()
         });
         for error in errors {
@@ -164,7 +165,7 @@ fn an_interrupt_function_that_panics_ends_the_job() {
     }
 }
 
-/// Waits until the thread of this name sleeps.
+/// Waits until the thread with this name sleeps.
 fn wait_for_sleep(name: &str) {
     let sleeps = |task: fs::DirEntry| {
         let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
@@ -173,9 +174,9 @@ fn wait_for_sleep(name: &str) {
     wait_until("the thread sleeps", || fs::read_dir("/proc/self/task").unwrap().flatten().any(sleeps));
 }
 
-/// A receive that slept in the event queue heard of an abort of another thread only at its own deadline.
+/// Regression test: after an abort by another thread, a receive that slept in the event queue failed only at its deadline.
 #[test]
-fn a_thread_that_sleeps_hears_of_a_failure_that_another_finds() {
+fn a_sleeping_receive_fails_at_once_when_another_thread_aborts() {
     for transport in TestTransport::ALL {
         let adjust = move |options: &mut JoinOptions| transport.apply(options);
         let is_over = Barrier::new(2);
@@ -192,16 +193,16 @@ fn a_thread_that_sleeps_hears_of_a_failure_that_another_finds() {
                 assert!(error.to_string().contains("it gives up"), "{error}");
                 thread.join().unwrap().unwrap();
             }
-            // Rank 1 takes no part before, as if it were stopped.
+            // Until then rank 1 makes no call, as if it were stopped.
             is_over.wait();
         });
     }
 }
 
-/// Says when the fields before it have been dropped.
-struct Dropped(mpsc::Sender<()>);
+/// Sends a message when it is dropped.
+struct DropNotice(mpsc::Sender<()>);
 
-impl Drop for Dropped {
+impl Drop for DropNotice {
     fn drop(&mut self) {
         if !thread::panicking() {
             let _ = self.0.send(());
@@ -209,9 +210,9 @@ impl Drop for Dropped {
     }
 }
 
-/// The progress thread dropped the function, and with it the job, and waited for its own end.
+/// Regression test: the progress thread dropped the function and with it the last handle of the job, so it waited for itself.
 #[test]
-fn a_function_may_own_the_last_handle_of_the_job() {
+fn a_reduction_function_may_own_the_last_handle_of_the_job() {
     for transport in TestTransport::ALL {
         let adjust = move |options: &mut JoinOptions| transport.apply(options);
         let has_left = Barrier::new(2);
@@ -226,7 +227,7 @@ fn a_function_may_own_the_last_handle_of_the_job() {
                 return;
             }
             let (sender, dropped) = mpsc::channel();
-            let owned = (group.messenger(), Dropped(sender));
+            let owned = (group.messenger(), DropNotice(sender));
             let add = move |a: &u32, b: &u32| {
                 let _ = &owned;
                 a + b
@@ -234,7 +235,7 @@ fn a_function_may_own_the_last_handle_of_the_job() {
             drop(group.all_reduce_with_async(vec![2u32], add).unwrap());
             drop(group);
             has_left.wait();
-            assert!(dropped.recv_timeout(PATIENCE).is_ok(), "the job is dropped");
+            assert!(dropped.recv_timeout(TEST_TIMEOUT).is_ok(), "the job is dropped");
             is_over.wait();
         });
     }

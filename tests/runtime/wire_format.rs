@@ -38,13 +38,13 @@ fn mac(parts: &[&[u8]]) -> Vec<u8> {
 }
 
 #[test]
-fn the_limits_are_those_of_the_page() {
+fn the_limits_match_the_wire_format_page() {
     assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (7, 64, 4_194_304, 4096));
     assert_eq!((SECRET_BYTES_MIN, SECRET_BYTES_MAX), (16, 4096));
 }
 
 #[test]
-fn a_frame_header_byte_by_byte() {
+fn a_frame_header_has_the_documented_bytes() {
     let header = Header {
         kind: Kind::Data,
         group: 0x0403_0201,
@@ -88,16 +88,16 @@ fn a_frame_header_byte_by_byte() {
 }
 
 #[test]
-fn the_bytes_of_every_name() {
-    let bytes = |names: &[&str]| -> Vec<(String, u8)> {
+fn operations_types_reductions_and_algorithms_have_the_documented_numbers() {
+    let numbered_from_1 = |names: &[&str]| -> Vec<(String, u8)> {
         names.iter().map(|&name| name.to_owned()).zip(1..).collect()
     };
-    let named = |all: Vec<(&str, u8)>| -> Vec<(String, u8)> {
+    let to_owned_names = |all: Vec<(&str, u8)>| -> Vec<(String, u8)> {
         all.into_iter().map(|(name, byte)| (name.to_owned(), byte)).collect()
     };
     assert_eq!(
-        named(Operation::ALL.iter().map(|o| (o.name(), o.to_byte())).collect()),
-        bytes(&[
+        to_owned_names(Operation::ALL.iter().map(|o| (o.name(), o.to_byte())).collect()),
+        numbered_from_1(&[
             "all_reduce",
             "reduce_scatter",
             "all_gather",
@@ -113,15 +113,15 @@ fn the_bytes_of_every_name() {
         ])
     );
     assert_eq!(
-        named(DType::ALL.iter().map(|d| (d.name(), d.to_byte())).collect()),
-        bytes(&[
+        to_owned_names(DType::ALL.iter().map(|d| (d.name(), d.to_byte())).collect()),
+        numbered_from_1(&[
             "f16", "bf16", "f32", "f64", "i8", "u8", "i32", "u32", "i64", "u64", "f32_loc", "f64_loc",
             "i32_loc", "i64_loc", "i16", "u16"
         ])
     );
     assert_eq!(
-        named(ReduceOp::ALL.iter().map(|r| (r.name(), r.to_byte())).collect()),
-        bytes(&[
+        to_owned_names(ReduceOp::ALL.iter().map(|r| (r.name(), r.to_byte())).collect()),
+        numbered_from_1(&[
             "sum",
             "avg",
             "min",
@@ -140,8 +140,8 @@ fn the_bytes_of_every_name() {
         ])
     );
     assert_eq!(
-        named(Algorithm::ALL.iter().map(|a| (a.name(), a.to_byte())).collect()),
-        bytes(&[
+        to_owned_names(Algorithm::ALL.iter().map(|a| (a.name(), a.to_byte())).collect()),
+        numbered_from_1(&[
             "ring",
             "dissemination",
             "tree",
@@ -157,7 +157,7 @@ fn the_bytes_of_every_name() {
 }
 
 #[test]
-fn located_values_byte_by_byte() {
+fn values_with_an_index_have_the_documented_bytes() {
     assert_eq!(bytes_of(&F32Loc::new(1.0, 0x0403_0201)), [0, 0, 0x80, 0x3f, 1, 2, 3, 4]);
     assert_eq!(bytes_of(&I32Loc::new(-2, 0x0403_0201)), [0xfe, 0xff, 0xff, 0xff, 1, 2, 3, 4]);
     let index = 0x0807_0605_0403_0201;
@@ -166,7 +166,7 @@ fn located_values_byte_by_byte() {
 }
 
 #[test]
-fn a_record_header_byte_by_byte() {
+fn a_record_header_has_the_documented_bytes() {
     let record = Record { number: 0x1817_1615_1413_1211, length: Some(0x0004_0302) };
     let mut expected = vec![0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18]; // 0: number
     expected.extend_from_slice(&[2, 3, 4, 0]); // 8: length
@@ -178,8 +178,8 @@ fn a_record_header_byte_by_byte() {
 }
 
 #[test]
-fn a_handshake_byte_by_byte() {
-    let mut dialer = dialer(&job(), Purpose::Link, 0x0101, 2, Stream { index: 3, of: 4 });
+fn a_handshake_has_the_documented_bytes() {
+    let mut dialer = dialer(&job(), Purpose::Link, 0x0101, 2, Stream { index: 3, total: 4 });
     let hello = dialer.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
@@ -220,8 +220,8 @@ fn a_handshake_byte_by_byte() {
 }
 
 #[test]
-fn a_refusal_byte_by_byte() {
-    let theirs = job();
+fn a_refusal_has_the_documented_bytes() {
+    let acceptor_job = job();
     let cases = [
         (3, Job { id: [0; 16], ..job() }, 0, 2),
         (4, Job { world: 9, ..job() }, 0, 2),
@@ -231,17 +231,17 @@ fn a_refusal_byte_by_byte() {
         (8, job(), 2, 2),
         (7, job(), 0, 2),
     ];
-    for (byte, ours, from, to) in cases {
-        let stream = if byte == 7 { Stream { index: 4, of: 4 } } else { Stream::ONLY };
-        let mut dialer = dialer(&ours, Purpose::Link, from, to, stream);
+    for (byte, dialer_job, from, to) in cases {
+        let stream = if byte == 7 { Stream { index: 4, total: 4 } } else { Stream::ONLY };
+        let mut dialer = dialer(&dialer_job, Purpose::Link, from, to, stream);
         let mut acceptor =
-            Acceptor::new(Secret::new(SECRET).unwrap(), theirs.clone(), Some(Rank::new(2)), [0; 32]);
+            Acceptor::new(Secret::new(SECRET).unwrap(), acceptor_job.clone(), Some(Rank::new(2)), [0; 32]);
         acceptor.feed(&dialer.take_output()).unwrap();
         dialer.feed(&acceptor.take_output()).unwrap();
         acceptor.feed(&dialer.take_output()).unwrap_err();
         assert_eq!(acceptor.take_output(), [byte, 0, 0, 0]);
     }
-    let mut acceptor = Acceptor::new(Secret::new(SECRET).unwrap(), theirs, None, [0xb2; 32]);
+    let mut acceptor = Acceptor::new(Secret::new(SECRET).unwrap(), acceptor_job, None, [0xb2; 32]);
     let mut hello = dialer(&job(), Purpose::Link, 0, 2, Stream::ONLY).take_output();
     hello[9] = 1;
     acceptor.feed(&hello).unwrap_err();
@@ -250,7 +250,7 @@ fn a_refusal_byte_by_byte() {
 }
 
 #[test]
-fn every_abort_byte_by_byte() {
+fn every_abort_has_the_documented_bytes() {
     let rank = Rank::new(0x0102);
     let asked = Contract {
         operation: Operation::Broadcast,
@@ -301,7 +301,7 @@ fn every_abort_byte_by_byte() {
         (Cause::Misbehaved { rank, host: host(), detail: text() }, 7, &[h, why]),
     ];
     for (cause, kind, fields) in cases {
-        // A timeout has no one rank.
+        // A timeout names several ranks, so its rank field is 0.
         let rank = if kind == 5 { [0; 4] } else { [0x02, 0x01, 0, 0] };
         let mut expected = [&[kind][..], &rank].concat();
         expected.extend(fields.iter().copied().flatten());
@@ -309,9 +309,9 @@ fn every_abort_byte_by_byte() {
     }
 }
 
-/// Two ranks register by hand, as the page says, and are told the roster.
+/// Two clients register with the messages that the page shows, and get the roster.
 #[test]
-fn the_rendezvous_word_by_word() {
+fn rendezvous_messages_have_the_documented_text() {
     let world = WorldSize::new(2).unwrap();
     let job = Job { id: [9; 16], world: 2, peers_digest: [0; 32] };
     let server = Server::start(
@@ -322,7 +322,7 @@ fn the_rendezvous_word_by_word() {
         Duration::from_secs(30),
     )
     .unwrap();
-    let arrive = |rank| {
+    let connect_as = |rank| {
         let mut stream = TcpStream::connect(server.address()).unwrap();
         let mut dialer = dialer(&job, Purpose::Rendezvous, rank, 0, Stream::ONLY);
         while dialer.wanted() > 0 {
@@ -333,16 +333,16 @@ fn the_rendezvous_word_by_word() {
         }
         stream
     };
-    let say = |stream: &mut TcpStream, words: &str| {
-        stream.write_all(&(words.len() as u32).to_le_bytes()).unwrap();
-        stream.write_all(words.as_bytes()).unwrap();
+    let send_text = |stream: &mut TcpStream, text: &str| {
+        stream.write_all(&(text.len() as u32).to_le_bytes()).unwrap();
+        stream.write_all(text.as_bytes()).unwrap();
     };
-    let hear = |stream: &mut TcpStream| {
+    let receive_text = |stream: &mut TcpStream| {
         let mut length = [0; 4];
         stream.read_exact(&mut length).unwrap();
-        let mut words = vec![0; u32::from_le_bytes(length) as usize];
-        stream.read_exact(&mut words).unwrap();
-        String::from_utf8(words).unwrap()
+        let mut text = vec![0; u32::from_le_bytes(length) as usize];
+        stream.read_exact(&mut text).unwrap();
+        String::from_utf8(text).unwrap()
     };
     let member = |rank: u32| {
         let shared = r#"{"segment_bytes":131072,"checksums":"auto","processors":2,"streams":4}"#;
@@ -351,20 +351,21 @@ fn the_rendezvous_word_by_word() {
             4000 + rank
         )
     };
-    let (mut zero, mut one) = (arrive(0), arrive(1));
-    say(&mut one, r#""ask""#);
-    assert_eq!(hear(&mut one), r#"{"missing":{"ranks":[0,1],"refused":[]}}"#);
-    say(&mut one, &format!(r#"{{"register":{}}}"#, member(1)));
-    say(&mut one, r#""ask""#);
-    assert_eq!(hear(&mut one), r#"{"missing":{"ranks":[0],"refused":[]}}"#);
-    // Sent when rank 1 has waited for 2 s.
-    assert_eq!(hear(&mut one), r#"{"waiting":{"ranks":[0],"refused":[]}}"#);
-    let mut again = arrive(1);
-    say(&mut again, &format!(r#"{{"register":{}}}"#, member(1)));
+    let (mut rank_0, mut rank_1) = (connect_as(0), connect_as(1));
+    send_text(&mut rank_1, r#""ask""#);
+    assert_eq!(receive_text(&mut rank_1), r#"{"missing":{"ranks":[0,1],"refused":[]}}"#);
+    send_text(&mut rank_1, &format!(r#"{{"register":{}}}"#, member(1)));
+    send_text(&mut rank_1, r#""ask""#);
+    assert_eq!(receive_text(&mut rank_1), r#"{"missing":{"ranks":[0],"refused":[]}}"#);
+    // The server sends this message when rank 1 has waited for 2 s.
+    assert_eq!(receive_text(&mut rank_1), r#"{"waiting":{"ranks":[0],"refused":[]}}"#);
+    let mut second_rank_1 = connect_as(1);
+    send_text(&mut second_rank_1, &format!(r#"{{"register":{}}}"#, member(1)));
     assert!(
-        hear(&mut again).starts_with(r#"{"refused":{"reason":"rank 1 is already taken by a process on h1"#)
+        receive_text(&mut second_rank_1)
+            .starts_with(r#"{"refused":{"reason":"rank 1 is already taken by a process on h1"#)
     );
-    say(&mut zero, &format!(r#"{{"register":{}}}"#, member(0)));
+    send_text(&mut rank_0, &format!(r#"{{"register":{}}}"#, member(0)));
     let roster = format!(r#"{{"ready":{{"members":[{},{}]}}}}"#, member(0), member(1));
-    assert_eq!((hear(&mut zero), hear(&mut one)), (roster.clone(), roster));
+    assert_eq!((receive_text(&mut rank_0), receive_text(&mut rank_1)), (roster.clone(), roster));
 }

@@ -1,4 +1,5 @@
-//! Random programs of collectives and messages, on the whole world and on parts of it, and what each must leave behind.
+//! Random programs of collectives and messages, in the group of all ranks and in smaller groups, and the expected result of
+//! each operation.
 
 use std::panic::Location;
 use std::time::Duration;
@@ -7,32 +8,33 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use ringtrain::engine::{Begin, SendMode};
 use ringtrain::reduce;
-use ringtrain::schedule::cost::{is_able, possible};
+use ringtrain::schedule::cost::{can_run, possible_algorithms};
 use ringtrain::schedule::partition::{Partition, chunk};
 use ringtrain::schedule::{self, Schedule, double_tree};
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
 use ringtrain::{Rank, WorldSize};
 
-/// Elements that an all-reduce takes at a time: long buffers take several blocks, the last of them uneven.
+/// The number of elements in a block of the ring all-reduce. Long buffers have several blocks and a shorter last one.
 const BLOCK: usize = 50;
-/// Elements that a double tree sends at a time, and into how many blocks a long buffer is cut.
-const TREE_BLOCK: usize = 20;
-const TREE_BLOCKS: usize = 100;
+/// The smallest number of elements in a block of a double tree.
+const TREE_BLOCK_MIN: usize = 20;
+/// The largest number of blocks into which a double tree divides a buffer.
+const TREE_BLOCKS_MAX: usize = 100;
 
-/// One operation of the program, the same on every rank of its group.
+/// One operation of the program, which is the same on all ranks of its group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
-    /// Which of the program's groups.
+    /// The index of the group in the list of groups.
     pub(crate) group: usize,
     pub(crate) operation: Operation,
     pub(crate) op: ReduceOp,
     pub(crate) count: usize,
-    /// Of a message: the sender, the receiver being the rank after it.
+    /// The root. For a message it is the sender, and the next rank of the group is the receiver.
     pub(crate) root: Rank,
     pub(crate) algorithm: Algorithm,
 }
 
-/// The ranks of a group, in order.
+/// The ranks of a group, in the order of their ranks in the group.
 pub(crate) type Members = Vec<Rank>;
 
 pub(crate) const OPERATIONS: [Operation; 12] = [
@@ -62,11 +64,11 @@ impl Call {
 
     pub(crate) fn random(random: &mut StdRng, groups: &[Members]) -> Self {
         let operation = OPERATIONS[random.random_range(0..OPERATIONS.len())];
-        Self::of(operation, random, groups)
+        Self::random_of(operation, random, groups)
     }
 
-    /// A call of this operation.
-    pub(crate) fn of(operation: Operation, random: &mut StdRng, groups: &[Members]) -> Self {
+    /// Returns a random call of this operation.
+    pub(crate) fn random_of(operation: Operation, random: &mut StdRng, groups: &[Members]) -> Self {
         let ops = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max];
         let mut op = ops[random.random_range(0..ops.len())];
         if matches!(operation, Operation::Scan | Operation::Exscan) && op == ReduceOp::Average {
@@ -74,8 +76,11 @@ impl Call {
         }
         let group = random.random_range(0..groups.len());
         let world = WorldSize::new(groups[group].len() as u32).expect("a group has members");
-        let possible: Vec<Algorithm> =
-            possible(operation).iter().copied().filter(|&algorithm| is_able(algorithm, world, 0)).collect();
+        let possible: Vec<Algorithm> = possible_algorithms(operation)
+            .iter()
+            .copied()
+            .filter(|&algorithm| can_run(algorithm, world, 0))
+            .collect();
         Self {
             group,
             operation,
@@ -86,8 +91,8 @@ impl Call {
         }
     }
 
-    /// What a member of a group of `world` begins.
-    pub(crate) fn begin(self, timeout: Duration) -> Begin {
+    /// Returns the description of this call for the engine.
+    pub(crate) fn to_begin(self, timeout: Duration) -> Begin {
         let reduces = self.reduction().is_some();
         let is_barrier = self.operation == Operation::Barrier;
         let contract = Contract {
@@ -125,8 +130,9 @@ impl Call {
         reduces.then_some(self.op)
     }
 
-    /// Whether every rank gets a slot for each rank, and reduces them locally: the first rank in the slots.
-    fn slots(self, rank: Rank) -> Option<Rank> {
+    /// Returns the rank of the first slot, if the buffer has a slot for each rank because every rank gets all buffers and
+    /// reduces them itself. Returns `None` for other calls.
+    fn first_slot(self, rank: Rank) -> Option<Rank> {
         match (self.operation, self.algorithm) {
             (Operation::AllReduce, Algorithm::OneShot) => Some(Rank::ZERO),
             (Operation::AllReduce, Algorithm::Doubling) => Some(rank),
@@ -134,15 +140,15 @@ impl Call {
         }
     }
 
-    /// With ranks of the group.
+    /// Returns the schedule of `rank`. Ranks are those in the group.
     pub(crate) fn schedule(self, world: WorldSize, rank: Rank) -> Schedule {
         let Self { count, root, .. } = self;
         let even = Partition::even(count, world);
-        let slots = Partition::from_counts(&vec![count; world.as_usize()]).expect("a short buffer");
+        let slots = Partition::from_counts(&vec![count; world.as_usize()]).expect("the sum is small");
         let is_direct = self.algorithm == Algorithm::Direct;
         let is_tree = self.algorithm == Algorithm::Tree;
         let is_double = self.algorithm == Algorithm::DoubleTree;
-        let block = TREE_BLOCK.max(count / TREE_BLOCKS);
+        let block = TREE_BLOCK_MIN.max(count / TREE_BLOCKS_MAX);
         match self.operation {
             Operation::AllReduce => match self.algorithm {
                 Algorithm::OneShot => schedule::direct::all_gather(world, rank, &slots),
@@ -164,7 +170,9 @@ impl Call {
             Operation::Broadcast => schedule::broadcast(world, rank, root, count),
             Operation::Gather => schedule::gather(world, rank, root, &even),
             Operation::Scatter => schedule::scatter(world, rank, root, &even),
-            Operation::AllToAll => schedule::all_to_all(world, rank, &even, &self.arriving(world, rank)),
+            Operation::AllToAll => {
+                schedule::all_to_all(world, rank, &even, &self.received_parts(world, rank))
+            }
             Operation::Scan => schedule::scan(world, rank, count),
             Operation::Exscan => schedule::exscan(world, rank, count),
             Operation::Barrier => schedule::barrier(world, rank),
@@ -172,32 +180,33 @@ impl Call {
         }
     }
 
-    /// What comes from each rank in an all-to-all: its part for this one.
-    fn arriving(self, world: WorldSize, rank: Rank) -> Partition {
+    /// Returns the parts that this rank receives from all ranks in an all-to-all.
+    fn received_parts(self, world: WorldSize, rank: Rank) -> Partition {
         let own = chunk(self.count, world, rank).len();
-        Partition::from_counts(&vec![own; world.as_usize()]).expect("a short buffer")
+        Partition::from_counts(&vec![own; world.as_usize()]).expect("the sum is small")
     }
 
-    /// Where a rank's slot lies if the slots begin with that of `first`.
-    fn slot(self, world: WorldSize, first: Rank, rank: Rank) -> std::ops::Range<usize> {
+    /// Returns the range of a rank's slot if the slot of `first` is the first one.
+    fn slot_range(self, world: WorldSize, first: Rank, rank: Rank) -> std::ops::Range<usize> {
         let n = world.as_usize();
         let start = (rank.index() + n - first.index()) % n * self.count;
         start..start + self.count
     }
 
+    /// Returns a rank's contribution to an element.
     fn value(rank: Rank, index: usize) -> f64 {
         f64::from(rank.get() + 1) * 64.0 + (index % 7) as f64
     }
 
-    /// What `rank` of the group begins with.
-    pub(crate) fn initial(self, world: WorldSize, rank: Rank) -> Vec<f64> {
+    /// Returns the initial buffer of `rank` of the group.
+    pub(crate) fn initial_buffer(self, world: WorldSize, rank: Rank) -> Vec<f64> {
         let own = chunk(self.count, world, rank);
         let all = |count: usize| (0..count).map(|index| Self::value(rank, index)).collect::<Vec<f64>>();
-        if let Some(first) = self.slots(rank) {
-            let mut slots = vec![0.0; world.as_usize() * self.count];
-            let own = self.slot(world, first, rank);
-            slots[own].copy_from_slice(&all(self.count));
-            return slots;
+        if let Some(first) = self.first_slot(rank) {
+            let mut buffer = vec![0.0; world.as_usize() * self.count];
+            let own = self.slot_range(world, first, rank);
+            buffer[own].copy_from_slice(&all(self.count));
+            return buffer;
         }
         match self.operation {
             Operation::Gather if rank != self.root => all(self.count).drain(own).collect(),
@@ -205,38 +214,42 @@ impl Call {
             Operation::Exscan => [all(self.count), vec![0.0; self.count]].concat(),
             Operation::AllToAll => {
                 let mut buffer = all(self.count);
-                let arriving = self.arriving(world, rank);
-                buffer.resize(self.count + arriving.total(), 0.0);
-                let place = self.count + arriving.range(rank).start;
-                buffer.copy_within(own, place);
+                let received = self.received_parts(world, rank);
+                buffer.resize(self.count + received.total(), 0.0);
+                let own_start = self.count + received.range(rank).start;
+                buffer.copy_within(own, own_start);
                 buffer
             }
             _ => all(self.count),
         }
     }
 
-    /// Whether `buffer` is what this call should leave on `rank` of the group.
-    pub(crate) fn is_right(self, world: WorldSize, rank: Rank, buffer: &[f64]) -> bool {
+    /// Returns whether `buffer` is the right result of this call on `rank` of the group.
+    pub(crate) fn is_right_result(self, world: WorldSize, rank: Rank, buffer: &[f64]) -> bool {
         let Self { count, root, .. } = self;
         let own = chunk(count, world, rank);
         let owner = |index| {
-            world.ranks().find(|&owner| chunk(count, world, owner).contains(&index)).expect("an owner")
+            world
+                .ranks()
+                .find(|&owner| chunk(count, world, owner).contains(&index))
+                .expect("every element has an owner")
         };
-        let among = |ranks: std::ops::Range<u32>, index| self.reduced(ranks.map(Rank::new), world, index);
-        if let Some(first) = self.slots(rank) {
-            let is_its = |from: Rank| {
-                let slot = &buffer[self.slot(world, first, from)];
+        let reduced =
+            |ranks: std::ops::Range<u32>, index| self.expected_element(ranks.map(Rank::new), world, index);
+        if let Some(first) = self.first_slot(rank) {
+            let has_slot_of = |from: Rank| {
+                let slot = &buffer[self.slot_range(world, first, from)];
                 (0..count).all(|index| slot[index] == Self::value(from, index))
             };
-            return world.ranks().all(is_its);
+            return world.ranks().all(has_slot_of);
         }
-        let everyone = 0..world.get();
+        let all_ranks = 0..world.get();
         let each = |expected: &dyn Fn(usize) -> f64| (0..count).all(|index| buffer[index] == expected(index));
         match self.operation {
-            Operation::AllReduce => each(&|index| among(everyone.clone(), index)),
-            Operation::Reduce => rank != root || each(&|index| among(everyone.clone(), index)),
+            Operation::AllReduce => each(&|index| reduced(all_ranks.clone(), index)),
+            Operation::Reduce => rank != root || each(&|index| reduced(all_ranks.clone(), index)),
             Operation::ReduceScatter => {
-                own.into_iter().all(|index| buffer[index] == among(0..world.get(), index))
+                own.into_iter().all(|index| buffer[index] == reduced(0..world.get(), index))
             }
             Operation::AllGather => each(&|index| Self::value(owner(index), index)),
             Operation::Gather => rank != root || each(&|index| Self::value(owner(index), index)),
@@ -246,16 +259,16 @@ impl Call {
             }
             Operation::Broadcast => each(&|index| Self::value(root, index)),
             Operation::AllToAll => world.ranks().all(|from| {
-                let place = count + self.arriving(world, rank).range(from).start;
-                own.clone().all(|index| buffer[place + index - own.start] == Self::value(from, index))
+                let start = count + self.received_parts(world, rank).range(from).start;
+                own.clone().all(|index| buffer[start + index - own.start] == Self::value(from, index))
             }),
-            Operation::Scan => each(&|index| among(0..rank.get() + 1, index)),
+            Operation::Scan => each(&|index| reduced(0..rank.get() + 1, index)),
             Operation::Exscan => {
                 rank == Rank::ZERO
-                    || (0..count).all(|index| buffer[count + index] == among(0..rank.get(), index))
+                    || (0..count).all(|index| buffer[count + index] == reduced(0..rank.get(), index))
             }
             Operation::Barrier => true,
-            // The receiver's; the sender gets back what it gave.
+            // The receiver gets the sender's elements. The sender's own buffer is unchanged.
             Operation::Message => {
                 let from = if rank == root { rank } else { world.before(rank, 1) };
                 buffer.len() == count && each(&|index| Self::value(from, index))
@@ -263,7 +276,8 @@ impl Call {
         }
     }
 
-    fn reduced(self, ranks: impl Iterator<Item = Rank>, world: WorldSize, index: usize) -> f64 {
+    /// Returns the reduction of the contributions of `ranks` to an element.
+    fn expected_element(self, ranks: impl Iterator<Item = Rank>, world: WorldSize, index: usize) -> f64 {
         let values = ranks.map(|rank| Self::value(rank, index));
         match self.op {
             ReduceOp::Min => values.fold(f64::INFINITY, f64::min),

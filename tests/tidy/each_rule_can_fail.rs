@@ -1,15 +1,15 @@
-//! Every rule, on code that breaks it and on code that does not.
+//! Tests of every rule, with code that breaks it and code that does not.
 
 use super::*;
 
-fn violations(path: &str, text: &str, rule: impl Fn(&Source) -> Vec<String>) -> usize {
+fn count_violations(path: &str, text: &str, rule: impl Fn(&Source) -> Vec<String>) -> usize {
     rule(&Source::new(path, text)).len()
 }
 
 #[test]
-fn imports_are_found_in_every_form() {
+fn forbidden_imports_are_found_in_every_form() {
     let root: BTreeMap<String, String> = [("Group".to_owned(), "group".to_owned())].into();
-    let rule = |source: &Source| imports(source, &root);
+    let rule = |source: &Source| check_imports(source, &root);
     for (path, text, expected) in [
         ("src/types.rs", "use crate::wire::Cause;", 1),
         ("src/types.rs", "use super::wire::Cause;", 1),
@@ -27,12 +27,12 @@ fn imports_are_found_in_every_form() {
         ("src/bin/ringrun.rs", "use ringtrain::{cli, group};", 1),
         ("src/attic/mod.rs", "", 1),
     ] {
-        assert_eq!(violations(path, text, rule), expected, "{path}: {text}");
+        assert_eq!(count_violations(path, text, rule), expected, "{path}: {text}");
     }
 }
 
 #[test]
-fn impurity_is_found_outside_of_tests() {
+fn clocks_sockets_and_environment_are_found_except_in_tests() {
     for (path, text, expected) in [
         ("src/engine/mod.rs", "use std::time::{Duration, Instant};", 1),
         ("src/engine/mod.rs", "use std::time::Duration;", 0),
@@ -47,7 +47,7 @@ fn impurity_is_found_outside_of_tests() {
         ("src/wire/mod.rs", "use std::process::Command;", 1),
         ("src/group/mod.rs", "use std::time::Instant;", 0),
     ] {
-        assert_eq!(violations(path, text, purity), expected, "{path}: {text}");
+        assert_eq!(count_violations(path, text, check_purity), expected, "{path}: {text}");
     }
     for (path, text, expected) in [
         ("src/transport/tcp/mod.rs", "use std::time::Instant;", 1),
@@ -56,22 +56,22 @@ fn impurity_is_found_outside_of_tests() {
         ("src/train/run.rs", "fn f() { let _ = std::env::var_os(\"A\"); }", 1),
         ("src/launch/job.rs", "use std::env;", 0),
     ] {
-        assert_eq!(violations(path, text, surroundings), expected, "{path}: {text}");
+        assert_eq!(count_violations(path, text, check_clock_and_environment), expected, "{path}: {text}");
     }
 }
 
 #[test]
-fn unsafe_is_found() {
-    let sound = "fn f() {\n    // SAFETY: it holds because\n    // of this.\n    unsafe { g() }\n}";
-    let bare = "fn f() {\n    unsafe { g() }\n}";
+fn forbidden_and_uncommented_unsafe_code_is_found() {
+    let commented = "fn f() {\n    // SAFETY: it holds because\n    // of this.\n    unsafe { g() }\n}";
+    let uncommented = "fn f() {\n    unsafe { g() }\n}";
     for (path, text, expected) in [
-        ("src/reduce/mod.rs", sound, 0),
-        ("src/reduce/mod.rs", bare, 1),
-        ("src/wire/mod.rs", sound, 1),
-        ("tests/x.rs", bare, 2),
+        ("src/reduce/mod.rs", commented, 0),
+        ("src/reduce/mod.rs", uncommented, 1),
+        ("src/wire/mod.rs", commented, 1),
+        ("tests/x.rs", uncommented, 2),
         ("src/wire/mod.rs", "// unsafe\nconst A: &str = \"unsafe\"; fn unsafely() {}", 0),
     ] {
-        assert_eq!(violations(path, text, unsafety), expected, "{path}: {text}");
+        assert_eq!(count_violations(path, text, check_unsafe), expected, "{path}: {text}");
     }
 }
 
@@ -88,12 +88,12 @@ fn panics_are_found() {
         ("src/wire/mod.rs", "// x.unwrap()\nconst A: &str = \"panic!\";", 0),
         ("src/group/mod.rs", "fn f() { x.unwrap() }", 0),
     ] {
-        assert_eq!(violations(path, text, panics), expected, "{path}: {text}");
+        assert_eq!(count_violations(path, text, check_panics), expected, "{path}: {text}");
     }
 }
 
 #[test]
-fn length_only_shrinks() {
+fn long_functions_and_files_are_found() {
     let function = |lines: usize| format!("fn f<'a>() {{\n{}}}\n", "    g('}', \"{\");\n".repeat(lines - 2));
     let path = "src/a.rs";
     for (lines, known, expected) in [
@@ -105,55 +105,59 @@ fn length_only_shrinks() {
         (60, Some(90), 1),
     ] {
         let known: Vec<_> = known.iter().map(|&known| (path, "f", known)).collect();
-        let rule = |source: &Source| long_functions(source, &known);
-        assert_eq!(violations(path, &function(lines), rule), expected, "{lines}, {known:?}");
+        let rule = |source: &Source| check_function_lengths(source, &known);
+        assert_eq!(count_violations(path, &function(lines), rule), expected, "{lines}, {known:?}");
     }
     for (lines, known, expected) in
         [(500, None, 0), (501, None, 1), (600, Some(600), 0), (601, Some(600), 1), (599, Some(600), 1)]
     {
         let known: Vec<_> = known.iter().map(|&known| (path, known)).collect();
-        let rule = |source: &Source| long_files(source, &known);
-        assert_eq!(violations(path, &"//\n".repeat(lines), rule), expected, "{lines}, {known:?}");
+        let rule = |source: &Source| check_file_length(source, &known);
+        assert_eq!(count_violations(path, &"//\n".repeat(lines), rule), expected, "{lines}, {known:?}");
     }
 }
 
 #[test]
 fn unclean_lines_are_found() {
-    let long = |what: &str| what.repeat(131);
+    let repeat = |letter: &str| letter.repeat(131);
     for (text, expected) in [
         ("fn f() {}\n".to_owned(), 0),
         ("\tfn f() {}\n".to_owned(), 1),
         ("fn f() {} \n".to_owned(), 1),
-        (format!("// {}\n", long("x")), 1),
-        (format!("    f(\"{}\");\n", long("x")), 0),
-        (format!("    f(\"x\"); {}\n", long("y")), 1),
+        (format!("// {}\n", repeat("x")), 1),
+        (format!("    f(\"{}\");\n", repeat("x")), 0),
+        (format!("    f(\"x\"); {}\n", repeat("y")), 1),
         (format!("// {}: later\n", ["FIX", "ME"].concat()), 1),
         ("fn f() { dbg!(1); }\n".to_owned(), 1),
     ] {
-        assert_eq!(violations("src/a.rs", &text, lines), expected, "{text}");
+        assert_eq!(count_violations("src/a.rs", &text, check_lines), expected, "{text}");
     }
 }
 
 #[test]
 fn sleeps_are_found() {
-    assert_eq!(violations("tests/a.rs", "fn f() { thread::sleep(LONG); }", sleeps), 1);
-    assert_eq!(violations("tests/a.rs", "fn f() { run(\"sleep(1)\"); }", sleeps), 0);
-    assert_eq!(violations("tests/util/mod.rs", &"sleep(A);".repeat(3), sleeps), 1);
-    assert_eq!(violations("src/a.rs", "fn f() { thread::sleep(LONG); }", sleeps), 0);
+    assert_eq!(count_violations("tests/a.rs", "fn f() { thread::sleep(LONG); }", check_sleeps), 1);
+    assert_eq!(count_violations("tests/a.rs", "fn f() { run(\"sleep(1)\"); }", check_sleeps), 0);
+    assert_eq!(count_violations("tests/util/mod.rs", &"sleep(A);".repeat(3), check_sleeps), 1);
+    assert_eq!(count_violations("src/a.rs", "fn f() { thread::sleep(LONG); }", check_sleeps), 0);
 }
 
 #[test]
-fn what_the_map_leaves_out_is_found() {
+fn unlisted_modules_and_unlinked_pages_are_found() {
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    let (map, linked) = ("wire/  bytes\n[a](a.md)", "wire/ [a](a.md) [b](docs/b.md#part)");
+    let (architecture, linking) = ("wire/  bytes\n[a](a.md)", "wire/ [a](a.md) [b](docs/b.md#part)");
     assert!(
-        not_mentioned(map, linked, &words("wire lib.rs"), &words("ARCHITECTURE.md a.md b.md")).is_empty()
+        find_unmentioned(architecture, linking, &words("wire lib.rs"), &words("ARCHITECTURE.md a.md b.md"))
+            .is_empty()
     );
-    assert_eq!(not_mentioned(map, linked, &words("wire attic"), &words("c.md")), ["attic", "c.md"]);
+    assert_eq!(
+        find_unmentioned(architecture, linking, &words("wire attic"), &words("c.md")),
+        ["attic", "c.md"]
+    );
 }
 
 #[test]
-fn what_is_no_code_is_blanked() {
+fn comments_literals_and_tests_are_blanked() {
     let text = "let a = 'x'; // b\nlet c = \"d\\\"e\"; /* f /* g */ h */ let i: &'j str = r#\"k\"l\"#; let m = b'\\'';";
     let source = Source::new("src/a.rs", text);
     let letters: String = source.code.chars().filter(char::is_ascii_lowercase).collect();

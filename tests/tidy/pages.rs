@@ -1,4 +1,5 @@
-//! Pages: every link and every path that a page names exists, every page is linked, and no page is too long.
+//! Tests of the Markdown pages: every link and every named source file exists, every page can be reached by links, and no
+//! page is too long.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -6,42 +7,42 @@ use std::path::{Component, Path, PathBuf};
 use super::root;
 
 const PAGE_LINES_MAX: usize = 150;
-/// Longer pages. The README has one section for each use; the wire format draws every byte.
+/// The pages that may be longer, because they are references.
 const LONG_PAGES: &[&str] = &["README.md", "CHANGELOG.md", "docs/wire-format.md"];
-/// Folders that hold no files of ours.
-const NOT_OURS: &[&str] = &["target", ".git", ".venv", "__pycache__", "node_modules"];
+/// The folders whose files do not belong to the repository.
+const IGNORED_FOLDERS: &[&str] = &["target", ".git", ".venv", "__pycache__", "node_modules"];
 
-/// All files of the repository, relative to its root.
-fn files(folder: &Path, found: &mut Vec<String>) {
+/// Adds all files below `folder` to `found`, with their paths from the root of the repository.
+fn find_files(folder: &Path, found: &mut Vec<String>) {
     for entry in fs::read_dir(root().join(folder)).expect("the folder is there").flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let path = folder.join(&name);
-        if NOT_OURS.contains(&name.as_str()) {
+        if IGNORED_FOLDERS.contains(&name.as_str()) {
             continue;
         }
         if entry.path().is_dir() {
-            files(&path, found);
+            find_files(&path, found);
         } else {
             found.push(path.to_string_lossy().into_owned());
         }
     }
 }
 
-/// The page's text without its blocks of code.
+/// Returns the text of a page without its blocks of code.
 fn prose(text: &str) -> String {
     text.split("```").step_by(2).collect()
 }
 
-/// The targets of the page's links to files, relative to the root.
+/// Returns the targets of a page's links to files, as paths from the root of the repository.
 fn links(page: &str, text: &str) -> Vec<String> {
     let folder = Path::new(page).parent().unwrap_or(Path::new(""));
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#', ' ']).next());
     let local = targets.filter(|target| !target.is_empty() && !target.contains("://"));
-    local.map(|target| normal(&folder.join(target))).collect()
+    local.map(|target| without_parent_dirs(&folder.join(target))).collect()
 }
 
-/// The path without `..`.
-fn normal(path: &Path) -> String {
+/// Returns the path with its `..` components resolved.
+fn without_parent_dirs(path: &Path) -> String {
     let mut parts = PathBuf::new();
     for part in path.components() {
         if part == Component::ParentDir {
@@ -53,8 +54,8 @@ fn normal(path: &Path) -> String {
     parts.to_string_lossy().into_owned()
 }
 
-/// The source files that the page names in backticks.
-fn named(text: &str) -> Vec<&str> {
+/// Returns the source files that a page names in backticks.
+fn named_files(text: &str) -> Vec<&str> {
     let spans = text.split('`').skip(1).step_by(2);
     let is_path = |span: &&str| {
         let extension = Path::new(span).extension().and_then(|extension| extension.to_str());
@@ -69,7 +70,7 @@ fn exists(files: &[String], path: &str) -> bool {
     files.iter().any(|file| file == path || file.ends_with(&end))
 }
 
-/// What is wrong with a page.
+/// Returns the violations in a page.
 fn violations(page: &str, text: &str, files: &[String]) -> Vec<String> {
     let prose = prose(text);
     let mut found = Vec::new();
@@ -80,18 +81,18 @@ fn violations(page: &str, text: &str, files: &[String]) -> Vec<String> {
             found.push(format!("{page} links to {link}, which does not exist"));
         }
     }
-    for path in named(&prose).into_iter().filter(|path| !exists(files, path)) {
+    for path in named_files(&prose).into_iter().filter(|path| !exists(files, path)) {
         found.push(format!("{page} names {path}, which does not exist"));
     }
     let lines = text.lines().count();
     if lines > PAGE_LINES_MAX && !LONG_PAGES.contains(&page) {
-        found.push(format!("{page} has {lines} lines, more than {PAGE_LINES_MAX}: split it by reader"));
+        found.push(format!("{page} has {lines} lines, more than {PAGE_LINES_MAX}: split it into a page for each kind of reader"));
     }
     found
 }
 
-/// Pages under `docs` that can be reached neither from the README nor from the map.
-fn unreachable(pages: &[(String, String)]) -> Vec<String> {
+/// Returns the pages under `docs` that no chain of links reaches from the README or from `ARCHITECTURE.md`.
+fn unreachable_pages(pages: &[(String, String)]) -> Vec<String> {
     let mut reached = vec!["README.md".to_owned(), "docs/ARCHITECTURE.md".to_owned()];
     let mut next = 0;
     while let Some(page) = reached.get(next).cloned() {
@@ -108,9 +109,9 @@ fn unreachable(pages: &[(String, String)]) -> Vec<String> {
 }
 
 #[test]
-fn pages_name_only_what_exists_and_are_reachable() {
+fn pages_name_only_existing_files_and_are_reachable() {
     let mut all = Vec::new();
-    files(Path::new(""), &mut all);
+    find_files(Path::new(""), &mut all);
     let is_page = |path: &&String| {
         let is_markdown = Path::new(path).extension().is_some_and(|extension| extension == "md");
         is_markdown
@@ -123,12 +124,12 @@ fn pages_name_only_what_exists_and_are_reachable() {
         .filter(|(path, _)| !path.starts_with("bindings/"))
         .flat_map(|(path, text)| violations(path, text, &all))
         .collect();
-    found.extend(unreachable(&pages).into_iter().map(|page| format!("nothing links to {page}")));
+    found.extend(unreachable_pages(&pages).into_iter().map(|page| format!("no page links to {page}")));
     assert!(found.is_empty(), "\n{}\n", found.join("\n"));
 }
 
 #[test]
-fn wrong_pages_are_found() {
+fn violations_in_pages_are_found() {
     let files = ["docs/a.md", "src/wire/frame.rs"].map(str::to_owned);
     let text =
         "[a](a.md#part) [root](../README.md) `wire/frame.rs` `wire/gone.rs` `a.b()`\n```\n[no](link)\n```\n";
@@ -138,5 +139,5 @@ fn wrong_pages_are_found() {
     let pages =
         [("README.md", "[a](docs/a.md)"), ("docs/a.md", "[b](b.md)"), ("docs/b.md", ""), ("docs/c.md", "")];
     let pages = pages.map(|(path, text)| (path.to_owned(), text.to_owned()));
-    assert_eq!(unreachable(&pages), ["docs/c.md"]);
+    assert_eq!(unreachable_pages(&pages), ["docs/c.md"]);
 }

@@ -1,21 +1,22 @@
-//! Source files as text, with what is not code blanked out, for the tests in `tests/tidy.rs`. Offsets and lines stay the same.
+//! Source files as text, for the rules in `tests/tidy.rs`. Comments and literals are replaced by spaces, so that offsets and
+//! line numbers stay the same.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A source file.
 pub(crate) struct Source {
-    /// Its path from the repository's root, such as `src/wire/frame.rs`.
+    /// The path of the file from the root of the repository, such as `src/wire/frame.rs`.
     pub(crate) path: String,
-    /// Its text.
+    /// The text of the file.
     pub(crate) text: String,
-    /// Its text without comments and without what stands in quotes.
+    /// The text with spaces instead of comments and of the contents of literals.
     pub(crate) code: String,
-    /// Its code without what is compiled for tests alone.
+    /// The code with spaces instead of items that are compiled only for tests.
     pub(crate) shipped: String,
 }
 
-/// A path that the code names, such as `crate::wire::Cause`, and where.
+/// A path that the code names, such as `crate::wire::Cause`, and its offset.
 pub(crate) struct Named {
     pub(crate) segments: Vec<String>,
     pub(crate) at: usize,
@@ -23,12 +24,12 @@ pub(crate) struct Named {
 
 impl Source {
     pub(crate) fn new(path: &str, text: &str) -> Self {
-        let code = blank_comments_and_quotes(text);
+        let code = blank_comments_and_literals(text);
         let shipped = blank_tests(&code);
         Self { path: path.to_owned(), text: text.to_owned(), code, shipped }
     }
 
-    /// The modules that lead to this file: `src/wire/frame.rs` is `wire`, `frame`; `src/lib.rs` is none.
+    /// Returns the module path of this file: `wire`, `frame` for `src/wire/frame.rs`, and nothing for `src/lib.rs`.
     pub(crate) fn module(&self) -> Vec<String> {
         let inner = self.path.trim_start_matches("src/").trim_end_matches(".rs");
         let mut parts: Vec<String> = inner.split('/').map(str::to_owned).collect();
@@ -38,12 +39,13 @@ impl Source {
         parts
     }
 
-    /// The line of an offset, counted from 1.
+    /// Returns the line number of an offset, counted from 1.
     pub(crate) fn line(&self, at: usize) -> usize {
         self.text[..at].matches('\n').count() + 1
     }
 
-    /// Every path that the code names: those of `use`, their groups taken apart, and those in the middle of expressions.
+    /// Returns every path that the code names: the paths of `use` items, with their groups expanded, and the paths in
+    /// expressions and types.
     pub(crate) fn named_paths(&self) -> Vec<Named> {
         let mut found = Vec::new();
         let mut rest = 0;
@@ -65,7 +67,7 @@ impl Source {
         found
     }
 
-    /// How many inline modules (`mod tests { .. }`) enclose an offset.
+    /// Returns the number of inline modules (`mod tests { .. }`) that enclose an offset.
     pub(crate) fn inline_depth(&self, at: usize) -> usize {
         let mut depth = 0;
         let mut rest = 0;
@@ -79,7 +81,7 @@ impl Source {
         depth
     }
 
-    /// Every function with a body: its name, its first line, and how many lines it has.
+    /// Returns every function with a body: its name, its first line, and its number of lines.
     pub(crate) fn functions(&self) -> Vec<(String, usize, usize)> {
         let mut found = Vec::new();
         let mut rest = 0;
@@ -96,7 +98,7 @@ impl Source {
         found
     }
 
-    /// The files that this one declares for tests alone: `#[cfg(test)] mod symbolic;`.
+    /// Returns the files that this file declares as modules only for tests: `#[cfg(test)] mod symbolic;`.
     pub(crate) fn test_files(&self) -> Vec<String> {
         let Some((folder, _)) = self.path.rsplit_once('/') else { return Vec::new() };
         let mut found = Vec::new();
@@ -112,7 +114,7 @@ impl Source {
     }
 }
 
-/// All `.rs` files below the folders, by path. Those compiled for tests alone have nothing that is shipped.
+/// Reads all `.rs` files below the folders, sorted by path. In files that are compiled only for tests, `shipped` is blank.
 pub(crate) fn read_all(root: &Path, folders: &[&str]) -> Vec<Source> {
     let mut paths = Vec::new();
     for folder in folders {
@@ -123,8 +125,8 @@ pub(crate) fn read_all(root: &Path, folders: &[&str]) -> Vec<Source> {
         .iter()
         .map(|path| {
             let text = fs::read_to_string(path).expect("a source file can be read");
-            let name = path.strip_prefix(root).expect("it lies below the root");
-            Source::new(name.to_str().expect("a plain name"), &text)
+            let name = path.strip_prefix(root).expect("the file is below the root");
+            Source::new(name.to_str().expect("the path is UTF-8"), &text)
         })
         .collect();
     let for_tests: Vec<String> = sources.iter().flat_map(Source::test_files).collect();
@@ -154,7 +156,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Where `word` next stands as a whole word, from offset `from` on.
+/// Returns the first offset, from `from` on, at which `word` is a whole word.
 pub(crate) fn find_word(code: &str, word: &str, from: usize) -> Option<usize> {
     let mut from = from;
     loop {
@@ -168,7 +170,7 @@ pub(crate) fn find_word(code: &str, word: &str, from: usize) -> Option<usize> {
     }
 }
 
-/// The offset of the brace that closes the one at `open`; the end of the code if there is none.
+/// Returns the offset of the brace that closes the one at `open`, or the end of the code if there is none.
 fn closing_brace(code: &str, open: usize) -> usize {
     let mut depth = 0;
     for (at, byte) in code.bytes().enumerate().skip(open) {
@@ -182,14 +184,14 @@ fn closing_brace(code: &str, open: usize) -> usize {
     code.len().saturating_sub(1)
 }
 
-/// `crate::wire::Cause` at the beginning of `code`, as segments.
+/// Returns the segments of the path at the beginning of `code`, such as `crate::wire::Cause`.
 fn leading_path(code: &str) -> Vec<String> {
     let end = code.find(|c| !is_word(c) && c != ':').unwrap_or(code.len());
     let segments = code[..end].split("::").map(str::trim).filter(|s| !s.is_empty());
     segments.map(|segment| segment.trim_end_matches(':').to_owned()).collect()
 }
 
-/// Takes `a::{b, c::{d, self}}` apart into whole paths.
+/// Expands a tree of paths such as `a::{b, c::{d, self}}` into full paths.
 fn expand_use(tree: &str, prefix: &[String], at: usize, found: &mut Vec<Named>) {
     let (path, group) = tree.split_once('{').map_or((tree, None), |(path, group)| (path, Some(group)));
     let path = path.split(" as ").next().unwrap_or_default();
@@ -226,7 +228,7 @@ fn blank_tests(code: &str) -> String {
         blank(&mut bytes, at, (end + 1).min(code.len()));
         from = (end + 1).min(code.len());
     }
-    String::from_utf8(bytes).expect("blanks are ASCII, and whole items are replaced")
+    String::from_utf8(bytes).expect("complete items are replaced by ASCII characters")
 }
 
 fn blank(bytes: &mut [u8], from: usize, to: usize) {
@@ -237,8 +239,8 @@ fn blank(bytes: &mut [u8], from: usize, to: usize) {
     }
 }
 
-/// Blanks comments, and what stands between the quotes of strings and characters.
-fn blank_comments_and_quotes(text: &str) -> String {
+/// Blanks comments and the contents of string and character literals.
+fn blank_comments_and_literals(text: &str) -> String {
     let mut bytes = text.as_bytes().to_vec();
     let mut at = 0;
     while at < text.len() {
@@ -247,13 +249,13 @@ fn blank_comments_and_quotes(text: &str) -> String {
             (0, text[at..].find('\n').map_or(text.len(), |end| at + end))
         } else if rest.starts_with(b"/*") {
             (0, end_of_block_comment(text, at))
-        } else if let Some(hashes) = raw_string(text, at) {
+        } else if let Some(hashes) = raw_string_hashes(text, at) {
             let close = format!("\"{}", "#".repeat(hashes));
             let open = at + 2 + hashes;
             (2 + hashes, text[open..].find(&close).map_or(text.len(), |end| open + end))
         } else if rest[0] == b'"' {
             (1, end_of_quote(text, at + 1, b'"'))
-        } else if is_character(rest) {
+        } else if is_character_literal(rest) {
             (1, end_of_quote(text, at + 1, b'\''))
         } else {
             at += 1;
@@ -263,7 +265,7 @@ fn blank_comments_and_quotes(text: &str) -> String {
         let is_comment = rest[0] == b'/';
         at = if is_comment { end } else { end + 1 };
     }
-    String::from_utf8(bytes).expect("blanks are ASCII, and whole comments and quotes are replaced")
+    String::from_utf8(bytes).expect("complete comments and literals are replaced by ASCII characters")
 }
 
 fn end_of_block_comment(text: &str, start: usize) -> usize {
@@ -281,8 +283,8 @@ fn end_of_block_comment(text: &str, start: usize) -> usize {
     text.len()
 }
 
-/// The number of hashes of the raw string that begins here (at its `r`), if one does.
-fn raw_string(text: &str, at: usize) -> Option<usize> {
+/// Returns the number of hashes of the raw string whose `r` is at offset `at`, or `None` if there is no raw string.
+fn raw_string_hashes(text: &str, at: usize) -> Option<usize> {
     let rest = text.get(at..)?.strip_prefix('r')?;
     let before = text[..at].chars().next_back();
     let is_prefix = before.is_none_or(|c| !is_word(c) || (c == 'b' && !ends_in_word(&text[..at - 1])));
@@ -294,8 +296,8 @@ fn ends_in_word(text: &str) -> bool {
     text.chars().next_back().is_some_and(is_word)
 }
 
-/// Whether a quote begins a character and not a lifetime.
-fn is_character(rest: &[u8]) -> bool {
+/// Returns whether `rest` begins with a character literal and not with a lifetime.
+fn is_character_literal(rest: &[u8]) -> bool {
     rest[0] == b'\'' && rest.len() > 2 && (rest[1] == b'\\' || rest[1] >= 0x80 || rest[2] == b'\'')
 }
 

@@ -11,14 +11,15 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn trains_reports_and_prints_its_hash() {
+fn a_training_writes_a_report_and_prints_the_hash_of_its_parameters() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("report.json");
     let output = ringtrain(&["--epochs", "2", "--report", path.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let keys = "world_size model dataset epochs train_loss test_loss test_accuracy test_r2 train_r2 \
-                samples_per_second seconds communication_seconds exposed_communication_seconds bucket_bytes bytes_sent parameters_hash history";
+                samples_per_second seconds communication_seconds exposed_communication_seconds \
+                bucket_bytes bytes_sent parameters_hash history";
     for key in keys.split_whitespace() {
         assert!(report.get(key).is_some(), "{key}");
     }
@@ -32,12 +33,12 @@ fn trains_reports_and_prints_its_hash() {
 }
 
 #[test]
-fn each_failure_has_its_code_and_a_message() {
+fn failures_have_their_exit_codes_and_messages() {
     let directory = tempfile::tempdir().unwrap();
     let csv = directory.path().join("bad.csv");
     std::fs::write(&csv, "a,y\n1,2\nabc,3\n").unwrap();
     let csv = csv.to_str().unwrap();
-    let no_place = directory.path().join("absent/report.json");
+    let in_missing_directory = directory.path().join("absent/report.json");
     let under_file = format!("{csv}/checkpoints");
     let cases: [(&[&str], i32, &str); 9] = [
         (&["--no-such-flag"], 2, "--no-such-flag"),
@@ -47,7 +48,7 @@ fn each_failure_has_its_code_and_a_message() {
         (&["--data", csv, "--target", "y"], 4, "line 3, column `a`: `abc` is not a number"),
         (&["--data", csv, "--target", "z"], 4, "no column `z`"),
         (&["--model", "linear", "--optimizer", "sgd", "--lr", "1e9"], 9, "on rank 0; lower --lr"),
-        (&["--report", no_place.to_str().unwrap()], 10, "report.json"),
+        (&["--report", in_missing_directory.to_str().unwrap()], 10, "report.json"),
         (&["--checkpoint", &under_file], 10, "checkpoints"),
     ];
     for (arguments, code, expected) in cases {
@@ -59,7 +60,7 @@ fn each_failure_has_its_code_and_a_message() {
 }
 
 #[test]
-fn help_names_defaults_and_exit_codes() {
+fn help_lists_defaults_and_exit_codes() {
     let output = ringtrain(&["--help"]);
     assert_eq!(output.status.code(), Some(0));
     let help = text(&output.stdout);
@@ -77,7 +78,7 @@ fn a_closed_pipe_causes_no_panic() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_reported_at_the_end() {
+fn an_unwritable_standard_output_is_reported_at_the_end() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let output =
         Command::new(env!("CARGO_BIN_EXE_ringtrain")).args(["--epochs", "1"]).stdout(full).output().unwrap();
@@ -85,9 +86,9 @@ fn output_that_cannot_be_written_is_reported_at_the_end() {
     assert!(text(&output.stderr).contains("could not be written: No space left"), "{output:?}");
 }
 
-/// After SIGTERM the program finishes the step, saves the state and exits with 0. `--resume` goes on from there.
+/// After SIGTERM the program finishes the step, saves a checkpoint and exits with 0. `--resume` continues from the checkpoint.
 #[test]
-fn a_stop_signal_saves_and_resume_goes_on_from_there() {
+fn a_stop_signal_saves_a_checkpoint_from_which_resume_continues() {
     use std::io::{BufRead, BufReader};
     use std::process::Stdio;
 
@@ -109,5 +110,5 @@ fn a_stop_signal_saves_and_resume_goes_on_from_there() {
     assert_eq!(again.status.code(), Some(10), "a checkpoint is not overwritten");
     let again = ringtrain(&["--epochs", "1", "--checkpoint", place, "--resume"]);
     assert_eq!(again.status.code(), Some(0));
-    assert!(text(&again.stdout).contains("going on from the checkpoint"), "{again:?}");
+    assert!(text(&again.stdout).contains("resuming from the checkpoint"), "{again:?}");
 }

@@ -1,21 +1,23 @@
-//! Fashion-MNIST (Debian package `dataset-fashion-mnist`) on four ranks: reads the IDX files as they are packaged.
+//! Trains on Fashion-MNIST with four ranks. Reads the IDX files of the Debian package `dataset-fashion-mnist`.
 
 use std::path::Path;
 use std::process::Command;
 
-const PLACE: &str = "/usr/share/datasets/fashion-mnist";
+const DIRECTORY: &str = "/usr/share/datasets/fashion-mnist";
 
-/// Two epochs, to save time. Ten epochs reach 0.88 and take nearly a minute on two cores.
+/// The test trains for two epochs to save time. Ten epochs reach an accuracy of 0.88 and take nearly a minute on two cores.
 #[test]
 fn fashion_mnist_trains_on_four_ranks() {
-    if !Path::new(PLACE).join("train-images-idx3-ubyte.gz").exists() {
-        println!("SKIPPED: no Fashion-MNIST in {PLACE}; install the Debian package dataset-fashion-mnist");
+    if !Path::new(DIRECTORY).join("train-images-idx3-ubyte.gz").exists() {
+        println!(
+            "SKIPPED: no Fashion-MNIST in {DIRECTORY}; install the Debian package dataset-fashion-mnist"
+        );
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report.json");
     let output = Command::new(env!("CARGO_BIN_EXE_ringrun"))
-        .args(["-n", "4", "ringtrain", "--data", PLACE, "--model", "mlp:64", "--epochs", "2"])
+        .args(["-n", "4", "ringtrain", "--data", DIRECTORY, "--model", "mlp:64", "--epochs", "2"])
         .args(["--report", report.to_str().unwrap()])
         .output()
         .unwrap();

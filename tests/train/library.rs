@@ -1,4 +1,4 @@
-//! Whole training runs on one rank, through the library.
+//! Training runs on one rank, through the library.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +11,7 @@ use ringtrain::train::{
 };
 use ringtrain::{Compression, Group};
 
+/// Returns the default configuration.
 pub(crate) fn config() -> Config {
     Config {
         source: DataSource::Digits,
@@ -33,12 +34,13 @@ pub(crate) fn config() -> Config {
     }
 }
 
+/// Trains on one rank without output.
 pub(crate) fn train(config: &Config) -> Result<Summary, TrainError> {
     run(&mut Group::solo(), config, &AtomicBool::new(false), &mut Silent)
 }
 
 #[test]
-fn the_defaults_learn_digits_with_every_seed() {
+fn the_default_settings_learn_digits_with_every_seed() {
     for seed in 0..5 {
         let report = train(&Config { seed, ..config() }).unwrap().report;
         assert!(report.test_accuracy.unwrap() >= 0.96, "seed {seed}: {:?}", report.test_accuracy);
@@ -48,7 +50,7 @@ fn the_defaults_learn_digits_with_every_seed() {
 }
 
 #[test]
-fn other_models_and_optimisers_learn_too() {
+fn other_models_and_optimizers_learn_digits() {
     for (model, rule) in
         [("softmax", Rule::Adam), ("mlp:64,32", Rule::Sgd), ("mlp:64", Rule::Momentum { momentum: 0.9 })]
     {
@@ -58,13 +60,13 @@ fn other_models_and_optimisers_learn_too() {
     }
 }
 
-/// With full batches and plain steps, regression must reach the least-squares solution, and report the loss in the target's
-/// unit.
+/// With SGD and the whole training set as one batch, regression must reach the least-squares solution. The loss must be in the
+/// squared unit of the target.
 #[test]
-fn linear_regression_finds_the_least_squares() {
+fn linear_regression_finds_the_least_squares_solution() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("line.csv");
-    // y = 1000 + 3 x - 20 z, plus or minus 1 on each second row; `same` is constant.
+    // y = 1000 + 3 x - 20 z, plus 1 in even rows and minus 1 in odd rows. The feature `same` is constant.
     let row = |i: u32| {
         let (x, z) = (f64::from(i * 7 % 50), f64::from(i * i % 11));
         let noise = if i.is_multiple_of(2) { 1.0 } else { -1.0 };
@@ -84,14 +86,14 @@ fn linear_regression_finds_the_least_squares() {
         ..config()
     };
     let report = train(&config).unwrap().report;
-    // The variance of the noise is 1. A fit of three coefficients explains a small part of it.
+    // The variance of the noise is 1. The fit of three coefficients explains a small part of the noise.
     assert!((0.9..1.0).contains(&report.train_loss), "{}", report.train_loss);
     assert!(report.train_r2.unwrap() > 0.999);
     assert_eq!((report.test_loss, report.test_accuracy, report.test_r2), (None, None, None));
 }
 
 #[test]
-fn an_mlp_learns_a_regression() {
+fn an_mlp_learns_regression() {
     let config = Config {
         source: DataSource::Synthetic { rows: 2000, columns: 8 },
         task: Some(Task::Regression),
@@ -102,7 +104,7 @@ fn an_mlp_learns_a_regression() {
     assert!(report.test_r2.unwrap() > 0.9, "{:?}", report.test_r2);
 }
 
-/// Sets the stop flag after a number of steps, as a signal would.
+/// Sets the stop flag after a number of steps, as a signal does.
 struct StopAfter<'a> {
     steps: usize,
     stop: &'a AtomicBool,
@@ -118,7 +120,7 @@ impl Observer for StopAfter<'_> {
     fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
 }
 
-/// Collects the lines of a run.
+/// Collects the lines that a run prints.
 pub(crate) struct Lines(pub(crate) Vec<String>);
 
 impl Observer for Lines {
@@ -130,49 +132,58 @@ impl Observer for Lines {
     fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
 }
 
-fn saving(directory: &Path, existing: Existing) -> Checkpoint {
+/// Returns the settings that save checkpoints to `directory`.
+fn checkpoint_in(directory: &Path, existing: Existing) -> Checkpoint {
     Checkpoint { directory: directory.to_owned(), existing }
 }
 
-/// A run that is stopped in mid-epoch and resumed must not differ in one bit from one that never stopped.
+/// A run that is stopped within an epoch and resumed must give the same bits as an uninterrupted run.
 #[test]
-fn a_resumed_run_is_the_uninterrupted_one() {
+fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
     for rule in [Rule::Sgd, Rule::Momentum { momentum: 0.9 }, Rule::Adam] {
         let directory = tempfile::tempdir().unwrap();
-        // 15 steps an epoch: the stops fall into the middle of an epoch, and on its last step.
-        let whole = Config { epochs: Some(3), batch_size: Some(100), rule: Some(rule), ..config() };
-        let expected = train(&whole).unwrap();
-        for (pause, existing) in [(7, Existing::Refuse), (7, Existing::Resume), (12, Existing::Resume)] {
+        // An epoch has 15 steps, so the run stops within an epoch and at the last step of an epoch.
+        let uninterrupted = Config { epochs: Some(3), batch_size: Some(100), rule: Some(rule), ..config() };
+        let expected = train(&uninterrupted).unwrap();
+        for (steps, existing) in [(7, Existing::Refuse), (7, Existing::Resume), (12, Existing::Resume)] {
             let stop = AtomicBool::new(false);
-            let config = Config { checkpoint: Some(saving(directory.path(), existing)), ..whole.clone() };
-            let mut observer = StopAfter { steps: pause, stop: &stop };
+            let config = Config {
+                checkpoint: Some(checkpoint_in(directory.path(), existing)),
+                ..uninterrupted.clone()
+            };
+            let mut observer = StopAfter { steps, stop: &stop };
             let summary = run(&mut Group::solo(), &config, &stop, &mut observer).unwrap();
             assert!(summary.report.stopped);
         }
-        let config = Config { checkpoint: Some(saving(directory.path(), Existing::Resume)), ..whole.clone() };
+        let config = Config {
+            checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)),
+            ..uninterrupted.clone()
+        };
         let found = train(&config).unwrap();
         assert_eq!(found.parameters, expected.parameters);
         assert_eq!(found.report.parameters_hash, expected.report.parameters_hash);
         let losses =
             |summary: &Summary| summary.report.history.iter().map(|e| e.train_loss).collect::<Vec<_>>();
         assert_eq!(losses(&found), losses(&expected));
-        // Resuming a complete run trains no further and reports the same figures.
+        // Resuming a completed run takes no more steps and reports the same results.
         assert_eq!(train(&config).unwrap().report.train_loss, expected.report.train_loss);
-        // A longer run goes on from there.
+        // A run with more epochs continues from the checkpoint.
         assert_eq!(train(&Config { epochs: Some(4), ..config }).unwrap().report.epochs, 4);
     }
 }
 
-/// Evaluating a large table takes longer than a launcher waits after SIGTERM; it then kills the rank and the report is lost.
+/// Evaluating a large table can take longer than the launcher waits after SIGTERM. The launcher would then kill the rank, and
+/// the report would be lost.
 #[test]
 fn a_stopped_run_saves_and_reports_without_another_evaluation() {
-    // Digits in batches of 100 are 15 steps: the third case asks to stop after the epoch's last step, before the test.
+    // Digits in batches of 100 are 15 steps. In the third case, the stop flag is set after the last step of the epoch and before
+    // the test.
     for steps in [1, 7, 15] {
         let directory = tempfile::tempdir().unwrap();
         let stop = AtomicBool::new(false);
         let config = Config {
             batch_size: Some(100),
-            checkpoint: Some(saving(directory.path(), Existing::Refuse)),
+            checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
             report: Some(directory.path().join("report.json")),
             ..config()
         };
@@ -186,27 +197,31 @@ fn a_stopped_run_saves_and_reports_without_another_evaluation() {
 }
 
 #[test]
-fn a_checkpoint_is_neither_overwritten_nor_misused() {
+fn a_checkpoint_is_not_overwritten_or_resumed_with_other_options() {
     let directory = tempfile::tempdir().unwrap();
-    let first =
-        Config { epochs: Some(1), checkpoint: Some(saving(directory.path(), Existing::Refuse)), ..config() };
+    let first = Config {
+        epochs: Some(1),
+        checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
+        ..config()
+    };
     train(&first).unwrap();
     let file = directory.path().join(CHECKPOINT_FILE_NAME);
     let bytes = std::fs::read(&file).unwrap();
-    let resume = Config { checkpoint: Some(saving(directory.path(), Existing::Resume)), ..first.clone() };
+    let resume =
+        Config { checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)), ..first.clone() };
     for (config, expected) in [
         (first.clone(), "--resume"),
-        (Config { seed: 5, ..resume.clone() }, "made with --seed 0, this run has --seed 5"),
+        (Config { seed: 5, ..resume.clone() }, "saved with --seed 0, but this run has --seed 5"),
         (Config { batch_size: Some(5), ..resume.clone() }, "--batch-size 128"),
         (Config { model: Some("mlp:5".parse().unwrap()), ..resume.clone() }, "--model mlp:128"),
         (
             Config { test_fraction: 0.3, ..resume.clone() },
-            "made with --test-fraction 0.2, this run has --test-fraction 0.3",
+            "saved with --test-fraction 0.2, but this run has --test-fraction 0.3",
         ),
         (Config { rule: Some(Rule::Sgd), ..resume.clone() }, "--optimizer adam"),
         (
             Config { weight_decay: 0.5, ..resume.clone() },
-            "made with --weight-decay 0, this run has --weight-decay 0.5",
+            "saved with --weight-decay 0, but this run has --weight-decay 0.5",
         ),
     ] {
         match train(&config) {
@@ -221,23 +236,23 @@ fn a_checkpoint_is_neither_overwritten_nor_misused() {
     }
 }
 
-/// `--resume` used to take another rate, momentum or weight decay without a word.
+/// Regression test: `--resume` accepted a different learning rate, momentum or weight decay without a message.
 #[test]
-fn a_resumed_run_keeps_the_learning_rate_or_says_that_it_changes() {
+fn a_resumed_run_keeps_the_learning_rate_or_reports_that_it_changes() {
     let directory = tempfile::tempdir().unwrap();
     let momentum = |momentum| Some(Rule::Momentum { momentum });
     let first = Config {
         rule: momentum(0.5),
         learning_rate: Some(0.05),
         epochs: Some(1),
-        checkpoint: Some(saving(directory.path(), Existing::Refuse)),
+        checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
         ..config()
     };
     train(&first).unwrap();
     let resume = Config {
         epochs: Some(2),
         learning_rate: None,
-        checkpoint: Some(saving(directory.path(), Existing::Resume)),
+        checkpoint: Some(checkpoint_in(directory.path(), Existing::Resume)),
         ..first
     };
     assert_eq!(train(&resume).unwrap().report.lr, 0.05);
@@ -247,10 +262,10 @@ fn a_resumed_run_keeps_the_learning_rate_or_says_that_it_changes() {
     assert_eq!(report.lr, 0.01);
     assert!(lines.0.iter().any(|line| line == "--lr changes from 0.05 to 0.01"), "{:?}", lines.0);
     let error = train(&Config { rule: momentum(0.9), ..resume }).unwrap_err().to_string();
-    assert!(error.contains("made with --momentum 0.5, this run has --momentum 0.9"), "{error}");
+    assert!(error.contains("saved with --momentum 0.5, but this run has --momentum 0.9"), "{error}");
 }
 
-/// A softmax whose loss had grown to thousands used to end with exit code 0.
+/// Regression test: a softmax model whose loss had grown to thousands ended with exit code 0.
 #[test]
 fn a_loss_far_above_that_of_a_constant_prediction_is_an_error() {
     let config = Config {
@@ -268,7 +283,7 @@ fn a_loss_far_above_that_of_a_constant_prediction_is_an_error() {
     }
 }
 
-/// A directory without space used to be found out after the first epoch.
+/// Regression test: a directory without space caused an error only after the first epoch.
 #[test]
 fn a_checkpoint_that_cannot_be_saved_is_an_error_before_training() {
     struct NoStep;
@@ -280,21 +295,23 @@ fn a_checkpoint_that_cannot_be_saved_is_an_error_before_training() {
         fn step_taken(&mut self, _: f64, _: f64) {}
         fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
     }
-    // No file can be created there, also by root.
-    let config =
-        Config { checkpoint: Some(saving(Path::new("/proc/self/task"), Existing::Refuse)), ..config() };
+    // Even root cannot create a file in this directory.
+    let config = Config {
+        checkpoint: Some(checkpoint_in(Path::new("/proc/self/task"), Existing::Refuse)),
+        ..config()
+    };
     let error = run(&mut Group::solo(), &config, &AtomicBool::new(false), &mut NoStep).unwrap_err();
-    assert!(error.to_string().contains("cannot save checkpoints of"), "{error}");
+    assert!(error.to_string().contains("cannot save checkpoints to"), "{error}");
 }
 
 #[test]
-fn divergence_ends_the_run_with_the_step_and_saves_nothing() {
+fn the_error_of_a_diverged_run_names_the_step_and_no_checkpoint_is_saved() {
     let directory = tempfile::tempdir().unwrap();
     let config = Config {
         model: Some("linear".parse().unwrap()),
         rule: Some(Rule::Sgd),
         learning_rate: Some(1e9),
-        checkpoint: Some(saving(directory.path(), Existing::Refuse)),
+        checkpoint: Some(checkpoint_in(directory.path(), Existing::Refuse)),
         ..config()
     };
     match train(&config) {

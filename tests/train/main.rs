@@ -1,4 +1,4 @@
-//! Training: through the library, and as the program `ringtrain` on one rank and on several.
+//! Tests of training: through the library, and with the program `ringtrain` on one rank and on several ranks.
 
 mod command_line;
 mod convergence;

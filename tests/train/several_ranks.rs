@@ -1,4 +1,4 @@
-//! `ringtrain` on several ranks of this machine, launched by `ringrun`.
+//! Tests of `ringtrain` on several ranks of this machine, launched by `ringrun`.
 
 use std::process::{Command, Output};
 
@@ -10,10 +10,10 @@ fn ringtrain(ranks: u32, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// If a shard were weighted wrongly, used twice or left out, the loss would differ. 1,438 samples in batches of 100 give shards
+/// If a shard were weighted wrongly, used twice or skipped, the losses would differ. 1,438 samples in batches of 100 give shards
 /// of different lengths, and a last batch of 38 samples.
 #[test]
-fn every_world_size_computes_the_same() {
+fn every_world_size_gives_the_same_loss() {
     let directory = tempfile::tempdir().unwrap();
     let mut losses = Vec::new();
     for ranks in [1, 2, 3, 4, 7] {
@@ -33,8 +33,8 @@ fn every_world_size_computes_the_same() {
     }
 }
 
-/// Ranks without a sample contribute zeros. With several buckets they used to start all-reduces of other lengths than the ranks
-/// with samples, and the job ended with exit code 7.
+/// Regression test: ranks without a sample contribute zeros. With several buckets, these ranks and the ranks with samples started
+/// all-reduces of different lengths, and the job ended with exit code 7.
 #[test]
 fn a_batch_may_have_fewer_samples_than_ranks() {
     let cases: [&[&str]; 2] = [
@@ -47,15 +47,15 @@ fn a_batch_may_have_fewer_samples_than_ranks() {
     }
 }
 
-/// If a rank fails, all ranks end with the same exit code and name the reason.
+/// If a rank fails, all ranks end with the same exit code and print an error.
 #[test]
-fn a_failure_on_one_rank_ends_all_with_its_code() {
+fn a_failure_on_one_rank_ends_all_ranks_with_the_same_exit_code() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("checkpoint.safetensors"), "not one").unwrap();
-    let place = directory.path().to_str().unwrap();
+    let checkpoints = directory.path().to_str().unwrap();
     let cases: [(&[&str], i32, &str); 2] = [
         (&["--model", "linear", "--optimizer", "sgd", "--lr", "1e9"], 9, "the loss is"),
-        (&["--checkpoint", place, "--resume"], 10, "rank 0 failed"),
+        (&["--checkpoint", checkpoints, "--resume"], 10, "rank 0 failed"),
     ];
     for (arguments, code, expected) in cases {
         let output = ringtrain(3, arguments);

@@ -1,6 +1,6 @@
-//! What the tests share.
+//! Functions that several test programs use.
 
-#![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
+#![allow(dead_code, unreachable_pub, reason = "each test program uses only some of these functions")]
 
 pub mod proxy;
 pub mod ranks;
@@ -18,52 +18,52 @@ use ringtrain::rendezvous::PeersFile;
 use ringtrain::wire::Secret;
 use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, Stream};
 
-/// How long anything may take before a test gives up. Far above what is needed: the machine may be busy.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+/// The time after which a waiting test fails. It is far longer than necessary, because the machine may be busy.
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often a condition is looked at.
-const LOOK: Duration = Duration::from_millis(2);
+/// The time between two checks of a condition.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Waits until `condition` holds; panics with `what` if it does not in time.
+/// Waits until `condition` returns true. Panics with the description `what` after [`TEST_TIMEOUT`].
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     wait_for(what, || condition().then_some(()));
 }
 
-/// Waits until `look` finds something.
-pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + PATIENCE;
+/// Waits until `find` returns `Some`, and returns the value. Panics with the description `what` after [`TEST_TIMEOUT`].
+pub fn wait_for<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + TEST_TIMEOUT;
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = find() {
             return found;
         }
-        assert!(Instant::now() < until, "waited in vain: {what}");
-        thread::sleep(LOOK);
+        assert!(Instant::now() < deadline, "timed out while waiting for: {what}");
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// `ringrun` with these arguments, its output captured.
+/// Returns a command that runs `ringrun` with these arguments and captures its output.
 pub fn ringrun(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringrun"));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
-/// `ringrun` with these arguments, each rank running this script.
+/// Returns a command that runs `ringrun` with these arguments. Each rank runs the shell script `script`.
 pub fn ringrun_script(arguments: &[&str], script: &str) -> Command {
     let mut command = ringrun(arguments);
     command.args(["--", "sh", "-c", script]);
     command
 }
 
-/// What a program did.
+/// The exit status and the output of a program that has ended.
 #[derive(Debug)]
-pub struct Done {
+pub struct FinishedProgram {
     pub status: ExitStatus,
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
 }
 
-impl Done {
+impl FinishedProgram {
     pub fn code(&self) -> Option<i32> {
         self.status.code()
     }
@@ -76,7 +76,7 @@ impl Done {
         String::from_utf8_lossy(&self.stderr).into_owned()
     }
 
-    /// The lines of its standard output, sorted: ranks print in any order.
+    /// Returns the lines of the standard output, sorted, because ranks print in any order.
     pub fn sorted_lines(&self) -> Vec<String> {
         let mut lines: Vec<_> = self.stdout().lines().map(str::to_owned).collect();
         lines.sort();
@@ -84,33 +84,34 @@ impl Done {
     }
 }
 
-/// Runs it to its end.
-pub fn run(command: &mut Command) -> Done {
+/// Runs a program until it ends.
+pub fn run(command: &mut Command) -> FinishedProgram {
     finish(command.spawn().expect("the program starts"))
 }
 
-/// Waits for its end and takes its output; kills it when it takes too long.
-pub fn finish(mut child: Child) -> Done {
+/// Waits until a program ends, and returns its output. Kills it and panics after [`TEST_TIMEOUT`].
+pub fn finish(mut child: Child) -> FinishedProgram {
     let mut stdout = child.stdout.take();
     let mut stderr = child.stderr.take();
     let read_out = thread::spawn(move || read_all(stdout.as_mut().map(|pipe| pipe as &mut dyn io::Read)));
     let read_err = thread::spawn(move || read_all(stderr.as_mut().map(|pipe| pipe as &mut dyn io::Read)));
-    let until = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     let status = loop {
-        if let Some(status) = child.try_wait().expect("it is our child") {
+        if let Some(status) = child.try_wait().expect("the test started this child") {
             break Some(status);
         }
-        if Instant::now() > until {
-            child.kill().expect("it is our child");
-            child.wait().expect("it is our child");
+        if Instant::now() > deadline {
+            child.kill().expect("the test started this child");
+            child.wait().expect("the test started this child");
             break None;
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     };
-    let (stdout, stderr) = (read_out.join().expect("reads"), read_err.join().expect("reads"));
+    let (stdout, stderr) = (read_out.join(), read_err.join());
+    let (stdout, stderr) = (stdout.expect("the thread reads"), stderr.expect("the thread reads"));
     let text = || format!("{}\n{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    let status = status.unwrap_or_else(|| panic!("it did not end:\n{}", text()));
-    Done { status, stdout, stderr }
+    let status = status.unwrap_or_else(|| panic!("the program did not end:\n{}", text()));
+    FinishedProgram { status, stdout, stderr }
 }
 
 fn read_all(pipe: Option<&mut (dyn io::Read + '_)>) -> Vec<u8> {
@@ -121,32 +122,32 @@ fn read_all(pipe: Option<&mut (dyn io::Read + '_)>) -> Vec<u8> {
     bytes
 }
 
-/// Whether the process exists and has not ended.
+/// Returns whether the process exists and has not ended.
 pub fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
 }
 
-/// The number in the file that a script writes with `echo $$ > part && mv part FILE`, once it is there.
+/// Waits for a file with a process id and returns the id. A script writes the file with `echo $$ > part && mv part FILE`.
 pub fn read_pid(path: &Path) -> u32 {
     wait_for(&format!("{} appears", path.display()), || fs::read_to_string(path).ok()?.trim().parse().ok())
 }
 
-/// Sends a signal by name, such as `KILL`.
+/// Sends the signal with this name, such as `KILL`, to a process.
 pub fn signal(name: &str, pid: u32) {
     let status = Command::new("sh").args(["-c", &format!("kill -s {name} {pid}")]).status().expect("sh runs");
     assert!(status.success(), "kill -s {name} {pid}");
 }
 
-/// Waits until none of them is alive.
+/// Waits until all of these processes have ended.
 pub fn wait_until_gone(pids: &[u32]) {
     for &pid in pids {
         wait_until(&format!("process {pid} is gone"), || !is_alive(pid));
     }
 }
 
-/// The processes that carry this `NAME=value` in the environment that they began with.
-pub fn processes_with(entry: &str) -> Vec<u32> {
+/// Returns the processes that were started with the entry `NAME=value` in their environment.
+pub fn processes_with_environment(entry: &str) -> Vec<u32> {
     let entries = fs::read_dir("/proc").expect("/proc is mounted").flatten();
     let pids = entries.filter_map(|found| found.file_name().to_str()?.parse().ok());
     pids.filter(|pid: &u32| {
@@ -156,7 +157,7 @@ pub fn processes_with(entry: &str) -> Vec<u32> {
     .collect()
 }
 
-/// Proves to be `rank` of the job that `file` describes, as a rank on its way to the rendezvous does.
+/// Performs the handshake of `rank` with the rendezvous of the job that `file` describes.
 pub fn shake_hands(stream: &mut TcpStream, file: &PeersFile, rank: u32, secret: &Secret) {
     let job = Job { id: [0; 16], world: file.world().get(), peers_digest: file.digest() };
     let (from, to) = (Rank::new(rank), Rank::ZERO);

@@ -1,4 +1,4 @@
-//! A proxy in front of one rank's port, which damages what passes.
+//! A proxy in front of the port of a rank. It damages the bytes that it forwards.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -6,38 +6,39 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 
-/// What the proxy does to the bytes that pass.
+/// The damage that the proxy does to the forwarded bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Damage {
-    /// Nothing.
+    /// The proxy forwards all bytes unchanged.
     None,
-    /// It flips one bit in the middle of the next large piece, and then nothing more.
+    /// The proxy flips one bit in the middle of the next read of more than 4 KiB. After that, it forwards bytes unchanged.
     FlipBit,
-    /// It resets every connection.
+    /// The proxy resets every connection.
     Reset,
-    /// It holds back what the accepting rank of each connection sends.
+    /// The proxy discards the bytes that the accepting rank of each connection sends.
     BlockOneWay,
 }
 
-/// A proxy that listens on `listen` and forwards to `target`, until the test program ends.
+/// A proxy that forwards connections until the test program ends.
 pub struct Proxy {
     damage: Arc<AtomicU8>,
 }
 
 impl Proxy {
+    /// Starts a proxy that listens on `listen` and forwards connections to `target`.
     pub fn start(listen: SocketAddr, target: SocketAddr) -> Self {
         let damage = Arc::new(AtomicU8::new(Damage::None as u8));
         let listener = TcpListener::bind(listen).expect("the proxy's address is free");
         let shared = Arc::clone(&damage);
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                // The rank does not listen yet: closed, and the peer dials again.
+                // If the rank does not listen yet, the client's connection is closed, and the client connects again.
                 let Ok(server) = TcpStream::connect(target) else { continue };
-                for (from, to, is_back) in [(&client, &server, false), (&server, &client, true)] {
+                for (from, to, is_reply) in [(&client, &server, false), (&server, &client, true)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     let damage = Arc::clone(&shared);
-                    thread::spawn(move || forward(from, to, is_back, &damage));
+                    thread::spawn(move || forward(from, to, is_reply, &damage));
                 }
             }
         });
@@ -49,7 +50,8 @@ impl Proxy {
     }
 }
 
-fn forward(mut from: TcpStream, mut to: TcpStream, is_back: bool, damage: &AtomicU8) {
+/// Forwards bytes in one direction of a connection. `is_reply` is true if the accepting rank sends these bytes.
+fn forward(mut from: TcpStream, mut to: TcpStream, is_reply: bool, damage: &AtomicU8) {
     let mut bytes = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         if damage.load(Ordering::SeqCst) == Damage::Reset as u8 {
@@ -60,7 +62,7 @@ fn forward(mut from: TcpStream, mut to: TcpStream, is_back: bool, damage: &Atomi
             }
             return;
         }
-        if is_back && damage.load(Ordering::SeqCst) == Damage::BlockOneWay as u8 {
+        if is_reply && damage.load(Ordering::SeqCst) == Damage::BlockOneWay as u8 {
             continue;
         }
         let flip = (Damage::FlipBit as u8, Damage::None as u8);

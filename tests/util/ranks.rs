@@ -1,4 +1,4 @@
-//! A whole job inside the test: a thread for each rank, real sockets, the launcher's own rendezvous.
+//! Runs a job inside the test program. Each rank is a thread. The ranks use real sockets and the rendezvous of the launcher.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -14,21 +14,22 @@ use ringtrain::{Group, JoinMethod, JoinOptions, Rank, WorldSize};
 /// How the ranks of a test exchange bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TestTransport {
-    /// One TCP connection for each pair of ranks, although all are on this host.
+    /// One TCP connection for each pair of ranks, although all ranks are on this host.
     Tcp,
     /// Three TCP connections for each pair of ranks.
     Streams,
     /// Shared memory.
     Shm,
-    /// Simulated hosts of two ranks each, with one more if the number is odd: shared memory in a host, TCP between hosts.
+    /// Simulated hosts of two ranks each; if the number of ranks is odd, the last host has one rank. The ranks use shared
+    /// memory within a host and TCP between hosts.
     Hosts,
 }
 
 impl TestTransport {
-    /// The three that give different algorithms.
+    /// The transports that use different algorithms. `Streams` uses the same algorithms as `Tcp`.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Shm, Self::Hosts];
 
-    /// Sets the options of a rank.
+    /// Sets the options of a rank to use this transport.
     pub fn apply(self, options: &mut JoinOptions) {
         let three = Streams::new(3).expect("a link has at most 8 connections");
         let uses_sockets = matches!(self, Self::Tcp | Self::Streams);
@@ -42,7 +43,7 @@ impl TestTransport {
         };
     }
 
-    /// [`run_with`] this transport; `adjust` comes last.
+    /// Does the same as the function [`run_with`], over this transport. `adjust` is called after the transport was set.
     pub fn run_with<R: Send + 'static>(
         self,
         n: u32,
@@ -56,25 +57,26 @@ impl TestTransport {
         run_with(n, adjust, work)
     }
 
-    /// [`run`] over this transport.
+    /// Does the same as the function [`run`], over this transport.
     pub fn run<R: Send + 'static>(self, n: u32, work: impl Fn(Group) -> R + Send + Sync + 'static) -> Vec<R> {
         self.run_with(n, |_| {}, work)
     }
 }
 
-/// Runs `work` on every rank of a job of `n` and returns what each gave, in rank order. `adjust` may change the options.
+/// Runs `work` on every rank of a job of `n` ranks, and returns the results in rank order. `adjust` can change the options of
+/// each rank.
 pub fn run_with<R: Send + 'static>(
     n: u32,
     adjust: impl Fn(&mut JoinOptions),
     work: impl Fn(Group) -> R + Send + Sync + 'static,
 ) -> Vec<R> {
-    let world = WorldSize::new(n).expect("a world of at least one");
-    let secret = Secret::new(b"a secret for the tests alone").expect("long enough");
+    let world = WorldSize::new(n).expect("a job has at least one rank");
+    let secret = Secret::new(b"a secret for the tests alone").expect("the secret is long enough");
     let job_id = rand::random();
     let start_timeout = Duration::from_secs(20);
     let server =
         Server::start(std::net::Ipv4Addr::LOCALHOST.into(), world, secret.clone(), job_id, start_timeout)
-            .expect("a rendezvous");
+            .expect("the rendezvous starts");
     let work = Arc::new(work);
     let threads: Vec<_> = world
         .ranks()
@@ -99,21 +101,21 @@ pub fn run_with<R: Send + 'static>(
             thread::spawn(move || work(Group::join(&options).expect("the rank joins")))
         })
         .collect();
-    threads.into_iter().map(|thread| thread.join().expect("the rank's thread ends well")).collect()
+    threads.into_iter().map(|thread| thread.join().expect("the thread of the rank does not panic")).collect()
 }
 
-/// [`run_with`] the default options.
+/// Does the same as [`run_with`], with the default options.
 pub fn run<R: Send + 'static>(n: u32, work: impl Fn(Group) -> R + Send + Sync + 'static) -> Vec<R> {
     run_with(n, |_| {}, work)
 }
 
-/// Every rank of a world of `n`.
+/// Returns the ranks of a job of `n` ranks.
 pub fn ranks(n: u32) -> impl Iterator<Item = Rank> {
     (0..n).map(Rank::new)
 }
 
-/// Joins as `rank` of the job in `file`, whose ranks all know `secret`.
-pub fn options_by_file(file: &PeersFile, rank: u32, secret: &Secret) -> JoinOptions {
+/// Returns the options with which `rank` joins the job that `file` describes. All ranks must use the same `secret`.
+pub fn peers_file_options(file: &PeersFile, rank: u32, secret: &Secret) -> JoinOptions {
     JoinOptions {
         method: JoinMethod::Peers { file: file.clone(), rank: Rank::new(rank), bind: None },
         secret: secret.clone(),
@@ -122,17 +124,19 @@ pub fn options_by_file(file: &PeersFile, rank: u32, secret: &Secret) -> JoinOpti
     }
 }
 
-/// A peers file of `n` ranks on loopback ports that were free a moment ago.
+/// Returns a peers file of `n` ranks on loopback ports that were free just before.
 pub fn peers_file(n: usize) -> PeersFile {
-    PeersFile::parse(Path::new("hosts.txt"), &peers_text(n)).expect("a sound peers file")
+    PeersFile::parse(Path::new("hosts.txt"), &peers_text(n)).expect("the peers file is valid")
 }
 
-/// The text of such a file.
+/// Returns the text of a peers file of `n` ranks on loopback ports that were free just before.
 pub fn peers_text(n: usize) -> String {
-    // All are held at once, so that no port is given out twice.
+    // All listeners stay open until the last one is bound, so that no port is used twice.
     let listeners: Vec<TcpListener> =
-        (0..n).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
-    let lines: Vec<String> =
-        listeners.iter().map(|listener| listener.local_addr().expect("an address").to_string()).collect();
+        (0..n).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port is free")).collect();
+    let lines: Vec<String> = listeners
+        .iter()
+        .map(|listener| listener.local_addr().expect("the listener is bound").to_string())
+        .collect();
     lines.join("\n")
 }

@@ -11,7 +11,7 @@ MISS_MAX = 0.05
 
 
 def median_interval(values):
-    """The median of `values` and a 95% confidence interval of it, or None for the interval if there are fewer than six values.
+    """Returns the median of `values` and its 95% confidence interval, which is None if there are fewer than six values.
 
     The interval lies between two order statistics (a sign test), so it assumes nothing about the distribution.
     """
@@ -25,7 +25,7 @@ def median_interval(values):
 
 
 def comparison(rounds):
-    """A row for each case that both builds measured: the time of the build divided by that of the build before, round by round."""
+    """Returns a row for each case that both builds measured: its time divided by that of the build before, round by round."""
     rows = []
     for key, after in rounds.rows.items():
         before = rounds.rows.get(key.__class__(**{**vars(key), "program": key.program + BEFORE}))
@@ -38,12 +38,12 @@ def comparison(rounds):
 
 
 def geometric_mean(rows):
-    """The geometric mean of the rows' ratios."""
+    """Returns the geometric mean of the rows' ratios."""
     return math.exp(statistics.fmean(math.log(row["ratio"]) for row in rows))
 
 
 def table(rows):
-    """Markdown: the ratio of each case, with its interval, and the geometric mean for each program."""
+    """Returns a Markdown table with the ratio of each case and its interval, and the geometric mean for each program."""
     lines = ["**this build's time divided by the time of the build before (median of the rounds, 95% interval)**", ""]
     lines += ["| program | operation | type | congestion | ranks | bytes | ratio | 95% interval |", "|---" * 8 + "|"]
     for row in rows:

@@ -1,7 +1,7 @@
 """One rank of a benchmark of collectives with PyTorch's Gloo backend; peers.py starts it.
 
-Takes its place in the job from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Rank 0 prints one JSON object a line: the
-version, and then a row as soon as a size is done.
+It reads its rank and the job's address from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Rank 0 prints a JSON object on each
+line: first the version, and then the results of each size as soon as it is measured.
 """
 
 import argparse
@@ -29,7 +29,7 @@ class Operation:
         part = count // self.ranks
         self.own = slice(self.rank * part, (self.rank + 1) * part)
         self.part = torch.zeros(part, dtype=self.dtype) if name == "reduce_scatter" else None
-        # Sums have to be exact, and the short types have few digits.
+        # The sums must be exact, and the 16-bit types have few digits.
         self.values = 64 if dtype in ("f32", "f64") else 16
 
     def perform(self):
@@ -47,7 +47,7 @@ class Operation:
         return ((index + rank) % 8191 % self.values).to(self.dtype)
 
     def wrong(self):
-        """Elements that are wrong on all ranks after one more operation."""
+        """Runs one more operation, and returns the number of wrong elements on all ranks together."""
         mine = self.sample(self.rank)
         self.buffer.fill_(-1)
         if self.name in ("all_reduce", "reduce_scatter"):
@@ -71,13 +71,13 @@ class Operation:
 
 
 def used_s():
-    """The processors' time of this process, with all its threads."""
+    """Returns the processor time of this process, with all its threads."""
     use = resource.getrusage(resource.RUSAGE_SELF)
     return use.ru_utime + use.ru_stime
 
 
 def measure(operation, iterations, warm_up):
-    """The median over the iterations of the slowest rank's time, and the processors' time of all ranks."""
+    """Returns the median of the iterations' times, each on its slowest rank, and the processor time of all ranks."""
     for _ in range(warm_up):
         operation.perform()
     times = torch.zeros(iterations, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""The comparison between several hosts: tools/netlab makes a network on this machine, with lines of any rate.
+"""Compares programs between several hosts. tools/netlab simulates the hosts on this machine, with lines of any rate.
 
-Each measurement makes its own network, so that no program inherits what the kernel has learnt about a route from the
-program before. iperf3 says what a line carries.
+Each measurement creates a new network, so that a program cannot profit from route metrics that the kernel has cached for an
+earlier program. iperf3 measures the rate of a line.
 """
 
 import dataclasses
@@ -22,16 +22,16 @@ NETLAB = pathlib.Path(__file__).resolve().parent.parent / "netlab"
 SIZES = ("64", "4K", "64K", "1M", "4M", "16M", "64M")
 EXPECTED = ("iperf3", "ringbench-tcp", "gloo")
 OURS = "ringbench-tcp"
-# The time to remove a lab: more than it has ever taken.
+# The limit for removing a lab, longer than this has ever taken.
 ENDING_S = 20
 LINE_S, LINE_TRIAL_S = 3, 1
-# A connection begins with slow start, which a long job has behind it.
+# Do not measure a connection's slow start: a long job spends hardly any time in it.
 LINE_OMIT_S = 1
-# A trial does not know how long an operation takes, and 64 MiB take a second on a line of 1 Gbit/s.
+# Before the trial, the time of an operation is unknown, and 64 MiB takes a second on a line of 1 Gbit/s.
 TIMEOUT_S = 120
 GLOO_PORT = 29500
-# Host 0 serves one test. Host 1 tries until the server listens; with --json a failure has exit code 0. The other lines
-# stay idle.
+# Host 0 runs iperf3's server for one test. Host 1 runs the client again and again until the server listens. With --json, a
+# failed client also exits with 0, so the script looks for "error" in its output. The other hosts do nothing.
 IPERF = """
 host=$1 first=$2
 shift 2
@@ -39,12 +39,12 @@ case $host in
 0) exec iperf3 --server --one-off >/dev/null ;;
 1)
     attempt=0
-    while told=$(iperf3 --client "$first" --json "$@"); [ $attempt -lt 50 ]; do
-        case $told in *'"error"'*) ;; *) break ;; esac
+    while reply=$(iperf3 --client "$first" --json "$@"); [ $attempt -lt 50 ]; do
+        case $reply in *'"error"'*) ;; *) break ;; esac
         attempt=$((attempt + 1))
         sleep 0.1
     done
-    printf '%s\\n' "$told"
+    printf '%s\\n' "$reply"
     ;;
 esac
 """
@@ -57,17 +57,17 @@ class Lab:
 
     @staticmethod
     def from_text(text):
-        """`4:1gbit` as four hosts with lines of 1 Gbit/s, in tc's units."""
+        """Parses `4:1gbit` as four hosts with lines of 1 Gbit/s. The unit is one of tc's."""
         found = re.fullmatch(r"(\d+):(\d+[kmgt]?bit)", text)
         if not found or not 2 <= int(found.group(1)) <= 200:
-            raise ValueError(f"{text}: a lab is HOSTS:RATE, such as 4:1gbit, with 2 to 200 hosts")
+            raise ValueError(f"{text}: a lab is HOSTS:RATE with 2 to 200 hosts, for example 4:1gbit")
         return Lab(int(found.group(1)), found.group(2))
 
     def __str__(self):
         return f"{self.hosts} hosts on a switch with lines of {self.rate} (tools/netlab)"
 
-    def lacks(self):
-        """Why no lab can run here, or None."""
+    def unavailable_reason(self):
+        """Returns why no lab can run here, or None."""
         if os.geteuid() != 0:
             return "only root may make network namespaces"
         missing = [name for name in ("ip", "tc") if not shutil.which(name)]
@@ -100,7 +100,7 @@ class Gloo(peers.Gloo):
 
 
 class Line(peers.Program):
-    """What a line carries over one TCP connection, or over two in opposite directions: a ring sends and receives at once."""
+    """Measures the rate of a line over one TCP connection, or over two in opposite directions, as a ring uses it."""
 
     key = name = "iperf3"
 
@@ -108,24 +108,24 @@ class Line(peers.Program):
         self.lab, self.scratch = lab, scratch
 
     def mbit_per_s(self, control, seconds, both_ways, stall_s):
-        """The rate of each direction, and iperf3's version."""
+        """Returns the rate of each direction, and iperf3's version."""
         flags = ["--time", seconds, "--omit", LINE_OMIT_S, *(["--bidir"] if both_ways else [])]
         command = ["sh", "-c", IPERF, "sh", "{host}", "{first}", *flags]
-        ended = self.lab.run(command, stall_s + seconds + LINE_OMIT_S, self.scratch)
-        if ended.code != 0:
-            how = "did not end" if ended.code is None else f"ended with {ended.code}"
-            raise Failed(f"iperf3 {how}: {f'{ended.output} {ended.errors}'.strip()[-300:]}")
-        return line_rates(ended.output, control, both_ways)
+        result = self.lab.run(command, stall_s + seconds + LINE_OMIT_S, self.scratch)
+        if result.code != 0:
+            how = "did not end" if result.code is None else f"ended with {result.code}"
+            raise Failed(f"iperf3 {how}: {f'{result.output} {result.errors}'.strip()[-300:]}")
+        return line_rates(result.output, control, both_ways)
 
 
 def line_rates(output, control, both_ways):
-    """The rate of each direction in Mbit/s, and iperf3's version, from its JSON."""
+    """Reads the rate of each direction in Mbit/s, and iperf3's version, from the JSON output of iperf3."""
     try:
-        told = json.loads(output)
-        if "error" in told:
-            raise Failed(f"iperf3: {told['error']}")
-        end, version = told["end"], told["start"]["version"]
-        # The hosts of a lab take the machine's default when they are made. A host that did not would show here.
+        reply = json.loads(output)
+        if "error" in reply:
+            raise Failed(f"iperf3: {reply['error']}")
+        end, version = reply["end"], reply["start"]["version"]
+        # The hosts of a lab inherit the machine's default. Check that they did.
         if (used := end["sender_tcp_congestion"]) != control:
             raise Failed(f"the hosts of the lab use {used}, not {control}")
         names = ["sum_received", *(["sum_received_bidir_reverse"] if both_ways else [])]
@@ -135,33 +135,34 @@ def line_rates(output, control, both_ways):
 
 
 class Rounds(rounds.Rounds):
-    """Rounds in which the line is measured like a program."""
+    """Rounds that also measure the line, as if it were a program."""
 
     def __init__(self, args, say):
         super().__init__(args, say)
-        # By congestion control a list of (one way, the mean of both ways), one a round.
-        self.carried = {}
-        self.no_line = False
+        # For each congestion control, a list with an entry for each round: the rate in one direction, and the mean of the two
+        # rates when both directions are used.
+        self.line_rates = {}
+        self.line_failed = False
 
     def trial(self, program, case, sizes):
         if not isinstance(program, Line):
             super().trial(program, case, sizes)
             return
-        self.say("trial of a line, iperf3", kept=False)
+        self.say("trial of a line with iperf3", keep=False)
         try:
             default = machine.CONGESTION.read_text().strip()
             _, self.versions[program.key] = program.mbit_per_s(default, LINE_TRIAL_S, True, self.args.timeout)
         except Failed as error:
             self.say(f"LEFT OUT: {error}")
-            self.no_line = True
+            self.line_failed = True
 
-    def turn(self, program, case, control, number):
+    def measure_in_round(self, program, case, control, number):
         if not isinstance(program, Line):
-            super().turn(program, case, control, number)
+            super().measure_in_round(program, case, control, number)
             return
-        if self.no_line:
+        if self.line_failed:
             return
-        self.say(f"round {number + 1} of {self.args.rounds}, {control}, a line, iperf3", kept=False)
+        self.say(f"round {number + 1} of {self.args.rounds}, {control}, a line with iperf3", keep=False)
         machine.wait_until_idle(self.args.wait_idle, self.say)
         try:
             [one_way], _ = program.mbit_per_s(control, LINE_S, False, self.args.timeout)
@@ -169,11 +170,11 @@ class Rounds(rounds.Rounds):
         except Failed as error:
             self.say(f"FAILED in round {number + 1} under {control}: {error}")
             return
-        self.carried.setdefault(control, []).append((one_way, statistics.mean(both_ways)))
+        self.line_rates.setdefault(control, []).append((one_way, statistics.mean(both_ways)))
 
-    def lines(self):
+    def measured_lines(self):
         found = {}
-        for control, measured in self.carried.items():
+        for control, measured in self.line_rates.items():
             one_way, both_ways = map(list, zip(*measured))
             found[control] = {
                 "one_way_mbit_per_s": statistics.median(one_way),
@@ -184,8 +185,8 @@ class Rounds(rounds.Rounds):
         return found
 
 
-def beside_the_line(rows, lines):
-    """Adds to each row its part of what a line carries, if that was measured."""
+def add_line_rates(rows, lines):
+    """Adds the rate of the line to each row, and its bus bandwidth as a part of this rate, if the rate was measured."""
     for row in rows:
         if line := lines.get(row["congestion_control_host"]):
             row["line_gb_per_s"] = line["one_way_mbit_per_s"] / 8e3
@@ -194,8 +195,8 @@ def beside_the_line(rows, lines):
 
 
 def find(args, scratch):
-    """All programs that can run in the lab, and (key, reason) of those that are missing."""
-    reason = args.lab.lacks()
+    """Returns all programs that can run in the lab, and (key, reason) of each missing one."""
+    reason = args.lab.unavailable_reason()
     if reason:
         return [], [(key, reason) for key in EXPECTED]
     programs, absent = [], []
@@ -207,6 +208,6 @@ def find(args, scratch):
         programs.append(Ringbench(args.lab, args, scratch))
     else:
         absent.append((OURS, f"no ringbench in {args.programs}; run cargo build --release"))
-    found, missing = peers.Gloo.all(args, scratch)
+    found, missing = peers.Gloo.find_all(args, scratch)
     programs += [Gloo(args.lab, gloo.python, scratch) for gloo in found]
     return programs, absent + missing

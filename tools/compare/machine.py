@@ -1,4 +1,4 @@
-"""The machine: its properties, whether others use it, and its congestion control."""
+"""The machine: its properties, whether other programs use it, and its congestion control."""
 
 import os
 import pathlib
@@ -6,7 +6,7 @@ import platform
 import time
 
 CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")
-# The part of the processors' time that others may use while we measure.
+# The part of the processor time that other programs may use during a measurement.
 BUSY_MAX = 0.1
 
 
@@ -18,19 +18,19 @@ def description():
         model = "unknown processor"
     return {
         "cpu": model,
-        "processors": processors(),
+        "processors": processor_count(),
         "kernel": f"{platform.system()} {platform.release()}",
         "congestion_control_default": CONGESTION.read_text().strip(),
     }
 
 
-def processors():
-    """How many processors we may use."""
+def processor_count():
+    """Returns the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def cores():
-    """How many cores those processors are: fewer, if two of them are threads of one."""
+def core_count():
+    """Returns the number of cores of these processors. It is smaller if two processors are threads of one core."""
     found = set()
     for processor in os.sched_getaffinity(0):
         topology = pathlib.Path(f"/sys/devices/system/cpu/cpu{processor}/topology")
@@ -41,8 +41,8 @@ def cores():
     return len(found)
 
 
-def busy():
-    """The part of all processors' time that others used during a quarter of a second."""
+def busy_fraction():
+    """Returns the part of the time of all processors that was used in a quarter of a second."""
 
     def ticks():
         values = [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
@@ -55,11 +55,11 @@ def busy():
 
 
 def wait_until_idle(limit_s, say):
-    """Waits until the machine is idle, and prints a message if it does not become idle."""
+    """Waits until the machine is idle. Prints a message if it is still busy after `limit_s`."""
     deadline = time.monotonic() + limit_s
-    while limit_s > 0 and (used := busy()) > BUSY_MAX:
+    while limit_s > 0 and (used := busy_fraction()) > BUSY_MAX:
         if time.monotonic() > deadline:
-            say(f"DISTURBED: others use {used:.0%} of the processors; measured all the same")
+            say(f"DISTURBED: other programs use {used:.0%} of the processors; the measurement runs nevertheless")
             return
         time.sleep(1)
 
@@ -74,18 +74,18 @@ class Congestion:
         self.original = CONGESTION.read_text().strip()
         return self
 
-    def names(self, wanted):
-        """The congestion controls to measure under. Prints a message for each that cannot be set."""
-        able = []
+    def settable(self, wanted):
+        """Returns the congestion controls that can be set. Prints a message for each that cannot."""
+        found = []
         for name in dict.fromkeys(self.original if name == "host" else name for name in wanted):
             try:
                 self.set(name)
             except OSError as error:
                 self.say(f"NOT MEASURED under {name}: {CONGESTION} cannot be set: {error}")
             else:
-                able.append(name)
+                found.append(name)
         self.set(self.original)
-        return able
+        return found
 
     def set(self, name):
         if CONGESTION.read_text().strip() != name:

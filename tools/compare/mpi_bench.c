@@ -1,8 +1,8 @@
 /* One rank of a benchmark of collectives with MPI; peers.py compiles and starts it.
  *
- * Arguments: OPERATION DTYPE WARM_UP [BYTES ITERATIONS ...], with all_reduce, broadcast, all_gather or reduce_scatter,
- * and f32 or f64. BYTES are those of the whole buffer, as ringbench counts them. Rank 0 prints one JSON object a line:
- * the library's version, and then a row as soon as a size is done. */
+ * Arguments: OPERATION DTYPE WARM_UP [BYTES ITERATIONS ...]. OPERATION is all_reduce, broadcast, all_gather or
+ * reduce_scatter, and DTYPE is f32 or f64. BYTES is the size of the whole buffer, as in ringbench. Rank 0 prints a JSON
+ * object on each line: first the library's version, and then the results of each size as soon as it is measured. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The processors' time of this process, with all its threads. */
+/* Returns the processor time of this process, with all its threads. */
 static double used_s(void) {
     struct rusage use;
     getrusage(RUSAGE_SELF, &use);
@@ -41,7 +41,7 @@ static void perform(void *buffer, int count) {
     case ALL_REDUCE: MPI_Allreduce(MPI_IN_PLACE, buffer, count, type, MPI_SUM, MPI_COMM_WORLD); break;
     case BROADCAST: MPI_Bcast(buffer, count, type, 0, MPI_COMM_WORLD); break;
     case ALL_GATHER: MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, buffer, part, type, MPI_COMM_WORLD); break;
-    /* In place, a rank's own part of the result comes to lie at the front. */
+    /* With MPI_IN_PLACE, the rank's part of the result is at the start of the buffer. */
     default: MPI_Reduce_scatter_block(MPI_IN_PLACE, buffer, part, type, MPI_SUM, MPI_COMM_WORLD);
     }
 }
@@ -54,7 +54,7 @@ static double total(int index) {
     return sum;
 }
 
-/* What has to be in the buffer at index after the operation. */
+/* Returns the right value of the element at this index after the operation. */
 static double expected(int index, int part) {
     switch (operation) {
     case ALL_REDUCE: return total(index);
@@ -64,12 +64,12 @@ static double expected(int index, int part) {
     }
 }
 
-/* Elements that are wrong on all ranks after one more operation. */
+/* Runs one more operation, and returns the number of wrong elements on all ranks together. */
 static unsigned long long check(void *buffer, int count) {
     unsigned long long wrong = 0;
     int part = count / ranks;
     for (int i = 0; i < count; i++) {
-        /* What the operation has to fill is wrong before. */
+        /* Elements that the operation must write are wrong before it. */
         int given = operation == BROADCAST ? rank == 0 : operation != ALL_GATHER || i / part == rank;
         put(buffer, i, given ? sample(i, rank) : -1);
     }
@@ -98,7 +98,7 @@ static void measure(size_t bytes, int iterations, int warm_up) {
     }
     used = used_s() - used;
     MPI_Allreduce(MPI_IN_PLACE, &used, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-    /* The slowest rank's time counts. */
+    /* The time of an iteration is that of its slowest rank. */
     MPI_Allreduce(MPI_IN_PLACE, times, iterations, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     unsigned long long wrong = check(buffer, count);
     qsort(times, (size_t)iterations, sizeof(double), ascending);

@@ -1,4 +1,4 @@
-"""The programs that are compared: how each is found, installed and started, and what it can do."""
+"""Finds, installs and starts the programs that are compared, and knows which cases each can measure."""
 
 import dataclasses
 import json
@@ -11,15 +11,15 @@ import subprocess
 import sys
 
 import processes
-from machine import cores, processors
+from machine import core_count, processor_count
 
 HERE = pathlib.Path(__file__).resolve().parent
 WARM_UP = 5
-# What the keys of an earlier build's programs end in.
+# The suffix of the keys of programs of an earlier build.
 BEFORE = "-before"
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
-# What `--install` fetches, each into a separate virtual environment: the two MPIs would overwrite each other's mpicc.
+# The packages that `--install` installs. Each has a separate virtual environment, because both MPIs have an mpicc.
 PACKAGES = {"torch": ["torch", "numpy"], "openmpi": ["openmpi"], "mpich": ["mpich"]}
 # The programs that run by default. A message names each one that is missing.
 EXPECTED = (
@@ -29,7 +29,7 @@ EXPECTED = (
 
 
 class Failed(Exception):
-    """A program did not give its figures."""
+    """A program could not measure a case."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Case:
     world: int
 
     def smallest(self):
-        """The smallest size at which each rank has an element."""
+        """Returns the smallest size at which each rank has an element."""
         parts = self.world if self.operation in ("all_gather", "reduce_scatter") else 1
         return DTYPES[self.dtype] * parts
 
 
 @dataclasses.dataclass
-class Figures:
+class Measurement:
     version: str
-    # By bytes: time_us, iterations, wrong, and cpu_s of all ranks and iterations together or None.
+    # For each size: time_us, iterations, wrong, and cpu_s, which is that of all ranks and iterations together or None.
     rows: dict
     # False if the program was killed because it stopped printing.
     finished: bool
@@ -59,13 +59,13 @@ class Program:
     key = name = ""
     dtypes = tuple(DTYPES)
 
-    def lacks(self, case):
-        """Why there cannot be figures, or None."""
-        return None if case.dtype in self.dtypes else f"it has no {case.dtype}"
+    def unsupported_reason(self, case):
+        """Returns why the program cannot measure the case, or None."""
+        return None if case.dtype in self.dtypes else f"it has no type {case.dtype}"
 
-    def patience_s(self, world, otherwise_s):
-        """How long a size may take in addition to its iterations."""
-        return otherwise_s
+    def extra_time_s(self, world, default_s):
+        """Returns how long a size may take in addition to its iterations."""
+        return default_s
 
     def measure(self, case, sizes, stall_s, cpu):
         raise NotImplementedError
@@ -77,56 +77,56 @@ class Ringbench(Program):
         self.transport, self.congestion = transport, congestion
 
     @staticmethod
-    def all(args, scratch):
-        """The programs, and (key, reason) of those that are missing."""
-        found, absent = Ringbench.in_directory(args.programs, args.our_congestion, scratch, "")
+    def find_all(args, scratch):
+        """Returns the programs, and (key, reason) of each missing one."""
+        found, absent = Ringbench.find_in(args.programs, args.our_congestion, scratch, "")
         if args.before:
-            more = Ringbench.in_directory(args.before, args.our_congestion, scratch, BEFORE)
+            more = Ringbench.find_in(args.before, args.our_congestion, scratch, BEFORE)
             found, absent = found + more[0], absent + more[1]
         return found, absent
 
     @staticmethod
-    def in_directory(directory, congestion, scratch, suffix):
-        """The programs of one build; the suffix tells two builds apart."""
+    def find_in(directory, congestion, scratch, suffix):
+        """Returns the programs of one build. The suffix distinguishes two builds."""
         if not all((directory / name).exists() for name in ("ringrun", "ringbench")):
             reason = f"no ringrun and ringbench in {directory}; run cargo build --release"
             return [], [(key + suffix, reason) for key in ("ringbench", "ringbench-alloc", "ringbench-tcp")]
-        told = subprocess.run([directory / "ringbench", "--help"], capture_output=True, text=True, check=False)
-        auto, tcp = (["--transport", name] if knows_transport(told.stdout, name) else None for name in ("auto", "tcp"))
+        usage = subprocess.run([directory / "ringbench", "--help"], capture_output=True, text=True, check=False)
+        auto, tcp = (["--transport", name] if has_transport(usage.stdout, name) else None for name in ("auto", "tcp"))
         if auto and tcp:
             lent = ("ringbench-alloc", "ringbench --alloc", [*auto, "--alloc"])
             columns = [("ringbench", "ringbench", auto), lent, ("ringbench-tcp", "ringbench (TCP)", tcp)]
             absent = []
         else:
             columns = [("ringbench", "ringbench", [])]
-            absent = [(key + suffix, "this ringbench has no --transport auto, so it is what `ringbench` does anyway")
+            absent = [(key + suffix, "this ringbench has no --transport, so it is the same as `ringbench`")
                       for key in ("ringbench-alloc", "ringbench-tcp")]
         named = [(key + suffix, name + suffix.replace("-", ", "), flags) for key, name, flags in columns]
         return [Ringbench(key, name, directory, flags, congestion, scratch) for key, name, flags in named], absent
 
-    def lacks(self, case):
+    def unsupported_reason(self, case):
         if "--alloc" in self.transport and case.operation != "all_reduce":
-            return "buffers of the group are for all_reduce"
-        return super().lacks(case)
+            return "--alloc is only for all_reduce"
+        return super().unsupported_reason(case)
 
     def measure(self, case, sizes, stall_s, cpu):
         rows, version = {}, ""
         for size, iterations in sizes:
-            row, used_s, environment = self.one(case, size, iterations, stall_s)
+            row, used_s, environment = self.measure_size(case, size, iterations, stall_s)
             if row is None:
-                return Figures(version, rows, False)
+                return Measurement(version, rows, False)
             if cpu:
-                # The run's time less that of a run with a single iteration is the time of the other iterations.
-                _, once_s, _ = self.one(case, size, 1, stall_s)
+                # Subtract the time of a run with a single iteration, which leaves the time of the other iterations.
+                _, once_s, _ = self.measure_size(case, size, 1, stall_s)
                 row["cpu_s"] = (used_s - (once_s or 0)) * iterations / max(1, iterations - 1)
             rows[size] = row
             version = f"ringbench {environment['versions']['ringtrain']}"
-            # Over shared memory there may be no links.
+            # A job in shared memory may have no links, and then no congestion control.
             if environment.get("congestion_control"):
                 version += f" (its links use {environment['congestion_control']})"
-        return Figures(version, rows, True)
+        return Measurement(version, rows, True)
 
-    def one(self, case, size, iterations, stall_s):
+    def measure_size(self, case, size, iterations, stall_s):
         report = self.scratch / "ringbench.json"
         report.unlink(missing_ok=True)
         command = [
@@ -136,23 +136,23 @@ class Ringbench(Program):
         ]
         if case.operation in ("all_reduce", "reduce_scatter"):
             command += ["-o", "sum"]
-        ended = self.run(case, command, stall_s)
-        if ended.code is None:
+        result = self.run(case, command, stall_s)
+        if result.code is None:
             return None, None, None
-        if ended.code != 0:
-            raise Failed(f"{self.name} ended with {ended.code}: {ended.errors.strip()[-500:]}")
-        told = json.loads(report.read_text())
-        [row] = told["results"]
+        if result.code != 0:
+            raise Failed(f"{self.name} ended with {result.code}: {result.errors.strip()[-500:]}")
+        measured = json.loads(report.read_text())
+        [row] = measured["results"]
         kept = {key: row[key] for key in ("time_us", "iterations", "wrong", "transport", "algorithm") if key in row}
-        return {**kept, "cpu_s": None}, ended.cpu_s, told["environment"]
+        return {**kept, "cpu_s": None}, result.cpu_s, measured["environment"]
 
     def run(self, case, command, stall_s):
-        """Runs the command as every rank of a job."""
+        """Runs the command on every rank of a job."""
         return processes.run([[self.directory / "ringrun", "-n", case.world, *command]], stall_s, self.scratch)
 
 
-def knows_transport(usage, name):
-    """Whether `ringbench --help` lists this value of --transport."""
+def has_transport(usage, name):
+    """Returns whether `ringbench --help` lists this value of --transport."""
     part = re.search(r"^ +--transport\b.*?(?=^ +(?:-\w, )?--\w)", usage, re.MULTILINE | re.DOTALL)
     return part is not None and re.search(rf"^ +- {name}\b", part.group(), re.MULTILINE) is not None
 
@@ -164,28 +164,28 @@ class Gloo(Program):
         self.python, self.scratch = python, scratch
 
     @staticmethod
-    def all(args, scratch):
+    def find_all(args, scratch):
         named = [pathlib.Path(args.python)] if args.python else []
-        for python in [*named, *inside(args.peers, "bin/python")]:
-            if can_gloo(python):
+        for python in [*named, *files_in(args.peers, "bin/python")]:
+            if has_gloo(python):
                 return [Gloo(python, scratch)], []
         return [], [("gloo", "no Python with torch was found (--install, --peers, --python or COMPARE_PYTHON)")]
 
-    def lacks(self, case):
-        # A sum of more values has more digits than bf16 can hold, and could not be checked.
+    def unsupported_reason(self, case):
+        # A sum over more ranks needs more digits than bf16 has, so an exact check is not possible.
         if case.dtype == "bf16" and case.world > 16:
-            return "bf16 is checked with up to 16 ranks"
-        return super().lacks(case)
+            return "bf16 results can be checked with at most 16 ranks"
+        return super().unsupported_reason(case)
 
     def measure(self, case, sizes, stall_s, cpu):
         command = [self.python, HERE / "gloo_bench.py", "--warm-up", WARM_UP]
         command += ["--operation", case.operation, "--dtype", case.dtype]
         for size, iterations in sizes:
             command += ["--size", size, iterations]
-        return figures(self, self.run(case, command, stall_s))
+        return measurement_from(self, self.run(case, command, stall_s))
 
     def run(self, case, command, stall_s):
-        """Runs the command as every rank of a job."""
+        """Runs the command on every rank of a job."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -194,13 +194,13 @@ class Gloo(Program):
         return processes.run([command] * case.world, stall_s, self.scratch, ranks)
 
 
-def can_gloo(python):
+def has_gloo(python):
     probe = [python, "-c", "import torch.distributed as d; assert d.is_gloo_available()"]
     return shutil.which(python) is not None and subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
 class Mpi(Program):
-    # The standard has no type of 16 bits.
+    # The MPI standard has no floating-point type of 16 bits.
     dtypes = ("f32", "f64")
 
     def __init__(self, key, name, mpiexec, program, flags, variables, scratch):
@@ -208,15 +208,15 @@ class Mpi(Program):
         self.flags, self.variables, self.scratch = flags, variables, scratch
 
     @staticmethod
-    def all(args, scratch):
-        """Two columns for each MPI that is found: over TCP only, and with its defaults."""
+    def find_all(args, scratch):
+        """Returns two programs for each MPI that is found: one that uses only TCP, and one with the defaults."""
         programs, absent, failures = {}, [], []
-        directories = [path.parent for path in inside(args.peers, "bin/mpicc")]
+        directories = [path.parent for path in files_in(args.peers, "bin/mpicc")]
         if shutil.which("mpicc"):
             directories.append(pathlib.Path(shutil.which("mpicc")).parent)
         for number, directory in enumerate(directories):
             try:
-                for program in Mpi.installed(directory, scratch, number):
+                for program in Mpi.programs_in(directory, scratch, number):
                     programs.setdefault(program.key, program)
             except Failed as error:
                 failures.append(str(error))
@@ -226,30 +226,30 @@ class Mpi(Program):
         return list(programs.values()), absent
 
     @staticmethod
-    def installed(directory, scratch, number):
+    def programs_in(directory, scratch, number):
         mpiexec, program = directory / "mpiexec", scratch / f"mpi_bench.{number}"
         compiled = processes.run([[directory / "mpicc", "-O2", "-o", program, HERE / "mpi_bench.c"]], 120, scratch)
         if compiled.code != 0:
             raise Failed(f"{directory / 'mpicc'} failed: {compiled.errors.strip()[-300:]}")
-        # Ask the library which MPI it is: mpicc and mpiexec have the same names in all of them.
+        # Run a program to learn which MPI this is, because mpicc and mpiexec have the same names in all MPIs.
         probe = processes.run([[mpiexec, "-n", 1, program, "all_reduce", "f32", 1]], 30, scratch, [AS_ROOT])
-        version = from_lines(probe.output)[1]
+        version = parse_lines(probe.output)[1]
         found = re.match(r"(Open MPI|MPICH)\D*(\d+)", version)
         if probe.code != 0 or not found:
-            raise Failed(f"{mpiexec} does not start a program: {(version or probe.errors.strip())[-300:]}")
+            raise Failed(f"{mpiexec} cannot start a program: {(version or probe.errors.strip())[-300:]}")
         family, major = found.group(1), int(found.group(2))
         kind, key = (OpenMpi, f"openmpi{major}") if family == "Open MPI" else (Mpich, f"mpich{major}")
         for suffix, title, (flags, variables) in (("-tcp", " (TCP)", kind.TCP), ("", "", ([], {}))):
             yield kind(key + suffix, f"{family} {major}{title}", mpiexec, program, flags, variables, scratch)
 
     def measure(self, case, sizes, stall_s, cpu):
-        command = [self.mpiexec, "-n", case.world, *self.flags, *self.more_flags(case.world)]
+        command = [self.mpiexec, "-n", case.world, *self.flags, *self.oversubscription_flags(case.world)]
         command += [self.program, case.operation, case.dtype, WARM_UP]
         for size, iterations in sizes:
             command += [size, iterations]
-        return figures(self, processes.run([command], stall_s, self.scratch, [{**AS_ROOT, **self.variables}]))
+        return measurement_from(self, processes.run([command], stall_s, self.scratch, [{**AS_ROOT, **self.variables}]))
 
-    def more_flags(self, world):
+    def oversubscription_flags(self, world):
         return []
 
 
@@ -260,77 +260,77 @@ AS_ROOT = {
 
 
 class OpenMpi(Mpi):
-    # Also switch off the shared memory of the collectives, not only that of the messages.
+    # `--mca coll ^sm` switches off shared memory in collectives; `--mca btl` affects only messages.
     TCP = (
         [*("--mca", "pml", "ob1", "--mca", "btl", "tcp,self"), *("--mca", "coll", "^sm", "--mca", "btl_tcp_if_include", "lo")],
         {},
     )
 
-    def more_flags(self, world):
-        # Only where it is needed: version 5 binds no rank to a core any more once it has been given this. It counts cores,
-        # not their threads.
-        more = ["--oversubscribe"] if world > cores() else []
-        return [*more, "--mca", "mpi_yield_when_idle", "1"] if world > processors() else more
+    def oversubscription_flags(self, world):
+        # Pass the option only where it is needed, because with it Open MPI 5 no longer binds ranks to cores. Open MPI counts
+        # cores, not hardware threads.
+        more = ["--oversubscribe"] if world > core_count() else []
+        return [*more, "--mca", "mpi_yield_when_idle", "1"] if world > processor_count() else more
 
 
 class Mpich(Mpi):
-    # NOLOCAL switches off its shared memory; the provider restricts it to TCP.
+    # NOLOCAL switches off shared memory, and FI_PROVIDER selects TCP.
     TCP = ([], {"MPIR_CVAR_NOLOCAL": 1, "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "lo"})
     OVERSUBSCRIBED_S = 10
 
-    def patience_s(self, world, otherwise_s):
-        # It spins and has no option like mpi_yield_when_idle: if ranks share a processor, a step takes a time slice.
-        return min(otherwise_s, self.OVERSUBSCRIBED_S) if world > processors() else otherwise_s
+    def extra_time_s(self, world, default_s):
+        # MPICH spins and has no option like mpi_yield_when_idle. If ranks share a processor, each step takes a time slice.
+        return min(default_s, self.OVERSUBSCRIBED_S) if world > processor_count() else default_s
 
 
-def from_lines(text):
-    """The rows by bytes, and the version, of what gloo_bench.py and mpi_bench.c print."""
+def parse_lines(text):
+    """Parses the output of gloo_bench.py and mpi_bench.c. Returns the row of each size, and the version."""
     rows, version = {}, ""
     for line in text.splitlines():
         if not (line.startswith("{") and line.endswith("}")):
             continue
-        told = json.loads(line)
-        if "bytes" in told:
-            rows[told.pop("bytes")] = told
+        row = json.loads(line)
+        if "bytes" in row:
+            rows[row.pop("bytes")] = row
         else:
-            version = re.sub(r"\s+", " ", told.get("version", "").replace("Version:", "").replace("MPI v", "MPI "))
+            version = re.sub(r"\s+", " ", row.get("version", "").replace("Version:", "").replace("MPI v", "MPI "))
     return rows, version
 
 
-def figures(program, ended):
-    if ended.code not in (None, 0):
-        raise Failed(f"{program.name} ended with {ended.code}: {ended.errors.strip()[-500:]}")
-    rows, version = from_lines(ended.output)
-    return Figures(version, rows, ended.code == 0)
+def measurement_from(program, result):
+    if result.code not in (None, 0):
+        raise Failed(f"{program.name} ended with {result.code}: {result.errors.strip()[-500:]}")
+    rows, version = parse_lines(result.output)
+    return Measurement(version, rows, result.code == 0)
 
 
-def inside(directory, path):
-    """Every such file in the virtual environments of a directory of peers."""
+def files_in(directory, path):
+    """Returns the files with this path in all virtual environments of a directory that --install has created."""
     return sorted(directory.glob(f"*/{path}")) if directory else []
 
 
 def find(args, scratch):
-    """All programs, and (key, reason) of those that are expected but missing."""
+    """Returns all programs, and (key, reason) of each expected but missing one."""
     programs, absent = [], []
     for kind in (Ringbench, Gloo, Mpi):
-        here, missing = kind.all(args, scratch)
+        here, missing = kind.find_all(args, scratch)
         programs += here
         absent += missing
-    order = {key: place for place, key in enumerate(EXPECTED)}
+    order = {key: index for index, key in enumerate(EXPECTED)}
     return sorted(programs, key=lambda program: order.get(program.key, len(order))), absent
 
 
 def install(directory, say):
-    """Makes a virtual environment for each peer that the directory does not have yet."""
+    """Creates a virtual environment for each program that is missing in the directory."""
     present = {
-        "torch": any(can_gloo(python) for python in inside(directory, "bin/python")),
-        "openmpi": bool(inside(directory, "bin/ompi_info")),
-        "mpich": bool(inside(directory, "bin/mpichversion")),
+        "torch": any(has_gloo(python) for python in files_in(directory, "bin/python")),
+        "openmpi": bool(files_in(directory, "bin/ompi_info")),
+        "mpich": bool(files_in(directory, "bin/mpichversion")),
     }
     for name, packages in PACKAGES.items():
         if present[name]:
             continue
-        say(f"installing {' and '.join(packages)} into {directory / name}", kept=False)
+        say(f"installing {' and '.join(packages)} into {directory / name}", keep=False)
         directory.mkdir(parents=True, exist_ok=True)
         made = [[sys.executable, "-m", "venv", directory / name]]
         made.append([directory / name / "bin/pip", "install", "--quiet", "--disable-pip-version-check", *packages])

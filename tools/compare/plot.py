@@ -1,6 +1,6 @@
-"""The figures as an SVG: time against size on two logarithmic axes, and bus bandwidth against size.
+"""Draws the results as an SVG: time against size on two logarithmic axes, and bus bandwidth against size.
 
-Written by hand: the peers' environments have no plotting library in common, and a plot needs little.
+It needs no plotting library, because the environments of the other programs do not all have the same one.
 """
 
 import math
@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 import report
 
-# A library has a colour, which people who see few colours can tell apart; over TCP alone its line is dashed.
+# The colour of each library, chosen for people with colour blindness. Lines of programs that use only TCP are dashed.
 COLOURS = {"ringbench": "#0b62a4", "gloo": "#d55e00", "openmpi4": "#009e73", "openmpi5": "#b5489a", "mpich5": "#8a6d00"}
 OTHERS = ("#555555", "#56b4e9", "#111111")
 INK, FAINT, GRID = "#1f2328", "#59636e", "#e4e7eb"
@@ -19,27 +19,27 @@ LEGEND_LINE, ROW_HEAD, ROW_FOOT = 22, 62, 56
 CHARACTER = 6.4
 
 
-def svg(told):
-    """One row of two panels for each group of results."""
-    groups = report.groups(told["results"])
-    keys = [key for key in told["programs"] if any(row["program"] == key for row in told["results"])]
+def svg(data):
+    """Returns an SVG with a row of two panels for each group of results."""
+    groups = report.groups(data["results"])
+    keys = [key for key in data["programs"] if any(row["program"] == key for row in data["results"])]
     styles = {key: style(key, keys) for key in keys}
     body = [text(MARGIN, 34, "Collectives side by side", size=18, weight=600)]
-    line = report.heading(told["machine"], told["versions"], told["rounds"])
+    line = report.heading(data["machine"], data["versions"], data["rounds"])
     y = 56
-    for part in wrapped(line, int((WIDTH - 2 * MARGIN) / CHARACTER)):
+    for part in wrap(line, int((WIDTH - 2 * MARGIN) / CHARACTER)):
         body.append(text(MARGIN, y, part, colour=FAINT))
         y += 17
-    y = legend(body, y + 8, told["programs"], styles)
+    y = draw_legend(body, y + 8, data["programs"], styles)
     for (operation, dtype, control, world), rows in groups.items():
         title = f"{operation} of {dtype}, {world} ranks, host's default congestion control {control}"
         body.append(text(MARGIN, y + 26, title, size=14, weight=600))
-        panel(body, MARGIN + LEFT, y + ROW_HEAD, rows, styles, "time_us")
-        panel(body, MARGIN + LEFT + PANEL_WIDTH + GAP, y + ROW_HEAD, rows, styles, "busbw_gb_per_s")
+        draw_panel(body, MARGIN + LEFT, y + ROW_HEAD, rows, styles, "time_us")
+        draw_panel(body, MARGIN + LEFT + PANEL_WIDTH + GAP, y + ROW_HEAD, rows, styles, "busbw_gb_per_s")
         y += ROW_HEAD + PANEL_HEIGHT + ROW_FOOT
     height = y + 34
-    body.append(text(MARGIN, height - 16, "Points are medians of the rounds; bars show their range. In the left panels both axes are "
-                     "logarithmic, in the right panels only the size.", colour=FAINT))
+    body.append(text(MARGIN, height - 16, "Points are medians of the rounds; bars show their range. In the left panels both axes "
+                     "are logarithmic, in the right panels only the size.", colour=FAINT))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     return "\n".join([f'{head} font-family="{FONT}" role="img">', f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
                       *body, "</svg>", ""])
@@ -53,7 +53,7 @@ def style(key, keys):
     return colour, dash, 2.6 if library == "ringbench" else 1.6
 
 
-def legend(body, y, names, styles):
+def draw_legend(body, y, names, styles):
     x = MARGIN
     for key, (colour, dash, width) in styles.items():
         label = names[key]
@@ -67,20 +67,20 @@ def legend(body, y, names, styles):
     return y + LEGEND_LINE - 6
 
 
-def panel(body, x, y, rows, styles, value):
-    """A panel whose upper left corner is at (x, y)."""
+def draw_panel(body, x, y, rows, styles, value):
+    """Draws a panel whose upper left corner is at (x, y)."""
     timed = value == "time_us"
     sizes = sorted({row["bytes"] for row in rows})
     across = log_scale(sizes[0], sizes[-1], x + 10, x + PANEL_WIDTH - 10)
     if timed:
         low, high = min(row["time_us_min"] for row in rows), max(row["time_us_max"] for row in rows)
-        ticks = decades(low, high)
+        ticks = decade_ticks(low, high)
         up = log_scale(ticks[0], ticks[-1], y + PANEL_HEIGHT, y)
         labels = [tick_text(tick) for tick in ticks]
         title = "time of one operation"
     else:
         line = rows[0].get("line_gb_per_s")
-        ticks = steps(max(line or 0, *(bandwidth(row, row["time_us_min"]) for row in rows)))
+        ticks = linear_ticks(max(line or 0, *(bandwidth(row, row["time_us_min"]) for row in rows)))
         up = linear_scale(ticks[-1], y + PANEL_HEIGHT, y)
         labels = [f"{tick:g}" for tick in ticks]
         title = "bus bandwidth (GB/s)"
@@ -88,21 +88,21 @@ def panel(body, x, y, rows, styles, value):
     for tick, label in zip(ticks, labels):
         body.append(f'<path d="M{x} {up(tick):.1f}h{PANEL_WIDTH}" stroke="{GRID}"/>')
         body.append(text(x - 8, up(tick) + 4, label, colour=FAINT, anchor="end"))
-    for size in thinned(sizes):
+    for size in labelled_sizes(sizes):
         body.append(f'<path d="M{across(size):.1f} {y + PANEL_HEIGHT}v5" stroke="{FAINT}"/>')
         body.append(text(across(size), y + PANEL_HEIGHT + 19, report.size_text(size), colour=FAINT, anchor="middle"))
     if not timed and line:
         body.append(f'<path d="M{x} {up(line):.1f}h{PANEL_WIDTH}" stroke="{INK}" stroke-dasharray="2 4"/>')
-        body.append(text(x + 8, up(line) - 6, "iperf3, one way", colour=FAINT))
+        body.append(text(x + 8, up(line) - 6, "iperf3, one direction", colour=FAINT))
     body.append(f'<path d="M{x} {y + PANEL_HEIGHT}h{PANEL_WIDTH}" stroke="{FAINT}"/>')
     body.append(text(x + PANEL_WIDTH / 2, y + PANEL_HEIGHT + 38, "bytes", colour=FAINT, anchor="middle"))
-    # Ours last, so that it is on top.
+    # ringbench is drawn last, so that its line is on top.
     for key in sorted(styles, key=lambda key: key.startswith("ringbench")):
         own = sorted((row for row in rows if row["program"] == key), key=lambda row: row["bytes"])
-        series(body, own, styles[key], across, up, (lambda row, time: time) if timed else bandwidth)
+        draw_series(body, own, styles[key], across, up, (lambda row, time: time) if timed else bandwidth)
 
 
-def series(body, rows, look, across, up, read):
+def draw_series(body, rows, look, across, up, read):
     colour, dash, width = look
     points = []
     for row in rows:
@@ -116,7 +116,7 @@ def series(body, rows, look, across, up, read):
 
 
 def bandwidth(row, time_us):
-    """The bus bandwidth at another time than the median."""
+    """Returns the bus bandwidth for a time other than the median."""
     return row["busbw_gb_per_s"] * row["time_us"] / time_us
 
 
@@ -129,32 +129,32 @@ def linear_scale(high, start, end):
     return lambda value: start + (end - start) * value / high
 
 
-def decades(low, high):
+def decade_ticks(low, high):
     first = math.floor(math.log10(low))
     last = max(first + 1, math.ceil(math.log10(high)))
     return [10.0**power for power in range(first, last + 1)]
 
 
 def tick_text(time_us):
-    """A power of ten, without needless digits."""
+    """Returns the label of a power of ten, without trailing zeros."""
     value, unit = report.time_text(time_us).split()
     return f"{float(value):g} {unit}"
 
 
-def steps(high):
-    """Four to eight round values from 0 to at least `high`."""
+def linear_ticks(high):
+    """Returns four to eight round values from 0 to at least `high`."""
     unit = 10.0 ** math.floor(math.log10(high / 4))
     step = next(unit * factor for factor in (1, 2, 5, 10) if high / (unit * factor) <= 7)
     return [round(step * index, 12) for index in range(math.ceil(high / step) + 1)]
 
 
-def thinned(sizes):
-    """As many sizes as fit with their labels."""
+def labelled_sizes(sizes):
+    """Returns every n-th size, so that the labels do not overlap."""
     every = math.ceil(len(sizes) / 12)
     return sizes[::every]
 
 
-def wrapped(line, width):
+def wrap(line, width):
     lines, current = [], ""
     for word in line.split():
         if current and len(current) + 1 + len(word) > width:

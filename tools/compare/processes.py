@@ -1,4 +1,4 @@
-"""Starts programs, waits for them, and ends them together with all processes that they have started."""
+"""Starts programs, waits for them, and ends them and all processes that they have started."""
 
 import ctypes
 import dataclasses
@@ -13,37 +13,37 @@ import tempfile
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
-# How often to check for a new row; rarely enough not to disturb the ranks.
-LOOK_EVERY_S = 0.25
-KILL_WITHIN_S = 5
+# The interval of the checks for new output, long enough not to disturb the ranks.
+CHECK_INTERVAL_S = 0.25
+KILL_TIMEOUT_S = 5
 
 
 @dataclasses.dataclass
-class Ended:
+class RunResult:
     output: str
     errors: str
-    # 0 if all processes ended with 0, otherwise the first other code; None if they were killed because they stopped printing.
+    # 0 if all commands ended with 0, otherwise the first other code; None if they were killed because they stopped printing.
     code: int | None
-    # The processors' time of all processes, including those that they have started.
+    # The processor time of all commands and of the processes that they have started.
     cpu_s: float
 
 
 def adopt_orphans():
-    """Makes processes that our programs leave behind children of this one, so that it can find and end them."""
+    """Makes this process the parent of orphaned descendants, so that it can find and end them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def interrupt_on_signals():
-    """Turns SIGTERM into an exception, so that every `finally` runs."""
+    """Turns SIGTERM and SIGHUP into exceptions, so that every `finally` runs."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
 
 
 def run(commands, stall_s, scratch, variables=({},), ending_s=0):
-    """Runs the commands at once until all have ended, one has failed, or none has written anything for `stall_s`.
+    """Runs the commands together until all have ended, one has failed, or the first has printed nothing for `stall_s`.
 
-    The output is that of the first. `variables` are one dictionary for all, or one for each. What has to be ended is killed;
-    with `ending_s` it is asked first, and has so long to take down what is more than processes.
+    The output in the result is that of the first command. `variables` has one dictionary for all commands, or one for each. At
+    the end, processes that still run are killed. If `ending_s` is not 0, the commands first get SIGTERM and this time to end.
     """
     outputs = [tempfile.NamedTemporaryFile(dir=scratch, delete=False) for _ in range(2 * len(commands))]
     before = _children_cpu_s()
@@ -57,7 +57,7 @@ def run(commands, stall_s, scratch, variables=({},), ending_s=0):
                 stdin=subprocess.DEVNULL,
                 stdout=outputs[2 * index],
                 stderr=outputs[2 * index + 1],
-                # Ctrl-C goes to this process, which ends them.
+                # Ctrl-C then reaches only this process, which ends the commands.
                 start_new_session=True,
             )
             started.append(process)
@@ -66,22 +66,22 @@ def run(commands, stall_s, scratch, variables=({},), ending_s=0):
     finally:
         try:
             if ending_s:
-                _ask_to_end([process.pid for process in started], ending_s)
+                _terminate([process.pid for process in started], ending_s)
         finally:
             end_descendants()
         for process in started:
-            # We have reaped it ourselves.
+            # `_wait` or `end_descendants` has already reaped the process.
             process.returncode = 0
         for output in outputs:
             output.close()
     texts = [pathlib.Path(output.name).read_text(errors="replace") for output in outputs]
     for output in outputs:
         os.unlink(output.name)
-    return Ended(texts[0], texts[2 * failed + 1], code, _children_cpu_s() - before)
+    return RunResult(texts[0], texts[2 * failed + 1], code, _children_cpu_s() - before)
 
 
 def _wait(pids, output_path, stall_s):
-    """The code as in `Ended`, and the index of the command that failed, or 0."""
+    """Returns the code as in `RunResult`, and the index of the command that failed, or 0."""
     poll = select.poll()
     descriptors = {}
     try:
@@ -91,7 +91,7 @@ def _wait(pids, output_path, stall_s):
             poll.register(descriptor, select.POLLIN)
         seen, since = 0, time.monotonic()
         while descriptors:
-            for descriptor, _ in poll.poll(LOOK_EVERY_S * 1000):
+            for descriptor, _ in poll.poll(CHECK_INTERVAL_S * 1000):
                 pid, index = descriptors.pop(descriptor)
                 poll.unregister(descriptor)
                 os.close(descriptor)
@@ -109,17 +109,17 @@ def _wait(pids, output_path, stall_s):
             os.close(descriptor)
 
 
-def _ask_to_end(pids, within_s):
-    """Asks the running ones to end, and waits until they have or the time has passed."""
+def _terminate(pids, within_s):
+    """Sends SIGTERM to the running processes, and waits until they have ended or the time has passed."""
     deadline = time.monotonic() + within_s
-    for pid in filter(_runs, pids):
+    for pid in filter(_is_running, pids):
         os.kill(pid, signal.SIGTERM)
-    while any(map(_runs, pids)) and time.monotonic() < deadline:
+    while any(map(_is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
-def _runs(pid):
-    """Whether our child still runs. A reaped child does not."""
+def _is_running(pid):
+    """Returns whether our child still runs. A child that has been reaped does not run."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:
@@ -127,18 +127,18 @@ def _runs(pid):
 
 
 def descendants(parents, root):
-    """All that `root` has started, directly or not, from a table of parents by process."""
+    """Returns all descendants of `root`. `parents` has the parent of each process."""
     found = []
-    wave = [root]
-    while wave:
-        wave = [pid for pid, parent in parents.items() if parent in wave and pid not in found]
-        found += wave
+    generation = [root]
+    while generation:
+        generation = [pid for pid, parent in parents.items() if parent in generation and pid not in found]
+        found += generation
     return found
 
 
 def end_descendants():
-    """Kills and reaps everything that we have started."""
-    deadline = time.monotonic() + KILL_WITHIN_S
+    """Kills and reaps all descendants of this process."""
+    deadline = time.monotonic() + KILL_TIMEOUT_S
     while time.monotonic() < deadline:
         for pid in descendants(_parents(), os.getpid()):
             try:
@@ -157,7 +157,7 @@ def _parents():
     parents = {}
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The name stands in brackets and may contain anything, brackets too.
+            # The name of the process is in parentheses, and may itself contain parentheses.
             parents[int(stat.parent.name)] = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
         except (OSError, IndexError, ValueError):
             continue

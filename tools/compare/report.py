@@ -1,4 +1,4 @@
-"""The measurements, as rows for JSON and as tables."""
+"""Converts the measurements to rows for JSON and to tables."""
 
 import statistics
 
@@ -8,7 +8,7 @@ GIB = 1 << 30
 
 
 def results(rounds, ours, names):
-    """A row for each figure; `ours` is the key of the program that the others' times are divided by."""
+    """Returns a row for each key; `ours` is the key of the program whose time the other times are divided by."""
     rows = []
     for key, measured in rounds.rows.items():
         times = [row["time_us"] for row in measured]
@@ -40,11 +40,11 @@ def results(rounds, ours, names):
 
 
 def document(machine, rounds, rows, names, notes, args):
-    """Everything, for the JSON file."""
+    """Returns the contents of the JSON file."""
     return {
         "machine": machine,
-        # What the lines of a lab carry, by the host's default; empty without a lab.
-        "lines": rounds.lines(),
+        # The rates of a lab's lines, by the host's default congestion control; empty without a lab.
+        "lines": rounds.measured_lines(),
         "versions": {names[key]: version for key, version in rounds.versions.items()},
         "rounds": args.rounds,
         "ours": args.ours,
@@ -58,7 +58,7 @@ def document(machine, rounds, rows, names, notes, args):
 
 
 def groups(rows):
-    """The rows by (operation, dtype, host's default, ranks), in the order in which they were asked for."""
+    """Groups the rows by (operation, dtype, host's default congestion control, ranks), and keeps their order."""
     found = {}
     for row in rows:
         key = (row["operation"], row["dtype"], row["congestion_control_host"], row["world_size"])
@@ -67,12 +67,12 @@ def groups(rows):
 
 
 def heading(machine, versions, rounds):
-    """The machine, the versions and the number of rounds, in one line."""
+    """Returns one line with the machine, the versions and the number of rounds."""
     host = f"{machine['cpu']}, {machine['processors']} processors, {machine['kernel']}"
     if machine.get("network"):
         host += f", {machine['network']}"
     default = f"default congestion control {machine['congestion_control_default']}"
-    # Two columns of one library share a version.
+    # Several programs of the same library have the same version, which is shown once.
     return f"{host}, {default}; {rounds} round{'s' if rounds != 1 else ''}; {'; '.join(dict.fromkeys(versions.values()))}"
 
 
@@ -81,7 +81,7 @@ def time_text(time_us):
         if time_us < limit:
             value = time_us / unit
             return f"{value:.{2 if value < 1 else 1 if value < 100 else 0}f} {name}"
-    raise AssertionError("nothing is longer than forever")
+    raise AssertionError("the last limit is infinite")
 
 
 def size_text(size):
@@ -91,15 +91,16 @@ def size_text(size):
     return str(size)
 
 
-def tables(told, cpu):
-    """Markdown: for each group the times, and with `cpu` the processors' time."""
+def tables(data, cpu):
+    """Returns Markdown tables: for each group the times, and with `cpu` also the processor time."""
     parts = []
-    missing = {tuple(row.values()) for row in told["did_not_finish"]}
-    for (operation, dtype, control, world), rows in groups(told["results"]).items():
-        keys = [key for key in told["programs"] if any(row["program"] == key for row in rows)]
-        # A program that finished nothing also has a column.
-        gone = {key for *what, _, key in missing if what == [operation, dtype, world]}
-        keys += [key for key in told["programs"] if key not in keys and key in gone]
+    missing = {tuple(row.values()) for row in data["did_not_finish"]}
+    ours = data["programs"].get(data["ours"], data["ours"])
+    for (operation, dtype, control, world), rows in groups(data["results"]).items():
+        keys = [key for key in data["programs"] if any(row["program"] == key for row in rows)]
+        # A program that did not finish any size also has a column.
+        stopped = {key for *what, _, key in missing if what == [operation, dtype, world]}
+        keys += [key for key in data["programs"] if key not in keys and key in stopped]
         cells = {(row["bytes"], row["program"]): row for row in rows}
 
         def cell(size, key, text):
@@ -108,13 +109,14 @@ def tables(told, cpu):
             return text(row) if row else "did not finish" if unfinished else "-"
 
         sizes = sorted({size for size, _ in cells})
-        title = f"**{operation} of {dtype}, {world} ranks, host's default {control}**"
-        if line := told["lines"].get(control):
+        title = f"**{operation} of {dtype}, {world} ranks, the host's default congestion control is {control}**"
+        title += f"\n\nEach cell shows the median, the range, and in bold the time divided by that of {ours}."
+        if line := data["lines"].get(control):
             title += f"\n\n{line_text(line)}"
-        parts.append(grid(title, told["programs"], keys, sizes, lambda size, key: cell(size, key, times_text)))
+        parts.append(grid(title, data["programs"], keys, sizes, lambda size, key: cell(size, key, times_text)))
         if cpu:
-            title = f"**the same: CPU seconds of all ranks for each GiB of {operation}**"
-            parts.append(grid(title, told["programs"], keys, sizes, lambda size, key: cell(size, key, cpu_text)))
+            title = f"**the same runs: CPU seconds of all ranks for each GiB of {operation}**"
+            parts.append(grid(title, data["programs"], keys, sizes, lambda size, key: cell(size, key, cpu_text)))
     return "\n\n".join(parts)
 
 
@@ -133,18 +135,19 @@ def times_text(row):
 
 
 def line_text(line):
-    """What iperf3 has measured, in a sentence."""
+    """Returns sentences with the rates that iperf3 has measured."""
     shown = [
-        f"{median:.0f} Mbit/s ({min(measured):.0f} - {max(measured):.0f}) {way}"
-        for way, median, measured in (
-            ("one way", line["one_way_mbit_per_s"], line["rounds_one_way_mbit_per_s"]),
-            ("each way with both at once", line["both_ways_mbit_per_s"], line["rounds_both_ways_mbit_per_s"]),
+        f"{median:.0f} Mbit/s ({min(measured):.0f} - {max(measured):.0f}) {direction}"
+        for direction, median, measured in (
+            ("in one direction", line["one_way_mbit_per_s"], line["rounds_one_way_mbit_per_s"]),
+            ("in each direction when both are used", line["both_ways_mbit_per_s"], line["rounds_both_ways_mbit_per_s"]),
         )
     ]
-    return f"A line carries {' and '.join(shown)}, as iperf3 says; the percentages are parts of the former."
+    rates = f"iperf3 measures {' and '.join(shown)} at the same time."
+    return f"{rates} Each percentage is the bus bandwidth divided by the first rate."
 
 
 def cpu_text(row):
-    # Below zero is noise: less than what a start varies by.
+    # A value below zero means that the time is less than the noise.
     value = row["cpu_s_per_gib"]
     return "-" if value is None or value <= 0 else f"{value:.3g}"

@@ -8,18 +8,18 @@ import argparse
 import numpy as np
 from mpi4py import MPI
 
-BYTES_OF_A_FLOAT = 4
+FLOAT_BYTES = 4
 SIZES = (8, 1 << 10, 16 << 10, 256 << 10, 4 << 20, 16 << 20)
 DICTIONARY = {"step": 17, "loss": 0.25, "names": ["a", "b", "c"], "shape": (3, 4)}
 
 
 def repetitions(nbytes: int, budget: int) -> int:
-    """How often to repeat a call: at most `budget` times, and less often for long messages."""
+    """Returns how often to repeat a call: at most `budget` times, and less often for long messages."""
     return max(5, min(budget, (256 << 20) // max(nbytes, 1)))
 
 
-def timed(comm: MPI.Comm, count: int, call) -> float:
-    """Seconds per call on the slowest rank, after some calls that are not measured."""
+def measure_call(comm: MPI.Comm, count: int, call) -> float:
+    """Returns the seconds per call on the slowest rank. Before the measurement it makes some calls as a warm-up."""
     for _ in range(max(count // 10, 2)):
         call()
     comm.Barrier()
@@ -30,7 +30,7 @@ def timed(comm: MPI.Comm, count: int, call) -> float:
 
 
 def ping_pong(comm: MPI.Comm, nbytes: int, budget: int) -> float:
-    """Seconds for a message from rank 0 to rank 1 or back."""
+    """Returns the seconds for a message from rank 0 to rank 1, which is half of a round trip."""
     out, into = np.full(nbytes, comm.rank + 1, "u1"), np.zeros(nbytes, "u1")
 
     def call() -> None:
@@ -41,42 +41,42 @@ def ping_pong(comm: MPI.Comm, nbytes: int, budget: int) -> float:
             comm.Recv(into, 0, 0)
             comm.Send(out, 0, 0)
 
-    seconds = timed(comm, repetitions(nbytes, budget), call) / 2
+    seconds = measure_call(comm, repetitions(nbytes, budget), call) / 2
     assert comm.rank > 1 or (into == 2 - comm.rank).all()
     return seconds
 
 
 def all_reduce(comm: MPI.Comm, nbytes: int, budget: int) -> float:
-    """Seconds for a sum of 32-bit floats."""
-    out, into = np.full(nbytes // BYTES_OF_A_FLOAT, 1.0, "f"), np.zeros(nbytes // BYTES_OF_A_FLOAT, "f")
-    seconds = timed(comm, repetitions(nbytes * 4, budget), lambda: comm.Allreduce(out, into))
+    """Returns the seconds for an all-reduce of 32-bit floats."""
+    out, into = np.full(nbytes // FLOAT_BYTES, 1.0, "f"), np.zeros(nbytes // FLOAT_BYTES, "f")
+    seconds = measure_call(comm, repetitions(nbytes * 4, budget), lambda: comm.Allreduce(out, into))
     assert (into == comm.size).all()
     return seconds
 
 
 def broadcast(comm: MPI.Comm, nbytes: int, budget: int) -> float:
-    """Seconds for a broadcast of a buffer."""
+    """Returns the seconds for a broadcast of a buffer."""
     data = np.full(nbytes, 7 if comm.rank == 0 else 0, "u1")
-    seconds = timed(comm, repetitions(nbytes, budget), lambda: comm.Bcast(data))
+    seconds = measure_call(comm, repetitions(nbytes, budget), lambda: comm.Bcast(data))
     assert (data == 7).all()
     return seconds
 
 
 def broadcast_object(comm: MPI.Comm, _nbytes: int, budget: int) -> float:
-    """Seconds for a broadcast of a dictionary."""
+    """Returns the seconds for a broadcast of a dictionary."""
     assert comm.bcast(DICTIONARY if comm.rank == 0 else None) == DICTIONARY
-    return timed(comm, budget, lambda: comm.bcast(DICTIONARY if comm.rank == 0 else None))
+    return measure_call(comm, budget, lambda: comm.bcast(DICTIONARY if comm.rank == 0 else None))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget", type=int, default=2000, help="number of repetitions of short calls")
+    parser.add_argument("--budget", type=int, default=2000, help="repetitions of a short call (default: %(default)s)")
     budget = parser.parse_args().budget
     comm = MPI.COMM_WORLD
-    measured = [("ping_pong", ping_pong, size) for size in SIZES] if comm.size > 1 else []
-    measured += [("allreduce", all_reduce, size) for size in SIZES] + [("bcast", broadcast, size) for size in SIZES[:4]]
-    measured.append(("bcast_dict", broadcast_object, 0))
-    for name, measure, nbytes in measured:
+    benchmarks = [("ping_pong", ping_pong, size) for size in SIZES] if comm.size > 1 else []
+    benchmarks += [("allreduce", all_reduce, size) for size in SIZES] + [("bcast", broadcast, size) for size in SIZES[:4]]
+    benchmarks.append(("bcast_dict", broadcast_object, 0))
+    for name, measure, nbytes in benchmarks:
         seconds = measure(comm, nbytes, budget)
         if comm.rank == 0:
             print(f"{name} {nbytes} {seconds * 1e6:.3f}", flush=True)

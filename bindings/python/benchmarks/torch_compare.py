@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Compares the backend "ring" with Gloo in the same processes, alternately: all_reduce, and an epoch of
-DistributedDataParallel.
+"""Compares the backend "ring" with Gloo: the time of an all_reduce, and of an epoch of DistributedDataParallel. Both backends run
+alternately in the same processes.
 
     ringrun -n 4 python benchmarks/torch_compare.py [--rounds 7] [--smoke]
 
-Prints the median over the rounds of the slowest rank's time, the range, and ring's time divided by Gloo's. Checks every result.
+Takes the time of the slowest rank in each round. Prints the median and the range over the rounds, and the median of "ring"
+divided by that of Gloo. Checks every result.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringtrain.torch  # noqa: F401  (registers the backend)
 
-# Bytes and the number of calls in a sample: enough that the clock and the barrier add little.
+# The number of calls in a sample, by the number of bytes. With so many calls, the barrier and the clock add little to the time.
 SIZES = {64: 50, 64 << 10: 30, 4 << 20: 6, 64 << 20: 2}
 EPOCH_STEPS = 8
 
 
-def sampled(call: Callable[[], None], group: Any) -> float:
-    """Seconds that a call takes on the slowest rank. All ranks begin after a barrier."""
+def measure(call: Callable[[], None], group: Any) -> float:
+    """Returns the seconds that `call` takes on the slowest rank. All ranks begin after a barrier."""
     dist.barrier(group)
     start = time.perf_counter()
     call()
@@ -37,8 +38,8 @@ def sampled(call: Callable[[], None], group: Any) -> float:
     return spent.item()
 
 
-def all_reduces(group: Any, buffer: torch.Tensor, calls: int) -> float:
-    """Seconds per call."""
+def measure_all_reduce(group: Any, buffer: torch.Tensor, calls: int) -> float:
+    """Returns the seconds per all_reduce of `buffer`."""
     n = dist.get_world_size()
     buffer.fill_(1.0)
     dist.all_reduce(buffer, group=group)
@@ -49,7 +50,7 @@ def all_reduces(group: Any, buffer: torch.Tensor, calls: int) -> float:
         for _ in range(calls):
             dist.all_reduce(buffer, group=group)
 
-    return sampled(repeat, group) / calls
+    return measure(repeat, group) / calls
 
 
 class Training:
@@ -96,10 +97,10 @@ def report(what: str, times: dict[str, list[float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds that are measured (default: %(default)s)")
     parser.add_argument("--smoke", action="store_true", help="run one round, as the tests do")
-    parser.add_argument("--batch", type=int, default=32, help="samples per step on each rank")
-    parser.add_argument("--only-epochs", action="store_true")
+    parser.add_argument("--batch", type=int, default=32, help="samples per step on each rank (default: %(default)s)")
+    parser.add_argument("--only-epochs", action="store_true", help="measure only the epochs")
     arguments = parser.parse_args()
     rounds = 1 if arguments.smoke else arguments.rounds
     dist.init_process_group("ring")
@@ -109,23 +110,23 @@ def main() -> None:
         times: dict[str, list[float]] = {name: [] for name in groups}
         for index in range(rounds + 1):
             for name, group in groups.items():
-                spent = all_reduces(group, buffer, 1 if arguments.smoke else calls)
-                # The first round allocates memory and opens connections.
+                spent = measure_all_reduce(group, buffer, 1 if arguments.smoke else calls)
+                # The first round is a warm-up: it allocates memory and opens connections.
                 if index or arguments.smoke:
                     times[name].append(spent)
         report(f"all_reduce of {size} bytes", times)
     trainings = {name: Training(group, arguments.batch) for name, group in groups.items()}
-    # The same training without communication, which is a lower bound.
+    # The same training without communication. Its time is a lower bound.
     baseline = Training(None, arguments.batch)
     times = {name: [] for name in (*groups, "no communication")}
     for index in range(rounds + 1):
         for name, training in trainings.items():
-            spent = sampled(training.epoch, groups[name])
+            spent = measure(training.epoch, groups[name])
             if index or arguments.smoke:
                 times[name].append(spent)
-        alone = sampled(baseline.epoch, groups["ring"])
+        baseline_seconds = measure(baseline.epoch, groups["ring"])
         if index or arguments.smoke:
-            times["no communication"].append(alone)
+            times["no communication"].append(baseline_seconds)
     report(f"epoch of {EPOCH_STEPS} steps of {arguments.batch}", times)
     torch.testing.assert_close(trainings["ring"].losses, trainings["gloo"].losses, rtol=1e-3, atol=1e-3)
     dist.destroy_process_group()

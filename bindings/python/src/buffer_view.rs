@@ -1,20 +1,21 @@
-//! A view of an object by the buffer protocol. `PyO3`'s own refuses arrays without dimensions, which numpy's scalars have.
+//! A view of an object through the buffer protocol. `PyO3`'s own view refuses arrays without dimensions, such as numpy's
+//! scalars.
 
 use std::ffi::CStr;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// A view of an object's memory, which stays valid and in place until the view is dropped.
+/// A view of an object's memory. The memory stays valid and is not moved until the view is dropped.
 pub(crate) struct BufferView(Box<ffi::Py_buffer>);
 
-// SAFETY: the memory stays in place for every thread, and the view is released with the interpreter's lock.
+// SAFETY: the memory stays valid for every thread, and the view is released with the interpreter's lock.
 unsafe impl Send for BufferView {}
 // SAFETY: shared references only read the view.
 unsafe impl Sync for BufferView {}
 
 impl BufferView {
-    /// The object's memory, in any layout and perhaps read-only.
+    /// Returns a view of the object's memory. The memory may have any layout and may be read-only.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut view = Box::new(ffi::Py_buffer::new());
         // SAFETY: the object is alive, and the call fills the view, which stays in its box.
@@ -30,7 +31,7 @@ impl BufferView {
         self.0.len.unsigned_abs()
     }
 
-    /// Bytes of an item, at least 1.
+    /// The size of an item in bytes, at least 1.
     pub(crate) fn item_bytes(&self) -> usize {
         self.0.itemsize.unsigned_abs().max(1)
     }
@@ -39,16 +40,16 @@ impl BufferView {
         self.0.readonly != 0
     }
 
-    /// The format of an item, as in Python's module `struct`.
+    /// The format of an item, in the notation of Python's module `struct`.
     pub(crate) fn format(&self) -> &CStr {
         if self.0.format.is_null() {
             return c"B";
         }
-        // SAFETY: the exporter has set it to a string that lives as long as the view.
+        // SAFETY: the exporter has set the format to a string that lives as long as the view.
         unsafe { CStr::from_ptr(self.0.format) }
     }
 
-    /// Whether the items are contiguous in row-major order.
+    /// Returns whether the items are contiguous in row-major order.
     pub(crate) fn is_contiguous(&self) -> bool {
         // SAFETY: the view has been filled.
         unsafe { ffi::PyBuffer_IsContiguous(&raw const *self.0, b'C' as std::ffi::c_char) == 1 }
@@ -57,8 +58,8 @@ impl BufferView {
 
 impl Drop for BufferView {
     fn drop(&mut self) {
-        // SAFETY: the view has been filled and not yet released, and the interpreter's lock is held. After the interpreter has
-        // ended there is nothing to release.
+        // SAFETY: the view has been filled and not yet released, and the interpreter's lock is held. After the
+        // interpreter has ended, `try_attach` does not run the release, and there is nothing to release.
         Python::try_attach(|_| unsafe { ffi::PyBuffer_Release(&raw mut *self.0) });
     }
 }

@@ -1,7 +1,7 @@
-//! Collectives of bytes whose number only their rank knows: pickled objects.
+//! Collectives of bytes, such as pickled objects, in which each rank knows only the length of its own bytes.
 //!
-//! A rank that cannot contribute, because it could not pickle an object, refuses. It sends the reason instead of its data, all
-//! ranks get an error that names the rank and the reason, and the group can go on.
+//! A rank that cannot contribute, for example because it could not pickle an object, *refuses*: it sends a reason instead
+//! of its data. Then all ranks get an error that names the rank and the reason, and the group can go on.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -12,23 +12,23 @@ use crate::errors;
 use crate::group::Group;
 use crate::region::Region;
 
-/// A rank that refuses sends this bit and the length of its reason instead of a length.
+/// The bit that a rank sets in its header if it refuses. The other bits are then the length of its reason.
 const REFUSED: u64 = 1 << 63;
-/// The longest reason that is sent.
+/// The maximum length of a reason in bytes. Longer reasons are cut.
 const REASON_BYTES_MAX: usize = 4096;
 
 const _: () = assert!((BYTES_MAX as u64) < REFUSED);
 
-/// A rank that did not contribute, and its reason.
+/// A rank that refused, and its reason.
 struct Refusal {
     rank: Rank,
     reason: String,
 }
 
 /// The result of a collective in which a rank may refuse.
-type Exchanged<T> = Result<Result<T, Refusal>, Error>;
+type ExchangeResult<T> = Result<Result<T, Refusal>, Error>;
 
-/// This rank's data, or the reason why it has none, and the error that it raises itself.
+/// This rank's data, or the reason why it refuses, and the error that this rank then raises.
 struct Contribution<T> {
     data: Result<T, String>,
     error: Option<PyErr>,
@@ -37,26 +37,28 @@ struct Contribution<T> {
 impl<T: Default> Contribution<T> {
     fn new(py: Python<'_>, refusal: Option<String>, read: impl FnOnce() -> PyResult<T>) -> Self {
         if let Some(reason) = refusal {
-            return Self { data: Err(shortened(reason)), error: None };
+            return Self { data: Err(shorten(reason)), error: None };
         }
         match read() {
             Ok(data) => Self { data: Ok(data), error: None },
-            Err(error) => Self { data: Err(shortened(error.value(py).to_string())), error: Some(error) },
+            Err(error) => Self { data: Err(shorten(error.value(py).to_string())), error: Some(error) },
         }
     }
 
-    /// A rank that has nothing to send.
+    /// Returns the contribution of a rank that has nothing to send.
     fn none() -> Self {
         Self { data: Ok(T::default()), error: None }
     }
 }
 
-fn shortened(mut reason: String) -> String {
+/// Cuts a reason to the maximum length.
+fn shorten(mut reason: String) -> String {
     reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
     reason
 }
 
-/// What a rank sends before its data: their length, or that it refuses.
+/// Returns the header that a rank sends before its data: the length of the data, or [`REFUSED`] and the length of the
+/// reason.
 fn header<T>(data: &Result<T, String>, length: impl FnOnce(&T) -> usize) -> u64 {
     match data {
         Ok(data) => length(data) as u64,
@@ -64,38 +66,39 @@ fn header<T>(data: &Result<T, String>, length: impl FnOnce(&T) -> usize) -> u64 
     }
 }
 
-/// The length of the reason of a rank that refuses.
+/// Returns the length of the reason if this is the header of a rank that refuses.
 fn reason_bytes(header: u64) -> Option<usize> {
     (header & REFUSED != 0).then_some(((header & !REFUSED) as usize).min(REASON_BYTES_MAX))
 }
 
-/// The lengths in all ranks' headers; the refusal of the first rank that refuses, on all ranks.
-fn lengths_of<T>(
+/// Returns the lengths in all ranks' headers. If ranks refuse, sends their reasons and returns the refusal of the first
+/// of them.
+fn lengths_or_refusal<T>(
     group: &mut ringtrain::Group,
     headers: &[u64],
     own: &Result<T, String>,
-) -> Exchanged<Vec<usize>> {
+) -> ExchangeResult<Vec<usize>> {
     let Some(first) = headers.iter().position(|&header| reason_bytes(header).is_some()) else {
-        return Ok(Ok(checked(headers)?));
+        return Ok(Ok(check_lengths(headers)?));
     };
     let counts: Vec<usize> = headers.iter().map(|&header| reason_bytes(header).unwrap_or_default()).collect();
     let reason = own.as_ref().err().map_or(&[][..], String::as_bytes);
     let reasons = group.all_gather_uneven(reason, &counts)?;
-    // The ranks before the first one contribute nothing.
+    // The first reason is at the beginning, because the ranks before that rank sent no reason.
     let reason = String::from_utf8_lossy(&reasons[..counts[first]]).into_owned();
     Ok(Err(Refusal { rank: Rank::new(first as u32), reason }))
 }
 
-/// The lengths that the root has sent to all ranks, or its refusal.
-fn lengths_of_root<T>(
+/// Broadcasts the root's headers. Returns the lengths in them, or the root's refusal.
+fn broadcast_lengths<T>(
     group: &mut ringtrain::Group,
     headers: &mut [u64],
     own: &Result<T, String>,
     root: Rank,
-) -> Exchanged<Vec<usize>> {
+) -> ExchangeResult<Vec<usize>> {
     group.broadcast(headers, root)?;
     let Some(length) = headers.first().and_then(|&header| reason_bytes(header)) else {
-        return Ok(Ok(checked(headers)?));
+        return Ok(Ok(check_lengths(headers)?));
     };
     let mut reason = own.as_ref().err().map_or_else(Vec::new, |reason| reason.clone().into_bytes());
     reason.resize(length, 0);
@@ -103,19 +106,19 @@ fn lengths_of_root<T>(
     Ok(Err(Refusal { rank: root, reason: String::from_utf8_lossy(&reason).into_owned() }))
 }
 
-/// The lengths, if the sum is one that this rank can allocate.
-fn checked(lengths: &[u64]) -> Result<Vec<usize>, Error> {
+/// Returns the lengths, or an error if their sum is more than [`BYTES_MAX`].
+fn check_lengths(lengths: &[u64]) -> Result<Vec<usize>, Error> {
     let all = lengths.iter().map(|&length| usize::try_from(length).unwrap_or(usize::MAX));
     let lengths: Vec<usize> = all.collect();
     let total = lengths.iter().fold(0, |total: usize, &length| total.saturating_add(length));
     if total > BYTES_MAX {
-        return Err(Error::InvalidCounts("the objects have more than 16 GiB in all"));
+        return Err(Error::InvalidCounts("the objects have more than 16 GiB in total"));
     }
     Ok(lengths)
 }
 
-/// The bytes of these lengths, as objects.
-fn divided<'py>(py: Python<'py>, mut all: &[u8], lengths: &[usize]) -> Vec<Bound<'py, PyBytes>> {
+/// Divides `all` into Python objects of these lengths.
+fn divide<'py>(py: Python<'py>, mut all: &[u8], lengths: &[usize]) -> Vec<Bound<'py, PyBytes>> {
     let mut part = |&length: &usize| {
         let (one, rest) = all.split_at(length);
         all = rest;
@@ -124,14 +127,18 @@ fn divided<'py>(py: Python<'py>, mut all: &[u8], lengths: &[usize]) -> Vec<Bound
     lengths.iter().map(&mut part).collect()
 }
 
-/// A copy of a buffer's bytes.
-fn bytes_of(data: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<Vec<u8>> {
+/// Returns a copy of a buffer's bytes.
+fn copy_bytes(data: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<Vec<u8>> {
     let data = data.ok_or_else(|| errors::invalid(py, "no data was passed"))?;
     Ok(Region::of(data)?.elements::<u8>().to_vec())
 }
 
-/// The bytes of one buffer for each of `n` ranks, one after another, and their lengths.
-fn joined(py: Python<'_>, parts: Option<Vec<Bound<'_, PyAny>>>, n: usize) -> PyResult<(Vec<u8>, Vec<usize>)> {
+/// Returns the concatenated bytes of one buffer for each of `n` ranks, and the lengths of the buffers.
+fn concatenate(
+    py: Python<'_>,
+    parts: Option<Vec<Bound<'_, PyAny>>>,
+    n: usize,
+) -> PyResult<(Vec<u8>, Vec<usize>)> {
     let parts = parts.unwrap_or_default();
     if parts.len() != n {
         let given = parts.len();
@@ -148,12 +155,13 @@ fn joined(py: Python<'_>, parts: Option<Vec<Bound<'_, PyAny>>>, n: usize) -> PyR
 }
 
 impl Group {
-    /// Runs a collective in which a rank may refuse. This rank's own failure comes before the refusal of another.
+    /// Runs a collective in which a rank may refuse. If this rank refuses, it returns its own error, otherwise an error
+    /// that names the rank that refused.
     fn exchange<R: Send>(
         &self,
         py: Python<'_>,
         own_error: Option<PyErr>,
-        work: impl FnOnce(&mut ringtrain::Group) -> Exchanged<R> + Send,
+        work: impl FnOnce(&mut ringtrain::Group) -> ExchangeResult<R> + Send,
     ) -> PyResult<R> {
         match (self.collective(py, work)?, own_error) {
             (Ok(result), None) => Ok(result),
@@ -178,13 +186,13 @@ impl Group {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let root = Self::rank(py, root)?;
         let own = if root == self.rank {
-            Contribution::new(py, refusal, || bytes_of(data, py))
+            Contribution::new(py, refusal, || copy_bytes(data, py))
         } else {
             Contribution::none()
         };
         let bytes = self.exchange(py, own.error, move |group| {
             let mut headers = [header(&own.data, Vec::len)];
-            let length = match lengths_of_root(group, &mut headers, &own.data, root)? {
+            let length = match broadcast_lengths(group, &mut headers, &own.data, root)? {
                 Ok(lengths) => lengths[0],
                 Err(refusal) => return Ok(Err(refusal)),
             };
@@ -203,10 +211,10 @@ impl Group {
         data: Option<&Bound<'py, PyAny>>,
         refusal: Option<String>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let own = Contribution::new(py, refusal, || bytes_of(data, py));
+        let own = Contribution::new(py, refusal, || copy_bytes(data, py));
         let (all, lengths) = self.exchange(py, own.error, move |group| {
             let headers = group.all_gather_from(&[header(&own.data, Vec::len)])?;
-            match lengths_of(group, &headers, &own.data)? {
+            match lengths_or_refusal(group, &headers, &own.data)? {
                 Ok(lengths) => {
                     let own = own.data.unwrap_or_default();
                     Ok(Ok((group.all_gather_uneven(&own, &lengths)?, lengths)))
@@ -214,7 +222,7 @@ impl Group {
                 Err(refusal) => Ok(Err(refusal)),
             }
         })?;
-        Ok(divided(py, &all, &lengths))
+        Ok(divide(py, &all, &lengths))
     }
 
     #[pyo3(signature = (data, root, refusal = None))]
@@ -226,10 +234,10 @@ impl Group {
         refusal: Option<String>,
     ) -> PyResult<Option<Vec<Bound<'py, PyBytes>>>> {
         let root = Self::rank(py, root)?;
-        let own = Contribution::new(py, refusal, || bytes_of(data, py));
+        let own = Contribution::new(py, refusal, || copy_bytes(data, py));
         let (all, lengths) = self.exchange(py, own.error, move |group| {
             let headers = group.all_gather_from(&[header(&own.data, Vec::len)])?;
-            match lengths_of(group, &headers, &own.data)? {
+            match lengths_or_refusal(group, &headers, &own.data)? {
                 Ok(lengths) => {
                     let own = own.data.unwrap_or_default();
                     Ok(Ok((group.gather_uneven(&own, &lengths, root)?, lengths)))
@@ -237,7 +245,7 @@ impl Group {
                 Err(refusal) => Ok(Err(refusal)),
             }
         })?;
-        Ok((self.rank == root).then(|| divided(py, &all, &lengths)))
+        Ok((self.rank == root).then(|| divide(py, &all, &lengths)))
     }
 
     #[pyo3(signature = (data, root, refusal = None))]
@@ -250,7 +258,7 @@ impl Group {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let (root, n) = (Self::rank(py, root)?, self.size as usize);
         let own = if root == self.rank {
-            Contribution::new(py, refusal, || joined(py, data, n))
+            Contribution::new(py, refusal, || concatenate(py, data, n))
         } else {
             Contribution::none()
         };
@@ -261,7 +269,7 @@ impl Group {
                 }
                 data => vec![header(data, |_| 0); n],
             };
-            match lengths_of_root(group, &mut headers, &own.data, root)? {
+            match broadcast_lengths(group, &mut headers, &own.data, root)? {
                 Ok(lengths) => {
                     let (all, _) = own.data.unwrap_or_default();
                     Ok(Ok(group.scatter_uneven(&all, &lengths, root)?))
@@ -280,21 +288,21 @@ impl Group {
         refusal: Option<String>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let n = self.size as usize;
-        let own = Contribution::new(py, refusal, || joined(py, data, n));
+        let own = Contribution::new(py, refusal, || concatenate(py, data, n));
         let (all, lengths) = self.exchange(py, own.error, move |group| {
             let headers: Vec<u64> = match &own.data {
                 Ok((_, lengths)) => lengths.iter().map(|&length| length as u64).collect(),
                 data => vec![header(data, |_| 0); n],
             };
             let headers = group.all_to_all(&headers)?;
-            match lengths_of(group, &headers, &own.data)? {
-                Ok(theirs) => {
+            match lengths_or_refusal(group, &headers, &own.data)? {
+                Ok(received_lengths) => {
                     let (all, lengths) = own.data.unwrap_or_default();
-                    Ok(Ok((group.all_to_all_uneven(&all, &lengths, &theirs)?, theirs)))
+                    Ok(Ok((group.all_to_all_uneven(&all, &lengths, &received_lengths)?, received_lengths)))
                 }
                 Err(refusal) => Ok(Err(refusal)),
             }
         })?;
-        Ok(divided(py, &all, &lengths))
+        Ok(divide(py, &all, &lengths))
     }
 }

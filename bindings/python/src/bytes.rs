@@ -1,4 +1,5 @@
-//! Messages of bytes whose number only their sender knows, and messages of bytes into buffers of any type.
+//! Messages of bytes of which only the sender knows the length, and messages of bytes that are received into a buffer of
+//! any type.
 
 use std::sync::Arc;
 
@@ -7,10 +8,10 @@ use pyo3::prelude::*;
 use crate::errors;
 use crate::group::Group;
 use crate::handle::{Handle, OperationResult};
-use crate::messages::{pattern_of, send_options};
+use crate::messages::{send_options, source_and_tag};
 use crate::region::Region;
 
-/// The most bytes that a rank allocates because other ranks say so.
+/// The maximum number of bytes that a rank allocates for data of a length that another rank has sent.
 pub(crate) const BYTES_MAX: usize = 1 << 34;
 
 #[pymethods]
@@ -50,15 +51,15 @@ impl Group {
         let handle = self.receive_bytes_async(py, source, tag)?;
         let received = handle.wait_for(py, None);
         if received.is_err() {
-            // Otherwise the receive would take a message that no call returns.
+            // Without the cancel, the receive could still match a message, which no call would return.
             handle.cancel(py)?;
         }
-        received?.ok_or_else(|| errors::plain(py, "the message did not come"))
+        received?.ok_or_else(|| errors::general(py, "the message has not arrived"))
     }
 
     #[pyo3(signature = (source = None, tag = None))]
     fn receive_bytes_async(&self, py: Python<'_>, source: Option<i64>, tag: Option<i64>) -> PyResult<Handle> {
-        let (source, tag) = pattern_of(py, source, tag)?;
+        let (source, tag) = source_and_tag(py, source, tag)?;
         let received =
             self.with_messenger(py, |messenger| messenger.receive_async::<u8>(BYTES_MAX, source, tag))?;
         let bytes = |received: ringtrain::Received<u8>| {
@@ -75,7 +76,7 @@ impl Group {
         source: Option<i64>,
         tag: Option<i64>,
     ) -> PyResult<Py<PyAny>> {
-        let (mut region, (source, tag)) = (Region::writable(buffer)?, pattern_of(py, source, tag)?);
+        let (mut region, (source, tag)) = (Region::writable(buffer)?, source_and_tag(py, source, tag)?);
         let bytes = region.elements_mut::<u8>();
         let status = self.with_messenger(py, |messenger| messenger.receive_fitting(bytes, source, tag))?;
         OperationResult::Message(status).into_python(py)
@@ -89,7 +90,7 @@ impl Group {
         source: Option<i64>,
         tag: Option<i64>,
     ) -> PyResult<Handle> {
-        let (source, tag) = pattern_of(py, source, tag)?;
+        let (source, tag) = source_and_tag(py, source, tag)?;
         let bytes = Region::writable(buffer)?.into_foreign::<u8>(py)?;
         let received =
             self.with_messenger(py, |messenger| messenger.receive_fitting_async(bytes, source, tag))?;

@@ -1,4 +1,4 @@
-//! Functions that all collectives on buffers share.
+//! Functions that the collectives on buffers use.
 
 use pyo3::prelude::*;
 use ringtrain::{DType, Element, Error, ForeignBuffer, ReduceOp};
@@ -7,19 +7,21 @@ use crate::dtype::Kind;
 use crate::errors;
 use crate::group::Group;
 use crate::handle::{Handle, OperationResult};
-use crate::messages::reduction;
+use crate::messages::parse_reduction;
 use crate::region::Region;
 
 /// A buffer argument.
-pub(crate) type Any<'a, 'py> = &'a Bound<'py, PyAny>;
+pub(crate) type BufferArg<'a, 'py> = &'a Bound<'py, PyAny>;
 
-/// The type as which elements are reduced, and the reduction.
-pub(crate) fn reduced(py: Python<'_>, kind: Kind, op: &str) -> PyResult<(DType, ReduceOp)> {
-    let op = reduction(py, op)?;
-    kind.reduced(op).ok_or_else(|| errors::unsupported(py, format!("{op} on {} is not defined", kind.name())))
+/// Returns the type as which elements are reduced, and the reduction on that type.
+pub(crate) fn reduction_for(py: Python<'_>, kind: Kind, op: &str) -> PyResult<(DType, ReduceOp)> {
+    let op = parse_reduction(py, op)?;
+    kind.reduction(op)
+        .ok_or_else(|| errors::unsupported(py, format!("{op} on {} is not defined", kind.name())))
 }
 
-pub(crate) fn alike(py: Python<'_>, output: &Region, input: &Region) -> PyResult<()> {
+/// Checks that the elements of both buffers have the same type.
+pub(crate) fn check_same_kind(py: Python<'_>, output: &Region, input: &Region) -> PyResult<()> {
     if output.kind == input.kind {
         return Ok(());
     }
@@ -27,13 +29,17 @@ pub(crate) fn alike(py: Python<'_>, output: &Region, input: &Region) -> PyResult
     Err(errors::invalid(py, format!("the input's elements are {input}, the output's {output}")))
 }
 
-/// The output of a reduction, and its input if that is separate.
-pub(crate) fn place(output: Any<'_, '_>, input: Option<Any<'_, '_>>) -> PyResult<(Region, Option<Region>)> {
+/// Returns the memory of a reduction's output, and of its input if the reduction is not in place. Checks that both have
+/// the same type and length.
+pub(crate) fn output_and_input(
+    output: BufferArg<'_, '_>,
+    input: Option<BufferArg<'_, '_>>,
+) -> PyResult<(Region, Option<Region>)> {
     let py = output.py();
     let output = Region::writable(output)?;
     let Some(input) = input else { return Ok((output, None)) };
     let input = Region::of(input)?;
-    alike(py, &output, &input)?;
+    check_same_kind(py, &output, &input)?;
     if output.count != input.count {
         let (output, input) = (output.count, input.count);
         return Err(errors::invalid(py, format!("the input has {input} elements, the output {output}")));
@@ -41,34 +47,39 @@ pub(crate) fn place(output: Any<'_, '_>, input: Option<Any<'_, '_>>) -> PyResult
     Ok((output, Some(input)))
 }
 
-/// Counts of elements as counts of the elements that are sent.
-pub(crate) fn scaled(py: Python<'_>, counts: Option<Vec<i64>>, scale: usize) -> PyResult<Option<Vec<usize>>> {
-    let scaled = |count| Ok(Group::count(py, count)?.saturating_mul(scale));
-    counts.map(|counts| counts.into_iter().map(scaled).collect()).transpose()
+/// Multiplies counts of elements by `scale`, the number of sent elements for each.
+pub(crate) fn scale_counts(
+    py: Python<'_>,
+    counts: Option<Vec<i64>>,
+    scale: usize,
+) -> PyResult<Option<Vec<usize>>> {
+    let scale_count = |count| Ok(Group::count(py, count)?.saturating_mul(scale));
+    counts.map(|counts| counts.into_iter().map(scale_count).collect()).transpose()
 }
 
-/// Copies a result to the output.
-pub(crate) fn deliver<T: Element>(
+/// Returns the last step of an operation, which copies the result to the output.
+pub(crate) fn copy_result_to<T: Element>(
     mut output: ForeignBuffer<T>,
 ) -> impl FnOnce(Vec<T>) -> Result<OperationResult, Error> + Send {
     move |result| {
         let output = output.as_mut();
         if output.len() != result.len() {
-            return Err(Error::InvalidCounts("the output has another length than the result"));
+            return Err(Error::InvalidCounts("the output and the result have different lengths"));
         }
         output.copy_from_slice(&result);
         Ok(OperationResult::Nothing)
     }
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "other operations fail in their last step")]
-pub(crate) fn over<R>(_: R) -> Result<OperationResult, Error> {
+/// The last step of an operation without a value.
+#[expect(clippy::unnecessary_wraps, reason = "the last step of other operations can fail")]
+pub(crate) fn discard_result<R>(_: R) -> Result<OperationResult, Error> {
     Ok(OperationResult::Nothing)
 }
 
 impl Group {
     /// Begins an asynchronous collective.
-    pub(crate) fn begun(
+    pub(crate) fn begin_collective(
         &self,
         py: Python<'_>,
         begin: impl FnOnce(&mut ringtrain::Group) -> Result<ringtrain::Handle<OperationResult>, Error> + Send,

@@ -1,8 +1,8 @@
-//! References to Python objects that a thread may drop without the interpreter's lock: a later call that holds the lock
-//! drops the objects.
+//! References to Python objects that a thread can drop without the interpreter's lock. Dropping puts the object on a
+//! list, and a later call that holds the interpreter's lock drops the objects of the list.
 //!
-//! `PyO3` has such a list too. A process that forks may leave its lock locked in the child, where every call needs it; the
-//! child does not use this list.
+//! `PyO3` has such a list too, but every call through `PyO3` locks that list, and in a forked child the lock may stay
+//! locked forever. A forked child does not use the list of this module.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,10 +12,10 @@ use pyo3::prelude::*;
 use crate::fork;
 
 static DROPPED: Mutex<Vec<Py<PyAny>>> = Mutex::new(Vec::new());
-/// Whether the list has objects, so that most calls need not lock it.
+/// Whether the list has objects. Most calls read only this flag and need not lock the list.
 static HAS_DROPPED: AtomicBool = AtomicBool::new(false);
 
-/// A reference to an object that any thread may drop.
+/// A reference to an object that any thread may drop, with or without the interpreter's lock.
 pub(crate) struct DeferredDrop(Option<Py<PyAny>>);
 
 impl DeferredDrop {
@@ -36,13 +36,13 @@ impl Drop for DeferredDrop {
     }
 }
 
-/// Drops the objects of the list.
-pub(crate) fn run(_py: Python<'_>) {
+/// Drops the objects of the list. The caller holds the interpreter's lock.
+pub(crate) fn drop_all(_py: Python<'_>) {
     if !HAS_DROPPED.load(Ordering::Acquire) || fork::is_forked() {
         return;
     }
     HAS_DROPPED.store(false, Ordering::Release);
     let objects = std::mem::take(&mut *DROPPED.lock().unwrap_or_else(PoisonError::into_inner));
-    // The list is not locked here: a destructor of the program may add to it.
+    // The list must not be locked here, because a destructor in the program may add objects to it.
     drop(objects);
 }

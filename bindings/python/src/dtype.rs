@@ -1,4 +1,5 @@
-//! Element types by name, by the buffer protocol's formats, and from a name at run time to a type at compile time.
+//! Finds element types by name and by the formats of the buffer protocol, and calls generic code with the type that a
+//! name gives at run time.
 
 use std::ffi::CStr;
 
@@ -9,14 +10,14 @@ use ringtrain::{DType, ReduceOp};
 pub(crate) enum Kind {
     /// Numbers that can be reduced.
     Number(DType),
-    /// Booleans: a byte each, 0 or 1.
+    /// Booleans. Each is a byte with the value 0 or 1.
     Bool,
-    /// Items of this many bytes, which can only be moved.
+    /// Items of this many bytes, which can be sent but not reduced.
     Opaque(usize),
 }
 
 impl Kind {
-    /// The kind with this name.
+    /// Returns the kind with this name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         match name {
             "bool" => Some(Self::Bool),
@@ -24,7 +25,7 @@ impl Kind {
         }
     }
 
-    /// The kind for a format of the buffer protocol and the size of an item.
+    /// Returns the kind for a format of the buffer protocol and the size of an item.
     pub(crate) fn of_format(format: &CStr, item_bytes: usize) -> Self {
         let code = match format.to_bytes() {
             [code] | [b'@' | b'=' | b'<' | b'|', code] => *code,
@@ -48,7 +49,7 @@ impl Kind {
         Self::Number(number)
     }
 
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::Number(dtype) => dtype.size_bytes(),
@@ -57,7 +58,7 @@ impl Kind {
         }
     }
 
-    /// The alignment of an element in memory.
+    /// The alignment of an element in bytes.
     pub(crate) fn alignment(self) -> usize {
         match self {
             Self::Number(dtype) => dtype.size_bytes(),
@@ -65,8 +66,8 @@ impl Kind {
         }
     }
 
-    /// The type as which elements are moved, and how many elements of that type each one is.
-    pub(crate) fn moved(self) -> (DType, usize) {
+    /// Returns the type as which elements are sent, and the number of elements of that type for each element.
+    pub(crate) fn wire_type(self) -> (DType, usize) {
         match self {
             Self::Number(dtype) => (dtype, 1),
             Self::Bool => (DType::U8, 1),
@@ -74,8 +75,9 @@ impl Kind {
         }
     }
 
-    /// The type as which elements are reduced, and the reduction; `None` if they cannot be reduced.
-    pub(crate) fn reduced(self, op: ReduceOp) -> Option<(DType, ReduceOp)> {
+    /// Returns the type as which elements are reduced, and the reduction on that type. Returns `None` if `op` is not
+    /// defined on the elements.
+    pub(crate) fn reduction(self, op: ReduceOp) -> Option<(DType, ReduceOp)> {
         match self {
             Self::Number(dtype) => Some((dtype, op)),
             // Sums and products of booleans are "any" and "all", as in numpy and NCCL.
@@ -93,7 +95,7 @@ impl Kind {
         }
     }
 
-    /// The name, for error messages.
+    /// Returns the name for error messages.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Number(dtype) => dtype.to_string(),
@@ -102,7 +104,7 @@ impl Kind {
         }
     }
 
-    /// The buffer protocol's format for the kind. It has none for bf16, which appears as u16.
+    /// Returns the buffer protocol's format for the kind. The protocol has none for bf16, so bf16 has the format of u16.
     pub(crate) fn format(self) -> &'static CStr {
         match self {
             Self::Bool => c"?",
@@ -128,7 +130,8 @@ fn is_number(dtype: DType) -> bool {
     !matches!(dtype, DType::F32Loc | DType::F64Loc | DType::I32Loc | DType::I64Loc)
 }
 
-/// Runs `$body` with `$T` as the type that a [`DType`] names. No [`Kind`] has a type with a location.
+/// Runs `$body` with `$T` as the Rust type of the [`DType`] `$dtype`. A [`Kind`] never has a type with a location
+/// (`F32Loc`), so the macro has no case for these types.
 macro_rules! with_type {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {

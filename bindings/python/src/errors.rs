@@ -1,4 +1,4 @@
-//! From the library's errors to Python's exceptions, which `ringtrain/_errors.py` defines.
+//! Converts the library's errors to Python exceptions, whose classes `ringtrain/_errors.py` defines.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -24,7 +24,8 @@ const NAMES: [&str; 14] = [
     "StillRunning",
 ];
 
-/// The classes, in the order of `NAMES`. They are kept because an interpreter that ends cannot import the module.
+/// The classes, in the order of `NAMES`. They are kept here because an interpreter that is ending cannot import the
+/// module.
 static CLASSES: PyOnceLock<Vec<Py<PyType>>> = PyOnceLock::new();
 
 fn classes(py: Python<'_>) -> PyResult<&'static [Py<PyType>]> {
@@ -36,27 +37,29 @@ fn classes(py: Python<'_>) -> PyResult<&'static [Py<PyType>]> {
     CLASSES.get_or_try_init(py, find).map(Vec::as_slice)
 }
 
-/// Adds the classes to the module.
+/// Adds the exception classes to the module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let classes = classes(module.py())?;
     NAMES.iter().zip(classes).try_for_each(|(&name, class)| module.add(name, class))
 }
 
-/// An exception of one of the classes.
+/// Makes an exception of the class with this name.
 fn exception(py: Python<'_>, name: &str, message: String) -> PyErr {
-    let place = NAMES.iter().position(|&known| known == name).unwrap_or_default();
+    let index = NAMES.iter().position(|&known| known == name).unwrap_or_default();
     match classes(py) {
-        Ok(classes) => PyErr::from_type(classes[place].bind(py).clone(), message),
+        Ok(classes) => PyErr::from_type(classes[index].bind(py).clone(), message),
         Err(error) => error,
     }
 }
 
-fn with(py: Python<'_>, error: PyErr, name: &str, value: impl for<'py> IntoPyObject<'py>) -> PyErr {
-    // If the class refuses the attribute, the exception only lacks it.
+/// Sets an attribute of the exception and returns the exception.
+fn with_attribute(py: Python<'_>, error: PyErr, name: &str, value: impl for<'py> IntoPyObject<'py>) -> PyErr {
+    // If the attribute cannot be set, the exception is raised without it.
     let _ = error.value(py).setattr(name, value);
     error
 }
 
+/// Makes the exception for a call in a process that was forked from a rank.
 pub(crate) fn forked(py: Python<'_>) -> PyErr {
     let message = "this process was forked from a rank and is not a rank itself: communicate in the parent, or start processes with spawn";
     exception(py, "Forked", message.into())
@@ -70,32 +73,38 @@ pub(crate) fn unsupported(py: Python<'_>, message: impl Into<String>) -> PyErr {
     exception(py, "Unsupported", message.into())
 }
 
-pub(crate) fn plain(py: Python<'_>, message: impl Into<String>) -> PyErr {
+/// Makes an exception of the base class.
+pub(crate) fn general(py: Python<'_>, message: impl Into<String>) -> PyErr {
     exception(py, "Error", message.into())
 }
 
-/// Another rank did not contribute to a collective of objects.
+/// Makes the exception for a collective of objects to which another rank did not contribute.
 pub(crate) fn refused(py: Python<'_>, rank: u32, reason: &str) -> PyErr {
-    let error = plain(py, format!("rank {rank} did not contribute to this collective: {reason}"));
-    with(py, error, "rank", rank)
+    let error = general(py, format!("rank {rank} did not contribute to this collective: {reason}"));
+    with_attribute(py, error, "rank", rank)
 }
 
 pub(crate) fn still_running(py: Python<'_>, seconds: f64) -> PyErr {
     exception(py, "StillRunning", format!("the operation has not ended within {seconds} s; it goes on"))
 }
 
-/// The exception for an error.
-pub(crate) fn of(py: Python<'_>, error: &Error) -> PyErr {
+/// Makes the exception for an error of the library.
+pub(crate) fn from_error(py: Python<'_>, error: &Error) -> PyErr {
     let message = error.to_string();
     let name = match error {
         Error::Failed { cause, reported_by } => {
-            let failed = with_culprit(py, exception(py, class_of(cause), message), cause);
-            return with(py, failed, "reported_by", reported_by.map(ringtrain::Rank::get));
+            let failed = with_culprit(py, exception(py, class_name(cause), message), cause);
+            return with_attribute(py, failed, "reported_by", reported_by.map(ringtrain::Rank::get));
         }
         Error::Truncated { status, .. } => {
             let raised = exception(py, "Truncated", message);
-            let raised = with(py, with(py, raised, "source", status.source.get()), "tag", status.tag);
-            return with(py, raised, "count", status.count);
+            let raised = with_attribute(
+                py,
+                with_attribute(py, raised, "source", status.source.get()),
+                "tag",
+                status.tag,
+            );
+            return with_attribute(py, raised, "count", status.count);
         }
         Error::Unsupported { .. } => "Unsupported",
         Error::NotContiguous
@@ -110,7 +119,7 @@ pub(crate) fn of(py: Python<'_>, error: &Error) -> PyErr {
     exception(py, name, message)
 }
 
-fn class_of(cause: &Cause) -> &'static str {
+fn class_name(cause: &Cause) -> &'static str {
     match cause {
         Cause::PeerLost { .. } => "PeerLost",
         Cause::PeerLeft { .. } => "PeerLeft",
@@ -128,18 +137,23 @@ fn with_culprit(py: Python<'_>, error: PyErr, cause: &Cause) -> PyErr {
         | Cause::PeerLeft { rank, host }
         | Cause::Aborted { rank, host, .. }
         | Cause::Misbehaved { rank, host, .. } => {
-            with(py, with(py, error, "rank", rank.get()), "host", host.as_str())
+            with_attribute(py, with_attribute(py, error, "rank", rank.get()), "host", host.as_str())
         }
-        Cause::Mismatch { first, second, .. } => with(py, error, "ranks", (first.get(), second.get())),
+        Cause::Mismatch { first, second, .. } => {
+            with_attribute(py, error, "ranks", (first.get(), second.get()))
+        }
         Cause::Timeout { waiting, .. } => {
-            // The rank that others wait for and that does not wait itself, if there is exactly one.
+            // The rank at fault is the one that other ranks wait for and that does not wait itself, if there is exactly
+            // one.
             let awaited = waiting.iter().flat_map(|one| &one.awaited);
             let mut late: Vec<_> =
                 awaited.filter(|(rank, _)| waiting.iter().all(|one| one.rank != *rank)).collect();
             late.sort();
             late.dedup();
             match late[..] {
-                [(rank, host)] => with(py, with(py, error, "rank", rank.get()), "host", host.as_str()),
+                [(rank, host)] => {
+                    with_attribute(py, with_attribute(py, error, "rank", rank.get()), "host", host.as_str())
+                }
                 _ => error,
             }
         }
@@ -147,12 +161,12 @@ fn with_culprit(py: Python<'_>, error: PyErr, cause: &Cause) -> PyErr {
     }
 }
 
-/// The exception for a rank that could not join.
-pub(crate) fn of_start(py: Python<'_>, error: &StartError) -> PyErr {
+/// Makes the exception for a rank that could not join its job.
+pub(crate) fn from_start_error(py: Python<'_>, error: &StartError) -> PyErr {
     let raised = exception(py, "StartError", error.to_string());
     match error {
         StartError::PeerLost { rank, host, .. } => {
-            with(py, with(py, raised, "rank", rank.get()), "host", host.as_str())
+            with_attribute(py, with_attribute(py, raised, "rank", rank.get()), "host", host.as_str())
         }
         _ => raised,
     }

@@ -1,11 +1,11 @@
-//! Collectives that move elements without reducing them.
+//! Collectives that send elements without reducing them.
 
 use std::borrow::Cow;
 
 use pyo3::prelude::*;
 use ringtrain::{Element, Error};
 
-use crate::collectives::{Any, alike, deliver, over, scaled};
+use crate::collectives::{BufferArg, check_same_kind, copy_result_to, discard_result, scale_counts};
 use crate::dtype::with_type;
 use crate::errors;
 use crate::group::Group;
@@ -18,18 +18,18 @@ impl Group {
     fn all_gather(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
-        input: Option<Any<'_, '_>>,
+        output: BufferArg<'_, '_>,
+        input: Option<BufferArg<'_, '_>>,
         counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
         let mut output = Region::writable(output)?;
-        let (dtype, scale) = output.kind.moved();
-        let counts = scaled(py, counts, scale)?;
+        let (dtype, scale) = output.kind.wire_type();
+        let counts = scale_counts(py, counts, scale)?;
         let input = input.map(Region::of).transpose()?;
         if let Some(input) = &input {
-            alike(py, &output, input)?;
+            check_same_kind(py, &output, input)?;
         }
-        let own = self.own_part_to_place(py, &output, input.as_ref(), counts.as_deref())?;
+        let own = self.own_part_and_offset(py, &output, input.as_ref(), counts.as_deref())?;
         let (output, input) = (&mut output, input.as_ref());
         with_type!(dtype, T => {
             let Some(counts) = counts else {
@@ -40,12 +40,12 @@ impl Group {
                     group.all_gather(output.elements_mut::<T>())
                 });
             };
-            let input = input.map(|input| input.elements_beside::<T>(output));
+            let input = input.map(|input| input.elements_outside::<T>(output));
             let output = output.elements_mut::<T>();
             self.collective(py, move |group| {
                 let input = match input {
                     Some(input) => input,
-                    None => Cow::Owned(own_part(group, output, &counts)?),
+                    None => Cow::Owned(copy_own_part(group, output, &counts)?),
                 };
                 group.all_gather_uneven_into(&*input, output, &counts)
             })
@@ -56,31 +56,31 @@ impl Group {
     fn all_gather_async(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
-        input: Option<Any<'_, '_>>,
+        output: BufferArg<'_, '_>,
+        input: Option<BufferArg<'_, '_>>,
         counts: Option<Vec<i64>>,
     ) -> PyResult<Handle> {
         let mut output = Region::writable(output)?;
-        let (dtype, scale) = output.kind.moved();
-        let counts = scaled(py, counts, scale)?;
+        let (dtype, scale) = output.kind.wire_type();
+        let counts = scale_counts(py, counts, scale)?;
         let input = input.map(Region::of).transpose()?;
         if let Some(input) = &input {
-            alike(py, &output, input)?;
+            check_same_kind(py, &output, input)?;
         }
-        if let Some((at, input)) = self.own_part_to_place(py, &output, input.as_ref(), counts.as_deref())? {
+        if let Some((at, input)) = self.own_part_and_offset(py, &output, input.as_ref(), counts.as_deref())? {
             output.copy_part(at, input);
         }
         with_type!(dtype, T => {
             let own = input.as_ref().map(Region::elements::<T>);
             let mut output = output.into_foreign::<T>(py)?;
-            self.begun(py, move |group| {
-                let Some(counts) = counts else { return Ok(group.all_gather_async(output)?.and_then(over)) };
+            self.begin_collective(py, move |group| {
+                let Some(counts) = counts else { return Ok(group.all_gather_async(output)?.and_then(discard_result)) };
                 let copied = match own {
                     Some(_) => Vec::new(),
-                    None => own_part(group, output.as_mut(), &counts)?,
+                    None => copy_own_part(group, output.as_mut(), &counts)?,
                 };
                 let own = own.unwrap_or(&copied);
-                Ok(group.all_gather_uneven_async(own, &counts)?.and_then(deliver(output)))
+                Ok(group.all_gather_uneven_async(own, &counts)?.and_then(copy_result_to(output)))
             })
         })
     }
@@ -89,21 +89,21 @@ impl Group {
     fn gather(
         &self,
         py: Python<'_>,
-        output: Option<Any<'_, '_>>,
-        input: Any<'_, '_>,
+        output: Option<BufferArg<'_, '_>>,
+        input: BufferArg<'_, '_>,
         root: i64,
         counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
         let (root, input) = (Self::rank(py, root)?, Region::of(input)?);
-        let mut output = self.on_root(output, root)?.map(Region::writable).transpose()?;
+        let mut output = self.root_buffer(output, root)?.map(Region::writable).transpose()?;
         if let Some(output) = &output {
-            alike(py, output, &input)?;
+            check_same_kind(py, output, &input)?;
         }
-        let (dtype, scale) = input.kind.moved();
-        let counts = scaled(py, counts, scale)?;
+        let (dtype, scale) = input.kind.wire_type();
+        let counts = scale_counts(py, counts, scale)?;
         with_type!(dtype, T => {
             let input = match &output {
-                Some(output) => input.elements_beside::<T>(output),
+                Some(output) => input.elements_outside::<T>(output),
                 None => Cow::Borrowed(input.elements::<T>()),
             };
             let output: &mut [T] = match &mut output {
@@ -121,29 +121,29 @@ impl Group {
     fn gather_async(
         &self,
         py: Python<'_>,
-        output: Option<Any<'_, '_>>,
-        input: Any<'_, '_>,
+        output: Option<BufferArg<'_, '_>>,
+        input: BufferArg<'_, '_>,
         root: i64,
         counts: Option<Vec<i64>>,
     ) -> PyResult<Handle> {
         let (root, input) = (Self::rank(py, root)?, Region::of(input)?);
-        let output = self.on_root(output, root)?.map(Region::writable).transpose()?;
+        let output = self.root_buffer(output, root)?.map(Region::writable).transpose()?;
         if let Some(output) = &output {
-            alike(py, output, &input)?;
+            check_same_kind(py, output, &input)?;
         }
-        let (dtype, scale) = input.kind.moved();
-        let counts = scaled(py, counts, scale)?;
+        let (dtype, scale) = input.kind.wire_type();
+        let counts = scale_counts(py, counts, scale)?;
         with_type!(dtype, T => {
             let output = output.map(|output| output.into_foreign::<T>(py)).transpose()?;
             let input = input.elements::<T>();
-            self.begun(py, move |group| {
+            self.begin_collective(py, move |group| {
                 let begun = match counts {
                     Some(counts) => group.gather_uneven_async(input, &counts, root)?,
                     None => group.gather_async(input, root)?,
                 };
                 Ok(match output {
-                    Some(output) => begun.and_then(deliver(output)),
-                    None => begun.and_then(over),
+                    Some(output) => begun.and_then(copy_result_to(output)),
+                    None => begun.and_then(discard_result),
                 })
             })
         })
@@ -153,20 +153,20 @@ impl Group {
     fn scatter(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
-        input: Option<Any<'_, '_>>,
+        output: BufferArg<'_, '_>,
+        input: Option<BufferArg<'_, '_>>,
         root: i64,
         counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
         let (root, mut output) = (Self::rank(py, root)?, Region::writable(output)?);
-        let input = self.on_root(input, root)?.map(Region::of).transpose()?;
+        let input = self.root_buffer(input, root)?.map(Region::of).transpose()?;
         if let Some(input) = &input {
-            alike(py, &output, input)?;
+            check_same_kind(py, &output, input)?;
         }
-        let (dtype, scale) = output.kind.moved();
-        let counts = scaled(py, counts, scale)?;
+        let (dtype, scale) = output.kind.wire_type();
+        let counts = scale_counts(py, counts, scale)?;
         with_type!(dtype, T => {
-            let input = input.as_ref().map(|input| input.elements_beside::<T>(&output)).unwrap_or_default();
+            let input = input.as_ref().map(|input| input.elements_outside::<T>(&output)).unwrap_or_default();
             let output = output.elements_mut::<T>();
             let count = output.len() * self.size as usize;
             self.collective(py, move |group| match counts {
@@ -180,47 +180,47 @@ impl Group {
     fn scatter_async(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
-        input: Option<Any<'_, '_>>,
+        output: BufferArg<'_, '_>,
+        input: Option<BufferArg<'_, '_>>,
         root: i64,
         counts: Option<Vec<i64>>,
     ) -> PyResult<Handle> {
         let (root, output) = (Self::rank(py, root)?, Region::writable(output)?);
-        let input = self.on_root(input, root)?.map(Region::of).transpose()?;
+        let input = self.root_buffer(input, root)?.map(Region::of).transpose()?;
         if let Some(input) = &input {
-            alike(py, &output, input)?;
+            check_same_kind(py, &output, input)?;
         }
-        let (dtype, scale) = output.kind.moved();
-        let counts = scaled(py, counts, scale)?;
-        let count = output.moved_count() * self.size as usize;
+        let (dtype, scale) = output.kind.wire_type();
+        let counts = scale_counts(py, counts, scale)?;
+        let count = output.wire_count() * self.size as usize;
         with_type!(dtype, T => {
             let output = output.into_foreign::<T>(py)?;
             let input = input.as_ref().map_or(&[][..], Region::elements::<T>);
-            self.begun(py, move |group| {
+            self.begin_collective(py, move |group| {
                 let begun = match counts {
                     Some(counts) => group.scatter_uneven_async(input, &counts, root)?,
                     None => group.scatter_async(input, count, root)?,
                 };
-                Ok(begun.and_then(deliver(output)))
+                Ok(begun.and_then(copy_result_to(output)))
             })
         })
     }
 
-    fn broadcast(&self, py: Python<'_>, output: Any<'_, '_>, root: i64) -> PyResult<()> {
+    fn broadcast(&self, py: Python<'_>, output: BufferArg<'_, '_>, root: i64) -> PyResult<()> {
         let root = Self::rank(py, root)?;
-        let mut output = self.to_broadcast(output, root)?;
-        with_type!(output.kind.moved().0, T => {
+        let mut output = self.broadcast_buffer(output, root)?;
+        with_type!(output.kind.wire_type().0, T => {
             let output = output.elements_to_broadcast::<T>();
             self.collective(py, move |group| group.broadcast(output, root))
         })
     }
 
-    fn broadcast_async(&self, py: Python<'_>, output: Any<'_, '_>, root: i64) -> PyResult<Handle> {
+    fn broadcast_async(&self, py: Python<'_>, output: BufferArg<'_, '_>, root: i64) -> PyResult<Handle> {
         let root = Self::rank(py, root)?;
-        let output = self.to_broadcast(output, root)?;
-        with_type!(output.kind.moved().0, T => {
+        let output = self.broadcast_buffer(output, root)?;
+        with_type!(output.kind.wire_type().0, T => {
             let output = output.into_foreign::<T>(py)?;
-            self.begun(py, move |group| Ok(group.broadcast_async(output, root)?.and_then(over)))
+            self.begin_collective(py, move |group| Ok(group.broadcast_async(output, root)?.and_then(discard_result)))
         })
     }
 
@@ -228,17 +228,21 @@ impl Group {
     fn all_to_all(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
-        input: Any<'_, '_>,
+        output: BufferArg<'_, '_>,
+        input: BufferArg<'_, '_>,
         send_counts: Option<Vec<i64>>,
         receive_counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
         let (mut output, input) = (Region::writable(output)?, Region::of(input)?);
-        alike(py, &output, &input)?;
-        let (dtype, scale) = output.kind.moved();
-        let counts = both(py, scaled(py, send_counts, scale)?, scaled(py, receive_counts, scale)?)?;
+        check_same_kind(py, &output, &input)?;
+        let (dtype, scale) = output.kind.wire_type();
+        let counts = both_or_neither(
+            py,
+            scale_counts(py, send_counts, scale)?,
+            scale_counts(py, receive_counts, scale)?,
+        )?;
         with_type!(dtype, T => {
-            let input = input.elements_beside::<T>(&output);
+            let input = input.elements_outside::<T>(&output);
             let output = output.elements_mut::<T>();
             self.collective(py, move |group| match counts {
                 Some((sent, received)) => group.all_to_all_uneven_into(&*input, output, &sent, &received),
@@ -251,23 +255,27 @@ impl Group {
     fn all_to_all_async(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
-        input: Any<'_, '_>,
+        output: BufferArg<'_, '_>,
+        input: BufferArg<'_, '_>,
         send_counts: Option<Vec<i64>>,
         receive_counts: Option<Vec<i64>>,
     ) -> PyResult<Handle> {
         let (output, input) = (Region::writable(output)?, Region::of(input)?);
-        alike(py, &output, &input)?;
-        let (dtype, scale) = output.kind.moved();
-        let counts = both(py, scaled(py, send_counts, scale)?, scaled(py, receive_counts, scale)?)?;
+        check_same_kind(py, &output, &input)?;
+        let (dtype, scale) = output.kind.wire_type();
+        let counts = both_or_neither(
+            py,
+            scale_counts(py, send_counts, scale)?,
+            scale_counts(py, receive_counts, scale)?,
+        )?;
         with_type!(dtype, T => {
             let (output, input) = (output.into_foreign::<T>(py)?, input.elements::<T>());
-            self.begun(py, move |group| {
+            self.begin_collective(py, move |group| {
                 let begun = match counts {
                     Some((sent, received)) => group.all_to_all_uneven_async(input, &sent, &received)?,
                     None => group.all_to_all_async(input)?,
                 };
-                Ok(begun.and_then(deliver(output)))
+                Ok(begun.and_then(copy_result_to(output)))
             })
         })
     }
@@ -277,28 +285,29 @@ impl Group {
     }
 
     fn barrier_async(&self, py: Python<'_>) -> PyResult<Handle> {
-        self.begun(py, |group| Ok(group.barrier_async()?.and_then(over)))
+        self.begin_collective(py, |group| Ok(group.barrier_async()?.and_then(discard_result)))
     }
 }
 
 impl Group {
-    /// A buffer that only the root has.
-    fn on_root<'a, 'py>(
+    /// Returns a buffer that only the root needs, or `None` on other ranks.
+    fn root_buffer<'a, 'py>(
         &self,
-        buffer: Option<Any<'a, 'py>>,
+        buffer: Option<BufferArg<'a, 'py>>,
         root: ringtrain::Rank,
-    ) -> PyResult<Option<Any<'a, 'py>>> {
+    ) -> PyResult<Option<BufferArg<'a, 'py>>> {
         match buffer {
             Some(buffer) if self.rank == root => Ok(Some(buffer)),
             None if self.rank == root => {
-                Python::attach(|py| Err(errors::invalid(py, "the root has to pass both buffers")))
+                Python::attach(|py| Err(errors::invalid(py, "the root must pass both buffers")))
             }
             _ => Ok(None),
         }
     }
 
-    /// The input of an all-gather of equal parts, which runs in place, and where to copy it in the output: this rank's part.
-    fn own_part_to_place<'a>(
+    /// An all-gather of equal parts runs in place, so this rank's input must first be copied to its part of the output.
+    /// Returns the offset of this part in bytes, and the input.
+    fn own_part_and_offset<'a>(
         &self,
         py: Python<'_>,
         output: &Region,
@@ -309,20 +318,22 @@ impl Group {
         let n = self.size as usize;
         if output.count != n * input.count {
             let (output, input) = (output.count, input.count);
-            let what = format!("the output has {output} elements and not {n} times the input's {input}");
+            let what = format!(
+                "the output has {output} elements, but the {n} ranks' inputs have {input} elements each"
+            );
             return Err(errors::invalid(py, what));
         }
         Ok(Some((self.rank.index() * input.bytes(), input)))
     }
 
-    /// The buffer of a broadcast, which the root only reads.
-    fn to_broadcast(&self, output: Any<'_, '_>, root: ringtrain::Rank) -> PyResult<Region> {
+    /// Returns the memory of a broadcast's buffer. The root only reads it; other ranks need a writable buffer.
+    fn broadcast_buffer(&self, output: BufferArg<'_, '_>, root: ringtrain::Rank) -> PyResult<Region> {
         if self.rank == root { Region::of(output) } else { Region::writable(output) }
     }
 }
 
-/// A copy of this rank's part of all parts.
-fn own_part<T: Element>(group: &ringtrain::Group, all: &[T], counts: &[usize]) -> Result<Vec<T>, Error> {
+/// Returns a copy of this rank's part of `all`.
+fn copy_own_part<T: Element>(group: &ringtrain::Group, all: &[T], counts: &[usize]) -> Result<Vec<T>, Error> {
     let refused = Error::InvalidCounts("they do not add up to the length of the buffer");
     let rank = group.rank().index();
     let own = counts.get(rank).copied().unwrap_or_default();
@@ -330,8 +341,8 @@ fn own_part<T: Element>(group: &ringtrain::Group, all: &[T], counts: &[usize]) -
     all.get(before..before.saturating_add(own)).map(<[T]>::to_vec).ok_or(refused)
 }
 
-/// Both counts, or neither.
-fn both(
+/// Returns both counts if the caller passed both, and `None` if it passed neither.
+fn both_or_neither(
     py: Python<'_>,
     sent: Option<Vec<usize>>,
     received: Option<Vec<usize>>,

@@ -1,5 +1,5 @@
-//! Processes that are forked from a rank. They are not ranks themselves: they must not use its connections, and must not keep
-//! them open either, because then the peers would not see the rank end while a child of it lives.
+//! Handles processes that are forked from a rank. A forked process is not a rank itself. It must not use the rank's
+//! connections, and it must not keep them open: otherwise the peers could not see that the rank has ended.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,17 +11,17 @@ use rustix::fs::FileType;
 
 use crate::errors;
 
-/// This process was forked from a rank.
+/// Whether this process was forked from a rank.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
-/// This process has had a group. A process that has only loaded the module may fork processes that become ranks.
+/// Whether this process has ever had a group. A process without one may fork processes that become ranks.
 static HAS_HAD_GROUPS: AtomicBool = AtomicBool::new(false);
 /// The groups that this process has.
 static GROUPS: Mutex<Vec<Weak<Messenger>>> = Mutex::new(Vec::new());
-/// The sockets of the groups at the time of the last fork.
+/// The sockets of the groups at the time of the last fork, in the parent and in the child.
 static SOCKETS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
-/// Registers a group.
-pub(crate) fn remember(messenger: &Arc<Messenger>) {
+/// Registers the messenger of a group, whose sockets a forked child must close.
+pub(crate) fn register(messenger: &Arc<Messenger>) {
     HAS_HAD_GROUPS.store(true, Ordering::Release);
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     groups.retain(|group| group.strong_count() > 0);
@@ -52,31 +52,34 @@ pub(crate) fn after_fork() {
     if !HAS_HAD_GROUPS.load(Ordering::Acquire) || IS_FORKED.swap(true, Ordering::AcqRel) {
         return;
     }
-    // Only the thread that forked can have held it, and that thread is this one.
+    // Only the thread that forks takes this lock, and it does not hold the lock during the fork.
     let Ok(sockets) = SOCKETS.try_lock() else { return };
-    // Replaces the sockets and keeps their numbers in use: the child has copies of the objects that own them.
-    let Ok(nothing) = rustix::fs::open("/dev/null", rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
+    // Replaces each socket by `/dev/null` instead of closing it, so that its descriptor stays in use: the child also has
+    // copies of the Rust objects that own the descriptors.
+    let Ok(dev_null) = rustix::fs::open("/dev/null", rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
     else {
         return;
     };
     for &socket in &*sockets {
         // SAFETY: `fstat` only reads; the descriptor may have been closed since its number was noted.
-        let looked = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(socket) });
+        let status = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(socket) });
         let is_socket = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
-        if !looked.is_ok_and(is_socket) {
+        if !status.is_ok_and(is_socket) {
             continue;
         }
-        // SAFETY: it was open when the process forked and is a copy of the parent's; the child does not use it.
+        // SAFETY: the descriptor was open when the process forked. It is a copy of the parent's, and the child does not
+        // use it.
         let mut socket = std::mem::ManuallyDrop::new(unsafe { std::os::fd::FromRawFd::from_raw_fd(socket) });
-        let _ = rustix::io::dup3(&nothing, &mut socket, rustix::io::DupFlags::CLOEXEC);
+        let _ = rustix::io::dup3(&dev_null, &mut socket, rustix::io::DupFlags::CLOEXEC);
     }
 }
 
+/// Returns whether this process was forked from a rank.
 pub(crate) fn is_forked() -> bool {
     IS_FORKED.load(Ordering::Acquire)
 }
 
-/// Fails in a process that was forked from a rank.
-pub(crate) fn check(py: Python<'_>) -> PyResult<()> {
+/// Returns an error in a process that was forked from a rank.
+pub(crate) fn fail_if_forked(py: Python<'_>) -> PyResult<()> {
     if is_forked() { Err(errors::forked(py)) } else { Ok(()) }
 }

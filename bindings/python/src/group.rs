@@ -1,4 +1,4 @@
-//! A group of ranks: its properties, sub-groups, and its end.
+//! A group of ranks: its properties, how to form subgroups, and how to close it.
 
 use std::sync::Arc;
 
@@ -40,21 +40,22 @@ impl Group {
         py: Python<'_>,
         work: impl FnOnce(&mut ringtrain::Group) -> Result<R, Error> + Send,
     ) -> PyResult<R> {
-        fork::check(py)?;
+        fork::fail_if_forked(py)?;
         let site = site::find(py);
         let result = py.detach(|| site::at(site, || self.lock.with(work)));
-        deferred_drop::run(py);
-        // The exception of a signal handler comes first, even if the operation has a result.
+        deferred_drop::drop_all(py);
+        // If a signal handler raised an exception, that exception is raised even if the operation has a result.
         if let Some(raised) = interrupt::take_raised() {
             return Err(raised);
         }
         match result {
-            Ok(result) => result.map_err(|error| errors::of(py, &error)),
+            Ok(result) => result.map_err(|error| errors::from_error(py, &error)),
             Err(LockError::Closed) => Err(closed(py)),
-            Err(LockError::Interrupted) => Err(errors::plain(py, "the thread was interrupted")),
-            Err(LockError::Nested) => Err(errors::plain(
+            Err(LockError::Interrupted) => Err(errors::general(py, "the thread was interrupted")),
+            Err(LockError::Nested) => Err(errors::general(
                 py,
-                "a signal handler called a collective of a group while its thread was in another collective of that group",
+                "a signal handler called a collective of a group while its thread was in another collective of that
+                group",
             )),
         }
     }
@@ -68,39 +69,40 @@ impl Group {
         let (messenger, site) = (self.messenger(py)?, site::find(py));
         let result = py.detach(|| {
             let result = site::at(site, || work(&messenger));
-            // If the group has been closed meanwhile, this closes the connections.
+            // If the group has been closed meanwhile, this drop closes the connections.
             drop(messenger);
             result
         });
-        deferred_drop::run(py);
+        deferred_drop::drop_all(py);
         match interrupt::take_raised() {
             Some(raised) => Err(raised),
-            None => result.map_err(|error| errors::of(py, &error)),
+            None => result.map_err(|error| errors::from_error(py, &error)),
         }
     }
 
+    /// Returns the group's messenger. Fails if the group is closed or this process was forked.
     pub(crate) fn messenger(&self, py: Python<'_>) -> PyResult<Arc<Messenger>> {
-        fork::check(py)?;
+        fork::fail_if_forked(py)?;
         self.lock.messenger().ok_or_else(|| closed(py))
     }
 
-    /// The rank in the job of a rank of this group.
+    /// Returns the rank in the job of a rank of this group.
     pub(crate) fn member(&self, rank: Rank) -> u32 {
         self.members.get(rank.index()).copied().unwrap_or(rank.get())
     }
 
-    /// A count of elements, which cannot be negative.
+    /// Converts a count of elements, which cannot be negative.
     pub(crate) fn count(py: Python<'_>, number: i64) -> PyResult<usize> {
         usize::try_from(number).map_err(|_| errors::invalid(py, format!("{number} is not a count")))
     }
 
-    /// A message's tag.
+    /// Converts the tag of a message.
     pub(crate) fn tag(py: Python<'_>, number: i64) -> PyResult<u32> {
         u32::try_from(number)
             .map_err(|_| errors::invalid(py, format!("{number} is not a tag; tags are 0 to 2^32 - 2")))
     }
 
-    /// The rank with this number. The library checks that the group has it.
+    /// Converts the number of a rank. The library checks that the group has this rank.
     pub(crate) fn rank(py: Python<'_>, number: i64) -> PyResult<Rank> {
         u32::try_from(number)
             .map(Rank::new)
@@ -108,8 +110,9 @@ impl Group {
     }
 }
 
+/// Makes the exception for a call on a closed group.
 fn closed(py: Python<'_>) -> PyErr {
-    errors::plain(py, "the group has been closed")
+    errors::general(py, "the group has been closed")
 }
 
 #[pymethods]
@@ -197,11 +200,11 @@ impl Group {
     fn abort(&self, py: Python<'_>, message: &str) -> PyResult<Py<PyAny>> {
         let messenger = self.messenger(py)?;
         let error = py.detach(|| messenger.abort(message));
-        Ok(errors::of(py, &error).into_value(py).into_any())
+        Ok(errors::from_error(py, &error).into_value(py).into_any())
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        fork::check(py)?;
+        fork::fail_if_forked(py)?;
         py.detach(|| self.lock.close());
         Ok(())
     }
@@ -216,8 +219,8 @@ impl Drop for Group {
         if fork::is_forked() {
             self.lock.leak();
         } else {
-            // Closing the last group of a job may take a while, so other Python threads run meanwhile, unless the interpreter
-            // has ended.
+            // Closing the last group of a job can take time, so other Python threads run meanwhile. If the interpreter
+            // has ended, there are no other Python threads.
             if Python::try_attach(|py| py.detach(|| self.lock.close())).is_none() {
                 self.lock.close();
             }

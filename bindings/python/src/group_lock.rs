@@ -1,4 +1,4 @@
-//! A lock that gives a group to one thread at a time.
+//! A lock through which one thread at a time uses a group.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -8,32 +8,30 @@ use ringtrain::{Group, Messenger};
 
 use crate::{fork, interrupt};
 
-/// How often a thread that waits for the lock asks whether a signal handler has raised.
-const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
+/// The time between two checks whether a signal handler has raised an exception, in a thread that waits for the lock.
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Why a thread does not get the group.
+/// The reason why a thread cannot use the group.
 pub(crate) enum LockError {
     /// The group has been closed.
     Closed,
-    /// A signal handler raised.
+    /// A signal handler raised an exception.
     Interrupted,
-    /// The thread is in a collective of the group already, and a signal handler calls another one.
+    /// The thread is already in a collective of the group, and a signal handler calls another collective of the group.
     Nested,
 }
 
-/// Where the group is.
+/// Who has the group.
 enum Holder {
-    /// No thread uses it.
+    /// No thread uses the group.
     Free(Box<Group>),
-    /// A thread uses it. `is_closing`: it is to be closed when that thread returns it.
-    Thread {
-        id: ThreadId,
-        is_closing: bool,
-    },
+    /// A thread uses the group. If `is_closing`, that thread drops the group when it no longer uses it.
+    Thread { id: ThreadId, is_closing: bool },
+    /// The group has been dropped.
     Closed,
 }
 
-/// A group and its messenger. Messages need no lock.
+/// A group and its messenger. Sending and receiving messages needs no lock.
 pub(crate) struct GroupLock {
     holder: Mutex<Holder>,
     returned: Condvar,
@@ -47,7 +45,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl GroupLock {
     pub(crate) fn new(group: Group) -> Self {
         let messenger = Arc::new(group.messenger());
-        fork::remember(&messenger);
+        fork::register(&messenger);
         Self {
             messenger: Mutex::new(Some(messenger)),
             holder: Mutex::new(Holder::Free(Box::new(group))),
@@ -78,7 +76,7 @@ impl GroupLock {
             }
             let (guard, waited) = self
                 .returned
-                .wait_timeout(holder, INTERRUPT_INTERVAL)
+                .wait_timeout(holder, SIGNAL_CHECK_INTERVAL)
                 .unwrap_or_else(PoisonError::into_inner);
             holder = guard;
             if waited.timed_out() {
@@ -94,7 +92,7 @@ impl GroupLock {
         Ok(guard.group.as_mut().map(|group| work(group)).expect("the guard has just been made with a group"))
     }
 
-    /// The group's messenger; `None` once the group is closed.
+    /// Returns the group's messenger, or `None` if the group is closed.
     pub(crate) fn messenger(&self) -> Option<Arc<Messenger>> {
         lock(&self.messenger).clone()
     }
@@ -104,12 +102,12 @@ impl GroupLock {
         let mut messenger = lock(&self.messenger);
         if messenger.is_some() {
             let renewed = Arc::new(group.messenger());
-            fork::remember(&renewed);
+            fork::register(&renewed);
             *messenger = Some(renewed);
         }
     }
 
-    /// Drops the group: at once, or when the thread that uses it returns it.
+    /// Drops the group, at once or as soon as the thread that uses it has finished.
     pub(crate) fn close(&self) {
         let messenger = lock(&self.messenger).take();
         let mut holder = lock(&self.holder);
@@ -126,12 +124,12 @@ impl GroupLock {
         drop((messenger, group));
     }
 
-    /// Whether the group has been closed.
+    /// Returns whether the group has been closed.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(*lock(&self.holder), Holder::Closed | Holder::Thread { is_closing: true, .. })
     }
 
-    /// Forgets the group without closing its connections: in a forked process they belong to the parent.
+    /// Forgets the group without closing its connections. In a forked process, the connections belong to the parent.
     pub(crate) fn leak(&mut self) {
         let holder = self.holder.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::replace(holder, Holder::Closed));

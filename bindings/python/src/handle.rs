@@ -9,24 +9,24 @@ use ringtrain::{Error, Status};
 
 use crate::{deferred_drop, errors, fork};
 
-/// How long a thread waits before it asks whether a signal handler has raised.
-const SLICE: Duration = Duration::from_millis(50);
-/// How long `wait_any` waits for one operation before it tests the others.
-const SHORT_SLICE: Duration = Duration::from_millis(1);
+/// The time between two checks whether a signal handler has raised an exception.
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// How long `wait_any` waits for the first operation before it tests all operations again.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The result of an operation.
 #[derive(Clone)]
 pub(crate) enum OperationResult {
     /// No value.
     Nothing,
-    /// A message was received into a buffer.
+    /// The status of a message that was received into a buffer.
     Message(Status),
-    /// Bytes were received.
+    /// The bytes of a message, and its status.
     Bytes(Arc<Vec<u8>>, Status),
 }
 
 impl OperationResult {
-    /// A message of elements that each were sent as `scale` elements.
+    /// Returns the result of receiving a message in which each element was sent as `scale` elements.
     pub(crate) fn message(status: Status, scale: usize) -> Self {
         Self::Message(Status { count: status.count / scale.max(1), ..status })
     }
@@ -48,18 +48,18 @@ impl OperationResult {
 
 enum HandleState {
     Running(ringtrain::Handle<OperationResult>),
-    /// A thread has taken the handle to wait for it; other threads wait for that thread.
+    /// A thread has taken the handle and waits for the operation. Other threads wait for that thread.
     Waiting,
     Ended(Result<OperationResult, Error>),
     Cancelled,
 }
 
-/// An operation that has begun. It keeps its buffers alive. If it is dropped, the operation goes on, but a receive that has
-/// matched no message yet is cancelled.
+/// The handle of an operation that has begun. It keeps the operation's buffers alive. If it is dropped, the operation
+/// goes on, but a receive that has matched no message yet is cancelled.
 #[pyclass(frozen, module = "ringtrain._core")]
 pub(crate) struct Handle {
     state: Mutex<HandleState>,
-    /// A thread that waited for the operation has returned the handle.
+    /// Notified when a thread that waited for the operation has put the handle back.
     returned: Condvar,
 }
 
@@ -72,8 +72,8 @@ impl Handle {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for at most `patience`. Returns whether the operation has ended.
-    fn has_ended(&self, patience: Duration) -> bool {
+    /// Waits for the operation for at most `patience`. Returns whether it has ended.
+    fn wait_until_ended(&self, patience: Duration) -> bool {
         let started = Instant::now();
         let mut state = self.lock();
         loop {
@@ -101,25 +101,25 @@ impl Handle {
     }
 
     fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        // No thread holds the lock for long once the operation has ended.
+        // After the operation has ended, no thread holds the lock for long.
         let result = match &*self.lock() {
             HandleState::Ended(result) => result.clone(),
             HandleState::Running(_) | HandleState::Waiting | HandleState::Cancelled => {
-                return Err(errors::plain(py, "the receive was cancelled"));
+                return Err(errors::general(py, "the receive was cancelled"));
             }
         };
-        result.map_err(|error| errors::of(py, &error))?.into_python(py)
+        result.map_err(|error| errors::from_error(py, &error))?.into_python(py)
     }
 
     /// Waits for the operation, and runs signal handlers meanwhile.
     pub(crate) fn wait_for(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Option<Py<PyAny>>> {
-        fork::check(py)?;
+        fork::fail_if_forked(py)?;
         let started = Instant::now();
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
-            let patience = left.map_or(SLICE, |left| left.min(SLICE));
-            if py.detach(|| self.has_ended(patience)) {
-                deferred_drop::run(py);
+            let patience = left.map_or(SIGNAL_CHECK_INTERVAL, |left| left.min(SIGNAL_CHECK_INTERVAL));
+            if py.detach(|| self.wait_until_ended(patience)) {
+                deferred_drop::drop_all(py);
                 return self.result(py).map(Some);
             }
             py.check_signals()?;
@@ -140,25 +140,25 @@ impl Handle {
     }
 
     fn test(&self, py: Python<'_>) -> PyResult<bool> {
-        fork::check(py)?;
+        fork::fail_if_forked(py)?;
         Ok(py.detach(|| {
-            let is_over = match &*self.lock() {
+            let has_ended = match &*self.lock() {
                 HandleState::Running(handle) => handle.test(),
-                // The thread that waits would have returned it if the operation had ended.
+                // If the operation had ended, the thread that waits for it would have put the handle back.
                 HandleState::Waiting => false,
                 HandleState::Ended(_) | HandleState::Cancelled => true,
             };
-            // Waiting does the last step, for example copying the result to the output.
-            is_over && self.has_ended(Duration::ZERO)
+            // This wait runs the last step of the operation, for example copying the result to the output.
+            has_ended && self.wait_until_ended(Duration::ZERO)
         }))
     }
 
     pub(crate) fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
-        fork::check(py)?;
+        fork::fail_if_forked(py)?;
         Ok(py.detach(|| {
             let mut state = self.lock();
             while matches!(*state, HandleState::Waiting) {
-                // The thread that waits returns the handle after `SLICE` at most.
+                // The thread that waits puts the handle back after at most `SIGNAL_CHECK_INTERVAL`.
                 state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             let HandleState::Running(handle) = &mut *state else { return false };
@@ -178,16 +178,17 @@ impl Drop for Handle {
         if fork::is_forked() {
             std::mem::forget(state);
         } else if matches!(state, HandleState::Running(_)) {
-            // Dropping it takes a lock that other threads may hold while they drop Python objects.
+            // Dropping the handle takes a lock that other threads may hold while they drop Python objects.
             Python::try_attach(|py| {
                 py.detach(move || drop(state));
-                deferred_drop::run(py);
+                deferred_drop::drop_all(py);
             });
         }
     }
 }
 
-/// The index of a handle that has ended; `None` after `timeout` seconds, or if there are none.
+/// Waits until an operation has ended and returns the index of its handle. Returns `None` after `timeout` seconds, or if
+/// there are no handles.
 #[pyfunction]
 #[pyo3(signature = (handles, timeout = None))]
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts the Python sequence into it")]
@@ -196,36 +197,36 @@ pub(crate) fn wait_any(
     handles: Vec<PyRef<'_, Handle>>,
     timeout: Option<f64>,
 ) -> PyResult<Option<usize>> {
-    fork::check(py)?;
+    fork::fail_if_forked(py)?;
     let limit = timeout.map(|seconds| duration(py, seconds)).transpose()?;
     let handles: Vec<&Handle> = handles.iter().map(|handle| &**handle).collect();
     let started = Instant::now();
     if handles.is_empty() {
         return Ok(None);
     }
-    let mut looked = Instant::now();
+    let mut last_signal_check = Instant::now();
     loop {
         let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
-        let patience = left.map_or(SHORT_SLICE, |left| left.min(SHORT_SLICE));
+        let patience = left.map_or(POLL_INTERVAL, |left| left.min(POLL_INTERVAL));
         let ended = py.detach(|| {
-            let ended = handles.iter().position(|handle| handle.has_ended(Duration::ZERO));
-            ended.or_else(|| handles[0].has_ended(patience).then_some(0))
+            let ended = handles.iter().position(|handle| handle.wait_until_ended(Duration::ZERO));
+            ended.or_else(|| handles[0].wait_until_ended(patience).then_some(0))
         });
         if ended.is_some() || left == Some(Duration::ZERO) {
             return Ok(ended);
         }
-        if looked.elapsed() >= SLICE {
+        if last_signal_check.elapsed() >= SIGNAL_CHECK_INTERVAL {
             py.check_signals()?;
-            looked = Instant::now();
+            last_signal_check = Instant::now();
         }
     }
 }
 
-/// A number of seconds as a duration; infinity becomes about a hundred years.
+/// Converts a number of seconds to a duration. Infinity becomes about a hundred years.
 pub(crate) fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
     const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
     if seconds.is_nan() || seconds < 0.0 {
-        return Err(errors::invalid(py, format!("{seconds} is not a number of seconds to wait")));
+        return Err(errors::invalid(py, format!("{seconds} is not a valid time in seconds")));
     }
     Ok(Duration::try_from_secs_f64(seconds).map_or(FOREVER, |time| time.min(FOREVER)))
 }

@@ -1,39 +1,40 @@
-//! Signal handlers: a thread that waits in Rust asks Python whether one has raised.
+//! Lets a thread that waits in Rust notice that a Python signal handler has raised an exception.
 
 use pyo3::prelude::*;
 use std::cell::{Cell, RefCell};
 
 thread_local! {
-    /// Whether this is the thread that runs signal handlers, once that is known.
+    /// Whether this is Python's main thread, which runs signal handlers. `None` until this thread has checked.
     static IS_MAIN: Cell<Option<bool>> = const { Cell::new(None) };
-    /// The exception that a handler raised while the thread waited.
+    /// The exception that a signal handler raised while this thread waited.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Whether a signal handler has raised. Threads that wait call it, without the interpreter's lock.
+/// Runs pending signal handlers and returns whether one raised an exception, which [`take_raised`] then returns. A
+/// waiting thread calls this function without the interpreter's lock.
 pub(crate) fn is_interrupted() -> bool {
-    // Python runs handlers only in its main thread: other threads need not take its lock.
+    // Python runs signal handlers only in its main thread, so other threads need not take the interpreter's lock.
     if IS_MAIN.get() == Some(false) {
         return false;
     }
-    let answer = Python::try_attach(|py| {
-        // The question may run handlers, so an exception of theirs must not be lost.
-        let asked = match IS_MAIN.get() {
+    let is_interrupted = Python::try_attach(|py| {
+        // Both calls can run signal handlers, so an exception from either of them must be kept.
+        let checked = match IS_MAIN.get() {
             Some(_) => py.check_signals(),
             None => is_main_thread(py).and_then(|is_main| {
                 IS_MAIN.set(Some(is_main));
                 py.check_signals()
             }),
         };
-        let Err(raised) = asked else { return false };
+        let Err(raised) = checked else { return false };
         RAISED.set(Some(raised));
         true
     });
-    // After the interpreter has ended it runs no handlers.
-    answer.unwrap_or(false)
+    // An interpreter that has ended runs no handlers.
+    is_interrupted.unwrap_or(false)
 }
 
-/// The exception that a handler raised while this thread waited.
+/// Takes the exception that a signal handler raised while this thread waited.
 pub(crate) fn take_raised() -> Option<PyErr> {
     RAISED.take()
 }

@@ -1,4 +1,4 @@
-//! Joining a job, and the rendezvous server.
+//! Joins a job, and runs the rendezvous server of a job.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -18,8 +18,8 @@ use crate::group::Group;
 use crate::handle::duration;
 use crate::{errors, fork, interrupt};
 
-/// How long a thread waits before it asks whether a signal handler has raised.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// The time between two checks whether a signal handler has raised an exception.
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The rendezvous server of a job. A separate thread runs it until all ranks have joined or this object is dropped.
 #[pyclass(frozen, module = "ringtrain._core")]
@@ -41,13 +41,13 @@ impl Rendezvous {
         host: &str,
         start_timeout: f64,
     ) -> PyResult<Self> {
-        let world = world_of(py, size)?;
-        let (secret, job_id) = (secret_of(py, secret)?, id_of(py, job_id)?);
+        let world = world_size(py, size)?;
+        let (secret, job_id) = (parse_secret(py, secret)?, parse_job_id(py, job_id)?);
         let host: IpAddr =
             host.parse().map_err(|_| errors::invalid(py, format!("`{host}` is not an IP address")))?;
         let timeout = duration(py, start_timeout)?;
         let server = py.detach(|| Server::start(host, world, secret, job_id, timeout));
-        let server = server.map_err(|error| errors::of_start(py, &error))?;
+        let server = server.map_err(|error| errors::from_start_error(py, &error))?;
         Ok(Self { address: server.address().to_string(), server: Mutex::new(Some(server)) })
     }
 }
@@ -58,34 +58,35 @@ impl Drop for Rendezvous {
         if fork::is_forked() {
             std::mem::forget(server);
         } else {
-            // Dropping the server joins its thread.
+            // Dropping the server waits for its thread, so other Python threads run meanwhile.
             Python::try_attach(|py| py.detach(move || drop(server)));
         }
     }
 }
 
-fn world_of(py: Python<'_>, size: u32) -> PyResult<WorldSize> {
+fn world_size(py: Python<'_>, size: u32) -> PyResult<WorldSize> {
     WorldSize::new(size).ok_or_else(|| errors::invalid(py, format!("a job cannot have {size} ranks")))
 }
 
-fn secret_of(py: Python<'_>, secret: &str) -> PyResult<Secret> {
+fn parse_secret(py: Python<'_>, secret: &str) -> PyResult<Secret> {
     Secret::new(secret.as_bytes()).map_err(|error| errors::invalid(py, error.to_string()))
 }
 
-fn id_of(py: Python<'_>, id: &str) -> PyResult<[u8; 16]> {
+fn parse_job_id(py: Python<'_>, id: &str) -> PyResult<[u8; 16]> {
     let number = u128::from_str_radix(id, 16).ok().filter(|_| id.len() == 32);
     let number = number.ok_or_else(|| errors::invalid(py, "a job's id is 32 hexadecimal digits"))?;
     Ok(number.to_be_bytes())
 }
 
-/// A group of only this process.
+/// Returns a group whose only rank is this process.
 #[pyfunction]
 pub(crate) fn solo(py: Python<'_>) -> PyResult<Group> {
-    fork::check(py)?;
+    fork::fail_if_forked(py)?;
     Ok(Group::new(ringtrain::Group::solo()))
 }
 
-/// Joins a job: without arguments, the one that ringrun started this process for, or else a world of one.
+/// Joins a job. Without arguments, this is the job that ringrun started this process for, or a job of one rank if ringrun
+/// did not start this process.
 #[pyfunction]
 #[pyo3(signature = (*, rank = None, size = None, rendezvous = None, job_id = None, secret = None, peers = None,
     start_timeout = None, timeout = None, algorithm = None, transport = None, congestion = None, streams = None,
@@ -108,10 +109,10 @@ pub(crate) fn join(
     host_id: Option<String>,
     check_payloads: Option<bool>,
 ) -> PyResult<Group> {
-    fork::check(py)?;
-    let mut options = meeting_of(py, rendezvous, peers, rank, (size, job_id))?;
+    fork::fail_if_forked(py)?;
+    let mut options = join_options(py, rendezvous, peers, rank, (size, job_id))?;
     if let Some(secret) = secret {
-        options.secret = secret_of(py, secret)?;
+        options.secret = parse_secret(py, secret)?;
     }
     if let Some(seconds) = start_timeout {
         options.start_timeout = duration(py, seconds)?;
@@ -141,44 +142,45 @@ pub(crate) fn join(
         Some(false) => Checksums::Off,
     };
     options.interrupt = Some(interrupt::is_interrupted);
-    meet(py, options)
+    join_in_thread(py, options)
 }
 
-/// Joins in a separate thread, so that a signal handler can raise meanwhile. If it does, that thread goes on until its deadline.
-fn meet(py: Python<'_>, options: JoinOptions) -> PyResult<Group> {
+/// Joins the job in a separate thread, so that signal handlers run meanwhile. If a handler raises an exception, this
+/// function returns it, and the separate thread continues until its deadline.
+fn join_in_thread(py: Python<'_>, options: JoinOptions) -> PyResult<Group> {
     let (sender, receiver) = mpsc::channel();
     let join = move || {
-        // The receiver is gone if the caller was interrupted.
+        // Sending fails if the caller was interrupted and has dropped the receiver.
         let _ = sender.send(ringtrain::Group::join(&options));
     };
     let thread = thread::Builder::new().name("join".into()).spawn(join);
-    thread.map_err(|error| errors::plain(py, format!("the operating system refused a thread: {error}")))?;
+    thread.map_err(|error| errors::general(py, format!("cannot start a thread: {error}")))?;
     let receiver = Mutex::new(receiver);
     loop {
         let joined = py.detach(|| {
             let receiver = receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            receiver.recv_timeout(LOOK_EVERY)
+            receiver.recv_timeout(SIGNAL_CHECK_INTERVAL)
         });
         match joined {
             Ok(Ok(group)) => return Ok(Group::new(group)),
-            Ok(Err(error)) => return Err(errors::of_start(py, &error)),
+            Ok(Err(error)) => return Err(errors::from_start_error(py, &error)),
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(errors::plain(py, "joining the job panicked, which is a bug"));
+                return Err(errors::general(py, "joining the job panicked, which is a bug"));
             }
         }
     }
 }
 
-/// How the ranks meet, from the arguments of `join`.
-fn meeting_of(
+/// Returns the options that say how this rank finds the other ranks, from the arguments of `join`.
+fn join_options(
     py: Python<'_>,
     rendezvous: Option<&str>,
     peers: Option<&str>,
     rank: Option<u32>,
     (size, job_id): (Option<u32>, Option<&str>),
 ) -> PyResult<JoinOptions> {
-    let from_start = |error: StartError| errors::of_start(py, &error);
+    let to_exception = |error: StartError| errors::from_start_error(py, &error);
     match (rendezvous, peers) {
         (Some(address), None) => {
             let (Some(rank), Some(size), Some(id)) = (rank, size, job_id) else {
@@ -186,11 +188,11 @@ fn meeting_of(
             };
             let address: SocketAddr =
                 address.parse().map_err(|_| errors::invalid(py, format!("`{address}` is not ip:port")))?;
-            let (world, rank) = (world_of(py, size)?, Rank::new(rank));
+            let (world, rank) = (world_size(py, size)?, Rank::new(rank));
             if !world.contains(rank) {
-                return Err(from_start(StartError::RankOutOfRange { rank, world }));
+                return Err(to_exception(StartError::RankOutOfRange { rank, world }));
             }
-            let job_id = id_of(py, id)?;
+            let job_id = parse_job_id(py, id)?;
             let method = JoinMethod::Launched(Launched {
                 rank,
                 world,
@@ -205,18 +207,18 @@ fn meeting_of(
             let Some(rank) = rank else {
                 return Err(errors::invalid(py, "a file of peers also needs this process's rank"));
             };
-            let file = PeersFile::read(Path::new(path)).map_err(|error| from_start(error.into()))?;
+            let file = PeersFile::read(Path::new(path)).map_err(|error| to_exception(error.into()))?;
             let method = JoinMethod::Peers { file, rank: Rank::new(rank), bind: None };
             Ok(JoinOptions { method, ..JoinOptions::default() })
         }
         (None, None) if rank.is_none() && size.is_none() && job_id.is_none() => {
-            JoinOptions::from_environment().map_err(from_start)
+            JoinOptions::from_environment().map_err(to_exception)
         }
         (None, None) => {
             Err(errors::invalid(py, "rank, size and job_id need a rendezvous or a file of peers"))
         }
         (Some(_), Some(_)) => {
-            Err(errors::invalid(py, "ranks meet at a rendezvous or by a file of peers, not by both"))
+            Err(errors::invalid(py, "pass either a rendezvous or a file of peers, not both"))
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The compiled part of the Python package `ringtrain`: groups of ranks, and operations on memory.
 //!
-//! `python/ringtrain/_core.pyi` documents it. Each call finds the memory of its arguments, releases the interpreter's lock, and
-//! calls the Rust library.
+//! `python/ringtrain/_core.pyi` documents its functions. Each call finds the memory of its arguments, releases the
+//! interpreter's lock, and calls the Rust library.
 
 mod buffer_view;
 mod byte_collectives;

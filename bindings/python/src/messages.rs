@@ -1,4 +1,4 @@
-//! Messages of elements.
+//! Messages of elements from one rank to another.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::group::Group;
 use crate::handle::{Handle, OperationResult, duration};
 use crate::region::Region;
 
-/// How long a probe waits before it asks whether a signal handler has raised.
-const SLICE: Duration = Duration::from_millis(50);
+/// The time between two checks whether a signal handler has raised an exception.
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The source and the tag of a receive; `None` is any.
-pub(crate) fn pattern_of(
+/// Converts the source and the tag of a receive; `None` matches any.
+pub(crate) fn source_and_tag(
     py: Python<'_>,
     source: Option<i64>,
     tag: Option<i64>,
@@ -25,13 +25,14 @@ pub(crate) fn pattern_of(
     Ok((source, tag.map(|tag| Group::tag(py, tag)).transpose()?))
 }
 
-/// The tag of a message, and whether the send is complete only when a receive has matched it.
+/// Returns the options of a send. A synchronous send completes only when a receive has matched the message.
 pub(crate) fn send_options(py: Python<'_>, tag: i64, synchronous: bool) -> PyResult<SendOptions> {
     let mode = if synchronous { SendMode::Synchronous } else { SendMode::Standard };
     Ok(SendOptions { tag: Group::tag(py, tag)?, mode })
 }
 
-pub(crate) fn reduction(py: Python<'_>, name: &str) -> PyResult<ReduceOp> {
+/// Returns the reduction with this name.
+pub(crate) fn parse_reduction(py: Python<'_>, name: &str) -> PyResult<ReduceOp> {
     name.parse().map_err(|error: String| errors::invalid(py, error))
 }
 
@@ -48,7 +49,7 @@ impl Group {
     ) -> PyResult<()> {
         let (region, to) = (Region::of(buffer)?, Self::rank(py, to)?);
         let options = send_options(py, tag, synchronous)?;
-        with_type!(region.kind.moved().0, T => {
+        with_type!(region.kind.wire_type().0, T => {
             let elements = region.elements::<T>();
             self.with_messenger(py, |messenger| messenger.send(elements, to, options))
         })
@@ -62,9 +63,9 @@ impl Group {
         source: Option<i64>,
         tag: Option<i64>,
     ) -> PyResult<Py<PyAny>> {
-        let (mut region, (source, tag)) = (Region::writable(buffer)?, pattern_of(py, source, tag)?);
-        let scale = region.kind.moved().1;
-        let status = with_type!(region.kind.moved().0, T => {
+        let (mut region, (source, tag)) = (Region::writable(buffer)?, source_and_tag(py, source, tag)?);
+        let scale = region.kind.wire_type().1;
+        let status = with_type!(region.kind.wire_type().0, T => {
             let elements = region.elements_mut::<T>();
             self.with_messenger(py, |messenger| messenger.receive(elements, source, tag))?
         });
@@ -72,7 +73,7 @@ impl Group {
     }
 
     #[pyo3(signature = (buffer, to, send_tag, output, source, receive_tag))]
-    #[expect(clippy::too_many_arguments, reason = "two messages")]
+    #[expect(clippy::too_many_arguments, reason = "they describe two messages")]
     fn send_receive(
         &self,
         py: Python<'_>,
@@ -85,16 +86,16 @@ impl Group {
     ) -> PyResult<Py<PyAny>> {
         let (input, mut output) = (Region::of(buffer)?, Region::writable(output)?);
         let (to, send_tag) = (Self::rank(py, to)?, Self::tag(py, send_tag)?);
-        let (source, receive_tag) = pattern_of(py, source, receive_tag)?;
-        if input.kind.moved().0 != output.kind.moved().0 {
+        let (source, receive_tag) = source_and_tag(py, source, receive_tag)?;
+        if input.kind.wire_type().0 != output.kind.wire_type().0 {
             return Err(errors::invalid(
                 py,
                 "the elements to send and the elements to receive are of different types",
             ));
         }
-        let scale = output.kind.moved().1;
-        let status = with_type!(input.kind.moved().0, T => {
-            let sent = input.elements_beside::<T>(&output);
+        let scale = output.kind.wire_type().1;
+        let status = with_type!(input.kind.wire_type().0, T => {
+            let sent = input.elements_outside::<T>(&output);
             let received = output.elements_mut::<T>();
             self.with_messenger(py, |messenger| {
                 messenger.send_receive((&*sent, to, send_tag), (received, source, receive_tag))
@@ -114,7 +115,7 @@ impl Group {
     ) -> PyResult<Handle> {
         let (region, to) = (Region::of(buffer)?, Self::rank(py, to)?);
         let options = send_options(py, tag, synchronous)?;
-        with_type!(region.kind.moved().0, T => {
+        with_type!(region.kind.wire_type().0, T => {
             let elements = region.into_foreign::<T>(py)?;
             self.with_messenger(py, |messenger| {
                 messenger.send_async(elements, to, options).map(|sent| sent.and_then(|_| Ok(OperationResult::Nothing)))
@@ -131,8 +132,8 @@ impl Group {
         source: Option<i64>,
         tag: Option<i64>,
     ) -> PyResult<Handle> {
-        let (region, (source, tag)) = (Region::writable(buffer)?, pattern_of(py, source, tag)?);
-        let (dtype, scale) = region.kind.moved();
+        let (region, (source, tag)) = (Region::writable(buffer)?, source_and_tag(py, source, tag)?);
+        let (dtype, scale) = region.kind.wire_type();
         with_type!(dtype, T => {
             let elements = region.into_foreign::<T>(py)?;
             self.with_messenger(py, |messenger| {
@@ -151,9 +152,9 @@ impl Group {
         tag: Option<i64>,
         timeout: f64,
     ) -> PyResult<Option<(u32, u32, usize, String)>> {
-        let ((source, tag), mut left) = (pattern_of(py, source, tag)?, duration(py, timeout)?);
+        let ((source, tag), mut left) = (source_and_tag(py, source, tag)?, duration(py, timeout)?);
         loop {
-            let patience = left.min(SLICE);
+            let patience = left.min(SIGNAL_CHECK_INTERVAL);
             let found = self.with_messenger(py, |messenger| messenger.probe_for(source, tag, patience))?;
             left -= patience;
             if found.is_some() || left.is_zero() {
@@ -161,7 +162,7 @@ impl Group {
                     (status.source.get(), status.tag, status.count, status.dtype.to_string())
                 }));
             }
-            fork::check(py)?;
+            fork::fail_if_forked(py)?;
             py.check_signals()?;
         }
     }

@@ -3,14 +3,16 @@
 use pyo3::prelude::*;
 use ringtrain::{Compression, DType};
 
-use crate::collectives::{Any, alike, deliver, over, place, reduced, scaled};
+use crate::collectives::{
+    BufferArg, check_same_kind, copy_result_to, discard_result, output_and_input, reduction_for, scale_counts,
+};
 use crate::dtype::{Kind, with_type};
 use crate::errors;
 use crate::group::Group;
 use crate::handle::{Handle, OperationResult};
 use crate::region::Region;
 
-fn compression_of(py: Python<'_>, name: Option<&str>, kind: Kind) -> PyResult<Compression> {
+fn parse_compression(py: Python<'_>, name: Option<&str>, kind: Kind) -> PyResult<Compression> {
     let Some(name) = name else { return Ok(Compression::None) };
     let compression: Compression = name.parse().map_err(|error: String| errors::invalid(py, error))?;
     if compression != Compression::None && kind != Kind::Number(DType::F32) {
@@ -25,14 +27,14 @@ impl Group {
     fn all_reduce(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
+        output: BufferArg<'_, '_>,
         op: &str,
-        input: Option<Any<'_, '_>>,
+        input: Option<BufferArg<'_, '_>>,
         compression: Option<&str>,
     ) -> PyResult<()> {
-        let (mut output, input) = place(output, input)?;
-        let compression = compression_of(py, compression, output.kind)?;
-        let (dtype, op) = reduced(py, output.kind, op)?;
+        let (mut output, input) = output_and_input(output, input)?;
+        let compression = parse_compression(py, compression, output.kind)?;
+        let (dtype, op) = reduction_for(py, output.kind, op)?;
         if compression != Compression::None {
             let (output, input) = (&mut output, input.as_ref());
             return self.collective(py, move |group| {
@@ -51,25 +53,27 @@ impl Group {
     fn all_reduce_async(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
+        output: BufferArg<'_, '_>,
         op: &str,
-        input: Option<Any<'_, '_>>,
+        input: Option<BufferArg<'_, '_>>,
         compression: Option<&str>,
     ) -> PyResult<Handle> {
-        let (mut output, input) = place(output, input)?;
-        let compression = compression_of(py, compression, output.kind)?;
-        let (dtype, op) = reduced(py, output.kind, op)?;
+        let (mut output, input) = output_and_input(output, input)?;
+        let compression = parse_compression(py, compression, output.kind)?;
+        let (dtype, op) = reduction_for(py, output.kind, op)?;
         if compression != Compression::None {
             let given = input.as_ref().unwrap_or(&output).elements::<f32>().to_vec();
             let output = output.into_foreign::<f32>(py)?;
-            return self.begun(py, move |group| {
-                Ok(group.all_reduce_compressed_async(given, op, compression)?.and_then(deliver(output)))
+            return self.begin_collective(py, move |group| {
+                Ok(group
+                    .all_reduce_compressed_async(given, op, compression)?
+                    .and_then(copy_result_to(output)))
             });
         }
         output.copy_from(input.as_ref());
         with_type!(dtype, T => {
             let output = output.into_foreign::<T>(py)?;
-            self.begun(py, move |group| Ok(group.all_reduce_async(output, op)?.and_then(over)))
+            self.begin_collective(py, move |group| Ok(group.all_reduce_async(output, op)?.and_then(discard_result)))
         })
     }
 
@@ -77,23 +81,23 @@ impl Group {
     fn reduce(
         &self,
         py: Python<'_>,
-        output: Option<Any<'_, '_>>,
+        output: Option<BufferArg<'_, '_>>,
         op: &str,
         root: i64,
-        input: Option<Any<'_, '_>>,
+        input: Option<BufferArg<'_, '_>>,
     ) -> PyResult<()> {
         let root = Self::rank(py, root)?;
         if let Some(input) = input.filter(|_| self.rank != root) {
             let input = Region::of(input)?;
-            let (dtype, op) = reduced(py, input.kind, op)?;
+            let (dtype, op) = reduction_for(py, input.kind, op)?;
             return with_type!(dtype, T => {
                 let elements = input.elements::<T>();
                 self.collective(py, move |group| group.reduce_from(elements, op, root).map(|_| ()))
             });
         }
         let output = output.ok_or_else(|| errors::invalid(py, "an output for the result is needed"))?;
-        let (mut output, input) = place(output, input)?;
-        let (dtype, op) = reduced(py, output.kind, op)?;
+        let (mut output, input) = output_and_input(output, input)?;
+        let (dtype, op) = reduction_for(py, output.kind, op)?;
         let (output, input) = (&mut output, input.as_ref());
         with_type!(dtype, T => self.collective(py, move |group| {
             output.copy_from(input);
@@ -105,27 +109,27 @@ impl Group {
     fn reduce_async(
         &self,
         py: Python<'_>,
-        output: Option<Any<'_, '_>>,
+        output: Option<BufferArg<'_, '_>>,
         op: &str,
         root: i64,
-        input: Option<Any<'_, '_>>,
+        input: Option<BufferArg<'_, '_>>,
     ) -> PyResult<Handle> {
         let root = Self::rank(py, root)?;
         if let Some(input) = input.filter(|_| self.rank != root) {
             let input = Region::of(input)?;
-            let (dtype, op) = reduced(py, input.kind, op)?;
+            let (dtype, op) = reduction_for(py, input.kind, op)?;
             return with_type!(dtype, T => {
                 let elements = input.elements::<T>();
-                self.begun(py, move |group| Ok(group.reduce_from_async(elements, op, root)?.and_then(over)))
+                self.begin_collective(py, move |group| Ok(group.reduce_from_async(elements, op, root)?.and_then(discard_result)))
             });
         }
         let output = output.ok_or_else(|| errors::invalid(py, "an output for the result is needed"))?;
-        let (mut output, input) = place(output, input)?;
-        let (dtype, op) = reduced(py, output.kind, op)?;
+        let (mut output, input) = output_and_input(output, input)?;
+        let (dtype, op) = reduction_for(py, output.kind, op)?;
         output.copy_from(input.as_ref());
         with_type!(dtype, T => {
             let output = output.into_foreign::<T>(py)?;
-            self.begun(py, move |group| Ok(group.reduce_async(output, op, root)?.and_then(over)))
+            self.begin_collective(py, move |group| Ok(group.reduce_async(output, op, root)?.and_then(discard_result)))
         })
     }
 
@@ -133,17 +137,17 @@ impl Group {
     fn reduce_scatter(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
-        input: Any<'_, '_>,
+        output: BufferArg<'_, '_>,
+        input: BufferArg<'_, '_>,
         op: &str,
         counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
         let (mut output, input) = (Region::writable(output)?, Region::of(input)?);
-        alike(py, &output, &input)?;
-        let (dtype, op) = reduced(py, output.kind, op)?;
-        let counts = scaled(py, counts, 1)?;
+        check_same_kind(py, &output, &input)?;
+        let (dtype, op) = reduction_for(py, output.kind, op)?;
+        let counts = scale_counts(py, counts, 1)?;
         with_type!(dtype, T => {
-            let input = input.elements_beside::<T>(&output);
+            let input = input.elements_outside::<T>(&output);
             let output = output.elements_mut::<T>();
             self.collective(py, move |group| match counts {
                 Some(counts) => group.reduce_scatter_uneven_into(&*input, output, &counts, op),
@@ -156,23 +160,23 @@ impl Group {
     fn reduce_scatter_async(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
-        input: Any<'_, '_>,
+        output: BufferArg<'_, '_>,
+        input: BufferArg<'_, '_>,
         op: &str,
         counts: Option<Vec<i64>>,
     ) -> PyResult<Handle> {
         let (output, input) = (Region::writable(output)?, Region::of(input)?);
-        alike(py, &output, &input)?;
-        let (dtype, op) = reduced(py, output.kind, op)?;
-        let counts = scaled(py, counts, 1)?;
+        check_same_kind(py, &output, &input)?;
+        let (dtype, op) = reduction_for(py, output.kind, op)?;
+        let counts = scale_counts(py, counts, 1)?;
         with_type!(dtype, T => {
             let (output, input) = (output.into_foreign::<T>(py)?, input.elements::<T>());
-            self.begun(py, move |group| {
+            self.begin_collective(py, move |group| {
                 let begun = match counts {
                     Some(counts) => group.reduce_scatter_uneven_async(input, &counts, op)?,
                     None => group.reduce_scatter_from_async(input, op)?,
                 };
-                Ok(begun.and_then(deliver(output)))
+                Ok(begun.and_then(copy_result_to(output)))
             })
         })
     }
@@ -181,12 +185,12 @@ impl Group {
     fn scan(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
+        output: BufferArg<'_, '_>,
         op: &str,
-        input: Option<Any<'_, '_>>,
+        input: Option<BufferArg<'_, '_>>,
     ) -> PyResult<()> {
-        let (mut output, input) = place(output, input)?;
-        let (dtype, op) = reduced(py, output.kind, op)?;
+        let (mut output, input) = output_and_input(output, input)?;
+        let (dtype, op) = reduction_for(py, output.kind, op)?;
         let (output, input) = (&mut output, input.as_ref());
         with_type!(dtype, T => self.collective(py, move |group| {
             output.copy_from(input);
@@ -198,16 +202,16 @@ impl Group {
     fn scan_async(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
+        output: BufferArg<'_, '_>,
         op: &str,
-        input: Option<Any<'_, '_>>,
+        input: Option<BufferArg<'_, '_>>,
     ) -> PyResult<Handle> {
-        let (mut output, input) = place(output, input)?;
-        let (dtype, op) = reduced(py, output.kind, op)?;
+        let (mut output, input) = output_and_input(output, input)?;
+        let (dtype, op) = reduction_for(py, output.kind, op)?;
         output.copy_from(input.as_ref());
         with_type!(dtype, T => {
             let output = output.into_foreign::<T>(py)?;
-            self.begun(py, move |group| Ok(group.scan_async(output, op)?.and_then(over)))
+            self.begin_collective(py, move |group| Ok(group.scan_async(output, op)?.and_then(discard_result)))
         })
     }
 
@@ -215,12 +219,12 @@ impl Group {
     fn exscan(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
+        output: BufferArg<'_, '_>,
         op: &str,
-        input: Option<Any<'_, '_>>,
+        input: Option<BufferArg<'_, '_>>,
     ) -> PyResult<()> {
-        let (mut output, input) = place(output, input)?;
-        let (dtype, op) = reduced(py, output.kind, op)?;
+        let (mut output, input) = output_and_input(output, input)?;
+        let (dtype, op) = reduction_for(py, output.kind, op)?;
         with_type!(dtype, T => {
             let given = input.as_ref().unwrap_or(&output).elements::<T>().to_vec();
             let output = output.elements_mut::<T>();
@@ -237,18 +241,18 @@ impl Group {
     fn exscan_async(
         &self,
         py: Python<'_>,
-        output: Any<'_, '_>,
+        output: BufferArg<'_, '_>,
         op: &str,
-        input: Option<Any<'_, '_>>,
+        input: Option<BufferArg<'_, '_>>,
     ) -> PyResult<Handle> {
-        let (output, input) = place(output, input)?;
-        let (dtype, op) = reduced(py, output.kind, op)?;
+        let (output, input) = output_and_input(output, input)?;
+        let (dtype, op) = reduction_for(py, output.kind, op)?;
         with_type!(dtype, T => {
             let given = input.as_ref().unwrap_or(&output).elements::<T>().to_vec();
             let output = output.into_foreign::<T>(py)?;
-            self.begun(py, move |group| {
-                let deliver = deliver(output);
-                let finish = |result: Option<Vec<T>>| result.map_or(Ok(OperationResult::Nothing), deliver);
+            self.begin_collective(py, move |group| {
+                let copy_result_to = copy_result_to(output);
+                let finish = |result: Option<Vec<T>>| result.map_or(Ok(OperationResult::Nothing), copy_result_to);
                 Ok(group.exscan_async(&given, op)?.and_then(finish))
             })
         })

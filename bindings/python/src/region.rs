@@ -1,4 +1,4 @@
-//! The memory of an argument: where its elements are, their type, and the object that keeps them alive.
+//! The memory of a buffer argument: the address and type of its elements, and the object that keeps them alive.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use crate::errors;
 use crate::group::Group;
 use crate::shared::Shared;
 
-/// `count` elements of type `dtype` at `address`, which stay valid as long as `owner` lives. The caller promises that.
+/// A buffer of `count` elements at `address`. The caller guarantees that they stay valid as long as `owner` lives.
 #[pyclass(frozen, module = "ringtrain._core")]
 pub(crate) struct Memory {
     owner: Py<PyAny>,
@@ -51,17 +51,17 @@ impl Memory {
     }
 }
 
-/// Owns a view, as a Python object: a thread without the interpreter's lock can drop its reference later.
+/// A Python object that owns a view. Its references can be dropped later by a thread that holds the interpreter's lock.
 #[pyclass(frozen, module = "ringtrain._core")]
 struct ViewOwner(#[expect(dead_code, reason = "it only keeps the view alive")] BufferView);
 
-/// What keeps the elements valid.
+/// The object that keeps the elements valid.
 enum Owner {
     View(BufferView),
     Object(Py<PyAny>),
 }
 
-/// The elements of an argument. They are aligned for their type.
+/// The elements of a buffer argument. They are aligned for their type.
 pub(crate) struct Region {
     start: *mut u8,
     /// The number of elements.
@@ -72,11 +72,11 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// The elements of a buffer that is only read.
+    /// Returns the elements of a buffer that an operation only reads.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
         let region = if let Ok(shared) = object.cast::<Shared>() {
-            // The buffer protocol has no format for some of its types.
+            // The buffer protocol has no format for some types of shared memory, such as bf16.
             Self { kind: shared.get().kind(), ..Self::of_buffer(object)? }
         } else if let Ok(memory) = object.cast::<Memory>() {
             let memory = memory.get();
@@ -96,7 +96,7 @@ impl Region {
         Ok(region)
     }
 
-    /// The elements of a buffer that is written.
+    /// Returns the elements of a buffer that an operation writes.
     pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let region = Self::of(object)?;
         if !region.is_writable {
@@ -132,101 +132,103 @@ impl Region {
         })
     }
 
-    /// The number of elements of the type that they are moved as.
-    pub(crate) fn moved_count(&self) -> usize {
-        self.count * self.kind.moved().1
+    /// The number of elements of the type as which they are sent ([`Kind::wire_type`]).
+    pub(crate) fn wire_count(&self) -> usize {
+        self.count * self.kind.wire_type().1
     }
 
-    /// Bytes of all elements.
+    /// The size of all elements in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.count * self.kind.bytes()
     }
 
-    /// The number of elements of type `T`.
+    /// The number of elements of type `T` that the region holds.
     ///
     /// # Panics
     ///
-    /// If `T` is neither the type that the elements are moved as nor bytes: a slice of another type could be unaligned, or
-    /// hold a bit pattern that is no element.
+    /// If `T` is neither the type as which the elements are sent nor `u8`. A slice of another type could be unaligned, or
+    /// hold bit patterns that are not valid for the type.
     fn count_as<T: Element>(&self) -> usize {
-        let moved = self.kind.moved().0;
-        assert!(T::DTYPE == moved || T::DTYPE == DType::U8, "{} are no {}", self.kind.name(), T::DTYPE);
+        let wire = self.kind.wire_type().0;
+        assert!(T::DTYPE == wire || T::DTYPE == DType::U8, "{} is not {}", self.kind.name(), T::DTYPE);
         let count = self.bytes() / size_of::<T>();
         assert!(count == 0 || self.start.cast::<T>().is_aligned(), "`Region::of` has checked the alignment");
         count
     }
 
-    /// The elements as the type that they are moved as, or as bytes.
+    /// Returns the elements as the type as which they are sent, or as bytes.
     pub(crate) fn elements<T: Element>(&self) -> &[T] {
         let count = self.count_as::<T>();
         if count == 0 {
             return &[];
         }
-        // SAFETY: the owner keeps this many bytes valid; type and alignment have been checked. That other Python threads do
-        // not write meanwhile is the caller's promise, as with all arrays.
+        // SAFETY: the owner keeps this many bytes valid; type and alignment have been checked. The caller guarantees that
+        // no other Python thread writes the elements meanwhile, as with all arrays.
         unsafe { std::slice::from_raw_parts(self.start.cast(), count) }
     }
 
-    /// The elements, to be written. Empty if the region is read-only.
+    /// Returns the elements for writing. The slice is empty if the region is read-only.
     pub(crate) fn elements_mut<T: Element>(&mut self) -> &mut [T] {
         let count = self.count_as::<T>();
         if count == 0 || !self.is_writable {
             return &mut [];
         }
-        // SAFETY: as above, and the operations read other arguments that overlap with this one from a copy
-        // (`elements_beside`). That other Python threads do not use the elements meanwhile is the caller's promise.
+        // SAFETY: as above. Operations read a copy of other arguments that overlap with this one (`elements_outside`),
+        // and the caller guarantees that no other Python thread uses the elements meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), count) }
     }
 
-    /// The elements, to be read while an operation writes to `output`: a copy of them if both overlap.
-    pub(crate) fn elements_beside<'a, T: Element>(&'a self, output: &Self) -> Cow<'a, [T]> {
+    /// Returns the elements for an operation that also writes to `output`: a copy if this region overlaps with `output`.
+    pub(crate) fn elements_outside<'a, T: Element>(&'a self, output: &Self) -> Cow<'a, [T]> {
         let elements = self.elements::<T>();
         if self.overlaps(output) { Cow::Owned(elements.to_vec()) } else { Cow::Borrowed(elements) }
     }
 
-    /// Whether both have a byte in common.
+    /// Returns whether the two regions have a byte in common.
     fn overlaps(&self, other: &Self) -> bool {
         let (own, others) = (self.start as usize, other.start as usize);
         let is_empty = self.bytes() == 0 || other.bytes() == 0;
         !is_empty && own < others + other.bytes() && others < own + self.bytes()
     }
 
-    /// The elements of a broadcast. The root only reads them, so its buffer may be read-only.
+    /// Returns the elements of a broadcast. The root only reads them, so its buffer may be read-only.
     pub(crate) fn elements_to_broadcast<T: Element>(&mut self) -> &mut [T] {
         let is_writable = std::mem::replace(&mut self.is_writable, true);
         let start = std::ptr::from_mut(self.elements_mut::<T>());
         self.is_writable = is_writable;
-        // SAFETY: this is the slice that has just been made, and there is no other.
+        // SAFETY: this pointer is from the slice that has just been made, and there is no other reference to it.
         unsafe { &mut *start }
     }
 
-    /// Copies an input of the same length, which may overlap, if there is one.
+    /// Copies the elements of `input`, if there is one, to this region. Both have the same length and may overlap.
     pub(crate) fn copy_from(&mut self, input: Option<&Self>) {
         if let Some(input) = input {
             self.copy_part(0, input);
         }
     }
 
-    /// Copies an input, which may overlap, to `at` bytes from the start, up to the end of this region.
-    pub(crate) fn copy_part(&mut self, at: usize, input: &Self) {
-        let bytes = input.bytes().min(self.bytes().saturating_sub(at));
-        let place = self.start.wrapping_add(at);
-        if bytes > 0 && self.is_writable && place != input.start {
-            // SAFETY: both have this many bytes, and `copy` allows an overlap.
-            unsafe { std::ptr::copy(input.start, place, bytes) };
+    /// Copies the elements of `input`, which may overlap, to the position `offset_bytes` in this region. Stops at the end
+    /// of this region.
+    pub(crate) fn copy_part(&mut self, offset_bytes: usize, input: &Self) {
+        let bytes = input.bytes().min(self.bytes().saturating_sub(offset_bytes));
+        let target = self.start.wrapping_add(offset_bytes);
+        if bytes > 0 && self.is_writable && target != input.start {
+            // SAFETY: both regions have this many bytes there, and `copy` allows an overlap.
+            unsafe { std::ptr::copy(input.start, target, bytes) };
         }
     }
 
-    /// The elements for an asynchronous operation.
+    /// Converts the region to the elements of an asynchronous operation, which keep their owner alive.
     pub(crate) fn into_foreign<T: Element>(self, py: Python<'_>) -> PyResult<ForeignBuffer<T>> {
         let (start, count) = (self.start.cast(), self.count_as::<T>());
         let owner: Py<PyAny> = match self.owner {
             Owner::Object(object) => object,
-            // The thread that ends the operation drops it. Dropping a view takes the interpreter's lock; dropping a reference
-            // to an object can wait.
+            // The thread that ends the operation drops the owner. Dropping a view needs the interpreter's lock, but
+            // dropping a reference to a Python object can be deferred.
             Owner::View(view) => Py::new(py, ViewOwner(view))?.into_any(),
         };
-        // SAFETY: the owner, which goes along, keeps this many elements valid; type and alignment have been checked.
+        // SAFETY: the owner, which the buffer holds, keeps this many elements valid; type and alignment have been
+        // checked.
         Ok(unsafe { ForeignBuffer::new(start, count, DeferredDrop::new(owner)) })
     }
 }
@@ -236,7 +238,7 @@ unsafe impl Send for Region {}
 // SAFETY: shared references only read the elements.
 unsafe impl Sync for Region {}
 
-/// Whether items of this format hold references to objects. Names of fields stand between colons.
+/// Returns whether items of this format hold references to Python objects (`O`). Names of fields are between colons.
 fn has_objects(format: &[u8]) -> bool {
     let mut is_name = false;
     format.iter().any(|&byte| {

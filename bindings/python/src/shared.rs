@@ -16,15 +16,15 @@ use crate::group::Group;
 /// Memory from `Group.alloc`, with the buffer protocol.
 #[pyclass(frozen, module = "ringtrain._core")]
 pub(crate) struct Shared {
-    /// `None` once it has been dropped.
+    /// The memory. `None` after it has been dropped.
     buffer: Mutex<Option<SharedBuffer<u64>>>,
     start: usize,
     bytes: usize,
     kind: Kind,
     shape: [isize; 1],
     strides: [isize; 1],
-    #[pyo3(get, name = "is_shared")]
-    is_reached: bool,
+    #[pyo3(get)]
+    is_shared: bool,
 }
 
 #[pymethods]
@@ -32,14 +32,14 @@ impl Group {
     fn alloc(&self, py: Python<'_>, count: i64, dtype: &str) -> PyResult<Shared> {
         let count = Self::count(py, count)?;
         let kind = Kind::named(dtype)
-            .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is no element type of ringtrain")))?;
+            .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is not an element type of ringtrain")))?;
         let bytes = count.checked_mul(kind.bytes()).filter(|&bytes| isize::try_from(bytes).is_ok());
-        // An impossible length is an error on all ranks: the library tells the others.
+        // A length that is too large must fail on all ranks, so the library checks it and informs the other ranks.
         let words = bytes.map_or(usize::MAX, |bytes| bytes.div_ceil(size_of::<u64>()));
         let mut buffer = self.collective(py, |group| group.alloc::<u64>(words))?;
         let start = buffer.as_mut_ptr() as usize;
         Ok(Shared {
-            is_reached: buffer.is_shared(),
+            is_shared: buffer.is_shared(),
             buffer: Mutex::new(Some(buffer)),
             start,
             bytes: bytes.unwrap_or_default(),
@@ -66,28 +66,37 @@ impl Shared {
         format!("Shared({} x {})", self.shape[0], self.kind.name())
     }
 
+    /// Fills a view for the buffer protocol.
+    ///
     /// # Safety
     ///
-    /// Python passes a view to be filled.
+    /// `view` must be null or point to a view that may be overwritten.
     unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
             return Err(PyBufferError::new_err("the view to fill is null"));
         }
         let shared = slf.get();
-        let asks_for = |flag: c_int| flags & flag == flag;
+        let is_requested = |flag: c_int| flags & flag == flag;
         let format: &'static CStr = shared.kind.format();
-        // SAFETY: Python passes a view to be filled. It points to memory of the object, to which it gets a reference.
+        // SAFETY: Python passes a view that may be overwritten. The view points to memory of the object and holds a
+        // reference to the object.
         unsafe {
             (*view).buf = shared.start as *mut c_void;
             (*view).len = shared.bytes as isize;
             (*view).readonly = 0;
             (*view).itemsize = shared.kind.bytes() as isize;
-            (*view).format =
-                if asks_for(ffi::PyBUF_FORMAT) { format.as_ptr().cast_mut() } else { std::ptr::null_mut() };
+            (*view).format = if is_requested(ffi::PyBUF_FORMAT) {
+                format.as_ptr().cast_mut()
+            } else {
+                std::ptr::null_mut()
+            };
             (*view).ndim = 1;
-            (*view).shape =
-                if asks_for(ffi::PyBUF_ND) { shared.shape.as_ptr().cast_mut() } else { std::ptr::null_mut() };
-            (*view).strides = if asks_for(ffi::PyBUF_STRIDES) {
+            (*view).shape = if is_requested(ffi::PyBUF_ND) {
+                shared.shape.as_ptr().cast_mut()
+            } else {
+                std::ptr::null_mut()
+            };
+            (*view).strides = if is_requested(ffi::PyBUF_STRIDES) {
                 shared.strides.as_ptr().cast_mut()
             } else {
                 std::ptr::null_mut()

@@ -1,4 +1,4 @@
-//! The line of the Python program that makes a call: errors name it, and not a line of this package.
+//! Finds the line of the Python program that makes a call. Errors name this line, and not a line of this package.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,29 +8,29 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 use ringtrain::{Site, group};
 
-/// How many stack frames are searched for a line of the program.
+/// The maximum number of stack frames that are searched for a line of the program.
 const FRAMES_MAX: usize = 8;
-/// How many files are remembered; lines of further files are not found.
+/// The maximum number of files that are remembered. Lines of further files are not found.
 const FILES_MAX: usize = 4096;
 
 /// A source file.
 #[derive(Clone, Copy)]
 struct File {
     name: &'static str,
-    /// It belongs to this package or to a framework.
-    is_ours: bool,
+    /// Whether the file belongs to this package or to a framework, and not to the program.
+    is_internal: bool,
 }
 
 thread_local! {
-    /// Files by the address of the name's object, which is never dropped: names are few, and a thread that ends may not have
-    /// the interpreter's lock.
+    /// Files, by the address of the Python string with the file's name. These strings are never dropped: there are few,
+    /// and a thread that ends may not have the interpreter's lock.
     static FILES: RefCell<HashMap<usize, File>> = RefCell::new(HashMap::new());
 }
 
 /// Paths of frameworks, which call this package on behalf of a program.
 const FRAMEWORKS: [&str; 1] = ["/site-packages/torch/"];
 
-/// Makes `calls` with this line as their place in the program, if it is known.
+/// Runs `calls`. Errors of the operations that they begin name the line `site`, if it is known.
 pub(crate) fn at<R>(site: Option<Site>, calls: impl FnOnce() -> R) -> R {
     match site {
         Some(site) => group::at(site, calls),
@@ -38,7 +38,8 @@ pub(crate) fn at<R>(site: Option<Site>, calls: impl FnOnce() -> R) -> R {
     }
 }
 
-/// The innermost line outside this package and the frameworks. If there is none, the outermost line: a thread of theirs calls.
+/// Returns the innermost line outside this package and the frameworks. If there is no such line, because this package or
+/// a framework started the thread, returns the outermost line.
 pub(crate) fn find(py: Python<'_>) -> Option<Site> {
     // SAFETY: the interpreter's lock is held; the frame is borrowed, or there is none.
     let frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };
@@ -47,10 +48,10 @@ pub(crate) fn find(py: Python<'_>) -> Option<Site> {
         let code = frame.getattr(pyo3::intern!(py, "f_code")).ok()?;
         let name = code.getattr(pyo3::intern!(py, "co_filename")).ok()?.cast_into::<PyString>().ok()?;
         let Some(file) = file_of(py, &name) else { break };
-        // SAFETY: it is a frame.
+        // SAFETY: `frame` is a Python frame.
         let line = unsafe { ffi::PyFrame_GetLineNumber(frame.as_ptr().cast()) };
         let site = Site::new(file.name, line.unsigned_abs());
-        if !file.is_ours {
+        if !file.is_internal {
             return Some(site);
         }
         fallback = Some(site);
@@ -72,18 +73,18 @@ fn file_of(py: Python<'_>, name: &Bound<'_, PyString>) -> Option<File> {
             return None;
         }
         let text = name.to_str().ok()?;
-        let is_ours = package(py).is_some_and(|package| text.starts_with(&package))
+        let is_internal = package_directory(py).is_some_and(|directory| text.starts_with(&directory))
             || FRAMEWORKS.iter().any(|framework| text.contains(framework));
         // The number of files is bounded, so their names are never freed.
-        let file = File { name: text.to_owned().leak(), is_ours };
+        let file = File { name: text.to_owned().leak(), is_internal };
         std::mem::forget(name.clone());
         files.insert(address, file);
         Some(file)
     })
 }
 
-/// The directory of this package, with its slash.
-fn package(py: Python<'_>) -> Option<String> {
+/// Returns the directory of this package, with a slash at the end.
+fn package_directory(py: Python<'_>) -> Option<String> {
     let file: String = py.import("ringtrain").ok()?.getattr("__file__").ok()?.extract().ok()?;
     file.strip_suffix("__init__.py").map(str::to_owned)
 }

@@ -1,4 +1,4 @@
-"""What all tests share: `ringrun`, with deadlines and without orphans."""
+"""Fixtures of all tests: the launcher `ringrun`, and a check that no process outlives its test."""
 
 import os
 import shutil
@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from ranks import Launcher, left_behind
+from ranks import Launcher, kill_left_processes
 
-# Who runs the tests in a shell's background ignores Ctrl-C, and so would all programs that they start, which are sent it.
+# If a shell runs the tests in the background, they ignore SIGINT, and so would the programs that they start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -17,21 +17,19 @@ def ringrun() -> Launcher:
     """Runs programs under ringrun: `done = ringrun(4, "script.py", "argument")`. See `ranks.Launcher`."""
     program = os.environ.get("RINGRUN") or shutil.which("ringrun")
     if program is None:
-        pytest.fail(
-            "ringrun is not on the path, and RINGRUN does not say where it is: cargo build --release --bins", pytrace=False
-        )
+        pytest.fail("ringrun is not on PATH and the variable RINGRUN is not set: run cargo build --release --bins", pytrace=False)
     return Launcher(program)
 
 
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """What the launches of `ranks.Cases` have reported so far: one launch serves all the cases of a file and world size."""
+    """The results of the launches of `ranks.Cases`, by file and number of ranks. One launch runs all checks of a file."""
     return {}
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left():
-    """Every process that a test has started through `ranks` ends with it."""
+def _no_process_is_left():
+    """Checks that every process that a test has started through `ranks` has ended when the test ends."""
     yield
-    left = left_behind()
+    left = kill_left_processes()
     assert not left, f"processes were left behind: {left}"

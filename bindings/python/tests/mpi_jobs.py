@@ -1,4 +1,4 @@
-"""Launches jobs for the tests of `ringtrain.mpi`: real processes, under the real `ringrun`."""
+"""Launches jobs for the tests of `ringtrain.mpi`. The ranks are processes under `ringrun`."""
 
 import functools
 import os
@@ -15,7 +15,7 @@ JOB_TIMEOUT_S = 120
 
 
 def ringrun() -> str:
-    """The launcher: `RINGRUN`, or the one on PATH. Without it nothing here can be tested, which is a failure."""
+    """Returns the path of the launcher: the variable `RINGRUN`, or `ringrun` on PATH. The test fails if there is none."""
     found = os.environ.get("RINGRUN") or shutil.which("ringrun")
     if not found:
         pytest.fail("ringrun is not on PATH; build it (cargo build --release) and set RINGRUN to it")
@@ -25,10 +25,10 @@ def ringrun() -> str:
 def launch(
     size: int, *command: str, options: tuple[str, ...] = (), environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess:
-    """Runs a job of `size` ranks of this Python, and gives what they printed."""
+    """Runs a job with `size` ranks of this Python. Returns the exit code and the output."""
     package = str(Path(__import__("ringtrain").__path__[0]).parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    everything = {**os.environ, "PYTHONPATH": path, **(environment or {})}
+    env = {**os.environ, "PYTHONPATH": path, **(environment or {})}
     line = [
         ringrun(),
         "-n",
@@ -40,12 +40,12 @@ def launch(
         sys.executable,
         *command,
     ]
-    return subprocess.run(line, env=everything, capture_output=True, text=True, timeout=JOB_TIMEOUT_S + 30, check=False)
+    return subprocess.run(line, env=env, capture_output=True, text=True, timeout=JOB_TIMEOUT_S + 30, check=False)
 
 
 @functools.cache
-def checked(module: str, size: int) -> dict[str, str]:
-    """Runs all checks of a module in one job: what each came to, `passed` or what went wrong."""
+def check_results(module: str, size: int) -> dict[str, str]:
+    """Runs all checks of a module in one job. Returns "passed" or the traceback for the name of each check."""
     done = launch(size, str(HERE / "run_checks.py"), module)
     results = dict(re.findall(r"^CHECK (\w+) (passed)$", done.stdout, re.MULTILINE))
     failed = re.findall(r"^CHECK (\w+) failed\n(.*?)^END$", done.stdout, re.MULTILINE | re.DOTALL)
@@ -56,6 +56,6 @@ def checked(module: str, size: int) -> dict[str, str]:
     return results
 
 
-def checks_of(module: str) -> list[str]:
-    """The names of a module's checks. It is not imported: that would join a job."""
+def check_names(module: str) -> list[str]:
+    """Returns the names of a module's checks. Reads the file, because importing the module would join a job."""
     return re.findall(r"^def (check_\w+)\(", (HERE / f"{module}.py").read_text(), re.MULTILINE)

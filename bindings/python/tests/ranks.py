@@ -1,6 +1,6 @@
-"""Ranks for tests: programs under ringrun, many checks in one launch, and whole jobs inside this process.
+"""Runs ranks for tests: programs under ringrun, files with many checks in one launch, and jobs whose ranks are threads.
 
-Imported by pytest and by the ranks, which have no use for pytest.
+Both pytest and the ranks import this module. It imports pytest only where pytest runs it, because the ranks do not need pytest.
 """
 
 import json
@@ -19,44 +19,44 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 60.0
-"""How long anything may take before a test gives up. Far above what is needed: the machine may be busy."""
+WAIT_LIMIT_S = 60.0
+"""The default limit in seconds for every wait of a test. It is far longer than a wait takes, because the machine may be busy."""
 
 _MARK = "RINGTRAIN_TESTS"
-"""The variable by which the processes of this run of the tests are known."""
+"""The environment variable that marks the processes of a test run. Its value identifies the run."""
 _OWN_MARK = f"{os.getpid()}-{uuid.uuid4().hex}"
 
 
 # Waiting
 
 
-def wait_until(what: str, condition: Callable[[], Any], patience: float = PATIENCE_S) -> Any:
-    """Waits until `condition` gives something true, and gives that."""
+def wait_until(what: str, condition: Callable[[], Any], patience: float = WAIT_LIMIT_S) -> Any:
+    """Waits until `condition` returns a true value, and returns that value. `what` describes the condition in the error."""
     until = time.monotonic() + patience
     while True:
         found = condition()
         if found:
             return found
-        assert time.monotonic() < until, f"waited in vain: {what}"
+        assert time.monotonic() < until, f"this did not happen within {patience:g} s: {what}"
         time.sleep(0.002)
 
 
-def read_when_there(path: str | Path) -> str:
-    """The text of a file that somebody will have written, whole, by `leave`."""
+def wait_and_read(path: str | Path) -> str:
+    """Waits until another process has written the file with `write_atomically`, and returns its text."""
     path = Path(path)
     wait_until(f"{path} appears", path.exists)
     return path.read_text()
 
 
-def leave(path: str | Path, text: object) -> None:
-    """Writes a file that others wait for: whole or not at all."""
+def write_atomically(path: str | Path, text: object) -> None:
+    """Writes a file in one step, so that a process that waits for the file never reads a part of it."""
     draft = Path(f"{path}.draft-{os.getpid()}")
     draft.write_text(str(text))
     draft.rename(path)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process exists and has not ended."""
+    """Returns whether the process exists and is not a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -65,7 +65,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_asleep(thread: int, pid: int | None = None) -> bool:
-    """Whether a thread of a process waits in the kernel."""
+    """Returns whether a thread of a process sleeps in the kernel."""
     try:
         stat = Path(f"/proc/{pid or os.getpid()}/task/{thread}/stat").read_text()
     except OSError:
@@ -74,15 +74,15 @@ def is_asleep(thread: int, pid: int | None = None) -> bool:
 
 
 def wait_until_asleep(thread: int, pid: int | None = None) -> None:
-    """Waits until a thread is found waiting many times in a row: it is blocked, and not just at a lock."""
-    row = 0
+    """Waits until a thread is asleep in 25 consecutive checks. Then it is blocked, and does not only wait shortly for a lock."""
+    consecutive = 0
 
-    def is_settled() -> bool:
-        nonlocal row
-        row = row + 1 if is_asleep(thread, pid) else 0
-        return row >= 25
+    def is_blocked() -> bool:
+        nonlocal consecutive
+        consecutive = consecutive + 1 if is_asleep(thread, pid) else 0
+        return consecutive >= 25
 
-    wait_until(f"thread {thread} blocks", is_settled)
+    wait_until(f"thread {thread} blocks", is_blocked)
 
 
 # Programs under ringrun
@@ -90,7 +90,7 @@ def wait_until_asleep(thread: int, pid: int | None = None) -> None:
 
 @dataclass
 class Done:
-    """What a program under ringrun did."""
+    """The exit code and the output of a program under ringrun that has ended."""
 
     code: int
     stdout: str
@@ -99,15 +99,17 @@ class Done:
     command: list[str] = field(repr=False)
 
     def lines(self, rank: int) -> list[str]:
-        """What a rank printed on its standard output."""
+        """Returns the lines that a rank wrote to its standard output."""
         return _tagged(self.stdout, f"[{rank}]<stdout>:")
 
     def errors(self, rank: int) -> list[str]:
-        """What a rank printed on its standard error."""
+        """Returns the lines that a rank wrote to its standard error."""
         return _tagged(self.stderr, f"[{rank}]<stderr>:")
 
     def __str__(self) -> str:
-        return f"{' '.join(self.command)}\nended with {self.code} after {self.seconds:.1f} s\n{self.stdout}\n{self.stderr}"
+        return (
+            f"{' '.join(self.command)}\nended with exit code {self.code} after {self.seconds:.1f} s\n{self.stdout}\n{self.stderr}"
+        )
 
 
 def _tagged(text: str, tag: str) -> list[str]:
@@ -135,7 +137,7 @@ class Running:
         self.process.send_signal(number)
 
     def finish(self) -> Done:
-        """Waits for its end; kills it and all of its ranks when it takes too long, and fails."""
+        """Waits until the program has ended. If it takes too long, kills it with all its ranks and raises AssertionError."""
         try:
             out, err = self.process.communicate(timeout=max(0.1, self.timeout - (time.monotonic() - self.started)))
         except BaseException as late:
@@ -150,7 +152,7 @@ class Running:
 
 
 class Launcher:
-    """`ringrun -n N python SCRIPT ARGUMENTS`, with what this process imports from on the ranks' path."""
+    """Runs `ringrun -n N python SCRIPT ARGUMENTS`. The ranks have the import path of this process."""
 
     def __init__(self, program: str) -> None:
         self.program = program
@@ -161,11 +163,11 @@ class Launcher:
         *arguments: object,
         flags: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-        timeout: float = PATIENCE_S,
+        timeout: float = WAIT_LIMIT_S,
         command: Sequence[str] = (sys.executable,),
     ) -> Running:
-        """Starts it, and gives what can be signalled and waited for. `flags` are ringrun's, `command` what comes before the
-        arguments."""
+        """Starts `ringrun FLAGS COMMAND ARGUMENTS` with `n` ranks, and returns the running program. The default of `command` is
+        this Python."""
         line = [self.program, "-n", str(n), *flags, *command, *map(str, arguments)]
         path = os.pathsep.join(entry for entry in sys.path if entry)
         return Running(
@@ -173,14 +175,14 @@ class Launcher:
         )
 
     def __call__(self, n: int, *arguments: object, code: int | None = 0, **options: Any) -> Done:
-        """Runs it to its end, which has to be with the exit code `code`, or with any if that is `None`."""
+        """Runs a program until it ends. Raises AssertionError if its exit code is not `code`; `None` allows every exit code."""
         done = self.start(n, *arguments, **options).finish()
         assert code is None or done.code == code, f"the exit code is not {code}\n{done}"
         return done
 
 
-def left_behind() -> list[str]:
-    """The processes that this run of the tests has started and that have not ended; kills them."""
+def kill_left_processes() -> list[str]:
+    """Kills the processes that this test run has started and that have not ended. Returns their ids and commands."""
 
     def living() -> dict[int, str]:
         entry = f"{_MARK}={_OWN_MARK}".encode()
@@ -196,7 +198,7 @@ def left_behind() -> list[str]:
                 found[int(directory.name)] = command
         return found
 
-    # Who has been killed may take a moment to vanish.
+    # A process that has just been killed may still exist for a moment.
     until = time.monotonic() + 5
     while (left := living()) and time.monotonic() < until:
         time.sleep(0.02)
@@ -212,9 +214,8 @@ def left_behind() -> list[str]:
 
 
 class Cases:
-    """The checks of a file. Each is a function of the world's group, which all ranks call at the same time; one launch of the
-    file for each
-    world size runs all of them, and pytest reports them one by one.
+    """The checks of a file. Each check is a function that all ranks call at the same time, with the group of all ranks. One
+    launch of the file for each number of ranks runs all checks, and pytest reports each check as a test.
 
         cases = Cases(__file__, sizes=(1, 2, 4))
 
@@ -232,20 +233,20 @@ class Cases:
         self.sizes = sizes
         self.timeout = timeout
         self.options = options
-        """What `ringtrain.init` gets."""
+        """The options for `ringtrain.init`."""
         self.functions: dict[str, tuple[Callable[[Any], None], Sequence[int]]] = {}
 
     def __call__(self, function: Callable[[Any], None] | None = None, *, sizes: Sequence[int] | None = None) -> Any:
-        """Adds a check, in worlds of these sizes."""
+        """Adds a check, which runs in jobs with these numbers of ranks."""
         if function is None:
             return lambda function: self(function, sizes=sizes)
         self.functions[function.__name__] = (function, sizes or self.sizes)
         return function
 
-    def over(
+    def for_each(
         self, values: Iterable[Any], sizes: Sequence[int] | None = None
     ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-        """Adds a check for each value, which the function gets behind the group."""
+        """Adds a check for each value. The function's arguments are the group and the value."""
 
         def add(function: Callable[..., None]) -> Callable[..., None]:
             for value in values:
@@ -256,7 +257,7 @@ class Cases:
         return add
 
     def tests(self) -> Callable[..., None]:
-        """What pytest collects."""
+        """Returns the test function that pytest collects, with a parameter set for each check and number of ranks."""
         import pytest
 
         pairs = [(name, n) for name, (_, sizes) in self.functions.items() for n in sizes]
@@ -269,7 +270,7 @@ class Cases:
             failures = []
             for rank, of_rank in enumerate(outcomes):
                 if name not in of_rank:
-                    failures.append(f"rank {rank} did not come to it:\n{done}")
+                    failures.append(f"rank {rank} did not run this check:\n{done}")
                 elif of_rank[name]:
                     failures.append(f"rank {rank}:\n{of_rank[name]}")
             assert not failures, "\n".join(failures)
@@ -290,7 +291,8 @@ class Cases:
             return done, outcomes
 
     def main(self) -> None:
-        """What a rank does: all checks, in turn. TEST_TRANSPORT may be "tcp", RINGTRAIN_ONLY a part of checks' names."""
+        """Runs all checks on this rank, one after another. The variable TEST_TRANSPORT selects the transport, for example "tcp".
+        The variable RINGTRAIN_ONLY selects the checks whose names contain its value."""
         import ringtrain as ring
 
         world = ring.init(timeout=self.timeout, transport=os.environ.get("TEST_TRANSPORT"), **self.options)
@@ -303,7 +305,7 @@ class Cases:
                 if world.size not in sizes or (only and only not in name):
                     continue
                 if ended:
-                    print(json.dumps([name, f"the job had ended in {ended}"]), file=report, flush=True)
+                    print(json.dumps([name, f"the job ended earlier, in {ended}"]), file=report, flush=True)
                     continue
                 trace = ""
                 started = time.monotonic()
@@ -315,7 +317,7 @@ class Cases:
                     failures += 1
                     ended = name if isinstance(error, ring.JobFailed) or world.size > 1 else ""
                     if world.size > 1:
-                        # Who does not know what the others do cannot go on with them.
+                        # The other ranks may be in another operation, so no further check can run in this job.
                         world.core.abort(f"{name} failed: {type(error).__name__}: {error}")
                 if only:
                     print(f"{name}: {time.monotonic() - started:.2f} s {trace}", file=sys.stderr)
@@ -323,33 +325,34 @@ class Cases:
         sys.exit(failures > 0)
 
 
-# A whole job in threads of this process
+# Jobs whose ranks are threads of this process
 
 
-def in_threads(n: int, work: Callable[[Any], Any], **options: Any) -> list[Any]:
-    """Runs `work(group)` in a thread for each of `n` ranks, and gives what each returned, or the exception that it raised."""
+def run_in_threads(n: int, work: Callable[[Any], Any], **options: Any) -> list[Any]:
+    """Runs a job whose `n` ranks are threads of this process. Each calls `work(group)`. Returns, in rank order, the value that
+    each call returned or the exception that it raised."""
     import ringtrain as ring
     from ringtrain import _core
 
     secret, job = secrets.token_hex(16), secrets.token_hex(16)
-    place = _core.Rendezvous(n, secret, job)
+    server = _core.Rendezvous(n, secret, job)
     results: list[Any] = [None] * n
 
-    def one(rank: int) -> None:
+    def run_rank(rank: int) -> None:
         try:
             joined = _core.join(
-                rank=rank, size=n, rendezvous=place.address, job_id=job, secret=secret, **{"timeout": 20.0, **options}
+                rank=rank, size=n, rendezvous=server.address, job_id=job, secret=secret, **{"timeout": 20.0, **options}
             )
             with ring.Group(joined) as group:
                 results[rank] = work(group)
-        except BaseException as error:  # noqa: BLE001  (the caller looks)
+        except BaseException as error:  # noqa: BLE001  (the caller checks it)
             results[rank] = error
 
-    threads = [threading.Thread(target=one, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
+    threads = [threading.Thread(target=run_rank, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(WAIT_LIMIT_S)
         assert not thread.is_alive(), f"{thread.name} does not end"
     return results
 
@@ -357,27 +360,27 @@ def in_threads(n: int, work: Callable[[Any], Any], **options: Any) -> list[Any]:
 def raised(
     kind: type[BaseException] | tuple[type[BaseException], ...], call: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """The exception of this kind that the call raises."""
+    """Calls `call` and returns the exception of this kind that it raises. Raises AssertionError if it raises nothing."""
     try:
         result = call(*args, **kwargs)
     except kind as error:
         return error
-    raise AssertionError(f"nothing was raised; it gave {result!r}")
+    raise AssertionError(f"the call raised no exception; it returned {result!r}")
 
 
-# What a process holds
+# The resources of this process
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in use."""
+    """Returns the size of this process's resident memory in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def file_descriptors() -> int:
-    """How many files this process has open."""
+    """Returns the number of files that this process has open."""
     return len(os.listdir("/proc/self/fd"))
 
 
 def threads_of_process() -> int:
-    """How many threads this process has, those that are not Python's included."""
+    """Returns the number of threads of this process, including those that Python does not know."""
     return len(os.listdir("/proc/self/task"))

@@ -1,4 +1,4 @@
-//! Whether all ranks were given the same flags, found out before anything is measured.
+//! The check, before the first measurement, that all ranks were started with the same flags.
 
 use sha2::{Digest as _, Sha256};
 
@@ -6,13 +6,13 @@ use super::BenchError;
 use super::plan::BenchPlan;
 use crate::group::Group;
 
-/// Compares every rank's flags with rank 0's.
+/// Compares the flags of every rank with those of rank 0.
 ///
 /// # Errors
 ///
-/// [`BenchError::FlagsDiffer`], the same on all ranks, with the lowest rank that differs and all flags in which it does.
+/// [`BenchError::FlagsDiffer`] on all ranks. It names the lowest rank that differs from rank 0, and the flags that differ.
 pub(super) fn check_flags_agree(group: &mut Group, plan: &BenchPlan) -> Result<(), BenchError> {
-    let flags = plan.shared();
+    let flags = plan.shared_flags();
     let own: Vec<u64> = flags.iter().map(|(_, value)| digest(value)).collect();
     let table = group.all_gather_from(&own)?;
     let Some((reference, others)) = table.split_at_checked(own.len()) else { return Ok(()) };
@@ -27,7 +27,7 @@ pub(super) fn check_flags_agree(group: &mut Group, plan: &BenchPlan) -> Result<(
     Err(BenchError::FlagsDiffer { rank, what: names.join(", ") })
 }
 
-/// The first 8 bytes of the SHA-256 of `text`.
+/// Returns the first 8 bytes of the SHA-256 of `text`.
 fn digest(text: &str) -> u64 {
     let digest: [u8; 32] = Sha256::digest(text).into();
     u64::from_le_bytes(*digest.first_chunk().expect("32 bytes have a first 8"))

@@ -1,4 +1,4 @@
-//! One row: warmed up, timed, checked.
+//! Measures one row of the table: warm-up, timed iterations, checked iterations.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,94 +14,94 @@ use super::time_breakdown::RankProfile;
 use crate::group::{Error, Group, SharedBuffer, Spent};
 use crate::types::{Rank, ReduceOp, WorldSize};
 
-/// The fewest iterations that are timed where their number is not given.
+/// The least number of timed iterations, unless `-n` gives the number.
 const ITERATIONS_MIN: u32 = 5;
-/// The most.
+/// The greatest number of timed iterations, unless `-n` gives the number.
 const ITERATIONS_MAX: u32 = 1000;
-/// How late the last rank enters a barrier that is checked: long after the others wait in it.
+/// The delay after which the last rank enters a checked barrier. By then all other ranks wait in it.
 const LAST_RANK_DELAY: Duration = Duration::from_millis(2);
-/// How long a rank waits that has no part in what is measured.
+/// The operation timeout of a rank that does not take part in the measured operation.
 const IDLE_RANK_TIMEOUT: Duration = Duration::from_hours(24);
-/// The tag of all messages.
+/// The tag of all messages of the benchmark.
 const TAG: u32 = 0;
 
-/// How each row is measured.
+/// The options that apply to every row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MeasureOptions {
     pub(super) iterations: IterationCount,
     pub(super) warm_up: u32,
     pub(super) checks: u32,
-    /// Whether a row says where its time went.
+    /// Whether to record the time breakdown of each rank (`--profile`).
     pub(super) profiles: bool,
-    /// Whether buffers are the group's, where that makes a difference.
+    /// Whether to allocate the buffers of an all-reduce with [`Group::alloc`] (`--alloc`).
     pub(super) allocates: bool,
-    /// The time that an adaptive row aims at, in microseconds.
+    /// The target time of a row whose number of iterations is adaptive, in microseconds.
     pub(super) budget_us: f64,
 }
 
-/// A measured row. `size` and `count` are the whole buffer's, whichever part of it the operation moves.
+/// A measured row. `bytes` and `count` are those of the whole buffer, even if the operation moves only a part of it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct BenchRow {
-    /// What was measured.
+    /// The measured operation.
     pub operation: &'static str,
     /// The element type.
     pub dtype: &'static str,
-    /// The reduction; `None` where nothing is reduced.
+    /// The reduction; `None` if the operation does not reduce.
     pub reduction: Option<&'static str>,
-    /// How the traffic was routed; `none` in a world of one.
+    /// The algorithm; `none` in a world of one.
     pub algorithm: &'static str,
-    /// How bytes travelled; `none` in a world of one.
+    /// The transport; `none` in a world of one.
     pub transport: &'static str,
-    /// Ranks.
+    /// The number of ranks.
     pub world_size: u32,
-    /// The root; `None` where there is none.
+    /// The root; `None` if the operation has no root.
     pub root: Option<u32>,
-    /// Bytes of the whole buffer.
+    /// The size of the whole buffer in bytes.
     pub bytes: u64,
-    /// Elements of the whole buffer.
+    /// The number of elements in the whole buffer.
     pub count: u64,
-    /// Iterations that were timed.
+    /// The number of timed iterations.
     pub iterations: u32,
     /// The median time of an operation on its slowest rank, in microseconds.
     pub time_us: f64,
-    /// The shortest.
+    /// The shortest time of an operation on its slowest rank, in microseconds.
     pub time_us_min: f64,
-    /// The 99th percentile, by nearest rank.
+    /// The 99th percentile of these times (nearest-rank method), in microseconds.
     pub time_us_p99: f64,
-    /// Bytes by median time, in 10^9 bytes a second.
+    /// The algorithm bandwidth: `bytes` divided by `time_us`, in 10^9 bytes per second.
     pub algbw_gb_per_s: f64,
-    /// [`BenchOperation::bus_factor`] times that.
+    /// The bus bandwidth: the algorithm bandwidth times [`BenchOperation::bus_factor`].
     pub busbw_gb_per_s: f64,
-    /// Wrong elements on all ranks; `None` if none were looked at.
+    /// The number of wrong elements on all ranks; `None` if nothing was checked.
     pub wrong: Option<u64>,
-    /// Where the time went, on each rank that has a part in it; `None` without `--profile`.
+    /// The time breakdown of each rank that takes part in the operation; `None` without `--profile`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<Vec<RankProfile>>,
 }
 
-/// What one rank has measured.
+/// The timed iterations of one rank.
 struct TimedIterations {
-    /// Each iteration's time.
+    /// The time of each iteration, in microseconds.
     times_us: Vec<f64>,
-    /// All of them together, by the same clock.
+    /// The time of all iterations together.
     wall: Duration,
-    /// Where that went.
+    /// The parts of `wall` that the group measured.
     spent: Spent,
 }
 
-/// One rank's memory for one case.
+/// The buffers of one rank for one case.
 struct BenchBuffers<T: Sample> {
-    /// What this rank contributes, and in place also the result.
+    /// The contribution of this rank. If the operation works in place, also the result.
     input: Vec<T>,
-    /// The result, where it is not in position.
+    /// The result of an operation that does not work in place.
     output: Vec<T>,
-    /// What is used instead of `input`, if buffers are to be the group's.
+    /// The buffer that replaces `input` if `--alloc` was given.
     shared: Option<SharedBuffer<T>>,
 }
 
 impl<T: Sample> BenchBuffers<T> {
-    /// Small contents: repeated operations on them never reach subnormal numbers, which are slow. They are written, for the
-    /// kernel gives memory only to what is.
+    /// Allocates buffers of zeros, so that repeated operations never produce subnormal numbers, which are slow. `resize` writes
+    /// the zeros, unlike `vec![0; n]`: the kernel maps a page of memory only when it is written.
     fn new(group: &mut Group, case: BenchCase, allocates: bool) -> Result<Self, Error> {
         let zeros = |count| {
             let mut zeros = Vec::new();
@@ -127,7 +127,7 @@ impl<T: Sample> BenchBuffers<T> {
     }
 }
 
-/// Measures one case; all ranks have to do so together.
+/// Measures one case. All ranks must call it together.
 pub(super) fn measure<T: Sample>(
     group: &mut Group,
     case: BenchCase,
@@ -135,7 +135,7 @@ pub(super) fn measure<T: Sample>(
 ) -> Result<BenchRow, Error> {
     let timeout = group.timeout();
     if !case.operation.involves(group.rank()) {
-        // It waits for many operations of others at once. Each of those has its deadline.
+        // This rank waits in one operation for many operations of the other ranks, each of which has its own deadline.
         group.set_timeout(IDLE_RANK_TIMEOUT);
     }
     let row = measure_within_timeout::<T>(group, case, method);
@@ -157,11 +157,14 @@ fn measure_within_timeout<T: Sample>(
     }
     let iterations = match method.iterations {
         IterationCount::Fixed(count) => count,
-        IterationCount::Adaptive => adapt(group, case, method.budget_us, &warm_up_us, &mut buffers)?,
+        IterationCount::Adaptive => {
+            choose_iterations(group, case, method.budget_us, &warm_up_us, &mut buffers)?
+        }
     };
-    let TimedIterations { mut times_us, wall, spent } = time(group, case, iterations, &mut buffers)?;
+    let TimedIterations { mut times_us, wall, spent } =
+        time_iterations(group, case, iterations, &mut buffers)?;
     if case.operation == BenchOperation::PingPong {
-        // The rank that begins has both ways on one clock, and half of them is what one takes.
+        // Rank 0 measures the round trip by its clock. The reported time is half of it.
         let part = if group.rank() == Rank::ZERO { 0.5 } else { 0.0 };
         for time_us in &mut times_us {
             *time_us *= part;
@@ -170,7 +173,7 @@ fn measure_within_timeout<T: Sample>(
     group.all_reduce(&mut times_us, ReduceOp::Max)?;
     let profile = if method.profiles {
         let ranks = RankProfile::gather(group, (wall, spent), iterations)?;
-        let is_involved = |of: &RankProfile| case.operation.involves(Rank::new(of.rank));
+        let is_involved = |profile: &RankProfile| case.operation.involves(Rank::new(profile.rank));
         Some(ranks.into_iter().filter(is_involved).collect())
     } else {
         None
@@ -178,23 +181,23 @@ fn measure_within_timeout<T: Sample>(
     let wrong = match (method.checks, case.operation) {
         (0, _) => None,
         (checks, BenchOperation::Barrier) => check_barrier(group, checks)?,
-        (checks, _) => Some(check(group, case, checks, &mut buffers)?),
+        (checks, _) => Some(count_wrong_elements(group, case, checks, &mut buffers)?),
     };
-    Ok(BenchRow { profile, ..row(group, case, times_us, wrong) })
+    Ok(BenchRow { profile, ..make_row(group, case, times_us, wrong) })
 }
 
-/// As many iterations as fit the budget; all ranks agree on the slowest's answer.
-fn adapt<T: Sample>(
+/// Returns how many iterations fit into the budget on the slowest rank. All ranks return the same number.
+fn choose_iterations<T: Sample>(
     group: &mut Group,
     case: BenchCase,
     budget_us: f64,
     warm_up_us: &[f64],
     buffers: &mut BenchBuffers<T>,
 ) -> Result<u32, Error> {
-    // The second half of the warm-up is warm. Without a warm-up one iteration tells.
+    // Uses the times of the second half of the warm-up. Without a warm-up, times one iteration.
     let mut warm = warm_up_us[warm_up_us.len() / 2..].to_vec();
     if warm.is_empty() {
-        warm = time(group, case, 1, buffers)?.times_us;
+        warm = time_iterations(group, case, 1, buffers)?.times_us;
     }
     let mut mean_us = [warm.iter().sum::<f64>() / warm.len() as f64];
     group.all_reduce(&mut mean_us, ReduceOp::Max)?;
@@ -202,9 +205,9 @@ fn adapt<T: Sample>(
     Ok((fitting as u32).clamp(ITERATIONS_MIN, ITERATIONS_MAX))
 }
 
-/// Each iteration's time on this rank. They follow each other at once, as in nccl-tests: a barrier between them would
-/// add its own skew to every short operation.
-fn time<T: Sample>(
+/// Times each iteration on this rank. As in nccl-tests, there is no barrier between iterations: ranks leave a barrier at slightly
+/// different times, which would distort the times of short operations.
+fn time_iterations<T: Sample>(
     group: &mut Group,
     case: BenchCase,
     iterations: u32,
@@ -224,8 +227,8 @@ fn time<T: Sample>(
     Ok(TimedIterations { times_us, wall: last - started, spent: group.profile().calls.since(before) })
 }
 
-/// Wrong elements of all ranks in `checks` iterations, each with different contents.
-fn check<T: Sample>(
+/// Returns the number of wrong elements on all ranks in `checks` iterations, each with different contents.
+fn count_wrong_elements<T: Sample>(
     group: &mut Group,
     case: BenchCase,
     checks: u32,
@@ -243,8 +246,8 @@ fn check<T: Sample>(
     Ok(wrong[0])
 }
 
-/// How many ranks left a barrier before the last one entered, which comes late, another one each time. `None` for ranks of
-/// several hosts, which have no clock in common.
+/// Returns how many times a rank left a barrier before the last rank entered it. In each round another rank enters late.
+/// `None` if the ranks are on several hosts, because they have no common clock.
 fn check_barrier(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
     if group.local_size() != group.size() {
         return Ok(None);
@@ -254,26 +257,27 @@ fn check_barrier(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
         if group.rank().get() == round % group.size().get() {
             thread::sleep(LAST_RANK_DELAY);
         }
-        let entered = nanoseconds();
+        let entered = monotonic_nanoseconds();
         group.barrier()?;
-        let left = nanoseconds();
-        early += left_early(&group.all_gather_from(&[entered, left])?);
+        let left = monotonic_nanoseconds();
+        early += count_early_leavers(&group.all_gather_from(&[entered, left])?);
     }
     Ok(Some(early))
 }
 
-/// How many left before the last one entered; each rank's two times, one after another.
-fn left_early(times: &[u64]) -> u64 {
+/// Returns how many ranks left before the last rank entered. `times` holds the times of entering and leaving of each rank.
+fn count_early_leavers(times: &[u64]) -> u64 {
     let last = times.iter().step_by(2).max();
     times.iter().skip(1).step_by(2).filter(|&left| Some(left) < last).count() as u64
 }
 
-/// The clock that all processes of a host share.
-fn nanoseconds() -> u64 {
+/// Reads the clock that all processes of a host share, in nanoseconds.
+fn monotonic_nanoseconds() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// Performs the operation once.
 fn perform<T: Sample>(
     group: &mut Group,
     case: BenchCase,
@@ -305,7 +309,7 @@ fn perform<T: Sample>(
     Ok(())
 }
 
-/// Rank 0 sends and receives, rank 1 receives and sends, each what is its own; the others do nothing.
+/// Rank 0 sends its input and then receives. Rank 1 receives and then sends its input. Other ranks do nothing.
 fn ping_pong<T: Sample>(group: &mut Group, buffers: &mut BenchBuffers<T>) -> Result<(), Error> {
     let BenchBuffers { input, output, .. } = buffers;
     let peer = match group.rank().get() {
@@ -316,7 +320,7 @@ fn ping_pong<T: Sample>(group: &mut Group, buffers: &mut BenchBuffers<T>) -> Res
     if peer == Rank::ZERO {
         group.receive(output, peer, TAG)?;
     }
-    // Given away and taken back: no copy of it is measured.
+    // `send_async` takes the buffer and returns it, so no copy is measured.
     *input = group.send_async(std::mem::take(input), peer, TAG)?.wait()?;
     if peer != Rank::ZERO {
         group.receive(output, peer, TAG)?;
@@ -324,10 +328,10 @@ fn ping_pong<T: Sample>(group: &mut Group, buffers: &mut BenchBuffers<T>) -> Res
     Ok(())
 }
 
-fn row(group: &Group, case: BenchCase, mut times_us: Vec<f64>, wrong: Option<u64>) -> BenchRow {
+fn make_row(group: &Group, case: BenchCase, mut times_us: Vec<f64>, wrong: Option<u64>) -> BenchRow {
     times_us.sort_by(f64::total_cmp);
     let median_us = median(&times_us);
-    // Bytes by microsecond are 10^6 bytes a second.
+    // One byte per microsecond is 10^6 bytes per second.
     let algbw = if median_us > 0.0 { case.bytes() as f64 / median_us / 1e3 } else { 0.0 };
     BenchRow {
         operation: case.operation.name(),
@@ -350,7 +354,7 @@ fn row(group: &Group, case: BenchCase, mut times_us: Vec<f64>, wrong: Option<u64
     }
 }
 
-/// How the case's traffic is routed.
+/// Returns the name of the algorithm that the group uses for this case.
 fn algorithm(group: &Group, case: BenchCase) -> &'static str {
     let is_alone = group.size() == WorldSize::ONE;
     if is_alone { "none" } else { group.algorithm(case.operation.group_operation(), case.bytes()).name() }
@@ -365,9 +369,9 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// The smallest value that at least this part of all values do not exceed.
-fn percentile(sorted: &[f64], part: f64) -> f64 {
-    let rank = (sorted.len() as f64 * part).ceil() as usize;
+/// Returns the smallest value that is at least as large as this fraction of all values.
+fn percentile(sorted: &[f64], fraction: f64) -> f64 {
+    let rank = (sorted.len() as f64 * fraction).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
 }
 
@@ -376,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_and_the_tail() {
+    fn median_and_percentile() {
         assert_eq!(median(&[1.0, 2.0, 9.0]), 2.0);
         assert_eq!(median(&[1.0, 2.0, 4.0, 9.0]), 3.0);
         let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
@@ -386,9 +390,9 @@ mod tests {
     }
 
     #[test]
-    fn who_left_a_barrier_too_early_is_counted() {
-        assert_eq!(left_early(&[10, 30, 20, 31, 29, 29]), 0);
-        assert_eq!(left_early(&[10, 30, 20, 28, 29, 31, 1, 2]), 2);
-        assert_eq!(left_early(&[5, 5]), 0);
+    fn ranks_that_left_a_barrier_too_early_are_counted() {
+        assert_eq!(count_early_leavers(&[10, 30, 20, 31, 29, 29]), 0);
+        assert_eq!(count_early_leavers(&[10, 30, 20, 28, 29, 31, 1, 2]), 2);
+        assert_eq!(count_early_leavers(&[5, 5]), 0);
     }
 }

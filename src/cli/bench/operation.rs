@@ -1,8 +1,8 @@
-//! What can be measured, and how its figures are meant.
+//! The operations that `ringbench` measures, and the properties on which its figures depend.
 
 use crate::types::{Operation, Rank, WorldSize};
 
-/// What is measured: a collective, or messages between ranks.
+/// A measured operation: a collective, or messages between ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BenchOperation {
     /// [`Group::all_reduce`](crate::Group::all_reduce).
@@ -27,14 +27,14 @@ pub enum BenchOperation {
     Exscan,
     /// [`Group::barrier`](crate::Group::barrier).
     Barrier,
-    /// A message from rank 0 to rank 1 and one back. Its time is half of that.
+    /// A message from rank 0 to rank 1 and one back. The reported time is half of the round trip.
     PingPong,
-    /// [`Group::send_receive`](crate::Group::send_receive): every rank to the next one and from the one before.
+    /// [`Group::send_receive`](crate::Group::send_receive): every rank sends to the next rank and receives from the previous one.
     SendReceive,
 }
 
 impl BenchOperation {
-    /// All of them, in the order in which people are told of them.
+    /// All operations, in the order in which messages list them.
     pub const ALL: &'static [Self] = &[
         Self::AllReduce,
         Self::Reduce,
@@ -51,7 +51,7 @@ impl BenchOperation {
         Self::SendReceive,
     ];
 
-    /// The name that people type and read.
+    /// Returns the name on the command line and in the table.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PingPong => "ping_pong",
@@ -60,7 +60,7 @@ impl BenchOperation {
         }
     }
 
-    /// What the group is asked for.
+    /// Returns the operation of the group that performs it.
     pub const fn group_operation(self) -> Operation {
         match self {
             Self::AllReduce => Operation::AllReduce,
@@ -78,7 +78,7 @@ impl BenchOperation {
         }
     }
 
-    /// Whether elements that stand at the same place are reduced.
+    /// Returns whether the operation reduces elements of different ranks.
     pub const fn reduces(self) -> bool {
         match self {
             Self::AllReduce | Self::Reduce | Self::ReduceScatter | Self::Scan | Self::Exscan => true,
@@ -93,12 +93,12 @@ impl BenchOperation {
         }
     }
 
-    /// Whether it reduces the contributions of some of the ranks alone.
+    /// Returns whether rank r gets the reduction over the ranks up to r, instead of over all ranks.
     pub const fn reduces_prefixes(self) -> bool {
         matches!(self, Self::Scan | Self::Exscan)
     }
 
-    /// Whether the result is where the contribution was.
+    /// Returns whether the result replaces the contribution in the same buffer.
     pub const fn is_in_place(self) -> bool {
         match self {
             Self::AllReduce
@@ -117,28 +117,28 @@ impl BenchOperation {
         }
     }
 
-    /// Whether the whole buffer has to consist of equal parts, one for each rank.
+    /// Returns whether the whole buffer must consist of equal parts, one for each rank.
     pub const fn has_equal_parts(self) -> bool {
         matches!(self, Self::Gather | Self::Scatter | Self::AllToAll)
     }
 
-    /// The fewest ranks that make sense.
+    /// Returns the least number of ranks with which the operation can be measured.
     pub const fn ranks_min(self) -> u32 {
-        if self.is_of_messages() { 2 } else { 1 }
+        if self.is_message() { 2 } else { 1 }
     }
 
-    /// Whether it consists of messages between two ranks each.
-    pub const fn is_of_messages(self) -> bool {
+    /// Returns whether the operation is point-to-point: messages between pairs of ranks.
+    pub const fn is_message(self) -> bool {
         matches!(self, Self::PingPong | Self::SendReceive)
     }
 
-    /// Whether `rank` has a part in it. The others wait.
+    /// Returns whether `rank` takes part in the operation. Other ranks only wait.
     pub fn involves(self, rank: Rank) -> bool {
         self != Self::PingPong || rank.get() < 2
     }
 
-    /// Memory for `ranks` ranks of one host: what they contribute, what the library keeps of it, what comes out, and what
-    /// came out before.
+    /// Returns the memory in bytes that `ranks` ranks on one host need: their inputs, the library's copies, their results, and
+    /// the results of the previous iteration.
     pub fn memory_bytes(self, bytes: u64, ranks: u32) -> u64 {
         let buffers = match self {
             Self::AllReduce
@@ -148,7 +148,7 @@ impl BenchOperation {
             | Self::Broadcast
             | Self::Scan
             | Self::Barrier => ranks.into(),
-            // The whole is on the root alone, the parts of all ranks are another whole.
+            // Only the root has the whole buffer, and the parts of all ranks together are as large as one whole buffer.
             Self::Gather | Self::Scatter => 4,
             Self::AllToAll | Self::Exscan => 5 * u64::from(ranks),
             Self::PingPong => 2 * u64::from(ranks.min(2)),
@@ -157,11 +157,10 @@ impl BenchOperation {
         bytes.saturating_mul(buffers)
     }
 
-    /// What algorithm bandwidth is multiplied by to give bus bandwidth: the bytes that each rank's link has to carry for
-    /// each byte of the buffer, independent of the algorithm (nccl-tests, `doc/PERFORMANCE.md`). A world of one needs no link.
+    /// Returns the factor from algorithm bandwidth to bus bandwidth: the bytes that each rank must send for each byte of the
+    /// buffer, independent of the algorithm (nccl-tests, `doc/PERFORMANCE.md`).
     ///
-    /// nccl-tests has no prefixes and no ping-pong. In a chain of prefixes each link carries each byte once, as in a
-    /// reduce.
+    /// nccl-tests has no scan and no ping-pong. In a scan along a chain of ranks, each rank sends each byte once, as in a reduce.
     pub fn bus_factor(self, world: WorldSize) -> f64 {
         let n = f64::from(world.get());
         match self {
@@ -189,7 +188,7 @@ impl std::fmt::Display for BenchOperation {
 impl std::str::FromStr for BenchOperation {
     type Err = String;
 
-    /// Case, `_` and `-` make no difference; `sendrecv` is what nccl-tests says.
+    /// Parses a name. Ignores upper and lower case, `_` and `-`, and accepts `sendrecv`, the name in nccl-tests.
     fn from_str(text: &str) -> Result<Self, String> {
         let plain = |name: &str| name.to_ascii_lowercase().replace(['_', '-'], "");
         let typed = plain(text);
@@ -206,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bus_factors_are_those_of_nccl_tests() {
+    fn bus_factors_equal_those_of_nccl_tests() {
         let of = |operation: BenchOperation, n| operation.bus_factor(WorldSize::new(n).unwrap());
         assert_eq!(of(BenchOperation::AllReduce, 4), 1.5);
         for operation in [
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_their_other_spellings() {
+    fn names_and_other_spellings_are_parsed() {
         for &operation in BenchOperation::ALL {
             assert_eq!(operation.name().parse(), Ok(operation));
         }

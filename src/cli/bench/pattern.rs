@@ -1,7 +1,7 @@
-//! What buffers hold before a checked iteration, and what they have to hold after it, element by element.
+//! The contents of buffers before a checked iteration, and their expected contents after it.
 //!
-//! Contents are drawn from a seed, the rank and the index, and chosen so that the exact result is known for any order
-//! of the reduction: see [`sample`](super::sample). So a result is either right in every bit or wrong.
+//! Contents are pseudo-random: they depend on a seed, the rank and the index. They are chosen so that the exact result is known
+//! for any order of the reduction (see [`sample`](super::sample)), so a result with a single different bit is wrong.
 
 use std::ops::Range;
 
@@ -11,32 +11,32 @@ use super::sample::{Sample, SamplePosition};
 use crate::schedule::partition::chunk;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
-/// Elements after which contents repeat. A prime: no power of two, hence no slip by a segment or a chunk, maps contents
-/// onto themselves.
+/// The number of elements after which the contents repeat. It is a prime, so that data that is shifted by a segment or a chunk,
+/// usually a power of two, differs from the expected data.
 const PATTERN_PERIOD: usize = 8191;
 
-/// What one rank's checked iteration starts from and has to end with.
+/// The input and the expected result of one rank in a checked iteration.
 pub struct TestPattern<T> {
     case: BenchCase,
     world: WorldSize,
     rank: Rank,
     seed: u64,
-    /// One period of the reduction that this rank may get to see, where there is one.
+    /// One period of the reduced contents that this rank may receive; empty if the operation does not reduce.
     reduced: Vec<T>,
 }
 
-/// A part of a result.
+/// The expected contents of a part of the result.
 struct ExpectedPart<T> {
-    /// Where it is in the result.
+    /// The elements of the result.
     range: Range<usize>,
-    /// The number of its first element in the whole buffer from which it comes.
+    /// The index of the first element in the source buffer.
     start: usize,
-    /// One period of that buffer.
+    /// One period of the source buffer.
     tile: Vec<T>,
 }
 
 impl<T: Sample> TestPattern<T> {
-    /// The pattern that `seed` gives for `case`; the same on all ranks but for what is `rank`'s own.
+    /// Returns the pattern of `rank`. All ranks must use the same `case` and `seed`.
     pub fn new(case: BenchCase, world: WorldSize, rank: Rank, seed: u64) -> Self {
         let mut pattern = Self { case, world, rank, seed, reduced: Vec::new() };
         if let Some(op) = case.reduction {
@@ -46,8 +46,8 @@ impl<T: Sample> TestPattern<T> {
         pattern
     }
 
-    /// Fills this rank's input ([`BenchCase::input_count`]) with what it contributes, and zeros, which no result holds, where it
-    /// contributes nothing.
+    /// Fills the input of this rank ([`BenchCase::input_count`]) with its contribution. The rest is filled with zeros, which no
+    /// result contains.
     pub fn fill(&self, input: &mut [T]) {
         let chunk = chunk(self.case.count, self.world, self.rank);
         let (own, start) = match self.case.operation {
@@ -78,20 +78,20 @@ impl<T: Sample> TestPattern<T> {
         }
     }
 
-    /// How many elements of the result are missing or not what they have to be. What the operation leaves unspecified is not
-    /// looked at.
+    /// Returns the number of elements of the result that are missing or wrong. Ignores elements that the operation leaves
+    /// unspecified.
     pub fn count_wrong(&self, result: &[T]) -> u64 {
         let mut wrong = 0;
-        for ExpectedPart { range, start, tile } in self.pieces() {
+        for ExpectedPart { range, start, tile } in self.expected_parts() {
             let end = range.end.min(result.len());
             let found = &result[range.start.min(end)..end];
-            wrong += (range.len() - found.len()) as u64 + differences(found, &tile, start);
+            wrong += (range.len() - found.len()) as u64 + count_differences(found, &tile, start);
         }
         wrong
     }
 
-    /// What the result has to be made of.
-    fn pieces(&self) -> Vec<ExpectedPart<T>> {
+    /// Returns the parts of the expected result.
+    fn expected_parts(&self) -> Vec<ExpectedPart<T>> {
         let Self { case, world, rank, .. } = *self;
         let own = chunk(case.count, world, rank);
         let whole = |tile| vec![ExpectedPart { range: 0..case.count, start: 0, tile }];
@@ -123,16 +123,16 @@ impl<T: Sample> TestPattern<T> {
         }
     }
 
-    /// A chunk from each rank, which comes from where `start` says.
+    /// Returns one chunk from each rank. `start` maps the range of a chunk in the result to its index in the source buffer.
     fn chunks(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<ExpectedPart<T>> {
-        let piece = |rank| {
+        let part = |rank| {
             let range = chunk(self.case.count, self.world, rank);
             ExpectedPart { start: start(&range), range, tile: self.contribution(rank) }
         };
-        self.world.ranks().map(piece).collect()
+        self.world.ranks().map(part).collect()
     }
 
-    /// One period of what `rank` contributes.
+    /// Returns one period of the contribution of `rank`.
     fn contribution(&self, rank: Rank) -> Vec<T> {
         (0..self.case.count.min(PATTERN_PERIOD)).map(|index| self.draw(rank, index)).collect()
     }
@@ -165,9 +165,9 @@ impl<T: Sample> TestPattern<T> {
     }
 }
 
-/// How many elements differ from the periodic contents that `tile` holds one period of, the first element being number
-/// `start`.
-fn differences<T: PartialEq>(elements: &[T], tile: &[T], start: usize) -> u64 {
+/// Returns the number of elements that differ from periodic contents. `tile` is one period of these contents, and `elements`
+/// begin at the index `start`.
+fn count_differences<T: PartialEq>(elements: &[T], tile: &[T], start: usize) -> u64 {
     let mut wrong = 0;
     let mut done = 0;
     while done < elements.len() {
@@ -199,8 +199,8 @@ mod tests {
         BenchCase { operation, dtype, reduction, root: Rank::ZERO, count }
     }
 
-    /// Reduces in rank order with rounding after each step, as a ring would.
-    fn in_steps<T: Sample>(op: ReduceOp, contributions: &[Vec<T>]) -> Vec<T> {
+    /// Reduces in rank order and rounds after each step, as a ring does.
+    fn reduce_in_rank_order<T: Sample>(op: ReduceOp, contributions: &[Vec<T>]) -> Vec<T> {
         let kernels = crate::reduce::kernels(T::DTYPE, op).expect("a defined reduction");
         let world = contributions.len();
         let mut result = contributions[0].clone();
@@ -212,16 +212,16 @@ mod tests {
         result
     }
 
-    fn holds_for<T: Sample>(ranks: u32) {
+    fn check_reductions<T: Sample>(ranks: u32) {
         let world = WorldSize::new(ranks).unwrap();
         let is_measured = |op: &&ReduceOp| op.applies_to(T::DTYPE) && **op != ReduceOp::Custom;
         for &op in ReduceOp::ALL.iter().filter(is_measured) {
             let case = case(BenchOperation::AllReduce, T::DTYPE, Some(op), 60);
             let pattern = TestPattern::<T>::new(case, world, Rank::ZERO, 7);
             let contributions: Vec<Vec<T>> = world.ranks().map(|rank| pattern.contribution(rank)).collect();
-            let mut result = in_steps(op, &contributions);
+            let mut result = reduce_in_rank_order(op, &contributions);
             assert_eq!(pattern.count_wrong(&result), 0, "{} {op} of {ranks}", T::DTYPE);
-            // One flipped bit in one element, wherever it stands.
+            // A flipped bit is found in the first, a middle and the last element.
             for index in [0, 29, 59] {
                 let byte = index * size_of::<T>();
                 bytemuck::cast_slice_mut::<T, u8>(&mut result)[byte] ^= 1;
@@ -233,27 +233,27 @@ mod tests {
     #[test]
     fn every_reduction_of_every_type_is_exact_in_small_and_large_worlds() {
         for ranks in [2, 3, 8, 127, 300, 2100] {
-            holds_for::<f16>(ranks);
-            holds_for::<bf16>(ranks);
-            holds_for::<f32>(ranks);
-            holds_for::<f64>(ranks);
-            holds_for::<i8>(ranks);
-            holds_for::<u8>(ranks);
-            holds_for::<i16>(ranks);
-            holds_for::<u16>(ranks);
-            holds_for::<i32>(ranks);
-            holds_for::<u32>(ranks);
-            holds_for::<i64>(ranks);
-            holds_for::<u64>(ranks);
-            holds_for::<F32Loc>(ranks);
-            holds_for::<F64Loc>(ranks);
-            holds_for::<I32Loc>(ranks);
-            holds_for::<I64Loc>(ranks);
+            check_reductions::<f16>(ranks);
+            check_reductions::<bf16>(ranks);
+            check_reductions::<f32>(ranks);
+            check_reductions::<f64>(ranks);
+            check_reductions::<i8>(ranks);
+            check_reductions::<u8>(ranks);
+            check_reductions::<i16>(ranks);
+            check_reductions::<u16>(ranks);
+            check_reductions::<i32>(ranks);
+            check_reductions::<u32>(ranks);
+            check_reductions::<i64>(ranks);
+            check_reductions::<u64>(ranks);
+            check_reductions::<F32Loc>(ranks);
+            check_reductions::<F64Loc>(ranks);
+            check_reductions::<I32Loc>(ranks);
+            check_reductions::<I64Loc>(ranks);
         }
     }
 
     #[test]
-    fn both_outcomes_are_usual_in_small_and_large_worlds() {
+    fn logical_and_bitwise_results_vary_in_small_and_large_worlds() {
         for ranks in [2, 3, 8, 127, 2100] {
             let world = WorldSize::new(ranks).unwrap();
             for op in [ReduceOp::LogicalAnd, ReduceOp::LogicalOr, ReduceOp::LogicalXor] {
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_contribution_and_a_slip_are_seen() {
+    fn missing_contributions_and_shifted_data_are_found() {
         let world = WorldSize::new(4).unwrap();
         let count = 40_000;
         let case = case(BenchOperation::AllReduce, DType::F32, Some(ReduceOp::Sum), count);
@@ -289,8 +289,8 @@ mod tests {
         assert_eq!(pattern.count_wrong(&vec![f32::NAN; count]), count as u64);
     }
 
-    /// The results on all ranks, worked out from what all contribute.
-    fn by_hand(case: BenchCase, world: WorldSize, inputs: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    /// Computes the results of all ranks directly from all inputs.
+    fn compute_results(case: BenchCase, world: WorldSize, inputs: &[Vec<u32>]) -> Vec<Vec<u32>> {
         let sum = |ranks: Range<usize>| -> Vec<u32> {
             let add = |index: usize| {
                 inputs[ranks.clone()].iter().map(|input| input[index]).fold(0, u32::wrapping_add)
@@ -315,8 +315,8 @@ mod tests {
         (0..n).map(result).collect()
     }
 
-    /// The elements that an operation promises, of a result in which they stand.
-    fn promised(case: BenchCase, world: WorldSize, rank: Rank, result: &[u32]) -> Range<usize> {
+    /// Returns the elements of the result that the operation specifies.
+    fn specified_range(case: BenchCase, world: WorldSize, rank: Rank, result: &[u32]) -> Range<usize> {
         match case.operation {
             BenchOperation::ReduceScatter => chunk(case.count, world, rank),
             BenchOperation::Reduce if rank != case.root => 0..0,
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn right_results_of_every_operation_are_right_and_each_wrong_element_is_seen() {
+    fn correct_results_pass_and_each_wrong_element_is_found() {
         let world = WorldSize::new(4).unwrap();
         for &operation in BenchOperation::ALL {
             let reduction = operation.reduces().then_some(ReduceOp::Sum);
@@ -340,19 +340,19 @@ mod tests {
                 input
             };
             let inputs: Vec<Vec<u32>> = patterns.iter().map(fill).collect();
-            for (pattern, mut result) in patterns.iter().zip(by_hand(case, world, &inputs)) {
+            for (pattern, mut result) in patterns.iter().zip(compute_results(case, world, &inputs)) {
                 let rank = pattern.rank;
                 assert_eq!(pattern.count_wrong(&result), 0, "{operation} on {rank}");
-                let promised = promised(case, world, rank, &result);
-                let missing = &result[..promised.end.saturating_sub(1)];
+                let specified = specified_range(case, world, rank, &result);
+                let missing = &result[..specified.end.saturating_sub(1)];
                 assert_eq!(
                     pattern.count_wrong(missing),
-                    u64::from(!promised.is_empty()),
+                    u64::from(!specified.is_empty()),
                     "{operation} on {rank}"
                 );
                 for index in (0..result.len()).step_by(997) {
                     result[index] ^= 1;
-                    let is_wrong = promised.contains(&index);
+                    let is_wrong = specified.contains(&index);
                     assert_eq!(
                         pattern.count_wrong(&result),
                         u64::from(is_wrong),
@@ -360,15 +360,15 @@ mod tests {
                     );
                     result[index] ^= 1;
                 }
-                // A contribution that no rank sent is found everywhere.
+                // Zeros, which no rank contributes, are found in every element.
                 result.fill(0);
-                assert_eq!(pattern.count_wrong(&result), promised.len() as u64, "{operation} on {rank}");
+                assert_eq!(pattern.count_wrong(&result), specified.len() as u64, "{operation} on {rank}");
             }
         }
     }
 
     #[test]
-    fn what_was_never_received_is_seen() {
+    fn elements_that_were_never_received_are_found() {
         let world = WorldSize::new(3).unwrap();
         let count = 20_000;
         for (operation, missing) in [(BenchOperation::AllGather, 13_333), (BenchOperation::Broadcast, 20_000)]
@@ -379,7 +379,7 @@ mod tests {
             pattern.fill(&mut buffer);
             assert_eq!(pattern.count_wrong(&buffer), missing, "{operation}");
         }
-        // Outside its own chunk reduce-scatter promises nothing.
+        // A reduce-scatter specifies only the rank's own chunk.
         let case = case(BenchOperation::ReduceScatter, DType::I8, Some(ReduceOp::Max), count);
         let pattern = TestPattern::<i8>::new(case, world, Rank::new(1), 3);
         let own = chunk(count, world, Rank::new(1));

@@ -1,4 +1,4 @@
-//! What will be measured: the flags, checked together and worked out.
+//! The benchmark plan: checks the flags together and lists the rows to measure.
 
 use std::path::PathBuf;
 
@@ -8,46 +8,46 @@ pub use super::plan_error::BenchPlanError;
 use crate::schedule::partition::chunk;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
-/// The smallest buffer, unless told otherwise.
+/// The default size of the smallest buffer, in bytes.
 const BYTES_MIN: usize = 4;
-/// The largest buffer, unless told otherwise.
+/// The default size of the largest buffer, in bytes.
 const BYTES_MAX: usize = 64 << 20;
-/// The factor between sizes, unless told otherwise.
+/// The default factor between sizes.
 const STEP_FACTOR: usize = 4;
-/// The most rows that one run may have; more is a slip of the fingers.
+/// The maximal number of rows in one run. More rows are probably a typing error.
 pub(super) const ROWS_MAX: usize = 10_000;
 
-/// How many iterations are timed.
+/// The number of timed iterations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IterationCount {
-    /// So many.
+    /// This number.
     Fixed(u32),
-    /// As many as fit the time that a row may take.
+    /// As many as fit into the target time of a row.
     Adaptive,
 }
 
 /// One row of the table, before it is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BenchCase {
-    /// What is measured.
+    /// The measured operation.
     pub operation: BenchOperation,
     /// The element type.
     pub dtype: DType,
-    /// The reduction, where there is one.
+    /// The reduction; `None` if the operation does not reduce.
     pub reduction: Option<ReduceOp>,
-    /// The root; rank 0 where there is none.
+    /// The root; rank 0 if the operation has no root.
     pub root: Rank,
-    /// Elements of the whole buffer.
+    /// The number of elements in the whole buffer.
     pub count: usize,
 }
 
 impl BenchCase {
-    /// Bytes of the whole buffer.
+    /// Returns the size of the whole buffer in bytes.
     pub fn bytes(&self) -> usize {
         self.count * self.dtype.size_bytes()
     }
 
-    /// Elements that `rank` of `world` contributes; where the operation works in place, those of its whole buffer.
+    /// Returns the number of elements in the input buffer of `rank`. If the operation works in place, this is the whole buffer.
     pub fn input_count(&self, world: WorldSize, rank: Rank) -> usize {
         match self.operation {
             BenchOperation::AllReduce
@@ -66,13 +66,14 @@ impl BenchCase {
         }
     }
 
-    /// Elements of the buffer into which `rank` receives; none where the library makes it or the result is in position.
+    /// Returns the number of elements in the receive buffer of `rank`. It is 0 if the library allocates the result or writes it
+    /// in place.
     pub fn output_count(&self, rank: Rank) -> usize {
-        let receives = self.operation.is_of_messages() && self.operation.involves(rank);
+        let receives = self.operation.is_message() && self.operation.involves(rank);
         if receives { self.count } else { 0 }
     }
 
-    /// The same with as many elements as `world` ranks can share, if they have to.
+    /// Rounds the number of elements to a multiple of the number of ranks, if the operation needs equal parts.
     fn for_world(mut self, world: WorldSize) -> Self {
         if self.operation.has_equal_parts() {
             let n = world.as_usize();
@@ -82,37 +83,37 @@ impl BenchCase {
     }
 }
 
-/// A checked plan.
+/// A checked benchmark plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BenchPlan {
-    /// What is measured.
+    /// The measured operation.
     pub operation: BenchOperation,
     /// The rows, in the order in which they are measured.
     pub cases: Vec<BenchCase>,
-    /// `-b` as it came out.
+    /// The smallest size in bytes, from `-b` or its default.
     pub bytes_min: usize,
-    /// `-e` as it came out.
+    /// The largest size in bytes, from `-e` or its default.
     pub bytes_max: usize,
-    /// How the sizes follow each other, as the header prints it.
+    /// The step between sizes, as the header prints it.
     pub step: String,
-    /// Timed iterations for each row.
+    /// The number of timed iterations for each row.
     pub iterations: IterationCount,
-    /// Iterations before those.
+    /// The number of iterations before the timed ones.
     pub warm_up: u32,
-    /// Checked iterations for each row.
+    /// The number of checked iterations for each row.
     pub checks: u32,
-    /// The root; rank 0 where there is none.
+    /// The root; rank 0 if the operation has no root.
     pub root: Rank,
-    /// Whether each row says where its time went.
+    /// Whether each row has a time breakdown (`--profile`).
     pub profiles: bool,
-    /// Whether buffers are the group's.
+    /// Whether to allocate the buffers with `Group::alloc` (`--alloc`).
     pub allocates: bool,
-    /// Where the report goes.
+    /// The path of the report.
     pub json: Option<PathBuf>,
 }
 
 impl BenchPlan {
-    /// The plan that the flags describe.
+    /// Makes a plan from the flags.
     ///
     /// # Errors
     ///
@@ -155,8 +156,8 @@ impl BenchPlan {
         })
     }
 
-    /// What must be the same on all ranks: flag and value.
-    pub(super) fn shared(&self) -> Vec<(&'static str, String)> {
+    /// Returns the names and values of the flags that must be the same on all ranks.
+    pub(super) fn shared_flags(&self) -> Vec<(&'static str, String)> {
         let mut dtypes: Vec<&str> = self.cases.iter().map(|case| case.dtype.name()).collect();
         dtypes.dedup();
         let mut reductions: Vec<Option<ReduceOp>> = Vec::new();
@@ -181,7 +182,7 @@ impl BenchPlan {
         ]
     }
 
-    /// The plan as `world` ranks can follow it.
+    /// Checks the plan for a job of `world` ranks, and adapts its sizes to the number of ranks.
     ///
     /// # Errors
     ///
@@ -195,12 +196,13 @@ impl BenchPlan {
         }
         let mut plan = self.clone();
         plan.cases.iter_mut().for_each(|case| *case = case.for_world(world));
-        // Small sizes may have become the same.
+        // Rounding can make small sizes equal.
         plan.cases.dedup();
         Ok(plan)
     }
 
-    /// Whether all that `ranks` ranks need fits this host's memory, `available` bytes where that is known.
+    /// Checks that the buffers of `ranks` ranks fit into the `available` bytes of this host. Accepts everything if `available` is
+    /// unknown.
     ///
     /// # Errors
     ///
@@ -235,7 +237,7 @@ impl std::fmt::Display for SizeStep {
 fn sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, BenchPlanError> {
     let next = |size: &usize| match step {
         SizeStep::Bytes(bytes) => size.checked_add(bytes),
-        // From nothing a factor leads to one byte.
+        // After a size of 0 comes 1 byte.
         SizeStep::Factor(factor) => size.checked_mul(factor).map(|next| next.max(1)),
     };
     let mut sizes = Vec::new();
@@ -250,12 +252,12 @@ fn sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, BenchPlan
     Ok(sizes)
 }
 
-/// Every type with every reduction at every size, sizes rounded to whole elements and each measured once. Where a reduction
-/// is not defined on a type there is no case, unless both were asked for by name.
+/// Returns a case for every element type, reduction and size. Sizes are rounded to whole elements, and equal sizes are merged. A
+/// reduction that is not defined for a type is skipped. It is an error if the flags name both explicitly.
 fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>, BenchPlanError> {
     let operation = args.operation;
     if operation == BenchOperation::Barrier {
-        // It has no buffer.
+        // A barrier has no buffer.
         return Ok(vec![BenchCase { operation, dtype: DType::U8, reduction: None, root, count: 0 }]);
     }
     let reductions = reductions(args)?;
@@ -265,7 +267,7 @@ fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>
         counts.dedup();
         for &reduction in &reductions {
             if let Some(op) = reduction.filter(|op| !op.applies_to(dtype)) {
-                if ListItem::names(&args.reductions, op) && ListItem::names(&args.dtypes, dtype) {
+                if ListItem::is_named(&args.reductions, op) && ListItem::is_named(&args.dtypes, dtype) {
                     return Err(BenchPlanError::Undefined { op, dtype });
                 }
                 continue;
@@ -279,17 +281,17 @@ fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>
     Ok(cases)
 }
 
-/// The reductions to measure; a single `None` where nothing is reduced.
+/// Returns the reductions to measure: a single `None` if the operation does not reduce.
 fn reductions(args: &BenchArgs) -> Result<Vec<Option<ReduceOp>>, BenchPlanError> {
     let operation = args.operation;
     if !operation.reduces() {
         return Ok(vec![None]);
     }
-    if operation.reduces_prefixes() && ListItem::names(&args.reductions, ReduceOp::Average) {
+    if operation.reduces_prefixes() && ListItem::is_named(&args.reductions, ReduceOp::Average) {
         return Err(BenchPlanError::Average { operation });
     }
     let is_measured = |op: &ReduceOp| match op {
-        // There is no function that would be known on all ranks.
+        // ringbench has no custom reduction function.
         ReduceOp::Custom => false,
         ReduceOp::Average => !operation.reduces_prefixes(),
         _ => true,
@@ -322,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_follow_each_other_and_are_whole_elements() {
+    fn sizes_follow_the_step_and_are_whole_elements() {
         assert_eq!(sizes_of("all_reduce -b 4 -e 64 -f 4"), [4, 16, 64]);
         assert_eq!(sizes_of("all_reduce -b 4 -e 64 -f 4 -t f64"), [8, 16, 64]);
         assert_eq!(sizes_of("all_reduce -b 0 -e 7 -f 2"), [4]);
@@ -334,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_parts_are_of_whole_elements() {
+    fn equal_parts_are_whole_elements() {
         let three = WorldSize::new(3).unwrap();
         let sizes = |flags: &str| -> Vec<usize> {
             plan(flags).unwrap().for_world(three).unwrap().cases.iter().map(BenchCase::bytes).collect()
@@ -346,9 +348,9 @@ mod tests {
     }
 
     #[test]
-    fn every_type_with_every_reduction_but_none_where_nothing_is_reduced() {
+    fn defined_combinations_of_types_and_reductions_are_rows() {
         let rows = |flags: &str| plan(flags).unwrap().cases.len();
-        // Four floats with nine reductions, eight integers with twelve, four located types with two.
+        // Nine reductions for each of 4 float types, twelve for 8 integer types, two for 4 types with an index.
         assert_eq!(rows("allreduce -t all -o all -b 8 -e 8"), 140);
         assert_eq!(rows("allreduce -t all -o max -b 8 -e 8"), 12);
         assert_eq!(rows("allreduce -t all -o maxloc -b 8 -e 8"), 4);
@@ -365,7 +367,7 @@ mod tests {
     #[test]
     fn every_flag_that_ranks_must_share_is_compared() {
         let base = "all_reduce -b 8 -e 64";
-        let shared = |flags: &str| plan(flags).unwrap().shared();
+        let shared = |flags: &str| plan(flags).unwrap().shared_flags();
         for (flags, name) in [
             ("reduce -b 8 -e 64", "OPERATION"),
             ("all_reduce -b 16 -e 64", "-b"),
@@ -389,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_together() {
+    fn contradicting_flags_are_refused() {
         assert_eq!(plan("all_reduce -b 8 -e 4"), Err(BenchPlanError::Inverted { min: 8, max: 4 }));
         assert_eq!(plan("all_reduce -b 8 -e 9 -f 1"), Err(BenchPlanError::Factor { factor: 1, min: 8 }));
         assert_eq!(plan("all_reduce -f 0"), Err(BenchPlanError::Factor { factor: 0, min: 4 }));
@@ -409,7 +411,7 @@ mod tests {
                 "{flags}"
             );
         }
-        assert!(plan("all_reduce --root 2").unwrap().for_world(two).is_ok(), "it has no root");
+        assert!(plan("all_reduce --root 2").unwrap().for_world(two).is_ok(), "an all-reduce has no root");
         for flags in ["ping_pong", "sendrecv"] {
             let plan = plan(flags).unwrap();
             assert!(

@@ -1,4 +1,4 @@
-//! What is wrong with a benchmark's flags.
+//! The error for flags of `ringbench` that do not fit together.
 
 use std::path::PathBuf;
 
@@ -6,11 +6,11 @@ use super::operation::BenchOperation;
 use super::plan::ROWS_MAX;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
-/// Why the flags cannot be followed together. All of them are the person's to mend: exit code 2.
+/// Why the flags do not fit together, or do not fit the job or the machine. The program exits with code 2.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchPlanError {
-    /// The smallest is larger than the largest.
+    /// The smallest size is larger than the largest size.
     #[error("the smallest size (-b {min}) is larger than the largest (-e {max})")]
     Inverted {
         /// `-b`.
@@ -18,9 +18,9 @@ pub enum BenchPlanError {
         /// `-e`.
         max: usize,
     },
-    /// The sizes would never end.
+    /// The factor does not make sizes larger.
     #[error(
-        "a factor of {factor} (-f) leads from {min} bytes to nowhere; it has to be 2 or more, or give a step with -i"
+        "a factor of {factor} (-f) does not increase {min} bytes; it must be at least 2, or give a step with -i"
     )]
     Factor {
         /// `-f`.
@@ -28,13 +28,13 @@ pub enum BenchPlanError {
         /// `-b`.
         min: usize,
     },
-    /// The sizes would never end.
-    #[error("a step of 0 bytes (-i) leads nowhere")]
+    /// The step does not make sizes larger.
+    #[error("a step of 0 bytes (-i) does not increase the size")]
     Step,
-    /// Too many rows.
+    /// The table would have too many rows.
     #[error("these sizes, types and reductions make more than {ROWS_MAX} rows; choose larger steps")]
     TooManyRows,
-    /// There is no such reduction.
+    /// The reduction is not defined for the element type.
     #[error("{}", crate::group::Error::Unsupported { op: *op, dtype: *dtype })]
     Undefined {
         /// `-o`.
@@ -42,46 +42,46 @@ pub enum BenchPlanError {
         /// `-t`.
         dtype: DType,
     },
-    /// Some of the ranks have no average.
-    #[error("{operation} takes any reduction but avg: the average of some of the ranks alone is not defined")]
+    /// A scan has no average.
+    #[error("{operation} accepts any reduction but avg: the average over a part of the ranks is not defined")]
     Average {
         /// The operation.
         operation: BenchOperation,
     },
-    /// There is no rank to send to.
+    /// The job has too few ranks for the operation.
     #[error(
         "{operation} needs 2 ranks or more, and this job has {world}; start it under ringrun -n 2 or with --peers"
     )]
     TooFewRanks {
         /// The operation.
         operation: BenchOperation,
-        /// The ranks.
+        /// The number of ranks.
         world: WorldSize,
     },
-    /// There is no such rank.
+    /// The root is not a rank of the job.
     #[error("root {root} is not a rank of this job of {world} (ranks are counted from 0)")]
     Root {
         /// `--root`.
         root: Rank,
-        /// The ranks.
+        /// The number of ranks.
         world: WorldSize,
     },
-    /// The buffers would not fit.
+    /// The buffers do not fit into memory.
     #[error(
-        "a size of {bytes} bytes takes {needed} bytes of memory for the {ranks} rank(s) on this host, more than the \
-         {available} that are available; choose a smaller -e"
+        "a size of {bytes} bytes needs {needed} bytes of memory for the {ranks} rank(s) on this host, but only \
+         {available} are available; choose a smaller -e"
     )]
     Memory {
-        /// Bytes of the largest buffer.
+        /// The size of the largest buffer in bytes.
         bytes: usize,
-        /// Bytes of all buffers together.
+        /// The size of all buffers together in bytes.
         needed: u64,
-        /// Ranks on this host.
+        /// The number of ranks on this host.
         ranks: u32,
-        /// Bytes available.
+        /// The available memory in bytes.
         available: u64,
     },
-    /// The report could not be written.
+    /// The directory of the report does not exist.
     #[error("--json {}: its directory does not exist", path.display())]
     NoDirectory {
         /// `--json`.
@@ -92,11 +92,11 @@ pub enum BenchPlanError {
     Report {
         /// `--json`.
         path: PathBuf,
-        /// What the operating system says.
+        /// The error of the operating system.
         problem: String,
     },
     /// The operation does not use the flag.
-    #[error("--alloc is for all_reduce, and {operation} has no use for it; leave it out")]
+    #[error("--alloc is for all_reduce and has no effect on {operation}; leave it out")]
     Alloc {
         /// The operation.
         operation: BenchOperation,

@@ -14,62 +14,62 @@ use crate::group::Group;
 use crate::train::atomic_file;
 use crate::types::WorldSize;
 
-/// What a report takes at most, unless it has very many rows.
+/// The size of the trial file in bytes: the size of a report, unless it has very many rows.
 const TRIAL_BYTES: usize = 64 << 10;
-/// The most ranks that the header lists.
+/// The maximal number of ranks that the header lists.
 const LISTED_RANKS_MAX: usize = 64;
-/// Where the kernel names the congestion control that a socket gets by default.
+/// The file in which the kernel names the default congestion control of sockets.
 const HOST_CONGESTION: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
-/// Where and under what the figures were measured.
+/// The machine and the settings of a measurement.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct BenchEnvironment {
-    /// Versions of what took part.
+    /// The version of this program.
     pub versions: Versions,
     /// Rank 0's host.
     pub host: String,
     /// Every rank's host, in rank order.
     pub hosts: Vec<String>,
-    /// The processor's name.
+    /// The name of the processor.
     pub cpu: String,
-    /// Logical processors that this process may use.
+    /// The number of logical processors that this process may use.
     pub cpu_count: usize,
     /// The kernel's name, release and architecture.
     pub kernel: String,
-    /// The congestion control of the links.
+    /// The TCP congestion control of the links.
     pub congestion_control: String,
     /// The host's default congestion control.
     pub congestion_control_host: String,
-    /// Of how many connections a link consists.
+    /// The number of connections of each link.
     pub streams: u8,
-    /// Bytes of a segment on this rank.
+    /// The size of a segment on this rank, in bytes.
     pub segment_bytes: usize,
-    /// Iterations before the timed ones.
+    /// The number of iterations before the timed ones.
     pub warm_up: u32,
-    /// Whether the buffers were the group's (`--alloc`).
+    /// Whether the buffers were allocated with [`Group::alloc`] (`--alloc`).
     pub alloc: bool,
 }
 
-/// Versions of what took part.
+/// The version of this program.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Versions {
-    /// This package's.
+    /// The version of the package.
     pub ringtrain: &'static str,
-    /// Whether it was compiled with optimisation alone (`release`) or with debug assertions (`debug`).
+    /// `debug` if it was compiled with debug assertions, otherwise `release`.
     pub profile: &'static str,
 }
 
 /// Everything that was measured.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct BenchReport {
-    /// Where and under what.
+    /// The machine and the settings.
     pub environment: BenchEnvironment,
-    /// A row for each size, type and reduction.
+    /// One row for each size, element type and reduction.
     pub results: Vec<BenchRow>,
 }
 
 impl BenchEnvironment {
-    /// This host's, with every rank's host and process id as they were gathered.
+    /// Describes this host. `ranks` holds the host name and the process id of every rank.
     pub fn new(group: &Group, plan: &BenchPlan, ranks: &[(String, u32)], segment_bytes: usize) -> Self {
         let host_default = read_line(HOST_CONGESTION);
         let congestion = match (group.size(), group.congestion_control()) {
@@ -86,7 +86,7 @@ impl BenchEnvironment {
             },
             host: crate::rendezvous::host_name(),
             hosts: ranks.iter().map(|(host, _)| host.clone()).collect(),
-            cpu: cpu(),
+            cpu: cpu_name(),
             cpu_count: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: words.map(|word| word.to_string_lossy()).join(" "),
             congestion_control: congestion,
@@ -98,7 +98,7 @@ impl BenchEnvironment {
         }
     }
 
-    /// The lines above the table.
+    /// Writes the lines above the table.
     pub(super) fn write_header(
         &self,
         out: &mut dyn Write,
@@ -111,11 +111,11 @@ impl BenchEnvironment {
             IterationCount::Fixed(count) => count.to_string(),
             IterationCount::Adaptive => "adaptive".to_owned(),
         };
-        let place = if plan.operation.is_in_place() { "in place" } else { "out of place" };
-        let whose = if self.alloc { ", in buffers of the group (--alloc)" } else { "" };
+        let in_place = if plan.operation.is_in_place() { "in place" } else { "out of place" };
+        let alloc = if self.alloc { ", in buffers from Group::alloc (--alloc)" } else { "" };
         writeln!(
             out,
-            "# ringbench {ringtrain} {}: {} rank(s), {place}{whose}",
+            "# ringbench {ringtrain} {}: {} rank(s), {in_place}{alloc}",
             plan.operation,
             group.size()
         )?;
@@ -184,7 +184,7 @@ fn write_titles(out: &mut dyn Write) -> io::Result<()> {
 impl BenchRow {
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let wrong = self.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
-        // As in nccl-tests: -1 where there is no root.
+        // Like nccl-tests, prints -1 if there is no root.
         let root = self.root.map_or(-1, i64::from);
         writeln!(
             out,
@@ -193,9 +193,9 @@ impl BenchRow {
             self.count,
             self.dtype,
             self.reduction.unwrap_or("none"),
-            short(self.time_us_min),
-            short(self.time_us),
-            short(self.time_us_p99),
+            format_time(self.time_us_min),
+            format_time(self.time_us),
+            format_time(self.time_us_p99),
             self.algbw_gb_per_s,
             self.busbw_gb_per_s,
             self.iterations,
@@ -209,18 +209,18 @@ impl BenchRow {
 }
 
 impl BenchReport {
-    /// Wrong elements in all rows; `None` if no row was checked.
+    /// Returns the number of wrong elements in all rows, or `None` if no row was checked.
     pub fn wrong(&self) -> Option<u64> {
         self.results.iter().filter_map(|row| row.wrong).reduce(|a, b| a + b)
     }
 
-    /// The mean of all rows' bus bandwidths.
+    /// Returns the mean bus bandwidth of all rows.
     pub fn average_busbw_gb_per_s(&self) -> f64 {
         let sum: f64 = self.results.iter().map(|row| row.busbw_gb_per_s).sum();
         sum / self.results.len().max(1) as f64
     }
 
-    /// The lines below the table.
+    /// Writes the lines below the table.
     pub(super) fn write_footer(&self, out: &mut dyn Write) -> io::Result<()> {
         match self.wrong() {
             None => writeln!(out, "# Out of bounds values : N/A (not checked)")?,
@@ -231,12 +231,12 @@ impl BenchReport {
         out.flush()
     }
 
-    /// Writes the report as JSON: beside the file first, then in its place, so that no reader sees half of it. What is no regular
-    /// file is written to as it is.
+    /// Writes the report in JSON. Writes a new file and renames it to `path`, so that no reader sees half a report. If `path` is
+    /// not a regular file, such as a pipe, writes to it directly.
     ///
     /// # Errors
     ///
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn save(&self, path: &Path) -> io::Result<()> {
         let mut text = serde_json::to_vec_pretty(self).map_err(io::Error::from)?;
         text.push(b'\n');
@@ -244,41 +244,42 @@ impl BenchReport {
     }
 }
 
-/// Whether a report can be written to `path`, as far as that can be known beforehand: what is there stays as it is.
+/// Checks, as far as possible before the measurement, that a report can be written to `path`. Does not change an existing file.
 ///
 /// # Errors
 ///
-/// What the file system says.
-pub(super) fn check_place(path: &Path) -> io::Result<()> {
-    // Through a symbolic link, as the report itself goes.
+/// Errors of the file system.
+pub(super) fn check_writable(path: &Path) -> io::Result<()> {
+    // Like `save`, follows a symbolic link.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     match fs::metadata(&target).map(|metadata| metadata.file_type()) {
         Ok(kind) if kind.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
-        // White space before the report, which JSON allows, tells whether the device takes anything.
+        // JSON allows white space before the report, so writing a newline can test the device.
         Ok(kind) if kind.is_char_device() => {
             fs::OpenOptions::new().write(true).open(&target)?.write_all(b"\n")
         }
-        // To open a pipe would be to wait for its reader.
+        // A named pipe is not opened, because that waits for a reader.
         Ok(kind) if !kind.is_file() => Ok(()),
-        // A report is written beside the file first: this tries both the directory and the room in it.
+        // `save` writes a new file in the same directory. A trial file shows whether the directory is writable and has space.
         _ => {
             let mut name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
             name.push(format!(".{}.trial", std::process::id()));
             let trial = target.with_file_name(name);
             let written = fs::write(&trial, vec![b' '; TRIAL_BYTES]);
-            // The first error is the one to tell; there may be nothing to remove.
+            // Only an error of the write is reported. If the write failed, there may be no file to remove.
             let _ = fs::remove_file(&trial);
             written
         }
     }
 }
 
-/// Microseconds in four or five figures, as nccl-tests prints them.
-fn short(time_us: f64) -> String {
+/// Formats microseconds with four or five digits, as nccl-tests does.
+fn format_time(time_us: f64) -> String {
     if time_us < 1000.0 { format!("{time_us:.2}") } else { format!("{time_us:.1}") }
 }
 
-fn cpu() -> String {
+/// Returns the name of the processor.
+fn cpu_name() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map_or_else(|| "unknown processor".to_owned(), |(_, name)| name.trim().to_owned())

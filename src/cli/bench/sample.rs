@@ -1,43 +1,49 @@
 //! Contents whose reduction is exactly known, for each element type.
 //!
-//! Sums of floats are small enough whole numbers, their products powers of two with a sign, integers anything at all,
-//! because they wrap around. An average is the exact sum divided once, as [`ReduceOp::Average`] promises: integers truncate
-//! towards zero, half types divide in `f32` and round once. What only few ranks decide, such as a bit that all must have
-//! set, is drawn so that both outcomes are usual in a world of any size. All of that holds for some of the ranks as well.
+//! - Floats are chosen so that every sum is a whole number that the type represents exactly, and every product a power of two
+//!   with a sign.
+//! - Integers may have any value, because they wrap around.
+//! - An average is the exact sum divided once, as [`ReduceOp::Average`] promises: integers truncate towards zero, and half types
+//!   divide in `f32` and round once.
+//! - Logical and bitwise operations, whose result one rank can decide, get inputs for which both results occur often in a world
+//!   of any size.
+//!
+//! All of this also holds for a part of the ranks, as in a scan.
 
 use half::{bf16, f16};
 
 use crate::types::{Element, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp, WorldSize};
 
-/// Where a sample is drawn.
+/// The position of a sample: one element of one rank's contribution.
 #[derive(Clone, Copy, Debug)]
 pub struct SamplePosition {
-    /// Random bits of this position.
+    /// Pseudo-random bits for this position.
     pub(super) bits: u64,
-    /// Rank plus index: where not all ranks can contribute, they take turns along the index.
+    /// Rank plus index. If only some ranks may contribute to an element, this number decides which ranks do.
     pub(super) at: usize,
-    /// Ranks.
+    /// The number of ranks.
     pub(super) world: usize,
 }
 
 impl SamplePosition {
-    /// How many ranks may contribute here, and whether this one does, if at most `limit` may.
-    fn turn(self, limit: usize) -> (usize, bool) {
+    /// Limits the number of ranks that contribute to this element to `limit`. Returns the number of contributing ranks, and
+    /// whether this rank is one of them.
+    fn limit_contributors(self, limit: usize) -> (usize, bool) {
         let stride = self.world.div_ceil(limit);
         (self.world.div_ceil(stride), self.at.is_multiple_of(stride))
     }
 
-    /// One of so many bits where it is this rank's turn, at random, and none elsewhere: all ranks together set about half
-    /// of them.
+    /// Returns a word of `width` bits with one random bit set, or with no bit set. All ranks together set about half of the
+    /// bits.
     fn sparse_bit(self, width: u32) -> u64 {
         let stride = self.world.div_ceil(width as usize / 2) as u64;
-        let is_one = (self.bits >> 8).is_multiple_of(stride);
-        if is_one { 1 << (self.bits % u64::from(width)) } else { 0 }
+        let sets_bit = (self.bits >> 8).is_multiple_of(stride);
+        if sets_bit { 1 << (self.bits % u64::from(width)) } else { 0 }
     }
 
-    /// What a rank contributes to a logical reduction: 0 for false, 1 to 127 for true.
-    fn truth(self, op: ReduceOp) -> u8 {
-        // Of all ranks together one or none, usually, is the exception.
+    /// Returns a rank's contribution to a logical reduction: 0 for false, 1 to 127 for true.
+    fn logical_contribution(self, op: ReduceOp) -> u8 {
+        // For most elements, `is_rare` is true on at most one rank.
         let is_rare = (self.bits >> 8).is_multiple_of(2 * self.world as u64);
         let is_true = match op {
             ReduceOp::LogicalAnd => !is_rare,
@@ -47,39 +53,39 @@ impl SamplePosition {
         if is_true { 1 + (self.bits % 127) as u8 } else { 0 }
     }
 
-    /// A float's contribution, as a number that every float type holds exactly, if whole numbers are exact up to
-    /// `exact_max` and powers of two up to `exponent_max`.
-    fn float(self, op: Option<ReduceOp>, exact_max: usize, exponent_max: usize) -> f64 {
+    /// Returns a rank's contribution as a float. The float type represents whole numbers exactly up to `exact_max`, and powers of
+    /// two up to the exponent `exponent_max`.
+    fn float_contribution(self, op: Option<ReduceOp>, exact_max: usize, exponent_max: usize) -> f64 {
         let Self { bits, .. } = self;
         match op {
             None => (1 + bits % 127) as f64,
             Some(ReduceOp::Min | ReduceOp::Max) => (bits % 255) as f64 - 127.0,
             Some(ReduceOp::Sum | ReduceOp::PreMulSum | ReduceOp::Average) => {
-                let (contributors, is_one) = self.turn(exact_max);
+                let (contributors, contributes) = self.limit_contributors(exact_max);
                 let value = 1 + bits % (exact_max / contributors).min(128) as u64;
-                if is_one { value as f64 } else { 0.0 }
+                if contributes { value as f64 } else { 0.0 }
             }
             Some(ReduceOp::Product) => {
-                let (_, is_one) = self.turn(exponent_max);
+                let (_, contributes) = self.limit_contributors(exponent_max);
                 let sign = if bits & 1 == 0 { 1.0 } else { -1.0 };
                 let magnitude = if bits & 2 == 0 { 2.0 } else { 0.5 };
-                if is_one { sign * magnitude } else { sign }
+                if contributes { sign * magnitude } else { sign }
             }
-            Some(op) => f64::from(self.truth(op)),
+            Some(op) => f64::from(self.logical_contribution(op)),
         }
     }
 }
 
-/// An element type whose results can be foretold.
+/// An element type for which the exact result of a reduction can be computed.
 pub trait Sample: Element {
-    /// What one rank contributes at one place; not zero where nothing is reduced.
+    /// Returns the contribution at one position. Without a reduction, it is not zero.
     fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self;
-    /// The reduction of all contributions.
+    /// Reduces all contributions exactly.
     fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self;
 }
 
-/// The result of a logical reduction.
-fn truth(op: ReduceOp, mut values: impl Iterator<Item = bool>) -> bool {
+/// Reduces truth values with a logical operation.
+fn reduce_logical(op: ReduceOp, mut values: impl Iterator<Item = bool>) -> bool {
     match op {
         ReduceOp::LogicalAnd => values.all(|value| value),
         ReduceOp::LogicalOr => values.any(|value| value),
@@ -87,14 +93,14 @@ fn truth(op: ReduceOp, mut values: impl Iterator<Item = bool>) -> bool {
     }
 }
 
-/// The exact reduction of floats, an average not divided yet.
+/// Reduces floats exactly. Does not divide the sum of an average.
 fn reduce_floats(op: ReduceOp, values: impl Iterator<Item = f64>) -> f64 {
     match op {
         ReduceOp::Sum | ReduceOp::PreMulSum | ReduceOp::Average => values.sum(),
         ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
         ReduceOp::Max => values.fold(f64::NEG_INFINITY, f64::max),
         ReduceOp::Product => values.product(),
-        op => f64::from(u8::from(truth(op, values.map(|value| value != 0.0)))),
+        op => f64::from(u8::from(reduce_logical(op, values.map(|value| value != 0.0)))),
     }
 }
 
@@ -103,7 +109,7 @@ macro_rules! floats {
         impl Sample for $ty {
             fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self {
                 let round: fn($computed) -> $ty = $from;
-                round(position.float(op, $exact_max, $exponent_max) as $computed)
+                round(position.float_contribution(op, $exact_max, $exponent_max) as $computed)
             }
 
             fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self {
@@ -129,11 +135,11 @@ macro_rules! integers {
             fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self {
                 let value = position.bits as $ty;
                 match op {
-                    // Odd: not zero, and no product of such is.
+                    // Odd numbers and their products are never zero.
                     None | Some(ReduceOp::Product) => value | 1,
                     Some(ReduceOp::BitAnd) => !(position.sparse_bit(<$ty>::BITS) as $ty),
                     Some(ReduceOp::BitOr) => position.sparse_bit(<$ty>::BITS) as $ty,
-                    Some(op) if op.is_logical() => position.truth(op) as $ty,
+                    Some(op) if op.is_logical() => position.logical_contribution(op) as $ty,
                     Some(_) => value,
                 }
             }
@@ -150,8 +156,8 @@ macro_rules! integers {
                     ReduceOp::Min => contributions.fold(<$ty>::MAX, <$ty>::min),
                     ReduceOp::Max => contributions.fold(<$ty>::MIN, <$ty>::max),
                     ReduceOp::Product => contributions.fold(1, |a, b| a.wrapping_mul(b)),
-                    op if op.is_logical() => truth(op, contributions.map(|value| value != 0)).into(),
-                    // Sums, those of contributions multiplied beforehand too.
+                    op if op.is_logical() => reduce_logical(op, contributions.map(|value| value != 0)).into(),
+                    // Sum and PreMulSum.
                     _ => contributions.fold(0, sum),
                 }
             }
@@ -168,7 +174,7 @@ macro_rules! located {
                 let index = (position.bits >> 16) as $index;
                 match op {
                     None => Self::new((1 + position.bits % 127) as $value, index),
-                    // Few values, so that indices often decide.
+                    // Few different values, so that the index often decides.
                     Some(_) => Self::new((position.bits % 5) as $value - 2 as $value, index),
                 }
             }

@@ -1,4 +1,4 @@
-//! Where the time of a row's timed iterations went, on each rank.
+//! `--profile`: the time that each rank spent in sending, receiving, reducing and waiting during the timed iterations of a row.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -8,25 +8,25 @@ use serde::Serialize;
 use crate::group::{Error, Group, Spent};
 use crate::types::Rank;
 
-/// Figures that a rank tells the others.
+/// The number of durations that each rank sends to the others.
 const FIGURES: usize = 5;
-/// The most ranks of which each gets a line.
+/// The maximal number of ranks for which each rank gets a line. Larger jobs get a mean and two ranks.
 const LISTED_RANKS_MAX: usize = 2;
 
-/// Where the time of a timed iteration went on one rank.
+/// The time breakdown of one rank.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct RankProfile {
-    /// Which rank.
+    /// The rank.
     pub rank: u32,
-    /// Where its time went.
+    /// Its time breakdown.
     #[serde(flatten)]
     pub parts: TimeBreakdown,
 }
 
-/// Where the time of a timed iteration went: the mean of all of them, in microseconds. The parts come to the whole.
+/// The mean time of a timed iteration and its parts, in microseconds. The sum of the parts is `wall_us`.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct TimeBreakdown {
-    /// All of it, by this rank's clock. The row's `time_us` is another figure: the median of the slowest ranks.
+    /// The whole time, by this rank's clock. Unlike the row's `time_us`, it is a mean, and not that of the slowest rank.
     pub wall_us: f64,
     /// [`Spent::send`].
     pub send_us: f64,
@@ -41,7 +41,7 @@ pub struct TimeBreakdown {
 }
 
 impl RankProfile {
-    /// Gathers what every rank spent in so many iterations; all of them have to call this.
+    /// Gathers the time breakdown of every rank over `iterations` iterations. All ranks must call it.
     pub(super) fn gather(
         group: &mut Group,
         (wall, spent): (Duration, Spent),
@@ -50,16 +50,16 @@ impl RankProfile {
         let figures: [Duration; FIGURES] = [wall, spent.send, spent.receive, spent.reduce, spent.wait];
         let all = group.all_gather_from(&figures.map(|part| part.as_nanos() as u64))?;
         let (all, _) = all.as_chunks::<FIGURES>();
-        let of = |(rank, own): (Rank, &[u64; FIGURES])| Self {
+        let profile = |(rank, own): (Rank, &[u64; FIGURES])| Self {
             rank: rank.get(),
             parts: TimeBreakdown::new(*own, iterations),
         };
-        Ok(group.size().ranks().zip(all).map(of).collect())
+        Ok(group.size().ranks().zip(all).map(profile).collect())
     }
 }
 
 impl TimeBreakdown {
-    /// The mean of nanoseconds in all iterations.
+    /// Divides sums of nanoseconds over all iterations by the number of iterations.
     fn new([wall, parts @ ..]: [u64; FIGURES], iterations: u32) -> Self {
         let mean_us = |nanoseconds: u64| nanoseconds as f64 / f64::from(iterations.max(1)) / 1e3;
         let other_us = mean_us(wall.saturating_sub(parts.iter().sum()));
@@ -68,20 +68,20 @@ impl TimeBreakdown {
     }
 
     fn mean(ranks: &[RankProfile]) -> Self {
-        let of = |figure: fn(&Self) -> f64| {
+        let mean_of = |figure: fn(&Self) -> f64| {
             ranks.iter().map(|rank| figure(&rank.parts)).sum::<f64>() / ranks.len().max(1) as f64
         };
         Self {
-            wall_us: of(|parts| parts.wall_us),
-            send_us: of(|parts| parts.send_us),
-            receive_us: of(|parts| parts.receive_us),
-            reduce_us: of(|parts| parts.reduce_us),
-            wait_us: of(|parts| parts.wait_us),
-            other_us: of(|parts| parts.other_us),
+            wall_us: mean_of(|parts| parts.wall_us),
+            send_us: mean_of(|parts| parts.send_us),
+            receive_us: mean_of(|parts| parts.receive_us),
+            reduce_us: mean_of(|parts| parts.reduce_us),
+            wait_us: mean_of(|parts| parts.wait_us),
+            other_us: mean_of(|parts| parts.other_us),
         }
     }
 
-    fn named(&self) -> [(&'static str, f64); FIGURES] {
+    fn named_parts(&self) -> [(&'static str, f64); FIGURES] {
         [
             ("send", self.send_us),
             ("receive", self.receive_us),
@@ -93,7 +93,7 @@ impl TimeBreakdown {
 
     fn write(&self, out: &mut dyn Write, name: &str) -> io::Result<()> {
         write!(out, "#  {name:<19}")?;
-        for (part, time_us) in self.named() {
+        for (part, time_us) in self.named_parts() {
             let percent = if self.wall_us > 0.0 { 100.0 * time_us / self.wall_us } else { 0.0 };
             write!(out, " {part} {time_us:>9.2} ({percent:>3.0}%)")?;
         }
@@ -101,27 +101,24 @@ impl TimeBreakdown {
     }
 }
 
-/// What the lines of [`write`] say, above the table.
+/// Writes the line above the table that explains the lines of [`write`].
 pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
-    writeln!(
-        out,
-        "# below each row: microseconds of a timed iteration, the mean of all of them, by what they went into"
-    )
+    writeln!(out, "# below each row: how the mean time of a timed iteration, in microseconds, was spent")
 }
 
-/// Two ranks as they are. Of more their mean, the one that waits least, for which the others wait very likely, and the one
-/// that waits most.
+/// Writes a line for each rank if there are at most two. Otherwise writes the mean of all ranks, the rank that waits least (the
+/// other ranks probably wait for it), and the rank that waits most.
 pub(super) fn write(out: &mut dyn Write, ranks: &[RankProfile]) -> io::Result<()> {
     if ranks.len() <= LISTED_RANKS_MAX {
-        return ranks.iter().try_for_each(|of| of.parts.write(out, &format!("rank {}", of.rank)));
+        return ranks.iter().try_for_each(|rank| rank.parts.write(out, &format!("rank {}", rank.rank)));
     }
     TimeBreakdown::mean(ranks).write(out, &format!("mean of {}", ranks.len()))?;
     let by_wait = |a: &&RankProfile, b: &&RankProfile| a.parts.wait_us.total_cmp(&b.parts.wait_us);
     let extremes =
         [(ranks.iter().min_by(by_wait), "waits least"), (ranks.iter().max_by(by_wait), "waits most")];
     for (found, waits) in extremes {
-        let Some(of) = found else { continue };
-        of.parts.write(out, &format!("rank {} {waits}", of.rank))?;
+        let Some(rank) = found else { continue };
+        rank.parts.write(out, &format!("rank {} {waits}", rank.rank))?;
     }
     Ok(())
 }
@@ -131,9 +128,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_come_to_the_whole() {
+    fn the_sum_of_the_parts_is_the_whole() {
         let parts = TimeBreakdown::new([10_000, 1000, 2000, 3000, 3500], 2);
-        let sum: f64 = parts.named().iter().map(|(_, time_us)| time_us).sum();
+        let sum: f64 = parts.named_parts().iter().map(|(_, time_us)| time_us).sum();
         assert_eq!((parts.wall_us, parts.send_us, parts.other_us, sum), (5.0, 0.5, 0.25, 5.0));
         assert_eq!(
             TimeBreakdown::new([1, 1, 1, 0, 0], 0).other_us,
@@ -143,17 +140,17 @@ mod tests {
     }
 
     #[test]
-    fn of_many_ranks_the_extremes_are_shown() {
-        let of = |rank, wait| RankProfile { rank, parts: TimeBreakdown::new([8000, 1000, 0, 0, wait], 1) };
+    fn three_ranks_are_shown_as_mean_and_extremes() {
+        let rank = |rank, wait| RankProfile { rank, parts: TimeBreakdown::new([8000, 1000, 0, 0, wait], 1) };
         let lines = |ranks: &[RankProfile]| {
             let mut text = Vec::new();
             write(&mut text, ranks).unwrap();
             String::from_utf8(text).unwrap().lines().map(str::to_owned).collect::<Vec<_>>()
         };
-        let two = lines(&[of(0, 2000), of(1, 4000)]);
+        let two = lines(&[rank(0, 2000), rank(1, 4000)]);
         assert!(two.len() == 2 && two[0].starts_with("#  rank 0 "), "{two:?}");
         assert!(two[1].ends_with("wait      4.00 ( 50%) other      3.00 ( 38%) of 8.00"), "{two:?}");
-        let three = lines(&[of(0, 2000), of(1, 7000), of(2, 0)]);
+        let three = lines(&[rank(0, 2000), rank(1, 7000), rank(2, 0)]);
         let expected = ["mean of 3 ", "rank 2 waits least", "rank 1 waits most"];
         assert!(
             three.len() == 3 && three.iter().zip(expected).all(|(line, expected)| line.contains(expected)),

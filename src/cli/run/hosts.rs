@@ -1,4 +1,4 @@
-//! How many ranks the options ask for, and whether the hosts that they name are this one.
+//! The number of ranks that the options give, and the check that all named hosts are this host.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -11,29 +11,32 @@ use crate::launch::LOCAL_RANKS_MAX;
 use crate::rendezvous::host_name;
 use crate::types::WorldSize;
 
-/// The longest hostfile, in bytes: far more than the hosts of any job.
+/// The maximal length of a hostfile, in bytes. A real hostfile is much shorter.
 const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The number of ranks. Hosts with slots say it if no other option does; each of them must be this host.
+/// Returns the number of ranks. Without `-n` and its other spellings, it is the sum of the hosts' slots. Each host must be this
+/// host.
 pub(super) fn world(args: &RunArgs) -> Result<WorldSize, String> {
     let slots = match &args.hostfile {
         Some(path) => slots_of_file(path)?,
         None => slots_of(args.hosts.iter().map(String::as_str))?,
     };
     let ranks = args.ranks.or(args.ranks_per_host).unwrap_or(RankCount::Number(slots.into()));
-    let world = checked(ranks)?;
+    let world = check_count(ranks)?;
     if let (Some(_), Some(per_host)) = (args.ranks, args.ranks_per_host)
-        && checked(per_host)?.get() < world.get()
+        && check_count(per_host)?.get() < world.get()
     {
-        return Err(format!("-n {world} with fewer ranks on each host needs several hosts; {ONLY_HERE}"));
+        return Err(format!(
+            "-n {world} is more than the number of ranks per host, so it needs several hosts; {THIS_HOST_ONLY}"
+        ));
     }
     Ok(world)
 }
 
-const ONLY_HERE: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for example \
+const THIS_HOST_ONLY: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for example \
     `ringtrain --peers hosts.txt --rank R`";
 
-fn checked(ranks: RankCount) -> Result<WorldSize, String> {
+fn check_count(ranks: RankCount) -> Result<WorldSize, String> {
     let number = match ranks {
         RankCount::Auto => {
             available_parallelism().map_or(1, |count| count.get() as i64).min(LOCAL_RANKS_MAX.into())
@@ -55,7 +58,7 @@ fn slots_of_file(path: &Path) -> Result<u32, String> {
         .map_err(|error| format!("--hostfile {}: {error}", path.display()))
 }
 
-/// The sum of the slots of entries such as `host`, `host:2` and `host slots=2`.
+/// Returns the sum of the slots of entries such as `host`, `host:2` and `host slots=2`.
 fn slots_of<'a>(entries: impl Iterator<Item = &'a str>) -> Result<u32, String> {
     let mut sum = 0_u32;
     for entry in entries {
@@ -70,7 +73,7 @@ fn slots_of<'a>(entries: impl Iterator<Item = &'a str>) -> Result<u32, String> {
             slots = word.strip_prefix("slots=").or(word.strip_prefix("max_slots=")).unwrap_or(slots);
         }
         if !is_this_host(host) {
-            return Err(format!("`{host}` is not this host; {ONLY_HERE}"));
+            return Err(format!("`{host}` is not this host; {THIS_HOST_ONLY}"));
         }
         let slots: u32 =
             slots.parse().map_err(|_| format!("`{entry}`: `{slots}` is not a number of ranks"))?;
@@ -114,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn other_hosts_get_a_sentence() {
+    fn other_hosts_are_refused_with_a_sentence() {
         for (entry, part) in [
             ("node7:4", "`node7` is not this host; ringrun starts ranks on this host only"),
             ("192.0.2.7", "`192.0.2.7` is not this host"),

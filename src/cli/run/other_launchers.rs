@@ -1,4 +1,4 @@
-//! The options that users of mpirun, horovodrun, torchrun and srun type: one table, and the translation to ringrun's own.
+//! A table of options of mpirun, horovodrun, torchrun and srun, and their translation to options of ringrun.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -8,35 +8,35 @@ use clap::{Arg, Command};
 /// What ringrun does with an option of another launcher.
 #[derive(Clone, Copy, Debug)]
 enum Meaning {
-    /// It becomes this option of ringrun, with the same value.
+    /// Replaced by this option of ringrun, with the same value.
     SameAs(&'static str),
-    /// ringrun always does so: the option is dropped.
+    /// Dropped: ringrun always behaves as the option asks.
     Default,
-    /// These values are ringrun's default; others get the sentence.
+    /// Dropped if the value is one of these, which ringrun uses anyway. Other values are refused with the sentence.
     DefaultFor(&'static [&'static str], &'static str),
-    /// `NAME VALUE` becomes `-x NAME=VALUE`.
+    /// Replaced: `NAME VALUE` becomes `-x NAME=VALUE`.
     Variable,
-    /// `A,B` becomes `-x A -x B`.
+    /// Replaced: `A,B` becomes `-x A -x B`.
     Variables,
-    /// A sentence that names what to use instead.
+    /// Refused with this sentence, which says what to use instead.
     Refused(&'static str),
 }
 
 use Meaning::{Default, DefaultFor, Refused, SameAs, Variable, Variables};
 
-/// Names with the same meaning, how many values each takes, and the meaning. A name without dashes is a long option, which may be
-/// typed with one dash or two, and with `_` for `-`.
+/// The names of an option, the number of its values, and its meaning. A name without dashes is a long option: users may type it
+/// with one dash or two, and with `_` instead of `-`.
 type Row = (&'static [&'static str], usize, Meaning);
 
 const SEVERAL_HOSTS: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for \
     example `ringtrain --peers hosts.txt --rank R`";
-const NOT_ELASTIC: &str = "a job of ringrun has a fixed number of ranks and does not restart; give -n N, and after a \
-    failure start it again with `ringtrain --resume`";
-const NETWORK: &str = "ringrun's ranks talk through shared memory and loopback, and need no network interface; on \
-    several hosts each rank takes --peers FILE and --bind IP";
-const NO_SSH: &str = "ringrun uses no ssh: it starts ranks on this host only; on several hosts start each rank with \
+const NOT_ELASTIC: &str = "ringrun starts a fixed number of ranks and does not restart them; give -n N, and after a \
+    failure start the job again with `ringtrain --resume`";
+const NETWORK: &str = "ringrun's ranks communicate through shared memory and loopback, without a network interface; on \
+    several hosts start each rank with --peers FILE and --bind IP";
+const NO_SSH: &str = "ringrun does not use ssh: it starts ranks on this host only; on several hosts start each rank with \
     --peers FILE --rank R";
-const PLACEMENT: &str = "ringrun spreads ranks evenly over the processors; leave it out, or choose --bind-to core, numa \
+const PLACEMENT: &str = "ringrun spreads ranks evenly over the processors; leave it out, or use --bind-to core, numa \
     or none";
 const SHOW_PLACEMENT: &str = "use --report-bindings, which prints the processors of each rank";
 const CHOOSE_PROCESSORS: &str =
@@ -45,10 +45,10 @@ const THREADS: &str = "each rank gets an even share of the processors; to change
     OMP_NUM_THREADS=N";
 const MCA: &str = "ringrun has no MCA parameters; leave it out (ringtrain and ringbench choose with --transport and \
     --algorithm)";
-const MASTER: &str = "leave it out: ringrun finds a free port on this host; -x MASTER_PORT=P or -x MASTER_ADDR=A sets \
-    another for the ranks";
+const MASTER: &str = "leave it out: ringrun finds a free port on this host; to choose one, use -x MASTER_PORT=P and \
+    -x MASTER_ADDR=A";
 const RENDEZVOUS: &str = "leave it out: ringrun serves the rendezvous of its job itself";
-const TUNING: &str = "ringrun takes no tuning options of Horovod; leave it out (ringtrain has --bucket-bytes and \
+const TUNING: &str = "ringrun has no tuning options of Horovod; leave it out (ringtrain has --bucket-bytes and \
     --compression)";
 const LOGGING: &str = "use -x RUST_LOG=debug, which makes the ranks print what they do";
 const SAVE_OUTPUT: &str = "use --output-dir DIR, which saves the output of each rank and still prints it";
@@ -60,13 +60,14 @@ const ONE_PROGRAM: &str = "ringrun starts one command for all ranks; start a scr
 const DEBUGGER: &str =
     "start the debugger as the command, for example: ringrun -n N gdb --batch -ex run --args COMMAND";
 const ENVIRONMENT: &str = "every rank inherits ringrun's environment; clean it with `env -i ringrun ...`";
-const EXPERT: &str = "ringrun has nothing like it; leave it out";
+const EXPERT: &str = "ringrun has no such option; leave it out";
 
 const ONE_HOST: &[&str] = &["1", "1:1"];
 
-/// Every option of another launcher that ringrun knows, except those that it has under the same name.
+/// The options of other launchers that ringrun accepts or refuses with a sentence. Options that ringrun has under the same name
+/// are not in the table.
 const OPTIONS: &[Row] = &[
-    // How many ranks.
+    // The number of ranks.
     (&["-c", "n", "proc", "ntasks"], 1, SameAs("--np")),
     (
         &["-N", "npernode", "ppn", "perhost", "nproc-per-node", "ntasks-per-node"],
@@ -88,7 +89,7 @@ const OPTIONS: &[Row] = &[
         Refused(NOT_ELASTIC),
     ),
     (&["elastic-timeout", "blacklist-cooldown-range"], 1, Refused(NOT_ELASTIC)),
-    // Which hosts.
+    // Hosts.
     (&["hosts"], 1, SameAs("--host")),
     (&["-f", "machinefile", "default-hostfile"], 1, SameAs("--hostfile")),
     (&["nodelist", "add-host", "add-hostfile"], 1, Refused(SEVERAL_HOSTS)),
@@ -102,7 +103,7 @@ const OPTIONS: &[Row] = &[
     (&["iface", "network-interface", "network-interfaces", "nics", "nic", "local-addr"], 1, Refused(NETWORK)),
     (&["gloo", "mpi", "jsrun"], 0, Refused("ringrun has its own runtime; leave it out")),
     (&["tcp"], 0, Refused("leave it out, or pass --transport tcp to ringtrain or ringbench")),
-    // Where ranks run.
+    // Processors.
     (&["map-by", "rank-by", "distribution"], 1, Refused(PLACEMENT)),
     (&["bycore", "byslot", "bynode", "bysocket"], 0, Refused(PLACEMENT)),
     (&["bind-to-core"], 0, SameAs("--bind-to=core")),
@@ -113,7 +114,7 @@ const OPTIONS: &[Row] = &[
     (&["cpus-per-rank", "cpus-per-proc", "cpus-per-task"], 1, Refused(THREADS)),
     (&["display-map", "display-allocation", "display-devel-map", "display-topo"], 0, Refused(SHOW_PLACEMENT)),
     (&["display"], 1, Refused(SHOW_PLACEMENT)),
-    // Meeting and restarting.
+    // Rendezvous and restarts.
     (&["standalone"], 0, Default),
     (&["rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"], 1, Refused(RENDEZVOUS)),
     (&["master-addr", "master-port"], 1, Refused(MASTER)),
@@ -125,7 +126,7 @@ const OPTIONS: &[Row] = &[
     ),
     (&["enable-recovery", "continuous", "disable-recovery"], 0, Refused(NOT_ELASTIC)),
     (&["timeout"], 1, SameAs("--job-timeout")),
-    // What runs.
+    // The command.
     (&["no-python"], 0, Default),
     (&["-m", "module", "run-path"], 0, Refused(MODULE)),
     (&["app", "configfile", "multi-prog"], 1, Refused(ONE_PROGRAM)),
@@ -135,13 +136,13 @@ const OPTIONS: &[Row] = &[
     (&["path", "prefix", "personality", "tmpdir", "tune", "am", "rmk"], 1, Refused(EXPERT)),
     (&["mca", "gmca", "pmixmca", "prtemca"], 2, Refused(MCA)),
     (&["mpi-args", "mpi-threads-disable"], 1, Refused(MCA)),
-    // Their environment.
+    // The environment of the ranks.
     (&["-env", "genv"], 2, Variable),
     (&["genvlist", "envlist"], 1, Variables),
     (&["genvall", "envall"], 0, Default),
     (&["genvnone", "envnone"], 0, Refused(ENVIRONMENT)),
     (&["export"], 1, DefaultFor(&["ALL"], ENVIRONMENT)),
-    // Their output.
+    // The output of the ranks.
     (&["-l", "label", "prepend-rank"], 0, SameAs("--tag-output")),
     (&["timestamp-output", "prefix-timestamp", "prefix-output-with-timestamp"], 0, Refused(TIMESTAMPS)),
     (&["merge-stderr-to-stdout", "stream-output"], 0, Refused(MERGE)),
@@ -153,7 +154,7 @@ const OPTIONS: &[Row] = &[
     (&["log-level"], 1, Refused(LOGGING)),
     (&["report-pid", "report-uri"], 1, Refused("use --verbose; each rank also finds its number in $RANK")),
     (&["print-all-exitcodes"], 0, SameAs("--verbose")),
-    // Horovod's runtime.
+    // The runtime of Horovod.
     (
         &["fusion-threshold-mb", "cycle-time-ms", "cache-capacity", "timeline-filename", "config-file"],
         1,
@@ -168,7 +169,7 @@ const OPTIONS: &[Row] = &[
     (&["check-build"], 0, Refused("use --version")),
 ];
 
-/// Rewrites what another launcher's user typed before COMMAND to ringrun's own options. An error is one sentence.
+/// Replaces the options of other launchers, before COMMAND, by options of ringrun. An error is one sentence.
 pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<OsString>, String> {
     let mut translated = Vec::with_capacity(arguments.len());
     let mut rest = arguments.into_iter();
@@ -190,14 +191,14 @@ pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<O
             translated.extend(command);
             return Ok(translated);
         }
-        // What is not text can only be a value, such as that of `-x`; clap refuses it elsewhere.
+        // An argument that is not UTF-8 can only be a value, such as the value of `-x`. clap refuses it elsewhere.
         let Some(text) = argument.to_str() else {
             translated.push(argument);
             continue;
         };
         let (typed, value) = text.split_once('=').map_or((text, None), |(typed, value)| (typed, Some(value)));
         let mut next = |name: &str| rest.next().ok_or_else(|| format!("{name} needs a value"));
-        if let Some(&(_, count, meaning)) = find(typed) {
+        if let Some(&(_, count, meaning)) = find_row(typed) {
             let mut values: Vec<OsString> = value.into_iter().map(OsString::from).collect();
             while values.len() < count {
                 values.push(next(typed)?);
@@ -205,7 +206,7 @@ pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<O
             if values.len() > count {
                 return Err(format!("{typed} takes no value"));
             }
-            apply(typed, meaning, values, &mut translated)?;
+            translate_option(typed, meaning, values, &mut translated)?;
         } else {
             let (rewritten, needs_value) = own_option(own, typed, value)?;
             translated.push(rewritten.into());
@@ -218,8 +219,8 @@ pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<O
     Ok(translated)
 }
 
-/// The row of an option as it was typed, without its value.
-fn find(typed: &str) -> Option<&'static Row> {
+/// Returns the row of the option that the user typed; `typed` does not include its value.
+fn find_row(typed: &str) -> Option<&'static Row> {
     let long = typed.strip_prefix("--").or_else(|| typed.strip_prefix('-').filter(|name| name.len() > 1));
     let long = long.map(|name| name.replace('_', "-"));
     OPTIONS.iter().find(|(names, ..)| {
@@ -227,8 +228,8 @@ fn find(typed: &str) -> Option<&'static Row> {
     })
 }
 
-/// Adds what an option of another launcher means.
-fn apply(
+/// Appends the options of ringrun that replace one option of another launcher.
+fn translate_option(
     typed: &str,
     meaning: Meaning,
     values: Vec<OsString>,
@@ -259,9 +260,10 @@ fn apply(
     Ok(())
 }
 
-/// One of ringrun's own options as clap takes it, and whether its value is the next argument.
+/// Returns an option of ringrun in the form that clap expects, and whether its value is the next argument.
 ///
-/// clap reads `-hostfile` as `-h`, prints the help and exits with 0: a word with one dash is passed on only if it is known.
+/// clap would read `-hostfile` as `-h`, print the help and exit with 0. So an argument with one dash is passed on only if ringrun
+/// has such an option.
 fn own_option(own: &Command, typed: &str, value: Option<&str>) -> Result<(String, bool), String> {
     let unknown = || format!("unknown option {typed}; `ringrun --help` lists the options");
     let joined = |name: &str| value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
@@ -271,7 +273,7 @@ fn own_option(own: &Command, typed: &str, value: Option<&str>) -> Result<(String
     let long = own.get_arguments().find(|arg| has_long(arg, &name));
     let is_double = typed.starts_with("--");
     if is_double || name.len() > 1 && (long.is_some() || ["help", "version"].contains(&name.as_str())) {
-        // clap's own message about an unknown option knows similar names.
+        // clap's message about an unknown long option suggests similar names.
         return Ok((joined(&format!("--{name}")), value.is_none() && long.as_ref().is_some_and(takes_value)));
     }
     let mut letters = typed[1..].chars();
@@ -303,9 +305,9 @@ mod tests {
         Ok(words.iter().map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" "))
     }
 
-    /// Each name of each row, in every spelling, either becomes options that clap takes or one sentence.
+    /// Every spelling of every name is replaced by options that clap accepts, or refused with one sentence.
     #[test]
-    fn every_row_works_or_says_in_a_sentence_what_to_use() {
+    fn every_option_of_the_table_is_translated_or_refused_with_a_sentence() {
         for &(names, count, meaning) in OPTIONS {
             for &name in names {
                 let spellings = match name.strip_prefix('-') {
@@ -352,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_stands_twice_or_is_an_option_of_ringrun() {
+    fn every_name_is_in_the_table_once_and_not_an_option_of_ringrun() {
         let mut names: Vec<&str> = OPTIONS.iter().flat_map(|(names, ..)| *names).copied().collect();
         for name in &names {
             let own = own();
@@ -366,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_other_launchers_users_type() {
+    fn command_lines_for_other_launchers_are_translated() {
         for (line, expected) in [
             ("-np 2 a -np 3", "--np 2 a -np 3"),
             ("-np=2 a", "--np=2 a"),

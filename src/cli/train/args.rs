@@ -1,4 +1,4 @@
-//! The arguments of `ringtrain`, and their conversion to a checked configuration.
+//! The arguments of `ringtrain`, and the conversion of them to a checked configuration.
 
 use std::path::PathBuf;
 
@@ -14,30 +14,31 @@ use crate::train::{BUCKET_BYTES, Checkpoint, Config, Existing};
 const AFTER_HELP: &str = "\
 Examples:
   ringtrain                                      train on the built-in digits in one process
-  ringrun -n 4 ringtrain                         the same in four processes on this machine
-  ringtrain --peers hosts.txt --rank 1           the second of the ranks that hosts.txt lists
+  ringrun -n 4 ringtrain                         train on the digits in four processes on this machine
+  ringtrain --peers hosts.txt --rank 1           run as rank 1 of a job whose hosts are listed in hosts.txt
   ringrun -n 4 ringtrain --data /usr/share/datasets/fashion-mnist --model mlp:256,128 --epochs 10
   ringtrain --data houses.csv --target price --report result.json
   ringtrain --data X.npy,y.npy --model mlp:64 --task regression
-  ringtrain --checkpoint run1 --resume           go on from the last checkpoint, or start if there is none
+  ringtrain --checkpoint run1 --resume           continue from the last checkpoint, or start if there is none
 
 Defaults:
   --model       mlp:128 if the target holds classes, linear if it holds numbers
-  --task        classes if the target is text, or integers of at most 100 distinct values with at least 10 rows of each on
-                average (or with only two values); numbers otherwise; the choice is printed
+  --task        classification if the target is text, only two distinct integers, or at most 100 distinct integers with at
+                least 10 rows each on average; otherwise regression. ringtrain prints its choice
   --optimizer   nesterov for linear and softmax on tables of at most 16 million values, unless --batch-size is given;
-                adam otherwise
-  --batch-size  nesterov: the whole training set; others: 128
-  --epochs      nesterov: until the loss no longer falls, at most 5000 epochs, on large tables 1000; others: 40
-  --lr          nesterov: 1 / the largest curvature of the loss, which is computed from the features;
+                otherwise adam
+  --batch-size  nesterov: the whole training set; other optimizers: 128
+  --epochs      nesterov: until the loss no longer falls, at most 5000 epochs (1000 on large tables);
+                other optimizers: 40
+  --lr          nesterov: 1 / the largest curvature of the loss, computed from the features;
                 mlp: adam 0.001, momentum and nesterov 0.01, sgd 0.1;  softmax: adam and momentum 0.01, sgd 0.1;
                 linear: adam 0.01, momentum 0.001, sgd 0.01
 
-With --resume, --lr, --epochs, --compression, --bucket-bytes and the number of ranks may change. Without --lr the checkpoint's is
-used. All other options of training and data must be the same.
+With --resume you may change --lr, --epochs, --compression, --bucket-bytes and the number of ranks. All other options of training
+and data must be the same as before. Without --lr the run continues with the learning rate of the checkpoint.
 
-SIGTERM or Ctrl-C on any rank: all ranks finish the step, save to --checkpoint, write --report and exit with 0. They do not
-evaluate. A second signal ends the process at once.
+If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
+They do not evaluate the model. A second signal ends the process at once.
 
 After each epoch the ranks compare hashes of their parameters. A difference ends the job with exit code 16.
 
@@ -46,50 +47,51 @@ Exit codes:
   1  any other failure                       9  training diverged: the loss is NaN, infinite, or more than 10
   2  unknown option or bad combination          times that of a constant prediction; or a rank aborted
   3  peers file, secret file, environment   10  a checkpoint or report cannot be read or written
-     or arguments wrong, or not the same    11  the listening port is in use
-     on all ranks                           12  a peer has another secret
+     or arguments are wrong, or differ      11  the listening port is in use
+     between ranks                          12  a peer has another secret
   4  data missing, truncated or wrong       13  a peer has another protocol version
   5  not all ranks started in time          14  a peer broke the protocol
   6  a rank was lost                        16  ranks hold different parameters
   7  ranks called different operations";
 
-/// Trains a model on all ranks of a job. Each rank computes its part of every batch, and the ranks add up their gradients.
+/// Trains a model on all ranks of a job. Each rank computes the gradients of its part of every batch, and the ranks sum them.
 #[derive(Parser, Debug)]
 #[command(name = "ringtrain", version, after_help = AFTER_HELP)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
-pub(super) struct LowArgs {
+pub(super) struct TrainArgs {
     /// How to join the job.
     #[command(flatten)]
     pub(super) group: GroupArgs,
 
-    /// linear (least squares), softmax (logistic regression), or mlp:WIDTH,WIDTH,... (rectified hidden layers)
+    /// The model: linear (least squares), softmax (logistic regression), or mlp:WIDTH,WIDTH,... (hidden layers with relu)
+    /// [default: see below]
     #[arg(long, value_name = "MODEL", help_heading = "Training")]
     model: Option<String>,
 
-    /// digits (1,797 handwritten digits, UCI, CC BY 4.0, built in); a directory of IDX files (MNIST, Fashion-MNIST;
+    /// The data: digits (1,797 handwritten digits, built in; UCI, CC BY 4.0); a directory of IDX files (MNIST, Fashion-MNIST;
     /// plain or .gz); a .csv or .tsv table (needs --target; see --no-header); FEATURES.npy,TARGETS.npy;
     /// or synthetic:ROWSxFEATURES
     #[arg(long, value_name = "DATA", default_value = "digits", help_heading = "Data")]
     data: String,
 
-    /// The column of a table to predict: its name, or its number counted from 0
+    /// The table column to predict: its name, or its number counted from 0
     #[arg(long, value_name = "COLUMN", help_heading = "Data")]
     target: Option<String>,
 
-    /// The table has no header: the first row is data, and --target is a column's number
+    /// Read the first row of the table as data. --target is then the number of a column
     #[arg(long, conflicts_with = "header", help_heading = "Data")]
     no_header: bool,
 
-    /// The first row is a header although it holds numbers
+    /// Read the first row of the table as a header, even if it holds numbers
     #[arg(long, help_heading = "Data")]
     header: bool,
 
-    /// The part of the rows that is kept for testing; which rows does not depend on --seed. IDX data has its own test set
-    /// [default: 0.2]
+    /// The fraction of the rows that is kept for testing. --seed does not change which rows these are. Not for IDX data, which
+    /// has its own test set [default: 0.2]
     #[arg(long, value_name = "FRACTION", help_heading = "Data")]
     test_fraction: Option<f64>,
 
-    /// Whether the target holds classes or numbers; see Defaults below
+    /// Whether to predict classes or numbers. auto decides by the target; see Defaults below
     #[arg(
         long,
         value_name = "auto|classification|regression",
@@ -98,32 +100,33 @@ pub(super) struct LowArgs {
     )]
     task: String,
 
-    /// Keep features and numeric targets in their own units. By default the columns of a table (for linear, pixels too) and
-    /// numeric targets are scaled to mean 0 and standard deviation 1; losses are always reported in the target's unit
+    /// Do not scale features and numeric targets. By default, ringtrain scales numeric targets and the columns of a table (for
+    /// --model linear also pixels) to mean 0 and standard deviation 1. Reported losses are always in the unit of the target
     #[arg(long, help_heading = "Data")]
     no_standardize: bool,
 
-    /// Samples of one step, of all ranks together [default: see below]
+    /// The number of samples in one step, summed over all ranks [default: see below]
     #[arg(long, value_name = "SAMPLES", help_heading = "Training")]
     batch_size: Option<u64>,
 
-    /// Passes over the training set, including those before --resume [default: see below]
+    /// The number of passes over the training set. With --resume it includes the passes before the checkpoint
+    /// [default: see below]
     #[arg(long, value_name = "COUNT", help_heading = "Training")]
     epochs: Option<u64>,
 
-    /// auto, sgd, momentum, nesterov or adam; see Defaults below
+    /// The optimizer: auto, sgd, momentum, nesterov or adam; see Defaults below
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Training")]
     optimizer: String,
 
-    /// Learning rate [default: see below]
+    /// The learning rate [default: see below]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     lr: Option<f32>,
 
-    /// The part of the velocity that --optimizer momentum keeps [default: 0.9]
+    /// The momentum factor of --optimizer momentum, as in torch.optim.SGD [default: 0.9]
     #[arg(long, value_name = "PART", allow_negative_numbers = true, help_heading = "Training")]
     momentum: Option<f32>,
 
-    /// L2 regularisation: this times each parameter is added to its gradient, as torch.optim does
+    /// L2 regularisation: adds RATE times each parameter to its gradient, as torch.optim does
     #[arg(
         long,
         value_name = "RATE",
@@ -133,54 +136,55 @@ pub(super) struct LowArgs {
     )]
     weight_decay: f32,
 
-    /// Seed of the initial parameters and of the order of the samples; the same seed gives the same run
+    /// The seed of the initial parameters and of the order of the samples. The same seed gives the same run
     #[arg(long, value_name = "NUMBER", default_value_t = 0, help_heading = "Training")]
     seed: u64,
 
-    /// How gradients are sent: none (4 bytes each), fp16 or bf16 (2 bytes each)
+    /// The format in which gradients are sent: none (4 bytes each), fp16 or bf16 (2 bytes each)
     #[arg(long, value_name = "none|fp16|bf16", default_value = "none", help_heading = "Training")]
     compression: String,
 
-    /// Reduce gradients in buckets of this size while the rest is still computed. Another size may change the last bits of sums
+    /// Reduce gradients in buckets of this size while the backward pass computes the next ones. Another size may change the last
+    /// bits of the sums
     #[arg(long, value_name = "BYTES", default_value_t = BUCKET_BYTES, conflicts_with = "no_overlap", help_heading = "Training")]
     bucket_bytes: usize,
 
-    /// Reduce all gradients after the backward pass
+    /// Reduce all gradients at once after the backward pass
     #[arg(long, help_heading = "Training")]
     no_overlap: bool,
 
-    /// Save to DIR/checkpoint.safetensors after each epoch and after a stop signal (rank 0 writes)
+    /// Save a checkpoint to DIR/checkpoint.safetensors after each epoch and after a stop signal. Rank 0 writes it
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     checkpoint: Option<PathBuf>,
 
-    /// Go on from the checkpoint in --checkpoint; start from the beginning if there is none yet
+    /// Continue from the checkpoint in --checkpoint. If there is none yet, start from the beginning
     #[arg(long, help_heading = "Output")]
     resume: bool,
 
-    /// Write a report as JSON (rank 0)
+    /// Write a report in JSON to FILE. Rank 0 writes it
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     report: Option<PathBuf>,
 }
 
-/// Refuses a value that is not finite or not allowed; `range` says in words which values are.
-fn number(flag: &str, value: f32, allowed: bool, range: &str) -> Result<(), String> {
+/// Returns an error if the value is not finite or not allowed. `range` describes the allowed values in words.
+fn check_number(flag: &str, value: f32, allowed: bool, range: &str) -> Result<(), String> {
     if value.is_finite() && allowed { Ok(()) } else { Err(format!("{flag} {value}: it must be {range}")) }
 }
 
-impl LowArgs {
-    /// Checks the arguments one by one and together.
+impl TrainArgs {
+    /// Checks each argument and their combination, and returns the configuration.
     ///
     /// # Errors
     ///
-    /// A sentence that says which argument is wrong and what to do.
-    pub(super) fn lift(self) -> Result<Config, String> {
+    /// Returns a sentence that says which argument is wrong and what to do.
+    pub(super) fn into_config(self) -> Result<Config, String> {
         let source: DataSource = self.data.parse().map_err(|why| format!("--data {} {why}", self.data))?;
         let model = self
             .model
             .as_ref()
             .map(|text| text.parse::<ModelSpec>().map_err(|why| format!("--model {text}: {why}")));
         let model = model.transpose()?;
-        let task = self.checked_task(model.as_ref())?;
+        let task = self.parse_task(model.as_ref())?;
         let compression =
             self.compression.parse::<Compression>().map_err(|why| format!("--compression {why}"))?;
         match (&source, &self.target) {
@@ -202,8 +206,8 @@ impl LowArgs {
         if self.test_fraction.is_some() && matches!(source, DataSource::Idx(_)) {
             return Err("--test-fraction does not apply: IDX data has its own test set (t10k-*)".into());
         }
-        let header = self.checked_header(&source)?;
-        let batch_size = self.checked_batch_size()?;
+        let header = self.parse_header(&source)?;
+        let batch_size = self.parse_batch_size()?;
         if self.bucket_bytes == 0 {
             return Err(
                 "--bucket-bytes 0: a bucket holds at least one byte; to use no buckets, pass --no-overlap"
@@ -214,15 +218,16 @@ impl LowArgs {
             return Err("--epochs 0: there must be at least 1".into());
         }
         if let Some(rate) = self.lr {
-            number("--lr", rate, rate > 0.0, "a number above 0")?;
+            check_number("--lr", rate, rate > 0.0, "a number above 0")?;
         }
-        number("--weight-decay", self.weight_decay, self.weight_decay >= 0.0, "a number of at least 0")?;
+        let weight_decay = self.weight_decay;
+        check_number("--weight-decay", weight_decay, weight_decay >= 0.0, "a number of at least 0")?;
         if self.resume && self.checkpoint.is_none() {
             return Err("--resume needs --checkpoint DIR, the directory of the checkpoint".into());
         }
         let existing = if self.resume { Existing::Resume } else { Existing::Refuse };
         Ok(Config {
-            rule: self.rule()?,
+            rule: self.parse_rule()?,
             source,
             target: self.target,
             header,
@@ -242,7 +247,7 @@ impl LowArgs {
         })
     }
 
-    fn checked_header(&self, source: &DataSource) -> Result<Header, String> {
+    fn parse_header(&self, source: &DataSource) -> Result<Header, String> {
         let header = match (self.header, self.no_header) {
             (true, _) => Header::Present,
             (_, true) => Header::Absent,
@@ -251,11 +256,11 @@ impl LowArgs {
         if matches!(source, DataSource::Csv(_)) {
             Ok(header)
         } else {
-            Err(format!("--header and --no-header are for tables; --data {source} is none"))
+            Err(format!("--header and --no-header are for tables; --data {source} is not a table"))
         }
     }
 
-    fn checked_batch_size(&self) -> Result<Option<usize>, String> {
+    fn parse_batch_size(&self) -> Result<Option<usize>, String> {
         let check = |size: u64| {
             let checked = usize::try_from(size).ok().filter(|size| (1..=1 << 31).contains(size));
             checked.ok_or(format!("--batch-size {size}: it must be from 1 to 2^31"))
@@ -263,7 +268,7 @@ impl LowArgs {
         self.batch_size.map(check).transpose()
     }
 
-    fn checked_task(&self, model: Option<&ModelSpec>) -> Result<Option<Task>, String> {
+    fn parse_task(&self, model: Option<&ModelSpec>) -> Result<Option<Task>, String> {
         let task = match self.task.as_str() {
             "auto" => None,
             "classification" => Some(Task::Classification),
@@ -283,7 +288,7 @@ impl LowArgs {
         }
     }
 
-    fn rule(&self) -> Result<Option<Rule>, String> {
+    fn parse_rule(&self) -> Result<Option<Rule>, String> {
         let rule = match self.optimizer.as_str() {
             "auto" if self.momentum.is_none() => return Ok(None),
             "auto" => return Err("--momentum needs --optimizer momentum".into()),
@@ -297,7 +302,8 @@ impl LowArgs {
         };
         match (rule, self.momentum) {
             (Rule::Momentum { momentum }, _) => {
-                number("--momentum", momentum, (0.0..1.0).contains(&momentum), "at least 0 and below 1")?;
+                let is_allowed = (0.0..1.0).contains(&momentum);
+                check_number("--momentum", momentum, is_allowed, "at least 0 and below 1")?;
             }
             (_, Some(_)) => {
                 let name = rule.name();
@@ -315,22 +321,22 @@ impl LowArgs {
 mod tests {
     use super::*;
 
-    fn lift(line: &str) -> Result<Config, String> {
-        LowArgs::try_parse_from(std::iter::once("ringtrain").chain(line.split_whitespace()))
+    fn parse_config(line: &str) -> Result<Config, String> {
+        TrainArgs::try_parse_from(std::iter::once("ringtrain").chain(line.split_whitespace()))
             .map_err(|error| error.to_string())?
-            .lift()
+            .into_config()
     }
 
     #[test]
-    fn the_defaults_are_good() {
-        let config = lift("").unwrap();
+    fn the_defaults_are_accepted() {
+        let config = parse_config("").unwrap();
         assert_eq!((config.source, config.batch_size, config.rule), (DataSource::Digits, None, None));
-        assert!(lift("--data a.csv --target y --optimizer momentum --momentum 0.5").is_ok());
-        assert!(lift("--checkpoint d --resume").is_ok());
+        assert!(parse_config("--data a.csv --target y --optimizer momentum --momentum 0.5").is_ok());
+        assert!(parse_config("--checkpoint d --resume").is_ok());
     }
 
     #[test]
-    fn impossible_combinations_are_refused_in_a_sentence() {
+    fn bad_values_and_combinations_are_refused_with_a_sentence() {
         let cases = [
             ("--resume", "needs --checkpoint"),
             ("--target x", "for tables"),
@@ -361,7 +367,7 @@ mod tests {
             ("--no-such-flag", "--no-such-flag"),
         ];
         for (line, expected) in cases {
-            let error = lift(line).unwrap_err();
+            let error = parse_config(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");
         }
     }

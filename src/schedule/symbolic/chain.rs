@@ -1,7 +1,7 @@
-//! Reduce, the prefixes and the folds.
+//! The algorithms on a chain: reductions, also in rank order, and prefixes.
 
 use super::super::{Action, all_ordered_reduce, exscan, ordered_reduce, reduce, scan};
-use super::{Proof, RankState, Value, everyone, own, roots};
+use super::{Proof, RankState, Value, all_contributions, own_contribution, roots};
 use crate::types::{Rank, WorldSize};
 
 #[test]
@@ -10,12 +10,12 @@ fn reduce_gives_the_root_every_contribution_once() {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         Proof::new().run(
             |world, rank, count| reduce(world, rank, root(world), count),
-            own,
+            own_contribution,
             |world, rank, count, state| {
                 let finishes = rank == root(world) && world != WorldSize::ONE;
                 assert_eq!(state.finished, vec![u32::from(finishes); count]);
                 if rank == root(world) {
-                    assert_eq!(state.buffer, everyone(world, count));
+                    assert_eq!(state.buffer, all_contributions(world, count));
                 }
             },
         );
@@ -23,17 +23,17 @@ fn reduce_gives_the_root_every_contribution_once() {
 }
 
 fn prefix(ranks: u32, count: usize) -> Vec<Value> {
-    (0..count).map(|element| Value::of_first(ranks, element)).collect()
+    (0..count).map(|element| Value::from_first_ranks(ranks, element)).collect()
 }
 
-/// Without a last contribution no average is finished.
+/// Prefixes and reductions in rank order have no averages to complete.
 fn assert_nothing_is_finished(state: &RankState) {
     assert!(state.finished.iter().all(|&finished| finished == 0));
 }
 
 #[test]
 fn scan_gives_each_rank_the_contributions_up_to_its_own_in_order() {
-    Proof { in_rank_order: true, ..Proof::new() }.run(scan, own, |_, rank, count, state| {
+    Proof { in_rank_order: true, ..Proof::new() }.run(scan, own_contribution, |_, rank, count, state| {
         assert_eq!(state.buffer, prefix(rank.get() + 1, count));
         assert_nothing_is_finished(state);
     });
@@ -42,7 +42,7 @@ fn scan_gives_each_rank_the_contributions_up_to_its_own_in_order() {
 #[test]
 fn exscan_gives_each_rank_the_contributions_before_its_own_in_order() {
     let initial = |world, rank, count| {
-        let mut buffer = own(world, rank, count);
+        let mut buffer = own_contribution(world, rank, count);
         buffer.resize(2 * count, Value::BLANK);
         buffer
     };
@@ -56,15 +56,15 @@ fn exscan_gives_each_rank_the_contributions_before_its_own_in_order() {
 }
 
 #[test]
-fn fold_gives_the_root_every_contribution_in_order() {
+fn ordered_reduce_gives_the_root_every_contribution_in_order() {
     for which in 0..4 {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         Proof { in_rank_order: true, ..Proof::new() }.run(
             |world, rank, count| ordered_reduce(world, rank, root(world), count),
-            own,
+            own_contribution,
             |world, rank, count, state| {
                 if rank == root(world) {
-                    assert_eq!(state.buffer, everyone(world, count));
+                    assert_eq!(state.buffer, all_contributions(world, count));
                 }
                 assert_nothing_is_finished(state);
             },
@@ -73,17 +73,21 @@ fn fold_gives_the_root_every_contribution_in_order() {
 }
 
 #[test]
-fn all_fold_gives_every_rank_every_contribution_in_order() {
-    Proof { in_rank_order: true, ..Proof::new() }.run(all_ordered_reduce, own, |world, _, count, state| {
-        assert_eq!(state.buffer, everyone(world, count));
-        assert_nothing_is_finished(state);
-    });
+fn all_ordered_reduce_gives_every_rank_every_contribution_in_order() {
+    Proof { in_rank_order: true, ..Proof::new() }.run(
+        all_ordered_reduce,
+        own_contribution,
+        |world, _, count, state| {
+            assert_eq!(state.buffer, all_contributions(world, count));
+            assert_nothing_is_finished(state);
+        },
+    );
 }
 
-/// One rank computes the result and the others copy it; two that computed it could differ in rounding or in a bug of the
-/// user's function.
+/// Each rank reduces only its own contribution into the result. If two ranks computed the result, it could differ because
+/// of rounding or because of a bug in the user's function.
 #[test]
-fn all_fold_is_computed_once() {
+fn all_ordered_reduce_reduces_every_contribution_once() {
     let world = WorldSize::new(9).unwrap();
     for rank in world.ranks() {
         let steps = all_ordered_reduce(world, rank, 1).steps;

@@ -1,13 +1,14 @@
-//! The schedules without a ring: straight to the owner, and doubling.
+//! The schedules in which ranks exchange messages directly, the butterfly, and doubling.
 
 use std::ops::RangeInclusive;
 
 use super::super::partition::{Partition, chunk};
 use super::super::{Schedule, butterfly, direct, doubling};
-use super::{Proof, Value, cut, every_part, everyone, own, own_part};
+use super::{Proof, Value, all_contributions, every_part, own_contribution, own_part, tested_partition};
 use crate::types::{Rank, WorldSize};
 
-/// Worlds in which every rank sends to every other rank: the messages of a proof grow with the square of the ranks.
+/// Returns the sizes of worlds for algorithms in which every rank sends to every other rank. The limit is low, because the
+/// number of messages grows with the square of the number of ranks.
 fn small_worlds() -> RangeInclusive<u32> {
     1..=(*Proof::new().worlds.end()).min(24)
 }
@@ -15,8 +16,8 @@ fn small_worlds() -> RangeInclusive<u32> {
 #[test]
 fn direct_all_reduce_gives_every_rank_every_contribution_once() {
     let proof = Proof { receives_may_wait: true, worlds: small_worlds(), ..Proof::new() };
-    proof.run(direct::all_reduce, own, |world, rank, count, state| {
-        assert_eq!(state.buffer, everyone(world, count), "rank {rank} of {world}, {count} elements");
+    proof.run(direct::all_reduce, own_contribution, |world, rank, count, state| {
+        assert_eq!(state.buffer, all_contributions(world, count), "rank {rank} of {world}, {count} elements");
         let own = chunk(count, world, rank);
         for (element, &finished) in state.finished.iter().enumerate() {
             let owner = own.contains(&element) && world != WorldSize::ONE;
@@ -28,11 +29,12 @@ fn direct_all_reduce_gives_every_rank_every_contribution_once() {
 #[test]
 fn direct_reduce_scatter_gives_every_rank_its_part() {
     for which in 0..2 {
-        let build = |world, rank, count| direct::reduce_scatter(world, rank, &cut(count, world, which));
+        let build =
+            |world, rank, count| direct::reduce_scatter(world, rank, &tested_partition(count, world, which));
         let proof = Proof { receives_may_wait: true, worlds: small_worlds(), ..Proof::new() };
-        proof.run(build, own, |world, rank, count, state| {
-            for element in cut(count, world, which).range(rank) {
-                assert_eq!(state.buffer[element], Value::of_first(world.get(), element));
+        proof.run(build, own_contribution, |world, rank, count, state| {
+            for element in tested_partition(count, world, which).range(rank) {
+                assert_eq!(state.buffer[element], Value::from_first_ranks(world.get(), element));
             }
         });
     }
@@ -42,10 +44,10 @@ fn direct_reduce_scatter_gives_every_rank_its_part() {
 fn direct_all_gather_gives_every_rank_every_part() {
     for which in 0..2 {
         Proof { worlds: small_worlds(), ..Proof::new() }.run(
-            |world, rank, count| direct::all_gather(world, rank, &cut(count, world, which)),
-            |world, rank, count| own_part(&cut(count, world, which), rank),
+            |world, rank, count| direct::all_gather(world, rank, &tested_partition(count, world, which)),
+            |world, rank, count| own_part(&tested_partition(count, world, which), rank),
             |world, _, count, state| {
-                assert_eq!(state.buffer, every_part(&cut(count, world, which), world));
+                assert_eq!(state.buffer, every_part(&tested_partition(count, world, which), world));
             },
         );
     }
@@ -53,8 +55,7 @@ fn direct_all_gather_gives_every_rank_every_part() {
 
 #[test]
 fn doubling_gives_every_rank_every_slot() {
-    // A slot for each rank: element e of rank r has the same index as in a buffer with all ranks' slots in rank
-    // order.
+    // The elements of a slot have the indices that they would have in a buffer with all slots in rank order.
     let slot = |rank: Rank, count: usize| (0..count).map(move |e| Value::own(rank, rank.index() * count + e));
     let proof = Proof { receives_may_wait: true, ..Proof::new() };
     proof.run(
@@ -84,7 +85,7 @@ fn one_shot_is_a_direct_all_gather_of_whole_buffers() {
 #[test]
 fn a_butterfly_gives_every_rank_every_contribution_once() {
     let build = |world: WorldSize, rank, count| {
-        // Other worlds have no butterfly.
+        // For worlds of other sizes there is no butterfly.
         if world.get().is_power_of_two() {
             butterfly::all_reduce(world, rank, count)
         } else {
@@ -92,11 +93,11 @@ fn a_butterfly_gives_every_rank_every_contribution_once() {
         }
     };
     let proof = Proof { receives_may_wait: true, ..Proof::new() };
-    proof.run(build, own, |world, _, count, state| {
+    proof.run(build, own_contribution, |world, _, count, state| {
         if world.get().is_power_of_two() {
-            assert_eq!(state.buffer, everyone(world, count));
+            assert_eq!(state.buffer, all_contributions(world, count));
             let finished = u32::from(world != WorldSize::ONE);
-            assert!(state.finished.iter().all(|&times| times == finished), "finished once");
+            assert!(state.finished.iter().all(|&times| times == finished), "every element is finished once");
         }
     });
 }

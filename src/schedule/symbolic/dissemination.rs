@@ -4,10 +4,10 @@ use super::super::{Schedule, barrier};
 use super::{DeliveryOrder, EXTENT, Proof, SimulatedWorld};
 use crate::types::WorldSize;
 
-/// A barrier must not let a rank out before all have entered: the last rank to enter holds up all.
+/// No rank can leave as long as one rank, `late`, has not entered.
 #[test]
 fn no_rank_leaves_a_barrier_before_all_have_entered() {
-    for ranks in 2..=EXTENT.worlds_max {
+    for ranks in 2..=EXTENT.world_size_max {
         let world = WorldSize::new(ranks).unwrap();
         let schedules: Vec<Schedule> = world.ranks().map(|rank| barrier(world, rank)).collect();
         Proof { receives_may_wait: true, ..Proof::new() }.check_schedules(&schedules);
@@ -15,9 +15,9 @@ fn no_rank_leaves_a_barrier_before_all_have_entered() {
             let mut run = SimulatedWorld::new(schedules.clone(), vec![Vec::new(); ranks as usize], 1);
             while let Some(next) = (0..ranks as usize)
                 .filter(|&rank| rank != late as usize)
-                .find_map(|rank| run.moves(rank, 1).first().copied())
+                .find_map(|rank| run.possible_moves(rank, 1).first().copied())
             {
-                run.make(next);
+                run.make_move(next);
             }
             for (rank, state) in run.ranks.iter().enumerate() {
                 let left =

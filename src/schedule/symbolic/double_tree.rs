@@ -1,18 +1,19 @@
-//! The double tree, in blocks so short that there are several of each half.
+//! The double tree, also with blocks so short that each half has several.
 
 use super::super::double_tree::{all_reduce, block_bytes, broadcast, reduce};
 use super::super::{After, Schedule};
-use super::{EXTENT, Proof, everyone, own, roots};
+use super::{EXTENT, Proof, all_contributions, own_contribution, roots};
 use crate::types::{Rank, WorldSize};
 
-/// In one block, and in several, the last of which is shorter.
+/// The lengths of a block in elements: with the first there is one block, with the second several and a shorter last one.
 const BLOCKS: [usize; 2] = [usize::MAX >> 1, 7];
 
 fn worlds() -> impl Iterator<Item = WorldSize> {
-    (1..=EXTENT.worlds_max).map(|ranks| WorldSize::new(ranks).unwrap())
+    (1..=EXTENT.world_size_max).map(|ranks| WorldSize::new(ranks).unwrap())
 }
 
-/// The ranks whose data a rank adds in each half, and the rank to which it then sends the sum.
+/// Returns, for each half, the ranks whose data a rank reduces (its children), and the rank to which it sends the result
+/// (its parent).
 fn neighbours(schedule: &Schedule, count: usize) -> [(Vec<Rank>, Option<Rank>); 2] {
     [0..count / 2, count / 2..count].map(|half| {
         let received = schedule.steps.iter().filter_map(|step| step.receive.as_ref());
@@ -22,9 +23,9 @@ fn neighbours(schedule: &Schedule, count: usize) -> [(Vec<Rank>, Option<Rank>); 
     })
 }
 
-/// Every rank's children and parent, in each of the trees.
+/// Returns the children and the parent of every rank in each of the two trees.
 fn trees(world: WorldSize) -> Vec<[(Vec<Rank>, Option<Rank>); 2]> {
-    // Below a root that is not one of them, only the steps up the trees remain.
+    // A reduce to an additional rank has only the steps up the trees of `world`.
     let with_root = WorldSize::new(world.get() + 1).unwrap();
     let root = Rank::new(world.get());
     let schedule = |rank| reduce(with_root, rank, root, 2, 1);
@@ -37,8 +38,12 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
         let build = |world, rank, count| all_reduce(world, rank, count, block);
         let proof = Proof { receives_may_wait: true, ..Proof::new() };
         let mut finished = Vec::new();
-        proof.run(build, own, |world, rank, count, state| {
-            assert_eq!(state.buffer, everyone(world, count), "rank {rank} of {world}, {count} elements");
+        proof.run(build, own_contribution, |world, rank, count, state| {
+            assert_eq!(
+                state.buffer,
+                all_contributions(world, count),
+                "rank {rank} of {world}, {count} elements"
+            );
             if rank == Rank::ZERO {
                 finished = vec![0; count];
             }
@@ -58,11 +63,11 @@ fn reduce_gives_the_root_every_contribution_once() {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         Proof { receives_may_wait: true, ..Proof::new() }.run(
             |world, rank, count| reduce(world, rank, root(world), count, block),
-            own,
+            own_contribution,
             |world, rank, count, state| {
                 let finishes = rank == root(world) && world != WorldSize::ONE;
                 assert_eq!(state.finished, vec![u32::from(finishes); count]);
-                assert!(rank != root(world) || state.buffer == everyone(world, count));
+                assert!(rank != root(world) || state.buffer == all_contributions(world, count));
             },
         );
     }
@@ -74,16 +79,15 @@ fn broadcast_gives_every_rank_the_roots_buffer() {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         Proof::new().run(
             |world, rank, count| broadcast(world, rank, root(world), count, block),
-            own,
-            |world, _, count, state| assert_eq!(state.buffer, own(world, root(world), count)),
+            own_contribution,
+            |world, _, count, state| assert_eq!(state.buffer, own_contribution(world, root(world), count)),
         );
     }
 }
 
-/// The receives that a receive waits for are applied when they arrive, so a receive waits only for that of a sibling,
-/// which fixes the order of a sum.
+/// A rank waits for its first child before it reduces the data of its second child. No other receive waits.
 #[test]
-fn a_receive_waits_only_for_one_of_the_same_elements_that_waits_for_none() {
+fn a_receive_waits_only_for_another_child_with_the_same_block() {
     for world in worlds() {
         for rank in world.ranks() {
             for schedule in [
@@ -103,7 +107,7 @@ fn a_receive_waits_only_for_one_of_the_same_elements_that_waits_for_none() {
 }
 
 #[test]
-fn no_rank_has_children_in_both_trees_and_one_at_most_in_none() {
+fn no_rank_is_inner_in_both_trees_and_at_most_one_is_a_leaf_in_both() {
     for world in worlds() {
         let trees = trees(world);
         let is_inner = |tree: usize| trees.iter().map(move |links| !links[tree].0.is_empty());
@@ -114,9 +118,9 @@ fn no_rank_has_children_in_both_trees_and_one_at_most_in_none() {
     }
 }
 
-/// Otherwise messages down one tree would wait on a link for messages up the other.
+/// Otherwise messages down one tree would wait on a link for messages up the other tree.
 #[test]
-fn no_two_of_four_or_more_ranks_are_neighbours_in_both_trees() {
+fn with_four_or_more_ranks_no_two_are_neighbours_in_both_trees() {
     for world in worlds().filter(|world| world.get() >= 4) {
         let trees = trees(world);
         for rank in world.ranks() {
@@ -130,14 +134,14 @@ fn no_two_of_four_or_more_ranks_are_neighbours_in_both_trees() {
 }
 
 #[test]
-fn no_rank_is_further_from_the_top_than_the_logarithm() {
+fn no_rank_is_more_than_log2_n_hops_below_the_top() {
     for world in worlds() {
         let trees = trees(world);
         for rank in world.ranks() {
             for tree in [0, 1] {
                 let (mut at, mut hops) = (rank, 0);
                 while let Some(parent) = trees[at.index()][tree].1.filter(|&parent| world.contains(parent)) {
-                    assert!(trees[parent.index()][tree].0.contains(&at), "a child knows its parent");
+                    assert!(trees[parent.index()][tree].0.contains(&at), "a parent and its child agree");
                     (at, hops) = (parent, hops + 1);
                 }
                 assert!(hops <= world.get().ilog2(), "{rank} of {world} is {hops} hops away");
@@ -146,9 +150,8 @@ fn no_rank_is_further_from_the_top_than_the_logarithm() {
     }
 }
 
-/// Both trees together send and receive at most two buffers' lengths on any rank.
 #[test]
-fn no_rank_sends_more_than_twice_the_buffer() {
+fn no_rank_sends_or_receives_more_than_twice_the_buffer() {
     for world in worlds() {
         for rank in world.ranks() {
             let schedule = all_reduce(world, rank, 96, 8);
@@ -160,7 +163,7 @@ fn no_rank_sends_more_than_twice_the_buffer() {
 }
 
 #[test]
-fn blocks_grow_with_the_root_of_the_buffer() {
+fn blocks_grow_with_the_square_root_of_the_buffer() {
     let blocks = [0, 1 << 10, 1 << 20, 4 << 20, 64 << 20, 4 << 30].map(block_bytes);
     assert_eq!(blocks, [4 << 10, 4 << 10, 32 << 10, 64 << 10, 256 << 10, 4 << 20]);
 }

@@ -1,10 +1,11 @@
-//! Schedules with a mistake: the proofs must fail on them.
+//! Tests that the proofs fail for schedules with a mistake.
 
 use super::super::{Action, After, Inbound, Outbound, Schedule, Step, reduce, reduce_tree};
-use super::{DeliveryOrder, Proof, SimulatedWorld, own};
+use super::{DeliveryOrder, Proof, SimulatedWorld, own_contribution};
 use crate::types::{Rank, WorldSize};
 
-/// Two ranks that send each other as many elements as given, in one step.
+/// Returns the schedules of two ranks that exchange messages in one step. The arrays have the number of elements that
+/// each rank sends and expects to receive.
 fn swap(sent: [usize; 2], received: [usize; 2], action: Action) -> Vec<Schedule> {
     let step = |rank: usize| {
         let peer = Rank::new(1 - rank as u32);
@@ -18,17 +19,17 @@ fn swap(sent: [usize; 2], received: [usize; 2], action: Action) -> Vec<Schedule>
 
 fn run(schedules: Vec<Schedule>, order: &mut DeliveryOrder) {
     let world = WorldSize::new(schedules.len() as u32).unwrap();
-    let buffers = world.ranks().map(|rank| own(world, rank, 4)).collect();
+    let buffers = world.ranks().map(|rank| own_contribution(world, rank, 4)).collect();
     SimulatedWorld::new(schedules, buffers, 1).run(order);
 }
 
-/// The second rank has sent one element when the first one's four are there.
+/// Rank 1 has sent only some of its four elements when elements of rank 0 arrive and overwrite the rest.
 #[test]
 #[should_panic(expected = "step 0 changes what step 1 still has to send")]
-fn a_receive_that_overtakes_a_send_is_found() {
+fn a_receive_that_overwrites_unsent_data_is_found() {
     let mut schedules = swap([4, 4], [4, 4], Action::Copy);
     for schedule in &mut schedules {
-        // In one step the receive would wait.
+        // If both were in one step, the receive would wait for the send.
         let send = schedule.steps[0].send.take();
         schedule.steps.push(Step { send, receive: None });
     }
@@ -36,13 +37,13 @@ fn a_receive_that_overtakes_a_send_is_found() {
 }
 
 #[test]
-#[should_panic(expected = "another message")]
+#[should_panic(expected = "the message is for another step")]
 fn ranges_of_different_lengths_are_found() {
     run(swap([2, 1], [1, 1], Action::Copy), &mut DeliveryOrder::Lockstep);
 }
 
 #[test]
-#[should_panic(expected = "never came")]
+#[should_panic(expected = "the message never arrives")]
 fn a_message_that_is_never_sent_is_found() {
     let mut schedules = swap([1, 1], [1, 1], Action::Copy);
     schedules[0].steps[0].send = None;
@@ -50,8 +51,8 @@ fn a_message_that_is_never_sent_is_found() {
 }
 
 #[test]
-#[should_panic(expected = "a contribution counted twice")]
-fn a_contribution_that_comes_twice_is_found() {
+#[should_panic(expected = "a contribution is reduced twice")]
+fn a_contribution_that_is_reduced_twice_is_found() {
     let mut schedules = swap([1, 1], [1, 1], Action::Reduce);
     for schedule in &mut schedules {
         let mut again = schedule.steps[0].clone();
@@ -61,35 +62,41 @@ fn a_contribution_that_comes_twice_is_found() {
     run(schedules, &mut DeliveryOrder::Eager);
 }
 
-/// The chain to root 0 begins at rank 1 and ends with 0's own contribution.
+/// The chain to root 0 begins at rank 1 and ends with the contribution of rank 0.
 #[test]
 #[should_panic(expected = "out of rank order")]
-fn a_chain_that_begins_elsewhere_is_not_in_rank_order() {
+fn a_chain_that_does_not_begin_at_rank_0_is_not_in_rank_order() {
     let build = |world, rank, count| reduce(world, rank, Rank::ZERO, count);
-    Proof { worlds: 3..=3, in_rank_order: true, ..Proof::new() }.run(build, own, |_, _, _, _| ());
+    Proof { worlds: 3..=3, in_rank_order: true, ..Proof::new() }.run(
+        build,
+        own_contribution,
+        |_, _, _, _| (),
+    );
 }
 
 #[test]
-#[should_panic(expected = "a receive waits for another")]
-fn a_tree_is_not_for_long_messages() {
+#[should_panic(expected = "a receive waits for another receive")]
+fn a_tree_is_not_accepted_for_long_messages() {
     let build = |world, rank, count| reduce_tree(world, rank, Rank::ZERO, count);
-    Proof { worlds: 3..=3, ..Proof::new() }.run(build, own, |_, _, _, _| ());
+    Proof { worlds: 3..=3, ..Proof::new() }.run(build, own_contribution, |_, _, _, _| ());
 }
 
-/// Rank 0 adds the other two ranks' contributions as they arrive.
+/// Rank 0 reduces the contributions of the other two ranks as they arrive.
 #[test]
-#[should_panic(expected = "two sums in the order of arrival")]
-fn a_sum_in_the_order_of_arrival_is_found() {
+#[should_panic(expected = "contributions are reduced in the order of arrival")]
+fn a_reduction_in_the_order_of_arrival_is_found() {
     let build = |world: WorldSize, rank: Rank, count| {
-        let up = |peer| Outbound { peer, range: 0..count, after: None };
-        let add = |peer| Inbound { peer, range: 0..count, action: Action::Reduce, after: None };
+        let send_to = |peer| Outbound { peer, range: 0..count, after: None };
+        let reduce_from = |peer| Inbound { peer, range: 0..count, action: Action::Reduce, after: None };
         let steps = match rank {
-            Rank::ZERO => {
-                world.ranks().skip(1).map(|peer| Step { send: None, receive: Some(add(peer)) }).collect()
-            }
-            _ => vec![Step { send: Some(up(Rank::ZERO)), receive: None }],
+            Rank::ZERO => world
+                .ranks()
+                .skip(1)
+                .map(|peer| Step { send: None, receive: Some(reduce_from(peer)) })
+                .collect(),
+            _ => vec![Step { send: Some(send_to(Rank::ZERO)), receive: None }],
         };
         Schedule { steps }
     };
-    Proof { worlds: 3..=3, ..Proof::new() }.run(build, own, |_, _, _, _| ());
+    Proof { worlds: 3..=3, ..Proof::new() }.run(build, own_contribution, |_, _, _, _| ());
 }

@@ -1,4 +1,5 @@
-//! Hosts: boards on each host, links between their carriers, and boards again.
+//! The hierarchical collectives: rounds in shared memory on each host, schedules over links between the carriers, and
+//! rounds in shared memory again.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -6,13 +7,16 @@ use rand::{RngExt as _, SeedableRng as _};
 use super::super::CollectiveSpec;
 use super::super::hierarchy::{Layout, Phases};
 use super::super::rounds::RoundPlan;
-use super::rounds::play;
-use super::{DeliveryOrder, Proof, SimulatedWorld, Value, everyone, lengths, own, roots};
+use super::rounds::simulate;
+use super::{
+    DeliveryOrder, Proof, SimulatedWorld, Value, all_contributions, lengths, own_contribution, roots,
+};
 use crate::types::{Algorithm, Rank, WorldSize};
 
 const RANKS_MAX: u32 = if cfg!(miri) { 4 } else { 24 };
 
-/// Hosts in a row, ranks on hosts in turn, hosts of different sizes, and random placements.
+/// Returns lists of each rank's host: consecutive ranks on the same host, ranks distributed in turn, hosts of different
+/// sizes, and random placements.
 fn placements() -> Vec<Vec<u32>> {
     let mut all: Vec<Vec<u32>> =
         [&[0, 0, 1][..], &[0, 1, 1], &[0, 0, 1, 1], &[0, 1, 0, 1], &[5, 5, 5, 2], &[0, 1, 1, 2, 2, 2]]
@@ -29,45 +33,46 @@ fn placements() -> Vec<Vec<u32>> {
     all
 }
 
-/// Renames the contributions to a buffer from the ranks of a host to the ranks of the group.
-fn renamed(buffer: Vec<Value>, names: &[Rank]) -> Vec<Value> {
-    let name = |value: Value| {
-        let named = names.iter().enumerate().filter(|(local, _)| value.ranks >> local & 1 == 1);
-        Value { ranks: named.fold(0, |ranks, (_, rank)| ranks | 1 << rank.get()), ..value }
+/// Converts the contributions in a buffer from local ranks on a host to ranks of the group.
+fn with_group_ranks(buffer: Vec<Value>, group_ranks: &[Rank]) -> Vec<Value> {
+    let convert = |value: Value| {
+        let contributors = group_ranks.iter().enumerate().filter(|(local, _)| value.ranks >> local & 1 == 1);
+        Value { ranks: contributors.fold(0, |ranks, (_, rank)| ranks | 1 << rank.get()), ..value }
     };
-    buffer.into_iter().map(name).collect()
+    buffer.into_iter().map(convert).collect()
 }
 
-/// Runs a phase on every host's board. Contributions there are named by the ranks of the host.
-fn on_boards(
+/// Runs a phase in the shared memory of every host. In the first phase the contributions are those of local ranks.
+fn run_on_hosts(
     layouts: &[Layout],
     phase: impl Fn(Rank) -> CollectiveSpec,
     mut buffers: Vec<Vec<Value>>,
     slot: usize,
     is_first: bool,
 ) -> Vec<Vec<Value>> {
-    for layout in layouts.iter().filter(|layout| layout.local().1 == Rank::ZERO) {
-        let (here, names) = (layout.local().0, layout.local_ranks());
-        if here == WorldSize::ONE {
+    for layout in layouts.iter().filter(|layout| layout.local_world_and_rank().1 == Rank::ZERO) {
+        let (local_world, ranks) = (layout.local_world_and_rank().0, layout.local_ranks());
+        if local_world == WorldSize::ONE {
             continue;
         }
-        let locally = |local: usize, buffer: &[Value]| {
+        let with_local_rank = |local: usize, buffer: &[Value]| {
             let value =
                 |value: &Value| Value { ranks: if is_first { 1 << local } else { value.ranks }, ..*value };
             buffer.iter().map(value).collect::<Vec<Value>>()
         };
-        let given = names.iter().enumerate().map(|(local, rank)| locally(local, &buffers[rank.index()]));
-        let plan = |local: Rank| RoundPlan::new(here, local, slot, 0, phase(names[local.index()]));
-        let slot = slot.max(here.as_usize());
-        for (rank, buffer) in names.iter().zip(play(here, slot, &plan, given.collect())) {
-            buffers[rank.index()] = if is_first { renamed(buffer, names) } else { buffer };
+        let initial =
+            ranks.iter().enumerate().map(|(local, rank)| with_local_rank(local, &buffers[rank.index()]));
+        let plan = |local: Rank| RoundPlan::new(local_world, local, slot, 0, phase(ranks[local.index()]));
+        let slot = slot.max(local_world.as_usize());
+        for (rank, buffer) in ranks.iter().zip(simulate(local_world, slot, &plan, initial.collect())) {
+            buffers[rank.index()] = if is_first { with_group_ranks(buffer, ranks) } else { buffer };
         }
     }
     buffers
 }
 
-/// Runs a collective on every placement, length and order of events, and passes every end state to `check`, with the
-/// number of times that each element has been finished.
+/// Runs a collective for every placement, every length and several orders of moves, and passes the final buffer of every
+/// rank to `check`. The last argument of `check` is the number of elements that all ranks together have finished.
 fn run(
     algorithms: &[Algorithm],
     spec: impl Fn(WorldSize, usize) -> CollectiveSpec,
@@ -80,7 +85,7 @@ fn run(
         for (&algorithm, count) in
             algorithms.iter().flat_map(|a| lengths(world).into_iter().map(move |c| (a, c)))
         {
-            if algorithm == Algorithm::Butterfly && !layouts[0].hosts().get().is_power_of_two() {
+            if algorithm == Algorithm::Butterfly && !layouts[0].host_count().get().is_power_of_two() {
                 continue;
             }
             let phases: Vec<Phases> =
@@ -88,9 +93,9 @@ fn run(
             let schedules: Vec<_> = phases.iter().map(|phases| phases.across.clone()).collect();
             Proof { receives_may_wait: true, ..Proof::new() }.check_schedules(&schedules);
             for (seed, segment, slot) in [(0, 1, 1), (1, 3, 1000), (2, usize::MAX >> 1, 7)] {
-                let buffers = world.ranks().map(|rank| own(world, rank, count)).collect();
+                let buffers = world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
                 let before = |rank: Rank| phases[rank.index()].before.clone();
-                let buffers = on_boards(&layouts, before, buffers, slot, true);
+                let buffers = run_on_hosts(&layouts, before, buffers, slot, true);
                 let mut wire = SimulatedWorld::new(schedules.clone(), buffers, segment);
                 wire.run(&mut match seed {
                     0 => DeliveryOrder::Eager,
@@ -101,7 +106,7 @@ fn run(
                 let total = finished.iter().sum::<u32>();
                 let buffers = wire.ranks.into_iter().map(|rank| rank.buffer).collect();
                 let after = |rank: Rank| phases[rank.index()].after.clone();
-                let buffers = on_boards(&layouts, after, buffers, slot, false);
+                let buffers = run_on_hosts(&layouts, after, buffers, slot, false);
                 for rank in world.ranks() {
                     check(world, rank, count, &buffers[rank.index()], total);
                 }
@@ -117,7 +122,7 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
         &algorithms,
         |_, count| CollectiveSpec::AllReduce { count },
         |world, rank, count, buffer, finished| {
-            assert_eq!(buffer, everyone(world, count), "rank {rank} of {world}");
+            assert_eq!(buffer, all_contributions(world, count), "rank {rank} of {world}");
             assert!(finished as usize >= count, "every element is finished");
         },
     );
@@ -131,7 +136,7 @@ fn reduce_gives_the_root_every_contribution_once() {
             &[Algorithm::Chain, Algorithm::Tree],
             |world, count| CollectiveSpec::Reduce { count, root: root(world) },
             |world, rank, count, buffer, finished| {
-                assert!(rank != root(world) || *buffer == everyone(world, count));
+                assert!(rank != root(world) || *buffer == all_contributions(world, count));
                 assert_eq!(finished as usize, count, "every element is finished once");
             },
         );
@@ -139,19 +144,19 @@ fn reduce_gives_the_root_every_contribution_once() {
 }
 
 #[test]
-fn broadcast_gives_every_rank_what_the_root_has() {
+fn broadcast_gives_every_rank_the_roots_buffer() {
     for which in 0..4 {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         run(
             &[Algorithm::Ring, Algorithm::Tree],
             |world, count| CollectiveSpec::Broadcast { count, root: root(world) },
-            |world, _, count, buffer, _| assert_eq!(buffer, own(world, root(world), count)),
+            |world, _, count, buffer, _| assert_eq!(buffer, own_contribution(world, root(world), count)),
         );
     }
 }
 
 #[test]
-fn the_first_ranks_of_all_hosts_meet_and_every_rank_waits_for_its_first() {
+fn only_the_first_ranks_of_hosts_exchange_messages_in_a_barrier() {
     run(&[Algorithm::Dissemination], |_, _| CollectiveSpec::Barrier, |_, _, _, _, _| {});
     let layout = |rank| Layout::new(&[0, 0, 1, 1, 2], Rank::new(rank)).unwrap();
     let across = |rank| layout(rank).phases(&CollectiveSpec::Barrier, Algorithm::Dissemination, 1).across;
@@ -160,14 +165,14 @@ fn the_first_ranks_of_all_hosts_meet_and_every_rank_waits_for_its_first() {
 }
 
 #[test]
-fn every_slice_has_one_carrier_on_every_host() {
+fn every_rank_carries_a_slice_and_sends_only_to_other_hosts() {
     for machines in placements() {
         let world = WorldSize::new(machines.len() as u32).unwrap();
         for rank in world.ranks() {
             let Some(layout) = Layout::new(&machines, rank) else { continue };
             let schedule =
                 layout.phases(&CollectiveSpec::AllReduce { count: 1000 }, Algorithm::Ring, 1000).across;
-            assert!(!schedule.steps.is_empty(), "every rank carries something: {machines:?}");
+            assert!(!schedule.steps.is_empty(), "every rank carries a slice: {machines:?}");
             let is_local = |peer: &Rank| layout.local_ranks().contains(peer);
             assert!(!schedule.peers().iter().any(is_local), "ranks of one host exchange no messages");
         }

@@ -1,22 +1,22 @@
-//! The schedules that take a partition: even parts, uneven and empty ones.
+//! The schedules with a partition as argument, for even, uneven and empty parts.
 
 use super::super::partition::Partition;
 use super::super::{all_gather, all_to_all, gather, reduce_scatter, scatter};
-use super::{Proof, Value, cut, every_part, own, own_part, roots};
+use super::{Proof, Value, every_part, own_contribution, own_part, roots, tested_partition};
 use crate::types::{Rank, WorldSize};
 
 #[test]
 fn reduce_scatter_gives_every_rank_its_part() {
     for which in 0..2 {
-        let build = |world, rank, count| reduce_scatter(world, rank, &cut(count, world, which));
-        Proof::new().run(build, own, |world, rank, count, state| {
-            let part = cut(count, world, which).range(rank);
+        let build = |world, rank, count| reduce_scatter(world, rank, &tested_partition(count, world, which));
+        Proof::new().run(build, own_contribution, |world, rank, count, state| {
+            let part = tested_partition(count, world, which).range(rank);
             for (element, &finished) in state.finished.iter().enumerate() {
                 let owner = part.contains(&element) && world != WorldSize::ONE;
                 assert_eq!(finished, u32::from(owner), "an element is finished once, by its owner");
             }
             for element in part {
-                assert_eq!(state.buffer[element], Value::of_first(world.get(), element));
+                assert_eq!(state.buffer[element], Value::from_first_ranks(world.get(), element));
             }
         });
     }
@@ -26,10 +26,10 @@ fn reduce_scatter_gives_every_rank_its_part() {
 fn all_gather_gives_every_rank_every_part() {
     for which in 0..2 {
         Proof::new().run(
-            |world, rank, count| all_gather(world, rank, &cut(count, world, which)),
-            |world, rank, count| own_part(&cut(count, world, which), rank),
+            |world, rank, count| all_gather(world, rank, &tested_partition(count, world, which)),
+            |world, rank, count| own_part(&tested_partition(count, world, which), rank),
             |world, _, count, state| {
-                assert_eq!(state.buffer, every_part(&cut(count, world, which), world));
+                assert_eq!(state.buffer, every_part(&tested_partition(count, world, which), world));
             },
         );
     }
@@ -40,14 +40,18 @@ fn gather_gives_the_root_every_part() {
     for which in 0..4 {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         Proof::new().run(
-            |world, rank, count| gather(world, rank, root(world), &cut(count, world, which)),
+            |world, rank, count| gather(world, rank, root(world), &tested_partition(count, world, which)),
             |world, rank, count| {
-                let whole = own_part(&cut(count, world, which), rank);
-                if rank == root(world) { whole } else { whole[cut(count, world, which).range(rank)].to_vec() }
+                let whole_buffer = own_part(&tested_partition(count, world, which), rank);
+                if rank == root(world) {
+                    whole_buffer
+                } else {
+                    whole_buffer[tested_partition(count, world, which).range(rank)].to_vec()
+                }
             },
             |world, rank, count, state| {
                 if rank == root(world) {
-                    assert_eq!(state.buffer, every_part(&cut(count, world, which), world));
+                    assert_eq!(state.buffer, every_part(&tested_partition(count, world, which), world));
                 }
             },
         );
@@ -59,37 +63,42 @@ fn scatter_gives_each_rank_its_part_of_the_roots_buffer() {
     for which in 0..4 {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         Proof::new().run(
-            |world, rank, count| scatter(world, rank, root(world), &cut(count, world, which)),
+            |world, rank, count| scatter(world, rank, root(world), &tested_partition(count, world, which)),
             |world, rank, count| {
-                let length = cut(count, world, which).range(rank).len();
-                if rank == root(world) { own(world, rank, count) } else { vec![Value::BLANK; length] }
+                let length = tested_partition(count, world, which).range(rank).len();
+                if rank == root(world) {
+                    own_contribution(world, rank, count)
+                } else {
+                    vec![Value::BLANK; length]
+                }
             },
             |world, rank, count, state| {
-                let whole = own(world, root(world), count);
-                let part = whole[cut(count, world, which).range(rank)].to_vec();
-                assert_eq!(state.buffer, if rank == root(world) { whole } else { part });
+                let whole_buffer = own_contribution(world, root(world), count);
+                let part = whole_buffer[tested_partition(count, world, which).range(rank)].to_vec();
+                assert_eq!(state.buffer, if rank == root(world) { whole_buffer } else { part });
             },
         );
     }
 }
 
-/// The number of elements that `from` has for `to`: even parts, or a different number for each pair, often 0.
-fn between(world: WorldSize, count: usize, is_even: bool, from: Rank, to: Rank) -> usize {
+/// Returns the number of elements that `from` sends to `to`. If `is_even` is false, it differs from pair to pair and is
+/// often 0.
+fn exchanged_count(world: WorldSize, count: usize, is_even: bool, from: Rank, to: Rank) -> usize {
     if is_even {
         return Partition::even(count, world).range(to).len();
     }
     (from.index() * 3 + to.index() * 5 + count) % 4
 }
 
-/// The name of each rank's element for each other rank.
-fn exchanged(from: Rank, to: Rank, length: usize) -> impl Iterator<Item = Value> {
+/// Returns the elements that `from` sends to `to`. Each has a different symbolic value.
+fn exchanged_elements(from: Rank, to: Rank, length: usize) -> impl Iterator<Item = Value> {
     (0..length).map(move |index| Value::own(from, to.index() << 32 | index))
 }
 
 #[test]
-fn all_to_all_gives_each_rank_what_every_other_has_for_it() {
+fn all_to_all_gives_each_rank_the_parts_for_it() {
     for is_even in [true, false] {
-        let length = |world, count, from, to| between(world, count, is_even, from, to);
+        let length = |world, count, from, to| exchanged_count(world, count, is_even, from, to);
         let sent = |world: WorldSize, rank, count| {
             let counts: Vec<usize> = world.ranks().map(|peer| length(world, count, rank, peer)).collect();
             Partition::from_counts(&counts).unwrap()
@@ -99,7 +108,7 @@ fn all_to_all_gives_each_rank_what_every_other_has_for_it() {
             Partition::from_counts(&counts).unwrap()
         };
         let outgoing = |world: WorldSize, rank, count| {
-            let for_peer = move |peer| exchanged(rank, peer, length(world, count, rank, peer));
+            let for_peer = move |peer| exchanged_elements(rank, peer, length(world, count, rank, peer));
             world.ranks().flat_map(for_peer).collect::<Vec<Value>>()
         };
         Proof::new().run(
@@ -115,7 +124,7 @@ fn all_to_all_gives_each_rank_what_every_other_has_for_it() {
                 let mut expected = outgoing(world, rank, count);
                 for peer in world.ranks() {
                     let length = length(world, count, peer, rank);
-                    let values = exchanged(peer, rank, length);
+                    let values = exchanged_elements(peer, rank, length);
                     expected.extend(values.map(|value| if peer == rank { Value::BLANK } else { value }));
                 }
                 assert_eq!(state.buffer, expected);

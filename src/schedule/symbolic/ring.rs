@@ -1,17 +1,23 @@
-//! All-reduce and broadcast. The schedules of the ring that take a partition are in `partitioned`.
+//! All-reduce and broadcast on the ring. The ring schedules with a partition as argument are in `partitioned`.
 
 use super::super::partition::chunk;
 use super::super::{all_reduce, broadcast};
-use super::{EXTENT, Proof, everyone, own, roots};
+use super::{EXTENT, Proof, all_contributions, own_contribution, roots};
 use crate::types::{Rank, WorldSize};
 
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_once() {
-    // One block for every world, then several: the steps grow with both, and so does the time of the proof.
-    for (worlds, block) in [(1..=EXTENT.worlds_max, usize::MAX >> 1), (1..=EXTENT.worlds_max.min(12), 7)] {
+    // One block in worlds of all sizes, then several blocks in small worlds, because the proof's time grows with both.
+    for (worlds, block) in
+        [(1..=EXTENT.world_size_max, usize::MAX >> 1), (1..=EXTENT.world_size_max.min(12), 7)]
+    {
         let build = |world, rank, count| all_reduce(world, rank, count, block);
-        Proof { worlds, ..Proof::new() }.run(build, own, |world, rank, count, state| {
-            assert_eq!(state.buffer, everyone(world, count), "rank {rank} of {world}, {count} elements");
+        Proof { worlds, ..Proof::new() }.run(build, own_contribution, |world, rank, count, state| {
+            assert_eq!(
+                state.buffer,
+                all_contributions(world, count),
+                "rank {rank} of {world}, {count} elements"
+            );
             for (element, &finished) in state.finished.iter().enumerate() {
                 let start = element / block * block;
                 let chunk = chunk(count.min(start + block) - start, world, rank);
@@ -28,8 +34,8 @@ fn broadcast_gives_every_rank_the_roots_buffer() {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         Proof::new().run(
             |world, rank: Rank, count| broadcast(world, rank, root(world), count),
-            own,
-            |world, _, count, state| assert_eq!(state.buffer, own(world, root(world), count)),
+            own_contribution,
+            |world, _, count, state| assert_eq!(state.buffer, own_contribution(world, root(world), count)),
         );
     }
 }

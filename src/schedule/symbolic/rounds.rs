@@ -1,17 +1,21 @@
-//! Rounds on a board. All ranks post in a round before any rank takes: the board ensures that. Ranks may be a round
-//! apart; no result can depend on that, because what a rank takes was posted in the same round.
+//! The collectives in shared memory. The simulation lets all ranks post in a round before any rank takes. Real ranks may
+//! be one round apart, but results cannot depend on that, because a rank takes only data that were posted in the same
+//! round.
 
 use super::super::Action;
 use super::super::CollectiveSpec;
 use super::super::partition::Partition;
 use super::super::rounds::{OrderedReduce, Round, RoundPlan};
-use super::{EXTENT, Value, cut, every_part, everyone, lengths, own, own_part, roots};
+use super::{
+    EXTENT, Value, all_contributions, every_part, lengths, own_contribution, own_part, roots,
+    tested_partition,
+};
 use crate::types::{Rank, WorldSize};
 
-/// Miri takes a thousand times as long.
+/// The number of ranks in the largest world. Miri is a thousand times slower.
 const RANKS_MAX: u32 = if cfg!(miri) { 3 } else { 16 };
 
-/// Runs a plan on all ranks, for slots that hold everything and slots that do not, and hands the end to `check`.
+/// Runs a collective on all ranks with small and large slots, and passes the final buffer of every rank to `check`.
 fn run(
     spec: impl Fn(WorldSize, usize) -> CollectiveSpec,
     initial: impl Fn(WorldSize, Rank, usize) -> Vec<Value>,
@@ -23,7 +27,7 @@ fn run(
             for slot in [world.as_usize(), 2 * world.as_usize() + 1, 1000] {
                 let plan = |rank| RoundPlan::new(world, rank, slot, 0, spec(world, count));
                 let buffers =
-                    play(world, slot, &plan, world.ranks().map(|r| initial(world, r, count)).collect());
+                    simulate(world, slot, &plan, world.ranks().map(|r| initial(world, r, count)).collect());
                 for rank in world.ranks() {
                     check(world, rank, count, &buffers[rank.index()]);
                 }
@@ -32,53 +36,54 @@ fn run(
     }
 }
 
-pub(super) fn play(
+pub(super) fn simulate(
     world: WorldSize,
     slot: usize,
     plan: &impl Fn(Rank) -> RoundPlan,
     buffers: Vec<Vec<Value>>,
 ) -> Vec<Vec<Value>> {
-    play_with(world, slot, plan, buffers, &|_| false)
+    simulate_with_shared_buffers(world, slot, plan, buffers, &|_| false)
 }
 
-/// Some ranks lend their buffers in the round in which all of them could.
-fn play_with(
+/// Runs a plan on all ranks. The ranks for which `shares` returns true post the addresses of their buffers instead of
+/// elements, in the round in which this is possible.
+fn simulate_with_shared_buffers(
     world: WorldSize,
     slot: usize,
     plan: &impl Fn(Rank) -> RoundPlan,
     mut buffers: Vec<Vec<Value>>,
-    lends: &impl Fn(Rank) -> bool,
+    shares: &impl Fn(Rank) -> bool,
 ) -> Vec<Vec<Value>> {
-    let rounds = plan(Rank::ZERO).rounds();
+    let rounds = plan(Rank::ZERO).round_count();
     let mut round = Round::default();
     let blank = || vec![vec![Value::BLANK; slot]; world.as_usize()];
     let mut next_slots = blank();
     for number in 0..rounds {
         let mut slots = std::mem::replace(&mut next_slots, blank());
         for rank in world.ranks() {
-            assert_eq!(plan(rank).rounds(), rounds, "all ranks have as many rounds");
+            assert_eq!(plan(rank).round_count(), rounds, "all ranks have the same number of rounds");
             plan(rank).fill(number, &mut round);
-            if round.exchange.is_some() && lends(rank) {
+            if round.exchange.is_some() && shares(rank) {
                 continue;
             }
             for put in &round.puts {
                 let values = &buffers[rank.index()][put.range.clone()];
-                let place = &mut slots[rank.index()][put.at..put.at + put.range.len()];
-                assert!(place.iter().all(|&value| value == Value::BLANK), "nothing is posted over");
-                place.copy_from_slice(values);
+                let target = &mut slots[rank.index()][put.at..put.at + put.range.len()];
+                assert!(target.iter().all(|&value| value == Value::BLANK), "posted elements do not overlap");
+                target.copy_from_slice(values);
             }
         }
         for rank in world.ranks() {
             plan(rank).fill(number, &mut round);
             if let Some(ordered_reduce) = &round.ordered_reduce {
-                assert!(round.takes.is_empty(), "one or the other");
-                for from in world.ranks().filter(|&from| round.exchange.is_some() && lends(from)) {
-                    let lent = &buffers[from.index()][ordered_reduce.range.clone()];
-                    slots[from.index()][ordered_reduce.at..ordered_reduce.at + lent.len()]
-                        .copy_from_slice(lent);
+                assert!(round.takes.is_empty(), "a round with a reduction has no takes");
+                for from in world.ranks().filter(|&from| round.exchange.is_some() && shares(from)) {
+                    let shared = &buffers[from.index()][ordered_reduce.range.clone()];
+                    slots[from.index()][ordered_reduce.at..ordered_reduce.at + shared.len()]
+                        .copy_from_slice(shared);
                 }
                 let next = &mut next_slots[rank.index()];
-                let result = reduced(world, rank, ordered_reduce, &buffers[rank.index()], &slots);
+                let result = reduce_in_order(world, rank, ordered_reduce, &buffers[rank.index()], &slots);
                 if ordered_reduce.is_posted_next {
                     next[..result.len()].copy_from_slice(&result);
                 }
@@ -87,7 +92,7 @@ fn play_with(
             let mut sources: Vec<Rank> = round.takes.iter().map(|take| take.from).collect();
             sources.sort_unstable();
             sources.dedup();
-            assert_eq!(sources.len(), round.takes.len(), "each slot is looked into once");
+            assert_eq!(sources.len(), round.takes.len(), "a rank takes from each slot at most once");
             for take in &round.takes {
                 let buffer = &mut buffers[rank.index()];
                 let arrived = &slots[take.from.index()][take.at..take.at + take.range.len()];
@@ -99,8 +104,9 @@ fn play_with(
                     assert_eq!(mine.element, arrived.element, "different elements");
                     assert!(mine.comes_just_before(arrived), "out of rank order");
                     mine.ranks |= arrived.ranks;
-                    let is_whole = take.action == Action::ReduceLast;
-                    assert_eq!(is_whole, mine.ranks == u64::MAX >> (64 - world.get()), "finished once");
+                    let is_last = take.action == Action::ReduceLast;
+                    let has_all = mine.ranks == u64::MAX >> (64 - world.get());
+                    assert_eq!(is_last, has_all, "the last contribution completes the result");
                 }
             }
         }
@@ -108,8 +114,8 @@ fn play_with(
     buffers
 }
 
-/// The contributions in rank order: the rank's own in its buffer, all others in slots.
-fn reduced(
+/// Reduces the contributions in rank order: the rank's own from its buffer, all others from their slots.
+fn reduce_in_order(
     world: WorldSize,
     rank: Rank,
     ordered_reduce: &OrderedReduce,
@@ -118,9 +124,9 @@ fn reduced(
 ) -> Vec<Value> {
     let mut result: Vec<Value> = Vec::new();
     for from in world.ranks() {
-        let place = ordered_reduce.at..ordered_reduce.at + ordered_reduce.range.len();
+        let in_slot = ordered_reduce.at..ordered_reduce.at + ordered_reduce.range.len();
         let arrived =
-            if from == rank { &buffer[ordered_reduce.range.clone()] } else { &slots[from.index()][place] };
+            if from == rank { &buffer[ordered_reduce.range.clone()] } else { &slots[from.index()][in_slot] };
         if from == Rank::ZERO {
             result = arrived.to_vec();
             continue;
@@ -137,68 +143,76 @@ fn reduced(
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_in_order() {
     let two_shot = |_, count| CollectiveSpec::AllReduce { count };
-    run(two_shot, own, |world, _, count, buffer| assert_eq!(buffer, everyone(world, count)));
+    run(two_shot, own_contribution, |world, _, count, buffer| {
+        assert_eq!(buffer, all_contributions(world, count));
+    });
     for ranks in 1..=RANKS_MAX {
         let world = WorldSize::new(ranks).unwrap();
         let plan = |rank| RoundPlan::new(world, rank, 100, 97, CollectiveSpec::AllReduce { count: 97 });
-        let buffers = play(world, 100, &plan, world.ranks().map(|rank| own(world, rank, 97)).collect());
-        assert!(buffers.iter().all(|buffer| *buffer == everyone(world, 97)));
+        let buffers = simulate(
+            world,
+            100,
+            &plan,
+            world.ranks().map(|rank| own_contribution(world, rank, 97)).collect(),
+        );
+        assert!(buffers.iter().all(|buffer| *buffer == all_contributions(world, 97)));
     }
 }
 
-/// All ranks can access every rank's buffer; an empty one takes a single round. Ranks reduce their chunks one after
-/// another, in one order or the other: no rank reads what another one has written.
+/// All ranks can access the buffers of all ranks. The ranks reduce their chunks one after another, in ascending or
+/// descending order. Both orders give the same result, because no rank reads what another rank has written.
 #[test]
-fn in_place_every_rank_gets_every_contribution_in_order() {
-    for ranks in 1..=EXTENT.worlds_max {
+fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
+    for ranks in 1..=EXTENT.world_size_max {
         let world = WorldSize::new(ranks).unwrap();
         let counts = lengths(world).into_iter().filter(|&count| count > 0);
         for (count, is_reversed) in counts.flat_map(|count| [(count, false), (count, true)]) {
-            let mut buffers: Vec<Vec<Value>> = world.ranks().map(|rank| own(world, rank, count)).collect();
+            let mut buffers: Vec<Vec<Value>> =
+                world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
             let mut order: Vec<Rank> = world.ranks().collect();
             if is_reversed {
                 order.reverse();
             }
             let mut round = Round::default();
-            let mut touched = vec![0; count];
+            let mut times_reduced = vec![0; count];
             for rank in order {
                 let mut plan = RoundPlan::new(world, rank, 7, 0, CollectiveSpec::AllReduce { count });
                 plan.fill(0, &mut round);
                 let range = round.exchange.take().expect("the first round can be done in place").range;
-                touched[range.clone()].iter_mut().for_each(|times| *times += 1);
+                times_reduced[range.clone()].iter_mut().for_each(|times| *times += 1);
                 let ordered_reduce =
                     OrderedReduce { range: range.clone(), at: range.start, is_posted_next: false };
-                let result = reduced(world, rank, &ordered_reduce, &buffers[rank.index()], &buffers);
+                let result = reduce_in_order(world, rank, &ordered_reduce, &buffers[rank.index()], &buffers);
                 for buffer in &mut buffers {
                     buffer[range.clone()].copy_from_slice(&result);
                 }
                 plan.go_in_place();
-                assert_eq!(plan.rounds(), 2, "for any length");
+                assert_eq!(plan.round_count(), 2, "for any length");
                 plan.fill(1, &mut round);
                 assert!(round.puts.is_empty() && round.ordered_reduce.is_none() && round.exchange.is_none());
                 let mut awaited: Vec<Rank> = round.takes.iter().map(|take| take.from).chain([rank]).collect();
                 awaited.sort_unstable();
                 assert!(awaited.into_iter().eq(world.ranks()), "no rank leaves before all are done");
             }
-            assert!(touched.iter().all(|&times| times == 1), "each element belongs to one rank");
-            assert!(buffers.iter().all(|buffer| *buffer == everyone(world, count)));
+            assert!(times_reduced.iter().all(|&times| times == 1), "one rank reduces each element");
+            assert!(buffers.iter().all(|buffer| *buffer == all_contributions(world, count)));
         }
     }
 }
 
-/// Some ranks' buffers are accessible to all, others' are not. The operation uses slots, but reads the accessible
-/// buffers instead of their ranks' slots in the first round. The order in which ranks reduce does not matter.
+/// All ranks can access the buffers of only some ranks. Then the operation uses slots, except that in the first round
+/// ranks read these buffers instead of the slots of their owners.
 #[test]
-fn where_some_lend_their_buffers_all_go_by_slots() {
+fn all_reduce_uses_slots_if_only_some_buffers_are_shared() {
     for ranks in 2..=RANKS_MAX {
         let world = WorldSize::new(ranks).unwrap();
         for count in lengths(world) {
-            for lending in [|rank: Rank| rank.get() == 1, |rank: Rank| rank.get() > 0] {
+            for shares in [|rank: Rank| rank.get() == 1, |rank: Rank| rank.get() > 0] {
                 let slot = 2 * world.as_usize() + 1;
                 let plan = |rank| RoundPlan::new(world, rank, slot, 0, CollectiveSpec::AllReduce { count });
-                let initial = world.ranks().map(|rank| own(world, rank, count)).collect();
-                let buffers = play_with(world, slot, &plan, initial, &lending);
-                assert!(buffers.iter().all(|buffer| *buffer == everyone(world, count)));
+                let initial = world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
+                let buffers = simulate_with_shared_buffers(world, slot, &plan, initial, &shares);
+                assert!(buffers.iter().all(|buffer| *buffer == all_contributions(world, count)));
             }
         }
     }
@@ -209,44 +223,50 @@ fn reduce_gives_the_root_every_contribution() {
     for which in 0..4 {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         let spec = |world, count| CollectiveSpec::Reduce { count, root: root(world) };
-        run(spec, own, |world, rank, count, buffer| {
-            assert!(rank != root(world) || *buffer == everyone(world, count));
+        run(spec, own_contribution, |world, rank, count, buffer| {
+            assert!(rank != root(world) || *buffer == all_contributions(world, count));
         });
     }
 }
 
 #[test]
-fn parts_are_reduced_and_gathered() {
+fn reduce_scatter_and_all_gather_give_every_rank_its_parts() {
     for which in 0..2 {
-        let scattered = |world, count| CollectiveSpec::ReduceScatter(cut(count, world, which));
-        run(scattered, own, |world, rank, count, buffer| {
-            for element in cut(count, world, which).range(rank) {
-                assert_eq!(buffer[element], Value::of_first(world.get(), element));
+        let scattered = |world, count| CollectiveSpec::ReduceScatter(tested_partition(count, world, which));
+        run(scattered, own_contribution, |world, rank, count, buffer| {
+            for element in tested_partition(count, world, which).range(rank) {
+                assert_eq!(buffer[element], Value::from_first_ranks(world.get(), element));
             }
         });
         run(
-            |world, count| CollectiveSpec::AllGather(cut(count, world, which)),
-            |world, rank, count| own_part(&cut(count, world, which), rank),
-            |world, _, count, buffer| assert_eq!(buffer, every_part(&cut(count, world, which), world)),
+            |world, count| CollectiveSpec::AllGather(tested_partition(count, world, which)),
+            |world, rank, count| own_part(&tested_partition(count, world, which), rank),
+            |world, _, count, buffer| {
+                assert_eq!(buffer, every_part(&tested_partition(count, world, which), world));
+            },
         );
     }
 }
 
 #[test]
-fn roots_give_and_get() {
+fn broadcast_gather_and_scatter_move_the_data_from_or_to_the_root() {
     for which in 0..4 {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
-        let parts = |world, count| cut(count, world, which);
+        let parts = |world, count| tested_partition(count, world, which);
         run(
             |world, count| CollectiveSpec::Broadcast { count, root: root(world) },
-            own,
-            |world, _, count, buffer| assert_eq!(buffer, own(world, root(world), count)),
+            own_contribution,
+            |world, _, count, buffer| assert_eq!(buffer, own_contribution(world, root(world), count)),
         );
         run(
             |world, count| CollectiveSpec::Gather { partition: parts(world, count), root: root(world) },
             |world, rank, count| {
-                let whole = own_part(&parts(world, count), rank);
-                if rank == root(world) { whole } else { whole[parts(world, count).range(rank)].to_vec() }
+                let whole_buffer = own_part(&parts(world, count), rank);
+                if rank == root(world) {
+                    whole_buffer
+                } else {
+                    whole_buffer[parts(world, count).range(rank)].to_vec()
+                }
             },
             |world, rank, count, buffer| {
                 assert!(rank != root(world) || *buffer == every_part(&parts(world, count), world));
@@ -256,35 +276,39 @@ fn roots_give_and_get() {
             |world, count| CollectiveSpec::Scatter { partition: parts(world, count), root: root(world) },
             |world, rank, count| {
                 let length = parts(world, count).range(rank).len();
-                if rank == root(world) { own(world, rank, count) } else { vec![Value::BLANK; length] }
+                if rank == root(world) {
+                    own_contribution(world, rank, count)
+                } else {
+                    vec![Value::BLANK; length]
+                }
             },
             |world, rank, count, buffer| {
-                let whole = own(world, root(world), count);
-                let part = whole[parts(world, count).range(rank)].to_vec();
-                assert_eq!(buffer, if rank == root(world) { whole } else { part });
+                let whole_buffer = own_contribution(world, root(world), count);
+                let part = whole_buffer[parts(world, count).range(rank)].to_vec();
+                assert_eq!(buffer, if rank == root(world) { whole_buffer } else { part });
             },
         );
     }
 }
 
 #[test]
-fn prefixes_are_those_of_the_ranks_before() {
+fn scan_and_exscan_give_each_rank_the_contributions_of_lower_ranks_in_order() {
     run(
         |_, count| CollectiveSpec::Scan { count },
-        own,
+        own_contribution,
         |_, rank, count, buffer| {
-            let expected = (0..count).map(|element| Value::of_first(rank.get() + 1, element));
+            let expected = (0..count).map(|element| Value::from_first_ranks(rank.get() + 1, element));
             assert_eq!(buffer, expected.collect::<Vec<Value>>());
         },
     );
     let with_result_space =
-        |world, rank, count| [own(world, rank, count), vec![Value::BLANK; count]].concat();
+        |world, rank, count| [own_contribution(world, rank, count), vec![Value::BLANK; count]].concat();
     run(
         |_, count| CollectiveSpec::Exscan { count },
         with_result_space,
         |_, rank, count, buffer| {
             let expected = |element| {
-                if rank == Rank::ZERO { Value::BLANK } else { Value::of_first(rank.get(), element) }
+                if rank == Rank::ZERO { Value::BLANK } else { Value::from_first_ranks(rank.get(), element) }
             };
             assert_eq!(buffer[count..], (0..count).map(expected).collect::<Vec<Value>>());
         },
@@ -292,22 +316,22 @@ fn prefixes_are_those_of_the_ranks_before() {
 }
 
 #[test]
-fn each_rank_gets_the_parts_that_all_ranks_have_for_it() {
-    let name = |from: Rank, to: Rank, index: usize| Value::own(from, to.index() << 32 | index);
+fn all_to_all_gives_each_rank_the_parts_for_it() {
+    let value = |from: Rank, to: Rank, index: usize| Value::own(from, to.index() << 32 | index);
     run(
         |world, part| {
-            let parts = Partition::alike(part, world);
+            let parts = Partition::of_equal_parts(part, world);
             CollectiveSpec::AllToAll { send: parts.clone(), receive: parts, is_even: true }
         },
         |world, rank, part| {
-            let sent = world.ranks().flat_map(|to| (0..part).map(move |index| name(rank, to, index)));
+            let sent = world.ranks().flat_map(|to| (0..part).map(move |index| value(rank, to, index)));
             let mut buffer: Vec<Value> = sent.collect();
             buffer.resize(2 * buffer.len(), Value::BLANK);
             buffer
         },
         |world, rank, part, buffer| {
             for (from, received) in world.ranks().zip(buffer[world.as_usize() * part..].chunks(part.max(1))) {
-                let expected = |index| if from == rank { Value::BLANK } else { name(from, rank, index) };
+                let expected = |index| if from == rank { Value::BLANK } else { value(from, rank, index) };
                 assert_eq!(received, (0..part).map(expected).collect::<Vec<Value>>());
             }
         },
@@ -324,8 +348,8 @@ fn a_barrier_waits_for_all_ranks() {
     assert_eq!(awaited, [0, 1, 2, 4]);
     let partition = Partition::even(0, world);
     assert_eq!(
-        RoundPlan::new(world, Rank::ZERO, 9, 0, CollectiveSpec::AllGather(partition)).rounds(),
+        RoundPlan::new(world, Rank::ZERO, 9, 0, CollectiveSpec::AllGather(partition)).round_count(),
         1,
-        "ranks with empty buffers synchronise too"
+        "ranks synchronise even if all buffers are empty"
     );
 }

@@ -1,7 +1,7 @@
 //! The binomial trees.
 
 use super::super::{broadcast_tree, reduce_tree};
-use super::{EXTENT, Proof, everyone, own, roots};
+use super::{EXTENT, Proof, all_contributions, own_contribution, roots};
 use crate::types::WorldSize;
 
 #[test]
@@ -10,12 +10,12 @@ fn reduce_tree_gives_the_root_every_contribution_once() {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         Proof { receives_may_wait: true, ..Proof::new() }.run(
             |world, rank, count| reduce_tree(world, rank, root(world), count),
-            own,
+            own_contribution,
             |world, rank, count, state| {
                 let finishes = rank == root(world) && world != WorldSize::ONE;
                 assert_eq!(state.finished, vec![u32::from(finishes); count]);
                 if rank == root(world) {
-                    assert_eq!(state.buffer, everyone(world, count));
+                    assert_eq!(state.buffer, all_contributions(world, count));
                 }
             },
         );
@@ -28,16 +28,15 @@ fn broadcast_tree_gives_every_rank_the_roots_buffer() {
         let root = |world: WorldSize| roots(world)[which % roots(world).len()];
         Proof::new().run(
             |world, rank, count| broadcast_tree(world, rank, root(world), count),
-            own,
-            |world, _, count, state| assert_eq!(state.buffer, own(world, root(world), count)),
+            own_contribution,
+            |world, _, count, state| assert_eq!(state.buffer, own_contribution(world, root(world), count)),
         );
     }
 }
 
-/// The number of rounds is the purpose of a tree: no path from the root to a leaf is longer than ceil(log2 n).
 #[test]
-fn no_rank_is_further_from_the_root_than_the_rounds_allow() {
-    for ranks in 1..=EXTENT.worlds_max {
+fn no_rank_is_more_than_ceil_log2_n_hops_from_the_root() {
+    for ranks in 1..=EXTENT.world_size_max {
         let world = WorldSize::new(ranks).unwrap();
         let rounds = ranks.next_power_of_two().trailing_zeros();
         for root in roots(world) {

@@ -1,7 +1,8 @@
 use super::*;
 use crate::train::model::Loss;
 
-fn sample() -> (Network, RunIdentity, TrainingState) {
+/// Returns a network, the identity of a run and its state.
+fn sample_run() -> (Network, RunIdentity, TrainingState) {
     let network = Network::new(&"mlp:3".parse().unwrap(), 2, 2, Loss::CrossEntropy).unwrap();
     let identity = RunIdentity {
         entries: vec![
@@ -25,9 +26,9 @@ fn sample() -> (Network, RunIdentity, TrainingState) {
 }
 
 #[test]
-fn comes_back_bit_for_bit() {
+fn a_loaded_checkpoint_equals_the_saved_one_bit_for_bit() {
     let directory = tempfile::tempdir().unwrap();
-    let (network, identity, state) = sample();
+    let (network, identity, state) = sample_run();
     let nested = directory.path().join("a/b");
     assert_eq!(load(&nested, &network, &identity).unwrap(), None);
     save(&nested, &network, &identity, &state).unwrap();
@@ -36,42 +37,45 @@ fn comes_back_bit_for_bit() {
 }
 
 #[test]
-fn damage_and_other_runs_are_refused() {
+fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let (network, identity, state) = sample();
+    let (network, identity, state) = sample_run();
     save(directory.path(), &network, &identity, &state).unwrap();
     let path = directory.path().join(FILE_NAME);
-    let whole = fs::read(&path).unwrap();
-    for len in 0..whole.len() {
-        fs::write(&path, &whole[..len]).unwrap();
+    let complete = fs::read(&path).unwrap();
+    for len in 0..complete.len() {
+        fs::write(&path, &complete[..len]).unwrap();
         let error = load(directory.path(), &network, &identity).unwrap_err();
         assert!(matches!(error, CheckpointError::Corrupt { .. }), "{len}: {error}");
     }
-    let mut flipped = whole.clone();
+    let mut flipped = complete.clone();
     *flipped.last_mut().unwrap() ^= 1;
     fs::write(&path, &flipped).unwrap();
     assert!(load(directory.path(), &network, &identity).unwrap_err().to_string().contains("hash"));
-    fs::write(&path, &whole).unwrap();
+    fs::write(&path, &complete).unwrap();
     let mut other = identity.clone();
     other.entries[1].value = "8".into();
     let error = load(directory.path(), &network, &other).unwrap_err().to_string();
-    assert!(error.contains("it was made with --seed 7, this run has --seed 8"), "{error}");
+    assert!(error.contains("it was saved with --seed 7, but this run has --seed 8"), "{error}");
     let other = RunIdentity { data_name: "b.csv".into(), data_hash: "456".into(), ..identity.clone() };
     let error = load(directory.path(), &network, &other).unwrap_err().to_string();
-    assert!(error.contains("made with --data a.csv, and --data b.csv of this run holds other"), "{error}");
+    assert!(
+        error.contains("saved with --data a.csv, but --data b.csv of this run contains different"),
+        "{error}"
+    );
     let wider = Network::new(&"mlp:4".parse().unwrap(), 2, 2, Loss::CrossEntropy).unwrap();
     assert!(matches!(load(directory.path(), &wider, &identity), Err(CheckpointError::Unfit { .. })));
 }
 
-/// Version 1 lacks the learning rate and some of the options that version 2 compares.
+/// Version 1 of the format does not contain the learning rate and some of the options that version 2 compares.
 #[test]
 fn a_checkpoint_of_version_1_can_be_resumed() {
     let directory = tempfile::tempdir().unwrap();
-    let (network, identity, state) = sample();
+    let (network, identity, state) = sample_run();
     save(directory.path(), &network, &identity, &state).unwrap();
     let path = directory.path().join(FILE_NAME);
     let mut bytes = fs::read(&path).unwrap();
-    // Other keys of the same lengths: the offsets in the file stay valid.
+    // The new keys have the same lengths as the old ones, so the offsets in the file stay valid.
     for (from, to) in [
         (FORMAT, FORMAT_1),
         ("weight_decay", "weight_other"),

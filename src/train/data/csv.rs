@@ -1,4 +1,4 @@
-//! Tables of comma-separated or tab-separated values, with or without a header.
+//! Reads tables of comma-separated or tab-separated values, with or without a header.
 
 use std::path::Path;
 
@@ -7,25 +7,25 @@ use ndarray::Array2;
 use super::file::{extension, open, stream_error};
 use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
 
-/// Whether the first row of a table holds the columns' names.
+/// Whether the first row of a table holds the names of the columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Header {
-    /// It should. A first row that looks like data is an error, because its values would be lost.
+    /// The first row should hold names. If it looks like data, this is an error, because its values would be lost.
     #[default]
     Expected,
-    /// It does, even if it looks like data.
+    /// The first row holds names, even if it looks like data.
     Present,
-    /// It does not. Columns are named by their number, counted from 0.
+    /// The first row holds data. The name of a column is its number, counted from 0.
     Absent,
 }
 
-/// Reads a table of numbers and separates the column `target` from it: the column of that name or, if there is none, of that
-/// number, counted from 0. The target may hold text (class names); all other cells must be finite numbers.
+/// Reads a table and separates the target column from the features. `target` is the name of this column or, if no column has
+/// this name, its number, counted from 0. The target may hold text (class names). All other cells must be finite numbers.
 ///
 /// # Errors
 ///
-/// The file cannot be read, is empty, has no such column, has rows of different lengths, cells that are not numbers, or a first
-/// row that looks like data. The message names line and column.
+/// If the file cannot be read or is empty, if it has no such column, if rows have different lengths, if a cell is not a number,
+/// or if the first row looks like data but should be a header. The message names the line and the column.
 pub(crate) fn load(path: &Path, target: &str, header: Header) -> Result<Table, DataError> {
     let tabs = extension(path).as_deref() == Some("tsv");
     let mut reader = csv::ReaderBuilder::new()
@@ -46,8 +46,7 @@ pub(crate) fn load(path: &Path, target: &str, header: Header) -> Result<Table, D
         Header::Absent => (0..first.len()).map(|index| index.to_string()).collect(),
         _ => first,
     };
-    let target_index =
-        target_column(&header, target).map_err(|problem| DataError::malformed(path, problem))?;
+    let target_index = find_target(&header, target).map_err(|problem| DataError::malformed(path, problem))?;
     if header.len() < 2 {
         return Err(DataError::malformed(path, "has no column besides the target"));
     }
@@ -60,7 +59,7 @@ pub(crate) fn load(path: &Path, target: &str, header: Header) -> Result<Table, D
             let (found, wanted) = (record.len(), header.len());
             return Err(DataError::malformed(
                 path,
-                format!("line {line} has {found} cells, the first row {wanted}"),
+                format!("line {line} has {found} cells, but the first row has {wanted}"),
             ));
         }
         for (index, (cell, name)) in record.iter().zip(&header).enumerate() {
@@ -72,7 +71,7 @@ pub(crate) fn load(path: &Path, target: &str, header: Header) -> Result<Table, D
             if index == target_index {
                 cells.push((cell.to_owned(), line));
             } else {
-                let value = number(cell)
+                let value = parse_number(cell)
                     .map_err(|why| DataError::malformed(path, format!("{}: {why}", cell_name())))?;
                 values.push(value as f32);
             }
@@ -82,24 +81,24 @@ pub(crate) fn load(path: &Path, target: &str, header: Header) -> Result<Table, D
         }
     }
     let rows = cells.len();
-    let target = target_values(cells).map_err(|problem| {
+    let target = parse_target(cells).map_err(|problem| {
         DataError::malformed(path, format!("column `{}`: {problem}", &header[target_index]))
     })?;
     let values =
-        Array2::from_shape_vec((rows, header.len() - 1), values).expect("each row is as long as the first");
+        Array2::from_shape_vec((rows, header.len() - 1), values).expect("all rows have the same length");
     Ok(Table { features: Features::Numbers(values), target })
 }
 
-/// Whether a first row is probably a sample: at most one of its cells, the target, is not a number. The numbers from 0 on are
-/// a header, as pandas writes it for columns without names.
+/// Returns whether a first row is probably a sample: at most one of its cells (the target) is not a number. A row with the
+/// numbers 0, 1, 2, ... is a header, because pandas writes these for columns without names.
 fn looks_like_data(first: &csv::StringRecord) -> bool {
     let numbers: Vec<&str> = first.iter().filter(|cell| cell.parse::<f64>().is_ok()).collect();
     let counted = numbers.iter().enumerate().all(|(index, cell)| cell.parse() == Ok(index));
     numbers.len() + 1 >= first.len() && !counted
 }
 
-/// A cell as a number that an f32 can hold.
-fn number(cell: &str) -> Result<f64, String> {
+/// Parses a cell as a number that is finite as an f32.
+fn parse_number(cell: &str) -> Result<f64, String> {
     match cell.parse::<f64>() {
         Ok(value) if (value as f32).is_finite() => Ok(value),
         Ok(_) => Err(format!("`{cell}` is not a finite number")),
@@ -107,21 +106,26 @@ fn number(cell: &str) -> Result<f64, String> {
     }
 }
 
-/// Numbers if every cell is a number, class names otherwise. `nan` and `inf` among numbers are errors, not class names.
-fn target_values(cells: Vec<(String, u64)>) -> Result<Column, String> {
+/// Returns numbers if every cell of the target is a number, and class names otherwise. Among numbers, `nan` and `inf` are errors
+/// and not class names. `cells` holds each cell with its line number.
+fn parse_target(cells: Vec<(String, u64)>) -> Result<Column, String> {
     if cells.iter().any(|(cell, _)| cell.parse::<f64>().is_err()) {
         return Ok(Column::Text(cells.into_iter().map(|(cell, _)| cell).collect()));
     }
-    let values = cells.iter().map(|(cell, line)| number(cell).map_err(|why| format!("line {line}: {why}")));
+    let values =
+        cells.iter().map(|(cell, line)| parse_number(cell).map_err(|why| format!("line {line}: {why}")));
     Ok(Column::Numbers(values.collect::<Result<_, _>>()?))
 }
 
-fn target_column(header: &csv::StringRecord, target: &str) -> Result<usize, String> {
+/// Returns the index of the column with the name or number `target`.
+fn find_target(header: &csv::StringRecord, target: &str) -> Result<usize, String> {
     let mut named = header.iter().enumerate().filter(|(_, name)| *name == target).map(|(index, _)| index);
     match (named.next(), named.next()) {
         (Some(index), None) => return Ok(index),
         (Some(_), Some(_)) => {
-            return Err(format!("has more than one column `{target}`; give its number instead"));
+            return Err(format!(
+                "has more than one column `{target}`; pass the number of the column instead"
+            ));
         }
         (None, _) => {}
     }
@@ -132,6 +136,7 @@ fn target_column(header: &csv::StringRecord, target: &str) -> Result<usize, Stri
     })
 }
 
+/// Converts an error of the CSV reader.
 fn csv_error(path: &Path, error: csv::Error) -> DataError {
     let text = error.to_string();
     match error.into_kind() {
@@ -160,9 +165,9 @@ mod tests {
         load(&path, target, header)
     }
 
-    /// A table without a header used to lose its first row.
+    /// Regression test: a table without a header lost its first row.
     #[test]
-    fn a_first_row_of_numbers_is_refused_unless_the_user_says_what_it_is() {
+    fn a_first_row_of_numbers_is_refused_without_a_header_option() {
         for (bytes, target) in [(&b"1,2,3\n4,5,6\n"[..], "2"), (b"5.1,3.5,setosa\n6,2,virginica\n", "2")] {
             let error = parse_as(bytes, target, Header::Expected).unwrap_err().to_string();
             assert!(error.contains("--no-header") && error.contains("--header if"), "{error}");
@@ -188,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_cells_are_named_by_line_and_column() {
+    fn errors_name_the_line_and_the_column_of_bad_cells() {
         let cases: [(&[u8], &str); 13] = [
             (b"a,y\n1,2\nabc,3\n", "line 3, column `a`: `abc` is not a number"),
             (b"a,y\n1,2\n\"x\ny\",3\n4,z\n", "line 3, column `a`"),
@@ -197,8 +202,8 @@ mod tests {
             (b"a,y\n1,inf\n", "column `y`: line 2: `inf` is not a finite number"),
             (b"a,y\n,3\n", "line 2, column `a`: the value is missing"),
             (b"a,y\n3,\n", "line 2, column `y`: the value is missing"),
-            (b"a,y\n1,2,3\n", "line 2 has 3 cells, the first row 2"),
-            (b"a,y\n1\n", "line 2 has 1 cells, the first row 2"),
+            (b"a,y\n1,2,3\n", "line 2 has 3 cells, but the first row has 2"),
+            (b"a,y\n1\n", "line 2 has 1 cells, but the first row has 2"),
             (b"a,b\n1,2\n", "has no column `y`; its columns are a, b"),
             (b"y,y\n1,2\n", "more than one column `y`"),
             (b"y\n1\n", "no column besides"),

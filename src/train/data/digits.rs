@@ -1,4 +1,4 @@
-//! The handwritten digits that the program contains.
+//! The handwritten digits that are compiled into the program.
 
 use std::io::Read;
 
@@ -12,13 +12,13 @@ const DIGITS: &[u8] = include_bytes!("digits.csv.gz");
 const ROWS: usize = 1797;
 const PIXELS: usize = 64;
 /// The largest value of a pixel.
-const INK_MAX: f32 = 16.0;
+const PIXEL_MAX: f32 = 16.0;
 
-/// The 1,797 digits: 8 x 8 pixels from 0 to 1, and the digit as the target.
+/// Returns the 1,797 digits. The features are 8 x 8 pixels from 0 to 1, and the targets are the digits 0 to 9.
 ///
 /// # Panics
 ///
-/// If the program's copy of the data is broken, which a test excludes.
+/// If the compiled-in data is corrupt. A test excludes this.
 pub(crate) fn load() -> Table {
     let mut text = String::new();
     GzDecoder::new(DIGITS)
@@ -33,7 +33,7 @@ pub(crate) fn load() -> Table {
         labels.extend(values.map(f64::from));
     }
     let values = Array2::from_shape_vec((ROWS, PIXELS), pixels).expect("there are 1,797 lines of 64 pixels");
-    Table { features: Features::Pixels { values, divisor: INK_MAX }, target: Column::Numbers(labels) }
+    Table { features: Features::Pixels { values, divisor: PIXEL_MAX }, target: Column::Numbers(labels) }
 }
 
 #[cfg(test)]
@@ -41,13 +41,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_1797_digits_of_ten_kinds() {
+    fn each_digit_occurs_as_often_as_published() {
         let table = load();
         let Column::Numbers(labels) = &table.target else { panic!("digits are numbers") };
         assert_eq!((table.features.rows(), table.features.columns(), labels.len()), (1797, 64, 1797));
         let counts: Vec<usize> =
             (0..10).map(|digit| labels.iter().filter(|&&label| label == f64::from(digit)).count()).collect();
-        // As published: https://archive.ics.uci.edu/dataset/80.
+        // Published at https://archive.ics.uci.edu/dataset/80.
         assert_eq!(counts, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]);
     }
 }

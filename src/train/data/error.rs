@@ -1,22 +1,22 @@
-//! Errors in data.
+//! Errors in the data of a run.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Data that cannot be used for training. The message names the file and, where possible, line and column.
+/// The reason why data cannot be used for training. The message names the file and, where possible, the line and the column.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// The operating system refused to read a file.
+    /// The operating system could not read a file.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The reason.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// A file's content is not what its format requires.
+    /// The content of a file does not follow its format.
     #[error("{}: {problem}", path.display())]
     Malformed {
         /// The file.
@@ -29,7 +29,7 @@ pub enum DataError {
     Unsuitable(String),
 }
 
-/// `main` and `unwrap` print errors by `Debug`, so it writes the same sentence as `Display`.
+/// `main` and `unwrap` print errors with `Debug`, so `Debug` writes the same sentence as `Display`.
 impl fmt::Debug for DataError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -37,12 +37,12 @@ impl fmt::Debug for DataError {
 }
 
 impl DataError {
-    /// A file that the operating system refused to read.
+    /// Returns [`DataError::Unreadable`] for the file at `path`.
     pub(crate) fn unreadable(path: &Path, source: io::Error) -> Self {
         Self::Unreadable { path: path.to_owned(), source }
     }
 
-    /// A file with wrong content.
+    /// Returns [`DataError::Malformed`] for the file at `path`.
     pub(crate) fn malformed(path: &Path, problem: impl Into<String>) -> Self {
         Self::Malformed { path: path.to_owned(), problem: problem.into() }
     }

@@ -6,20 +6,20 @@ use sha2::{Digest, Sha256};
 /// Features of samples: a row per sample, a column per feature.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Features {
-    /// Numbers as they are.
+    /// Numbers, which are used unchanged.
     Numbers(Array2<f32>),
-    /// Pixels: a feature is the byte divided by `divisor`. They take a quarter of the memory of numbers, and are scaled when a
-    /// batch is gathered.
+    /// Pixels: each feature is a byte divided by `divisor`. Bytes need a quarter of the memory of numbers. They are scaled when
+    /// a batch is gathered.
     Pixels {
         /// The bytes.
         values: Array2<u8>,
-        /// The byte that stands for 1.
+        /// The value of a byte that is scaled to 1.
         divisor: f32,
     },
 }
 
 impl Features {
-    /// The number of samples.
+    /// Returns the number of samples.
     pub fn rows(&self) -> usize {
         match self {
             Self::Numbers(values) => values.nrows(),
@@ -27,7 +27,7 @@ impl Features {
         }
     }
 
-    /// The number of features of a sample.
+    /// Returns the number of features of each sample.
     pub fn columns(&self) -> usize {
         match self {
             Self::Numbers(values) => values.ncols(),
@@ -35,11 +35,11 @@ impl Features {
         }
     }
 
-    /// The samples with these indices.
+    /// Returns a copy of the samples whose indices are in `rows`.
     ///
     /// # Panics
     ///
-    /// If an index is not a row.
+    /// If there is no sample with one of the indices.
     #[must_use]
     pub fn select(&self, rows: &[usize]) -> Self {
         match self {
@@ -50,15 +50,15 @@ impl Features {
         }
     }
 
-    /// Writes the samples with these indices to the first rows of `out`, standardised if `standard` is given.
+    /// Copies the samples whose indices are in `rows` to the first rows of `out`. Standardizes them if `standardizer` is given.
     ///
     /// # Panics
     ///
-    /// If an index is not a row, or `out` has another number of columns.
+    /// If there is no sample with one of the indices, or if `out` has a different number of columns than the samples.
     pub fn gather(
         &self,
         rows: impl Iterator<Item = usize>,
-        standard: Option<&Standardizer>,
+        standardizer: Option<&Standardizer>,
         mut out: ArrayViewMut2<'_, f32>,
     ) {
         for (row, mut target) in rows.zip(out.rows_mut()) {
@@ -68,7 +68,7 @@ impl Features {
                     target.zip_mut_with(&values.row(row), |to, &from| *to = f32::from(from) / divisor);
                 }
             }
-            if let Some(Standardizer { mean, inverse_deviation }) = standard {
+            if let Some(Standardizer { mean, inverse_deviation }) = standardizer {
                 for ((value, mean), inverse) in target.iter_mut().zip(mean).zip(inverse_deviation) {
                     *value = (*value - mean) * inverse;
                 }
@@ -76,7 +76,7 @@ impl Features {
         }
     }
 
-    /// Adds shape and content to a digest.
+    /// Adds the shape and the content to a digest.
     pub(crate) fn digest(&self, hasher: &mut Sha256) {
         hasher.update((self.rows() as u64).to_le_bytes());
         hasher.update((self.columns() as u64).to_le_bytes());
@@ -107,7 +107,8 @@ pub struct Standardizer {
 }
 
 impl Standardizer {
-    /// Measures `features` in f64 and in two passes, so that large means do not cost precision.
+    /// Computes the mean and the deviation of each feature, in f64 and in two passes, so that large means do not reduce the
+    /// precision.
     pub fn fit(features: &Features) -> Self {
         let (rows, columns) = (features.rows(), features.columns());
         let mut row_values = Array2::<f32>::zeros((1, columns));
@@ -131,7 +132,7 @@ impl Standardizer {
             .zip(&mean)
             .map(|(sum, mean)| {
                 let deviation = (sum / rows.max(1) as f64).sqrt();
-                // Such a small deviation of a constant column comes from rounding.
+                // Rounding causes such a small deviation even if the column is constant.
                 if deviation <= 1e-7 * mean.abs() || deviation == 0.0 {
                     0.0
                 } else {
@@ -150,12 +151,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn standardised_features_have_mean_0_and_deviation_1_and_constants_vanish() {
+    fn standardized_features_have_mean_0_and_deviation_1_and_constants_become_0() {
         let features =
             Features::Numbers(array![[1.0, 7.7, 1e6], [2.0, 7.7, 1e6 + 2.0], [6.0, 7.7, 1e6 + 4.0]]);
-        let standard = Standardizer::fit(&features);
+        let standardizer = Standardizer::fit(&features);
         let mut out = Array2::zeros((3, 3));
-        features.gather(0..3, Some(&standard), out.view_mut());
+        features.gather(0..3, Some(&standardizer), out.view_mut());
         for (column, deviation) in [1.0, 0.0, 1.0].into_iter().enumerate() {
             let values = out.column(column);
             assert!(values.mean().unwrap().abs() < 1e-5, "{values}");
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn pixels_are_scaled_as_they_are_gathered() {
+    fn gathering_scales_pixels() {
         let features = Features::Pixels { values: array![[0, 255], [51, 102]], divisor: 255.0 };
         let mut out = Array2::zeros((2, 2));
         features.gather([1, 0].into_iter(), None, out.view_mut());

@@ -1,4 +1,4 @@
-//! Data: reading it, splitting it into a training and a test set, and interpreting its target.
+//! Reads data, splits it into a training and a test set, and interprets its target.
 
 mod csv;
 mod digits;
@@ -20,7 +20,7 @@ pub use features::{Features, Standardizer};
 pub use source::{DataSource, LoadOptions};
 pub use target::{Targets, Task};
 
-/// The most values (rows times columns) that a data set may hold.
+/// The maximum number of values (rows times columns) in a data set.
 pub const ELEMENTS_MAX: u64 = 1 << 31;
 
 /// The content of a column of a table.
@@ -32,14 +32,14 @@ pub(crate) enum Column {
     Text(Vec<String>),
 }
 
-/// Samples as they were read.
+/// Samples whose targets have not been interpreted yet.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Table {
     features: Features,
     target: Column,
 }
 
-/// Samples to train on or to test with.
+/// A set of samples: the training set or the test set.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Samples {
     /// The inputs of the model.
@@ -49,12 +49,12 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// The number of samples.
+    /// Returns the number of samples.
     pub fn len(&self) -> usize {
         self.features.rows()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -63,27 +63,28 @@ impl Samples {
 /// A training set and a test set.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Dataset {
-    /// Its name in reports.
+    /// The name of the data in reports.
     pub name: String,
-    /// The training set; at least one sample.
+    /// The training set. It holds at least one sample.
     pub train: Samples,
-    /// The test set; may be empty.
+    /// The test set. It may be empty.
     pub test: Samples,
-    /// The classes' names in order; empty for regression.
+    /// The names of the classes in order. The list is empty for regression.
     pub classes: Vec<String>,
-    /// Whether the features are columns of a table, of any scale, and not pixels from 0 to 1.
+    /// `true` if the features are columns of a table, which may have any scale. `false` for pixels, which are from 0 to 1.
     pub tabular: bool,
-    /// Sentences for the user about what was guessed, with the options that say otherwise.
+    /// Messages for the user. Each message names a property of the data that was guessed, and the option that overrides the
+    /// guess.
     pub notes: Vec<String>,
 }
 
 impl Dataset {
-    /// Whether the target holds classes or numbers.
+    /// Returns whether the target holds classes or numbers.
     pub fn task(&self) -> Task {
         if self.classes.is_empty() { Task::Regression } else { Task::Classification }
     }
 
-    /// SHA-256 of shapes and content: two ranks with the same digest train on the same data.
+    /// Returns the SHA-256 of the shapes and the content. Two ranks with the same digest train on the same data.
     pub fn digest(&self) -> [u8; 32] {
         let mut hasher = Sha256::new();
         for samples in [&self.train, &self.test] {

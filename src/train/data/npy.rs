@@ -1,7 +1,7 @@
-//! numpy's `.npy` files: a pair of features and targets.
+//! Reads numpy's `.npy` files: one file with features and one file with targets.
 //!
-//! They are not read by `ndarray-npy`: it allocates the memory that a header claims before it reads the data, and its parser of
-//! Python literals recurses as deep as the file demands. The tests read files that this crate wrote.
+//! This module does not use the crate `ndarray-npy`. That crate allocates the memory that a header announces before it reads the
+//! data, and its parser of Python literals recurses as deeply as the file demands.
 //! Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 
 use std::io::Read;
@@ -9,17 +9,19 @@ use std::path::Path;
 
 use ndarray::{Array2, ShapeBuilder};
 
-use super::file::{bounded, open, read_exactly, stream_error};
+use super::file::{checked_element_count, open, read_exactly, stream_error};
 use super::{Column, DataError, Features, Table};
 
-/// The longest header that is read; numpy's own are 128 bytes.
+/// The maximum length in bytes of a header. The headers that numpy writes have 128 bytes.
 const HEADER_BYTES_MAX: u32 = 1 << 16;
 
-/// Reads features (2-D) and targets (1-D, or 2-D with one column) of types f32, f64, i32, i64 or u8.
+/// Reads a two-dimensional array of features and an array of targets, which has one dimension, or two with one column. The
+/// element types f32, f64, i32, i64 and u8 are supported.
 ///
 /// # Errors
 ///
-/// A file is missing, truncated, too long, of another format or type, holds NaN or infinity, or does not fit the other file.
+/// If a file is missing, truncated, too long, or of another format or type, if it holds NaN or infinity, or if the two files
+/// have different numbers of rows.
 pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<Table, DataError> {
     let features = read(features_path)?;
     let targets = read(targets_path)?;
@@ -42,13 +44,14 @@ pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<Table, D
     let shape = (rows, columns).set_f(features.fortran_order);
     let array = Array2::from_shape_vec(shape, narrow).expect("the length was checked against the header");
     if let Some(((row, column), value)) = array.indexed_iter().find(|(_, value)| !value.is_finite()) {
-        let problem = format!("row {row}, column {column} (both from 0): {value} is not a finite number");
+        let problem =
+            format!("row {row}, column {column} (both counted from 0): {value} is not a finite number");
         return Err(DataError::malformed(features_path, problem));
     }
     if let Some((row, value)) = targets.values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
         return Err(DataError::malformed(
             targets_path,
-            format!("row {row} (from 0): {value} is not a finite number"),
+            format!("row {row} (counted from 0): {value} is not a finite number"),
         ));
     }
     let features = Features::Numbers(array.as_standard_layout().into_owned());
@@ -65,9 +68,9 @@ fn read(path: &Path) -> Result<NpyArray, DataError> {
     let mut reader = open(path)?;
     let header = read_header(&mut *reader, path)?;
     let malformed = |problem: String| DataError::malformed(path, problem);
-    let description = value_of(&header, "descr").and_then(|text| text.split(['\'', '"']).nth(1));
-    let fortran_order = value_of(&header, "fortran_order").is_some_and(|text| text.starts_with("True"));
-    let shape = value_of(&header, "shape").and_then(parse_shape);
+    let description = header_value(&header, "descr").and_then(|text| text.split(['\'', '"']).nth(1));
+    let fortran_order = header_value(&header, "fortran_order").is_some_and(|text| text.starts_with("True"));
+    let shape = header_value(&header, "shape").and_then(parse_shape);
     let (Some(description), Some(shape)) = (description, shape) else {
         return Err(malformed(format!("its header is not numpy's: {}", header.trim())));
     };
@@ -76,11 +79,12 @@ fn read(path: &Path) -> Result<NpyArray, DataError> {
         "<f4" | "<i4" => 4,
         "<f8" | "<i8" => 8,
         other => {
-            let problem = format!("holds type `{other}`; save it as float32, float64, int32, int64 or uint8");
+            let problem =
+                format!("holds values of type `{other}`; save it as float32, float64, int32, int64 or uint8");
             return Err(malformed(problem));
         }
     };
-    let bytes = read_exactly(&mut *reader, bounded(&shape, path)? * size, path)?;
+    let bytes = read_exactly(&mut *reader, checked_element_count(&shape, path)? * size, path)?;
     let values = match description {
         "|u1" => bytes.iter().map(|&byte| f64::from(byte)).collect(),
         "<f4" => decode(&bytes, |bytes| f64::from(f32::from_le_bytes(bytes))),
@@ -95,9 +99,9 @@ fn decode<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64) -> Vec<
     bytes.as_chunks::<N>().0.iter().map(|&bytes| decode(bytes)).collect()
 }
 
-/// The header's Python dictionary as text. Afterwards the reader is at the start of the data.
+/// Reads the header, a Python dictionary as text. Afterwards, the reader is at the start of the data.
 fn read_header(reader: &mut dyn Read, path: &Path) -> Result<String, DataError> {
-    let mut take = |len: usize| {
+    let mut read_bytes = |len: usize| {
         let mut bytes = vec![0; len];
         reader.read_exact(&mut bytes).map(|()| bytes).map_err(|error| match error.kind() {
             std::io::ErrorKind::UnexpectedEof => {
@@ -106,29 +110,31 @@ fn read_header(reader: &mut dyn Read, path: &Path) -> Result<String, DataError> 
             _ => stream_error(path, error),
         })
     };
-    if take(6)? != b"\x93NUMPY" {
+    if read_bytes(6)? != b"\x93NUMPY" {
         return Err(DataError::malformed(path, "is not a .npy file"));
     }
-    let len = match take(2)?[0] {
-        1 => take(2)?.iter().rev().fold(0, |len, &byte| len << 8 | u32::from(byte)),
-        2 | 3 => take(4)?.iter().rev().fold(0, |len, &byte| len << 8 | u32::from(byte)),
-        version => return Err(DataError::malformed(path, format!("is of unknown .npy version {version}"))),
+    let len = match read_bytes(2)?[0] {
+        1 => read_bytes(2)?.iter().rev().fold(0, |len, &byte| len << 8 | u32::from(byte)),
+        2 | 3 => read_bytes(4)?.iter().rev().fold(0, |len, &byte| len << 8 | u32::from(byte)),
+        version => return Err(DataError::malformed(path, format!("has the unknown .npy version {version}"))),
     };
     if len > HEADER_BYTES_MAX {
-        return Err(DataError::malformed(path, format!("its header says that it is {len} bytes long")));
+        let problem = format!("its header is {len} bytes long; the limit is {HEADER_BYTES_MAX}");
+        return Err(DataError::malformed(path, problem));
     }
-    String::from_utf8(take(len as usize)?).map_err(|_| DataError::malformed(path, "its header is not text"))
+    String::from_utf8(read_bytes(len as usize)?)
+        .map_err(|_| DataError::malformed(path, "its header is not text"))
 }
 
-/// The text that follows `'key':`.
-fn value_of<'a>(header: &'a str, key: &str) -> Option<&'a str> {
+/// Returns the text of the header after `'key':`.
+fn header_value<'a>(header: &'a str, key: &str) -> Option<&'a str> {
     ['\'', '"'].iter().find_map(|quote| {
         let (_, rest) = header.split_once(&format!("{quote}{key}{quote}"))?;
         rest.trim_start().strip_prefix(':').map(str::trim_start)
     })
 }
 
-/// `(3, 4)`, `(3,)`.
+/// Parses a tuple of lengths, such as `(3, 4)` or `(3,)`.
 fn parse_shape(text: &str) -> Option<Vec<u64>> {
     let (inner, _) = text.strip_prefix('(')?.split_once(')')?;
     inner
@@ -147,11 +153,11 @@ mod tests {
 
     use super::*;
 
-    /// Writes a file as numpy does. `shape` is a tuple in Python's notation.
+    /// Writes a file in the same format as numpy. `shape` is a tuple in Python's notation.
     fn write_npy<T: bytemuck::Pod>(path: &Path, descr: &str, order: Order, shape: &str, elements: &[T]) {
         let is_fortran = if order == Order::Columns { "True" } else { "False" };
         let text = format!("{{'descr': '{descr}', 'fortran_order': {is_fortran}, 'shape': {shape}, }}");
-        // Ten bytes come before the header, which ends with a new line at a multiple of 64.
+        // The header starts at byte 10 and ends with a newline. The data starts at a multiple of 64 bytes.
         let padded = (text.len() + 11).next_multiple_of(64) - 11;
         let length = u16::try_from(padded + 1).unwrap().to_le_bytes();
         let header = format!("{text:padded$}\n");
@@ -166,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_numpy_writes() {
+    fn files_in_the_format_of_numpy_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
         let values = array![[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]];
@@ -187,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_files_are_named_and_nothing_panics() {
+    fn bad_files_cause_errors_that_name_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
         write_npy(&y, "<f8", Order::Rows, "(2,)", &[1.0_f64, 2.0]);
@@ -204,7 +210,7 @@ mod tests {
         let mut cases: Vec<(Vec<u8>, &str)> =
             (0..full.len()).map(|len| (full[..len].to_vec(), "truncated")).collect();
         cases.push(([full.as_slice(), &[0]].concat(), "holds more"));
-        cases.push((edit("<f4", ">f4"), "holds type `>f4`"));
+        cases.push((edit("<f4", ">f4"), "values of type `>f4`"));
         cases.push((edit("(2, 1)", "(9**9)"), "not numpy's"));
         cases.push((edit("(2, 1), }", "(9999999"), "not numpy's"));
         cases.push((edit("NUMPY", "numpy"), "not a .npy"));

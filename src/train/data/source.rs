@@ -1,4 +1,4 @@
-//! Sources of data, as `--data` names them.
+//! The sources of data that `--data` can name.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,19 +14,19 @@ use super::{
 /// A source of data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DataSource {
-    /// The handwritten digits that the program contains.
+    /// The handwritten digits that are compiled into the program.
     Digits,
-    /// A directory of IDX files.
+    /// A directory with IDX files, such as MNIST.
     Idx(PathBuf),
-    /// A table: `.csv` or, separated by tabs, `.tsv`; plain or `.gz`.
+    /// A table with comma-separated (`.csv`) or tab-separated (`.tsv`) values, plain or compressed (`.gz`).
     Csv(PathBuf),
-    /// Features and targets as numpy saves them.
+    /// A file with features and a file with targets in numpy's `.npy` format.
     Npy(PathBuf, PathBuf),
     /// Random numbers.
     Synthetic {
-        /// Samples.
+        /// The number of samples.
         rows: usize,
-        /// Features of each.
+        /// The number of features of each sample.
         columns: usize,
     },
 }
@@ -43,7 +43,7 @@ impl FromStr for DataSource {
         }
         if let Some((features, targets)) = text.split_once(".npy,") {
             if targets.is_empty() {
-                return Err("lacks the second name: it needs a pair, FEATURES.npy,TARGETS.npy".into());
+                return Err("has no second file name; it needs a pair: FEATURES.npy,TARGETS.npy".into());
             }
             return Ok(Self::Npy(format!("{features}.npy").into(), targets.into()));
         }
@@ -81,44 +81,44 @@ impl fmt::Display for DataSource {
     }
 }
 
-/// How a source is read.
+/// The options for reading a source.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct LoadOptions {
-    /// The target's column in a table: its name or number.
+    /// The name or number of the column of a table that holds the target.
     pub target: Option<String>,
     /// Whether a table has a header.
     pub header: Header,
-    /// The part of the rows that is kept for testing, if the source has no test set.
+    /// The fraction of the rows that is used for testing if the source has no test set.
     pub test_fraction: f64,
-    /// What is learned; `None` if the target decides, see [`Targets`](super::Targets).
+    /// Whether to predict classes or numbers. `None` lets the target decide; see [`Targets`](super::Targets).
     pub task: Option<Task>,
 }
 
 impl DataSource {
-    /// Reads the data, splits off a test set if it has none, and interprets its target.
+    /// Reads the data, splits off a test set if the source has none, and interprets the target.
     ///
     /// # Errors
     ///
-    /// Anything wrong with the files ([`DataError`] names file and line), or a target that does not fit the task.
+    /// If a file cannot be read or is malformed (the error names the file and the line), or if the target does not fit the task.
     pub fn load(&self, options: &LoadOptions) -> Result<Dataset, DataError> {
-        let one = |table: Table| split::split(&table, options.test_fraction);
+        let split = |table: Table| split::split(&table, options.test_fraction);
         let (train, test) = match self {
-            Self::Digits => one(digits::load())?,
+            Self::Digits => split(digits::load())?,
             Self::Idx(directory) => idx::load(directory)?,
             Self::Csv(path) => {
                 let target = options.target.as_deref().ok_or_else(|| {
                     DataError::malformed(path, "is a table: name the column to predict with --target")
                 })?;
-                one(csv::load(path, target, options.header)?)?
+                split(csv::load(path, target, options.header)?)?
             }
-            Self::Npy(features, targets) => one(npy::load(features, targets)?)?,
+            Self::Npy(features, targets) => split(npy::load(features, targets)?)?,
             &Self::Synthetic { rows, columns } => {
                 let kind = if options.task == Some(Task::Regression) {
                     SyntheticTarget::Numbers
                 } else {
                     SyntheticTarget::Classes
                 };
-                one(synthetic::load(rows, columns, kind))?
+                split(synthetic::load(rows, columns, kind))?
             }
         };
         if train.features.rows() == 0 || train.features.columns() == 0 {
@@ -127,15 +127,16 @@ impl DataSource {
         let mut notes = Vec::new();
         let task = match (self, options.task) {
             (_, Some(task)) => task,
-            // Their targets are classes.
+            // The targets of these sources are classes.
             (Self::Digits | Self::Idx(_) | Self::Synthetic { .. }, None) => Task::Classification,
             (Self::Csv(_) | Self::Npy(..), None) => {
-                let (task, note) = target::guess([&train.target, &test.target]);
+                let (task, note) = target::guess_task([&train.target, &test.target]);
                 notes.extend(note);
                 task
             }
         };
-        let ([train_targets, test_targets], classes) = target::interpret(train.target, test.target, task)?;
+        let ([train_targets, test_targets], classes) =
+            target::interpret_targets(train.target, test.target, task)?;
         Ok(Dataset {
             name: self.to_string(),
             train: Samples { features: train.features, targets: train_targets },
@@ -152,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_sources() {
+    fn names_of_sources_are_parsed() {
         let cases = [
             ("digits", Ok(DataSource::Digits)),
             ("/data/mnist", Ok(DataSource::Idx("/data/mnist".into()))),
@@ -161,7 +162,7 @@ mod tests {
             ("x.npy,y.npy", Ok(DataSource::Npy("x.npy".into(), "y.npy".into()))),
             ("synthetic:10x3", Ok(DataSource::Synthetic { rows: 10, columns: 3 })),
             ("x.npy", Err("pair")),
-            ("x.npy,", Err("second name")),
+            ("x.npy,", Err("second file name")),
             ("synthetic:10", Err("shape")),
             ("synthetic:0x3", Err("at least")),
             ("synthetic:99999999x99999999", Err("at most")),
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn synthetic_data_suits_the_task() {
+    fn the_target_of_synthetic_data_follows_the_task() {
         let source = DataSource::Synthetic { rows: 100, columns: 4 };
         let load = |task, test_fraction| {
             source.load(&LoadOptions { test_fraction, task, ..LoadOptions::default() }).unwrap()

@@ -5,7 +5,7 @@ use ndarray::Array2;
 use super::{Column, Features, Table};
 use crate::train::random;
 
-/// Classes of a synthetic classification problem.
+/// The number of classes in a synthetic classification problem.
 const CLASSES: usize = 10;
 
 /// The target of a synthetic problem.
@@ -17,20 +17,23 @@ pub(crate) enum SyntheticTarget {
     Classes,
 }
 
-/// `rows` samples of `columns` independent uniform features of variance 1; the same numbers for every `--seed`.
+/// Returns `rows` samples with `columns` independent, uniformly distributed features of variance 1. The data does not depend on
+/// `--seed`.
 pub(crate) fn load(rows: usize, columns: usize, target: SyntheticTarget) -> Table {
     let mut stream = random::stream("synthetic", 0, (rows as u64) << 32 | columns as u64);
     let unit = 3.0_f32.sqrt();
-    let values: Vec<f32> = (0..rows * columns).map(|_| random::symmetric(&mut stream, unit)).collect();
+    let values: Vec<f32> =
+        (0..rows * columns).map(|_| random::symmetric_uniform(&mut stream, unit)).collect();
     let features =
-        Array2::from_shape_vec((rows, columns), values).expect("as many values as the shape holds");
+        Array2::from_shape_vec((rows, columns), values).expect("the number of values matches the shape");
     let outputs = if target == SyntheticTarget::Classes { CLASSES } else { 1 };
-    // Weights of variance 1 / columns give outputs of variance 1 for every number of columns.
+    // With weights of variance 1 / columns, the outputs have variance 1 for every number of columns.
     let bound = unit / (columns as f32).sqrt();
-    let weights = Array2::from_shape_simple_fn((columns, outputs), || random::symmetric(&mut stream, bound));
+    let weights =
+        Array2::from_shape_simple_fn((columns, outputs), || random::symmetric_uniform(&mut stream, bound));
     let scores = features.dot(&weights);
     let target = scores.rows().into_iter().map(|row| match target {
-        SyntheticTarget::Numbers => f64::from(row[0] + random::symmetric(&mut stream, 0.1 * unit)),
+        SyntheticTarget::Numbers => f64::from(row[0] + random::symmetric_uniform(&mut stream, 0.1 * unit)),
         SyntheticTarget::Classes => {
             let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
             best.map_or(0.0, |(class, _)| class as f64)

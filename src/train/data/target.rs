@@ -1,4 +1,4 @@
-//! The meaning of the target: numbers or classes.
+//! Decides whether a target holds numbers or classes, and converts it.
 
 use std::collections::BTreeSet;
 
@@ -6,10 +6,10 @@ use sha2::{Digest, Sha256};
 
 use super::{Column, DataError};
 
-/// The most classes that a target may hold.
+/// The maximum number of classes in a target.
 const CLASSES_MAX: usize = 10_000;
-/// An integer target is guessed to hold classes if it has at most this many distinct values and as many samples of each, on
-/// average, as the next constant says. Two distinct values are always classes.
+/// An integer target is guessed to hold classes if it has at most this many distinct values and, on average, at least
+/// [`SAMPLES_PER_CLASS_MIN`] samples of each value. One or two distinct values are always classes.
 const CLASSES_GUESSED_MAX: usize = 100;
 const SAMPLES_PER_CLASS_MIN: usize = 10;
 
@@ -22,8 +22,9 @@ pub enum Task {
     Regression,
 }
 
-/// The targets of samples. If neither the model nor `--task` says which they are, text is classes, and so are integers of at
-/// most 100 distinct values, with at least 10 samples of each on average or with only two values.
+/// The targets of samples. If neither the model nor `--task` decides, then a target with text holds classes. A target with
+/// integers holds classes if it has at most 100 distinct values and, on average, at least 10 samples of each value, or if it
+/// has at most two distinct values. All other targets hold numbers.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Targets {
     /// Numbers, in their original unit.
@@ -33,7 +34,7 @@ pub enum Targets {
 }
 
 impl Targets {
-    /// Feeds the content into a digest.
+    /// Adds the content to a digest.
     pub(crate) fn digest(&self, hasher: &mut Sha256) {
         match self {
             Self::Numbers(values) => values.iter().for_each(|value| hasher.update(value.to_le_bytes())),
@@ -42,8 +43,9 @@ impl Targets {
     }
 }
 
-/// The task for a target, by the rule at [`Targets`], and a sentence for the user if another choice was possible.
-pub(crate) fn guess(columns: [&Column; 2]) -> (Task, Option<String>) {
+/// Returns the task for a target according to the rule at [`Targets`], and a message for the user if the other task is possible
+/// too.
+pub(crate) fn guess_task(columns: [&Column; 2]) -> (Task, Option<String>) {
     let (mut distinct, mut samples) = (BTreeSet::new(), 0);
     for column in columns {
         let Column::Numbers(values) = column else { return (Task::Classification, None) };
@@ -59,16 +61,16 @@ pub(crate) fn guess(columns: [&Column; 2]) -> (Task, Option<String>) {
     let count = distinct.len();
     let found = format!("the target holds {count} distinct integers in {samples} rows");
     if count <= 2 || samples >= SAMPLES_PER_CLASS_MIN * count {
-        let note = format!("{found}: taken as classes; for numbers pass --task regression");
+        let note = format!("{found}: treated as classes; to predict numbers, pass --task regression");
         (Task::Classification, Some(note))
     } else {
-        let note = format!("{found}: taken as numbers; for classes pass --task classification");
+        let note = format!("{found}: treated as numbers; to predict classes, pass --task classification");
         (Task::Regression, Some(note))
     }
 }
 
-/// The targets of the training and the test set, and the names of the classes (none for regression).
-pub(crate) fn interpret(
+/// Returns the targets of the training and the test set, and the names of the classes (none for regression).
+pub(crate) fn interpret_targets(
     train: Column,
     test: Column,
     task: Task,
@@ -85,33 +87,37 @@ pub(crate) fn interpret(
         (Task::Classification, Column::Numbers(train), Column::Numbers(test)) => {
             if let Some(value) = train.iter().chain(&test).find(|value| value.fract() != 0.0) {
                 return Err(DataError::Unsuitable(format!(
-                    "the target holds {value}, which is not a class; for numbers pass --model linear, \
+                    "the target holds {value}, which is not a class; to predict numbers, pass --model linear, \
                      or --model mlp:... with --task regression"
                 )));
             }
-            // Integers in numeric order: adding 0.0 makes -0 and 0 the same class.
+            // As integers, the classes are sorted in numeric order. Adding 0.0 makes -0 and 0 the same class.
             let key = |value: &f64| (value + 0.0) as i64;
             let [train, test] = [train, test].map(|values| values.iter().map(key).collect::<Vec<i64>>());
-            index(&train, &test)
+            index_classes(&train, &test)
         }
-        (Task::Classification, train, test) => index(&texts(train), &texts(test)),
+        (Task::Classification, train, test) => index_classes(&to_text(train), &to_text(test)),
     }
 }
 
-/// A column as text. One part of a split table may hold only numbers, but its classes are names too.
-fn texts(column: Column) -> Vec<String> {
+/// Converts a column to text. One part of a split table may hold only numbers, although the other part holds text.
+fn to_text(column: Column) -> Vec<String> {
     match column {
         Column::Text(names) => names,
         Column::Numbers(values) => values.iter().map(f64::to_string).collect(),
     }
 }
 
-fn index<T: Ord + ToString>(train: &[T], test: &[T]) -> Result<([Targets; 2], Vec<String>), DataError> {
+/// Replaces each value by its index in the sorted list of distinct values. Also returns this list, as the names of the classes.
+fn index_classes<T: Ord + ToString>(
+    train: &[T],
+    test: &[T],
+) -> Result<([Targets; 2], Vec<String>), DataError> {
     let classes: Vec<&T> = train.iter().chain(test).collect::<BTreeSet<_>>().into_iter().collect();
     if classes.len() > CLASSES_MAX {
         return Err(DataError::Unsuitable(format!(
-            "the target holds {} distinct values; at most {CLASSES_MAX} can be classes; to predict a number \
-             pass --model linear or --task regression",
+            "the target holds {} distinct values, but at most {CLASSES_MAX} classes are possible; to predict a \
+             number, pass --model linear or --task regression",
             classes.len()
         )));
     }
@@ -136,9 +142,9 @@ mod tests {
         Column::Numbers(values.to_vec())
     }
 
-    /// 43 distinct integers in 60 rows used to become classes without a word.
+    /// Regression test: a target with 43 distinct integers in 60 rows became classes without a message.
     #[test]
-    fn text_and_integers_with_many_samples_each_are_classes() {
+    fn text_and_integers_with_many_samples_of_each_value_are_classes() {
         let text = Column::Text(vec!["a".into()]);
         let cycle = |distinct: u32, rows: u32| {
             numbers(&(0..rows).map(|i| f64::from(i % distinct)).collect::<Vec<_>>())
@@ -146,14 +152,18 @@ mod tests {
         for (column, expected, note) in [
             (text, Task::Classification, None),
             (cycle(2, 5), Task::Classification, Some("--task regression")),
-            (cycle(3, 150), Task::Classification, Some("3 distinct integers in 150 rows: taken as classes")),
-            (cycle(43, 60), Task::Regression, Some("43 distinct integers in 60 rows: taken as numbers")),
+            (
+                cycle(3, 150),
+                Task::Classification,
+                Some("3 distinct integers in 150 rows: treated as classes"),
+            ),
+            (cycle(43, 60), Task::Regression, Some("43 distinct integers in 60 rows: treated as numbers")),
             (cycle(43, 60), Task::Regression, Some("--task classification")),
             (cycle(100, 1000), Task::Classification, Some("--task regression")),
             (cycle(101, 100_000), Task::Regression, None),
             (numbers(&[1.0, 0.5]), Task::Regression, None),
         ] {
-            let (task, found) = guess([&column, &numbers(&[])]);
+            let (task, found) = guess_task([&column, &numbers(&[])]);
             assert_eq!(task, expected, "{found:?}");
             match (note, found) {
                 (None, None) => {}
@@ -166,7 +176,7 @@ mod tests {
     #[test]
     fn classes_are_sorted_and_shared_by_both_sets() {
         let (targets, names) =
-            interpret(numbers(&[10.0, 9.0]), numbers(&[-1.0]), Task::Classification).unwrap();
+            interpret_targets(numbers(&[10.0, 9.0]), numbers(&[-1.0]), Task::Classification).unwrap();
         assert_eq!(names, ["-1", "9", "10"]);
         assert_eq!(targets, [Targets::Classes(vec![2, 1]), Targets::Classes(vec![0])]);
     }
@@ -179,7 +189,7 @@ mod tests {
             (numbers(&[1.5]), Task::Classification, "holds 1.5"),
             (numbers(&[1.0, 1.0]), Task::Classification, "only one class"),
         ] {
-            let error = interpret(train, numbers(&[]), task).unwrap_err().to_string();
+            let error = interpret_targets(train, numbers(&[]), task).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -1,18 +1,18 @@
-//! A fully connected layer: y = x W' + b. W is stored as (outputs, inputs), as in `PyTorch`.
+//! A fully connected layer: y = x W' + b. W has the shape (outputs, inputs), as in `PyTorch`.
 
 use std::ops::Range;
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, s};
 
-use crate::train::random::{RandomStream, symmetric};
+use crate::train::random::{RandomStream, symmetric_uniform};
 
 /// The shape of a layer, and the range of its parameters in the flat vector.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Dense {
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
-    /// Index of the first weight; the biases follow the weights.
+    /// The index of the first weight in the flat vector. The biases follow the weights.
     start: usize,
 }
 
@@ -39,9 +39,11 @@ impl Dense {
             .expect("the range has outputs x inputs elements")
     }
 
-    /// Uniform weights within `bound`, biases 0.
+    /// Sets the weights to uniform random numbers from -`bound` to `bound`, and the biases to 0.
     pub(crate) fn initialize(&self, parameters: &mut [f32], stream: &mut RandomStream, bound: f32) {
-        parameters[self.weight_range()].iter_mut().for_each(|weight| *weight = symmetric(stream, bound));
+        parameters[self.weight_range()]
+            .iter_mut()
+            .for_each(|weight| *weight = symmetric_uniform(stream, bound));
         parameters[self.bias_range()].fill(0.0);
     }
 
@@ -56,8 +58,8 @@ impl Dense {
         general_mat_mul(1.0, input, &self.weight(parameters).t(), 1.0, &mut output);
     }
 
-    /// Computes the gradient of the layer's parameters from `delta`, the derivative with respect to its outputs. It goes from the
-    /// end of the parameters to their beginning in slices of about `slice` elements, and calls `on_ready` for each.
+    /// Computes the gradient of the layer's parameters from `delta`, the derivative with respect to the layer's outputs. Goes
+    /// from the last parameter to the first in slices of about `slice` elements, and calls `on_ready` for each slice.
     pub(crate) fn backward_parameters(
         &self,
         gradients: &mut [f32],
@@ -84,7 +86,7 @@ impl Dense {
         }
     }
 
-    /// Computes the derivative with respect to the layer's inputs from `delta`, that with respect to its outputs.
+    /// Computes the derivative with respect to the layer's inputs from `delta`, the derivative with respect to its outputs.
     pub(crate) fn backward_input(
         &self,
         parameters: &[f32],

@@ -4,22 +4,22 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 
 use crate::train::data::Targets;
 
-/// The unit in which a regression model computes: its output is (target - mean) / deviation.
+/// The scale of the output of a regression model, which predicts (target - mean) / deviation.
 ///
-/// Losses are reported in the target's own unit.
+/// Losses are reported for unscaled targets.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Scale {
-    /// The training targets' mean.
+    /// The mean of the training targets.
     pub mean: f64,
-    /// Their standard deviation; never 0.
+    /// The standard deviation of the training targets; never 0.
     pub deviation: f64,
 }
 
 impl Scale {
-    /// No change of unit.
+    /// The scale of a model that predicts targets in their own unit.
     pub const IDENTITY: Self = Self { mean: 0.0, deviation: 1.0 };
 
-    /// The scale that brings `values` to mean 0 and deviation 1. If all values are the same, the deviation is left at 1.
+    /// Returns the scale that converts `values` to mean 0 and deviation 1. If all values are the same, its deviation is 1.
     pub fn fit(values: &[f64]) -> Self {
         let count = values.len().max(1) as f64;
         let mean = values.iter().sum::<f64>() / count;
@@ -29,26 +29,27 @@ impl Scale {
     }
 }
 
-/// What training minimises.
+/// The function that training minimizes.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Loss {
-    /// Squared difference from the target, in the target's unit squared.
+    /// The squared difference between output and target, in the squared unit of the target.
     SquaredError(Scale),
-    /// Cross-entropy of the softmax of the outputs, in nats.
+    /// The cross-entropy of the softmax of the outputs, in nats.
     CrossEntropy,
 }
 
-/// Sums over samples.
+/// The results of an evaluation, summed over samples.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct LossSums {
     /// The sum of the losses.
     pub loss: f64,
-    /// Samples whose largest output is their class; 0 for regression.
+    /// The number of samples for which the output of the right class is the largest; 0 for regression.
     pub correct: u64,
 }
 
 impl Loss {
-    /// Sums the losses of the samples with indices `rows`, whose model outputs are the rows of `outputs`, in order.
+    /// Sums the losses of the samples with the indices `rows`. The rows of `outputs` are the outputs for these samples, in the
+    /// same order.
     pub(crate) fn evaluate(
         self,
         outputs: &ArrayView2<'_, f32>,
@@ -66,17 +67,18 @@ impl Loss {
                     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                     let sum: f64 = output.iter().map(|&value| f64::from(value - max).exp()).sum();
                     total.loss += sum.ln() - f64::from(output[class] - max);
-                    // Of equal outputs the first is chosen, as in numpy's argmax.
-                    let choice = output.iter().position(|&value| value == max);
-                    total.correct += u64::from(choice == Some(class));
+                    // If several outputs are the largest, the first of them counts, as in numpy's argmax.
+                    let prediction = output.iter().position(|&value| value == max);
+                    total.correct += u64::from(prediction == Some(class));
                 }
-                _ => unreachable!("the loss is chosen by the targets"),
+                _ => unreachable!("the loss was chosen to match the targets"),
             }
         }
         total
     }
 
-    /// Replaces `outputs` by `weight` times the derivative of the sum of the losses; for a regression, in units of its scale.
+    /// Replaces `outputs` by `weight` times the derivative of the sum of the losses. For regression, the derivative is that of
+    /// the squared difference between the output and the scaled target.
     pub(crate) fn differentiate(
         self,
         mut outputs: ArrayViewMut2<'_, f32>,
@@ -87,8 +89,8 @@ impl Loss {
         for (mut output, row) in outputs.rows_mut().into_iter().zip(rows) {
             match (self, targets) {
                 (Self::SquaredError(scale), Targets::Numbers(values)) => {
-                    let wanted = (values[row] - scale.mean) / scale.deviation;
-                    output[0] = 2.0 * weight * (f64::from(output[0]) - wanted) as f32;
+                    let scaled_target = (values[row] - scale.mean) / scale.deviation;
+                    output[0] = 2.0 * weight * (f64::from(output[0]) - scaled_target) as f32;
                 }
                 (Self::CrossEntropy, Targets::Classes(classes)) => {
                     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -97,7 +99,7 @@ impl Loss {
                     output.mapv_inplace(|value| value * factor);
                     output[classes[row] as usize] -= weight;
                 }
-                _ => unreachable!("the loss is chosen by the targets"),
+                _ => unreachable!("the loss was chosen to match the targets"),
             }
         }
     }

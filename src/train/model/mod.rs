@@ -1,4 +1,4 @@
-//! Models: fully connected networks on one flat vector of parameters, with a backward pass layer by layer.
+//! Models: fully connected networks whose parameters are one flat vector. The backward pass computes gradients layer by layer.
 
 mod dense;
 mod loss;

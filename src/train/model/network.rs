@@ -1,4 +1,4 @@
-//! A chain of fully connected layers with rectifiers between them.
+//! A chain of fully connected layers with rectifiers (ReLU) between them.
 
 use std::ops::Range;
 
@@ -10,20 +10,20 @@ use super::{Loss, ModelSpec};
 use crate::train::data::Targets;
 use crate::train::random;
 
-/// The most parameters that a model may have.
+/// The maximum number of parameters of a model.
 pub(crate) const PARAMETERS_MAX: usize = 1 << 30;
 
-/// The shape of a model. Its parameters are one flat vector, which the caller passes in.
+/// The shape of a model. The caller passes its parameters as one flat vector.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Network {
     layers: Vec<Dense>,
     loss: Loss,
 }
 
-/// Memory for the forward and the backward pass, allocated once for the largest batch.
+/// The memory for the forward and the backward pass. It is allocated once for the largest batch.
 #[derive(Debug)]
 pub struct Workspace {
-    /// The model's input: fill the first rows.
+    /// The input of the model. The caller fills the first rows.
     pub input: Array2<f32>,
     /// The output of each layer.
     outputs: Vec<Array2<f32>>,
@@ -32,7 +32,8 @@ pub struct Workspace {
 }
 
 impl Network {
-    /// The network of `spec` from `inputs` features to `outputs` outputs. `None` beyond 2^30 parameters.
+    /// Creates the network that `spec` describes, with `inputs` features and `outputs` outputs. Returns `None` if it would have
+    /// more than 2^30 parameters.
     pub fn new(spec: &ModelSpec, inputs: usize, outputs: usize, loss: Loss) -> Option<Self> {
         let mut layers = Vec::new();
         let mut start = 0_usize;
@@ -49,30 +50,32 @@ impl Network {
         Some(Self { layers, loss })
     }
 
-    /// The number of parameters.
+    /// Returns the number of parameters.
     pub fn parameter_count(&self) -> usize {
         self.layers.last().map_or(0, |layer| layer.range().end)
     }
 
-    /// The loss that training minimises.
+    /// Returns the loss that training minimizes.
     pub fn loss(&self) -> Loss {
         self.loss
     }
 
-    /// Name, shape and range in the flat vector of each tensor. The names are those of `PyTorch`'s `Sequential`.
+    /// Returns the name, the shape and the range in the flat vector of each tensor. The names are those of `PyTorch`'s
+    /// `Sequential`.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>, Range<usize>)> {
-        let each = |(index, layer): (usize, &Dense)| {
+        let weight_and_bias = |(index, layer): (usize, &Dense)| {
             [
                 (format!("layers.{index}.weight"), vec![layer.outputs, layer.inputs], layer.weight_range()),
                 (format!("layers.{index}.bias"), vec![layer.outputs], layer.bias_range()),
             ]
         };
-        self.layers.iter().enumerate().flat_map(each).collect()
+        self.layers.iter().enumerate().flat_map(weight_and_bias).collect()
     }
 
-    /// Initial parameters, the same for every world size. Without hidden layers all are 0: the loss is convex, so random
-    /// values would only raise it. Otherwise weights are uniform with variance 2 / inputs before a rectifier (He et al.
-    /// 2015) and 2 / (inputs + outputs) in the last layer (Glorot and Bengio 2010); biases are 0.
+    /// Returns initial parameters, which do not depend on the world size. Without hidden layers, all parameters are 0: the loss
+    /// is convex, so random values would only raise it. With hidden layers, weights are uniform random numbers. Their variance
+    /// is 2 / inputs before a rectifier (He et al. 2015) and 2 / (inputs + outputs) in the last layer (Glorot and Bengio 2010).
+    /// Biases are 0.
     pub fn initialize(&self, seed: u64) -> Vec<f32> {
         let mut parameters = vec![0.0; self.parameter_count()];
         if self.layers.len() == 1 {
@@ -87,7 +90,7 @@ impl Network {
         parameters
     }
 
-    /// Memory for batches of up to `rows` samples.
+    /// Allocates the memory for batches of up to `rows` samples.
     pub fn workspace(&self, rows: usize) -> Workspace {
         let shape = |layer: &Dense| Array2::zeros((rows, layer.outputs));
         Workspace {
@@ -97,8 +100,8 @@ impl Network {
         }
     }
 
-    /// Sums the loss and the correct predictions over the samples `rows` of `targets`, whose features are the first rows of
-    /// the input.
+    /// Sums the losses and the correct predictions over the samples whose indices in `targets` are `rows`. The features of
+    /// these samples must be in the first rows of [`Workspace::input`].
     ///
     /// # Panics
     ///
@@ -118,12 +121,13 @@ impl Network {
         self.loss.evaluate(&last_output(workspace, count), targets, rows)
     }
 
-    /// Like [`evaluate`](Self::evaluate), and writes to `gradients` the gradient of the sum of the losses times `weight`; for
-    /// regression, divided by the square of [`Scale::deviation`](super::Scale). Without samples the gradient is 0.
+    /// Does the same as [`evaluate`](Self::evaluate), and writes `weight` times the gradient of the sum of the losses to
+    /// `gradients`. For regression, the gradient is divided by the square of [`Scale::deviation`](super::Scale). Without
+    /// samples, the gradient is 0.
     ///
-    /// The backward pass goes from the last layer to the first. It calls `on_gradient_ready` for each range of `gradients` as
-    /// soon as it is final, from the end to the beginning, so that it can be reduced while the rest is computed. The ranges of
-    /// a layer have about `slice` elements, or all of them if there are no samples.
+    /// The backward pass goes from the last parameter to the first. It calls `on_gradient_ready` for each range of `gradients`
+    /// as soon as this range is final, so that it can be reduced while the next ranges are computed. A range has about `slice`
+    /// elements. Without samples, the gradients of each layer are one range.
     ///
     /// # Panics
     ///
@@ -151,7 +155,7 @@ impl Network {
             if index + 1 == self.layers.len() {
                 self.loss.differentiate(output.view_mut(), targets, rows.clone(), weight);
             } else {
-                // The derivative behind the rectifier replaces the output, which is not needed again.
+                // The derivative with respect to the rectifier's input replaces the output, which is no longer needed.
                 let delta = deltas[index].slice(s![..count, ..]);
                 Zip::from(&mut output).and(&delta).for_each(|y, &d| *y = if *y > 0.0 { d } else { 0.0 });
             }
@@ -177,7 +181,7 @@ impl Network {
             let mut output = from[0].slice_mut(s![..count, ..]);
             layer.forward(parameters, &layer_input.slice(s![..count, ..]), output.view_mut());
             if index + 1 < self.layers.len() {
-                // Not `max`: it would turn NaN into 0 and hide a diverged layer.
+                // `max` would turn NaN into 0 and hide that a layer has diverged.
                 output.mapv_inplace(|value| if value < 0.0 { 0.0 } else { value });
             }
         }
@@ -197,9 +201,9 @@ mod tests {
         let network = Network::new(&spec.parse().unwrap(), 5, outputs, loss).unwrap();
         let mut stream = random::stream("test", 1, 2);
         let mut parameters = vec![0.0; network.parameter_count()];
-        parameters.fill_with(|| random::symmetric(&mut stream, 0.7));
+        parameters.fill_with(|| random::symmetric_uniform(&mut stream, 0.7));
         let mut workspace = network.workspace(4);
-        workspace.input.mapv_inplace(|_| random::symmetric(&mut stream, 1.0));
+        workspace.input.mapv_inplace(|_| random::symmetric_uniform(&mut stream, 1.0));
         let mut gradients = vec![f32::NAN; parameters.len()];
         let mut ready = Vec::new();
         network.differentiate(
@@ -219,11 +223,11 @@ mod tests {
         for index in 0..parameters.len() {
             let step = 1e-3_f32;
             let centre = parameters[index];
-            let mut at = |value| {
+            let mut loss_at = |value| {
                 parameters[index] = value;
                 network.evaluate(&parameters, &mut workspace, targets, 0..4).loss
             };
-            let slope = (at(centre + step) - at(centre - step)) / f64::from(2.0 * step);
+            let slope = (loss_at(centre + step) - loss_at(centre - step)) / f64::from(2.0 * step);
             parameters[index] = centre;
             let expected = 0.5 * slope / unit;
             let found = f64::from(gradients[index]);
@@ -235,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_are_those_of_finite_differences() {
+    fn gradients_match_finite_differences() {
         let classes = Targets::Classes(vec![0, 2, 1, 2]);
         let numbers = Targets::Numbers(vec![1.0, -2.0, 0.5, 3.0]);
         let scale = Scale { mean: 0.5, deviation: 2.0 };
@@ -247,13 +251,13 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_is_the_sum_of_its_shards_and_nothing_gives_zero() {
+    fn the_gradients_of_shards_add_up_and_an_empty_shard_gives_zero() {
         let network = Network::new(&"mlp:6".parse().unwrap(), 5, 3, Loss::CrossEntropy).unwrap();
         let parameters = network.initialize(1);
         let targets = Targets::Classes(vec![0, 2, 1, 2]);
         let mut workspace = network.workspace(4);
         let mut stream = random::stream("test", 1, 2);
-        let samples = Array2::from_shape_simple_fn((4, 5), || random::symmetric(&mut stream, 1.0));
+        let samples = Array2::from_shape_simple_fn((4, 5), || random::symmetric_uniform(&mut stream, 1.0));
         let mut gradient = |rows: Range<usize>| {
             let mut gradients = vec![f32::NAN; parameters.len()];
             workspace.input.slice_mut(s![..rows.len(), ..]).assign(&samples.slice(s![rows.clone(), ..]));
@@ -268,16 +272,16 @@ mod tests {
             );
             gradients
         };
-        let whole = gradient(0..4);
-        let parts = [gradient(0..3), gradient(3..4), gradient(4..4)];
-        for (index, whole) in whole.iter().enumerate() {
-            assert!((whole - parts.iter().map(|part| part[index]).sum::<f32>()).abs() < 1e-6);
+        let complete = gradient(0..4);
+        let shards = [gradient(0..3), gradient(3..4), gradient(4..4)];
+        for (index, expected) in complete.iter().enumerate() {
+            assert!((expected - shards.iter().map(|shard| shard[index]).sum::<f32>()).abs() < 1e-6);
         }
-        assert!(parts[2].iter().all(|&value| value == 0.0));
+        assert!(shards[2].iter().all(|&value| value == 0.0));
     }
 
     #[test]
-    fn a_model_that_is_too_large_is_none() {
+    fn a_model_with_too_many_parameters_is_refused() {
         let spec = "mlp:65536,65536".parse().unwrap();
         assert!(Network::new(&spec, 10, 10, Loss::CrossEntropy).is_none());
         assert!(Network::new(&ModelSpec::Softmax, usize::MAX, 2, Loss::CrossEntropy).is_none());

@@ -1,11 +1,11 @@
-//! Models, as `--model` names them.
+//! The models that `--model` can name.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The most hidden layers.
+/// The maximum number of hidden layers.
 pub(crate) const LAYERS_MAX: usize = 64;
-/// The most units of a hidden layer.
+/// The maximum number of units in a hidden layer.
 pub(crate) const WIDTH_MAX: usize = 1 << 16;
 
 /// A kind of model.
@@ -15,12 +15,12 @@ pub enum ModelSpec {
     Linear,
     /// Multinomial logistic regression.
     Softmax,
-    /// Hidden layers of these widths, each followed by a rectifier; the output is classes or a number.
+    /// A network with hidden layers of these widths, each followed by a rectifier (ReLU). It predicts classes or a number.
     Mlp(Vec<usize>),
 }
 
 impl ModelSpec {
-    /// The widths of the hidden layers.
+    /// Returns the widths of the hidden layers.
     pub fn hidden(&self) -> &[usize] {
         match self {
             Self::Linear | Self::Softmax => &[],
@@ -42,14 +42,14 @@ impl FromStr for ModelSpec {
         let widths: Vec<usize> = widths
             .split(',')
             .map(|width| {
-                width.parse().map_err(|_| format!("`{width}` is not a layer's width (try mlp:256,128)"))
+                width.parse().map_err(|_| format!("`{width}` is not the width of a layer (try mlp:256,128)"))
             })
             .collect::<Result<_, _>>()?;
         if let Some(width) = widths.iter().find(|&&width| width == 0 || width > WIDTH_MAX) {
-            return Err(format!("a layer of {width} units: a width is from 1 to {WIDTH_MAX}"));
+            return Err(format!("has a layer of {width} units; a width must be from 1 to {WIDTH_MAX}"));
         }
         if widths.len() > LAYERS_MAX {
-            return Err(format!("{} layers: at most {LAYERS_MAX}", widths.len()));
+            return Err(format!("has {} hidden layers; the maximum is {LAYERS_MAX}", widths.len()));
         }
         Ok(Self::Mlp(widths))
     }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back_and_nonsense_is_refused() {
+    fn names_are_parsed_and_printed_unchanged_and_invalid_names_are_refused() {
         for text in ["linear", "softmax", "mlp:256,128", "mlp:1"] {
             assert_eq!(text.parse::<ModelSpec>().unwrap().to_string(), text);
         }

@@ -1,6 +1,6 @@
-//! The further connections of a link. The rank that dialed the link opens them once the first connection is established, each
-//! with a separate handshake. A connection that fails before both ends have it is not an error: the link works with the
-//! connections that it has.
+//! Opens the extra connections of a link, which are all except the first one. The rank that dialed the link opens them once the
+//! first connection is established, each with a separate handshake. If an extra connection cannot be opened, the link works
+//! without it.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::transport::listener::{Accepted, HANDSHAKE_TIMEOUT};
 use crate::types::Rank;
 use crate::wire::handshake::Stream;
 
-/// A connection that is being opened.
+/// An extra connection that is being opened.
 pub(super) struct Extra {
     peer: Rank,
     stream: Stream,
@@ -22,13 +22,14 @@ pub(super) struct Extra {
 }
 
 impl Extra {
-    /// The deadline for the TCP connection.
+    /// Returns when the peer's machine must have accepted the connection, if it has not.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.dial.deadline
     }
 }
 
 impl TcpTransport {
+    /// Returns the connections of the link to `peer`, if that link is open and may have several.
     fn bundle(&mut self, peer: Rank) -> Option<&mut Bundle<TcpStream>> {
         match self.links.get_mut(&peer) {
             Some(Link { state: LinkState::Bundled(bundle), .. }) => Some(bundle),
@@ -36,26 +37,26 @@ impl TcpTransport {
         }
     }
 
-    /// Begins to open the further connections of a link that this rank has dialed.
+    /// Begins to open the extra connections of a link that this rank has dialed.
     pub(super) fn open_extras(&mut self, now: Duration, peer: Rank) {
         let Some(bundle) = self.bundle(peer) else { return };
-        let of = bundle.of();
-        bundle.expect_connections(usize::from(of) - 1);
-        for index in 1..of {
-            self.open_extra(now, peer, Stream { index, of });
+        let total = bundle.stream_count();
+        bundle.expect_connections(usize::from(total) - 1);
+        for index in 1..total {
+            self.open_extra(now, peer, Stream { index, total });
         }
     }
 
     fn open_extra(&mut self, now: Duration, peer: Rank, stream: Stream) {
-        match self.open(now, peer, stream) {
+        match self.open_connection(now, peer, stream) {
             Ok(dial) => {
                 self.extras.insert(dial.token, Extra { peer, stream, dial });
             }
-            Err(error) => self.give_up(peer, stream, &error.to_string()),
+            Err(error) => self.handle_failed_extra(peer, stream, &error.to_string()),
         }
     }
 
-    /// Advances a connection that is being opened as far as possible.
+    /// Advances the opening of an extra connection as far as possible without blocking.
     pub(super) fn advance_extra(&mut self, now: Duration, token: Token) {
         let Some(mut extra) = self.extras.remove(&token) else { return };
         let dial = &mut extra.dial;
@@ -71,50 +72,57 @@ impl TcpTransport {
                 }
                 return;
             }
-            // This rank was too slow in the handshake; handled as for a link's first connection.
+            // This rank was too slow in the handshake, so it dials again, as for the first connection of a link.
             DialProgress::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT => {
                 return self.open_extra(now, extra.peer, extra.stream);
             }
-            DialProgress::Closed(error) => return self.give_up(extra.peer, extra.stream, &error.to_string()),
-            DialProgress::Failed(error) => return self.give_up(extra.peer, extra.stream, &error.to_string()),
+            DialProgress::Closed(error) => {
+                return self.handle_failed_extra(extra.peer, extra.stream, &error.to_string());
+            }
+            DialProgress::Failed(error) => {
+                return self.handle_failed_extra(extra.peer, extra.stream, &error.to_string());
+            }
         }
         self.extras.insert(token, extra);
     }
 
-    fn give_up(&mut self, peer: Rank, stream: Stream, why: &str) {
-        let Stream { index, of } = stream;
+    fn handle_failed_extra(&mut self, peer: Rank, stream: Stream, why: &str) {
+        let Stream { index, total } = stream;
         if let Some(bundle) = self.bundle(peer) {
             if bundle.is_missing(index) {
-                log::info!("the link with rank {peer} goes on without connection {index} of {of}: {why}");
+                log::info!("the link to rank {peer} works without connection {index} of {total}: {why}");
             }
             bundle.expect_one_less();
         }
     }
 
+    /// Handles the extra connections that the peers' machines have not accepted before the deadline.
     pub(super) fn expire_extras(&mut self, now: Duration) {
         let is_late = |extra: &Extra| extra.deadline().is_some_and(|deadline| now >= deadline);
         let late: Vec<Token> =
             self.extras.iter().filter(|(_, extra)| is_late(extra)).map(|(&token, _)| token).collect();
         for token in late {
-            // This rank may have been too slow itself, and the connection may be there by now.
+            // If this rank did not call the library for a long time, the connection may be established by now.
             self.advance_extra(now, token);
             if self.extras.get(&token).is_some_and(is_late)
                 && let Some(Extra { peer, stream, .. }) = self.extras.remove(&token)
             {
-                self.give_up(peer, stream, &format!("no connection within {} s", CONNECT_TIMEOUT.as_secs()));
+                let why = format!("no connection within {} s", CONNECT_TIMEOUT.as_secs());
+                self.handle_failed_extra(peer, stream, &why);
             }
         }
     }
 
-    /// A peer has opened a further connection of a link, and its handshake is complete.
+    /// Adds an extra connection that a peer has opened to its link, or closes the connection if the link does not need it.
     pub(super) fn accept_extra(&mut self, accepted: Accepted) {
         let (peer, token) = (accepted.introduction.from, accepted.token);
-        let Stream { index, of } = accepted.introduction.stream;
-        let has_place = |bundle: &mut Bundle<TcpStream>| bundle.of() == of && bundle.is_missing(index);
-        if !self.bundle(peer).is_some_and(has_place) {
-            // For example, the link may have closed its further connections.
+        let Stream { index, total } = accepted.introduction.stream;
+        let is_needed =
+            |bundle: &mut Bundle<TcpStream>| bundle.stream_count() == total && bundle.is_missing(index);
+        if !self.bundle(peer).is_some_and(is_needed) {
+            // For example, the link may have closed its extra connections.
             log::debug!(
-                "rank {peer} opened connection {index} of {of}, which its link does not lack; closed"
+                "closed connection {index} of {total} of rank {peer}, because the link does not need it"
             );
             return;
         }
@@ -125,27 +133,30 @@ impl TcpTransport {
                     bundle.add(index, stream, token);
                 }
             }
-            Err((what, error)) => log::info!("connection {index} of {of} of rank {peer} {what}: {error}"),
+            Err((problem, error)) => {
+                log::info!("connection {index} of {total} of rank {peer} {problem}: {error}");
+            }
         }
     }
 
-    /// Sends only on the first `used` connections of each link, to measure them.
-    pub fn use_streams(&mut self, used: u8) {
-        self.used = used.clamp(1, self.streams);
-        let used = self.used;
+    /// Sends only on the first `count` connections of each link, so that the caller can measure how fast that is.
+    pub fn use_streams(&mut self, count: u8) {
+        self.used_streams = count.clamp(1, self.streams);
+        let used = self.used_streams;
         for link in self.links.values_mut() {
             if let LinkState::Bundled(bundle) = &mut link.state {
                 bundle.use_streams(used.into());
                 for connection in bundle.connections() {
-                    if let Err(error) = self.options.pace(connection, bundle.of().min(used)) {
-                        log::debug!("a connection keeps its rate: {error}");
+                    if let Err(error) = self.options.pace(connection, bundle.stream_count().min(used)) {
+                        log::debug!("the pacing rate of a connection could not be changed: {error}");
                     }
                 }
             }
         }
     }
 
-    /// From now on links use only their first connection. The others are closed when all their data have arrived.
+    /// Uses only the first connection of each link from now on. The extra connections are closed once all their data have
+    /// arrived.
     pub fn use_single_connection(&mut self) {
         self.use_streams(1);
         self.streams = 1;

@@ -1,7 +1,7 @@
-//! TCP links: one link for each pair of ranks that communicate, opened when it is first needed.
+//! TCP links. Two ranks that communicate have one link, which is opened when it is first needed.
 //!
-//! A rank that needs a link dials. If both ranks dial, `simultaneous_open` decides which connection becomes the link. A link may
-//! consist of several connections (`bundle`); the rank that dialed the first one also opens the others (`extra`).
+//! A rank that needs a link dials. If both ranks dial, `simultaneous_open` decides which connection becomes the link. A link
+//! may consist of several connections (`bundle`); the rank that dialed the first one also opens the others (`extra`).
 
 mod bundle;
 mod descriptors;
@@ -31,29 +31,30 @@ use self::simultaneous_open::{Resolution, SimultaneousOpen};
 use super::handshake::{DialProgress, OutgoingHandshake};
 use super::listener::{Accepted, Event, HANDSHAKE_TIMEOUT, Listener};
 use super::poller::Poller;
-use super::{Moved, Transport};
+use super::{TransferResult, Transport};
 use crate::types::Rank;
 use crate::wire::handshake::{Introduction, Purpose, Stream};
 
-/// How long a peer's machine may take to take a connection. The peer itself answers when it is next inside a call, which may
-/// be long after: for that the operation that needs the link has its own deadline.
+/// The time within which a peer's machine must accept a TCP connection. The peer's process completes the handshake during its
+/// next call, which may be much later. That time is limited by the deadline of the operation that needs the link.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Links over TCP.
 pub struct TcpTransport {
     listener: Listener,
     rank: Rank,
-    /// Where each rank listens, in rank order.
+    /// The address on which each rank listens, in rank order.
     addresses: Vec<SocketAddr>,
     options: SocketOptions,
-    /// Of how many connections the links consist that this rank opens, and how many of them are used.
+    /// The number of connections of the links that this rank opens.
     streams: u8,
-    used: u8,
+    /// The number of connections of each link on which this rank sends.
+    used_streams: u8,
     links: BTreeMap<Rank, Link>,
     ranks: HashMap<Token, Rank>,
-    /// Connections of links that have others, while they are opened.
+    /// The extra connections of links that are being opened.
     extras: BTreeMap<Token, Extra>,
-    /// Peers whose links this rank has not asked for.
+    /// Peers that have opened a link which this rank did not request.
     incoming: VecDeque<Rank>,
 }
 
@@ -61,30 +62,31 @@ struct Link {
     state: LinkState,
     is_readable: bool,
     is_writable: bool,
-    /// The peer has ended its side.
+    /// Whether the peer has closed its sending direction.
     is_ended: bool,
     read_ahead: ReadAhead,
 }
 
 enum LinkState {
-    /// We dial the peer, and perhaps it dials us.
+    /// This rank dials the peer, and the peer may dial this rank at the same time.
     Opening(Box<SimultaneousOpen<Dial, Accepted>>),
-    /// Both ends have proved themselves.
+    /// The link is open and has one connection.
     Open(TcpStream),
-    /// The same, with several connections.
+    /// The link is open and has several connections.
     Bundled(Box<Bundle<TcpStream>>),
+    /// The link is lost, for this reason.
     Lost(String),
 }
 
-/// A connection that we have opened.
+/// A connection that this rank opens.
 struct Dial {
     stream: TcpStream,
     token: Token,
     handshake: OutgoingHandshake,
     began: Duration,
-    /// Of how many connections the link is to consist.
-    of: u8,
-    /// Until when the peer's machine must have taken it, if it has not.
+    /// The number of connections that the link will have.
+    stream_count: u8,
+    /// When the peer's machine must have accepted the connection; `None` once it has.
     deadline: Option<Duration>,
 }
 
@@ -101,8 +103,8 @@ impl Link {
 }
 
 impl TcpTransport {
-    /// A transport for `rank` whose peers listen at `addresses`, in rank order, and which accepts through `listener`. The links
-    /// that it opens consist of so many connections.
+    /// Creates the transport of `rank`, whose peers listen at `addresses`, in rank order. It accepts connections through
+    /// `listener`, and opens links with `streams` connections each.
     pub fn new(
         listener: Listener,
         rank: Rank,
@@ -111,16 +113,16 @@ impl TcpTransport {
         streams: u8,
     ) -> Self {
         let (links, ranks, incoming) = (BTreeMap::new(), HashMap::new(), VecDeque::new());
-        let (extras, used) = (BTreeMap::new(), streams);
-        Self { listener, rank, addresses, options, streams, used, links, ranks, extras, incoming }
+        let (extras, used_streams) = (BTreeMap::new(), streams);
+        Self { listener, rank, addresses, options, streams, used_streams, links, ranks, extras, incoming }
     }
 
-    /// The event queue, whose events [`TcpTransport::serve`] wants to know.
+    /// Removes and returns the event queue. The caller passes its events to [`TcpTransport::serve`].
     pub fn take_poller(&mut self) -> Option<Poller> {
         self.listener.take_poller()
     }
 
-    /// Takes note of what has happened to the sockets.
+    /// Handles the events of the sockets, and the deadlines that have passed.
     pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>) {
         let mut others = Vec::new();
         self.listener.serve(now, events, &mut others);
@@ -132,7 +134,7 @@ impl TcpTransport {
             let Some(&peer) = self.ranks.get(&event.token) else { continue };
             let Some(link) = self.links.get_mut(&peer) else { continue };
             if let LinkState::Bundled(bundle) = &mut link.state {
-                bundle.note(event);
+                bundle.handle_event(event);
                 continue;
             }
             link.is_readable |= event.is_readable;
@@ -142,7 +144,7 @@ impl TcpTransport {
         }
         while let Some(accepted) = self.listener.take_accepted(Purpose::Link) {
             match accepted.introduction.stream.index {
-                0 => self.handle_accepted(now, accepted),
+                0 => self.handle_peer_connection(now, accepted),
                 _ => self.accept_extra(accepted),
             }
         }
@@ -150,30 +152,31 @@ impl TcpTransport {
     }
 
     fn dial(&mut self, now: Duration, peer: Rank) -> io::Result<Dial> {
-        let dial = self.open(now, peer, Stream { index: 0, of: self.streams })?;
+        let dial = self.open_connection(now, peer, Stream { index: 0, total: self.streams })?;
         self.ranks.insert(dial.token, peer);
         Ok(dial)
     }
 
     /// Begins to open one of the connections of a link.
-    fn open(&mut self, now: Duration, peer: Rank, which: Stream) -> io::Result<Dial> {
+    fn open_connection(&mut self, now: Duration, peer: Rank, stream_of_link: Stream) -> io::Result<Dial> {
         let address = self.addresses.get(peer.index()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let mut stream = self.options.connect(*address, self.sharers(which.of))?;
-        let token = self.listener.token();
+        let mut stream = self.options.connect(*address, self.rate_divisor(stream_of_link.total))?;
+        let token = self.listener.new_token();
         self.listener.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
-        let (from, to, stream_of_link) = (self.rank, peer, which);
+        let (from, to) = (self.rank, peer);
         let introduction = Introduction { purpose: Purpose::Link, from, to, stream: stream_of_link };
         let handshake = OutgoingHandshake::new(self.listener.identity(), introduction);
         let deadline = Some(now + CONNECT_TIMEOUT);
-        Ok(Dial { stream, token, handshake, began: now, deadline, of: which.of })
+        let stream_count = stream_of_link.total;
+        Ok(Dial { stream, token, handshake, began: now, stream_count, deadline })
     }
 
-    /// Among how many connections a link's rate is divided.
-    fn sharers(&self, of: u8) -> u8 {
-        of.min(self.used)
+    /// Returns the number of connections among which the pacing rate of a link is divided.
+    fn rate_divisor(&self, stream_count: u8) -> u8 {
+        stream_count.min(self.used_streams)
     }
 
-    /// Lets a dial go as far as it can.
+    /// Advances the opening of a link as far as possible without blocking.
     fn advance_dial(&mut self, now: Duration, peer: Rank) {
         let Some(Link { state: LinkState::Opening(opening), .. }) = self.links.get_mut(&peer) else { return };
         let dial = &mut opening.ours;
@@ -181,7 +184,7 @@ impl TcpTransport {
             DialProgress::Connecting => {}
             DialProgress::Pending => dial.deadline = None,
             DialProgress::Ready => self.resolve(now, peer, "", SimultaneousOpen::handle_accepted),
-            // We were away in the middle of the handshake, and the peer could not know who kept it waiting.
+            // This rank did not call the library for so long that the peer ended the handshake.
             DialProgress::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT && !opening.has_theirs() => {
                 self.dial_again(now, peer);
             }
@@ -208,8 +211,8 @@ impl TcpTransport {
         }
     }
 
-    /// A peer has opened a connection and proved itself.
-    fn handle_accepted(&mut self, now: Duration, accepted: Accepted) {
+    /// Handles the first connection of a link that a peer has opened.
+    fn handle_peer_connection(&mut self, now: Duration, accepted: Accepted) {
         let peer = accepted.introduction.from;
         match self.links.get(&peer).map(|link| &link.state) {
             None => {
@@ -220,44 +223,44 @@ impl TcpTransport {
             Some(LinkState::Opening(_)) => {
                 self.resolve(now, peer, "", |opening| opening.handle_peer_dial(accepted));
             }
-            // The usual end of a simultaneous open: it had not given its connection up when it made its proof.
+            // This is usual after a simultaneous open: the peer sent its proof before it chose the other connection.
             Some(LinkState::Open(_) | LinkState::Bundled(_) | LinkState::Lost(_)) => {
-                log::debug!("rank {peer} dialed too; closed");
+                log::debug!("closed a connection of rank {peer}, with which there is already a link");
             }
         }
     }
 
     fn accept_link(&mut self, peer: Rank, accepted: Accepted) -> LinkState {
-        let (token, of) = (accepted.token, accepted.introduction.stream.of);
+        let (token, stream_count) = (accepted.token, accepted.introduction.stream.total);
         self.ranks.insert(token, peer);
         match self.confirm(accepted) {
-            Ok(stream) => self.opened(stream, token, of),
-            Err((what, error)) => LinkState::Lost(format!("its connection {what}: {error}")),
+            Ok(stream) => self.new_open_link(stream, token, stream_count),
+            Err((problem, error)) => LinkState::Lost(format!("its connection {problem}: {error}")),
         }
     }
 
-    /// Sets a connection up that a peer has opened, and tells the peer that it is welcome.
+    /// Sets the options of a connection that a peer has opened, and sends the peer the verdict that accepts the connection.
     fn confirm(&self, accepted: Accepted) -> Result<TcpStream, (&'static str, io::Error)> {
-        let sharers = self.sharers(accepted.introduction.stream.of);
-        let set_up = self.options.apply(&accepted.stream, sharers);
+        let rate_divisor = self.rate_divisor(accepted.introduction.stream.total);
+        let set_up = self.options.apply(&accepted.stream, rate_divisor);
         set_up.map_err(|error| ("could not be set up", error))?;
-        accepted.confirm().map_err(|error| ("could not be welcomed", error))
+        accepted.confirm().map_err(|error| ("could not be confirmed", error))
     }
 
-    /// A link whose first connection this is.
-    fn opened(&self, stream: TcpStream, token: Token, of: u8) -> LinkState {
-        if of == 1 {
+    /// Creates the state of an open link from its first connection.
+    fn new_open_link(&self, stream: TcpStream, token: Token, stream_count: u8) -> LinkState {
+        if stream_count == 1 {
             return LinkState::Open(stream);
         }
-        let mut bundle = Bundle::new(stream, token, of);
-        bundle.use_streams(self.used.into());
+        let mut bundle = Bundle::new(stream, token, stream_count);
+        bundle.use_streams(self.used_streams.into());
         if self.streams == 1 {
             bundle.use_single_connection();
         }
         LinkState::Bundled(Box::new(bundle))
     }
 
-    /// Something has happened to a link that is not settled on; `why` is what is said if it is lost by that.
+    /// Applies an event to a link that is being opened. If the event means that the link is lost, `why` is the reason.
     fn resolve(
         &mut self,
         now: Duration,
@@ -271,7 +274,7 @@ impl TcpTransport {
             Resolution::Waiting(opening) => LinkState::Opening(Box::new(opening)),
             Resolution::Ours(dial) => {
                 is_ours = true;
-                self.opened(dial.stream, dial.token, dial.of)
+                self.new_open_link(dial.stream, dial.token, dial.stream_count)
             }
             Resolution::Theirs(accepted) => {
                 self.ranks.remove(&own);
@@ -286,11 +289,11 @@ impl TcpTransport {
     }
 
     fn expire(&mut self, now: Duration) {
-        let is_late = |link: &Link| deadline(link).is_some_and(|deadline| now >= deadline);
+        let is_late = |link: &Link| connect_deadline(link).is_some_and(|deadline| now >= deadline);
         let late: Vec<Rank> =
             self.links.iter().filter(|(_, link)| is_late(link)).map(|(&peer, _)| peer).collect();
         for peer in late {
-            // Perhaps it is we who were away, and there is a connection by now.
+            // If this rank did not call the library for a long time, the connection may be established by now.
             self.advance_dial(now, peer);
             if self.links.get(&peer).is_some_and(is_late) {
                 let why = format!("no connection within {} s", CONNECT_TIMEOUT.as_secs());
@@ -300,15 +303,20 @@ impl TcpTransport {
         self.expire_extras(now);
     }
 
-    /// The moment at which a dial gives up or a handshake wants to be looked after.
+    /// Returns when [`TcpTransport::serve`] must be called again, even if there is no event.
     pub fn next_deadline(&self) -> Option<Duration> {
         let extras = self.extras.values().filter_map(Extra::deadline);
-        self.links.values().filter_map(deadline).chain(extras).chain(self.listener.next_deadline()).min()
+        self.links
+            .values()
+            .filter_map(connect_deadline)
+            .chain(extras)
+            .chain(self.listener.next_deadline())
+            .min()
     }
 }
 
-/// When a dial gives up.
-fn deadline(link: &Link) -> Option<Duration> {
+/// Returns when the peer's machine must have accepted this rank's connection, if it has not.
+fn connect_deadline(link: &Link) -> Option<Duration> {
     match &link.state {
         LinkState::Opening(opening) => opening.ours.deadline,
         _ => None,
@@ -333,39 +341,41 @@ impl Transport for TcpTransport {
             .is_some_and(|link| matches!(link.state, LinkState::Open(_) | LinkState::Bundled(_)))
     }
 
-    fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> Moved {
-        let Some(link) = self.links.get_mut(&peer) else { return Moved::Blocked };
+    fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
+        let Some(link) = self.links.get_mut(&peer) else { return TransferResult::Blocked };
         let stream = match &mut link.state {
             LinkState::Open(stream) if link.is_writable => stream,
             LinkState::Bundled(bundle) => return bundle.send(parts),
-            LinkState::Lost(why) => return Moved::Lost(why.clone()),
-            _ => return Moved::Blocked,
+            LinkState::Lost(why) => return TransferResult::Lost(why.clone()),
+            _ => return TransferResult::Blocked,
         };
         match stream.write_vectored(parts) {
-            Ok(count) => Moved::Bytes(count),
+            Ok(count) => TransferResult::Bytes(count),
             Err(error) => blocked_or_lost(&error, &mut link.is_writable),
         }
     }
 
-    fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> Moved {
-        let Some(link) = self.links.get_mut(&peer) else { return Moved::Blocked };
+    fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
+        let Some(link) = self.links.get_mut(&peer) else { return TransferResult::Blocked };
         if let LinkState::Bundled(bundle) = &mut link.state {
             return bundle.receive(parts);
         }
-        let left_over = link.read_ahead.take(parts);
-        if left_over > 0 {
-            return Moved::Bytes(left_over);
+        let read_ahead_count = link.read_ahead.take(parts);
+        if read_ahead_count > 0 {
+            return TransferResult::Bytes(read_ahead_count);
         }
         let stream = match &mut link.state {
             LinkState::Open(stream) if link.is_readable => stream,
-            LinkState::Lost(why) => return Moved::Lost(why.clone()),
-            _ => return Moved::Blocked,
+            LinkState::Lost(why) => return TransferResult::Lost(why.clone()),
+            _ => return TransferResult::Blocked,
         };
         match link.read_ahead.read(stream, parts) {
-            Ok(Read { wanted: 0, .. }) => Moved::Lost("it closed the connection without saying why".into()),
-            Ok(Read { wanted, was_emptied }) => {
+            Ok(Read { count: 0, .. }) => {
+                TransferResult::Lost("it closed the connection without saying why".into())
+            }
+            Ok(Read { count, was_emptied }) => {
                 link.is_readable = !was_emptied || link.is_ended;
-                Moved::Bytes(wanted)
+                TransferResult::Bytes(count)
             }
             Err(error) => blocked_or_lost(&error, &mut link.is_readable),
         }
@@ -375,7 +385,9 @@ impl Transport for TcpTransport {
         match self.links.get_mut(&peer).map(|link| &mut link.state) {
             Some(LinkState::Open(stream)) => {
                 if let Err(error) = stream.shutdown(Shutdown::Write) {
-                    log::debug!("rank {peer} was gone when its link was to be closed: {error}");
+                    log::debug!(
+                        "the sending direction of the link to rank {peer} could not be closed: {error}"
+                    );
                 }
             }
             Some(LinkState::Bundled(bundle)) => bundle.finish(),
@@ -392,14 +404,15 @@ impl Transport for TcpTransport {
     }
 }
 
-fn blocked_or_lost(error: &io::Error, is_ready: &mut bool) -> Moved {
+/// Converts the error of a send or receive. If the socket would block, sets `is_ready` to false.
+fn blocked_or_lost(error: &io::Error, is_ready: &mut bool) -> TransferResult {
     match error.kind() {
         io::ErrorKind::WouldBlock => {
             *is_ready = false;
-            Moved::Blocked
+            TransferResult::Blocked
         }
-        // Ready still, and tried again at the next turn.
-        io::ErrorKind::Interrupted => Moved::Blocked,
-        _ => Moved::Lost(error.to_string()),
+        // The socket is still ready, so `is_ready` stays true, and the next call tries again.
+        io::ErrorKind::Interrupted => TransferResult::Blocked,
+        _ => TransferResult::Lost(error.to_string()),
     }
 }

@@ -1,4 +1,4 @@
-//! The options of every socket, and the reasons for them.
+//! Sets the options of the sockets of links.
 
 use std::fs;
 use std::io;
@@ -14,31 +14,33 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use super::kernel::set_pacing;
 use super::pacing::PacingRate;
 
-/// The file in which Linux lists the congestion controls that any process may choose.
-const AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
-/// The error of a connection that continues in the background.
+/// The file in which Linux lists the available congestion controls.
+const AVAILABLE_FILE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+/// The error code of a connection attempt that continues in the background.
 const IN_PROGRESS: i32 = Errno::INPROGRESS.raw_os_error();
-/// The time without data after which the kernel checks that the peer's machine still answers.
+/// The time without data after which the kernel checks whether the peer's machine still answers.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+/// The time between two checks.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// The number of unanswered checks after which the kernel ends the connection.
 const KEEPALIVE_PROBES: u32 = 3;
-/// The number of connections that the kernel keeps for a rank that is not inside a call (`somaxconn` may lower it). The kernel
-/// does not answer further ones, and their dialers give up.
+/// The number of connections that the kernel keeps until the rank accepts them during its next call (`somaxconn` may lower it).
+/// The kernel does not answer further connections, and their dialers time out.
 const BACKLOG: i32 = 4096;
-/// The time beyond an operation's timeout for which sent data may stay unread before the kernel ends the connection. The kernel
-/// also counts the time in which the receive buffer is full, so this must exceed the time that a peer may compute.
+/// `TCP_USER_TIMEOUT` is the time-out of operations plus this margin. The kernel ends a connection if sent data stay
+/// unacknowledged for that long. This includes the time in which the peer's receive buffer is full because the peer computes.
 const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
-/// Which congestion control links use.
+/// The choice of a congestion control for links.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum CongestionControl {
-    /// Cubic if the kernel has it: over loopback and inside a rack it is more than twice as fast as BBR, the default of some
-    /// hosts. Otherwise the host's default, which is logged.
+    /// Cubic if the kernel offers it, and otherwise the host's default, which is logged. Over loopback and inside a rack, cubic
+    /// is more than twice as fast as BBR, which is the default of some hosts.
     #[default]
     Auto,
-    /// The host's default.
+    /// The host's default congestion control.
     Host,
-    /// The named one; an error if it is not available.
+    /// The congestion control with this name. It is an error if this host does not offer it.
     Named(String),
 }
 
@@ -47,24 +49,24 @@ impl FromStr for CongestionControl {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "" => Err("a congestion control has a name, such as cubic".into()),
+            "" => Err("the name of the congestion control is empty; give a name, for example cubic".into()),
             "auto" => Ok(Self::Auto),
             "host" => Ok(Self::Host),
             name if name.len() < 16 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') => {
                 Ok(Self::Named(name.to_owned()))
             }
-            other => Err(format!("`{other}` cannot be the name of a congestion control")),
+            other => Err(format!("`{other}` is not a possible name of a congestion control")),
         }
     }
 }
 
-/// The congestion controls that this kernel offers to all processes; empty if it has no list.
+/// Returns the congestion controls that this kernel offers. The result is empty if the kernel has no list.
 pub fn available_congestion_controls() -> Vec<String> {
-    let text = fs::read_to_string(AVAILABLE).unwrap_or_default();
+    let text = fs::read_to_string(AVAILABLE_FILE).unwrap_or_default();
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The kernel takes milliseconds as 32 bits.
+/// The maximum of `TCP_USER_TIMEOUT`, which the kernel stores as milliseconds in 32 bits.
 const USER_TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000);
 
 /// The options of every link's socket.
@@ -76,12 +78,11 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// Creates options; `congestion` must be available on this host, and `operation_timeout` is the time that a peer may take to
-    /// read.
+    /// Creates options without a pacing rate. `operation_timeout` is the time within which a peer must read sent data.
     ///
     /// # Errors
     ///
-    /// A message if the named congestion control is not available.
+    /// A message if `congestion` names a congestion control that this host does not offer.
     pub fn new(congestion: &CongestionControl, operation_timeout: Duration) -> Result<Self, String> {
         let available = available_congestion_controls();
         let congestion = match congestion {
@@ -96,7 +97,7 @@ impl SocketOptions {
             CongestionControl::Named(name) if available.contains(name) => Some(name.clone()),
             CongestionControl::Named(name) => {
                 return Err(format!(
-                    "congestion control `{name}` is not available on this host, which offers {} (see {AVAILABLE})",
+                    "congestion control `{name}` is not available on this host, which offers {} (see {AVAILABLE_FILE})",
                     available.join(", ")
                 ));
             }
@@ -105,66 +106,71 @@ impl SocketOptions {
         Ok(Self { congestion, user_timeout, pacing: None })
     }
 
-    /// Limits the rate at which links send.
+    /// Sets the maximum rate at which a link sends; `None` sets no limit.
     ///
     /// # Errors
     ///
     /// A message if this kernel cannot limit the rate.
-    pub fn paced(self, pacing: Option<PacingRate>) -> Result<Self, String> {
+    pub fn with_pacing(self, pacing: Option<PacingRate>) -> Result<Self, String> {
         let options = Self { pacing, ..self };
         let Some(rate) = pacing else { return Ok(options) };
-        let tried = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
+        let result = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
             .and_then(|socket| options.pace(&socket, 1));
-        tried.map_err(|error| format!("this kernel does not pace connections (at {rate}): {error}"))?;
+        result.map_err(|error| {
+            format!("this kernel cannot limit the rate of a connection to {rate}: {error}")
+        })?;
         Ok(options)
     }
 
-    /// The congestion control that will be set; `None` leaves the host's default.
+    /// Returns the name of the congestion control that will be set, or `None` for the host's default.
     pub fn congestion(&self) -> Option<&str> {
         self.congestion.as_deref()
     }
 
-    /// Begins to connect to `address`. All options are set before the first packet: if a congestion control that paces, for
-    /// example BBR, has begun, Linux goes on pacing after it is replaced. `sharers` as in `apply`.
-    pub(super) fn connect(&self, address: SocketAddr, sharers: u8) -> io::Result<TcpStream> {
+    /// Begins to connect to `address`. All options are set before the first packet: if a connection begins with a congestion
+    /// control that paces, for example BBR, Linux continues to pace after the congestion control is replaced. `rate_divisor` is
+    /// as in `apply`.
+    pub(super) fn connect(&self, address: SocketAddr, rate_divisor: u8) -> io::Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
-        self.apply(&socket, sharers)?;
+        self.apply(&socket, rate_divisor)?;
         match socket.connect(&address.into()) {
             Err(error) if error.raw_os_error() != Some(IN_PROGRESS) => Err(error),
             _ => Ok(TcpStream::from_std(socket.into())),
         }
     }
 
-    /// Listens on `address`. All options are set before the first connection: accepted sockets inherit the congestion control.
+    /// Listens on `address`. The options are set before the first connection, because accepted sockets inherit the congestion
+    /// control.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses the address or an option.
+    /// If the operating system refuses the address or an option.
     pub fn listen(&self, address: SocketAddr) -> io::Result<TcpListener> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-        // So that closed connections of an earlier job do not block the port.
+        // Without this option, closed connections of an earlier job block the port.
         socket.set_reuse_address(true)?;
-        self.apply_to_all(&socket)?;
+        self.apply_except_pacing(&socket)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         Ok(socket.into())
     }
 
-    /// Sets all options on a link's socket. `sharers` sockets share the link's rate.
-    pub(super) fn apply<S: AsFd>(&self, socket: &S, sharers: u8) -> io::Result<()> {
-        self.apply_to_all(socket)?;
-        self.pace(socket, sharers)
+    /// Sets all options of a link's socket. The socket gets the link's pacing rate divided by `rate_divisor`.
+    pub(super) fn apply<S: AsFd>(&self, socket: &S, rate_divisor: u8) -> io::Result<()> {
+        self.apply_except_pacing(socket)?;
+        self.pace(socket, rate_divisor)
     }
 
-    /// Sets the rate at which the kernel paces a socket. No queueing discipline is needed.
-    pub(super) fn pace<S: AsFd>(&self, socket: &S, sharers: u8) -> io::Result<()> {
+    /// Sets the socket's share of the link's pacing rate. The kernel paces without a particular queueing discipline.
+    pub(super) fn pace<S: AsFd>(&self, socket: &S, rate_divisor: u8) -> io::Result<()> {
         let Some(rate) = self.pacing else { return Ok(()) };
-        set_pacing(socket, rate.bytes_per_second() / u64::from(sharers.max(1)))
+        set_pacing(socket, rate.bytes_per_second() / u64::from(rate_divisor.max(1)))
     }
 
-    /// Sets all options except the rate. Buffer sizes are not set, because that would switch off the kernel's autotuning.
-    fn apply_to_all<S: AsFd>(&self, socket: &S) -> io::Result<()> {
+    /// Sets all options except the pacing rate. Buffer sizes are not set, because that would switch off the kernel's
+    /// autotuning.
+    fn apply_except_pacing<S: AsFd>(&self, socket: &S) -> io::Result<()> {
         let socket = SockRef::from(socket);
         socket.set_tcp_nodelay(true)?;
         let keepalive = TcpKeepalive::new()
@@ -182,23 +188,23 @@ impl SocketOptions {
 
 #[cfg(test)]
 mod tests {
-    use super::super::kernel::pacing;
+    use super::super::kernel::read_pacing;
     use super::*;
 
     #[test]
-    fn a_rate_is_set_and_may_be_changed() {
+    fn the_pacing_rate_is_set_and_can_be_changed() {
         let rate = "80mbit".parse().unwrap();
         let options = SocketOptions::new(&CongestionControl::Host, Duration::ZERO).unwrap();
-        let options = options.paced(Some(rate)).unwrap();
+        let options = options.with_pacing(Some(rate)).unwrap();
         let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
-        for sharers in [1, 4] {
-            options.apply(&socket, sharers).unwrap();
-            assert_eq!(pacing(&socket).unwrap(), 10_000_000 / u64::from(sharers));
+        for rate_divisor in [1, 4] {
+            options.apply(&socket, rate_divisor).unwrap();
+            assert_eq!(read_pacing(&socket).unwrap(), 10_000_000 / u64::from(rate_divisor));
         }
     }
 
     #[test]
-    fn a_congestion_control_that_is_not_there_is_an_error() {
+    fn an_unavailable_congestion_control_is_an_error() {
         let error =
             SocketOptions::new(&CongestionControl::Named("nosuch".into()), Duration::ZERO).unwrap_err();
         assert!(error.contains("`nosuch` is not available"), "{error}");

@@ -1,22 +1,23 @@
-//! How fast a link sends where the line's rate is known: evenly, rather than in bursts that a switch drops.
+//! The pacing rate of links. On a network of known bandwidth, a link with this rate sends evenly, instead of in bursts of which
+//! a switch drops a part.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The slowest and the fastest line for which links are paced, in bits a second.
+/// The lowest and the highest accepted rate, in bits per second.
 const BITS_MIN: f64 = 1e5;
 const BITS_MAX: f64 = 1e13;
-/// What may stand behind the number, as in tc(8). `mbps`, which means bytes there and bits elsewhere, may not.
+/// The units of a rate, as in tc(8), in bits per second. `mbps` is not accepted: it means bytes in tc(8), and bits elsewhere.
 const UNITS: [(&str, f64); 4] = [("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9), ("bit", 1.0)];
 
-/// A rate at which a link sends at most.
+/// The maximum rate at which a link sends.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct PacingRate {
     bytes_per_second: u64,
 }
 
 impl PacingRate {
-    /// Bytes a second.
+    /// Returns the rate in bytes per second.
     pub fn bytes_per_second(self) -> u64 {
         self.bytes_per_second
     }
@@ -38,7 +39,7 @@ impl FromStr for PacingRate {
             }
             Some(_) => Err(format!("`{text}` is not between 100kbit and 10000gbit")),
             None => Err(format!(
-                "`{text}` is no rate: a number and kbit, mbit or gbit, such as 940mbit or 1.2gbit"
+                "`{text}` is not a rate; give a number and kbit, mbit or gbit, for example 940mbit or 1.2gbit"
             )),
         }
     }
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_a_number_of_bits() {
+    fn rates_are_read_in_bits_per_second() {
         for (text, bytes) in [
             ("940mbit", 117_500_000),
             ("1.2gbit", 150_000_000),
@@ -68,7 +69,7 @@ mod tests {
         for text in
             ["", "940", "mbit", "940MB", "117mbps", "1e3mbit", "-1gbit", "infgbit", "nangbit", "1.2.3gbit"]
         {
-            assert!(text.parse::<PacingRate>().unwrap_err().contains("is no rate"), "{text}");
+            assert!(text.parse::<PacingRate>().unwrap_err().contains("is not a rate"), "{text}");
         }
         for text in ["0gbit", "1kbit", "10001gbit"] {
             assert!(text.parse::<PacingRate>().unwrap_err().contains("is not between"), "{text}");

@@ -1,33 +1,33 @@
-//! Reads more from a link than was asked for, so that a short header and the short payload after it take one system call
+//! Reads more bytes from a link than the caller requests, so that a short header and its short payload need one system call
 //! instead of two.
 
 use std::io::{self, IoSliceMut, Read as _};
 
 use mio::net::TcpStream;
 
-/// The most bytes that are read ahead. They are copied once more.
-const AHEAD: usize = 4 << 10;
+/// The maximum number of bytes that are read ahead. These bytes are copied once more.
+const READ_AHEAD_BYTES: usize = 4 << 10;
 
-/// Bytes that have been read ahead.
+/// The bytes that have been read ahead and not taken.
 #[derive(Default)]
 pub(super) struct ReadAhead {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// A read has found the socket empty, so an event will report further data.
-    is_told: bool,
+    /// Whether a read has found the socket empty. From then on an event reports further data.
+    has_blocked: bool,
 }
 
 /// The result of a read.
 pub(super) struct Read {
-    /// Bytes that were asked for and read; 0 at the end of the stream.
-    pub(super) wanted: usize,
-    /// The socket had less than was asked for, and an event will report more.
+    /// The number of requested bytes that were read; 0 at the end of the stream.
+    pub(super) count: usize,
+    /// Whether the read has emptied the socket, and an event will report further data.
     pub(super) was_emptied: bool,
 }
 
 impl ReadAhead {
-    /// Moves the bytes that were read ahead into the parts, one after another.
+    /// Moves bytes that were read ahead into the parts, one after another. Returns their number.
     pub(super) fn take(&mut self, parts: &mut [IoSliceMut<'_>]) -> usize {
         let before = self.start;
         for part in parts {
@@ -38,22 +38,24 @@ impl ReadAhead {
         self.start - before
     }
 
-    /// Reads into the parts, and ahead if they are short. Everything that was read ahead before must have been taken.
+    /// Reads into the parts, and also reads ahead if the parts are short. All bytes that were read ahead earlier must have been
+    /// taken.
     pub(super) fn read(&mut self, stream: &mut TcpStream, parts: &mut [IoSliceMut<'_>]) -> io::Result<Read> {
         let read = self.try_read(stream, parts);
-        self.is_told |= read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        self.has_blocked |= read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
         read
     }
 
     fn try_read(&mut self, stream: &mut TcpStream, parts: &mut [IoSliceMut<'_>]) -> io::Result<Read> {
-        let asked: usize = parts.iter().map(|part| part.len()).sum();
-        let ([first], true) = (&mut *parts, asked < AHEAD) else {
+        let requested: usize = parts.iter().map(|part| part.len()).sum();
+        let ([first], true) = (&mut *parts, requested < READ_AHEAD_BYTES) else {
             // More data may have arrived in the meantime, so the next read may succeed.
-            return Ok(Read { wanted: stream.read_vectored(parts)?, was_emptied: false });
+            return Ok(Read { count: stream.read_vectored(parts)?, was_emptied: false });
         };
-        self.bytes.resize(AHEAD, 0);
+        self.bytes.resize(READ_AHEAD_BYTES, 0);
         let count = stream.read_vectored(&mut [IoSliceMut::new(first), IoSliceMut::new(&mut self.bytes)])?;
-        (self.start, self.end) = (0, count.saturating_sub(asked));
-        Ok(Read { wanted: count.min(asked), was_emptied: self.is_told && count < asked + AHEAD })
+        (self.start, self.end) = (0, count.saturating_sub(requested));
+        let was_emptied = self.has_blocked && count < requested + READ_AHEAD_BYTES;
+        Ok(Read { count: count.min(requested), was_emptied })
     }
 }

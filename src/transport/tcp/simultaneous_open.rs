@@ -1,69 +1,70 @@
-//! Which of two connections becomes the link when both ranks dial each other. No IO.
+//! Decides which of two connections becomes the link if two ranks dial each other. This module does no IO.
 //!
-//! A rank dials when it needs a link. The accepting rank chooses a connection by sending the handshake's verdict. For either
-//! rank the connection is the link from the moment it sends or reads that verdict, so the two ranks must never accept each
-//! other's connection. The rule: while both dials are in progress, the lower rank's connection wins.
+//! A rank dials when it needs a link. The accepting rank chooses a connection by sending the handshake's verdict. The
+//! connection becomes the link when the accepting rank sends the verdict and when the dialing rank reads it. So the two ranks
+//! must never accept each other's connection. The rule: while both dials are in progress, the lower rank's connection wins.
 //!
 //! - A rank that does not dial accepts the peer's connection, and does not dial afterwards.
-//! - The higher rank, while it dials, accepts the lower rank's connection and closes its own. Its own cannot have been
-//!   accepted: the lower rank would not have dialed afterwards, and it does not accept while it dials.
-//! - The lower rank, while it dials, keeps the higher rank's connection unanswered. When its own is accepted, it closes the
-//!   other, which the higher rank has given up by then. When its own fails, it accepts the other.
+//! - The higher rank, while it dials, accepts the lower rank's connection and closes its own connection. The lower rank cannot
+//!   have accepted that one: it does not accept while it dials, and does not dial after it has accepted.
+//! - The lower rank, while it dials, delays the verdict on the higher rank's connection. If its own connection is accepted, the
+//!   higher rank has closed the other one, and the lower rank closes it too. If its own connection fails, it accepts the other.
 //!
-//! A closed connection has carried only its handshake, so no data is lost with it.
+//! A connection that is closed has carried only its handshake, so no data are lost with it.
 
 use crate::types::Rank;
 
-/// A link to a peer that we have dialed and that has not been settled on.
+/// A link that is being opened: this rank dials the peer, and the peer may dial this rank.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct SimultaneousOpen<D, A> {
-    /// The connection that we have opened.
+    /// The connection that this rank opens.
     pub(super) ours: D,
-    /// The one that the peer has opened and proved, which waits for our verdict.
+    /// The connection that the peer has opened, if any. The peer has sent its proof and waits for this rank's verdict.
     theirs: Option<A>,
-    /// Whether the connection that this rank opened wins.
-    own_wins: bool,
+    /// Whether this rank is the lower one, so that its connection wins.
+    ours_wins: bool,
 }
 
-/// What has come of it. What is not in it is to be closed.
+/// The decision after an event. The caller closes the connections that the decision does not contain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Resolution<D, A> {
-    /// It goes on.
+    /// There is no decision yet.
     Waiting(SimultaneousOpen<D, A>),
-    /// The link is the connection that we have opened.
+    /// The link is the connection that this rank has opened.
     Ours(D),
-    /// The link is the connection that the peer has opened, and the peer is to be told so.
+    /// The link is the connection that the peer has opened. The caller must send the verdict on it.
     Theirs(A),
-    /// There is no link.
+    /// The link is lost.
     Lost,
 }
 
 impl<D, A> SimultaneousOpen<D, A> {
-    /// `own` dials `peer`.
+    /// Creates the state in which `own` dials `peer` with the connection `ours`.
     pub(super) fn new(own: Rank, peer: Rank, ours: D) -> Self {
-        Self { ours, theirs: None, own_wins: own < peer }
+        Self { ours, theirs: None, ours_wins: own < peer }
     }
 
-    /// Whether the peer's connection waits behind ours.
+    /// Returns whether a connection of the peer waits for this rank's verdict.
     pub(super) fn has_theirs(&self) -> bool {
         self.theirs.is_some()
     }
 
-    /// The peer has opened a connection too, and proved itself. If it had opened one before, it has given that one up.
+    /// Handles a connection that the peer has opened and on which it has sent its proof. It replaces an earlier connection of
+    /// the peer, which the peer has closed.
     pub(super) fn handle_peer_dial(self, theirs: A) -> Resolution<D, A> {
-        if self.own_wins {
+        if self.ours_wins {
             Resolution::Waiting(Self { theirs: Some(theirs), ..self })
         } else {
             Resolution::Theirs(theirs)
         }
     }
 
-    /// The peer has accepted our connection.
+    /// Handles the peer's verdict, which accepts this rank's connection.
     pub(super) fn handle_accepted(self) -> Resolution<D, A> {
         Resolution::Ours(self.ours)
     }
 
-    /// Our connection has failed.
+    /// Handles the failure of this rank's connection.
     pub(super) fn handle_failed(self) -> Resolution<D, A> {
         self.theirs.map_or(Resolution::Lost, Resolution::Theirs)
     }
@@ -75,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    /// One rank. Connections are their numbers.
+    /// The state of one rank. Connections are represented by their numbers.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
     enum Side {
         Idle,
@@ -84,17 +85,19 @@ mod tests {
         Lost,
     }
 
-    /// How far a connection's handshake has come.
+    /// The progress of a connection's handshake.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
     enum HandshakeStage {
         Connecting,
+        /// The dialer waits for the acceptor's hello.
         Greeting,
-        /// The dialer's proof is on its way.
+        /// The dialer has sent its proof.
         Proved,
-        /// The acceptor has it.
+        /// The acceptor has received the proof.
         Known,
-        /// The acceptor's welcome is on its way.
-        Welcomed,
+        /// The acceptor has sent the verdict that accepts the connection.
+        Accepted,
+        /// The dialer has received the verdict.
         Done,
     }
 
@@ -106,23 +109,25 @@ mod tests {
         is_closed: [bool; 2],
     }
 
-    /// Two ranks and what is between them.
+    /// Two ranks and the connections between them.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
     struct World {
-        /// The ranks' numbers, whose order is the rule. Each of the two sees its own and the other's.
+        /// For each side, its own rank and the peer's rank as that side sees them. Their order decides which connection wins.
         ranks: [(u32, u32); 2],
         sides: [Side; 2],
         connections: Vec<Connection>,
-        may_ask: [bool; 2],
-        /// How many dials may still fail, and how many unproved connections be closed by who is to accept them.
+        /// Whether each side may still begin to dial.
+        may_dial: [bool; 2],
+        /// The number of dials that may still fail.
         failures: usize,
-        impatience: usize,
+        /// The number of connections that the accepting side may still close before it receives the proof.
+        early_closes: usize,
     }
 
     impl World {
-        fn new(ranks: [(u32, u32); 2], may_ask: [bool; 2], failures: usize, impatience: usize) -> Self {
+        fn new(ranks: [(u32, u32); 2], may_dial: [bool; 2], failures: usize, early_closes: usize) -> Self {
             let sides = [Side::Idle, Side::Idle];
-            Self { ranks, sides, connections: Vec::new(), may_ask, failures, impatience }
+            Self { ranks, sides, connections: Vec::new(), may_dial, failures, early_closes }
         }
 
         fn dial(&mut self, side: usize) -> usize {
@@ -143,7 +148,7 @@ mod tests {
         fn open(&mut self, side: usize, connection: usize) {
             let accepts = self.connections[connection].dialer != side;
             self.connections[connection].stage =
-                if accepts { HandshakeStage::Welcomed } else { HandshakeStage::Done };
+                if accepts { HandshakeStage::Accepted } else { HandshakeStage::Done };
             self.sides[side] = Side::Open(connection);
         }
 
@@ -174,17 +179,17 @@ mod tests {
             }
         }
 
-        /// Every world that one event leads to.
-        fn next(&self) -> Vec<Self> {
+        /// Returns each world that one further event leads to.
+        fn successors(&self) -> Vec<Self> {
             let mut found = Vec::new();
             let mut offer = |change: &dyn Fn(&mut Self)| {
                 let mut world = self.clone();
                 change(&mut world);
                 found.push(world);
             };
-            for side in (0..2).filter(|&side| self.may_ask[side]) {
+            for side in (0..2).filter(|&side| self.may_dial[side]) {
                 offer(&|world| {
-                    world.may_ask[side] = false;
+                    world.may_dial[side] = false;
                     if world.sides[side] == Side::Idle {
                         let (own, peer) = world.ranks[side];
                         let ours = world.dial(side);
@@ -195,44 +200,44 @@ mod tests {
             }
             for (number, connection) in self.connections.iter().enumerate() {
                 let (dialer, acceptor) = (connection.dialer, 1 - connection.dialer);
-                let has_dialler = !connection.is_closed[dialer];
+                let has_dialer = !connection.is_closed[dialer];
                 let has_acceptor = !connection.is_closed[acceptor];
                 let advance =
                     |to: HandshakeStage| move |world: &mut Self| world.connections[number].stage = to;
                 let is_unproved =
                     matches!(connection.stage, HandshakeStage::Connecting | HandshakeStage::Greeting);
-                if is_unproved && has_dialler && self.failures > 0 {
+                if is_unproved && has_dialer && self.failures > 0 {
                     offer(&|world| {
                         world.failures -= 1;
                         world.connections[number].is_closed = [true; 2];
                         world.resolve(dialer, SimultaneousOpen::handle_failed);
                     });
                 }
-                if is_unproved && has_acceptor && self.impatience > 0 {
+                if is_unproved && has_acceptor && self.early_closes > 0 {
                     offer(&|world| {
-                        world.impatience -= 1;
+                        world.early_closes -= 1;
                         world.connections[number].is_closed[acceptor] = true;
                     });
                 }
                 match connection.stage {
-                    HandshakeStage::Connecting if has_dialler => offer(&advance(HandshakeStage::Greeting)),
-                    HandshakeStage::Greeting if has_dialler && has_acceptor => {
+                    HandshakeStage::Connecting if has_dialer => offer(&advance(HandshakeStage::Greeting)),
+                    HandshakeStage::Greeting if has_dialer && has_acceptor => {
                         offer(&advance(HandshakeStage::Proved));
                     }
-                    HandshakeStage::Greeting if has_dialler => {
+                    HandshakeStage::Greeting if has_dialer => {
                         offer(&|world| world.dial_again(dialer, number));
                     }
                     HandshakeStage::Proved if has_acceptor => {
                         offer(&|world| world.handle_peer_dial(acceptor, number));
-                        if !has_dialler {
-                            // A reset may overtake what came before it.
+                        if !has_dialer {
+                            // The acceptor may see the reset of a closed connection before it reads the proof.
                             offer(&|world| world.connections[number].is_closed[acceptor] = true);
                         }
                     }
-                    HandshakeStage::Known if has_dialler && !has_acceptor => {
+                    HandshakeStage::Known if has_dialer && !has_acceptor => {
                         offer(&|world| world.resolve(dialer, SimultaneousOpen::handle_failed));
                     }
-                    HandshakeStage::Welcomed if has_dialler => {
+                    HandshakeStage::Accepted if has_dialer => {
                         offer(&|world| world.resolve(dialer, SimultaneousOpen::handle_accepted));
                     }
                     _ => {}
@@ -253,31 +258,32 @@ mod tests {
             }
         }
 
-        /// What must never be.
-        fn complaint(&self, failures_at_first: usize) -> Option<&'static str> {
+        /// Returns which rule this world breaks, if any.
+        fn find_violation(&self, failures_at_first: usize) -> Option<&'static str> {
             let open = |side: usize| match self.sides[side] {
                 Side::Open(connection) => Some(connection),
                 _ => None,
             };
-            let is_sound = self.failures == failures_at_first;
+            let nothing_failed = self.failures == failures_at_first;
             if let (Some(one), Some(other)) = (open(0), open(1))
                 && one != other
             {
-                return Some("the two ranks have settled on different connections");
+                return Some("the two ranks have chosen different connections");
             }
             for side in 0..2 {
-                if is_sound && self.sides[side] == Side::Lost {
-                    return Some("a rank was lost, though nothing had failed");
+                if nothing_failed && self.sides[side] == Side::Lost {
+                    return Some("a link was lost, though no dial had failed");
                 }
-                if is_sound && open(side).is_some_and(|open| self.connections[open].is_closed[1 - side]) {
+                if nothing_failed && open(side).is_some_and(|open| self.connections[open].is_closed[1 - side])
+                {
                     return Some("a link was closed by the other end");
                 }
             }
             None
         }
 
-        /// What must not be when nothing more can happen.
-        fn last_complaint(&self) -> Option<&'static str> {
+        /// Returns which rule this world breaks if no further event can happen.
+        fn find_final_violation(&self) -> Option<&'static str> {
             let link = match &self.sides {
                 [Side::Open(one), Side::Open(_)] => *one,
                 [Side::Lost, _] | [_, Side::Lost] => return None,
@@ -285,22 +291,23 @@ mod tests {
             };
             let others = self.connections.iter().enumerate().filter(|&(number, _)| number != link);
             let mut open = others.filter(|(_, connection)| connection.is_closed == [false; 2]);
-            open.next().map(|_| "a connection that is no link was left open")
+            open.next().map(|_| "a connection that is not the link was left open")
         }
     }
 
-    /// Goes through everything that can happen; how many worlds there are, and how many of them are ends with a link.
+    /// Visits all worlds that events lead to. Returns the number of worlds, and the number of final worlds with a link; or the
+    /// first violation of a rule.
     fn explore(start: World) -> Result<(usize, usize), (&'static str, World)> {
         let failures = start.failures;
         let (mut seen, mut waiting, mut linked) = (BTreeSet::new(), vec![start], 0);
         while let Some(world) = waiting.pop() {
-            if let Some(complaint) = world.complaint(failures) {
-                return Err((complaint, world));
+            if let Some(violation) = world.find_violation(failures) {
+                return Err((violation, world));
             }
-            let next = world.next();
+            let next = world.successors();
             if next.is_empty() {
-                if let Some(complaint) = world.last_complaint() {
-                    return Err((complaint, world));
+                if let Some(violation) = world.find_final_violation() {
+                    return Err((violation, world));
                 }
                 linked += usize::from(matches!(world.sides, [Side::Open(_), Side::Open(_)]));
             }
@@ -309,41 +316,41 @@ mod tests {
         Ok((seen.len(), linked))
     }
 
-    const RULE: [(u32, u32); 2] = [(3, 5), (5, 3)];
-    const WHO_ASKS: [[bool; 2]; 3] = [[true, false], [false, true], [true, true]];
+    const RANKS: [(u32, u32); 2] = [(3, 5), (5, 3)];
+    const WHO_DIALS: [[bool; 2]; 3] = [[true, false], [false, true], [true, true]];
 
     #[test]
-    fn both_ranks_settle_on_one_connection_in_every_interleaving() {
-        for may_ask in WHO_ASKS {
-            for impatience in 0..=2 {
-                let (worlds, linked) = explore(World::new(RULE, may_ask, 0, impatience)).unwrap();
+    fn both_ranks_choose_the_same_connection_in_every_interleaving() {
+        for may_dial in WHO_DIALS {
+            for early_closes in 0..=2 {
+                let (worlds, linked) = explore(World::new(RANKS, may_dial, 0, early_closes)).unwrap();
                 assert!(worlds > 3 && linked > 0, "{worlds} {linked}");
             }
         }
-        let (worlds, _) = explore(World::new(RULE, [true, true], 0, 2)).unwrap();
-        assert!(worlds > 500, "{worlds} worlds are too few for everything that can happen");
+        let (worlds, _) = explore(World::new(RANKS, [true, true], 0, 2)).unwrap();
+        assert!(worlds > 500, "{worlds} worlds are too few for all interleavings");
     }
 
     #[test]
-    fn a_dial_that_fails_never_makes_two_links() {
-        for may_ask in WHO_ASKS {
+    fn a_failed_dial_never_leads_to_two_links() {
+        for may_dial in WHO_DIALS {
             for failures in 1..=2 {
-                explore(World::new(RULE, may_ask, failures, 1)).unwrap();
+                explore(World::new(RANKS, may_dial, failures, 1)).unwrap();
             }
         }
-        // Where one of two dials fails there are ends with a link: the other connection's.
-        let failing = World::new(RULE, [true, true], 1, 0);
-        assert!(explore(failing).unwrap().1 > explore(World::new(RULE, [true, true], 0, 0)).unwrap().1);
+        // If one of two dials fails, some final worlds have a link: the other connection.
+        let failing = World::new(RANKS, [true, true], 1, 0);
+        assert!(explore(failing).unwrap().1 > explore(World::new(RANKS, [true, true], 0, 0)).unwrap().1);
     }
 
-    /// The search finds what is wrong with rules that are.
+    /// If the search accepted wrong rules, it would prove nothing.
     #[test]
-    fn wrong_rules_are_found_out() {
-        // Each takes itself for the higher one, and accepts.
-        let complaint = explore(World::new([(5, 3), (5, 3)], [true, true], 0, 0)).unwrap_err().0;
-        assert!(complaint.contains("different") || complaint.contains("closed by the other"), "{complaint}");
-        // Each takes itself for the lower one, and waits.
-        let complaint = explore(World::new([(3, 5), (3, 5)], [true, true], 0, 0)).unwrap_err().0;
-        assert_eq!(complaint, "there is no link");
+    fn the_search_finds_violations_of_wrong_rules() {
+        // Each rank believes that it is the higher one, and accepts the other's connection.
+        let violation = explore(World::new([(5, 3), (5, 3)], [true, true], 0, 0)).unwrap_err().0;
+        assert!(violation.contains("different") || violation.contains("closed by the other"), "{violation}");
+        // Each rank believes that it is the lower one, and waits.
+        let violation = explore(World::new([(3, 5), (3, 5)], [true, true], 0, 0)).unwrap_err().0;
+        assert_eq!(violation, "there is no link");
     }
 }

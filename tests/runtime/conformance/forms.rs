@@ -1,4 +1,4 @@
-//! The same collectives with their input and their result in other places: `.._from`, `.._into`, `.._in_place`.
+//! Checks the forms of collectives that differ in where the input and the result are: `.._from`, `.._into`, `.._in_place`.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use ringtrain::{Element, Group, Rank, ReduceOp};
 
 use super::{Case, assert_elements, part, uneven};
 
-/// Reductions that leave their input alone.
+/// Checks the reductions that leave their input unchanged.
 pub(super) fn reduce<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
     let Case { op, value, expected } = *case;
     let (n, rank) = (group.size().get(), group.rank());
@@ -58,7 +58,7 @@ pub(super) fn prefixes<T: Element>(group: &mut Group, count: usize, case: &Case<
     let mut output = vec![T::zeroed(); count];
     group.scan_into(&own, &mut output, op).unwrap();
     assert_elements(&output, upto(rank + 1), "scan_into", group);
-    // The first rank has no result, and its output is left alone.
+    // The first rank has no result, and its output is left unchanged.
     let before: Vec<T> = if rank == 0 { own.clone() } else { upto(rank).collect() };
     output.clone_from(&own);
     group.exscan_into(&own, &mut output, op).unwrap();
@@ -81,29 +81,30 @@ fn gathers<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usiz
     let (n, is_root) = (size.as_usize(), rank == root);
     let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
     let counts = uneven(n, count);
-    let of = |owner: Rank, range: Range<usize>| range.map(move |index| value(owner.get(), index));
-    let unevenly: Vec<T> = size.ranks().flat_map(|owner| of(owner, part(&counts, owner))).collect();
-    let chunks: Vec<T> = size.ranks().flat_map(|owner| of(owner, group.chunk(count, owner))).collect();
+    let elements_of = |owner: Rank, range: Range<usize>| range.map(move |index| value(owner.get(), index));
+    let unevenly: Vec<T> = size.ranks().flat_map(|owner| elements_of(owner, part(&counts, owner))).collect();
+    let chunks: Vec<T> =
+        size.ranks().flat_map(|owner| elements_of(owner, group.chunk(count, owner))).collect();
     let own_part = &own[part(&counts, rank)];
 
-    // As many elements as a whole buffer come from each rank, so it is kept short.
+    // Every rank receives a whole buffer of each rank, so the buffer is kept short.
     let short = &own[..count.min(100)];
-    let alike: Vec<T> = size.ranks().flat_map(|owner| of(owner, 0..short.len())).collect();
+    let even: Vec<T> = size.ranks().flat_map(|owner| elements_of(owner, 0..short.len())).collect();
     let gathered = group.all_gather_from_async(short).unwrap();
     let to_root = group.gather_uneven_async(own_part, &counts, root).unwrap();
-    let mut output = vec![T::zeroed(); alike.len()];
+    let mut output = vec![T::zeroed(); even.len()];
     group.all_gather_into(short, &mut output).unwrap();
-    assert_elements(&output, alike.iter().copied(), "all_gather_into", group);
+    assert_elements(&output, even.iter().copied(), "all_gather_into", group);
     let mut output = vec![T::zeroed(); count];
     group.all_gather_uneven_into(own_part, &mut output, &counts).unwrap();
     assert_elements(&output, unevenly.iter().copied(), "all_gather_uneven_into", group);
 
     let of_root = |all: &Vec<T>| if is_root { all.clone() } else { Vec::new() };
-    let place = |all: &Vec<T>| vec![T::zeroed(); if is_root { all.len() } else { 0 }];
-    let mut output = place(&alike);
+    let root_output = |all: &Vec<T>| vec![T::zeroed(); if is_root { all.len() } else { 0 }];
+    let mut output = root_output(&even);
     group.gather_into(short, &mut output, root).unwrap();
-    assert_elements(&output, of_root(&alike).into_iter(), "gather_into", group);
-    let mut output = place(&unevenly);
+    assert_elements(&output, of_root(&even).into_iter(), "gather_into", group);
+    let mut output = root_output(&unevenly);
     group.gather_uneven_into(own_part, &mut output, &counts, root).unwrap();
     assert_elements(&output, of_root(&unevenly).into_iter(), "gather_uneven_into", group);
     let mut output = own.clone();
@@ -113,7 +114,7 @@ fn gathers<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usiz
 
     let found = to_root.wait().unwrap();
     assert_elements(&found, of_root(&unevenly).into_iter(), "gather_uneven_async", group);
-    assert_elements(&gathered.wait().unwrap(), alike.into_iter(), "all_gather_from_async", group);
+    assert_elements(&gathered.wait().unwrap(), even.into_iter(), "all_gather_from_async", group);
 }
 
 fn scatters<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
@@ -125,7 +126,7 @@ fn scatters<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usi
     let input = if rank == root { &own[..] } else { &[] };
     let (chunk, unevenly) = (group.chunk(count, rank), part(&counts, rank));
 
-    let told = group.broadcast_from_async(input, count, root).unwrap();
+    let from_root = group.broadcast_from_async(input, count, root).unwrap();
     let scattered = group.scatter_uneven_async(input, &counts, root).unwrap();
     let found = group.broadcast_from(input, count, root).unwrap();
     assert_elements(&found, of_root(0..count), "broadcast_from", group);
@@ -141,7 +142,7 @@ fn scatters<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usi
     expected.splice(chunk.clone(), of_root(chunk));
     assert_elements(&output, expected.into_iter(), "scatter_in_place", group);
     assert_elements(&scattered.wait().unwrap(), of_root(unevenly), "scatter_uneven_async", group);
-    assert_elements(&told.wait().unwrap(), of_root(0..count), "broadcast_from_async", group);
+    assert_elements(&from_root.wait().unwrap(), of_root(0..count), "broadcast_from_async", group);
 }
 
 fn exchanges<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
@@ -168,7 +169,7 @@ fn exchanges<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, us
     assert_elements(&output, parts.into_iter(), "all_to_all_uneven_into", group);
 }
 
-/// An output of another length, counts that come to more than memory: nothing is sent, and the group is as it was.
+/// Checks that outputs of a wrong length and counts beyond the address space are refused, and that the group still works.
 pub(super) fn refusals(group: &mut Group) {
     let n = group.size().as_usize();
     let mut long = vec![0f64; 2 * n + 1];

@@ -1,41 +1,43 @@
-//! Functions of the program's own, and what is multiplied or rounded on the way.
+//! Custom reduction functions, scaled sums and compressed sums.
 
 use ringtrain::{Compression, Rank, ReduceOp};
 
 use super::{LONG, WORLDS, assert_elements, lengths, value};
 use crate::util::ranks;
 
-/// x -> a x + b modulo 2^32, in one element; one after the other is associative, and does not commute.
+/// Returns an element that holds a and b of a function x -> a x + b modulo 2^32. The composition of such functions is
+/// associative and does not commute.
 fn affine(rank: u32, index: usize) -> u64 {
     let mixed = (index as u64 + 1) * 0x9e37_79b9 + u64::from(rank) * 0x85eb_ca6b;
     (mixed | 1) << 32 | (mixed >> 7 & 0xffff_ffff)
 }
 
-fn after(first: u64, second: u64) -> u64 {
+fn compose(first: u64, second: u64) -> u64 {
     let split = |one: u64| ((one >> 32) as u32, one as u32);
     let ((a, b), (c, d)) = (split(first), split(second));
     u64::from(a.wrapping_mul(c)) << 32 | u64::from(b.wrapping_mul(c).wrapping_add(d))
 }
 
 #[test]
-fn functions_that_do_not_commute() {
+fn functions_that_do_not_commute_are_applied_in_rank_order() {
     for n in WORLDS {
         super::on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank());
             for count in lengths(n).into_iter().chain([LONG]) {
                 let own: Vec<u64> = (0..count).map(|index| affine(rank.get(), index)).collect();
-                let whole = |index| (0..n).map(|rank| affine(rank, index)).reduce(after).expect("a rank");
+                let whole = |index| (0..n).map(|rank| affine(rank, index)).reduce(compose).expect("a rank");
                 let expected: Vec<u64> = (0..count).map(whole).collect();
                 let mut buffer = own.clone();
-                group.all_reduce_with(&mut buffer, |&first, &second| after(first, second)).unwrap();
+                group.all_reduce_with(&mut buffer, |&first, &second| compose(first, second)).unwrap();
                 assert_elements(&buffer, expected.iter().copied(), "all_reduce_with", &group);
-                let handle = group.all_reduce_with_async(own.clone(), |&first, &second| after(first, second));
+                let handle =
+                    group.all_reduce_with_async(own.clone(), |&first, &second| compose(first, second));
                 assert_elements(&handle.unwrap().wait().unwrap(), expected.into_iter(), "async", &group);
                 let expected: Vec<u64> = (0..count).map(whole).collect();
                 let roots = if count == LONG { 1..2.min(n) } else { 0..n };
                 for root in roots.map(Rank::new) {
                     buffer.clone_from(&own);
-                    group.reduce_with(&mut buffer, root, |&first, &second| after(first, second)).unwrap();
+                    group.reduce_with(&mut buffer, root, |&first, &second| compose(first, second)).unwrap();
                     if rank == root {
                         assert_elements(&buffer, expected.iter().copied(), "reduce_with", &group);
                     }
@@ -46,7 +48,7 @@ fn functions_that_do_not_commute() {
 }
 
 #[test]
-fn sums_of_what_was_multiplied_before() {
+fn scaled_sums_multiply_each_contribution_before_the_sum() {
     for n in WORLDS {
         super::on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank().get());
@@ -68,24 +70,23 @@ fn sums_of_what_was_multiplied_before() {
     }
 }
 
-/// Prefixes in rank order, of a function that does not commute.
 #[test]
-fn prefixes_of_functions_that_do_not_commute() {
+fn scans_apply_functions_that_do_not_commute_in_rank_order() {
     for n in WORLDS {
         super::on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank().get());
             for count in lengths(n).into_iter().chain([LONG]) {
                 let own: Vec<u64> = (0..count).map(|index| affine(rank, index)).collect();
                 let upto = |end: u32| {
-                    move |index| (0..end).map(|rank| affine(rank, index)).reduce(after).expect("a rank")
+                    move |index| (0..end).map(|rank| affine(rank, index)).reduce(compose).expect("a rank")
                 };
-                let scanned = group.scan_with_async(own.clone(), |&a, &b| after(a, b)).unwrap();
-                let exscanned = group.exscan_with_async(&own, |&a, &b| after(a, b)).unwrap();
+                let scanned = group.scan_with_async(own.clone(), |&a, &b| compose(a, b)).unwrap();
+                let exscanned = group.exscan_with_async(&own, |&a, &b| compose(a, b)).unwrap();
                 let mut buffer = own.clone();
-                group.scan_with(&mut buffer, |&a, &b| after(a, b)).unwrap();
+                group.scan_with(&mut buffer, |&a, &b| compose(a, b)).unwrap();
                 assert_elements(&buffer, (0..count).map(upto(rank + 1)), "scan_with", &group);
                 for found in
-                    [group.exscan_with(&own, |&a, &b| after(a, b)).unwrap(), exscanned.wait().unwrap()]
+                    [group.exscan_with(&own, |&a, &b| compose(a, b)).unwrap(), exscanned.wait().unwrap()]
                 {
                     assert_eq!(found.is_none(), rank == 0);
                     let Some(found) = found else { continue };
@@ -99,7 +100,7 @@ fn prefixes_of_functions_that_do_not_commute() {
 }
 
 #[test]
-fn parts_of_reductions_with_functions() {
+fn reduce_scatter_accepts_custom_functions() {
     for n in WORLDS {
         super::on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank());
@@ -129,9 +130,9 @@ fn parts_of_reductions_with_functions() {
     }
 }
 
-/// Some ranks wait and some do not, which is one operation: and all have the same bits.
+/// Of one operation, some ranks make the blocking call and some the asynchronous one. All ranks get the same bits.
 #[test]
-fn what_is_rounded_or_multiplied_on_the_way_may_go_on_by_itself() {
+fn blocking_and_asynchronous_calls_of_compressed_sums_give_the_same_bits() {
     for n in WORLDS {
         for compression in [Compression::None, Compression::Fp16, Compression::Bf16] {
             let results = ranks::run(n, move |mut group| {

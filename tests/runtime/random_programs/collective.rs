@@ -1,4 +1,4 @@
-//! One collective of a program, begun in one of the ways in which it can be.
+//! Runs one collective of a random program in one of its forms, and checks the result.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use rand::RngExt as _;
 use ringtrain::{Group, Rank};
 
 use super::program::Kind;
-use super::{OPS, Runner, after, combine, content, reduce};
+use super::{OPS, Runner, combine, compose, content, reduce};
 
-/// The r-th of uneven parts of `count`.
+/// Returns the lengths of `size` uneven parts of `count` elements.
 fn parts(size: usize, count: usize) -> Vec<usize> {
     let mut counts: Vec<usize> = (0..size).map(|rank| count / size * (rank % 2)).collect();
     counts[size - 1] += count - counts.iter().sum::<usize>();
@@ -21,8 +21,8 @@ fn part(counts: &[usize], rank: usize) -> Range<usize> {
 }
 
 impl Runner {
-    /// Blocking and not is one operation: some ranks do the one, some the other.
-    pub(super) fn collective(
+    /// Runs a collective. Some ranks may make the blocking call and others the asynchronous call of one operation.
+    pub(super) fn run_collective(
         &mut self,
         step: usize,
         group: &mut Group,
@@ -42,23 +42,23 @@ impl Runner {
             | Kind::AllReduceWith
             | Kind::Reduce
             | Kind::ReduceScatter => {
-                self.reduction(step, group, kind, &all, root, what);
+                self.run_reduction(step, group, kind, &all, root, what);
             }
             Kind::Barrier if self.rng.random_bool(0.5) => group.barrier().unwrap(),
             Kind::Barrier => {
                 let handle = group.barrier_async().unwrap();
-                self.finish(handle, (), what);
+                self.check_later(handle, (), what);
             }
             Kind::Object => {
-                let of = |rank: usize| (format!("of rank {rank}"), all[rank].clone());
-                let told = group.broadcast_object(&of(me), Rank::new(root as u32)).unwrap();
-                assert!(told == of(root), "{what}");
+                let object = |rank: usize| (format!("of rank {rank}"), all[rank].clone());
+                let received = group.broadcast_object(&object(me), Rank::new(root as u32)).unwrap();
+                assert!(received == object(root), "{what}");
             }
-            _ => self.movement(group, kind, &all, root, what),
+            _ => self.run_movement(group, kind, &all, root, what),
         }
     }
 
-    fn reduction(
+    fn run_reduction(
         &mut self,
         step: usize,
         group: &mut Group,
@@ -75,8 +75,8 @@ impl Runner {
         let root_rank = Rank::new(root as u32);
         match kind {
             Kind::AllReduceWith => {
-                group.all_reduce_with(&mut own, |&first, &second| after(first, second)).unwrap();
-                assert!(own == reduce(all, after), "{what}");
+                group.all_reduce_with(&mut own, |&first, &second| compose(first, second)).unwrap();
+                assert!(own == reduce(all, compose), "{what}");
             }
             Kind::AllReduce if self.rng.random_bool(0.5) => {
                 group.all_reduce(&mut own, op).unwrap();
@@ -84,20 +84,20 @@ impl Runner {
             }
             Kind::AllReduce => {
                 let handle = group.all_reduce_async(own, op).unwrap();
-                self.finish(handle, whole, what);
+                self.check_later(handle, whole, what);
             }
             Kind::Scan => {
                 let handle = group.scan_async(own, op).unwrap();
-                self.finish(handle, combined(0..me + 1), what);
+                self.check_later(handle, combined(0..me + 1), what);
             }
             Kind::Exscan => {
                 let handle = group.exscan_async(&own, op).unwrap();
-                self.finish(handle, (me > 0).then(|| combined(0..me)), what);
+                self.check_later(handle, (me > 0).then(|| combined(0..me)), what);
             }
             Kind::ReduceScatter => {
                 let counts = parts(all.len(), own.len());
                 let handle = group.reduce_scatter_uneven_async(&own, &counts, op).unwrap();
-                self.finish(handle, whole[part(&counts, me)].to_vec(), what);
+                self.check_later(handle, whole[part(&counts, me)].to_vec(), what);
             }
             _ => {
                 group.reduce(&mut own, op, root_rank).unwrap();
@@ -106,7 +106,7 @@ impl Runner {
         }
     }
 
-    fn movement(&mut self, group: &mut Group, kind: Kind, all: &[Vec<u64>], root: usize, what: String) {
+    fn run_movement(&mut self, group: &mut Group, kind: Kind, all: &[Vec<u64>], root: usize, what: String) {
         let (size, me) = (all.len(), group.rank().index());
         let counts = parts(size, all[me].len());
         let each = all[me].len() / size;
@@ -136,6 +136,6 @@ impl Runner {
                 (handle, all.iter().flat_map(|one| one[me * each..(me + 1) * each].iter().copied()).collect())
             }
         };
-        self.finish(handle, expected, what);
+        self.check_later(handle, expected, what);
     }
 }

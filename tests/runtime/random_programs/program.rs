@@ -1,13 +1,14 @@
-//! A random program, the same for all ranks: a list of steps that every rank walks in order.
+//! A random program: a list of steps that all ranks run in the same order.
 //!
-//! It is legal with blocking and asynchronous calls: an operation that blocks waits only for others to come to its step,
-//! and the rank that is furthest behind never waits for one that is further behind still.
+//! It cannot deadlock, whichever calls block: a blocking call waits only until other ranks reach its step, and the rank that is
+//! furthest behind waits for no rank.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-/// The group of all ranks, and a duplicate of it for messages from any source with any tag.
+/// The index of the group of all ranks.
 pub(crate) const WORLD: usize = 0;
+/// The index of a duplicate of that group, whose receives accept any source and any tag.
 pub(crate) const TWIN: usize = 1;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -43,10 +44,10 @@ const KINDS: [Kind; 13] = [
     Kind::Object,
 ];
 
-/// Groups are places in a list to which each split adds one; ranks within a group are taken modulo its size.
+/// A group is an index into a list to which each split adds a group. Ranks within a group are taken modulo its size.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// By rank of the world; who is not in the parent does nothing.
+    /// `colours` and `keys` are indexed by the rank in the world. Ranks outside the parent group do nothing.
     Split {
         parent: usize,
         colours: Vec<Option<u32>>,
@@ -68,14 +69,14 @@ pub(crate) enum Step {
         tag: u32,
         count: usize,
     },
-    /// Every other rank sends one message with this step's own tag, and they are received as they come.
-    FromAnybody {
+    /// Every other rank sends `to` one message with a tag of this step, and `to` receives them from any source.
+    FromAnySource {
         group: usize,
         to: usize,
         count: usize,
     },
-    /// Received by a receive that takes anything, in the twin of the world.
-    Anything {
+    /// A message in the duplicate of the world, whose receives accept any source and any tag.
+    AnyMessage {
         from: usize,
         to: usize,
         tag: u32,
@@ -109,8 +110,8 @@ fn step(rng: &mut StdRng, ranks: usize, groups: &mut Vec<bool>) -> Step {
     };
     let (from, to, root) =
         (rng.random_range(0..ranks), rng.random_range(0..ranks), rng.random_range(0..ranks));
-    // The duplicate's messages are received from any source with any tag.
-    let talking = if group == TWIN { WORLD } else { group };
+    // Other messages stay out of the duplicate, because its receives accept any source and any tag.
+    let message_group = if group == TWIN { WORLD } else { group };
     match rng.random_range(0..100) {
         0..8 => {
             groups.push(true);
@@ -132,18 +133,18 @@ fn step(rng: &mut StdRng, ranks: usize, groups: &mut Vec<bool>) -> Step {
             Step::Collective { group, kind, count: count(rng, 300_000), root }
         }
         55..78 => Step::Message {
-            group: talking,
+            group: message_group,
             from,
             to,
             tag: rng.random_range(0..3),
             count: count(rng, 600_000),
         },
-        78..86 => Step::FromAnybody { group: talking, to, count: count(rng, 100_000) },
-        _ => Step::Anything { from, to, tag: rng.random_range(0..3), count: count(rng, 200_000) },
+        78..86 => Step::FromAnySource { group: message_group, to, count: count(rng, 100_000) },
+        _ => Step::AnyMessage { from, to, tag: rng.random_range(0..3), count: count(rng, 200_000) },
     }
 }
 
-/// Mostly short; some beyond what may be sent unasked, 32 Ki elements; a few much longer.
+/// Returns a length: mostly short, sometimes above the 32 Ki elements that may be sent before a receive, rarely much longer.
 fn count(rng: &mut StdRng, max: usize) -> usize {
     match rng.random_range(0..20) {
         0..3 => 0,

@@ -2,7 +2,7 @@
 
 >>> import numpy as np
 >>> import ringtrain as ring
->>> world = ring.init()  # one of n ranks under `ringrun -n N python ...`, else the only rank
+>>> world = ring.init()  # one of N ranks under `ringrun -n N python ...`, otherwise the only rank of its job
 >>> float(ring.all_reduce(np.float32(1.0))) == ring.size()
 True
 
@@ -82,18 +82,23 @@ def init(
     streams: str | None = None,
     check_payloads: bool | None = None,
 ) -> Group:
-    """Joins the job that `ringrun` started this process for, and returns the group of all its ranks. A process that no launcher
-    started is the only rank of its job. Calling it again without options returns the same group.
+    """Joins the job that `ringrun` started this process for, and returns the group of all its ranks. If `ringrun` did not start
+    this process and you do not pass `peers`, the process is the only rank of its job. A second call without options returns the
+    same group.
 
-    Without `ringrun`: `peers` is the path of a file with every rank's `host:port`, `rank` is this process's line in it, from 0,
-    and `secret` is a password that all ranks share (or set the variable RING_SECRET).
+    To start the ranks without `ringrun`, pass `peers`, `rank` and `secret`. `peers` is the path of a file with one `host:port`
+    for each rank. `rank` is the number of this process's line in that file, from 0. `secret` is a password that all ranks share;
+    you can set the variable RING_SECRET instead.
 
-    `start_timeout` is the time in seconds for all ranks to join, `timeout` the time for one operation (60, or `math.inf`).
-    `algorithm`, `transport` ("auto", "tcp", "shm"), `congestion` and `streams` have the meaning of the flags of `ringbench`; rank
-    0's values count. `check_payloads` adds a CRC32C to each message between ranks: True on all links, False on none. By default,
-    links between hosts have it.
+    `start_timeout` is the time in seconds within which all ranks must join. `timeout` is the time in seconds that one operation
+    may take; the default is 60, and `math.inf` means no limit.
 
-    Raises `StartError`, which names the missing ranks, or what is wrong and on which rank.
+    `algorithm`, `transport` ("auto", "tcp" or "shm") and `streams` have the meaning of the flags of `ringbench`. `check_payloads`
+    says which links add a CRC32C to each message: all (True) or none (False); by default, links between hosts do. The values that
+    rank 0 passes for these four options apply to all ranks. `congestion` has the meaning of `ringbench --tcp-congestion` and
+    applies to this rank only.
+
+    Raises `StartError`, which names the missing ranks, or says what is wrong and on which rank.
     """
     options = {
         "rank": rank,
@@ -111,46 +116,46 @@ def init(
 
 
 def shutdown() -> None:
-    """Leaves the job. Does nothing if this process has not joined one. It also happens when the program ends."""
+    """Leaves the job. Does nothing if this process has not joined one. A program that ends also leaves its job."""
     _world.leave()
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined its job and has not left it."""
+    """Returns whether this process has joined its job and has not left it."""
     return _world.is_joined()
 
 
 def world() -> Group:
-    """The group of all ranks of the job."""
+    """Returns the group of all ranks of the job. Raises `Error` if this process has not joined a job."""
     return _world.current()
 
 
 def solo() -> Group:
-    """Returns a group of only this process."""
+    """Returns a group whose only rank is this process."""
     return Group(_core.solo())
 
 
 def rank() -> int:
-    """This process's rank in the job."""
+    """Returns this process's rank in the job."""
     return _world.current().rank
 
 
 def size() -> int:
-    """How many ranks the job has."""
+    """Returns the number of ranks in the job."""
     return _world.current().size
 
 
 def local_rank() -> int:
-    """The number of this process among the ranks of its host."""
+    """Returns this process's rank among the ranks of the job on its host, from 0."""
     return _world.current().local_rank
 
 
 def local_size() -> int:
-    """How many ranks this host has."""
+    """Returns the number of ranks of the job on this host."""
     return _world.current().local_size
 
 
-_OF_THE_WORLD = (
+_WORLD_OPERATIONS = (
     "all_gather",
     "all_gather_async",
     "all_gather_list",
@@ -196,12 +201,12 @@ _OF_THE_WORLD = (
     "statistics",
     "subgroup",
 )
-__all__ += list(_OF_THE_WORLD)
+__all__ += list(_WORLD_OPERATIONS)
 
 
 def __getattr__(name: str) -> Any:
-    """`ringtrain.all_reduce(x)` is `ringtrain.world().all_reduce(x)`; the same holds for every operation of a group."""
-    if name not in _OF_THE_WORLD:
+    """Makes `ringtrain.all_reduce(x)` call `ringtrain.world().all_reduce(x)`, and likewise for every operation of a group."""
+    if name not in _WORLD_OPERATIONS:
         raise AttributeError(f"module 'ringtrain' has no attribute {name!r}")
 
     def call(*args: Any, **kwargs: Any) -> Any:

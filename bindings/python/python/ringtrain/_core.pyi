@@ -3,11 +3,12 @@
 A *buffer* is an object with the buffer protocol and contiguous elements, for example a C-contiguous numpy array, or a `Memory`.
 Reductions are named "sum", "avg", "min", "max", "prod", "land", "lor", "lxor", "band", "bor", "bxor", "premulsum". Element types
 are named "f16", "bf16", "f32", "f64", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64" and "bool". Elements of other types
-(complex, structured) are moved as bytes; they cannot be reduced. An input that overlaps with the output is copied first.
+(complex, structured) are sent as bytes and cannot be reduced. If an input overlaps with the output, the call copies the input
+first.
 
-Any thread may make any call. Other Python threads run while a call waits. A signal handler that raises (Ctrl-C) ends a blocking
-call within 100 ms. If that call is a collective or a message, the job ends, and the other ranks are told which rank was
-interrupted.
+Any thread may make any call. Other Python threads run while a call waits. If a signal handler raises an exception (Ctrl-C), a
+blocking call ends within 100 ms. If that call is a collective or a message, the job ends, and the other ranks' errors name the
+rank that was interrupted.
 """
 
 from collections.abc import Buffer, Sequence
@@ -20,7 +21,8 @@ class Error(RuntimeError):
     host: str | None
 
 class JobFailed(Error):
-    """The job has failed on every rank, with the same cause on all. `reported_by` is the rank that told this one."""
+    """The job has failed on every rank, with the same cause on all ranks. `reported_by` is the rank from which this rank learned
+    of the failure, or `None`."""
 
     reported_by: int | None
 
@@ -31,7 +33,8 @@ class PeerLeft(JobFailed):
     """A rank closed its group while other ranks still needed it."""
 
 class Mismatch(JobFailed):
-    """Ranks called different operations, or the same one with different arguments. `ranks` are the two that the message names."""
+    """Ranks called different operations, or the same operation with different arguments. `ranks` are the two ranks that the
+    message names."""
 
 class Timeout(JobFailed, TimeoutError):
     """An operation did not end within its deadline."""
@@ -46,13 +49,15 @@ class StartError(Error):
     """The ranks could not connect to each other."""
 
 class InvalidArgument(Error, ValueError):
-    """An argument is wrong. Nothing has been sent, except that the other ranks of a collective of objects are told."""
+    """An argument is wrong. This rank has sent nothing, except in a collective of Python objects: there it informs the other
+    ranks, which raise `Error`."""
 
 class Unsupported(InvalidArgument):
-    """The reduction is not defined on elements of this type."""
+    """The operation is not defined on elements of this type."""
 
 class Truncated(InvalidArgument):
-    """A message was longer than the buffer. The message is lost, and the group can go on."""
+    """A message was longer than the buffer that should receive it. The message is lost, and the group can go on. `source`, `tag`
+    and `count` (the number of elements) describe the message."""
 
     source: int | None
     tag: int | None
@@ -62,37 +67,42 @@ class Forked(Error):
     """This process was forked from a rank and is not a rank itself."""
 
 class StillRunning(Error, TimeoutError):
-    """`Handle.wait` timed out. The operation goes on."""
+    """`Handle.wait` reached its timeout. The operation goes on."""
 
 @final
 class Memory:
-    """`count` elements of type `dtype` at `address`. The caller promises that they stay valid as long as `owner` lives."""
+    """A buffer of `count` elements of type `dtype` at `address`. The caller guarantees that the elements stay valid as long as
+    the object `owner` lives."""
+
     def __init__(self, owner: object, address: int, count: int, dtype: str, writable: bool = True) -> None: ...
 
 AnyBuffer = Buffer | Memory
 
 @final
 class Shared:
-    """Memory from `Group.alloc`, with the buffer protocol. `is_shared` says whether peers can access it."""
+    """Memory from `Group.alloc`, with the buffer protocol. `is_shared` says whether the host's other ranks can access it."""
 
     is_shared: bool
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class Handle:
-    """An operation that has begun. It keeps its buffers alive. If it is dropped, the operation goes on for the other ranks, but
-    its result may not arrive in this rank's buffers. A receive that has matched no message yet is cancelled."""
+    """The handle of an operation that has begun. It keeps the operation's buffers alive. If the handle is dropped, the operation
+    goes on for the other ranks, but its result may not arrive in this rank's buffers. A receive that has matched no message yet
+    is cancelled."""
     def wait(self, timeout: float | None = None) -> Any:
-        """Waits for at most `timeout` seconds (`StillRunning`) and returns the result: `None` for collectives and sends,
-        `(source, tag, count)` for `receive_async`, `(bytes, source, tag)` for `receive_bytes_async`. Any thread may call it
-        again and gets the same result."""
+        """Waits for the operation and returns its result: `None` for collectives and sends, `(source, tag, count)` for
+        `receive_async`, `(bytes, source, tag)` for `receive_bytes_async`. Raises `StillRunning` after `timeout` seconds. Several
+        calls, also from several threads, return the same result."""
     def test(self) -> bool:
-        """Whether the operation has ended, with a result or an error. Makes progress without waiting."""
+        """Returns whether the operation has ended, with a result or an error. Makes progress without waiting."""
     def cancel(self) -> bool:
-        """Cancels a receive that has matched no message yet, and returns whether it did. `wait` then raises `Error`."""
+        """Cancels a receive that has matched no message yet. Returns whether the receive is cancelled; if so, `wait` raises
+        `Error`."""
 
 def wait_any(handles: Sequence[Handle], timeout: float | None = None) -> int | None:
-    """The index of a handle whose operation has ended; `None` after `timeout` seconds, or if there are no handles."""
+    """Waits until an operation has ended and returns the index of its handle. Returns `None` after `timeout` seconds, or if
+    `handles` is empty."""
 
 @final
 class Rendezvous:
@@ -118,11 +128,12 @@ def join(
     host_id: str | None = None,
     check_payloads: bool | None = None,
 ) -> Group:
-    """Joins a job. Without arguments, it is the job that `ringrun` started this process for, or else a world of one. `job_id` has
-    32 hexadecimal digits. `peers` is the path of a file with each rank's `host:port`, and needs `rank`. Times are in seconds."""
+    """Joins a job. Without arguments, this is the job that `ringrun` started this process for, or a job of one rank if `ringrun`
+    did not start this process. `job_id` has 32 hexadecimal digits. `peers` is the path of a file with each rank's `host:port`; it
+    also needs `rank`. Times are in seconds."""
 
 def solo() -> Group:
-    """A group of only this process."""
+    """Returns a group whose only rank is this process."""
 
 def before_fork() -> None:
     """Tells the module that this process is about to fork."""
@@ -132,8 +143,8 @@ def after_fork() -> None:
 
 @final
 class Group:
-    """A group of ranks of a job. Collectives of one group run one after another, even if several threads call them. Messages do
-    not wait for collectives."""
+    """A group of ranks of a job. Collectives of one group run one after another, even if several threads call them. A message
+    need not wait for a collective to end."""
 
     rank: int
     size: int
@@ -143,24 +154,25 @@ class Group:
     """The members' ranks in the job."""
     transport: str
     timeout: float
-    """How many seconds each operation that begins from now on may take. You may set it, also to `math.inf`."""
+    """The limit in seconds for each operation that begins from now on. You may set it; `math.inf` means no limit."""
     is_closed: bool
 
     def algorithm(self, operation: str, bytes: int) -> str: ...
     def statistics(self) -> dict[str, float]: ...
 
-    # Collectives write to `output`. If `input` is None, the data is in `output` and is replaced ("in place"). `counts` are the
-    # ranks' numbers of elements, if they differ. `compression` is None, "fp16" or "bf16" (f32 only).
+    # Collectives write to `output`. If `input` is None, the operation is in place: it reads its data from `output`. `counts` has
+    # the number of elements of each rank, if these numbers differ. `compression` is None, "fp16" or "bf16" (for f32 only).
     def all_reduce(
         self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None, compression: str | None = None
     ) -> None: ...
     def reduce(self, output: AnyBuffer, op: str, root: int, input: AnyBuffer | None = None) -> None:
-        """On other ranks than the root, `output` ends with partial results, or is not used if there is an `input`."""
+        """A rank that is not the root does not use `output` if it passes `input`; otherwise its `output` holds partial results
+        afterwards."""
     def reduce_scatter(
         self, output: AnyBuffer, input: AnyBuffer, op: str = "sum", counts: Sequence[int] | None = None
     ) -> None: ...
     def all_gather(self, output: AnyBuffer, input: AnyBuffer | None, counts: Sequence[int] | None = None) -> None:
-        """Without `input`, this rank's part is in `output` already, at its position."""
+        """If `input` is None, this rank's part must already be at its position in `output`."""
     def gather(self, output: AnyBuffer | None, input: AnyBuffer, root: int, counts: Sequence[int] | None = None) -> None:
         """Only the root uses `output`."""
     def scatter(self, output: AnyBuffer, input: AnyBuffer | None, root: int, counts: Sequence[int] | None = None) -> None:
@@ -175,7 +187,7 @@ class Group:
     ) -> None: ...
     def scan(self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None) -> None: ...
     def exscan(self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None) -> None:
-        """On rank 0 `output` does not change."""
+        """On rank 0, `output` does not change."""
     def barrier(self) -> None: ...
 
     # The asynchronous forms. Do not use the buffers before `Handle.wait` has returned.
@@ -205,8 +217,8 @@ class Group:
     def exscan_async(self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None) -> Handle: ...
     def barrier_async(self) -> Handle: ...
 
-    # Messages. Tags are 0 to 2**32 - 2; a source or tag of None is any. A receive takes a message of at most as many elements, of
-    # the same type. A synchronous send is complete only when a receive has matched the message.
+    # Messages. Tags are 0 to 2**32 - 2. A source or tag of None matches any source or tag. A message must have the type of the
+    # receive's buffer and no more elements than the buffer. A synchronous send completes only when a receive has matched it.
     def send(self, buffer: AnyBuffer, to: int, tag: int = 0, synchronous: bool = False) -> None: ...
     def receive(self, buffer: AnyBuffer, source: int | None = None, tag: int | None = None) -> tuple[int, int, int]:
         """Returns `(source, tag, count)`."""
@@ -216,29 +228,34 @@ class Group:
     def send_async(self, buffer: AnyBuffer, to: int, tag: int = 0, synchronous: bool = False) -> Handle: ...
     def receive_async(self, buffer: AnyBuffer, source: int | None = None, tag: int | None = None) -> Handle: ...
     def probe(self, source: int | None = None, tag: int | None = None, timeout: float = 0.0) -> tuple[int, int, int, str] | None:
-        """`(source, tag, count, dtype)` of the next message that no receive has matched; `None` after `timeout` seconds."""
+        """Returns `(source, tag, count, dtype)` of the next message that no receive has matched, or `None` after `timeout`
+        seconds."""
 
-    # Messages of bytes whose number only the sender knows. They have type "u8"; the elements of any buffer are taken as bytes.
+    # Messages of bytes, of which only the sender knows the length. They have type "u8". Elements of any type are sent as bytes.
     def send_bytes(self, data: AnyBuffer, to: int, tag: int = 0, synchronous: bool = False) -> None: ...
     def receive_bytes(self, source: int | None = None, tag: int | None = None) -> tuple[bytes, int, int]: ...
     def send_bytes_async(self, data: AnyBuffer, to: int, tag: int = 0, synchronous: bool = False) -> Handle: ...
     def receive_bytes_async(self, source: int | None = None, tag: int | None = None) -> Handle: ...
     def receive_into_bytes(self, buffer: AnyBuffer, source: int | None = None, tag: int | None = None) -> tuple[int, int, int]:
-        """Receives bytes into the beginning of a buffer of any type. Returns `(source, tag, count of bytes)`. If the message is
-        longer than the buffer, only this rank raises `Truncated`."""
+        """Receives bytes into the beginning of a buffer of any type. Returns the source, the tag and the number of
+        bytes. If the message is longer than the buffer, only this rank raises `Truncated`."""
     def receive_into_bytes_async(self, buffer: AnyBuffer, source: int | None = None, tag: int | None = None) -> Handle: ...
-    # Collectives of bytes. A rank that passes `refusal`, a reason, has no data: every other rank raises an `Error` that names it.
+
+    # Collectives of bytes. A rank that cannot contribute data passes the reason as `refusal`. Every other rank then raises an
+    # `Error` that names that rank and the reason.
     def broadcast_bytes(self, data: AnyBuffer | None, root: int, refusal: str | None = None) -> bytes: ...
     def all_gather_bytes(self, data: AnyBuffer | None, refusal: str | None = None) -> list[bytes]: ...
     def gather_bytes(self, data: AnyBuffer | None, root: int, refusal: str | None = None) -> list[bytes] | None: ...
     def scatter_bytes(self, data: Sequence[AnyBuffer] | None, root: int, refusal: str | None = None) -> bytes: ...
     def all_to_all_bytes(self, data: Sequence[AnyBuffer] | None, refusal: str | None = None) -> list[bytes]: ...
 
-    # Groups. All ranks of this group call them.
+    # All ranks of this group must call these four functions.
     def split(self, colour: int | None, key: int = 0) -> Group | None: ...
     def subgroup(self, ranks: Sequence[int]) -> Group | None: ...
     def duplicate(self) -> Group: ...
     def alloc(self, count: int, dtype: str) -> Shared: ...
+
+    # Any rank may call these functions.
     def abort(self, message: str) -> Error:
         """Ends the job on every rank. Returns the error that all ranks get."""
     def close(self) -> None:

@@ -9,7 +9,8 @@ class Error(RuntimeError):
 
 
 class JobFailed(Error):
-    """The job has failed on every rank, with the same cause on all. `reported_by` is the rank that told this one."""
+    """The job has failed on every rank, with the same cause on all ranks. `reported_by` is the rank from which this rank learned
+    of the failure, or `None`."""
 
     reported_by: int | None = None
 
@@ -23,7 +24,8 @@ class PeerLeft(JobFailed):
 
 
 class Mismatch(JobFailed):
-    """Ranks called different operations, or the same one with different arguments. `ranks` are the two that the message names."""
+    """Ranks called different operations, or the same operation with different arguments. `ranks` are the two ranks that the
+    message names."""
 
     ranks: tuple[int, int] | None = None
 
@@ -45,15 +47,17 @@ class StartError(Error):
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument is wrong. Nothing has been sent, except that the other ranks of a collective of objects are told."""
+    """An argument is wrong. This rank has sent nothing, except in a collective of Python objects: there it informs the other
+    ranks, which raise `Error`."""
 
 
 class Unsupported(InvalidArgument):
-    """The reduction is not defined on elements of this type."""
+    """The operation is not defined on elements of this type."""
 
 
 class Truncated(InvalidArgument):
-    """A message was longer than the buffer. The message is lost, and the group can go on."""
+    """A message was longer than the buffer that should receive it. The message is lost, and the group can go on. `source`, `tag`
+    and `count` (the number of elements) describe the message."""
 
     source: int | None = None
     tag: int | None = None
@@ -65,4 +69,4 @@ class Forked(Error):
 
 
 class StillRunning(Error, TimeoutError):
-    """`Handle.wait` timed out. The operation goes on."""
+    """`Handle.wait` reached its timeout. The operation goes on."""

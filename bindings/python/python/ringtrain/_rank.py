@@ -1,4 +1,5 @@
-"""The program of a rank that `ringtrain.run` starts: it calls the function and writes the result to a file for the caller."""
+"""The program that each rank of `ringtrain.run` executes. It calls the function and writes the result to a file, which the
+caller of `run` reads."""
 
 import fcntl
 import os
@@ -23,7 +24,7 @@ def main() -> int:
         func, args, kwargs = pickle.loads((directory / "task").read_bytes())
         outcome = (True, func(*args, **kwargs), "", time.time())
         data = cloudpickle.dumps(outcome)
-    except BaseException as error:  # noqa: BLE001  (the caller has to know of every exception)
+    except BaseException as error:  # noqa: BLE001  (the caller must learn of every exception)
         trace = traceback.format_exc()
         failure = (False, error, trace, time.time())
         try:
@@ -31,28 +32,28 @@ def main() -> int:
             pickle.loads(data)
         except Exception:  # noqa: BLE001  (the caller gets the text of an exception that cannot be pickled)
             data = pickle.dumps((False, None, trace, failure[3]))
-        _leave(directory, rank, data)
-        # The caller shows the traceback; the other ranks may wait for this one.
+        _write_result(directory, rank, data)
+        # The caller prints the traceback. Other ranks may be waiting for this rank, so it ends the job.
         if not isinstance(error, _core.JobFailed):
-            _world.give_up(f"its function raised {type(error).__name__}: {error}")
+            _world.abort(f"its function raised {type(error).__name__}: {error}")
         return 1
-    _leave(directory, rank, data)
+    _write_result(directory, rank, data)
     return 0
 
 
 def _end_with_caller(directory: Path) -> None:
-    """Ends this process when the caller dies: the caller holds a lock as long as it lives."""
+    """Waits for the lock that the caller holds as long as it lives, and then ends this process."""
     try:
         with open(directory / "caller", "r+") as caller:
             fcntl.lockf(caller, fcntl.LOCK_EX)
     except OSError:
-        # Some file systems have no locks.
+        # This file system does not support locks.
         return
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _leave(directory: Path, rank: int, data: bytes) -> None:
-    """Writes the result, whole or not at all."""
+def _write_result(directory: Path, rank: int, data: bytes) -> None:
+    """Writes the result in one step: a reader finds either no file or a complete file."""
     draft = directory / f"draft-{rank}"
     draft.write_bytes(data)
     draft.rename(directory / f"result-{rank}")

@@ -1,6 +1,7 @@
-"""Ends this process's part of the job when the Python program ends.
+"""Leaves the job when the Python program ends.
 
-A program that ends normally closes its groups. A program that ends with an uncaught exception first tells the other ranks.
+A program that ends normally closes its groups. A program that ends with an uncaught exception first ends the job on the other
+ranks, whose errors name the exception.
 """
 
 import atexit
@@ -25,7 +26,7 @@ class Resource(Protocol):
 
 
 class GroupResource:
-    """A group of ranks that is closed when the program ends."""
+    """Closes a group of ranks when the program ends."""
 
     def __init__(self, group: _core.Group) -> None:
         self.group = group
@@ -36,30 +37,32 @@ class GroupResource:
             self.group.abort(message)
 
     def shutdown(self) -> None:
-        with contextlib.suppress(_core.Error):  # the job has failed, and the callers of its operations have got the error
+        with contextlib.suppress(_core.Error):  # the job has failed, and its operations have already raised the error
             self.group.close()
 
 
-# In the order of registration. A dictionary, because weak sets have no order.
+# Resources by the number of their registration. A weak set would not keep their order.
 _resources: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
-_registered = 0
+_registration_count = 0
+# The process that registered the resources.
 _pid = 0
+# The exception of which the other ranks have been informed.
 _reported: BaseException | None = None
 
 
 def register(resource: Resource) -> None:
-    """Calls `resource.shutdown()` when this process ends, in the reverse order of registration, and `resource.fail()` before
-    that if an exception ends it."""
-    global _registered, _pid
-    if not _registered:
+    """Calls `resource.shutdown()` when this process ends. If an uncaught exception ends the process, calls `resource.fail()`
+    first. The resource that was registered last is closed first."""
+    global _registration_count, _pid
+    if not _registration_count:
         _install_exception_hook()
         atexit.register(_shut_down_all)
     if _pid != os.getpid():
-        # After a fork the resources belong to the parent.
+        # This process was forked: the resources that were registered before belong to its parent.
         _resources.clear()
         _pid = os.getpid()
-    _registered += 1
-    _resources[_registered] = resource
+    _registration_count += 1
+    _resources[_registration_count] = resource
 
 
 def _install_exception_hook() -> None:
@@ -75,13 +78,13 @@ def _install_exception_hook() -> None:
 
 
 def _report(error: BaseException) -> None:
-    """Tells the other ranks that this exception ended the program."""
+    """Ends the job on the other ranks with a message that names this exception."""
     global _reported
-    # An interactive session continues after an exception, and a forked child is not a rank.
+    # Does nothing in an interactive session, which continues after an exception, and in a forked child, which is not a rank.
     if error is _reported or os.getpid() != _pid or hasattr(sys, "ps1") or sys.flags.interactive:
         return
     _reported = error
-    # If the job itself failed, every rank has the error already.
+    # If the failure of the job is the cause of the exception, every rank has raised that error already.
     if isinstance(error, _core.JobFailed) or isinstance(error.__cause__, _core.JobFailed):
         return
     for resource in _newest_first():
@@ -91,7 +94,7 @@ def _report(error: BaseException) -> None:
 def _shut_down_all() -> None:
     if os.getpid() != _pid:
         return
-    # The program may have replaced the hook, but the interpreter still keeps the exception that ended it.
+    # If the program has replaced the hook, the exception that ended the program is still in `sys.last_value`.
     last = getattr(sys, "last_value", None)
     if last is not None:
         _report(last)

@@ -1,4 +1,4 @@
-"""The job that this process belongs to."""
+"""The job that this process has joined."""
 
 import os
 import threading
@@ -32,7 +32,7 @@ def current() -> Group:
 
 
 def is_joined() -> bool:
-    """Whether this process belongs to a job now."""
+    """Returns whether this process has joined a job and has not left it."""
     return _world is not None and not _world.core.is_closed
 
 
@@ -45,12 +45,12 @@ def leave() -> None:
         world.close()
 
 
-def give_up(message: str) -> None:
-    """Ends the job on every rank with this message, if this process belongs to a job."""
+def abort(message: str) -> None:
+    """Ends the job on every rank with this message. Does nothing if this process has not joined a job."""
     world = _world
     if world is not None and not world.core.is_closed:
         world.core.abort(message)
 
 
-# A forked child of a rank is not a rank.
+# After a fork only the parent is a rank. In the child, every call raises `Forked`.
 os.register_at_fork(before=_core.before_fork, after_in_child=_core.after_fork)

@@ -1,4 +1,4 @@
-"""Conversions of numpy arrays for the compiled module: contiguous elements of a type that it knows, or bytes."""
+"""Conversions of numpy arrays for the compiled module, which needs contiguous elements of a type that it knows, or bytes."""
 
 import math
 from typing import Any
@@ -24,36 +24,38 @@ _NAMES = {
 }
 
 
-def name_of(dtype: Any) -> str:
-    """The compiled module's name of a numpy type. Raises `Unsupported` for other types."""
+def dtype_name(dtype: Any) -> str:
+    """Returns the compiled module's name of a numpy type. Raises `Unsupported` if it has none."""
     dtype = np.dtype(dtype)
     try:
         return _NAMES[dtype]
     except KeyError:
-        raise Unsupported(f"{dtype} is not one of {', '.join(str(known) for known in _NAMES)}") from None
+        raise Unsupported(f"the type {dtype} is not supported; use one of {', '.join(str(known) for known in _NAMES)}") from None
 
 
-def contiguous(values: ArrayLike) -> NDArray:
-    """The values as an aligned array that is contiguous in row-major order: the array itself, or a copy."""
+def as_contiguous(values: ArrayLike) -> NDArray:
+    """Returns the values as an aligned array that is contiguous in row-major order: the array itself if it is one, otherwise a
+    copy."""
     array = np.asarray(values)
     return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
 
 
-def place(out: NDArray | None, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-    """The array for a result: `out`, after a check, or a new one."""
+def result_array(out: NDArray | None, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
+    """Returns the array for a result: `out`, or a new array if `out` is `None`. Raises `InvalidArgument` if `out` has another
+    shape or type or cannot be written in place."""
     if out is None:
         try:
             return np.empty(shape, dtype)
         except ValueError as error:
             raise InvalidArgument(f"an array cannot have the shape {shape}: {error}") from None
-    out = written(out)
+    out = check_writable(out)
     if out.shape != shape or out.dtype != dtype:
         raise InvalidArgument(f"out is {out.dtype} of shape {out.shape}; the result is {dtype} of shape {shape}")
     return out
 
 
-def written(out: NDArray) -> NDArray:
-    """`out`, after a check that it can be written without a copy."""
+def check_writable(out: NDArray) -> NDArray:
+    """Returns `out`. Raises `InvalidArgument` if it is not a writable, aligned array that is contiguous in row-major order."""
     if not isinstance(out, np.ndarray):
         raise InvalidArgument(f"out is a {type(out).__name__}, not a numpy array")
     if not out.flags.carray:
@@ -61,20 +63,21 @@ def written(out: NDArray) -> NDArray:
     return out
 
 
-def moved(array: NDArray) -> NDArray:
-    """The same memory, as a type that can be sent."""
+def as_sendable(array: NDArray) -> NDArray:
+    """Returns a view of the array with a type that can be sent. Raises `Unsupported` if the elements are Python objects."""
     if array.dtype.kind in "mM":
         return array.view(np.int64)
     if array.dtype.hasobject:
         raise Unsupported("the elements are Python objects, which cannot be sent; use the functions for objects")
     if array.dtype.names:
-        # The buffer protocol has no format for some types and names of fields.
+        # The buffer protocol has no format for some field types and field names, so structured elements are sent as bytes.
         return array.view(f"V{array.dtype.itemsize}") if array.dtype.itemsize else array
     return array
 
 
-def reduced(array: NDArray, op: str) -> NDArray:
-    """The same memory, as a type that can be reduced: complex numbers are added as pairs."""
+def as_reducible(array: NDArray, op: str) -> NDArray:
+    """Returns a view of the array with a type that `op` can reduce; complex numbers become pairs of real numbers. Raises
+    `Unsupported` if `op` is not defined on the elements."""
     if array.dtype.kind == "c":
         if op not in ("sum", "avg"):
             raise Unsupported(f"{op} on {array.dtype} is not defined")
@@ -85,19 +88,20 @@ def reduced(array: NDArray, op: str) -> NDArray:
     return array
 
 
-def finished(array: NDArray, values: ArrayLike) -> Any:
-    """The result in the form of the input: a scalar for a scalar."""
+def scalar_or_array(array: NDArray, values: ArrayLike) -> Any:
+    """Returns the result `array` as a scalar if the input `values` was a scalar, otherwise as an array."""
     return array[()] if array.ndim == 0 and not isinstance(values, np.ndarray) else array
 
 
-def rows(array: NDArray, parts: int, what: str) -> int:
-    """The number of rows in each of `parts` equal parts."""
+def rows_per_part(array: NDArray, parts: int, what: str) -> int:
+    """Returns the number of rows in each of `parts` equal parts. Raises `InvalidArgument`, which calls the array `what`, if the
+    rows cannot be divided equally."""
     if array.ndim == 0 or array.shape[0] % parts:
         raise InvalidArgument(f"{what} of shape {array.shape} cannot be divided into {parts} equal parts of rows; pass counts")
     return array.shape[0] // parts
 
 
-def elements(counts: list[int], row: tuple[int, ...]) -> list[int]:
-    """Counts of rows as counts of elements."""
-    each = math.prod(row)
-    return [int(count) * each for count in counts]
+def element_counts(row_counts: list[int], row_shape: tuple[int, ...]) -> list[int]:
+    """Converts counts of rows to counts of elements."""
+    per_row = math.prod(row_shape)
+    return [int(count) * per_row for count in row_counts]

@@ -7,9 +7,9 @@ from . import _core
 
 
 class Handle:
-    """An operation that has begun. Do not use its arrays before `wait` has returned.
+    """The handle of an operation that has begun. Do not use the operation's arrays before `wait` has returned.
 
-    If you drop the handle, the operation goes on for the other ranks, but its result may not arrive here. A receive that has
+    If you drop the handle, the operation goes on for the other ranks, but this rank may not get its result. A receive that has
     matched no message yet is cancelled.
     """
 
@@ -27,19 +27,22 @@ class Handle:
         return self._finish(self._core.wait(timeout))
 
     def test(self) -> bool:
-        """Whether the operation has ended, with a result or an error. Makes progress without waiting."""
+        """Returns whether the operation has ended, with a result or an error. Makes progress without waiting."""
         return self._core.test()
 
     def cancel(self) -> bool:
-        """Cancels a receive that has matched no message yet. Returns whether it did."""
+        """Cancels a receive that has matched no message yet. Returns whether the receive is cancelled; if so, `wait` raises
+        `Error`."""
         return self._core.cancel()
 
 
 def wait_all(handles: Sequence[Handle], timeout: float | None = None) -> list[Any]:
-    """Waits for all handles and returns their results in order. Each wait may take `timeout` seconds."""
+    """Waits for all operations and returns their results in the order of `handles`. Raises `StillRunning` if the wait for
+    one of them takes longer than `timeout` seconds."""
     return [handle.wait(timeout) for handle in handles]
 
 
 def wait_any(handles: Sequence[Handle], timeout: float | None = None) -> int | None:
-    """Waits until an operation has ended. Returns its index; `None` after `timeout` seconds, or if there are no handles."""
+    """Waits until an operation has ended and returns its index in `handles`. Returns `None` after `timeout` seconds, or if
+    `handles` is empty."""
     return _core.wait_any([handle._core for handle in handles], timeout)

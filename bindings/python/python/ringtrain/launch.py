@@ -1,4 +1,4 @@
-"""Starts ranks from a notebook, or from any program that is not a rank."""
+"""Starts the ranks of a job from a notebook, or from any other program that is not a rank."""
 
 import fcntl
 import os
@@ -17,15 +17,17 @@ import cloudpickle
 
 from ._errors import Error, InvalidArgument
 
-_WORD = "ringtrain._rank"
+_RANK_MODULE = "ringtrain._rank"
 
 
 class RunError(Error):
-    """A rank that `run` started has failed. `rank` is its number; `__cause__` is the exception that its function raised."""
+    """A rank that `run` started has failed. `rank` is the rank whose function was the first to raise an exception; `__cause__` is
+    that exception, if it can be pickled. `rank` is `None` if no function raised, for example because a process was killed."""
 
 
 def ringrun() -> str:
-    """The path of the launcher: the one installed with this package if there is one, otherwise the first on PATH."""
+    """Returns the path of the launcher `ringrun`: the one next to this Python interpreter if there is one, otherwise the first
+    on PATH."""
     beside = Path(sys.executable).parent / "ringrun"
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("ringrun")
     if found is None:
@@ -42,14 +44,15 @@ def run(
     timeout: float | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Calls `func(*args, **kwargs)` in `np` processes on this machine, the ranks of a new job. Returns the results in rank order.
+    """Starts a new job of `np` processes on this machine and calls `func(*args, **kwargs)` in each. Returns the functions'
+    results in rank order.
 
-    The function may be defined in a notebook. It calls `ringtrain.init()`. This process prints the output of the
-    ranks, each line with its rank. `timeout` is the limit for the whole job in seconds. `env` has additional environment
-    variables for the ranks.
+    The function may be defined in a notebook. It must call `ringtrain.init()` before it communicates. The calling process prints
+    the output of the ranks and puts the rank in front of each line. `timeout` is the limit for the whole job in seconds. `env`
+    has additional environment variables for the ranks.
 
-    Raises `RunError` with the rank that failed first and its traceback. All processes end before the call returns, and also if
-    you interrupt it or the calling process is killed.
+    Raises `RunError` with the rank that failed first and its traceback. All ranks' processes have ended when the call returns.
+    They also end if you interrupt the call or the calling process is killed.
     """
     if np < 1:
         raise InvalidArgument(f"cannot start {np} processes; np must be at least 1")
@@ -60,21 +63,22 @@ def run(
         command = [launcher, "-n", str(np)]
         if timeout is not None:
             command += ["--job-timeout", str(timeout)]
-        command += [sys.executable, "-m", _WORD, directory]
+        command += [sys.executable, "-m", _RANK_MODULE, directory]
         with open(Path(directory) / "caller", "w") as caller:
-            # The operating system releases the lock when this process ends for any reason. Then the ranks end.
+            # When this process ends for any reason, the operating system releases the lock, and then the ranks end.
             fcntl.lockf(caller, fcntl.LOCK_EX)
             code, tail = _watch(command, {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _path(), **(env or {})})
         return _results(Path(directory), np, code, tail)
 
 
 def _path() -> str:
-    """The import path of the ranks: that of this process. An empty entry stands for the working directory, as in notebooks."""
+    """Returns the import path of this process for the ranks. Replaces an empty entry, which notebooks have, by the working
+    directory."""
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
 def _watch(command: list[str], env: Mapping[str, str]) -> tuple[int, list[str]]:
-    """Runs the launcher and prints its output. Returns its exit code and its last lines."""
+    """Runs the launcher and prints its output. Returns its exit code and the last lines of its output."""
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
@@ -105,7 +109,7 @@ def _print(lines: IO[str] | None, tail: list[str]) -> None:
 
 
 def _results(directory: Path, np: int, code: int, tail: list[str]) -> list[Any]:
-    """The results of the ranks. Raises `RunError` for the rank that failed first."""
+    """Returns the results of the ranks. Raises `RunError` for the rank that failed first."""
     outcomes: dict[int, tuple[bool, Any, str, float]] = {}
     for rank in range(np):
         path = directory / f"result-{rank}"

@@ -1,7 +1,7 @@
-"""Python objects, by pickle.
+"""Collectives and messages of Python objects, which are sent as pickles.
 
 Unpickling can run any code that the sender chooses. Objects come only from ranks of the same job, which have proved that they
-know its secret.
+know the job's secret.
 """
 
 import pickle
@@ -20,7 +20,8 @@ def _dumps(value: Any) -> bytes:
 def exchange(operation: Callable[..., Any], encode: Callable[[], Any], *arguments: Any) -> Any:
     """Calls a collective on the bytes that `encode` returns.
 
-    If `encode` fails, this rank raises its exception, and all other ranks raise an `Error` that names this rank and the reason.
+    If `encode` raises an exception, this rank raises it too, and all other ranks raise an `Error` that names this rank and the
+    reason.
     """
     try:
         data = encode()
@@ -32,10 +33,10 @@ def exchange(operation: Callable[..., Any], encode: Callable[[], Any], *argument
 
 
 class Objects:
-    """A group's operations on objects.
+    """A group's operations on Python objects.
 
-    If a rank cannot pickle its objects, or has a wrong number of them, all ranks of the collective raise an exception that says
-    so. The group can go on.
+    If a rank cannot pickle its objects, or passes a wrong number of objects, then all ranks of the collective raise an exception
+    that names the reason. The group can go on.
     """
 
     core: "_core.Group"
@@ -63,24 +64,24 @@ class Objects:
         return pickle.loads(exchange(self.core.scatter_bytes, encode, root))
 
     def all_to_all_object(self, values: Sequence[Any]) -> list[Any]:
-        """Sends `values[r]` to rank r, and returns the objects that the ranks sent to this one, in rank order."""
+        """Sends `values[r]` to rank r. Returns the objects that this rank received, in the order of the ranks that sent them."""
         received = exchange(self.core.all_to_all_bytes, lambda: [_dumps(value) for value in values])
         return [pickle.loads(data) for data in received]
 
     def send_object(self, value: Any, to: int, tag: int = 0, *, synchronous: bool = False) -> None:
-        """Sends an object, which `receive_object` receives. `synchronous` has the meaning that it has in `send`."""
+        """Sends an object to rank `to`, which calls `receive_object`. `synchronous` has the same meaning as in `send`."""
         self.core.send_bytes(_dumps(value), to, tag, synchronous)
 
     def send_object_async(self, value: Any, to: int, tag: int = 0, *, synchronous: bool = False) -> Handle:
-        """Begins a `send_object` and returns its handle. You may change the object at once."""
+        """Begins a `send_object` and returns its handle. You may change the object as soon as the call has returned."""
         return Handle(self.core.send_bytes_async(_dumps(value), to, tag, synchronous), lambda _: None)
 
     def receive_object(self, source: int | None = None, tag: int | None = None) -> tuple[Any, int, int]:
-        """Receives an object. Returns it with the rank that sent it and its tag."""
+        """Receives an object. Returns the object, the rank that sent it, and the tag. `None` stands for any source or tag."""
         data, sender, its_tag = self.core.receive_bytes(source, tag)
         return pickle.loads(data), sender, its_tag
 
     def receive_object_async(self, source: int | None = None, tag: int | None = None) -> Handle:
-        """Begins a `receive_object` and returns its handle."""
+        """Begins a `receive_object` and returns its handle. `Handle.wait` returns the object, its source and its tag."""
         received = self.core.receive_bytes_async(source, tag)
         return Handle(received, lambda result: (pickle.loads(result[0]), result[1], result[2]))

@@ -1,4 +1,5 @@
-"""Every collective, element type, reduction and form, against numpy; the same bits on all ranks."""
+"""Compares every collective with numpy, for all element types and reductions, blocking and asynchronous. Checks that results
+have the same bits on all ranks."""
 
 import itertools
 
@@ -14,7 +15,7 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 NUMBERS = FLOATS + INTEGERS
 COMPLEX = ("complex64", "complex128")
 STRUCTURED = np.dtype([("id", "<i4"), ("O", "u1"), ("value", "<f8", (2,))])
-MOVED = (
+SENDABLE = (
     *NUMBERS,
     "bool",
     *COMPLEX,
@@ -38,7 +39,7 @@ BITWISE = ("band", "bor", "bxor")
 
 
 def sample(dtype, shape, rank, seed=0) -> np.ndarray:
-    """Elements of a rank, the same on every rank that computes them. Sums and products of a few are exact."""
+    """Returns the elements of rank `rank`, which every rank can compute. Sums and products over a few ranks are exact."""
     dtype = np.dtype(dtype)
     words = np.random.default_rng([seed, rank]).integers(0, 5, size=shape or (1,))
     if dtype.kind in "fui":
@@ -60,7 +61,7 @@ def sample(dtype, shape, rank, seed=0) -> np.ndarray:
 
 
 def reference(op, arrays) -> np.ndarray:
-    """What numpy says."""
+    """Returns numpy's result of a reduction."""
     stack = np.stack(arrays)
     dtype = stack.dtype
     if dtype.kind == "b":
@@ -97,7 +98,7 @@ def reference(op, arrays) -> np.ndarray:
 
 
 def average_of_integers(stack) -> np.ndarray:
-    """The sum, divided as the library divides integers: towards zero."""
+    """Returns the sum divided by the number of arrays and rounded towards zero, as the library rounds averages of integers."""
     total = np.sum(stack, axis=0, dtype="i8" if stack.dtype.kind == "i" else "u8")
     return (np.sign(total) * (np.abs(total) // len(stack)) if stack.dtype.kind == "i" else total // len(stack)).astype(
         stack.dtype
@@ -105,12 +106,12 @@ def average_of_integers(stack) -> np.ndarray:
 
 
 def stacked(arrays) -> np.ndarray:
-    """All of them, in the byte order that they have."""
+    """Returns the stacked arrays, in their own byte order."""
     return np.stack(arrays).astype(arrays[0].dtype)
 
 
 def joined(arrays) -> np.ndarray:
-    """One after another, in the byte order that they have."""
+    """Returns the concatenated arrays, in their own byte order."""
     return np.concatenate(arrays).astype(arrays[0].dtype)
 
 
@@ -123,8 +124,8 @@ def operations(dtype) -> tuple[str, ...]:
     return ARITHMETIC + LOGICAL + (BITWISE if kind in "iu" else ())
 
 
-def same(got, expected, what="") -> None:
-    """Equal in type, shape and value."""
+def assert_same(got, expected, what="") -> None:
+    """Checks that both arrays have the same type, shape and values. Floats may differ by rounding errors."""
     got, expected = np.asarray(got), np.asarray(expected)
     assert got.dtype == expected.dtype, (what, got.dtype, expected.dtype)
     assert got.shape == expected.shape, (what, got.shape, expected.shape)
@@ -137,8 +138,8 @@ def same(got, expected, what="") -> None:
         assert np.array_equal(got, expected), (what, got, expected)
 
 
-def all_agree(world, results) -> None:
-    """All ranks have the same bits."""
+def assert_same_on_all_ranks(world, results) -> None:
+    """Checks that all ranks have results with the same bits."""
     digest = b"".join(np.ascontiguousarray(result).tobytes() for result in results)
     assert len(set(world.all_gather_object(digest))) == 1, "ranks have different bits"
 
@@ -147,7 +148,7 @@ def all_samples(world, dtype, shape, seed=0) -> list[np.ndarray]:
     return [sample(dtype, shape, rank, seed) for rank in range(world.size)]
 
 
-@cases.over((*NUMBERS, "bool", *COMPLEX))
+@cases.for_each((*NUMBERS, "bool", *COMPLEX))
 def all_reduce_in_all_forms(world, dtype):
     results = []
     for op, shape in itertools.product(operations(dtype), SHAPES):
@@ -157,18 +158,18 @@ def all_reduce_in_all_forms(world, dtype):
         own, expected, what = arrays[world.rank], reference(op, arrays), (dtype, op, shape)
         before = own.copy()
         results.append(world.all_reduce(own, op))
-        same(results[-1], expected, what)
-        assert np.array_equal(own, before), "an input is not changed"
+        assert_same(results[-1], expected, what)
+        assert np.array_equal(own, before), "the input must not change"
         out = np.empty_like(own)
         assert world.all_reduce(own, op, out=out) is out or shape == ()
-        same(out, expected, what)
+        assert_same(out, expected, what)
         assert world.all_reduce(own, op, out=own) is own
-        same(own, expected, what)
-        same(world.all_reduce_async(before, op).wait(), expected, what)
-    all_agree(world, results)
+        assert_same(own, expected, what)
+        assert_same(world.all_reduce_async(before, op).wait(), expected, what)
+    assert_same_on_all_ranks(world, results)
 
 
-@cases.over((*NUMBERS, "bool", *COMPLEX))
+@cases.for_each((*NUMBERS, "bool", *COMPLEX))
 def reduce_scan_and_exscan(world, dtype):
     n, rank = world.size, world.rank
     for op, shape in itertools.product(operations(dtype), SMALL_SHAPES):
@@ -179,29 +180,29 @@ def reduce_scan_and_exscan(world, dtype):
             handle = world.reduce_async(own, op, root=root)
             waited = handle.wait()
             if rank == root:
-                same(result, reference(op, arrays), (dtype, op, shape))
-                same(waited, reference(op, arrays), (dtype, op, shape))
+                assert_same(result, reference(op, arrays), (dtype, op, shape))
+                assert_same(waited, reference(op, arrays), (dtype, op, shape))
             else:
                 assert result is None and waited is None
         if op == "avg":
             continue
-        same(world.scan(own, op), reference(op, arrays[: rank + 1]), (dtype, op, shape))
-        same(world.scan_async(own, op).wait(), reference(op, arrays[: rank + 1]), (dtype, op, shape))
-        place = own.copy()
-        assert world.scan(place, op, out=place) is place
-        same(place, reference(op, arrays[: rank + 1]))
+        assert_same(world.scan(own, op), reference(op, arrays[: rank + 1]), (dtype, op, shape))
+        assert_same(world.scan_async(own, op).wait(), reference(op, arrays[: rank + 1]), (dtype, op, shape))
+        buffer = own.copy()
+        assert world.scan(buffer, op, out=buffer) is buffer
+        assert_same(buffer, reference(op, arrays[: rank + 1]))
         result, waited = world.exscan(own, op), world.exscan_async(own, op).wait()
         out = own.copy()
         world.exscan(own, op, out=out)
         if rank == 0:
             assert result is None and waited is None
-            same(out, own, "on rank 0 nothing is written")
+            assert_same(out, own, "on rank 0 the output must not change")
         else:
             for got in (result, waited, out):
-                same(got, reference(op, arrays[:rank]), (dtype, op, shape))
+                assert_same(got, reference(op, arrays[:rank]), (dtype, op, shape))
 
 
-@cases.over((*NUMBERS, "bool", *COMPLEX))
+@cases.for_each((*NUMBERS, "bool", *COMPLEX))
 def reduce_scatter_even_and_uneven(world, dtype):
     n, rank = world.size, world.rank
     for op in operations(dtype):
@@ -209,54 +210,54 @@ def reduce_scatter_even_and_uneven(world, dtype):
             arrays = all_samples(world, dtype, (5 * n, *row), 2)
             expected = reference(op, arrays)
             mine = expected[5 * rank : 5 * rank + 5]
-            same(world.reduce_scatter(arrays[rank], op), mine)
-            same(world.reduce_scatter_async(arrays[rank], op).wait(), mine)
+            assert_same(world.reduce_scatter(arrays[rank], op), mine)
+            assert_same(world.reduce_scatter_async(arrays[rank], op).wait(), mine)
             out = np.empty_like(mine)
             assert world.reduce_scatter(arrays[rank], op, out=out) is out
-            same(out, mine)
+            assert_same(out, mine)
             counts = [r % 3 for r in range(n)]
             arrays = all_samples(world, dtype, (sum(counts), *row), 3)
             before = sum(counts[:rank])
             mine = reference(op, arrays)[before : before + counts[rank]]
-            same(world.reduce_scatter(arrays[rank], op, counts=counts), mine)
-            same(world.reduce_scatter_async(arrays[rank], op, counts=counts).wait(), mine)
+            assert_same(world.reduce_scatter(arrays[rank], op, counts=counts), mine)
+            assert_same(world.reduce_scatter_async(arrays[rank], op, counts=counts).wait(), mine)
 
 
-@cases.over(MOVED)
-def everything_that_moves(world, dtype):
+@cases.for_each(SENDABLE)
+def collectives_without_reduction(world, dtype):
     n, rank = world.size, world.rank
     for shape in SMALL_SHAPES:
         arrays = all_samples(world, dtype, shape, 4)
         own = arrays[rank]
         for root in range(n):
-            same(world.broadcast(own, root), arrays[root])
-            same(world.broadcast_async(own, root).wait(), arrays[root])
+            assert_same(world.broadcast(own, root), arrays[root])
+            assert_same(world.broadcast_async(own, root).wait(), arrays[root])
             out = own.copy()
             assert world.broadcast(out, root, out=out) is out
-            same(out, arrays[root])
+            assert_same(out, arrays[root])
             for got in (world.gather(own, root), world.gather_async(own, root).wait()):
                 if rank == root:
-                    same(got, stacked(arrays))
+                    assert_same(got, stacked(arrays))
                 else:
                     assert got is None
-        same(world.all_gather(own), stacked(arrays))
-        same(world.all_gather_async(own).wait(), stacked(arrays))
+        assert_same(world.all_gather(own), stacked(arrays))
+        assert_same(world.all_gather_async(own).wait(), stacked(arrays))
     for row in ((), (3,), (0, 2)):
         arrays = all_samples(world, dtype, (2 * n, *row), 5)
         own = arrays[rank]
         mine = slice(2 * rank, 2 * rank + 2)
-        same(world.all_to_all(own), joined([array[mine] for array in arrays]))
-        same(world.all_to_all_async(own).wait(), joined([array[mine] for array in arrays]))
+        assert_same(world.all_to_all(own), joined([array[mine] for array in arrays]))
+        assert_same(world.all_to_all_async(own).wait(), joined([array[mine] for array in arrays]))
         for root in range(n):
             given = own if rank == root else None
-            same(world.scatter(given, root), arrays[root][mine])
-            same(world.scatter_async(given, root).wait(), arrays[root][mine])
+            assert_same(world.scatter(given, root), arrays[root][mine])
+            assert_same(world.scatter_async(given, root).wait(), arrays[root][mine])
             out = np.empty_like(own[:2])
             assert world.scatter(given, root, out=out) is out
-            same(out, arrays[root][mine])
+            assert_same(out, arrays[root][mine])
 
 
-@cases.over(("float32", "uint8", "bool", "complex128", "datetime64[ns]", STRUCTURED))
+@cases.for_each(("float32", "uint8", "bool", "complex128", "datetime64[ns]", STRUCTURED))
 def uneven_parts(world, dtype):
     n, rank = world.size, world.rank
     for row in ((), (3,)):
@@ -264,29 +265,29 @@ def uneven_parts(world, dtype):
         parts = [sample(dtype, (counts[r], *row), r, 6) for r in range(n)]
         whole = np.concatenate(parts)
         own = parts[rank]
-        same(world.all_gather(own, counts=counts), whole)
-        same(world.all_gather_async(own, counts=counts).wait(), whole)
+        assert_same(world.all_gather(own, counts=counts), whole)
+        assert_same(world.all_gather_async(own, counts=counts).wait(), whole)
         for got, expected in zip(world.all_gather_list(own), parts, strict=True):
-            same(got, expected)
+            assert_same(got, expected)
         for root in range(n):
             for got in (world.gather(own, root, counts=counts), world.gather_async(own, root, counts=counts).wait()):
                 if rank == root:
-                    same(got, whole)
+                    assert_same(got, whole)
                 else:
                     assert got is None
             given = whole if rank == root else None
-            same(world.scatter(given, root, counts=counts), own)
-            same(world.scatter_async(given, root, counts=counts).wait(), own)
+            assert_same(world.scatter(given, root, counts=counts), own)
+            assert_same(world.scatter_async(given, root, counts=counts).wait(), own)
             out = np.empty_like(own)
-            same(world.scatter(given, root, counts=np.array(counts), out=out), own)
-        # From rank i to rank j (i + 2j) mod 3 rows.
+            assert_same(world.scatter(given, root, counts=np.array(counts), out=out), own)
+        # Rank i sends (i + 2j) mod 3 rows to rank j.
         table = [[(i + 2 * j) % 3 for j in range(n)] for i in range(n)]
         arrays = [sample(dtype, (sum(table[i]), *row), i, 7) for i in range(n)]
         pieces = [arrays[i][sum(table[i][:rank]) : sum(table[i][: rank + 1])] for i in range(n)]
         sent, received = table[rank], [table[i][rank] for i in range(n)]
         expected = np.concatenate(pieces)
-        same(world.all_to_all(arrays[rank], send_counts=sent, receive_counts=received), expected)
-        same(world.all_to_all_async(arrays[rank], send_counts=sent, receive_counts=received).wait(), expected)
+        assert_same(world.all_to_all(arrays[rank], send_counts=sent, receive_counts=received), expected)
+        assert_same(world.all_to_all_async(arrays[rank], send_counts=sent, receive_counts=received).wait(), expected)
 
 
 @cases
@@ -297,24 +298,26 @@ def long_and_odd_lengths(world):
         total = reference("sum", arrays)
         mine = slice(rank * count, (rank + 1) * count)
         results = [world.all_reduce(arrays[rank]), world.all_gather(arrays[rank][:count])]
-        same(results[0], total)
-        same(world.reduce_scatter(arrays[rank]), total[mine])
-        same(world.all_to_all(arrays[rank]), np.concatenate([array[mine] for array in arrays]))
-        same(world.scan(arrays[rank]), reference("sum", arrays[: rank + 1]))
+        assert_same(results[0], total)
+        assert_same(world.reduce_scatter(arrays[rank]), total[mine])
+        assert_same(world.all_to_all(arrays[rank]), np.concatenate([array[mine] for array in arrays]))
+        assert_same(world.scan(arrays[rank]), reference("sum", arrays[: rank + 1]))
         results.append(world.broadcast(arrays[rank], root=n - 1))
-        all_agree(world, results)
+        assert_same_on_all_ranks(world, results)
 
 
 @cases
-def sums_of_any_floats_are_the_same_bits_everywhere(world):
+def reductions_of_floats_have_the_same_bits_on_all_ranks(world):
     for dtype, count in itertools.product(FLOATS, (1, 5, 1000, 100_003)):
         own = np.random.default_rng([9, world.rank]).standard_normal(count).astype(dtype)
         counts = [count // world.size + (r < count % world.size) for r in range(world.size)]
         parts = world.reduce_scatter(own, counts=counts)
-        all_agree(world, [world.all_reduce(own, op) for op in ("sum", "avg", "prod")] + [world.all_gather(parts, counts=counts)])
+        assert_same_on_all_ranks(
+            world, [world.all_reduce(own, op) for op in ("sum", "avg", "prod")] + [world.all_gather(parts, counts=counts)]
+        )
         special = own.copy()
         special[world.rank % count] = (np.nan, np.inf, -np.inf, -0.0)[world.rank % 4]
-        all_agree(world, [world.all_reduce(special, op) for op in ("sum", "min", "max")])
+        assert_same_on_all_ranks(world, [world.all_reduce(special, op) for op in ("sum", "min", "max")])
 
 
 @cases
@@ -354,18 +357,18 @@ def inputs_in_any_layout(world):
         "read-only": lambda a: np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape),
     }
     for name, view in layouts.items():
-        same(world.all_reduce(view(base)), view(total), name)
-        same(world.all_reduce_async(view(base)).wait(), view(total), name)
+        assert_same(world.all_reduce(view(base)), view(total), name)
+        assert_same(world.all_reduce_async(view(base)).wait(), view(total), name)
         gathered = world.all_gather(view(base))
         for r in range(n):
-            same(gathered[r], view(sample("float32", (6 * n, 8), r, 10)), name)
-        same(world.broadcast(view(base), root=0), view(sample("float32", (6 * n, 8), 0, 10)), name)
+            assert_same(gathered[r], view(sample("float32", (6 * n, 8), r, 10)), name)
+        assert_same(world.broadcast(view(base), root=0), view(sample("float32", (6 * n, 8), 0, 10)), name)
     packed = np.zeros(9, np.dtype([("pad", "u1"), ("value", "<f8")]))
     packed["value"] = rank
-    same(world.all_reduce(packed["value"]), np.full(9, float(sum(range(n)))), "unaligned")
+    assert_same(world.all_reduce(packed["value"]), np.full(9, float(sum(range(n)))), "unaligned")
     unaligned = np.frombuffer(b"x" + np.arange(5.0).tobytes(), np.uint8)[1:].view("f8")
-    same(world.all_reduce(unaligned), np.arange(5.0) * n, "unaligned and contiguous")
-    same(world.all_gather(unaligned), np.stack([np.arange(5.0)] * n), "unaligned and contiguous")
+    assert_same(world.all_reduce(unaligned), np.arange(5.0) * n, "unaligned and contiguous")
+    assert_same(world.all_gather(unaligned), np.stack([np.arange(5.0)] * n), "unaligned and contiguous")
 
 
 @cases
@@ -375,68 +378,68 @@ def inputs_that_overlap_the_result(world):
     total = reference("sum", arrays)
     mine = slice(4 * rank, 4 * rank + 4)
     x = arrays[rank].copy()
-    same(world.all_reduce(x, out=x[:]), total, "another view of the same memory")
+    assert_same(world.all_reduce(x, out=x[:]), total, "another view of the same memory")
     x = np.concatenate([arrays[rank], [0, 0]])
-    same(world.all_reduce(x[:-2], out=x[2:]), total, "two elements further")
+    assert_same(world.all_reduce(x[:-2], out=x[2:]), total, "two elements further")
     x = np.concatenate([arrays[rank], [0, 0]])
-    same(world.all_reduce_async(x[:-2], out=x[2:]).wait(), total, "two elements further")
-    # A part in its place among all, as MPI and NCCL have it, or elsewhere.
-    for place in (mine, slice(0, 4)):
+    assert_same(world.all_reduce_async(x[:-2], out=x[2:]).wait(), total, "two elements further")
+    # The output is this rank's part of the input, as in-place operations of MPI and NCCL require, or another part of it.
+    for position in (mine, slice(0, 4)):
         for call in (world.reduce_scatter, lambda *args, **kwargs: world.reduce_scatter_async(*args, **kwargs).wait()):
             x = arrays[rank].copy()
-            same(call(x, out=x[place]), total[mine], f"reduce_scatter to {place}")
+            assert_same(call(x, out=x[position]), total[mine], f"reduce_scatter to {position}")
     parts = np.stack([array[:4] for array in arrays])
     for row in (rank, 0):
         for call in (world.all_gather, lambda *args, **kwargs: world.all_gather_async(*args, **kwargs).wait()):
             whole = np.zeros((n, 4), np.int64)
             whole[row] = arrays[rank][:4]
-            same(call(whole[row], out=whole), parts, f"all_gather from {row}")
+            assert_same(call(whole[row], out=whole), parts, f"all_gather from {row}")
         for root in range(n):
             whole = np.zeros((n, 4), np.int64)
             whole[row] = arrays[rank][:4]
             got = world.gather(whole[row], root, out=whole if rank == root else None)
             if rank == root:
-                same(got, parts, f"gather from {row}")
+                assert_same(got, parts, f"gather from {row}")
     exchanged = np.concatenate([array[mine] for array in arrays])
     for call in (world.all_to_all, lambda *args, **kwargs: world.all_to_all_async(*args, **kwargs).wait()):
         x = arrays[rank].copy()
-        same(call(x, out=x), exchanged, "all_to_all in place")
-    for root, place in itertools.product(range(n), (mine, slice(0, 4))):
+        assert_same(call(x, out=x), exchanged, "all_to_all in place")
+    for root, position in itertools.product(range(n), (mine, slice(0, 4))):
         x = arrays[rank].copy()
-        got = world.scatter(x if rank == root else None, root, out=x[place])
-        same(got, arrays[root][mine], "scatter to a part of the input")
+        got = world.scatter(x if rank == root else None, root, out=x[position])
+        assert_same(got, arrays[root][mine], "scatter to a part of the input")
     for call in (world.scan, world.exscan):
         x = np.concatenate([arrays[rank], [0]])
         got = call(x[:-1], out=x[1:])
         upto = rank + (call == world.scan)
         if upto:
-            same(got, reference("sum", arrays[:upto]), "scan one element further")
+            assert_same(got, reference("sum", arrays[:upto]), "scan one element further")
 
 
 @cases
 def large_inputs_that_overlap_the_result(world):
-    """Long enough that results were written over elements that had not been read yet."""
+    """Regression test: in arrays of this length, results overwrote elements that had not been read yet."""
     n, rank = world.size, world.rank
     count, shift = 600_000, 1000
     arrays = all_samples(world, "int64", (n * count,), 14)
     own = arrays[rank]
     memory = np.concatenate([own, np.zeros(shift, np.int64)])
     world.send_receive(memory[:-shift], (rank + 1) % n, memory[shift:], (rank - 1) % n)
-    same(memory[shift:], arrays[(rank - 1) % n], "send_receive")
+    assert_same(memory[shift:], arrays[(rank - 1) % n], "send_receive")
     part = slice(rank * count, (rank + 1) * count)
     memory = own.copy()
-    same(world.reduce_scatter(memory, out=memory[shift : shift + count]), reference("sum", arrays)[part], "reduce_scatter")
+    assert_same(world.reduce_scatter(memory, out=memory[shift : shift + count]), reference("sum", arrays)[part], "reduce_scatter")
     memory = np.concatenate([own, np.zeros(shift, np.int64)])
     exchanged = np.concatenate([array[part] for array in arrays])
-    same(world.all_to_all(memory[:-shift], out=memory[shift:]), exchanged, "all_to_all")
+    assert_same(world.all_to_all(memory[:-shift], out=memory[shift:]), exchanged, "all_to_all")
     whole = np.zeros(n * count, np.int64)
     given = whole[shift : shift + count] if n > 1 else whole
     given[...] = own[:count]
-    same(world.all_gather(given, out=whole.reshape(n, count)), np.stack([a[:count] for a in arrays]), "all_gather")
+    assert_same(world.all_gather(given, out=whole.reshape(n, count)), np.stack([a[:count] for a in arrays]), "all_gather")
 
 
 @cases
-def compressed_sums(world):
+def compressed_all_reduces_are_close_to_the_sum(world):
     for name, eps in (("fp16", 2.0**-10), ("bf16", 2.0**-7)):
         arrays = [np.random.default_rng([12, r]).standard_normal(10_001).astype(np.float32) for r in range(world.size)]
         own = arrays[world.rank]
@@ -445,111 +448,111 @@ def compressed_sums(world):
             world.all_reduce(own, "avg", compression=name) * np.float32(world.size),
             world.all_reduce_async(own, compression=name).wait(),
         ]
-        place = own.copy()
-        results.append(world.all_reduce(place, out=place, compression=name))
+        buffer = own.copy()
+        results.append(world.all_reduce(buffer, out=buffer, compression=name))
         expected = np.sum(arrays, axis=0)
         for result in results:
             assert np.max(np.abs(result - expected)) < 4 * world.size * eps * max(1, np.max(np.abs(expected)))
-        all_agree(world, results)
+        assert_same_on_all_ranks(world, results)
         raised(ring.Unsupported, world.all_reduce, own.astype(np.float64), compression=name)
     raised(ring.InvalidArgument, world.all_reduce, own, compression="zip")
-    same(world.all_reduce(own, compression="none"), np.sum(arrays, axis=0).astype(np.float32)) if world.size == 1 else None
+    assert_same(world.all_reduce(own, compression="none"), np.sum(arrays, axis=0).astype(np.float32)) if world.size == 1 else None
 
 
-WRONG = {
-    "no reduction has this name": lambda g, x: g.all_reduce(x, "median"),
-    "an empty name": lambda g, x: g.all_reduce(x, ""),
-    "no bits of floats": lambda g, x: g.all_reduce(x, "band"),
-    "no average of booleans": lambda g, x: g.all_reduce(x > 0, "avg"),
-    "no product of complex numbers": lambda g, x: g.all_reduce(x + 1j, "prod"),
-    "no sum of dates": lambda g, x: g.all_reduce(x.astype("M8[s]")),
-    "no sum of structures": lambda g, x: g.all_reduce(np.zeros(3, STRUCTURED)),
-    "no sum of strings": lambda g, x: g.all_reduce("text"),
-    "no sum of big-endian numbers": lambda g, x: g.all_reduce(x.astype(">f4")),
-    "no sum of big-endian complex numbers": lambda g, x: g.all_reduce(x.astype(">c8")),
-    "no sum of long doubles": lambda g, x: g.all_reduce(x.astype("longdouble")),
-    "no sum of long complex numbers": lambda g, x: g.all_reduce(x.astype("clongdouble")),
-    "no sum of objects": lambda g, x: g.all_reduce(np.array([None, 1])),
-    "no sum of None": lambda g, x: g.all_reduce(None),
-    "no gathering of objects": lambda g, x: g.all_gather(np.array([None, 1])),
-    "no broadcasting of objects": lambda g, x: g.broadcast(np.array([{}])),
-    "no scattering of objects": lambda g, x: g.scatter(np.array([{}] * g.size), root=g.rank),
-    "no sending of objects": lambda g, x: g.send(np.array([{}]), 0),
+INVALID_CALLS = {
+    "an unknown reduction": lambda g, x: g.all_reduce(x, "median"),
+    "an empty name of a reduction": lambda g, x: g.all_reduce(x, ""),
+    "bitwise and of floats": lambda g, x: g.all_reduce(x, "band"),
+    "average of booleans": lambda g, x: g.all_reduce(x > 0, "avg"),
+    "product of complex numbers": lambda g, x: g.all_reduce(x + 1j, "prod"),
+    "sum of dates": lambda g, x: g.all_reduce(x.astype("M8[s]")),
+    "sum of structures": lambda g, x: g.all_reduce(np.zeros(3, STRUCTURED)),
+    "sum of strings": lambda g, x: g.all_reduce("text"),
+    "sum of big-endian numbers": lambda g, x: g.all_reduce(x.astype(">f4")),
+    "sum of big-endian complex numbers": lambda g, x: g.all_reduce(x.astype(">c8")),
+    "sum of long doubles": lambda g, x: g.all_reduce(x.astype("longdouble")),
+    "sum of long complex numbers": lambda g, x: g.all_reduce(x.astype("clongdouble")),
+    "sum of objects": lambda g, x: g.all_reduce(np.array([None, 1])),
+    "sum of None": lambda g, x: g.all_reduce(None),
+    "all_gather of objects": lambda g, x: g.all_gather(np.array([None, 1])),
+    "broadcast of objects": lambda g, x: g.broadcast(np.array([{}])),
+    "scatter of objects": lambda g, x: g.scatter(np.array([{}] * g.size), root=g.rank),
+    "send of objects": lambda g, x: g.send(np.array([{}]), 0),
     "out of another shape": lambda g, x: g.all_reduce(x, out=np.zeros(len(x) + 1, np.float32)),
     "out of another type": lambda g, x: g.all_reduce(x, out=np.zeros(len(x))),
     "out of another byte order": lambda g, x: g.all_reduce(x, out=np.zeros(len(x), ">f4")),
-    "out that is no array": lambda g, x: g.all_reduce(x, out=[0.0] * len(x)),
+    "out that is not an array": lambda g, x: g.all_reduce(x, out=[0.0] * len(x)),
     "out that is a memory view": lambda g, x: g.all_reduce(x, out=memoryview(x)),
     "out that is not contiguous": lambda g, x: g.all_reduce(x, out=np.zeros(2 * len(x), np.float32)[::2]),
     "out that is read-only": lambda g, x: g.all_reduce(x, out=np.frombuffer(x.tobytes(), np.float32)),
     "out that is not contiguous, in place": lambda g, x: g.all_reduce(x[::2], out=x[::2]),
-    "a root beyond the group": lambda g, x: g.broadcast(x, root=g.size),
-    "a root far beyond": lambda g, x: g.broadcast(x, root=2**40),
+    "a root that is not in the group": lambda g, x: g.broadcast(x, root=g.size),
+    "a root of 2**40": lambda g, x: g.broadcast(x, root=2**40),
     "a negative root": lambda g, x: g.broadcast(x, root=-1),
-    "a root beyond the group to reduce at": lambda g, x: g.reduce(x, root=g.size),
-    "a root beyond the group to gather at": lambda g, x: g.gather(x, root=g.size),
-    "a root beyond the group to scatter from": lambda g, x: g.scatter(x, root=g.size),
-    "a root beyond the group for objects": lambda g, x: g.broadcast_object(1, root=g.size),
+    "a root of a reduce that is not in the group": lambda g, x: g.reduce(x, root=g.size),
+    "a root of a gather that is not in the group": lambda g, x: g.gather(x, root=g.size),
+    "a root of a scatter that is not in the group": lambda g, x: g.scatter(x, root=g.size),
+    "a root of objects that is not in the group": lambda g, x: g.broadcast_object(1, root=g.size),
     "a negative root for objects": lambda g, x: g.gather_object(1, root=-1),
-    "rows that do not divide": lambda g, x: (
+    "rows that cannot be divided": lambda g, x: (
         g.reduce_scatter(np.zeros(g.size + 1)) if g.size > 1 else g.reduce_scatter(np.zeros(()))
     ),
-    "no rows to exchange": lambda g, x: g.all_to_all(np.zeros(())),
+    "all_to_all of an array without rows": lambda g, x: g.all_to_all(np.zeros(())),
     "too few counts": lambda g, x: g.all_gather(x, counts=[len(x)] * (g.size - 1)),
     "too many counts": lambda g, x: g.reduce_scatter(x, counts=[len(x)] + [0] * g.size),
     "negative counts": lambda g, x: g.reduce_scatter(x, counts=[-1] * g.size),
-    "negative counts of a gathering": lambda g, x: g.gather(x, counts=[-1] * g.size),
-    "too few counts of a gathering": lambda g, x: g.gather(x, counts=[]),
-    "too few counts of a scattering": lambda g, x: g.scatter(x, counts=[]),
-    "negative counts of a scattering": lambda g, x: g.scatter(x, counts=[-len(x)] * g.size),
-    "counts that do not come to the rows": lambda g, x: g.reduce_scatter(x, counts=[len(x) + 1] * g.size),
-    "counts that are not this array's": lambda g, x: g.all_gather(x, counts=[len(x) + 1] * g.size),
-    "counts beyond memory": lambda g, x: (
+    "negative counts of a gather": lambda g, x: g.gather(x, counts=[-1] * g.size),
+    "too few counts of a gather": lambda g, x: g.gather(x, counts=[]),
+    "too few counts of a scatter": lambda g, x: g.scatter(x, counts=[]),
+    "negative counts of a scatter": lambda g, x: g.scatter(x, counts=[-len(x)] * g.size),
+    "counts whose sum is not the number of rows": lambda g, x: g.reduce_scatter(x, counts=[len(x) + 1] * g.size),
+    "counts that differ from this rank's rows": lambda g, x: g.all_gather(x, counts=[len(x) + 1] * g.size),
+    "counts that do not fit into memory": lambda g, x: (
         g.all_gather(x[:0], counts=[0 if r == g.rank else 2**62 for r in range(g.size)])
         if g.size > 1
         else g.all_gather(x, counts=[2**62])
     ),
-    "only the counts that are sent": lambda g, x: g.all_to_all(x, send_counts=[len(x)] + [0] * (g.size - 1)),
-    "only the counts that are received": lambda g, x: g.all_to_all(x, receive_counts=[0] * g.size),
+    "send_counts without receive_counts": lambda g, x: g.all_to_all(x, send_counts=[len(x)] + [0] * (g.size - 1)),
+    "receive_counts without send_counts": lambda g, x: g.all_to_all(x, receive_counts=[0] * g.size),
     "a message to a rank that does not exist": lambda g, x: g.send(x, g.size),
-    "a message to minus one": lambda g, x: g.send(x, -1),
+    "a message to rank -1": lambda g, x: g.send(x, -1),
     "a message from a rank that does not exist": lambda g, x: g.receive(x, g.size),
-    "a message from minus one": lambda g, x: g.receive_async(x, -1),
-    "a tag too large": lambda g, x: g.send(x, 0, 2**32 - 1),
-    "a place to receive that is read-only": lambda g, x: g.receive(np.frombuffer(x.tobytes(), np.float32)),
-    "a place to receive that is a list": lambda g, x: g.receive([0.0]),
-    "a place to receive that is not contiguous": lambda g, x: g.receive(x[::2]),
-    "a group of ranks that are none": lambda g, x: g.subgroup([g.size]),
-    "a group of negative ranks": lambda g, x: g.subgroup([-1]),
-    "a group with a rank twice": lambda g, x: g.subgroup([0, 0]),
-    "a negative time": lambda g, x: setattr(g, "timeout", -1.0),
-    "no time": lambda g, x: setattr(g, "timeout", float("nan")),
-    "a negative time to probe": lambda g, x: g.probe(timeout=-1.0),
-    "no operation of this name": lambda g, x: g.algorithm("all_reduc", 8),
-    "no type of this name": lambda g, x: g.alloc(4, "complex64"),
-    "a negative length": lambda g, x: g.alloc(-1),
-    "a tag far too large": lambda g, x: g.send(x, 0, 2**40),
+    "a message from rank -1": lambda g, x: g.receive_async(x, -1),
+    "the first invalid tag": lambda g, x: g.send(x, 0, 2**32 - 1),
+    "a receive into a read-only array": lambda g, x: g.receive(np.frombuffer(x.tobytes(), np.float32)),
+    "a receive into a list": lambda g, x: g.receive([0.0]),
+    "a receive into an array that is not contiguous": lambda g, x: g.receive(x[::2]),
+    "a subgroup with a rank that does not exist": lambda g, x: g.subgroup([g.size]),
+    "a subgroup with a negative rank": lambda g, x: g.subgroup([-1]),
+    "a subgroup with the same rank twice": lambda g, x: g.subgroup([0, 0]),
+    "a negative timeout": lambda g, x: setattr(g, "timeout", -1.0),
+    "a timeout that is not a number": lambda g, x: setattr(g, "timeout", float("nan")),
+    "a negative timeout of a probe": lambda g, x: g.probe(timeout=-1.0),
+    "an unknown operation": lambda g, x: g.algorithm("all_reduc", 8),
+    "memory of an unsupported type": lambda g, x: g.alloc(4, "complex64"),
+    "memory of a negative length": lambda g, x: g.alloc(-1),
+    "a tag of 2**40": lambda g, x: g.send(x, 0, 2**40),
     "a negative tag": lambda g, x: g.send(x, 0, -1),
-    "a negative tag to receive": lambda g, x: g.receive(x, 0, -1),
+    "a negative tag of a receive": lambda g, x: g.receive(x, 0, -1),
 }
 
 
-@cases.over(WRONG)
-def wrong_arguments_are_refused_and_nothing_is_sent(world, name):
+@cases.for_each(INVALID_CALLS)
+def invalid_arguments_are_refused_and_nothing_is_sent(world, name):
     x = sample("float32", (6,), world.rank, 13)
     before = x.copy()
     sent = world.statistics()["operations"]
-    error = raised(Exception, WRONG[name], world, x)
+    error = raised(Exception, INVALID_CALLS[name], world, x)
     assert isinstance(error, ring.InvalidArgument), f"{type(error).__name__}: {error}"
-    assert str(error), "it says what is wrong"
-    assert np.array_equal(x, before), "nothing is changed"
+    assert str(error), "the error has no message"
+    assert np.array_equal(x, before), "the argument must not change"
     assert world.statistics()["operations"] == sent
-    assert world.all_reduce(1) == world.size, "the group is as it was"
+    assert world.all_reduce(1) == world.size, "the group can go on"
 
 
 @cases
-def a_scattering_that_cannot_be_divided_fails_on_every_rank(world):
-    """The root tells the others the shape first, and what comes of it is the same everywhere."""
+def a_scatter_that_cannot_be_divided_fails_on_every_rank(world):
+    """The root sends its shape to the other ranks first, so that all ranks raise the same error."""
     x = np.arange(2 * world.size + 1)
     raised(ring.InvalidArgument, world.scatter, x, counts=[len(x) + 1] * world.size)
     raised(ring.InvalidArgument, world.scatter, np.zeros(()))
@@ -560,7 +563,7 @@ def a_scattering_that_cannot_be_divided_fails_on_every_rank(world):
 
 
 @cases
-def errors_say_which_error_they_are(world):
+def errors_have_the_documented_classes(world):
     x = np.zeros(12, np.float32)
     for call in (world.all_reduce, world.reduce, world.scan, world.reduce_scatter):
         assert isinstance(raised(ring.Unsupported, call, x.astype("M8[s]")), ValueError)
@@ -572,8 +575,8 @@ def errors_say_which_error_they_are(world):
 
 
 @cases
-def hidden_arguments_are_not_looked_at(world):
-    """Where only the root's arguments count, the others' may be anything."""
+def arguments_of_ranks_that_are_not_the_root_are_ignored(world):
+    """If an operation uses only the root's argument, the other ranks may pass any object."""
     for root in range(world.size):
         x = np.arange(3) if world.rank == root else np.zeros(3, np.int64)
         assert world.broadcast(x, root).tolist() == [0, 1, 2]

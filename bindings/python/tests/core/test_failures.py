@@ -1,4 +1,5 @@
-"""Failures: ranks that disagree, deadlines, ranks that leave or die. All ranks get the same error, which names the culprit."""
+"""Tests of failures: different calls on different ranks, deadlines, and ranks that leave or die. All ranks get the same error,
+which names the rank at fault."""
 
 import os
 import signal
@@ -10,20 +11,20 @@ import numpy as np
 import pytest
 
 import ringtrain as ring
-from ranks import Launcher, in_threads, is_alive, leave, raised, read_when_there, wait_until
+from ranks import Launcher, is_alive, raised, run_in_threads, wait_and_read, wait_until, write_atomically
 
 HERE = Path(__file__)
 
 
-def all_raise(results, kind) -> list:
-    """Every rank got an exception of this kind; gives them."""
+def check_all_raised(results, kind) -> list:
+    """Checks that every rank raised an exception of this kind. Returns the exceptions."""
     assert all(isinstance(result, kind) for result in results), results
     return results
 
 
-# Disagreement and deadlines: all ranks in this process
+# Mismatches and deadlines. All ranks are threads of this process.
 
-DISAGREEMENTS = {
+MISMATCHES = {
     "types": lambda g: g.all_reduce(np.zeros(4, np.float32 if g.rank else np.float64)),
     "bits of the same size": lambda g: g.all_reduce(np.zeros(4, np.int32 if g.rank else np.uint32)),
     "counts": lambda g: g.all_reduce(np.zeros(4 + (g.rank == 1))),
@@ -40,19 +41,19 @@ DISAGREEMENTS = {
     "a barrier": lambda g: g.barrier() if g.rank else g.all_reduce(1.0),
     "byte orders": lambda g: g.broadcast(np.zeros(4, ">f4" if g.rank else "<f4")),
     "a scan": lambda g: g.scan(1.0) if g.rank else g.exscan(1.0),
-    "lists of a group": lambda g: g.subgroup([0, 1] if g.rank else [1, 0]),
+    "lists of a subgroup": lambda g: g.subgroup([0, 1] if g.rank else [1, 0]),
 }
 
 
 @pytest.mark.parametrize("n", (2, 3))
-@pytest.mark.parametrize("what", DISAGREEMENTS)
-def test_ranks_that_disagree_are_told_by_whom(what, n):
+@pytest.mark.parametrize("what", MISMATCHES)
+def test_a_mismatch_names_the_two_ranks(what, n):
     def work(group):
-        DISAGREEMENTS[what](group)
-        # Who has only sent may be done by then.
+        MISMATCHES[what](group)
+        # A rank that only sends may finish the operation without an error, but not the barrier.
         group.barrier()
 
-    errors = all_raise(in_threads(n, work), ring.Mismatch)
+    errors = check_all_raised(run_in_threads(n, work), ring.Mismatch)
     for error in errors:
         first, second = error.ranks
         assert first != second and {first, second} <= set(range(n))
@@ -86,43 +87,43 @@ def test_a_failed_job_stays_failed_in_every_call():
             handle_errors.append(raised(ring.Mismatch, call))
         assert {error.ranks for error in handle_errors} == {first.ranks}
         assert isinstance(group.statistics(), dict) and group.timeout == 5
-        assert isinstance(raised(ring.Error, group.abort, "once more"), ring.Mismatch), "the first cause stays"
+        assert isinstance(raised(ring.Error, group.abort, "once more"), ring.Mismatch), "the first cause must remain the cause"
 
-    assert in_threads(2, work) == [None, None]
+    assert run_in_threads(2, work) == [None, None]
 
 
-def test_who_is_late_is_named():
+def test_a_timeout_names_the_late_rank():
     def work(group):
         if group.rank == 2:
-            # Late: it comes when the others have given up.
+            # This rank never calls the collective.
             return raised(ring.JobFailed, lambda: group.receive(np.zeros(1), 0))
         group.timeout = 0.5
         started = time.monotonic()
         error = raised(ring.Timeout, group.all_reduce, np.zeros(5))
-        # The rank that came first has told this one.
+        # The first rank whose deadline passes informs the other ranks.
         assert time.monotonic() - started < 5
         return error
 
-    errors = all_raise(in_threads(3, work), ring.Timeout)
+    errors = check_all_raised(run_in_threads(3, work), ring.Timeout)
     for error in errors:
         assert isinstance(error, TimeoutError)
         assert error.rank == 2 and error.host
         assert "rank 2" in str(error)
 
 
-def test_a_message_that_does_not_come():
+def test_a_receive_without_a_message_times_out():
     def work(group):
         if group.rank == 0:
             group.timeout = 0.3
             return raised(ring.Timeout, lambda: group.receive_object(source=1, tag=3))
         return raised(ring.JobFailed, group.barrier)
 
-    errors = all_raise(in_threads(2, work), ring.Timeout)
+    errors = check_all_raised(run_in_threads(2, work), ring.Timeout)
     assert errors[0].rank in (1, None)
 
 
 @pytest.mark.parametrize("call", ("barrier", "receive", "receive_object", "wait", "probe"))
-def test_a_rank_that_aborts_says_why_to_all(call):
+def test_all_ranks_get_the_message_of_an_abort(call):
     def work(group):
         if group.rank == 1:
             error = raised(ring.Aborted, group.abort, "there is no more paper")
@@ -138,7 +139,7 @@ def test_a_rank_that_aborts_says_why_to_all(call):
         assert error.rank == 1 and error.host and "there is no more paper" in str(error)
         return error
 
-    errors = all_raise(in_threads(3, work), ring.Aborted)
+    errors = check_all_raised(run_in_threads(3, work), ring.Aborted)
     assert {error.reported_by for error in errors} <= {None, 0, 1, 2}
 
 
@@ -149,17 +150,17 @@ def test_a_rank_that_leaves_is_named():
             return None
         return raised(ring.PeerLeft, group.all_reduce, np.zeros(3))
 
-    results = in_threads(3, work)
+    results = run_in_threads(3, work)
     assert results[0].rank == results[2].rank == 1 and results[0].host
 
 
-def test_a_message_to_who_has_left():
+def test_a_receive_from_a_rank_that_has_left_fails():
     def work(group):
         if group.rank == 1:
             return None
         return raised(ring.PeerLeft, group.receive, np.zeros(3), 1)
 
-    assert in_threads(2, work)[0].rank == 1
+    assert run_in_threads(2, work)[0].rank == 1
 
 
 def test_abort_from_another_thread_ends_a_collective():
@@ -174,14 +175,14 @@ def test_abort_from_another_thread_ends_a_collective():
         thread.join()
         return error
 
-    assert all("enough" in str(error) for error in all_raise(in_threads(2, work), ring.Aborted))
+    assert all("enough" in str(error) for error in check_all_raised(run_in_threads(2, work), ring.Aborted))
 
 
-def test_starting_fails_with_who_is_missing():
+def test_joining_fails_with_the_missing_rank_or_the_wrong_argument():
     from ringtrain import _core
 
-    place = _core.Rendezvous(2, "a secret of tests", "0" * 32)
-    options = {"rank": 0, "size": 2, "rendezvous": place.address, "job_id": "0" * 32}
+    server = _core.Rendezvous(2, "a secret of tests", "0" * 32)
+    options = {"rank": 0, "size": 2, "rendezvous": server.address, "job_id": "0" * 32}
     error = raised(ring.StartError, _core.join, **options, secret="a secret of tests", start_timeout=0.3)
     assert "1" in str(error)
     assert isinstance(raised(ring.StartError, _core.join, **options, secret="another secret!!", start_timeout=2), ring.Error)
@@ -189,10 +190,10 @@ def test_starting_fails_with_who_is_missing():
         {"rank": 0},
         {"size": 2, "rank": 0},
         {"peers": "hosts.txt"},
-        {"peers": "hosts.txt", "rendezvous": place.address, "rank": 0},
+        {"peers": "hosts.txt", "rendezvous": server.address, "rank": 0},
         {"rendezvous": "nowhere", "rank": 0, "size": 2, "job_id": "0" * 32},
-        {"rendezvous": place.address, "rank": 0, "size": 2, "job_id": "xyz"},
-        {"rendezvous": place.address, "rank": 0, "size": 0, "job_id": "0" * 32},
+        {"rendezvous": server.address, "rank": 0, "size": 2, "job_id": "xyz"},
+        {"rendezvous": server.address, "rank": 0, "size": 0, "job_id": "0" * 32},
         {"transport": "smoke"},
         {"algorithm": "smoke"},
         {"streams": "0"},
@@ -206,76 +207,80 @@ def test_starting_fails_with_who_is_missing():
     raised(ring.StartError, _core.join, **{**options, "rank": 2}, secret="a secret of tests")
 
 
-# Deaths and ends: each rank a process. What a rank sees it leaves in a file.
+# The ends of ranks. Each rank is a process, and writes the error that it raises to a file.
 
-FAR = 4_000_000
-"""Elements of a collective that takes a while."""
+LARGE_COUNT = 4_000_000
+"""The number of elements in a collective that is still running when rank 1 is killed."""
 
 
 def end_of_rank(directory: Path, how: str) -> None:
-    """What the ranks of the tests below do: rank 1 ends somehow while the others are in a collective, or wait for one."""
+    """Runs a rank of the test below. Rank 1 ends in the way `how` while the other ranks are in a collective."""
     world = ring.init(timeout=30, transport=os.environ.get("TEST_TRANSPORT"))
     if world.rank == 1:
-        leave(directory / "pid", os.getpid())
+        write_atomically(directory / "pid", os.getpid())
     world.barrier()
     try:
         if world.rank == 1:
             {
-                "killed": lambda: wait_until("death", lambda: False),
-                "killed at work": lambda: [world.all_reduce(x, out=x) for x in [np.zeros(FAR, np.float32)] for _ in range(10**6)],
+                "killed": lambda: wait_until("the process is killed", lambda: False),
+                "killed in a collective": lambda: [
+                    world.all_reduce(x, out=x) for x in [np.zeros(LARGE_COUNT, np.float32)] for _ in range(10**6)
+                ],
                 "exits": lambda: sys.exit(3),
                 "exits with 0": lambda: sys.exit(0),
                 "raises": lambda: {}["a key that is not there"],
                 "raises in a thread": lambda: None,
                 "unpicklable": lambda: world.all_gather_object(lambda: 0),
-                "exits hard": lambda: os._exit(9),
+                "os._exit": lambda: os._exit(9),
                 "segmentation fault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
             }[how]()
-        elif how == "killed at work":
-            x = np.zeros(FAR, np.float32)
+        elif how == "killed in a collective":
+            x = np.zeros(LARGE_COUNT, np.float32)
             for k in range(10**6):
                 world.all_reduce(x, out=x)
                 if k == 2 and world.rank == 0:
-                    leave(directory / "at-work", "")
+                    write_atomically(directory / "in-collective", "")
         elif how == "unpicklable":
             error = raised(ring.Error, world.all_gather_object, 1)
             assert error.rank == 1 and "pickle" in str(error), error
             world.barrier()
         else:
-            leave(directory / f"waits-{world.rank}", "")
+            write_atomically(directory / f"waits-{world.rank}", "")
             world.all_reduce(np.zeros(1000))
     except ring.JobFailed as error:
         when = time.monotonic()
         again = raised(ring.JobFailed, world.barrier)
         same = type(again) is type(error) and again.rank == error.rank
-        leave(directory / f"saw-{world.rank}", f"{when}\n{type(error).__name__}\n{error.rank}\n{error.host}\n{same}\n{error}")
+        write_atomically(
+            directory / f"saw-{world.rank}", f"{when}\n{type(error).__name__}\n{error.rank}\n{error.host}\n{same}\n{error}"
+        )
 
 
 ENDS = {
-    # What the others raise, and what they say.
+    # The class of the other ranks' error, and a part of its message.
     "killed": ("PeerLost", ""),
-    "killed at work": ("PeerLost", ""),
+    "killed in a collective": ("PeerLost", ""),
     "exits": ("PeerLeft", ""),
     "exits with 0": ("PeerLeft", ""),
     "raises": ("Aborted", "KeyError: 'a key that is not there'"),
     "unpicklable": ("Aborted", "pickle"),
-    "exits hard": ("PeerLost", ""),
+    "os._exit": ("PeerLost", ""),
     "segmentation fault": ("PeerLost", ""),
 }
 
 
 @pytest.mark.parametrize("transport", ("auto", "tcp"))
 @pytest.mark.parametrize("how", ENDS)
-def test_the_end_of_a_rank_is_told_to_all(ringrun: Launcher, tmp_path: Path, how: str, transport: str):
+def test_all_ranks_raise_an_error_when_a_rank_ends(ringrun: Launcher, tmp_path: Path, how: str, transport: str):
     kind, text = ENDS[how]
     n = 3
     job = ringrun.start(n, HERE, "end_of_rank", tmp_path, how, env={"TEST_TRANSPORT": transport}, flags=("--grace", "10"))
-    pid = int(read_when_there(tmp_path / "pid"))
+    pid = int(wait_and_read(tmp_path / "pid"))
     if how.startswith("killed"):
         for rank in (0, 2) if how == "killed" else ():
-            read_when_there(tmp_path / f"waits-{rank}")
-        if how == "killed at work":
-            read_when_there(tmp_path / "at-work")
+            wait_and_read(tmp_path / f"waits-{rank}")
+        if how == "killed in a collective":
+            wait_and_read(tmp_path / "in-collective")
         killed = time.monotonic()
         os.kill(pid, signal.SIGKILL)
     done = job.finish()
@@ -287,7 +292,7 @@ def test_the_end_of_a_rank_is_told_to_all(ringrun: Launcher, tmp_path: Path, how
         assert (name, culprit, same) == (kind, "1", "True"), (message, str(done))
         assert host not in ("", "None") and text in "\n".join(message), message
         if how.startswith("killed"):
-            assert float(when) - killed < 2, "peers notice within 2 s"
+            assert float(when) - killed < 2, "peers must raise an error within 2 s"
     assert not is_alive(pid)
 
 

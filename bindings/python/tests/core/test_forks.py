@@ -1,4 +1,4 @@
-"""Processes that are forked from a rank are not ranks. They get an error that says so, and the job is not affected."""
+"""Tests of processes that are forked from a rank. Their calls raise `Forked`, and they do not affect the job."""
 
 import multiprocessing
 import os
@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import ringtrain as ring
-from ranks import Launcher, is_alive, leave, raised, read_when_there, wait_until
+from ranks import Launcher, is_alive, raised, wait_and_read, wait_until, write_atomically
 
 HERE = Path(__file__)
 
 
-def in_child(call) -> tuple[int, bytes]:
-    """Runs it in a forked child; its exit code, and what it gave."""
+def run_in_child(call) -> tuple[int, bytes]:
+    """Runs `call` in a forked child. Returns the child's exit code, and the text of the result or of the exception."""
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -36,7 +36,7 @@ def in_child(call) -> tuple[int, bytes]:
 
 
 def children(directory: Path) -> None:
-    """Children in the middle of everything; the parent goes on."""
+    """Forks while operations have begun. In the children every call raises `Forked`; the parent's operations succeed."""
     world = ring.init(timeout=20)
     n, rank = world.size, world.rank
     part = world.split(0)
@@ -44,7 +44,7 @@ def children(directory: Path) -> None:
     pending = world.all_reduce_async(np.ones(1000))
     receive = world.receive_async(np.zeros(3), (rank - 1) % n, 5)
 
-    def tries() -> str:
+    def try_all_calls() -> str:
         calls = (
             lambda: world.all_reduce(1),
             lambda: world.barrier(),
@@ -74,11 +74,11 @@ def children(directory: Path) -> None:
             "this process was forked from a rank and is not a rank itself: "
             "communicate in the parent, or start processes with spawn"
         }
-        return "told"
+        return "all raised Forked"
 
-    code, text = in_child(tries)
-    assert (code, text) == (0, b"told"), text
-    # A child that lets go of everything, collects it, and ends as programs end.
+    code, text = run_in_child(try_all_calls)
+    assert (code, text) == (0, b"all raised Forked"), text
+    # A child may drop its copies of groups and handles, and end normally.
     pid = os.fork()
     if pid == 0:
         del world, part, pending, receive
@@ -95,10 +95,10 @@ def children(directory: Path) -> None:
     pid = os.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        raise RuntimeError("an error of the child only")
+        raise RuntimeError("this error ends only the child")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     # A child may start other programs.
-    assert in_child(lambda: os.system("true")) == (0, b"0")
+    assert run_in_child(lambda: os.system("true")) == (0, b"0")
     assert np.all(pending.wait() == n)
     world.send(np.arange(3.0), (rank + 1) % n, 5)
     assert receive.wait().count == 3
@@ -112,7 +112,7 @@ def square(value: int) -> int:
     return value * value
 
 
-def tries_to_reduce(_: int) -> str:
+def try_to_reduce(_: int) -> str:
     try:
         return str(ring.all_reduce(1))
     except ring.Error as error:
@@ -120,7 +120,7 @@ def tries_to_reduce(_: int) -> str:
 
 
 class Loader:
-    """Batches made by forked workers, as data loaders do."""
+    """Makes batches in forked worker processes, as PyTorch's data loader does."""
 
     def __init__(self, workers: int) -> None:
         context = multiprocessing.get_context("fork")
@@ -141,11 +141,11 @@ class Loader:
             assert worker.exitcode == 0
 
 
-def pools(directory: Path) -> None:
+def process_pools(directory: Path) -> None:
     world = ring.init(timeout=20)
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map(square, range(20)) == [i * i for i in range(20)]
-        assert set(pool.map(tries_to_reduce, range(4))) == {"Forked"}
+        assert set(pool.map(try_to_reduce, range(4))) == {"Forked"}
         assert world.all_reduce(1) == world.size
     loader = Loader(2)
     for step in range(20):
@@ -164,16 +164,16 @@ def pools(directory: Path) -> None:
     assert world.all_reduce(1) == world.size
 
 
-def threads_at_work(directory: Path) -> None:
-    """Forks while other threads are in operations: no child may stop at a lock that its parent's thread had."""
+def forks_during_operations(directory: Path) -> None:
+    """Forks while another thread is in an operation. A child must not block on a lock that this thread holds in the parent."""
     import threading
 
     world = ring.init(timeout=20)
     twin = world.duplicate()
-    is_over = False
+    stop = False
 
     def reduce() -> None:
-        while not twin.all_reduce(is_over, "lor"):
+        while not twin.all_reduce(stop, "lor"):
             world.send_object_async(b"x" * 100, world.rank)
             world.receive_object(world.rank)
 
@@ -185,21 +185,21 @@ def threads_at_work(directory: Path) -> None:
             raised(ring.Forked, world.all_reduce, 1)
             sys.exit(0)
         wait_until("the child ends", lambda: os.waitpid(pid, os.WNOHANG) != (0, 0), 10)
-    is_over = True
+    stop = True
     thread.join(20)
     assert not thread.is_alive()
     world.barrier()
 
 
-def alone_and_forked(directory: Path) -> None:
-    """A group that `init` has not made is forked, too."""
+def solo_group(directory: Path) -> None:
+    """Forks a process whose only group is from `solo` and not from `init`."""
     group = ring.solo()
     group.send_async(np.zeros(3), 0)
 
-    def ends() -> str:
+    def reduce_in_child() -> str:
         return type(raised(ring.Error, group.all_reduce, 1)).__name__
 
-    assert in_child(ends) == (0, b"Forked")
+    assert run_in_child(reduce_in_child) == (0, b"Forked")
     pid = os.fork()
     if pid == 0:
         del group
@@ -208,46 +208,48 @@ def alone_and_forked(directory: Path) -> None:
     assert group.receive(np.zeros(3)).count == 3
 
 
-def child_outlives_parent(directory: Path) -> None:
+def child_lives_longer_than_rank(directory: Path) -> None:
     world = ring.init(timeout=20, transport=os.environ["TEST_TRANSPORT"])
     world.barrier()
     if world.rank == 1:
         if os.fork() == 0:
-            # It lives on, out of reach of who ends its parent.
+            # The child is in its own session, so that a signal to the parent's process group does not end it.
             os.setsid()
-            leave(directory / "child", os.getpid())
+            write_atomically(directory / "child", os.getpid())
             signal.pause()
-        read_when_there(directory / "child")
-        leave(directory / "parent", os.getpid())
+        wait_and_read(directory / "child")
+        write_atomically(directory / "parent", os.getpid())
     try:
         if world.rank == 1:
             signal.pause()
         world.all_reduce(np.ones(5))
     except ring.JobFailed as error:
-        leave(directory / f"saw-{world.rank}", f"{time.monotonic()} {type(error).__name__} {error.rank}")
+        write_atomically(directory / f"saw-{world.rank}", f"{time.monotonic()} {type(error).__name__} {error.rank}")
 
 
 @pytest.mark.parametrize("n", (1, 3))
-@pytest.mark.parametrize("what", ("children", "pools", "threads_at_work", "alone_and_forked"))
+@pytest.mark.parametrize("what", ("children", "process_pools", "forks_during_operations", "solo_group"))
 def test_forks(ringrun: Launcher, tmp_path: Path, what: str, n: int):
-    if what == "alone_and_forked" and n > 1:
+    if what == "solo_group" and n > 1:
         n = 2
     ringrun(n, HERE, what, tmp_path)
 
 
 @pytest.mark.parametrize("transport", ("auto", "tcp"))
-def test_a_child_that_outlives_its_parent_does_not_hide_its_death(ringrun: Launcher, tmp_path: Path, transport: str):
-    """A forked child has the parent's sockets: as long as it lives, peers do not see them close."""
-    job = ringrun.start(3, HERE, "child_outlives_parent", tmp_path, env={"TEST_TRANSPORT": transport}, flags=("--grace", "15"))
-    child = int(read_when_there(tmp_path / "child"))
+def test_peers_see_the_death_of_a_rank_whose_child_lives_on(ringrun: Launcher, tmp_path: Path, transport: str):
+    """A forked child has copies of the rank's sockets. If it kept them open, peers would not see them close."""
+    job = ringrun.start(
+        3, HERE, "child_lives_longer_than_rank", tmp_path, env={"TEST_TRANSPORT": transport}, flags=("--grace", "15")
+    )
+    child = int(wait_and_read(tmp_path / "child"))
     try:
-        parent = int(read_when_there(tmp_path / "parent"))
+        parent = int(wait_and_read(tmp_path / "parent"))
         killed = time.monotonic()
         os.kill(parent, signal.SIGKILL)
         for rank in (0, 2):
-            when, name, culprit = read_when_there(tmp_path / f"saw-{rank}").split()
+            when, name, culprit = wait_and_read(tmp_path / f"saw-{rank}").split()
             assert (name, culprit) == ("PeerLost", "1")
-            print(f"rank {rank} knows after {1000 * (float(when) - killed):.0f} ms")
+            print(f"rank {rank} raised its error after {1000 * (float(when) - killed):.0f} ms")
             assert float(when) - killed < 2
     finally:
         os.kill(child, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Groups of some of the ranks, memory of a group's own, and what a group knows of itself."""
+"""Tests of groups: their properties, subgroups, and shared memory from `alloc`."""
 
 import gc
 import math
@@ -16,7 +16,7 @@ cases = Cases(__file__)
 
 
 @cases
-def what_a_group_is(world):
+def properties_of_a_group(world):
     n = world.size
     assert world is ring.world() is ring.init() and ring.is_initialized()
     assert (ring.rank(), ring.size(), ring.local_rank(), ring.local_size()) == (world.rank, n, world.rank, n)
@@ -32,7 +32,7 @@ def what_a_group_is(world):
 
 
 @cases
-def parts_by_colour(world):
+def split_groups_ranks_by_colour(world):
     n, rank = world.size, world.rank
     group = world.split(rank % 2, key=-rank)
     expected = sorted((r for r in range(n) if r % 2 == rank % 2), reverse=True)
@@ -48,7 +48,7 @@ def parts_by_colour(world):
 
 
 @cases
-def parts_by_list(world):
+def subgroup_has_the_listed_ranks(world):
     n, rank = world.size, world.rank
     ranks = list(reversed(range(n)))
     group = world.subgroup(ranks)
@@ -60,12 +60,12 @@ def parts_by_list(world):
     assert (first is None) == (rank != 0)
     assert first is None or first.all_reduce(7) == 7
     assert world.subgroup(np.array(ranks)).members == ranks
-    assert world.subgroup([]) is None, "the group is empty"
+    assert world.subgroup([]) is None, "no rank is in an empty group"
     assert world.all_reduce(1) == n
 
 
 @cases
-def nested_parts(world):
+def groups_can_be_split_again(world):
     group, depth = world, 0
     while group.size > 1:
         half = group.split(int(group.rank >= (group.size + 1) // 2))
@@ -78,10 +78,10 @@ def nested_parts(world):
 
 
 @cases
-def duplicates_do_not_get_in_each_others_way(world):
+def duplicates_of_a_group_are_independent(world):
     n, rank = world.size, world.rank
     groups = [world.duplicate() for _ in range(4)]
-    # Each rank begins them in another order.
+    # Each rank begins the operations of the groups in another order.
     handles = {k: groups[k].all_reduce_async(np.full(1000, k)) for k in np.roll(range(4), rank)}
     for k in range(4):
         assert np.all(handles[k].wait() == k * n)
@@ -109,7 +109,7 @@ def duplicates_do_not_get_in_each_others_way(world):
 
 
 @cases
-def a_closed_group_is_of_no_use(world):
+def calls_on_a_closed_group_raise_an_error(world):
     group = world.duplicate()
     with group as same:
         assert same is group and group.all_reduce(1) == world.size
@@ -142,7 +142,7 @@ def a_closed_group_is_of_no_use(world):
 
 
 @cases
-def a_group_closed_while_operations_go_on(world):
+def operations_end_although_their_group_is_closed(world):
     group = world.duplicate()
     handles = [group.all_reduce_async(np.full(5000, k)) for k in range(10)]
     group.close()
@@ -151,8 +151,7 @@ def a_group_closed_while_operations_go_on(world):
 
 
 @cases
-def a_group_closed_by_another_thread(world):
-    """Who is in a collective of it comes to its end; who waits for a turn is told."""
+def a_group_is_closed_after_a_collective_of_another_thread(world):
     group = world.duplicate()
     if world.size > 1 and world.rank == 0:
         inside = threading.Event()
@@ -186,7 +185,7 @@ def timeouts_are_set_and_read(world):
     group.timeout = 7
     assert group.timeout == 7.0 and group.duplicate().timeout == 7.0
     group.timeout = math.inf
-    assert group.timeout > 1e8, "longer than anybody waits"
+    assert group.timeout > 1e8, "infinity becomes many years"
     assert group.all_reduce(1) == world.size
     for wrong in (-1, math.nan, -math.inf):
         raised(ring.InvalidArgument, setattr, group, "timeout", wrong)
@@ -195,7 +194,7 @@ def timeouts_are_set_and_read(world):
 
 
 @cases
-def memory_of_the_groups_own(world):
+def alloc_returns_zeros_in_shared_memory(world):
     n = world.size
     for dtype in ("float32", "float64", "float16", "int8", "uint64", "int16", "bool"):
         for shape in (1, 7, (3, 5), 100_003, np.int64(5), (2, np.int32(4))):
@@ -214,11 +213,11 @@ def memory_of_the_groups_own(world):
     raised(ring.InvalidArgument, world.core.alloc, 4, "f31")
     raised(ring.InvalidArgument, world.alloc, (3, -1))
     assert world.alloc(0).shape == (0,) and world.alloc((3, 0)).shape == (3, 0) and world.alloc(()).shape == ()
-    assert world.alloc(3 + world.rank).shape == (3 + world.rank,), "each may have its own shape"
+    assert world.alloc(3 + world.rank).shape == (3 + world.rank,), "shapes may differ between ranks"
 
 
 @cases
-def slices_of_memory_of_the_groups_own(world):
+def parts_of_shared_memory_are_reduced_in_place(world):
     n, rank = world.size, world.rank
     array = world.alloc(10_000, "int64")
     for part in (slice(0, 10), slice(5, 1005), slice(1, 9_999), slice(9_999, 10_000), slice(3, 3)):
@@ -235,12 +234,12 @@ def slices_of_memory_of_the_groups_own(world):
     handle = world.all_reduce_async(array[:500], out=array[:500])
     handle.wait()
     assert np.all(array[:500] == sum(range(n)))
-    # Into and out of it.
+    # Shared memory as the input of one operation and as the output of another.
     array[...] = rank
     assert np.all(world.all_reduce(array) == sum(range(n))) and np.all(array == rank)
     world.broadcast(array, root=n - 1, out=array)
     assert np.all(array == n - 1)
-    # One rank's ends elsewhere than the others'.
+    # Each rank reduces another part of its memory.
     array[...] = 1
     start = rank * 7
     part = array[start : start + 50]
@@ -248,7 +247,7 @@ def slices_of_memory_of_the_groups_own(world):
 
 
 @cases
-def memory_of_the_groups_own_outlives_the_group(world):
+def shared_memory_stays_valid_after_its_group_is_closed(world):
     group = world.duplicate()
     array = group.alloc(1000)
     part = array[10:20]
@@ -264,7 +263,7 @@ def memory_of_the_groups_own_outlives_the_group(world):
 
 
 @cases(sizes=(1, 3))
-def memory_of_the_groups_own_is_given_back(world):
+def shared_memory_is_freed(world):
     def use() -> None:
         array = world.alloc(1 << 18)
         array[...] = 1
@@ -277,12 +276,12 @@ def memory_of_the_groups_own_is_given_back(world):
     for _ in range(40):
         use()
     world.barrier()
-    assert resident_bytes() - before < 8 << 20, "40 MiB have been allocated"
+    assert resident_bytes() - before < 8 << 20, "40 MiB were allocated, and must have been freed"
     assert file_descriptors() <= files + 2
 
 
 @cases(sizes=(1, 2, 3))
-def groups_that_come_and_go_leave_nothing(world):
+def closed_groups_leave_no_memory_files_or_threads(world):
     def use() -> None:
         with world.duplicate() as twin:
             assert twin.all_reduce(1) == world.size
@@ -303,7 +302,7 @@ def groups_that_come_and_go_leave_nothing(world):
 
 
 @cases
-def memory_at_an_address(world):
+def operations_use_memory_at_an_address(world):
     owner = np.ones(10, np.float32)
     memory = _core.Memory(owner, owner.ctypes.data, 10, "f32")
     assert repr(memory)

@@ -1,4 +1,4 @@
-"""Operations that go on by themselves."""
+"""Tests of asynchronous operations and their handles."""
 
 import gc
 import math
@@ -15,13 +15,14 @@ cases = Cases(__file__)
 
 
 def release(world) -> None:
-    """Lets rank 0 go on in what it waits for: a message from the last rank, to oneself in a world of one."""
+    """Sends rank 0 the message with tag 77 for which it waits. The sender is the last rank, which is rank 0 in a job of one
+    rank."""
     if world.rank == world.size - 1:
         world.send(np.arange(3), 0, tag=77)
 
 
 @cases
-def a_wait_that_is_too_short_can_be_repeated(world):
+def a_wait_that_timed_out_can_be_repeated(world):
     buffer = np.zeros(3, np.int64)
     if world.rank == 0:
         handle = world.receive_async(buffer, tag=77)
@@ -35,15 +36,15 @@ def a_wait_that_is_too_short_can_be_repeated(world):
     release(world)
     if world.rank == 0:
         assert handle.wait() == (world.size - 1, 77, 3)
-        assert handle.wait(0) == handle.wait(math.inf) == ring.Status(world.size - 1, 77, 3), "the same answer again"
+        assert handle.wait(0) == handle.wait(math.inf) == ring.Status(world.size - 1, 77, 3), "later waits return the same result"
         assert handle.test() and buffer.tolist() == [0, 1, 2]
         assert ring.wait_any([handle]) == 0
-        assert not handle.cancel(), "it has ended"
+        assert not handle.cancel(), "a receive that has ended cannot be cancelled"
 
 
 @cases
-def a_late_rank_is_waited_for(world):
-    """A collective of which one rank knows that it has not ended, for another has not begun it."""
+def a_wait_times_out_while_another_rank_is_late(world):
+    """Rank 1 begins the collective only after the first wait of rank 0 has timed out."""
     if world.rank == 0 and world.size > 1:
         handle = world.all_reduce_async(np.ones(5))
         raised(ring.StillRunning, handle.wait, 0.05)
@@ -56,7 +57,7 @@ def a_late_rank_is_waited_for(world):
 
 
 @cases
-def wrong_times_are_refused(world):
+def invalid_timeouts_are_refused(world):
     handle = world.barrier_async()
     for wrong in (-1, -0.001, math.nan, -math.inf):
         raised(ring.InvalidArgument, handle.wait, wrong)
@@ -66,7 +67,7 @@ def wrong_times_are_refused(world):
 
 
 @cases
-def many_at_a_time(world):
+def many_operations_run_at_the_same_time(world):
     n = world.size
     handles = [world.all_reduce_async(np.full(count % 50 + 1, world.rank + count)) for count in range(300)]
     handles += [world.all_gather_async(np.full(3, world.rank)) for _ in range(50)]
@@ -79,7 +80,7 @@ def many_at_a_time(world):
 
 
 @cases
-def any_of_several(world):
+def wait_any_returns_an_operation_that_has_ended(world):
     assert ring.wait_any([]) is None and ring.wait_any([], 0) is None
     handles = {k: world.all_reduce_async(np.full(4, k)) for k in range(20)}
     seen = set()
@@ -100,8 +101,8 @@ def any_of_several(world):
 
 
 @cases
-def dropped_handles_let_the_operation_go_on(world):
-    """What comes of it on the rank that does not wait is not said; the others have their results, and the group goes on."""
+def an_operation_goes_on_when_its_handle_is_dropped(world):
+    """The ranks that keep their handles get their results, and the group can go on. The other rank's result is unspecified."""
     n, rank = world.size, world.rank
     for k in range(50):
         handle = world.all_reduce_async(np.full(k * 600 + 1, k), out=np.zeros(k * 600 + 1, np.int64))
@@ -116,8 +117,7 @@ def dropped_handles_let_the_operation_go_on(world):
 
 
 @cases
-def what_has_ended_is_there(world):
-    """Who asks `test` until it says so finds the result in the array."""
+def the_result_is_in_the_array_when_test_returns_true(world):
     n, rank = world.size, world.rank
     for count in (1, 1000, 100_000):
         x = np.full(count, float(rank))
@@ -144,7 +144,7 @@ def what_has_ended_is_there(world):
             world.gather_async(x)
         world.send(x, (rank + 1) % n, 2)
         for k, (handle, out, expected) in enumerate(checks):
-            wait_until("it ends", handle.test)
+            wait_until("the operation ends", handle.test)
             assert np.array_equal(out, expected), (count, k)
 
 
@@ -155,7 +155,7 @@ def arrays_live_as_long_as_their_operations(world):
         handles = []
         for k in range(30):
             handles.append(world.all_reduce_async(np.full(30_000, k % 2, dtype)))
-            # What takes the place of memory that has been given back would be seen in the results.
+            # If the input had been freed, this array would overwrite it, and the results would be wrong.
             np.full(30_000, 9).sum()
         gc.collect()
         for k, handle in enumerate(handles):
@@ -171,9 +171,9 @@ def arrays_live_as_long_as_their_operations(world):
 
 
 @cases
-def arrays_are_let_go_of_when_their_operation_has_ended(world):
+def an_array_is_freed_after_its_operation_has_ended(world):
     class Array(np.ndarray):
-        """One that can be referred to weakly."""
+        """An array that supports weak references."""
 
     def begin():
         array = np.ones(1000).view(Array)
@@ -189,7 +189,7 @@ def arrays_are_let_go_of_when_their_operation_has_ended(world):
 
 
 @cases
-def a_handle_is_waited_for_by_several_threads(world):
+def several_threads_can_wait_for_one_handle(world):
     buffer = np.zeros(3, np.int64)
     results = []
     if world.rank == 0:
@@ -198,7 +198,7 @@ def a_handle_is_waited_for_by_several_threads(world):
         threads += [threading.Thread(target=lambda: results.append((ring.wait_any([handle, handle]), handle.wait())[1]))]
         for thread in threads:
             thread.start()
-        # Others wait without an end; that must not keep who has little time.
+        # Other threads wait without a limit. A wait with a short timeout must still end in time.
         for _ in range(3):
             started = time.monotonic()
             raised(ring.StillRunning, handle.wait, 0.05)
@@ -216,7 +216,7 @@ def a_handle_is_waited_for_by_several_threads(world):
 
 
 @cases
-def a_cancelled_receive_takes_nothing(world):
+def a_cancelled_receive_matches_no_message(world):
     n, rank = world.size, world.rank
     before = np.full(3, -1)
     handle = world.receive_async(before, source=(rank - 1) % n, tag=3)
@@ -228,13 +228,13 @@ def a_cancelled_receive_takes_nothing(world):
     after = np.zeros(3, np.int64)
     world.receive(after, (rank - 1) % n, 3)
     assert after.tolist() == [0, 1, 2] and before.tolist() == [-1] * 3
-    assert not world.all_reduce_async(np.ones(3)).cancel(), "only receives can be withdrawn"
+    assert not world.all_reduce_async(np.ones(3)).cancel(), "only receives can be cancelled"
     objects = world.receive_object_async(tag=9)
     assert objects.cancel()
 
 
 @cases
-def a_handle_cancelled_by_another_thread_ends_the_wait(world):
+def a_wait_ends_when_another_thread_cancels_the_handle(world):
     handle = world.receive_async(np.zeros(3), tag=4)
     outcome = []
 
@@ -249,8 +249,8 @@ def a_handle_cancelled_by_another_thread_ends_the_wait(world):
 
 
 @cases
-def threads_begin_and_wait_at_once(world):
-    """Collectives have to be begun in one order everywhere; who waits for them, and in which order, is free."""
+def threads_can_wait_in_any_order(world):
+    """All ranks must begin collectives in the same order, but any thread may wait for them in any order."""
     handles = [world.all_reduce_async(np.full(2000, k)) for k in range(60)]
     wrong = []
 
@@ -268,13 +268,13 @@ def threads_begin_and_wait_at_once(world):
 
 
 @cases
-def results_of_every_asynchronous_form(world):
+def every_asynchronous_operation_returns_its_result(world):
     n = world.size
     assert world.all_reduce_async(2.5).wait() == 2.5 * n
     assert isinstance(world.all_reduce_async(2.5).wait(), np.floating)
-    place = np.ones(4)
-    assert world.all_reduce_async(place, out=place).wait() is place
-    assert place.tolist() == [n] * 4
+    array = np.ones(4)
+    assert world.all_reduce_async(array, out=array).wait() is array
+    assert array.tolist() == [n] * 4
     out = np.zeros(4)
     assert world.all_reduce_async(np.ones(4), "max", out=out).wait() is out
     assert world.barrier_async().wait() is None

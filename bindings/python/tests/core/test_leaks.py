@@ -1,4 +1,4 @@
-"""Very many operations leave nothing: memory, files and threads are after them as they were after the first few."""
+"""Tests that operations leak no memory, files or threads: thousands of operations use no more of them than the first few."""
 
 import gc
 
@@ -10,11 +10,11 @@ from ranks import Cases, file_descriptors, resident_bytes, threads_of_process
 cases = Cases(__file__, sizes=(1, 2), timeout=40.0)
 
 GROWTH_MAX_BYTES = 3 << 20
-"""What allocators keep, and what no leak of a few dozen bytes for each of so many operations fits in."""
+"""The allowed growth of memory in bytes. Allocators may keep this much; a leak of a few dozen bytes per operation is more."""
 
 
-def flat(world, count: int, use) -> None:
-    """Uses something `count` times, after a tenth as often to warm up."""
+def check_no_growth(world, count: int, use) -> None:
+    """Calls `use` `count` times, after `count // 10` calls as a warm-up. Checks that memory, files and threads do not grow."""
     for k in range(count // 10):
         use(k)
     gc.collect()
@@ -25,19 +25,19 @@ def flat(world, count: int, use) -> None:
     gc.collect()
     world.barrier()
     grown = resident_bytes() - before
-    assert grown < GROWTH_MAX_BYTES, f"{grown} bytes more after {count}"
+    assert grown < GROWTH_MAX_BYTES, f"memory grew by {grown} bytes in {count} calls"
     assert file_descriptors() <= files and threads_of_process() <= threads
 
 
 @cases
-def small_sums(world):
+def small_all_reduces(world):
     x = np.ones(4, np.float32)
-    flat(world, 100_000, lambda k: world.core.all_reduce(x, "max"))
-    flat(world, 10_000, lambda k: world.all_reduce(x))
+    check_no_growth(world, 100_000, lambda k: world.core.all_reduce(x, "max"))
+    check_no_growth(world, 10_000, lambda k: world.all_reduce(x))
 
 
 @cases
-def sums_that_go_on_by_themselves(world):
+def asynchronous_all_reduces(world):
     pending: list = []
 
     def use(k) -> None:
@@ -46,7 +46,7 @@ def sums_that_go_on_by_themselves(world):
             ring.wait_all(pending)
             pending.clear()
 
-    flat(world, 10_000, use)
+    check_no_growth(world, 10_000, use)
 
 
 @cases
@@ -57,7 +57,7 @@ def handles_without_a_wait(world):
         if k % 50 == 0:
             world.barrier()
 
-    flat(world, 5_000, use)
+    check_no_growth(world, 5_000, use)
 
 
 @cases
@@ -70,30 +70,30 @@ def messages(world):
         world.receive(got, (rank - 1) % n, k % 3)
         sent.wait()
 
-    flat(world, 10_000, use)
+    check_no_growth(world, 10_000, use)
 
 
 @cases
 def objects(world):
-    flat(world, 5_000, lambda k: world.all_gather_object({"k": k, "text": "x" * (k % 500)}))
-    flat(world, 5_000, lambda k: world.broadcast_object([k] * 20 if world.rank == 0 else None))
+    check_no_growth(world, 5_000, lambda k: world.all_gather_object({"k": k, "text": "x" * (k % 500)}))
+    check_no_growth(world, 5_000, lambda k: world.broadcast_object([k] * 20 if world.rank == 0 else None))
 
 
 @cases
-def sums_of_a_mebibyte(world):
+def all_reduces_of_a_mebibyte_in_place(world):
     x = np.ones(1 << 18, np.float32)
-    flat(world, 1_000, lambda k: world.all_reduce(x, "max", out=x))
+    check_no_growth(world, 1_000, lambda k: world.all_reduce(x, "max", out=x))
 
 
 @cases
-def results_of_a_mebibyte(world):
+def all_reduces_of_a_mebibyte_into_new_arrays(world):
     x = np.ones(1 << 18, np.float32)
-    flat(world, 300, lambda k: world.all_reduce(x))
-    flat(world, 300, lambda k: world.all_reduce_async(x).wait())
+    check_no_growth(world, 300, lambda k: world.all_reduce(x))
+    check_no_growth(world, 300, lambda k: world.all_reduce_async(x).wait())
 
 
 @cases
-def failures_after_which_the_group_goes_on(world):
+def calls_with_invalid_arguments(world):
     x = np.ones(3)
 
     def use(k) -> None:
@@ -104,7 +104,7 @@ def failures_after_which_the_group_goes_on(world):
                 continue
             raise AssertionError
 
-    flat(world, 3_000, use)
+    check_no_growth(world, 3_000, use)
 
 
 test_leaks = cases.tests()

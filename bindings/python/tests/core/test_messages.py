@@ -1,4 +1,4 @@
-"""Messages and objects."""
+"""Tests of messages and of collectives of Python objects."""
 
 import pickle
 import threading
@@ -12,7 +12,7 @@ cases = Cases(__file__)
 
 
 @cases
-def around_the_ring(world):
+def each_rank_sends_to_the_next(world):
     n, rank = world.size, world.rank
     right, left = (rank + 1) % n, (rank - 1) % n
     for dtype in ("float32", "uint8", "int16", "bool", "complex128", "datetime64[ns]", ">i4", "U4"):
@@ -33,7 +33,7 @@ def around_the_ring(world):
 
 
 @cases
-def a_synchronous_send_ends_when_a_receive_has_matched(world):
+def a_synchronous_send_completes_when_a_receive_has_matched(world):
     n, rank = world.size, world.rank
     right, left = (rank + 1) % n, (rank - 1) % n
     for count in (0, 1, 100_000):
@@ -56,7 +56,7 @@ def a_synchronous_send_ends_when_a_receive_has_matched(world):
 
 
 @cases
-def tags_and_sources_choose(world):
+def a_receive_matches_its_source_and_tag(world):
     n, rank = world.size, world.rank
     for to in range(n):
         for tag in (5, 6, 2**32 - 2):
@@ -89,7 +89,7 @@ def messages_of_a_source_and_tag_stay_in_order(world):
 
 
 @cases
-def a_probe_sees_what_has_come(world):
+def a_probe_finds_a_message_that_has_arrived(world):
     n, rank = world.size, world.rank
     right, left = (rank + 1) % n, (rank - 1) % n
     assert world.probe() is None and world.probe(left, 2) is None
@@ -97,7 +97,7 @@ def a_probe_sees_what_has_come(world):
     world.barrier()
     world.send_async(np.zeros(11, np.float32), right, 2)
     assert world.probe(left, 2, timeout=20) == ring.Status(left, 2, 11)
-    assert world.probe(timeout=20) == ring.Status(left, 2, 11), "it stays"
+    assert world.probe(timeout=20) == ring.Status(left, 2, 11), "a probe does not receive the message"
     assert world.core.probe(None, None, 20) == (left, 2, 11, "f32")
     assert world.probe(left, 3) is None
     assert world.receive(np.zeros(11, np.float32), left, 2).count == 11
@@ -106,7 +106,7 @@ def a_probe_sees_what_has_come(world):
 
 
 @cases
-def to_oneself(world):
+def a_rank_can_send_to_itself(world):
     got = np.zeros(100_000)
     world.send_async(np.arange(100_000.0), world.rank)
     world.receive(got, world.rank)
@@ -117,7 +117,7 @@ def to_oneself(world):
 
 
 @cases
-def into_the_beginning_of_a_longer_array(world):
+def a_message_is_received_into_the_beginning_of_a_longer_array(world):
     n, rank = world.size, world.rank
     world.send_async(np.arange(3.0), (rank + 1) % n)
     got = np.full((2, 5), -1.0)
@@ -134,7 +134,7 @@ def into_the_beginning_of_a_longer_array(world):
 
 
 @cases
-def bytes_and_any_buffer(world):
+def buffers_of_any_type_are_sent_as_bytes(world):
     n, rank = world.size, world.rank
     core, right, left = world.core, (rank + 1) % n, (rank - 1) % n
     for data in (
@@ -150,27 +150,27 @@ def bytes_and_any_buffer(world):
         core.send_bytes_async(data, right, 1)
         assert core.receive_bytes(left, 1) == (expected, left, 1)
         core.send_bytes_async(data, right, 1)
-        room = np.zeros(40, np.uint8)
-        assert core.receive_into_bytes(room, left, 1) == (left, 1, len(expected))
-        assert room[: len(expected)].tobytes() == expected
+        buffer = np.zeros(40, np.uint8)
+        assert core.receive_into_bytes(buffer, left, 1) == (left, 1, len(expected))
+        assert buffer[: len(expected)].tobytes() == expected
         assert core.all_gather_bytes(data) == [expected] * n
         assert core.broadcast_bytes(data if rank == 0 else None, 0) == expected
 
 
 @cases
-def a_message_that_is_too_long_fails_the_receive_alone(world):
+def a_message_that_is_too_long_fails_only_the_receive(world):
     n, rank = world.size, world.rank
     core, right, left = world.core, (rank + 1) % n, (rank - 1) % n
     for length in (9, 300_000):
         core.send_bytes_async(b"x" * length, right, 3)
         core.send_bytes_async(b"the next", right, 3)
-        room = np.zeros(2, np.float32)
-        error = raised(ring.Truncated, core.receive_into_bytes, room, left, 3)
+        buffer = np.zeros(2, np.float32)
+        error = raised(ring.Truncated, core.receive_into_bytes, buffer, left, 3)
         assert isinstance(error, ring.InvalidArgument)
         assert (error.source, error.tag, error.count) == (left, 3, length)
-        assert core.receive_into_bytes(room, left, 3) == (left, 3, 8) and room.tobytes() == b"the next"
+        assert core.receive_into_bytes(buffer, left, 3) == (left, 3, 8) and buffer.tobytes() == b"the next"
         core.send_bytes_async(b"y" * length, right, 3)
-        handle = core.receive_into_bytes_async(room, left, 3)
+        handle = core.receive_into_bytes_async(buffer, left, 3)
         raised(ring.Truncated, handle.wait)
         raised(ring.Truncated, handle.wait)
     assert world.all_reduce(1) == n
@@ -182,7 +182,7 @@ def threads_send_and_receive_while_another_is_in_a_collective(world):
     right, left = (rank + 1) % n, (rank - 1) % n
     wrong: list = []
 
-    def guarded(function) -> threading.Thread:
+    def start_thread(function) -> threading.Thread:
         def body() -> None:
             try:
                 function()
@@ -212,15 +212,15 @@ def threads_send_and_receive_while_another_is_in_a_collective(world):
         for k in range(300):
             assert np.all(world.all_reduce(np.full(k * 31 % 2000, k)) == k * n)
 
-    threads = [guarded(lambda tag=tag: call(tag)) for tag in range(3) for call in (send, receive)]
-    threads += [guarded(objects), guarded(reduce)]
+    threads = [start_thread(lambda tag=tag: call(tag)) for tag in range(3) for call in (send, receive)]
+    threads += [start_thread(objects), start_thread(reduce)]
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
     assert not wrong, wrong
-    # A collective does not keep messages waiting, though the group is at work.
+    # Rank 0 can send and receive messages while another of its threads is in a collective.
     if rank == 0:
-        entered = guarded(world.barrier)
+        entered = start_thread(world.barrier)
         for peer in range(1, n):
             world.send(np.ones(2), peer, 60)
             world.receive(np.ones(2), peer, 61)
@@ -244,7 +244,7 @@ class Pair:
 
 
 @cases
-def objects_of_any_kind(world):
+def objects_of_any_type(world):
     n, rank = world.size, world.rank
     for value in (None, 0, "text", b"", [1, [2, {"three": 4.0}]], {1, 2}, np.arange(5), Pair(1, "x"), ring.Error, range(10**6)):
         same = np.array_equal if isinstance(value, np.ndarray) else lambda a, b: a == b
@@ -284,7 +284,7 @@ def big_objects(world):
 
 
 @cases
-def objects_that_no_rank_can_pickle_are_an_error_on_all_ranks(world):
+def all_ranks_fail_if_no_rank_can_pickle_its_object(world):
     unpicklable = threading.Lock()
     for call in (
         lambda: world.all_gather_object(unpicklable),
@@ -298,8 +298,8 @@ def objects_that_no_rank_can_pickle_are_an_error_on_all_ranks(world):
 
 
 @cases
-def objects_that_one_rank_cannot_give_are_an_error_on_all_ranks(world):
-    """The other ranks waited for the deadline."""
+def all_ranks_fail_if_one_rank_cannot_pickle_its_object(world):
+    """Regression test: the other ranks waited until their deadline."""
     n, rank = world.size, world.rank
     culprit = n - 1
     is_culprit = rank == culprit
@@ -322,27 +322,27 @@ def objects_that_one_rank_cannot_give_are_an_error_on_all_ranks(world):
             assert type(error) is ring.Error and error.rank == culprit, repr(error)
             assert str(error).startswith(f"rank {culprit} did not contribute to this collective: "), error
         assert world.all_reduce(1) == n, "the group can go on"
-    # Each rank that fails raises its own exception, and the others name the first one.
+    # Each rank that cannot pickle its object raises its own exception. The errors of the other ranks name the first such rank.
     error = raised(Exception, world.all_gather_object, threading.Lock() if rank < 2 else 0)
     assert isinstance(error, TypeError) if rank < 2 else error.rank == 0, repr(error)
     assert world.all_gather_object("x" * rank) == ["x" * r for r in range(n)]
 
 
 @cases
-def an_object_that_fails_to_unpickle_is_an_error_of_its_receiver(world):
-    raised(ZeroDivisionError, world.all_gather_object, Bomb())
-    world.send_object_async(Bomb(), world.rank)
+def only_the_receiver_fails_if_an_object_cannot_be_unpickled(world):
+    raised(ZeroDivisionError, world.all_gather_object, FailsToUnpickle())
+    world.send_object_async(FailsToUnpickle(), world.rank)
     raised(ZeroDivisionError, world.receive_object)
     assert world.all_reduce(1) == world.size
 
 
-class Bomb:
+class FailsToUnpickle:
     def __reduce__(self):
         return divmod, (1, 0)
 
 
 @cases
-def statistics_count(world):
+def statistics_count_operations_and_time(world):
     before = world.statistics()
     world.all_reduce(np.ones(100_000))
     after = world.statistics()

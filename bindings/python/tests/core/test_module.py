@@ -1,4 +1,4 @@
-"""The module itself: its stubs, what it imports, a world of one, and how programs end."""
+"""Tests of the package: its type stubs, its imports, jobs of one rank, and the end of programs."""
 
 import ast
 import inspect
@@ -18,8 +18,8 @@ from ringtrain import _core
 STUB = Path(_core.__file__).with_name("_core.pyi")
 
 
-def described() -> dict:
-    """The names of the stub: what they are and their signatures."""
+def read_stub() -> dict:
+    """Returns the names in the stub. The value is "class", "attribute", or the parameters of a function."""
     names: dict = {}
 
     def parameters(function: ast.FunctionDef) -> list:
@@ -45,28 +45,29 @@ def described() -> dict:
     return names
 
 
-def found(name: str):
+def find_in_core(name: str):
+    """Returns the object of the compiled module with this dotted name."""
     thing = _core
     for part in name.split("."):
         thing = getattr(thing, part)
     return thing
 
 
-NAMES = described()
+STUB_NAMES = read_stub()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_the_stub_says_is_there(name: str):
-    described = NAMES[name]
+@pytest.mark.parametrize("name", STUB_NAMES)
+def test_the_module_has_every_name_of_the_stub(name: str):
+    described = STUB_NAMES[name]
     if described == "class":
-        assert isinstance(found(name), type)
+        assert isinstance(find_in_core(name), type)
     elif described == "attribute":
-        owner = found(name.rpartition(".")[0])
+        owner = find_in_core(name.rpartition(".")[0])
         assert hasattr(owner, name.rpartition(".")[2]), f"{name} is missing"
     elif name.endswith("__buffer__"):
         pass
     else:
-        thing = found(name.removesuffix(".__init__"))
+        thing = find_in_core(name.removesuffix(".__init__"))
         signature = inspect.signature(thing)
         actual = []
         for parameter in signature.parameters.values():
@@ -80,29 +81,29 @@ def test_what_the_stub_says_is_there(name: str):
         assert actual == expected
 
 
-def test_what_is_there_the_stub_says():
+def test_the_stub_has_every_name_of_the_module():
     for name in vars(_core):
-        assert name.startswith("__") or name in NAMES, f"{name} is not in {STUB.name}"
+        assert name.startswith("__") or name in STUB_NAMES, f"{name} is not in {STUB.name}"
     for kind in ("Group", "Handle", "Memory", "Rendezvous", "Shared"):
         for name in vars(getattr(_core, kind)):
-            assert name.startswith("__") or f"{kind}.{name}" in NAMES, f"{kind}.{name} is not in {STUB.name}"
+            assert name.startswith("__") or f"{kind}.{name}" in STUB_NAMES, f"{kind}.{name} is not in {STUB.name}"
         assert getattr(_core, kind).__module__ == "ringtrain._core"
 
 
-def test_every_name_of_the_package_can_be_used():
-    assert ring.__all__ == list(dict.fromkeys(ring.__all__)), "no name is there twice"
+def test_every_public_name_exists_and_has_a_docstring():
+    assert ring.__all__ == list(dict.fromkeys(ring.__all__)), "__all__ has duplicates"
     for name in ring.__all__:
         thing = getattr(ring, name)
-        assert thing.__doc__, f"{name} says nothing of itself"
+        assert thing.__doc__, f"{name} has no docstring"
     for name, thing in vars(ring.Group).items():
-        assert name.startswith("_") or thing.__doc__, f"Group.{name} says nothing of itself"
+        assert name.startswith("_") or thing.__doc__, f"Group.{name} has no docstring"
     operations = {name for name in dir(ring.Group) if not name.startswith("_") and callable(getattr(ring.Group, name))}
     assert operations - set(ring.__all__) <= {"close", "algorithm"}
     for name in ("Error", "PeerLost", "StillRunning"):
         assert getattr(ring, name) is getattr(_core, name)
 
 
-def test_before_the_start_there_is_no_group():
+def test_calls_before_init_raise_an_error():
     text = """
         import ringtrain as ring
         assert not ring.is_initialized()
@@ -130,7 +131,7 @@ def python(text: str, *arguments: str, **options) -> subprocess.CompletedProcess
     return done
 
 
-def test_importing_is_cheap_and_silent():
+def test_importing_the_package_imports_no_frameworks_and_prints_nothing():
     done = python(
         "import sys, ringtrain; others = {'torch', 'mpi4py', 'ringtrain.torch', 'ringtrain.mpi', 'pytest'}; "
         "print(sorted(others & set(sys.modules)))",
@@ -140,26 +141,26 @@ def test_importing_is_cheap_and_silent():
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
 
 
-def test_subclasses_and_strange_objects():
+def test_subclasses_are_refused_and_array_like_objects_accepted():
     for final in (_core.Group, _core.Handle, _core.Shared, _core.Rendezvous):
         raised(TypeError, type, "Sub", (final,), {})
     for kind in (_core.Group, _core.Handle, _core.Shared):
         raised(TypeError, kind)
     group = ring.solo()
 
-    class Strange:
+    class ArrayLike:
         def __array__(self, dtype=None, copy=None):
             return np.arange(3.0)
 
-    assert group.all_reduce(Strange()).tolist() == [0, 1, 2]
+    assert group.all_reduce(ArrayLike()).tolist() == [0, 1, 2]
     assert group.all_reduce(np.ma.array([1.0, 2.0], mask=[0, 1])).tolist() == [1, 2]
     assert type(group.all_reduce(np.rec.array([(1.0,)], dtype=[("a", "f8")])["a"])) is np.ndarray
 
-    class Liar:
+    class FailingIndex:
         def __index__(self):
             raise ZeroDivisionError
 
-    raised(ZeroDivisionError, group.broadcast, np.zeros(3), Liar())
+    raised(ZeroDivisionError, group.broadcast, np.zeros(3), FailingIndex())
     raised(ring.InvalidArgument, group.broadcast, np.zeros(3), True)  # rank 1
     handle = group.barrier_async()
     raised(TypeError, ring.wait_any, 5)
@@ -172,7 +173,7 @@ def test_subclasses_and_strange_objects():
     raised(TypeError, copy.deepcopy, handle)
 
 
-def test_alone_everything_is_the_identity():
+def test_collectives_of_one_rank_return_their_input():
     group = ring.solo()
     x = np.arange(12.0).reshape(4, 3)
     for call in (group.all_reduce, group.reduce, group.reduce_scatter, group.scan, group.broadcast, group.all_to_all):
@@ -199,8 +200,8 @@ def test_alone_everything_is_the_identity():
     raised(ring.Error, group.all_reduce, x)
 
 
-def test_arrays_of_gigabytes_of_counts():
-    """Counts that do not fit memory are refused, and nothing overflows."""
+def test_sizes_that_exceed_memory_raise_an_error():
+    """Sizes that do not fit into memory or into 64 bits are refused, and no computation of a size overflows."""
     group = ring.solo()
     zeros = np.broadcast_to(np.float64(0), (2**40,))
     raised((MemoryError, ring.InvalidArgument), group.all_reduce, zeros)
@@ -210,15 +211,15 @@ def test_arrays_of_gigabytes_of_counts():
     raised((ring.Error, OverflowError), group.core.alloc, 2**64, "u8")
 
 
-def test_threads_that_are_in_calls_do_not_keep_a_program_from_its_end(ringrun: Launcher, tmp_path: Path):
-    """A daemon thread blocks while the interpreter goes down."""
+def test_a_program_ends_while_daemon_threads_are_in_calls(ringrun: Launcher, tmp_path: Path):
+    """The interpreter exits while daemon threads block in operations of the compiled module."""
     path = tmp_path / "daemons.py"
     path.write_text(
         textwrap.dedent("""
         import sys, threading
         import numpy as np
         import ringtrain as ring
-        from ranks import leave, read_when_there, wait_until_asleep
+        from ranks import write_atomically, wait_and_read, wait_until_asleep
         world = ring.init(timeout=40)
         twin = world.duplicate()
         other = 1 - world.rank
@@ -234,9 +235,9 @@ def test_threads_that_are_in_calls_do_not_keep_a_program_from_its_end(ringrun: L
             thread.start()
         for thread in threads:
             wait_until_asleep(thread.native_id)
-        # The other's end is an error to this one's threads.
-        leave(f"{sys.argv[1]}/ready-{world.rank}", "")
-        read_when_there(f"{sys.argv[1]}/ready-{other}")
+        # When the other rank ends, the calls of this rank's threads raise an error.
+        write_atomically(f"{sys.argv[1]}/ready-{world.rank}", "")
+        wait_and_read(f"{sys.argv[1]}/ready-{other}")
         print("ends", flush=True)
         sys.exit(0)
         """)
@@ -247,8 +248,8 @@ def test_threads_that_are_in_calls_do_not_keep_a_program_from_its_end(ringrun: L
     assert "panicked" not in str(done) and "Fatal" not in str(done), done
 
 
-def test_a_program_that_keeps_everything_ends_well(ringrun: Launcher, tmp_path: Path):
-    """Groups, handles and arrays in modules, cycles and threads' locals are let go of in any order."""
+def test_a_program_ends_although_objects_are_still_referenced(ringrun: Launcher, tmp_path: Path):
+    """At the end of the program, the interpreter drops groups, handles and arrays in any order, or not at all."""
     path = tmp_path / "keeps.py"
     path.write_text(
         textwrap.dedent("""
@@ -267,7 +268,7 @@ def test_a_program_that_keeps_everything_ends_well(ringrun: Launcher, tmp_path: 
                 try:
                     world.all_reduce(1)
                 except Exception:
-                    # Modules may be gone by then. What it must not do is abort the process.
+                    # Python may have cleared modules already, so an exception is allowed. It must not abort the process.
                     pass
         last = Last()
         world.barrier()
@@ -279,8 +280,9 @@ def test_a_program_that_keeps_everything_ends_well(ringrun: Launcher, tmp_path: 
 
 
 @pytest.mark.parametrize("ending", ["sys.excepthook = print; raise ValueError('boom')", "raise ValueError('boom')"])
-def test_the_other_ranks_get_the_exception_that_ended_a_program(ringrun: Launcher, ending: str):
-    """Without this, a program that replaced the hook left with a goodbye, and the others named no cause."""
+def test_other_ranks_get_the_exception_that_ended_a_program(ringrun: Launcher, ending: str):
+    """Regression test: after a program had replaced `sys.excepthook`, the errors of the other ranks did not name its
+    exception."""
     program = f"import sys, ringtrain as ring; ring.init()\nif ring.rank() == 1: {ending}\nring.barrier()"
     done = ringrun(2, "-c", program, code=None)
     assert done.code == 1, done

@@ -1,4 +1,4 @@
-"""`ringtrain.run`: ranks from a notebook, or from any program."""
+"""Tests of `ringtrain.run`, which starts ranks from a notebook or another program."""
 
 import os
 import signal
@@ -12,19 +12,17 @@ import numpy as np
 import pytest
 
 import ringtrain as ring
-from ranks import Launcher, is_alive, raised, read_when_there, wait_until
-
-FAR = 3
+from ranks import Launcher, is_alive, raised, wait_and_read, wait_until
 
 
 @pytest.fixture(autouse=True)
 def launcher(ringrun: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`run` finds the same ringrun."""
+    """Makes `run` use the launcher of the other tests."""
     monkeypatch.setenv("PATH", str(Path(ringrun.program).parent), prepend=os.pathsep)
 
 
-def pids() -> list[str]:
-    """The processes of ranks that `run` has started."""
+def rank_pids() -> list[str]:
+    """Returns the ids of the processes of ranks that `run` has started."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -36,7 +34,7 @@ def pids() -> list[str]:
     return found
 
 
-def test_what_each_rank_returns(capfd: pytest.CaptureFixture):
+def test_run_returns_the_results_in_rank_order(capfd: pytest.CaptureFixture):
     offset = 10
 
     def nested(factor, *, shift=0):
@@ -53,24 +51,24 @@ def test_what_each_rank_returns(capfd: pytest.CaptureFixture):
         assert (value, total.tolist(), variable, size) == (rank * 2 + 11, [3] * 3, "yes", 3)
     out = capfd.readouterr().out
     assert all(f"[{rank}]<stdout>:hello from {rank}" in out for rank in range(3))
-    assert not pids()
+    assert not rank_pids()
 
 
 def test_one_rank_and_functions_that_do_not_join():
     assert ring.run(lambda: ring.init().size, 1) == [1]
-    assert ring.run(os.getppid, 1) != [os.getpid()], "ringrun is the parent"
+    assert ring.run(os.getppid, 1) != [os.getpid()], "the parent process of a rank must be ringrun"
     assert ring.run(max, 1, args=([3, 1],)) == [3]
     assert len(set(ring.run(os.getpid, 2))) == 2
 
 
-def test_wrong_arguments():
+def test_invalid_arguments_are_refused():
     for wrong in (0, -1):
         raised(ring.InvalidArgument, ring.run, os.getpid, wrong)
     raised(TypeError, ring.run, 5, 1, args=5)
     assert raised(ring.RunError, ring.run, 5, 1).rank == 0
 
 
-def test_an_exception_names_its_rank():
+def test_the_error_names_the_rank_that_raised_an_exception():
     def fails():
         world = ring.init()
         if world.rank == 1:
@@ -81,10 +79,10 @@ def test_an_exception_names_its_rank():
     assert error.rank == 1
     assert isinstance(error.__cause__, KeyError) and error.__cause__.args == ("what is missing",)
     assert "in fails" in str(error) and "what is missing" in str(error)
-    assert isinstance(error, ring.Error) and not pids()
+    assert isinstance(error, ring.Error) and not rank_pids()
 
 
-def test_an_exception_that_cannot_be_pickled():
+def test_the_error_has_the_text_of_an_exception_that_cannot_be_pickled():
     def fails():
         class Local(Exception):
             def __init__(self, one, two):
@@ -97,16 +95,16 @@ def test_an_exception_that_cannot_be_pickled():
     assert error.rank == 0 and "something local" in str(error)
 
 
-def test_a_result_that_cannot_be_pickled():
+def test_a_result_that_cannot_be_pickled_is_an_error():
     error = raised(ring.RunError, ring.run, lambda: threading.Lock(), 2)
     assert error.rank in (0, 1) and "pickle" in str(error)
 
 
-def test_an_argument_that_cannot_be_pickled():
+def test_an_argument_that_cannot_be_pickled_is_an_error():
     raised(TypeError, ring.run, lambda lock: 0, 1, args=(threading.Lock(),))
 
 
-def test_a_rank_that_exits_or_dies():
+def test_a_rank_that_exits_or_dies_is_an_error():
     error = raised(ring.RunError, ring.run, lambda: sys.exit(4), 1)
     assert error.rank == 0 and "SystemExit" in str(error)
 
@@ -118,10 +116,10 @@ def test_a_rank_that_exits_or_dies():
 
     error = raised(ring.RunError, ring.run, dies, 2)
     assert "rank 1" in str(error)
-    assert not pids()
+    assert not rank_pids()
 
 
-def test_a_time_that_is_too_short():
+def test_the_timeout_ends_the_job():
     def waits():
         ring.init().receive(np.zeros(1))
 
@@ -129,10 +127,10 @@ def test_a_time_that_is_too_short():
     error = raised(ring.RunError, ring.run, waits, 2, timeout=1.5)
     assert time.monotonic() - started < 15
     assert "124" in str(error) or "time" in str(error)
-    assert not pids()
+    assert not rank_pids()
 
 
-def test_variables_of_the_ranks():
+def test_env_overrides_variables_of_the_ranks():
     found = ring.run(
         lambda: (os.environ["PYTHONPATH"], os.environ["OMP_NUM_THREADS"]),
         1,
@@ -141,7 +139,7 @@ def test_variables_of_the_ranks():
     assert found[0][0].endswith(":/mine") and found[0][1] == "7"
 
 
-def test_from_a_thread():
+def test_several_threads_can_call_run():
     results: list = []
     threads = [threading.Thread(target=lambda k=k: results.append(ring.run(lambda: (k, ring.init().size), 2))) for k in range(2)]
     for thread in threads:
@@ -161,18 +159,18 @@ SHIFT = 5
 def helper(rank):
     return rank + SHIFT
 
-def of_main(world_size):
+def work(world_size):
     world = ring.init()
     assert world.size == world_size
     return helper(world.rank), world.all_reduce(1)
 
-{guard}print(ring.run(of_main, 2, args=(2,)))
+{guard}print(ring.run(work, 2, args=(2,)))
 """
 
 
 @pytest.mark.parametrize("how", ("file", "file without a guard", "standard input", "-c", "notebook"))
-def test_functions_of_main(tmp_path: Path, how: str):
-    """A notebook's __main__ has no file, and its functions are nowhere else."""
+def test_functions_of_the_main_module_can_run(tmp_path: Path, how: str):
+    """The ranks cannot import a notebook's functions, because its module `__main__` has no file."""
     guard = "if __name__ == '__main__':\n    " if how == "file" else ""
     text = PROGRAM.format(guard=guard)
     if how == "notebook":
@@ -191,26 +189,26 @@ INTERRUPTED = """
 import os, sys
 import numpy as np
 import ringtrain as ring
-from ranks import leave
+from ranks import write_atomically
 
 def waits(directory):
     world = ring.init()
     world.barrier()
-    leave(f"{directory}/rank-{world.rank}", os.getpid())
+    write_atomically(f"{directory}/rank-{world.rank}", os.getpid())
     world.receive(np.zeros(1))
 
 try:
     ring.run(waits, 2, args=(sys.argv[1],))
 except KeyboardInterrupt:
-    leave(f"{sys.argv[1]}/interrupted", "")
+    write_atomically(f"{sys.argv[1]}/interrupted", "")
     raise
 """
 
 
 @pytest.mark.parametrize("name", ("SIGINT", "SIGKILL"))
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path, name: str):
+def test_an_interrupted_run_ends_its_ranks(tmp_path: Path, name: str):
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(entry for entry in sys.path if entry))
-    # In a notebook the signal reaches this process alone, and not its children as in a terminal.
+    # As in a notebook, only this process gets the signal. In a terminal its children would get it too.
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(tmp_path)],
         env=env,
@@ -218,13 +216,13 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, name: str):
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    ranks = [int(read_when_there(tmp_path / f"rank-{rank}")) for rank in range(2)]
+    ranks = [int(wait_and_read(tmp_path / f"rank-{rank}")) for rank in range(2)]
     started = time.monotonic()
     process.send_signal(getattr(signal, name))
     process.communicate(timeout=40)
     print(f"ended after {time.monotonic() - started:.1f} s")
     if name == "SIGINT":
         assert (tmp_path / "interrupted").exists()
-        assert not any(is_alive(rank) for rank in ranks), "they end before it does"
+        assert not any(is_alive(rank) for rank in ranks), "the ranks must end before `run` returns"
         assert time.monotonic() - started < 10
     wait_until("the ranks end", lambda: not any(is_alive(rank) for rank in ranks), 40)

@@ -1,5 +1,5 @@
-"""Ctrl-C and other signals in every blocking call: the handler runs at once, its exception ends the call, and the
-others are told."""
+"""Tests of Ctrl-C and other signals in every blocking call. The handler runs at once, its exception ends the call, and the
+errors of the other ranks name the interrupted rank."""
 
 import os
 import signal
@@ -13,34 +13,34 @@ import numpy as np
 import pytest
 
 import ringtrain as ring
-from ranks import Launcher, Running, leave, raised, read_when_there, wait_until, wait_until_asleep
+from ranks import Launcher, Running, raised, wait_and_read, wait_until, wait_until_asleep, write_atomically
 
 HERE = Path(__file__)
 LATENCY_MAX_S = 2.0
-"""Between a signal and its exception in Python. It takes 0.05 s, more on a busy machine; the tests print what it took."""
+"""The maximum time in seconds between a signal and its exception in Python. About 0.05 s is usual; the tests print the time."""
 
 
 class Enough(Exception):
-    """What a handler raises."""
+    """The exception that a signal handler of these tests raises."""
 
 
-def blocking(what: str, world: ring.Group) -> Callable[[], object]:
-    """What blocks for a minute, for rank 1 does not do the same."""
+def blocking_call(what: str, world: ring.Group) -> Callable[[], object]:
+    """Returns a call that blocks until its deadline, because rank 1 does not take part in the operation."""
     if what == "a group that another thread is in":
-        return in_turn(world)
+        return blocked_by_another_thread(world)
     if what == "a handle that another thread waits for":
-        return for_one_handle(world)
+        return shared_handle_wait(world)
     return {
         "a small collective": lambda: world.all_reduce(np.zeros(4)),
         "a large collective": lambda: world.all_reduce(np.zeros(3_000_000)),
         "a barrier": world.barrier,
-        "a gathering": lambda: world.gather(np.zeros(4)),
+        "a gather": lambda: world.gather(np.zeros(4)),
         "a reduction in shared memory": lambda: (lambda x: world.all_reduce(x, out=x))(world.alloc(100_000)),
-        "a collective of a part": lambda: world.duplicate().barrier(),
+        "a collective of a duplicate": lambda: world.duplicate().barrier(),
         "a collective of objects": lambda: world.all_gather_object(1),
         "a split": lambda: world.split(0),
         "a receive": lambda: world.receive(np.zeros(4), 1),
-        "a receive from anybody": lambda: world.receive(np.zeros(4)),
+        "a receive from any rank": lambda: world.receive(np.zeros(4)),
         "a receive of bytes": lambda: world.core.receive_into_bytes(np.zeros(4), 1),
         "an exchange": lambda: world.send_receive(np.zeros(4), 1, np.zeros(4), 1, send_tag=5),
         "a receive of an object": lambda: world.receive_object(1),
@@ -53,14 +53,16 @@ def blocking(what: str, world: ring.Group) -> Callable[[], object]:
     }[what]
 
 
-def in_turn(world: ring.Group) -> Callable[[], object]:
+def blocked_by_another_thread(world: ring.Group) -> Callable[[], object]:
+    """Returns a call that waits for the group, because another thread is in a collective of the group."""
     thread = threading.Thread(target=lambda: raised(ring.Error, world.barrier), daemon=True)
     thread.start()
     wait_until_asleep(thread.native_id)
     return lambda: world.all_reduce(1)
 
 
-def for_one_handle(world: ring.Group) -> Callable[[], object]:
+def shared_handle_wait(world: ring.Group) -> Callable[[], object]:
+    """Returns a wait for a handle for which two other threads wait."""
     handle = world.all_reduce_async(np.zeros(4))
     for _ in range(2):
         threading.Thread(target=lambda: raised(ring.Error, handle.wait), daemon=True).start()
@@ -79,10 +81,10 @@ def signal_when_blocked(number: int, sent: list) -> None:
     threading.Thread(target=send, daemon=True).start()
 
 
-# What ranks do
+# The programs of the ranks
 
 
-def is_interrupted(directory: Path, what: str, name: str) -> None:
+def interrupted_by_exception(directory: Path, what: str, name: str) -> None:
     if what == "the start":
         if os.environ["RING_RANK"] == "1":
             wait_until("the end of rank 0", lambda: (directory / "interrupted").exists())
@@ -92,7 +94,7 @@ def is_interrupted(directory: Path, what: str, name: str) -> None:
         world.barrier()
         if world.rank == 1:
             error = raised(ring.JobFailed, world.receive, np.zeros(1), 0, 99)
-            leave(directory / "told", f"{type(error).__name__} {error.rank} {error}")
+            write_atomically(directory / "error", f"{type(error).__name__} {error.rank} {error}")
             return
 
     def handler(number, frame) -> None:
@@ -101,35 +103,35 @@ def is_interrupted(directory: Path, what: str, name: str) -> None:
     if name == "SIGALRM":
         signal.signal(signal.SIGALRM, handler)
     sent: list[float] = []
-    call = (lambda: ring.init(start_timeout=60)) if what == "the start" else blocking(what, world)
+    call = (lambda: ring.init(start_timeout=60)) if what == "the start" else blocking_call(what, world)
     signal_when_blocked(getattr(signal, name), sent)
     try:
         call()
     except (KeyboardInterrupt, Enough) as error:
-        leave(directory / "interrupted", f"{time.monotonic() - sent[0]} {type(error).__name__}")
+        write_atomically(directory / "interrupted", f"{time.monotonic() - sent[0]} {type(error).__name__}")
         raise
 
 
-def is_not_interrupted(directory: Path, what: str) -> None:
-    """A handler that raises nothing."""
+def not_interrupted(directory: Path, what: str) -> None:
+    """Runs a signal handler that raises no exception."""
     world = ring.init(timeout=40, transport=os.environ.get("TEST_TRANSPORT"))
     handled = []
 
     def handler(number, frame) -> None:
-        # It may ask, and do what does not take the group.
+        # A handler may read properties of the group and send messages. A collective in a handler raises an error.
         handled.append((world.statistics(), world.timeout, world.rank))
         world.send_async(np.full(2, len(handled)), 0, 50)
         if what == "handlers that call collectives":
             handled.append(raised(ring.Error, world.barrier))
             assert not isinstance(handled[-1], ring.JobFailed)
-        leave(directory / "handled", len(handled))
+        write_atomically(directory / "handled", len(handled))
 
     world.barrier()
     if world.rank == 0:
         signal.signal(signal.SIGALRM, handler)
         signal_when_blocked(signal.SIGALRM, [])
     else:
-        read_when_there(directory / "handled")
+        wait_and_read(directory / "handled")
     x = np.full(1000, 1.0)
     if what == "a receive":
         world.receive(x, 1) if world.rank == 0 else world.send(x + 1, 0)
@@ -152,7 +154,7 @@ def is_not_interrupted(directory: Path, what: str) -> None:
         assert got[0] == 1
     world.barrier()
     if world.rank == 0:
-        leave(directory / "well", "")
+        write_atomically(directory / "passed", "")
 
 
 def handler_aborts(directory: Path) -> None:
@@ -160,24 +162,24 @@ def handler_aborts(directory: Path) -> None:
     world.barrier()
     if world.rank == 1:
         error = raised(ring.Aborted, world.receive, np.zeros(1), 0, 99)
-        leave(directory / "told", error)
+        write_atomically(directory / "error", error)
         return
-    # Something else is under way in the group.
+    # Other operations of the group have begun and not ended.
     pending = [world.all_reduce_async(np.zeros(10)), world.receive_async(np.zeros(3), 1)]
     signal.signal(signal.SIGTERM, lambda number, frame: world.abort("there is no more time"))
     signal_when_blocked(signal.SIGTERM, [])
     raised(ring.Aborted, world.all_reduce, np.zeros(100))
     for handle in pending:
         raised(ring.Aborted, handle.wait)
-    leave(directory / "well", "")
+    write_atomically(directory / "passed", "")
 
 
-def goes_on_after(directory: Path, what: str) -> None:
-    """An interrupted wait that does not end the job may be repeated, and has taken nothing."""
+def repeated_after_interrupt(directory: Path, what: str) -> None:
+    """Repeats a wait that was interrupted without ending the job. The interrupted wait must not have received the message."""
     world = ring.init(timeout=40)
     world.barrier()
     if world.rank == 1:
-        read_when_there(directory / "interrupted")
+        wait_and_read(directory / "interrupted")
         world.send_object("the message", 0)
         world.barrier()
         return
@@ -185,23 +187,23 @@ def goes_on_after(directory: Path, what: str) -> None:
     if what == "Handle.wait":
         handle = world.receive_object_async(1)
         raised(KeyboardInterrupt, handle.wait)
-        leave(directory / "interrupted", "")
+        write_atomically(directory / "interrupted", "")
         assert handle.wait()[0] == "the message"
     elif what == "a probe":
         raised(KeyboardInterrupt, world.probe, 1, timeout=60)
-        leave(directory / "interrupted", "")
+        write_atomically(directory / "interrupted", "")
         assert world.receive_object(1)[0] == "the message"
     else:
         raised(KeyboardInterrupt, world.receive_object, 1)
-        leave(directory / "interrupted", "")
+        write_atomically(directory / "interrupted", "")
         received = world.receive_object_async(1)
-        assert received.wait(20)[0] == "the message", "the interrupted receive has not taken it"
+        assert received.wait(20)[0] == "the message", "the interrupted receive must not take the message"
     world.barrier()
-    leave(directory / "well", "")
+    write_atomically(directory / "passed", "")
 
 
-def early(directory: Path) -> None:
-    """The signal is there before the rank first looks whether there is one."""
+def interrupted_early(directory: Path) -> None:
+    """Sends a signal before the rank checks for signals for the first time."""
     world = ring.init(timeout=40)
     world.barrier()
     if world.rank == 1:
@@ -210,8 +212,8 @@ def early(directory: Path) -> None:
     entered, sent = time.monotonic(), []
 
     def send() -> None:
-        # Not at a lock of the thread's start, and before 50 ms have passed.
-        wait_until("a moment", lambda: time.monotonic() > entered + 0.01)
+        # The main thread has left `Thread.start`, and its first check, after 50 ms, is still to come.
+        wait_until("10 ms pass", lambda: time.monotonic() > entered + 0.01)
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -219,34 +221,34 @@ def early(directory: Path) -> None:
     try:
         world.receive(np.zeros(1), 1)
     except KeyboardInterrupt as error:
-        leave(directory / "interrupted", f"{time.monotonic() - sent[0]} {type(error).__name__}")
+        write_atomically(directory / "interrupted", f"{time.monotonic() - sent[0]} {type(error).__name__}")
         raise
 
 
-def all_block(directory: Path) -> None:
+def all_ranks_block(directory: Path) -> None:
     world = ring.init(timeout=60)
     world.barrier()
-    leave(directory / f"blocks-{world.rank}", threading.get_native_id())
+    write_atomically(directory / f"blocks-{world.rank}", threading.get_native_id())
     try:
         world.receive(np.zeros(1))
     except BaseException as error:
-        leave(directory / f"saw-{world.rank}", type(error).__name__)
+        write_atomically(directory / f"saw-{world.rank}", type(error).__name__)
         raise
 
 
 # The tests
 
-IN_MEMORY = (
+OVER_SHARED_MEMORY = (
     "a small collective",
     "a large collective",
     "a barrier",
-    "a gathering",
+    "a gather",
     "a reduction in shared memory",
-    "a collective of a part",
+    "a collective of a duplicate",
     "a collective of objects",
     "a split",
     "a receive",
-    "a receive from anybody",
+    "a receive from any rank",
     "a receive of bytes",
     "an exchange",
     "a receive of an object",
@@ -259,16 +261,18 @@ IN_MEMORY = (
     "a group that another thread is in",
     "a handle that another thread waits for",
 )
-BY_SOCKETS = ("a small collective", "a large collective", "Handle.wait", "a group that another thread is in")
-WITH_AN_EXCEPTION_OF_ONES_OWN = ("a small collective", "a receive", "a probe", "Handle.wait")
+OVER_TCP = ("a small collective", "a large collective", "Handle.wait", "a group that another thread is in")
+WITH_OWN_EXCEPTION = ("a small collective", "a receive", "a probe", "Handle.wait")
 BLOCKING = [
-    *((what, "auto", "SIGINT") for what in IN_MEMORY),
-    *((what, "tcp", "SIGINT") for what in BY_SOCKETS),
-    *((what, "auto", "SIGALRM") for what in WITH_AN_EXCEPTION_OF_ONES_OWN),
+    *((what, "auto", "SIGINT") for what in OVER_SHARED_MEMORY),
+    *((what, "tcp", "SIGINT") for what in OVER_TCP),
+    *((what, "auto", "SIGALRM") for what in WITH_OWN_EXCEPTION),
 ]
 
 
-def finished(job: Running, directory: Path) -> tuple[str, str]:
+def check_latency(job: Running, directory: Path) -> tuple[str, str]:
+    """Waits until the job has ended, and checks the time from the signal to its exception. Returns the time and the exception's
+    name."""
     done = job.finish()
     path = directory / "interrupted"
     assert path.exists(), done
@@ -278,61 +282,62 @@ def finished(job: Running, directory: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("what", "transport", "name"), BLOCKING)
-def test_a_signal_ends(ringrun: Launcher, tmp_path: Path, what: str, transport: str, name: str, record_property):
+def test_a_signal_ends_a_blocking_call(ringrun: Launcher, tmp_path: Path, what: str, transport: str, name: str, record_property):
     job = ringrun.start(
-        2, HERE, "is_interrupted", tmp_path, what, name, env={"TEST_TRANSPORT": transport}, flags=("--grace", "10")
+        2, HERE, "interrupted_by_exception", tmp_path, what, name, env={"TEST_TRANSPORT": transport}, flags=("--grace", "10")
     )
-    latency, kind = finished(job, tmp_path)
+    latency, kind = check_latency(job, tmp_path)
     print(f"{what}, {transport}, {name}: {latency}")
     record_property("latency", latency)
     assert kind == ("KeyboardInterrupt" if name == "SIGINT" else "Enough")
-    assert (tmp_path / "told").read_text().startswith("Aborted 0 "), "the other is told by whom"
+    assert (tmp_path / "error").read_text().startswith("Aborted 0 "), "the other rank's error must name rank 0"
 
 
-def test_a_signal_ends_the_start(ringrun: Launcher, tmp_path: Path):
-    latency, kind = finished(ringrun.start(2, HERE, "is_interrupted", tmp_path, "the start", "SIGINT"), tmp_path)
+def test_a_signal_ends_joining_the_job(ringrun: Launcher, tmp_path: Path):
+    latency, kind = check_latency(ringrun.start(2, HERE, "interrupted_by_exception", tmp_path, "the start", "SIGINT"), tmp_path)
     print(f"the start: {latency}")
     assert kind == "KeyboardInterrupt"
 
 
-def test_a_signal_right_after_the_start(ringrun: Launcher, tmp_path: Path):
-    """The first question whether a handler raised took the exception and threw it away."""
-    latency, kind = finished(ringrun.start(2, HERE, "early", tmp_path), tmp_path)
+def test_a_signal_before_the_first_check_ends_the_call(ringrun: Launcher, tmp_path: Path):
+    """Regression test: the first check whether a handler had raised dropped the handler's exception."""
+    latency, kind = check_latency(ringrun.start(2, HERE, "interrupted_early", tmp_path), tmp_path)
     print(f"right after the start: {latency}")
     assert kind == "KeyboardInterrupt"
 
 
 @pytest.mark.parametrize("transport", ("auto", "tcp"))
 @pytest.mark.parametrize("what", ("a collective", "a receive", "a probe", "Handle.wait", "handlers that call collectives"))
-def test_a_handler_that_raises_nothing_lets_the_call_go_on(ringrun: Launcher, tmp_path: Path, what: str, transport: str):
-    done = ringrun(2, HERE, "is_not_interrupted", tmp_path, what, env={"TEST_TRANSPORT": transport})
-    assert (tmp_path / "well").exists(), done
+def test_a_call_goes_on_after_a_handler_that_raises_no_exception(ringrun: Launcher, tmp_path: Path, what: str, transport: str):
+    done = ringrun(2, HERE, "not_interrupted", tmp_path, what, env={"TEST_TRANSPORT": transport})
+    assert (tmp_path / "passed").exists(), done
 
 
 def test_a_handler_may_abort_the_job(ringrun: Launcher, tmp_path: Path):
     done = ringrun(2, HERE, "handler_aborts", tmp_path, code=None)
-    assert (tmp_path / "well").exists(), done
-    assert "there is no more time" in (tmp_path / "told").read_text()
+    assert (tmp_path / "passed").exists(), done
+    assert "there is no more time" in (tmp_path / "error").read_text()
 
 
 @pytest.mark.parametrize("what", ("Handle.wait", "a probe", "a receive of an object"))
-def test_what_is_interrupted_may_be_done_again(ringrun: Launcher, tmp_path: Path, what: str):
-    done = ringrun(2, HERE, "goes_on_after", tmp_path, what)
-    assert (tmp_path / "well").exists(), done
+def test_an_interrupted_wait_can_be_repeated(ringrun: Launcher, tmp_path: Path, what: str):
+    done = ringrun(2, HERE, "repeated_after_interrupt", tmp_path, what)
+    assert (tmp_path / "passed").exists(), done
 
 
 @pytest.mark.parametrize("name", ("SIGINT", "SIGTERM"))
-def test_a_signal_to_ringrun_ends_all(ringrun: Launcher, tmp_path: Path, name: str):
-    job = ringrun.start(3, HERE, "all_block", tmp_path)
+def test_a_signal_to_ringrun_ends_all_ranks(ringrun: Launcher, tmp_path: Path, name: str):
+    job = ringrun.start(3, HERE, "all_ranks_block", tmp_path)
     for rank in range(3):
-        read_when_there(tmp_path / f"blocks-{rank}")
+        wait_and_read(tmp_path / f"blocks-{rank}")
     started = time.monotonic()
     job.signal(getattr(signal, name))
     done = job.finish()
     assert done.code == (130 if name == "SIGINT" else 143), done
     assert time.monotonic() - started < 5, done
     if name == "SIGINT":
-        # The rank that got the signal first has told the others, perhaps before they got it: it may come while they write.
+        # The first rank that gets the signal ends the job, perhaps before the other ranks get it. A rank that gets the signal
+        # while it writes its file may leave no file.
         saw = [tmp_path / f"saw-{rank}" for rank in range(3)]
         seen = {path.read_text() for path in saw if path.exists()}
         assert "KeyboardInterrupt" in seen and seen <= {"KeyboardInterrupt", "Aborted"}

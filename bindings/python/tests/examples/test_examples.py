@@ -1,4 +1,4 @@
-"""The examples of examples/python, as a person starts them, with small sizes: what they print, and what they save."""
+"""Runs the programs of examples/python with small sizes, and checks their output and the files that they write."""
 
 import importlib.util
 import re
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(PATIENCE_S + 20)
 
 def is_installed(name: str) -> bool:
     spec = importlib.util.find_spec(name)
-    # A directory of tests that has this name looks like a package without an origin.
+    # A test directory of this name is found as a namespace package, which has no origin.
     return spec is not None and spec.origin is not None
 
 
@@ -29,15 +29,15 @@ with_fashion = pytest.mark.skipif(
 )
 
 
-def final(done: Done, n: int, rank: int = 0) -> str:
-    """The last line that a rank printed, which says how many ranks there were."""
+def final_line(done: Done, n: int, rank: int = 0) -> str:
+    """Returns the last line that a rank printed. It must begin with "final: ranks" and the number of ranks."""
     lines = done.lines(rank)
     assert lines and lines[-1].startswith(f"final: ranks {n}, "), done
     return lines[-1]
 
 
-def number(pattern: str, text: str) -> float:
-    """The number where the pattern has a #."""
+def find_number(pattern: str, text: str) -> float:
+    """Returns the number that `text` has in the place of the `#` in `pattern`."""
     found = re.search(pattern.replace("#", r"(-?[0-9.]+(?:e[-+][0-9]+)?)"), text)
     assert found, f"no {pattern!r} in {text!r}"
     return float(found[1])
@@ -46,26 +46,26 @@ def number(pattern: str, text: str) -> float:
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_linear_regression(ringrun: Launcher, n: int) -> None:
     done = ringrun(n, EXAMPLES / "linear_regression.py", "--rows", 2001)
-    assert "same on all of them: True" in final(done, n)
+    assert "same on all of them: True" in final_line(done, n)
     lines = {line.split(":")[0]: line for line in done.lines(0)}
     for way, off in [("averaged models", 0.02), ("averaged gradients", 1e-9)]:
-        assert number("error of a weight #,", lines[way]) < 0.1, done
-        assert number("fit of all data #", lines[way]) < off, done
+        assert find_number("error of a weight #,", lines[way]) < 0.1, done
+        assert find_number("fit of all data #", lines[way]) < off, done
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_local_sgd(ringrun: Launcher, n: int) -> None:
     done = ringrun(n, EXAMPLES / "local_sgd.py")
-    text = final(done, n)
+    text = final_line(done, n)
     assert text.endswith("the same model on all of them: True"), done
-    assert number("accuracy on all data #,", text) > 0.95, done
-    apart = number("without averaging: accuracy on all data #,", done.stdout)
+    assert find_number("accuracy on all data #,", text) > 0.95, done
+    apart = find_number("without averaging: accuracy on all data #,", done.stdout)
     assert apart < 0.7 if n > 1 else apart > 0.95, done
     steps = [int(count) for count in done.lines(0)[0].removeprefix("steps of each rank: ").split()]
     assert len(steps) == n and min(steps) >= 400 and max(steps) <= 800, done
 
 
-def test_local_sgd_without_running_ahead_is_the_same_each_time(ringrun: Launcher) -> None:
+def test_local_sgd_without_additional_steps_is_deterministic(ringrun: Launcher) -> None:
     first, second = (ringrun(3, EXAMPLES / "local_sgd.py", "--rounds", 5, "--ahead", 0) for _ in range(2))
     assert first.lines(0) == second.lines(0)
 
@@ -73,10 +73,10 @@ def test_local_sgd_without_running_ahead_is_the_same_each_time(ringrun: Launcher
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_mpi_average(ringrun: Launcher, n: int) -> None:
     done = ringrun(n, EXAMPLES / "mpi_average.py", flags=["--mpi4py"])
-    text = final(done, n)
-    assert number("rows #,", text) == 4001, done
-    assert number("error of a weight #,", text) < 0.1, done
-    assert number("differ by #", text) < 1e-12, done
+    text = final_line(done, n)
+    assert find_number("rows #,", text) == 4001, done
+    assert find_number("error of a weight #,", text) < 0.1, done
+    assert find_number("differ by #", text) < 1e-12, done
 
 
 @with_torch
@@ -88,7 +88,7 @@ def test_ddp_fashion_mnist(ringrun: Launcher, tmp_path: Path) -> None:
     )
     losses = [float(loss) for loss in re.findall(r"train loss ([0-9.]+)", "\n".join(done.lines(0)))]
     assert len(losses) == 3 and losses[2] < losses[1] < losses[0], done
-    assert number("test accuracy # of 2000 images", final(done, 4)) > 0.7, done
+    assert find_number("test accuracy # of 2000 images", final_line(done, 4)) > 0.7, done
     import torch
 
     state = torch.load(model, weights_only=True)
@@ -97,11 +97,11 @@ def test_ddp_fashion_mnist(ringrun: Launcher, tmp_path: Path) -> None:
 
 
 @with_torch
-@pytest.mark.parametrize("fault", ["missing", "cut"])
-def test_ddp_fashion_mnist_says_what_is_wrong_with_the_data(ringrun: Launcher, tmp_path: Path, fault: str) -> None:
-    if fault == "cut":
+@pytest.mark.parametrize("fault", ["missing", "truncated"])
+def test_ddp_fashion_mnist_reports_missing_or_invalid_data(ringrun: Launcher, tmp_path: Path, fault: str) -> None:
+    if fault == "truncated":
         if not FASHION.is_dir():
-            pytest.skip("NOT TESTED: Fashion-MNIST that ends too soon, because there is none")
+            pytest.skip("NOT TESTED: a truncated Fashion-MNIST file, because Fashion-MNIST is not installed")
         for path in FASHION.glob("*.gz"):
             shutil.copy(path, tmp_path)
         images = tmp_path / "train-images-idx3-ubyte.gz"
@@ -116,18 +116,18 @@ def test_ddp_fashion_mnist_says_what_is_wrong_with_the_data(ringrun: Launcher, t
 def test_distributed_optimizer(ringrun: Launcher) -> None:
     script = EXAMPLES / "distributed_optimizer.py"
     done = ringrun(4, script, "--points", 2048, "--epochs", 6, "--compression", "bf16", timeout=PATIENCE_S)
-    text = final(done, 4)
+    text = final_line(done, 4)
     assert text.endswith("the same parameters on all of them: True"), done
-    assert number("accuracy #,", text) > 0.95, done
-    assert number("loss #,", text) < number("epoch 1/6: loss #,", done.lines(0)[0]), done
+    assert find_number("accuracy #,", text) > 0.95, done
+    assert find_number("loss #,", text) < find_number("epoch 1/6: loss #,", done.lines(0)[0]), done
 
 
 @with_torch
 def test_pipeline(ringrun: Launcher) -> None:
     done = ringrun(4, EXAMPLES / "pipeline.py", timeout=PATIENCE_S)
-    text = final(done, 4, rank=2)
-    assert number("loss #,", text) < 0.1 * number("step 0: loss #", done.lines(2)[0]), done
-    assert number("difference from one process #", text) < 1e-3, done
+    text = final_line(done, 4, rank=2)
+    assert find_number("loss #,", text) < 0.1 * find_number("step 0: loss #", done.lines(2)[0]), done
+    assert find_number("difference from one process #", text) < 1e-3, done
 
 
 @with_torch
@@ -139,7 +139,8 @@ def test_pipeline_needs_an_even_number_of_ranks(ringrun: Launcher) -> None:
 @with_torch
 @with_fashion
 def test_ddp_fashion_mnist_under_torchrun(ringrun: Launcher, tmp_path: Path) -> None:
-    # ringrun starts it here, so that whatever it leaves behind is found; but torchrun's processes are not to know of that.
+    # ringrun starts torchrun, so that the test finds processes that torchrun leaves behind. torchrun's processes must not see the
+    # variables of ringrun.
     torchrun = ["env", "-u", "RING_RANK", "-u", "RING_WORLD_SIZE", sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", "2"]
     done = ringrun(1, EXAMPLES / "ddp_fashion_mnist.py", "--limit", 500, "--epochs", 1, command=command, timeout=PATIENCE_S)

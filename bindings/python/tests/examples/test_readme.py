@@ -1,7 +1,7 @@
-"""The programs in the package's README run, and print what the README says they do.
+"""Runs the programs in the package's README, and compares their output with the README.
 
-A comment `<!-- run: COMMAND -->` before a program says how it is started, where that is not `ringrun -n 2`; a block of text
-behind a program is what it prints, in any order of lines.
+The default command is `ringrun -n 2`. A comment `<!-- run: COMMAND -->` before a program gives another command. A block of type
+`text` after a program is the expected output; the lines may come in any order.
 """
 
 import importlib.util
@@ -17,15 +17,15 @@ import pytest
 from ranks import Launcher
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-PATIENCE_S = 240.0
-pytestmark = pytest.mark.timeout(PATIENCE_S + 20)
+WAIT_LIMIT_S = 240.0
+pytestmark = pytest.mark.timeout(WAIT_LIMIT_S + 20)
 BLOCK = re.compile(
     r"(?:^<!-- run: (?P<command>[^>]*) -->\n)?^```(?P<language>\w+)\n(?P<content>.*?)^```\n", re.DOTALL | re.MULTILINE
 )
 
 
 class Program(NamedTuple):
-    """A block of the README, and the line that it begins in."""
+    """A program in the README: the line in which its block begins, its command, its code and its expected output."""
 
     line: int
     command: list[str]
@@ -57,24 +57,26 @@ def test_program(ringrun: Launcher, tmp_path: Path, program: Program) -> None:
     spec = importlib.util.find_spec("torch")
     if "import torch" in program.code and (spec is None or spec.origin is None):
         pytest.skip("NOT TESTED: this program of the README, because PyTorch cannot be imported")
-    # As a person would save it; a file by the name of what it imports would hide that.
+    # The name of the file must not be that of a module that the program imports.
     script = tmp_path / "program.py"
     script.write_text(program.code)
     start, *flags = program.command
     if start == "python":
-        # Under no launcher: it starts ranks itself.
-        done = subprocess.run([sys.executable, script], env=notebook(ringrun), capture_output=True, text=True, timeout=PATIENCE_S)
+        # Without a launcher: this program itself starts ranks with `ringtrain.run`.
+        done = subprocess.run(
+            [sys.executable, script], env=environment(ringrun), capture_output=True, text=True, timeout=WAIT_LIMIT_S
+        )
         assert done.returncode == 0, done
     else:
         assert start == "ringrun", program.command
         ranks = int(flags.pop())
         assert flags.pop() == "-n", program.command
-        done = ringrun(ranks, script, flags=flags, timeout=PATIENCE_S)
+        done = ringrun(ranks, script, flags=flags, timeout=WAIT_LIMIT_S)
     if program.output:
         assert sorted(done.stdout.splitlines()) == sorted(program.output), done
 
 
-def notebook(ringrun: Launcher) -> dict[str, str]:
-    """The environment of a program that finds the package and its launcher."""
+def environment(ringrun: Launcher) -> dict[str, str]:
+    """Returns an environment in which a program finds the package and the launcher."""
     package = os.pathsep.join(entry for entry in sys.path if entry)
     return {**os.environ, "PYTHONPATH": package, "PATH": f"{Path(ringrun.program).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -1,4 +1,4 @@
-"""Upper case messages, and what may stand for a buffer."""
+"""Checks of messages from buffers (methods in upper case), and of the objects that can be buffers."""
 
 import array
 import ctypes
@@ -58,7 +58,7 @@ def check_buffer_forms(comm):
     exchanged([None, 0, MPI.INT], [None, 0, MPI.INT])
 
 
-def check_what_is_no_buffer(comm):
+def check_invalid_buffers_are_refused(comm):
     me = comm.rank
     raises(TypeError, lambda: comm.Send("words", me))
     raises(TypeError, lambda: comm.Send(1.5, me))
@@ -73,11 +73,11 @@ def check_what_is_no_buffer(comm):
     raises(ValueError, lambda: comm.Send([np.zeros(1), -1], me))
     raises(ValueError, lambda: comm.Send([bytearray(3), MPI.INT], me))
     raises(ValueError, lambda: comm.Send([1, 2, 3, 4, 5], me))
-    assert not comm.Iprobe(), "nothing of all this was sent"
+    assert not comm.Iprobe(), "no message must have been sent"
 
 
 def check_truncation(comm):
-    """A message that is too long is an error of its receiver's alone, and the job goes on."""
+    """Only the receiver of a message that is too long raises an error, and the job goes on."""
     me = comm.rank
     for count in (10, 200_000):
         for receive in (
@@ -141,7 +141,7 @@ def check_replace_and_no_process(comm):
     assert (a == comm.rank).all()
 
 
-def check_other_ways_to_send(comm):
+def check_send_modes(comm):
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     a, b = np.full(10, comm.rank), np.zeros(10, int)
     for send in (comm.Isend, comm.Issend, comm.Ibsend, comm.Irsend):
@@ -182,7 +182,7 @@ def check_memory(comm):
 
 
 class Version0:
-    """Exports an array by DLPack version 0. Its structures are freed with the capsule, as those of mpi4py's tests are."""
+    """Exports an array by DLPack version 0. Its structures are freed with the capsule, as in mpi4py's tests."""
 
     new_capsule = ctypes.pythonapi.PyCapsule_New
     new_capsule.argtypes, new_capsule.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
@@ -208,7 +208,7 @@ class Version0:
 
 
 def check_tensors_of_dlpack_version_0(comm):
-    """A segmentation fault: numpy used the exporter's structures after the capsule had freed them."""
+    """Regression test for a segmentation fault: numpy used the exporter's structures after the capsule had freed them."""
     for count in (0, 1, 1000):
         own, total = np.full(count, comm.rank + 1.0), np.zeros(count)
         comm.Allreduce(Version0(own), Version0(total))

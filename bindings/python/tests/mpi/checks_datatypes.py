@@ -1,11 +1,11 @@
-"""Datatypes: those that MPI names, and those made from them."""
+"""Checks of predefined and derived datatypes."""
 
 import numpy as np
 
 from ringtrain.mpi import MPI
 
 
-def moved(comm, sent, got):
+def send_around_ring(comm, sent, got):
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     comm.Sendrecv(sent, after, 0, got, before, 0)
 
@@ -26,16 +26,16 @@ def check_named(comm):
 
 
 def check_vector(comm):
-    """A column of a matrix goes into a row."""
+    """A column of a matrix is sent and received as a row."""
     matrix = np.arange(20.0).reshape(4, 5) + 100 * comm.rank
     column = MPI.DOUBLE.Create_vector(4, 1, 5).Commit()
     assert column.Get_size() == 32
     assert column.Get_extent() == (0, 8 * 16)
     row, before = np.zeros(4), (comm.rank - 1) % comm.size
-    moved(comm, [matrix, (1, 0), column], row)
+    send_around_ring(comm, [matrix, (1, 0), column], row)
     assert row.tolist() == [100 * before + x for x in (0, 5, 10, 15)]
     target = np.zeros((4, 5))
-    moved(comm, row, [target, 1, column])
+    send_around_ring(comm, row, [target, 1, column])
     assert target[:, 1:].sum() == 0
     assert target[:, 0].tolist() == [100 * ((before - 1) % comm.size) + x for x in (0, 5, 10, 15)]
     column.Free()
@@ -43,7 +43,7 @@ def check_vector(comm):
 
 
 def check_columns_scattered(comm):
-    """The classic: columns scattered by a resized vector."""
+    """Columns of a matrix are scattered with a resized vector type."""
     size = comm.size
     column = MPI.DOUBLE.Create_vector(3, 1, size).Create_resized(0, 8).Commit()
     matrix = np.arange(3.0 * size).reshape(3, size)
@@ -59,12 +59,12 @@ def check_subarray(comm):
     whole = np.arange(24).reshape(4, 6) + 1000 * comm.rank
     inner = MPI.INT64_T.Create_subarray([4, 6], [2, 3], [1, 2]).Commit()
     got = np.zeros(6, int)
-    moved(comm, [whole, 1, inner], got)
+    send_around_ring(comm, [whole, 1, inner], got)
     before = (comm.rank - 1) % comm.size
     assert (got == (whole[1:3, 2:5] - 1000 * comm.rank + 1000 * before).ravel()).all()
     fortran = MPI.INT64_T.Create_subarray([6, 4], [3, 2], [2, 1], MPI.ORDER_FORTRAN).Commit()
     again = np.zeros(6, int)
-    moved(comm, [whole, 1, fortran], again)
+    send_around_ring(comm, [whole, 1, fortran], again)
     assert (again == got).all()
 
 
@@ -80,10 +80,10 @@ def check_indexed(comm):
     ):
         made.Commit()
         got = np.zeros(len(expected), "i")
-        moved(comm, [source, 1, made], got)
+        send_around_ring(comm, [source, 1, made], got)
         assert got.tolist() == [before + x for x in expected]
         back = np.full(20, -1, "i")
-        moved(comm, got, [back, 1, made])
+        send_around_ring(comm, got, [back, 1, made])
         assert [back[x] for x in expected] == [100 * ((comm.rank - 2) % comm.size) + x for x in expected]
         assert (back == -1).sum() == 20 - len(expected)
         made.Free()
@@ -107,7 +107,7 @@ def check_struct(comm):
 
 
 def check_count(comm):
-    """Fewer elements than there is room for."""
+    """A message has fewer elements than the buffer of its receive."""
     made = MPI.INT.Create_vector(2, 1, 2).Commit()
     request = comm.Isend(np.arange(6, dtype="i"), comm.rank)
     status, got = MPI.Status(), np.full(20, -1, "i")

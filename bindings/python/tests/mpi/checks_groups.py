@@ -1,11 +1,11 @@
-"""Communicators and groups."""
+"""Checks of communicators and groups."""
 
 import pickle
 
 from ringtrain.mpi import MPI
 
 
-def class_of(call):
+def error_class_of(call):
     try:
         call()
     except MPI.Exception as error:
@@ -20,11 +20,11 @@ def check_split(comm):
     assert half.rank == members.index(comm.rank)
     half.Free()
     assert half == MPI.COMM_NULL
-    assert class_of(half.Get_rank) == MPI.ERR_COMM
+    assert error_class_of(half.Get_rank) == MPI.ERR_COMM
     some = comm.Split(0 if comm.rank == 0 else MPI.UNDEFINED)
     assert (some == MPI.COMM_NULL) is (comm.rank != 0)
     assert bool(some) is (comm.rank == 0)
-    assert class_of(lambda: comm.Split(-3)) == MPI.ERR_ARG
+    assert error_class_of(lambda: comm.Split(-3)) == MPI.ERR_ARG
 
 
 def check_null(comm):
@@ -39,7 +39,7 @@ def check_null(comm):
         lambda: null.rank,
         null.Free,
     ):
-        assert class_of(call) == MPI.ERR_COMM
+        assert error_class_of(call) == MPI.ERR_COMM
 
 
 def check_duplicate(comm):
@@ -59,7 +59,7 @@ def check_predefined(comm):
     assert MPI.COMM_SELF.size == 1
     assert MPI.COMM_SELF.allreduce(5) == 5
     assert MPI.COMM_WORLD.name == "MPI_COMM_WORLD"
-    assert class_of(MPI.COMM_WORLD.Free) == MPI.ERR_COMM
+    assert error_class_of(MPI.COMM_WORLD.Free) == MPI.ERR_COMM
     for constant in (
         MPI.COMM_WORLD,
         MPI.COMM_SELF,
@@ -103,14 +103,14 @@ def check_create(comm):
     assert backwards.rank == comm.size - 1 - comm.rank
     assert comm.Compare(backwards) == (MPI.SIMILAR if comm.size > 1 else MPI.CONGRUENT)
     backwards.Free()
-    # Ranks may name groups that have nobody in common.
+    # Ranks may pass different groups, if no rank is in two of them.
     parts = comm.Create(comm.group.Incl([comm.rank]))
     assert parts.size == 1
     parts.Free()
 
 
 def check_create_group(comm):
-    """Only the members call it, twice in a row."""
+    """Only the members of the new group call `Create_group`, twice in a row."""
     for first in (0, 1):
         if first >= comm.size:
             continue
@@ -148,7 +148,7 @@ def check_group_arithmetic(comm):
     assert first.rank == (0 if comm.rank == 0 else MPI.UNDEFINED)
     assert G.Translate_ranks(everyone, [0], rest) == [MPI.UNDEFINED]
     assert everyone.Translate_ranks([0, MPI.PROC_NULL], first) == [0, MPI.PROC_NULL]
-    assert class_of(lambda: everyone.Incl([comm.size])) == MPI.ERR_RANK
+    assert error_class_of(lambda: everyone.Incl([comm.size])) == MPI.ERR_RANK
     assert G.Compare(MPI.GROUP_EMPTY, first) == MPI.UNEQUAL
     assert MPI.GROUP_EMPTY.size == 0
 

@@ -1,4 +1,4 @@
-"""What is not supported says so, and nothing of mpi4py's interface is forgotten."""
+"""Checks of names: every unsupported name of mpi4py's interface raises NotImplementedError."""
 
 from ringtrain.mpi import MPI, placeholders
 
@@ -6,9 +6,9 @@ from ringtrain.mpi import MPI, placeholders
 def check_placeholders(comm):
     for name in placeholders.UNSUPPORTED:
         owner, _, method = name.rpartition(".")
-        place = getattr(MPI, owner) if owner else MPI
+        scope = getattr(MPI, owner) if owner else MPI
         try:
-            what = getattr(place, method)
+            what = getattr(scope, method)
             if isinstance(what, property):
                 what.fget(None)
             what(*[None] * (0 if owner in ("", *placeholders.WHOLE_CLASSES) else 1))

@@ -1,4 +1,4 @@
-"""Lower case: objects."""
+"""Checks of messages and collectives of Python objects (methods in lower case)."""
 
 import pickle
 
@@ -92,7 +92,7 @@ def check_reductions(comm):
         total = comm.reduce(comm.rank, root=root)
         assert total == (sum(ranks) if comm.rank == root else None)
     assert comm.allreduce(comm.rank) == sum(ranks)
-    assert comm.allreduce([comm.rank]) == ranks, "in rank order, though lists do not commute"
+    assert comm.allreduce([comm.rank]) == ranks, "lists are added in rank order, because their sum is not commutative"
     assert comm.allreduce(str(comm.rank), op=lambda x, y: x + y) == "".join(map(str, ranks))
     assert comm.allreduce(comm.rank + 1, op=MPI.PROD) == __import__("math").factorial(comm.size)
     assert comm.allreduce(comm.rank, op=MPI.MAX) == comm.size - 1
@@ -122,7 +122,7 @@ def check_wrong_arguments(comm):
 
 
 def check_isolation(comm):
-    """A message that nobody has asked for yet is not what a collective, or another communicator, gets."""
+    """A message that has not been received does not reach a collective or another communicator."""
     after = (comm.rank + 1) % comm.size
     other = comm.Dup()
     first = comm.isend("here", after, 1)
@@ -134,8 +134,8 @@ def check_isolation(comm):
     other.Free()
 
 
-def check_what_one_rank_cannot_give_is_an_error_on_all(comm):
-    """The other ranks waited for ever."""
+def check_all_ranks_fail_if_one_rank_cannot_pickle_its_object(comm):
+    """Regression test: the other ranks waited forever."""
     size, culprit = comm.size, comm.size - 1
     is_culprit = comm.rank == culprit
     one = (lambda: 0) if is_culprit else "fine"

@@ -1,9 +1,9 @@
-"""Reductions of buffers: ringtrain's own, those done in Python, and the program's."""
+"""Checks of reductions of buffers, which ringtrain, `ringtrain.mpi` in Python, or a function of the program computes."""
 
 import functools
 
 import numpy as np
-from checks_collectives import each_way
+from checks_collectives import each_form
 
 from ringtrain.mpi import MPI
 
@@ -17,16 +17,16 @@ CASES = [
 ]  # fmt: skip
 
 
-def of_rank(rank, code, count=5):
+def values_of_rank(rank, code, count=5):
     return ((np.arange(count) * 2 + rank) % 3).astype(code)
 
 
-def folded(function, code, ranks, count=5):
-    return functools.reduce(lambda x, y: function(x, y).astype(code), [of_rank(rank, code, count) for rank in ranks])
+def expected_reduction(function, code, ranks, count=5):
+    return functools.reduce(lambda x, y: function(x, y).astype(code), [values_of_rank(rank, code, count) for rank in ranks])
 
 
-def same(op, got, expected):
-    # Of one rank alone, MPI leaves open whether 2 is true as 2 or as 1.
+def is_equal(op, got, expected):
+    # With one rank, MPI does not define whether a logical reduction changes a true value such as 2 to 1.
     logical = op in (MPI.LAND, MPI.LOR, MPI.LXOR)
     return (got.astype(bool) == expected.astype(bool)).all() if logical else np.allclose(got, expected)
 
@@ -34,72 +34,72 @@ def same(op, got, expected):
 def check_all_operations(comm):
     for op, function, codes in CASES:
         for code in codes:
-            expected = folded(function, code, range(comm.size))
+            expected = expected_reduction(function, code, range(comm.size))
             got = np.zeros(5, code)
-            comm.Allreduce(of_rank(comm.rank, code), got, op=op)
-            assert same(op, got, expected), (op, code)
-            comm.Allreduce(of_rank(comm.rank, code), got, op)
-            assert same(op, got, expected), "the second time goes the short way"
-            got = of_rank(comm.rank, code)
+            comm.Allreduce(values_of_rank(comm.rank, code), got, op=op)
+            assert is_equal(op, got, expected), (op, code)
+            comm.Allreduce(values_of_rank(comm.rank, code), got, op)
+            assert is_equal(op, got, expected), (op, code, "repeated call")
+            got = values_of_rank(comm.rank, code)
             comm.Allreduce(MPI.IN_PLACE, got, op=op)
-            assert same(op, got, expected), (op, code, "in place")
+            assert is_equal(op, got, expected), (op, code, "in place")
             for root in range(comm.size):
                 is_root = comm.rank == root
                 got = np.zeros(5, code)
-                comm.Reduce(of_rank(comm.rank, code), got if is_root else None, op, root)
-                assert not is_root or same(op, got, expected)
+                comm.Reduce(values_of_rank(comm.rank, code), got if is_root else None, op, root)
+                assert not is_root or is_equal(op, got, expected)
 
 
-def check_three_ways(comm):
+def check_blocking_nonblocking_and_persistent_forms(comm):
     for code in "dF":
         for op, function in ((MPI.SUM, np.add), (MPI.PROD, np.multiply)):
             got = np.zeros(5, code)
-            for _ in each_way(comm, "Allreduce", of_rank(comm.rank, code), got, op=op):
-                assert np.allclose(got, folded(function, code, range(comm.size)))
-            for _ in each_way(comm, "Scan", of_rank(comm.rank, code), got, op=op):
-                assert np.allclose(got, folded(function, code, range(comm.rank + 1)))
+            for _ in each_form(comm, "Allreduce", values_of_rank(comm.rank, code), got, op=op):
+                assert np.allclose(got, expected_reduction(function, code, range(comm.size)))
+            for _ in each_form(comm, "Scan", values_of_rank(comm.rank, code), got, op=op):
+                assert np.allclose(got, expected_reduction(function, code, range(comm.rank + 1)))
             before = np.full(5, 42, code)
-            for _ in each_way(comm, "Exscan", of_rank(comm.rank, code), before, op=op):
-                assert np.allclose(before, folded(function, code, range(comm.rank)) if comm.rank else 42)
+            for _ in each_form(comm, "Exscan", values_of_rank(comm.rank, code), before, op=op):
+                assert np.allclose(before, expected_reduction(function, code, range(comm.rank)) if comm.rank else 42)
             for root in range(comm.size):
                 target = np.zeros(5, code) if comm.rank == root else None
-                for _ in each_way(comm, "Reduce", of_rank(comm.rank, code), target, op=op, root=root):
-                    assert target is None or np.allclose(target, folded(function, code, range(comm.size)))
+                for _ in each_form(comm, "Reduce", values_of_rank(comm.rank, code), target, op=op, root=root):
+                    assert target is None or np.allclose(target, expected_reduction(function, code, range(comm.size)))
 
 
 def check_in_place(comm):
-    expected = folded(np.add, "d", range(comm.size))
+    expected = expected_reduction(np.add, "d", range(comm.size))
     for root in range(comm.size):
-        values = of_rank(comm.rank, "d")
+        values = values_of_rank(comm.rank, "d")
         if comm.rank == root:
             comm.Reduce(MPI.IN_PLACE, values, root=root)
             assert np.allclose(values, expected)
         else:
             comm.Reduce(values, None, root=root)
-            assert (values == of_rank(comm.rank, "d")).all(), "what was sent stays"
-    values = of_rank(comm.rank, "d")
+            assert (values == values_of_rank(comm.rank, "d")).all(), "the input must not change"
+    values = values_of_rank(comm.rank, "d")
     comm.Scan(MPI.IN_PLACE, values)
-    assert np.allclose(values, folded(np.add, "d", range(comm.rank + 1)))
+    assert np.allclose(values, expected_reduction(np.add, "d", range(comm.rank + 1)))
 
 
 def check_reduce_scatter(comm):
     size, rank = comm.size, comm.rank
     for code in "idF":
         for op, function in ((MPI.SUM, np.add), (MPI.PROD, np.multiply)):
-            everything = folded(function, code, range(size), 3 * size)
+            everything = expected_reduction(function, code, range(size), 3 * size)
             got = np.zeros(3, code)
-            for _ in each_way(comm, "Reduce_scatter_block", of_rank(rank, code, 3 * size), got, op=op):
+            for _ in each_form(comm, "Reduce_scatter_block", values_of_rank(rank, code, 3 * size), got, op=op):
                 assert np.allclose(got, everything[3 * rank :][:3])
             counts = [r + 1 for r in range(size)]
-            whole = folded(function, code, range(size), sum(counts))
+            whole = expected_reduction(function, code, range(size), sum(counts))
             own = whole[sum(counts[:rank]) :][: rank + 1]
             got = np.zeros(rank + 1, code)
             for given in (counts, None):
-                for _ in each_way(comm, "Reduce_scatter", of_rank(rank, code, sum(counts)), got, given, op=op):
+                for _ in each_form(comm, "Reduce_scatter", values_of_rank(rank, code, sum(counts)), got, given, op=op):
                     assert np.allclose(got, own)
-    values = of_rank(rank, "d", 3 * size)
+    values = values_of_rank(rank, "d", 3 * size)
     comm.Reduce_scatter_block(MPI.IN_PLACE, values)
-    assert np.allclose(values[:3], folded(np.add, "d", range(size), 3 * size)[3 * rank :][:3])
+    assert np.allclose(values[:3], expected_reduction(np.add, "d", range(size), 3 * size)[3 * rank :][:3])
 
 
 def check_locations(comm):
@@ -126,7 +126,7 @@ def check_own_operation(comm):
     ranks = range(comm.size)
     expected = functools.reduce(np.matmul, map(of, ranks))
     got = np.zeros((2, 2))
-    for _ in each_way(comm, "Allreduce", of(comm.rank), got, op=product):
+    for _ in each_form(comm, "Allreduce", of(comm.rank), got, op=product):
         assert np.allclose(got, expected), "in rank order"
     comm.Reduce(of(comm.rank), got, op=product, root=comm.size - 1)
     comm.Scan(of(comm.rank), got, op=product)

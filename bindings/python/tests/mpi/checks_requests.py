@@ -1,4 +1,4 @@
-"""Requests: one and many, persistent ones, and those of the program's own."""
+"""Checks of requests: one or several, persistent requests, and generalized requests."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def check_null(comm):
     assert MPI.REQUEST_NULL == MPI.Request()
 
 
-def ring(comm, count=5):
+def start_ring_messages(comm, count=5):
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     buffers = [np.zeros(100 * (i + 1)) for i in range(count)]
     received = [comm.Irecv(buffer, before, i) for i, buffer in enumerate(buffers)]
@@ -29,22 +29,22 @@ def ring(comm, count=5):
     return buffers, received, sent, before
 
 
-def right(buffers, before):
+def all_arrived(buffers, before):
     return all((buffer == before + i).all() for i, buffer in enumerate(buffers))
 
 
 def check_wait_all(comm):
-    buffers, received, sent, before = ring(comm)
+    buffers, received, sent, before = start_ring_messages(comm)
     statuses = []
     MPI.Request.Waitall(received, statuses)
     assert [(s.source, s.tag) for s in statuses] == [(before, i) for i in range(5)]
     assert MPI.Request.Waitall(sent)
-    assert right(buffers, before)
+    assert all_arrived(buffers, before)
     assert not any(received)
 
 
 def check_wait_any(comm):
-    buffers, received, sent, before = ring(comm)
+    buffers, received, sent, before = start_ring_messages(comm)
     found = set()
     status = MPI.Status()
     while len(found) < 5:
@@ -53,29 +53,29 @@ def check_wait_any(comm):
         found.add(i)
     assert MPI.Request.Waitany(received) == MPI.UNDEFINED
     MPI.Request.Waitall(sent)
-    assert right(buffers, before)
+    assert all_arrived(buffers, before)
 
 
 def check_wait_some(comm):
-    buffers, received, sent, before = ring(comm)
+    buffers, received, sent, before = start_ring_messages(comm)
     found = []
     while (some := MPI.Request.Waitsome(received)) is not None:
         assert some
         found += some
     assert sorted(found) == list(range(5))
     MPI.Request.Waitall(sent)
-    assert right(buffers, before)
+    assert all_arrived(buffers, before)
 
 
 def check_test(comm):
-    buffers, received, sent, before = ring(comm)
+    buffers, received, sent, before = start_ring_messages(comm)
     while not MPI.Request.Testall(received):
         pass
     for request in sent:
         while not request.Test():
             pass
         assert request == MPI.REQUEST_NULL
-    assert right(buffers, before)
+    assert all_arrived(buffers, before)
     while MPI.Request.Testany(sent) != (MPI.UNDEFINED, True):
         raise AssertionError("all are null")
 
@@ -87,7 +87,7 @@ def check_get_status(comm):
     while not request.Get_status(status):
         pass
     assert (status.source, status.tag) == (comm.rank, 3)
-    assert request, "it stays until somebody waits for it"
+    assert request, "the request stays active until a wait or a test completes it"
     assert request.wait() == "late"
 
 
@@ -109,7 +109,7 @@ def check_persistent(comm):
         MPI.Prequest.Startall(requests)
         MPI.Request.Waitall(requests)
         assert (b == before * 10 + step).all()
-        assert all(requests), "they may be started again"
+        assert all(requests), "persistent requests can be started again"
     for request in requests:
         request.Free()
     assert not any(requests)
@@ -126,20 +126,20 @@ def check_persistent_collective(comm):
     request.Free()
 
 
-def check_own(comm):
-    told = []
-    request = MPI.Grequest.Start(lambda status: status.Set_source(3), lambda: told.append("freed"))
+def check_generalized_request(comm):
+    calls = []
+    request = MPI.Grequest.Start(lambda status: status.Set_source(3), lambda: calls.append("freed"))
     assert not request.Test()
     request.Complete()
     status = MPI.Status()
     request.Wait(status)
     assert status.source == 3
-    assert told == ["freed"]
+    assert calls == ["freed"]
 
 
 def check_sparse_exchange(comm):
-    """The NBX algorithm: a rank enters the barrier when its synchronous sends are complete. Ranks left it with messages
-    unreceived when short synchronous sends did not wait for a receive."""
+    """Runs the NBX algorithm, in which a rank enters a barrier when its synchronous sends are complete. Regression test: when
+    short synchronous sends did not wait for a receive, ranks left the barrier before they had received all messages."""
     for form in range(20):
         targets = [to for to in range(comm.size) if (comm.rank * 7 + to * 5 + form) % 3]
         if form % 2:

@@ -1,4 +1,4 @@
-"""Grids, and what neighbours exchange."""
+"""Checks of Cartesian grids and of exchanges between neighbours."""
 
 import numpy as np
 
@@ -77,17 +77,17 @@ def check_neighbours(comm):
         around = [*grid.Shift(0, 1), *grid.Shift(1, 1)]
         assert grid.inedges == grid.outedges == around
         assert grid.neighbor_allgather(grid.rank) == [None if r == MPI.PROC_NULL else r for r in around]
-        # What a neighbour sends this way stands at the opposite place of its list.
-        got = grid.neighbor_alltoall([(grid.rank, place) for place in range(4)])
-        assert got == [None if r == MPI.PROC_NULL else (r, place ^ 1) for place, r in enumerate(around)]
+        # A neighbour's list has the data for this direction at the index of the opposite direction.
+        got = grid.neighbor_alltoall([(grid.rank, index) for index in range(4)])
+        assert got == [None if r == MPI.PROC_NULL else (r, index ^ 1) for index, r in enumerate(around)]
         a, b = np.full(3, float(grid.rank)), np.full((4, 3), -1.0)
         grid.Neighbor_allgather(a, b)
         assert b.tolist() == [[-1.0 if r == MPI.PROC_NULL else r] * 3 for r in around]
         out, into = np.arange(4) + 10 * grid.rank, np.full(4, -1)
         request = grid.Ineighbor_alltoall(out, into)
         request.Wait()
-        assert into.tolist() == [-1 if r == MPI.PROC_NULL else 10 * r + (place ^ 1) for place, r in enumerate(around)]
+        assert into.tolist() == [-1 if r == MPI.PROC_NULL else 10 * r + (index ^ 1) for index, r in enumerate(around)]
         into[:] = -1
         grid.Neighbor_alltoallv([out, [1] * 4], [into, [1] * 4])
-        assert into.tolist() == [-1 if r == MPI.PROC_NULL else 10 * r + (place ^ 1) for place, r in enumerate(around)]
+        assert into.tolist() == [-1 if r == MPI.PROC_NULL else 10 * r + (index ^ 1) for index, r in enumerate(around)]
         grid.Free()

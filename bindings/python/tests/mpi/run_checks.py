@@ -1,4 +1,4 @@
-"""One rank of a job that runs the checks of a module, one after the other. A check that fails on one rank ends the job."""
+"""Runs the checks of a module, one after the other. Each rank of a job runs this program. A failed check ends the job."""
 
 import importlib
 import sys
@@ -19,7 +19,7 @@ def main() -> None:
         try:
             check(comm)
         except BaseException as error:
-            # Others only learn that the job has ended: who is at fault says it first.
+            # Only the rank whose check failed prints the error. The other ranks get an error because the job has ended.
             if not (isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_PROC_ABORTED):
                 print(
                     f"CHECK {check.__name__} failed\nrank {world.rank} of {world.size}\n{traceback.format_exc()}END", flush=True

@@ -1,4 +1,4 @@
-"""The documentation's table of what is not supported, from the code: `python table_of_names.py` writes it."""
+"""Generates the table of unsupported names in docs/mpi.md from the code. `python table_of_names.py` updates the document."""
 
 import re
 from collections import defaultdict
@@ -14,7 +14,7 @@ MARKED = re.compile(r"(<!-- unsupported: begin -->\n).*?(<!-- unsupported: end -
 
 
 def table() -> str:
-    """A row for each class, and one for the functions of the module."""
+    """Returns the table, which has a row for each class and a row for the functions of the module."""
     rows: dict[str, list[str]] = defaultdict(list)
     for name in placeholders.UNSUPPORTED:
         owner, _, method = name.rpartition(".")
@@ -25,10 +25,10 @@ def table() -> str:
     return "\n".join(["| of | not supported |", "|---|---|", *lines]) + "\n"
 
 
-def written() -> str:
-    """What the document has to be."""
+def updated_document() -> str:
+    """Returns the text of the document with the current table."""
     return MARKED.sub(lambda found: found[1] + table() + found[2], DOCUMENT.read_text())
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(written())
+    DOCUMENT.write_text(updated_document())

@@ -1,15 +1,15 @@
-"""Every check of every `checks_*.py`, with 1 to 4 ranks; a module's checks share one job for each number of ranks."""
+"""Runs every check of every `checks_*.py` with 1 to 4 ranks. One job for each number of ranks runs all checks of a module."""
 
 import pytest
 
-from mpi_jobs import HERE, checked, checks_of
+from mpi_jobs import HERE, check_names, check_results
 
 MODULES = sorted(path.stem for path in HERE.glob("checks_*.py"))
-CASES = [(module, size, check) for module in MODULES for size in (1, 2, 3, 4) for check in checks_of(module)]
+CASES = [(module, size, check) for module in MODULES for size in (1, 2, 3, 4) for check in check_names(module)]
 
 
 @pytest.mark.parametrize(("module", "size", "check"), CASES, ids=lambda value: str(value))
 def test(module: str, size: int, check: str) -> None:
-    results = checked(module, size)
-    said = results.get(check, "was not reached: " + results.get("", "an earlier check ended the job"))
-    assert said == "passed", said
+    results = check_results(module, size)
+    result = results.get(check, "the check did not run: " + results.get("", "an earlier check ended the job"))
+    assert result == "passed", result

@@ -1,4 +1,4 @@
-"""What ends jobs, and how processes find the package `mpi4py`."""
+"""Tests of the ways in which jobs end, and of the package `mpi4py` that scripts import."""
 
 import os
 import subprocess
@@ -12,14 +12,14 @@ from ringtrain.mpi.path import directory
 FROM = "from ringtrain.mpi import MPI; comm = MPI.COMM_WORLD\n"
 
 
-def test_an_uncaught_exception_ends_the_others_and_names_the_rank() -> None:
+def test_an_uncaught_exception_ends_the_job_and_names_the_rank() -> None:
     done = launch(3, "-c", FROM + "if comm.rank == 1: raise ValueError('boom')\ncomm.recv(source=0, tag=1)")
     assert done.returncode == 1
     assert "rank 1" in done.stderr
     assert "stopped the job: its program ended with ValueError: boom" in done.stderr
 
 
-def test_an_exception_is_told_even_if_the_hook_was_replaced() -> None:
+def test_other_ranks_get_an_exception_even_if_the_hook_was_replaced() -> None:
     code = FROM + "import sys\nif comm.rank == 1: sys.excepthook = print; raise ValueError('boom')\ncomm.recv(source=0, tag=1)"
     done = launch(2, "-c", code)
     assert "its program ended with ValueError: boom" in done.stderr
@@ -31,7 +31,7 @@ def test_abort_ends_the_job_with_its_code() -> None:
     assert "called MPI.Comm.Abort(7)" in done.stderr
 
 
-def test_a_rank_that_dies_is_an_exception_elsewhere() -> None:
+def test_other_ranks_raise_an_exception_when_a_rank_dies() -> None:
     code = FROM + (
         "import os\n"
         "if comm.rank == 1: os.kill(os.getpid(), 9)\n"
@@ -59,7 +59,7 @@ def test_messages_arrive_from_ranks_that_have_left() -> None:
     assert (done.returncode, done.stdout) == (0, "100 y\n"), done.stderr
 
 
-def test_not_initialised_until_asked() -> None:
+def test_mpi_is_not_initialised_if_rc_initialize_is_false() -> None:
     code = (
         "import ringtrain.mpi; ringtrain.mpi.rc.initialize = False\n"
         "from ringtrain.mpi import MPI\n"
@@ -75,13 +75,13 @@ def test_not_initialised_until_asked() -> None:
     assert done.stdout == "finalised\n" * 2, done.stderr
 
 
-def test_one_process_without_a_launcher() -> None:
+def test_a_process_without_a_launcher_is_the_only_rank() -> None:
     code = FROM + "print(comm.size, comm.allreduce(3), comm.bcast('x'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "1 3 x\n"
 
 
-def test_the_path_is_told_without_joining() -> None:
+def test_the_path_is_printed_without_joining_a_job() -> None:
     done = subprocess.run([sys.executable, "-m", "ringtrain.mpi.path"], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == directory()
     assert os.path.isfile(os.path.join(directory(), "mpi4py", "__init__.py"))
@@ -97,24 +97,26 @@ def test_the_path_is_told_without_joining() -> None:
         ("import pickle; from mpi4py import MPI; print(pickle.loads(pickle.dumps(MPI.DOUBLE)) is MPI.DOUBLE)", "True"),
     ],
 )
-def test_the_package_mpi4py(code: str, printed: str) -> None:
-    done = shimmed("-c", code)
+def test_the_package_mpi4py_is_an_alias(code: str, printed: str) -> None:
+    done = run_with_mpi4py_alias("-c", code)
     assert done.stdout.strip() == printed, done.stderr
 
 
 @pytest.mark.parametrize("name", ["mpi4py.futures", "mpi4py.util", "mpi4py.util.pkl5"])
-def test_what_mpi4py_has_and_this_has_not(name: str) -> None:
-    done = shimmed("-c", f"try: import {name}\nexcept ImportError as error: print(error, isinstance(error, NotImplementedError))")
+def test_unsupported_modules_of_mpi4py_raise_an_error(name: str) -> None:
+    done = run_with_mpi4py_alias(
+        "-c", f"try: import {name}\nexcept ImportError as error: print(error, isinstance(error, NotImplementedError))"
+    )
     assert done.stdout.strip().endswith("is not supported by ringtrain.mpi True"), done.stderr
 
 
-def test_run_as_mpi4py(tmp_path) -> None:
+def test_python_m_mpi4py_runs_a_script(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text("from mpi4py import MPI; import sys; print(MPI.COMM_WORLD.size, sys.argv[1:], __name__)")
-    assert shimmed("-m", "mpi4py", str(script), "a", "b").stdout == "1 ['a', 'b'] __main__\n"
+    assert run_with_mpi4py_alias("-m", "mpi4py", str(script), "a", "b").stdout == "1 ['a', 'b'] __main__\n"
 
 
-def shimmed(*arguments: str) -> subprocess.CompletedProcess:
+def run_with_mpi4py_alias(*arguments: str) -> subprocess.CompletedProcess:
     path = os.pathsep.join([directory(), os.path.dirname(__import__("ringtrain").__path__[0]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=60, check=False)

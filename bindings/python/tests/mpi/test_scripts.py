@@ -1,7 +1,7 @@
-"""Scripts written for mpi4py, run as they are, print what they print with mpi4py.
+"""Checks that unchanged scripts for mpi4py print the same text with ringtrain as with mpi4py.
 
-`scripts/expected` is what mpi4py 4.1.2 with Open MPI 5.0.11 printed. With `MPI4PY_REFERENCE` set to a command such as
-`mpirun --oversubscribe -n {n} python`, they are run by that as well, and have to print the same.
+`scripts/expected` has the text that mpi4py 4.1.2 with Open MPI 5.0.11 printed. If the variable `MPI4PY_REFERENCE` is set to a
+command, such as `mpirun --oversubscribe -n {n} python`, the tests also run the scripts with this command and compare its output.
 """
 
 import os
@@ -21,53 +21,53 @@ SIZES = (1, 2, 3, 4)
 
 @cache
 def has_option() -> bool:
-    """Whether this `ringrun` knows `--mpi4py`."""
+    """Returns whether this `ringrun` has the option `--mpi4py`."""
     return "--mpi4py" in subprocess.run([ringrun(), "--help"], capture_output=True, text=True, check=True).stdout
 
 
-def lines(text: str) -> list[str]:
+def sorted_lines(text: str) -> list[str]:
     return sorted(text.splitlines())
 
 
-def expected(script: str, size: int) -> list[str]:
+def expected_lines(script: str, size: int) -> list[str]:
     text = (HERE / "scripts" / "expected" / f"{script}.txt").read_text()
     sections = re.split(r"^== (\d+) ranks\n", text, flags=re.MULTILINE)[1:]
-    return lines(dict(zip(sections[::2], sections[1::2], strict=True))[str(size)])
+    return sorted_lines(dict(zip(sections[::2], sections[1::2], strict=True))[str(size)])
 
 
 def check(script: str, size: int, **how) -> None:
     done = launch(size, str(HERE / "scripts" / f"{script}.py"), **how)
     assert done.returncode == 0, done.stderr
-    assert lines(done.stdout) == expected(script, size)
+    assert sorted_lines(done.stdout) == expected_lines(script, size)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_with_the_package_first_on_the_path(script: str, size: int) -> None:
+def test_script_with_the_alias_on_the_path(script: str, size: int) -> None:
     path = os.pathsep.join([directory(), package(), os.environ.get("PYTHONPATH", "")])
     check(script, size, environment={"PYTHONPATH": path}, options=("--mpi4py=installed",))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_with_the_option(script: str) -> None:
+def test_script_with_the_option_mpi4py(script: str) -> None:
     if not has_option():
         pytest.skip("this ringrun has no --mpi4py")
     check(script, 3, options=("--mpi4py",))
 
 
 @pytest.mark.skipif(
-    "MPI4PY_REFERENCE" not in os.environ, reason="MPI4PY_REFERENCE is not set: what is expected is what was recorded"
+    "MPI4PY_REFERENCE" not in os.environ, reason="MPI4PY_REFERENCE is not set, so only the recorded output is checked"
 )
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_as_the_reference(script: str, size: int) -> None:
+def test_the_expected_output_is_that_of_the_reference(script: str, size: int) -> None:
     command = shlex.split(os.environ["MPI4PY_REFERENCE"].format(n=size))
     done = subprocess.run(
         [*command, str(HERE / "scripts" / f"{script}.py")], capture_output=True, text=True, check=True, timeout=120
     )
-    assert lines(done.stdout) == expected(script, size)
+    assert sorted_lines(done.stdout) == expected_lines(script, size)
 
 
 def package() -> str:
-    """The directory that the package under test lies in."""
+    """Returns the directory of the package under test."""
     return os.path.dirname(__import__("ringtrain").__path__[0])

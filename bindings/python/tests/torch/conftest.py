@@ -1,4 +1,4 @@
-"""Fixtures that start jobs for the tests of `ringtrain.torch`. A job runs many checks, as importing torch takes seconds."""
+"""Fixtures that start jobs for the tests of `ringtrain.torch`. A job runs many checks, because importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
-# No job takes longer on two busy cores. A job that hangs is killed after this time.
+# The limit in seconds for a job, after which it is killed. A job needs less time even on two busy cores.
 TIMEOUT_SECONDS = 180
 
 
 def _is_installed(name: str) -> bool:
     spec = importlib.util.find_spec(name)
-    # A directory of the same name, such as this one, is a namespace package, which has no origin.
+    # This directory is also named `torch`. Python finds it as a namespace package, which has no origin.
     return spec is not None and spec.origin is not None
 
 
@@ -47,7 +47,7 @@ Job = subprocess.CompletedProcess[str]
 
 
 def environment() -> dict[str, str]:
-    """The environment for processes that the tests start: this process's, with the package on the import path."""
+    """Returns the environment for processes that the tests start: that of this process, with the package on the import path."""
     import ringtrain
 
     package = Path(next(iter(ringtrain.__path__))).parent
@@ -56,7 +56,7 @@ def environment() -> dict[str, str]:
 
 
 def run(command: list[str]) -> Job:
-    """Runs a command and waits for its end."""
+    """Runs a command and waits until it ends."""
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
 
 
@@ -70,17 +70,18 @@ def run_text() -> Callable[[str], Job]:
 def launch() -> Callable[..., Job]:
     """Runs a program on n ranks under ringrun."""
 
-    def launched(n: int, program: str, *arguments: str, options: Sequence[str] = ()) -> Job:
+    def run_job(n: int, program: str, *arguments: str, options: Sequence[str] = ()) -> Job:
         return run([str(ringrun), *options, "-n", str(n), sys.executable, str(PROGRAMS / program), *arguments])
 
-    return launched
+    return run_job
 
 
 @pytest.fixture
 def interrupt() -> Callable[..., tuple[Job, float]]:
-    """Sends SIGINT, as Ctrl-C does, when every rank has printed "ready". Returns the job and the seconds from then to its end."""
+    """Runs a program and sends it SIGINT, as Ctrl-C does, when every rank has printed "ready". Returns the job and the seconds
+    from the signal to the end of the job."""
 
-    def launched(n: int, program: str, *arguments: str) -> tuple[Job, float]:
+    def run_job(n: int, program: str, *arguments: str) -> tuple[Job, float]:
         command = [str(ringrun), "-n", str(n), sys.executable, str(PROGRAMS / program), *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, env=environment(), **pipes) as process:
@@ -95,26 +96,26 @@ def interrupt() -> Callable[..., tuple[Job, float]]:
             watchdog.cancel()
         return subprocess.CompletedProcess(command, process.returncode, "".join(lines) + out, err), time.monotonic() - start
 
-    return launched
+    return run_job
 
 
 @pytest.fixture
 def torchrun() -> Callable[..., Job]:
     """Runs a program on n ranks under torchrun."""
 
-    def launched(n: int, program: str, *arguments: str) -> Job:
+    def run_job(n: int, program: str, *arguments: str) -> Job:
         options = ["--nnodes=1", f"--nproc-per-node={n}", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
         return run([sys.executable, "-m", "torch.distributed.run", *options, str(PROGRAMS / program), *arguments])
 
-    return launched
+    return run_job
 
 
 @pytest.fixture
 def by_address() -> Callable[..., list[Job]]:
-    """Runs a program as n processes without a launcher. They get only an address of a store, their rank and the world size."""
+    """Runs a program in n processes without a launcher. Each gets the address of a store, its rank and the number of ranks."""
 
-    def launched(n: int, program: str, *arguments: str) -> list[Job]:
-        # The kernel does not assign the port again in the time that a process needs to start.
+    def run_job(n: int, program: str, *arguments: str) -> list[Job]:
+        # After this block the port is free, and the kernel does not assign it again before the processes have started.
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", 0))
@@ -136,4 +137,4 @@ def by_address() -> Callable[..., list[Job]]:
             jobs.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
         return jobs
 
-    return launched
+    return run_job

@@ -1,4 +1,4 @@
-"""Tests that need only one process."""
+"""Tests of `ringtrain.torch` that need only one process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def test_the_package_does_not_import_torch(run_text: Callable) -> None:
     assert job.returncode == 0, job.stderr
 
 
-def test_a_missing_torch_is_named(run_text: Callable) -> None:
+def test_the_import_error_says_that_torch_is_missing(run_text: Callable) -> None:
     job = run_text("import sys; sys.modules['torch'] = None; import ringtrain.torch")
     assert "ImportError: ringtrain.torch needs PyTorch 2.8 or later" in job.stderr, job.stderr
 
 
-class Stream:
-    """Stands for `torch.cuda.Stream` and `Event` without a GPU. All its work is complete at once."""
+class FakeStream:
+    """Replaces `torch.cuda.Stream` and `torch.cuda.Event` without a GPU. Every operation on it is complete at once."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -34,16 +34,17 @@ class Stream:
 
 @pytest.mark.parametrize("count", [0, 1, 10, 11, 57])
 def test_a_tensor_on_a_gpu_is_reduced_piece_by_piece(count: int) -> None:
-    """Every piece is copied to the host, reduced once and copied back. Runs in host memory."""
+    """Every piece is copied to the host, reduced once and copied back. The test needs no GPU: its "GPU tensor" is in host
+    memory."""
     import torch
 
     from ringtrain.torch import cuda
 
-    begun: list[int] = []
+    piece_sizes: list[int] = []
 
-    class Doubling:
+    class DoublingHandle:
         def __init__(self, host: torch.Tensor) -> None:
-            begun.append(host.numel())
+            piece_sizes.append(host.numel())
             self._host = host
 
         def wait(self) -> None:
@@ -53,18 +54,18 @@ def test_a_tensor_on_a_gpu_is_reduced_piece_by_piece(count: int) -> None:
     with contextlib.ExitStack() as patches:
         for target, name, value in [
             (torch.cuda, "is_available", lambda: True),
-            (torch.cuda, "current_stream", Stream),
-            (torch.cuda, "Stream", Stream),
-            (torch.cuda, "Event", Stream),
+            (torch.cuda, "current_stream", FakeStream),
+            (torch.cuda, "Stream", FakeStream),
+            (torch.cuda, "Event", FakeStream),
             (torch.cuda, "stream", lambda _: contextlib.nullcontext()),
             (torch, "empty_like", lambda like, **_: plain_empty_like(like)),
             (cuda, "PIECE_BYTES", 40),
         ]:
             patches.enter_context(mock.patch.object(target, name, value))
         numbers = torch.arange(count, dtype=torch.float32)
-        cuda.all_reduce(numbers, Doubling)
+        cuda.all_reduce(numbers, DoublingHandle)
     assert torch.equal(numbers, 2 * torch.arange(count, dtype=torch.float32))
-    assert sum(begun) == count and max(begun, default=0) <= 10
+    assert sum(piece_sizes) == count and max(piece_sizes, default=0) <= 10
 
 
 ACCELERATE = """
@@ -87,7 +88,8 @@ class PartialState:
 
 @pytest.mark.parametrize("imports", ["ringtrain.torch, accelerate.state", "accelerate.state, ringtrain.torch"])
 def test_accelerate_accepts_the_backend_on_a_cpu(run_text: Callable, tmp_path: Path, imports: str) -> None:
-    """accelerate 1.15 chose "gloo" and refused "ring". The package in this test handles the argument as accelerate does."""
+    """accelerate 1.15 itself chooses "gloo" and refuses "ring". The test's package `accelerate` handles `backend` in the same
+    way."""
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "__init__.py").touch()
     (tmp_path / "accelerate" / "state.py").write_text(ACCELERATE)

@@ -1,4 +1,4 @@
-"""`ringtrain.torch` in several processes. Each test starts one job; the checks are in the programs."""
+"""Tests of `ringtrain.torch` in several processes. Each test starts one job; the checks are in `programs/`."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ import pytest
 
 Launch = Callable[..., object]
 
-# Texts that a crash of compiled code prints.
+# Texts that show that compiled code has crashed.
 CRASHES = ("Fatal Python error", "terminate called", "panicked", "Segmentation fault", "core dumped", "SIGABRT")
 
 
-def passed(job) -> str:
-    """The output of a job that succeeded. Fails with all output of a job that did not."""
+def check_output(job) -> str:
+    """Checks that the job succeeded, and returns its output."""
     assert job.returncode == 0, f"exit code {job.returncode}\n{job.stdout}\n{job.stderr}"
     require_no_crash(job)
     return job.stdout
 
 
 def require_no_crash(job) -> None:
+    """Checks that the job's output has none of the texts of a crash."""
     found = [crash for crash in CRASHES if crash in job.stdout + job.stderr]
     assert not found, f"{found}\n{job.stdout}\n{job.stderr}"
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_collectives(launch: Launch, n: int) -> None:
-    assert passed(launch(n, "collectives.py")).count("checks passed") == n
+    assert check_output(launch(n, "collectives.py")).count("checks passed") == n
 
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_data_parallel_and_sharded(launch: Launch, n: int) -> None:
-    assert passed(launch(n, "ddp.py")).count("checks passed") == n
+    assert check_output(launch(n, "ddp.py")).count("checks passed") == n
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_horovod(launch: Launch, n: int) -> None:
-    assert passed(launch(n, "horovod.py")).count("checks passed") == n
+    assert check_output(launch(n, "horovod.py")).count("checks passed") == n
 
 
-def test_under_torchrun(torchrun: Launch) -> None:
-    output = passed(torchrun(2, "meetings.py"))
+def test_ranks_connect_under_torchrun(torchrun: Launch) -> None:
+    output = check_output(torchrun(2, "connect.py"))
     assert output.count("connected") == 2
 
 
-def test_by_address(by_address: Launch) -> None:
-    for job in by_address(2, "meetings.py"):
-        assert "connected" in passed(job)
+def test_ranks_connect_by_address(by_address: Launch) -> None:
+    for job in by_address(2, "connect.py"):
+        assert "connected" in check_output(job)
 
 
 @pytest.mark.parametrize(("n", "how"), [(3, "killed"), (2, "killed_with_hook"), (3, "optimizer")])
@@ -64,8 +65,8 @@ def test_a_killed_rank_is_named_within_two_seconds(launch: Launch, n: int, how: 
     assert "exited with code 0" in job.stderr, job.stderr
 
 
-def test_an_operation_has_a_timeout_of_one_call(launch: Launch) -> None:
-    output = passed(launch(2, "failures.py", "--only", "timeouts"))
+def test_a_call_has_its_own_timeout(launch: Launch) -> None:
+    output = check_output(launch(2, "failures.py", "--only", "timeouts"))
     assert "timed out: an operation did not end within 1000 ms" in output
     assert "waits for rank 1" in output
 
@@ -85,7 +86,7 @@ def test_errors_of_a_subgroup_name_global_ranks(launch: Launch) -> None:
 
 def test_the_benchmark_runs(launch: Launch) -> None:
     """Runs one round of each measurement, which also compares the results with Gloo's."""
-    output = passed(launch(2, "../../../benchmarks/torch_compare.py", "--smoke"))
+    output = check_output(launch(2, "../../../benchmarks/torch_compare.py", "--smoke"))
     assert output.count("ratio") == 5
 
 

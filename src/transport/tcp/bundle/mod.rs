@@ -1,12 +1,12 @@
-//! A link with several connections, for networks in which one connection does not fill the line, and for hosts on which one core
-//! cannot serve a connection fast enough.
+//! A link with several connections. It is faster than one connection if one connection cannot use the whole bandwidth of the
+//! network, or if one processor core cannot process the data of one connection fast enough.
 //!
-//! For its user it is one ordered stream of bytes, like any link. The stream is cut into numbered
-//! [records](crate::wire::record). The sender writes each record on the connection with the most free buffer space, and skips
-//! full ones. The receiver reads the record with the next number directly into its destination. Later records stay in the
-//! kernel's receive buffers, so nothing is stored here, and a slow reader slows its peer down as it does on one connection.
+//! The caller sees one ordered stream of bytes, as on any link. The sender divides the stream into numbered
+//! [records](crate::wire::record), and writes each record on the connection with the most free buffer space. The receiver reads
+//! the record with the next number directly into its destination. Later records stay in the kernel's receive buffers. So this
+//! module stores no records, and a slow reader slows its peer down as on one connection.
 //!
-//! The further connections may be added later or never: a link works with the connections that it has.
+//! The link works with the connections that are open. Further connections may be added later.
 
 mod receiving;
 mod sending;
@@ -24,21 +24,21 @@ use self::sending::Sending;
 use super::kernel::{self, SendSpace};
 use crate::transport::listener::Event;
 
-/// The operations that a bundle needs of a connection.
+/// The operations of a connection that a bundle needs. Tests replace the sockets.
 pub(super) trait Connection {
-    /// Reads into the parts, one after another.
+    /// Reads into the parts, one after another. Returns the number of bytes.
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
 
-    /// Writes the parts, one after another.
+    /// Writes the parts, one after another. Returns the number of bytes.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// The state of the send buffer.
-    fn room(&self) -> io::Result<SendSpace>;
+    /// Returns the state of the send buffer.
+    fn send_space(&self) -> io::Result<SendSpace>;
 
-    /// Whether it can take bytes now. If not, an event will report when it can.
+    /// Returns whether the connection accepts bytes now. If it does not, an event will report when it does.
     fn is_writable(&self) -> io::Result<bool>;
 
-    /// Says that nothing more will be written.
+    /// Closes the sending direction.
     fn finish(&self) -> io::Result<()>;
 }
 
@@ -51,8 +51,8 @@ impl Connection for TcpStream {
         self.write_vectored(parts)
     }
 
-    fn room(&self) -> io::Result<SendSpace> {
-        kernel::room(self)
+    fn send_space(&self) -> io::Result<SendSpace> {
+        kernel::send_space(self)
     }
 
     fn is_writable(&self) -> io::Result<bool> {
@@ -64,14 +64,15 @@ impl Connection for TcpStream {
     }
 }
 
-/// A link's connections.
+/// A link with several connections.
 pub(super) struct Bundle<P> {
-    /// The connections by number; `None` if one is not open.
+    /// The connections by their number; `None` for a connection that is not open.
     streams: Vec<Option<Stream<P>>>,
     /// The number of connections that are used for sending.
     used: usize,
     /// The number of connections that this rank is opening.
     awaited: usize,
+    /// Whether the sending direction has been closed.
     is_finished: bool,
     sending: Sending,
     receiving: Receiving,
@@ -82,22 +83,22 @@ struct Stream<P> {
     token: Token,
     is_readable: bool,
     is_writable: bool,
-    /// An event has reported that the peer ended its side.
+    /// Whether an event has reported that the peer closed its sending direction.
     is_ended: bool,
-    /// It cannot be read any more.
-    over: Option<ConnectionEnd>,
-    /// Its free buffer space at the last check.
-    room: SendSpace,
+    /// Why the connection cannot be read any more; `None` while it can be read.
+    end: Option<ConnectionEnd>,
+    /// The state of the send buffer at the last check.
+    send_space: SendSpace,
     buffer: RecordBuffer,
-    /// The rest of its current record.
+    /// The record that is being read or will be read next, once its header has been read.
     head: Option<PendingRecord>,
 }
 
 /// Why a connection cannot be read any more.
 enum ConnectionEnd {
-    /// It has been read to its end.
+    /// The peer closed the connection, and all data have been read.
     Ended,
-    /// It is broken, for this reason.
+    /// The connection failed, for this reason.
     Broken(String),
 }
 
@@ -105,20 +106,20 @@ enum ConnectionEnd {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct PendingRecord {
     number: u64,
-    /// Bytes that have not been read; `None` if they go on to the end of the connection.
+    /// The number of bytes that have not been read; `None` if the record ends where the connection ends.
     left: Option<usize>,
 }
 
 impl<P: Connection> Bundle<P> {
-    /// A link of so many connections, of which there is the first.
-    pub(super) fn new(first: P, token: Token, of: u8) -> Self {
-        let mut streams: Vec<_> = std::iter::repeat_with(|| None).take(of.into()).collect();
-        if let Some(place) = streams.first_mut() {
-            *place = Some(Stream::new(first, token));
+    /// Creates a link with `stream_count` connections, of which only the first one is open.
+    pub(super) fn new(first: P, token: Token, stream_count: u8) -> Self {
+        let mut streams: Vec<_> = std::iter::repeat_with(|| None).take(stream_count.into()).collect();
+        if let Some(entry) = streams.first_mut() {
+            *entry = Some(Stream::new(first, token));
         }
         Self {
             streams,
-            used: of.into(),
+            used: stream_count.into(),
             awaited: 0,
             is_finished: false,
             sending: Sending::default(),
@@ -126,27 +127,28 @@ impl<P: Connection> Bundle<P> {
         }
     }
 
-    /// The number of connections that it should have.
-    pub(super) fn of(&self) -> u8 {
+    /// Returns the number of connections of the link, whether they are open or not.
+    pub(super) fn stream_count(&self) -> u8 {
         self.streams.len() as u8
     }
 
-    /// Whether the connection with that number may still be added.
+    /// Returns whether the connection with this number is not open and may still be added.
     pub(super) fn is_missing(&self, index: u8) -> bool {
         !self.is_single() && matches!(self.streams.get(usize::from(index)), Some(None))
     }
 
-    /// Sets the number of connections that are being opened. Until they are, the end of the others is not the end of the link.
+    /// Sets the number of connections that this rank is opening. As long as there are any, the link does not end, even if all
+    /// open connections have ended.
     pub(super) fn expect_connections(&mut self, count: usize) {
         self.awaited = count;
     }
 
-    /// An expected connection could not be opened.
+    /// Reduces the number of connections that this rank is opening by one.
     pub(super) fn expect_one_less(&mut self) {
         self.awaited = self.awaited.saturating_sub(1);
     }
 
-    /// Adds a further connection, or closes it if the link does not need it.
+    /// Adds an extra connection, or closes the connection if the link does not need it.
     pub(super) fn add(&mut self, index: u8, connection: P, token: Token) {
         if !self.is_missing(index) {
             return;
@@ -154,8 +156,8 @@ impl<P: Connection> Bundle<P> {
         if self.is_finished {
             finish(&connection);
         }
-        if let Some(place) = self.streams.get_mut(usize::from(index)) {
-            *place = Some(Stream::new(connection, token));
+        if let Some(entry) = self.streams.get_mut(usize::from(index)) {
+            *entry = Some(Stream::new(connection, token));
         }
     }
 
@@ -164,18 +166,18 @@ impl<P: Connection> Bundle<P> {
         self.used = used.clamp(1, self.streams.len().max(1));
     }
 
-    /// Sends all further bytes on the first connection without records. This cannot be undone.
+    /// Sends all further bytes on the first connection, without records. This cannot be undone.
     pub(super) fn use_single_connection(&mut self) {
         self.sending.is_last = true;
     }
 
-    /// The open connections.
+    /// Returns the open connections.
     pub(super) fn connections(&self) -> impl Iterator<Item = &P> {
         self.streams.iter().flatten().map(|stream| &stream.connection)
     }
 
     /// Handles an event of a connection.
-    pub(super) fn note(&mut self, event: Event) {
+    pub(super) fn handle_event(&mut self, event: Event) {
         let mut streams = self.streams.iter_mut().flatten();
         if let Some(stream) = streams.find(|stream| stream.token == event.token) {
             stream.is_readable |= event.is_readable;
@@ -184,22 +186,22 @@ impl<P: Connection> Bundle<P> {
         }
     }
 
-    /// Says on all connections that nothing more will be sent.
+    /// Closes the sending direction of all connections.
     pub(super) fn finish(&mut self) {
         self.is_finished = true;
         self.connections().for_each(finish);
     }
 
-    /// Whether both directions use only the rest of the first connection.
+    /// Returns whether both directions use only the first connection from now on.
     fn is_single(&self) -> bool {
-        self.sending.has_no_end() && self.receiving.has_no_end
+        self.sending.is_in_last_record() && self.receiving.is_in_last_record
     }
 
-    /// Closes the connections that neither side uses any more: all records on them have been read here, and the peer knows
-    /// that none follows.
+    /// Closes the extra connections if neither direction uses them any more. Then this rank has read all records on them, and
+    /// the peer knows that no more will follow.
     fn close_unused(&mut self) {
         if self.is_single() {
-            self.streams.iter_mut().skip(1).for_each(|place| *place = None);
+            self.streams.iter_mut().skip(1).for_each(|entry| *entry = None);
         }
     }
 }
@@ -212,8 +214,8 @@ impl<P> Stream<P> {
             is_readable: true,
             is_writable: true,
             is_ended: false,
-            over: None,
-            room: SendSpace::default(),
+            end: None,
+            send_space: SendSpace::default(),
             buffer: RecordBuffer::default(),
             head: None,
         }
@@ -222,6 +224,6 @@ impl<P> Stream<P> {
 
 fn finish<P: Connection>(connection: &P) {
     if let Err(error) = connection.finish() {
-        log::debug!("a connection was gone when it was to be closed: {error}");
+        log::debug!("the sending direction of a connection could not be closed: {error}");
     }
 }

@@ -1,43 +1,43 @@
-//! Reads records in the order of their numbers.
+//! Receives records in the order of their numbers.
 
 use std::io::{self, IoSliceMut};
 
 use super::{Bundle, Connection, ConnectionEnd, PendingRecord, Stream};
-use crate::transport::Moved;
+use crate::transport::TransferResult;
 use crate::wire::record::{RECORD_HEADER_BYTES, Record};
 
-/// The most bytes of a connection that are read ahead. They are copied once more.
-const AHEAD: usize = 4 << 10;
+/// The maximum number of bytes of a connection that are read ahead. These bytes are copied once more.
+const READ_AHEAD_BYTES: usize = 4 << 10;
 const ENDED: &str = "it closed the connection without saying why";
 
 /// The state of receiving.
 #[derive(Default)]
 pub(super) struct Receiving {
-    /// The number that is due.
+    /// The number of the record that is received next.
     next: u64,
-    /// The connection that has it.
+    /// The number of the connection with that record; `None` if it is not known yet.
     current: Option<usize>,
-    /// All further bytes come on the first connection, without records.
-    pub(super) has_no_end: bool,
+    /// Whether the last record has begun. All further bytes belong to it, on the first connection.
+    pub(super) is_in_last_record: bool,
     /// An error in the received data that has not been reported yet.
     fault: Option<String>,
-    /// The error has been reported; everything received afterwards is ignored.
+    /// Whether such an error has been reported. The order of data received afterwards is undefined.
     is_corrupt: bool,
 }
 
-/// Bytes of a connection that have been read ahead: a header and the bytes after it.
+/// The bytes of a connection that have been read ahead: headers and the bytes after them.
 #[derive(Default)]
 pub(super) struct RecordBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// A read has found the connection empty, so an event will report further data.
-    is_told: bool,
+    /// Whether a read has found the connection empty. From then on an event reports further data.
+    has_blocked: bool,
 }
 
 /// Why no bytes can be received.
 enum ReceiveStop {
-    /// No data have arrived.
+    /// There are no data to read now.
     Empty,
     /// The link has ended.
     Lost(String),
@@ -46,41 +46,43 @@ enum ReceiveStop {
 }
 
 impl<P: Connection> Bundle<P> {
-    /// Receives as much as has arrived, into the parts one after another.
-    pub(in super::super) fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved {
+    /// Receives the bytes that have arrived, and fills the parts with them one after another.
+    pub(in super::super) fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let mut moved = 0;
         while moved < total && self.receiving.fault.is_none() {
-            match self.receive_some(parts, moved, total - moved) {
+            match self.receive_once(parts, moved, total - moved) {
                 Ok(count) => moved += count,
                 Err(ReceiveStop::Corrupt(why)) => self.receiving.fault = Some(why),
-                // The next call returns it again.
+                // The next call returns the reason again.
                 Err(_) if moved > 0 => break,
-                Err(ReceiveStop::Empty) => return Moved::Blocked,
-                Err(ReceiveStop::Lost(why)) => return Moved::Lost(why),
+                Err(ReceiveStop::Empty) => return TransferResult::Blocked,
+                Err(ReceiveStop::Lost(why)) => return TransferResult::Lost(why),
             }
         }
         if moved == 0
             && let Some(why) = self.receiving.fault.take()
         {
             self.receiving.is_corrupt = true;
-            return Moved::Corrupt(why);
+            return TransferResult::Corrupt(why);
         }
-        if moved == 0 { Moved::Blocked } else { Moved::Bytes(moved) }
+        if moved == 0 { TransferResult::Blocked } else { TransferResult::Bytes(moved) }
     }
 
-    fn receive_some(
+    /// Receives up to `wanted` bytes with at most one read, into the parts from position `skip` on. Returns the number of
+    /// bytes.
+    fn receive_once(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
         skip: usize,
         wanted: usize,
     ) -> Result<usize, ReceiveStop> {
         if self.receiving.is_corrupt {
-            return self.read_anything(parts, skip, wanted);
+            return self.read_any_connection(parts, skip, wanted);
         }
         let index = match self.receiving.current {
             Some(index) => index,
-            None => self.find_next()?,
+            None => self.find_due_record()?,
         };
         let Some(Some(stream)) = self.streams.get_mut(index) else { return Err(ReceiveStop::Empty) };
         let left = stream.head.and_then(|head| head.left);
@@ -96,12 +98,12 @@ impl<P: Connection> Bundle<P> {
         Ok(count)
     }
 
-    /// The connection whose next record is due.
-    fn find_next(&mut self) -> Result<usize, ReceiveStop> {
+    /// Returns the number of the connection whose next record is the one to receive.
+    fn find_due_record(&mut self) -> Result<usize, ReceiveStop> {
         let next = self.receiving.next;
         let is_due = |head: PendingRecord| head.number == next;
-        let known = |stream: &Option<Stream<P>>| stream.as_ref()?.head.map(is_due);
-        let mut found = self.streams.iter().position(|stream| known(stream) == Some(true));
+        let has_due = |stream: &Option<Stream<P>>| stream.as_ref()?.head.map(is_due);
+        let mut found = self.streams.iter().position(|stream| has_due(stream) == Some(true));
         for index in 0..self.streams.len() {
             if found.is_some() {
                 break;
@@ -110,28 +112,28 @@ impl<P: Connection> Bundle<P> {
             if stream.head.is_none()
                 && let Some(record) = stream.read_head()?
             {
-                self.accept(index, record)?;
+                self.store_header(index, record)?;
                 found = (record.number == next).then_some(index);
             }
         }
-        let Some(index) = found else { return Err(self.why_none()) };
+        let Some(index) = found else { return Err(self.reason_for_no_record()) };
         self.receiving.current = Some(index);
         if self.streams[index]
             .as_ref()
             .is_some_and(|stream| stream.head.is_some_and(|head| head.left.is_none()))
         {
-            self.receiving.has_no_end = true;
+            self.receiving.is_in_last_record = true;
             self.close_unused();
         }
         Ok(index)
     }
 
-    /// Stores the header of a connection's next record if it is valid.
-    fn accept(&mut self, index: usize, record: Record) -> Result<(), ReceiveStop> {
+    /// Checks and stores the header of a connection's next record.
+    fn store_header(&mut self, index: usize, record: Record) -> Result<(), ReceiveStop> {
         let Record { number, length } = record;
         let heads = self.streams.iter().flatten().filter_map(|stream| stream.head);
         if number < self.receiving.next || heads.into_iter().any(|head| head.number == number) {
-            return Err(ReceiveStop::Corrupt(format!("it sent a record of number {number} twice")));
+            return Err(ReceiveStop::Corrupt(format!("it sent record {number} twice")));
         }
         if length.is_none() && index > 0 {
             return Err(ReceiveStop::Corrupt("its last record is not on its first connection".into()));
@@ -142,38 +144,38 @@ impl<P: Connection> Bundle<P> {
         Ok(())
     }
 
-    /// Why no connection has the record that is due.
-    fn why_none(&self) -> ReceiveStop {
-        let broken = |stream: &Stream<P>| match &stream.over {
+    /// Returns why no connection has the record that is to be received next.
+    fn reason_for_no_record(&self) -> ReceiveStop {
+        let broken = |stream: &Stream<P>| match &stream.end {
             Some(ConnectionEnd::Broken(why)) => Some(why.clone()),
             _ => None,
         };
         if let Some(why) = self.streams.iter().flatten().find_map(broken) {
             return ReceiveStop::Lost(why);
         }
-        if self.are_over() {
+        if self.have_all_ended() {
             return ReceiveStop::Lost(ENDED.into());
         }
         // The record may be on a connection that is still being opened.
         let all =
             |has: fn(&Stream<P>) -> bool| self.streams.iter().all(|stream| stream.as_ref().is_some_and(has));
         if all(|stream| stream.head.is_some()) {
-            return ReceiveStop::Corrupt(format!("it left out the record of number {}", self.receiving.next));
+            return ReceiveStop::Corrupt(format!("it left out record {}", self.receiving.next));
         }
-        if all(|stream| stream.head.is_some() || stream.over.is_some()) {
+        if all(|stream| stream.head.is_some() || stream.end.is_some()) {
             return ReceiveStop::Lost(ENDED.into());
         }
         ReceiveStop::Empty
     }
 
-    /// Whether all connections have ended and none is being opened.
-    fn are_over(&self) -> bool {
-        self.awaited == 0 && self.streams.iter().flatten().all(|stream| stream.over.is_some())
+    /// Returns whether all open connections have ended and this rank is opening no further one.
+    fn have_all_ended(&self) -> bool {
+        self.awaited == 0 && self.streams.iter().flatten().all(|stream| stream.end.is_some())
     }
 
-    /// Reads and drops all received data: the kernel resets a connection that has unread data, and this rank's last frame would
-    /// be lost.
-    fn read_anything(
+    /// Reads from any connection, after an error in the received data. The caller ignores these bytes, but must read them: if a
+    /// connection with unread data is closed, the kernel resets it, and this rank's last frame is lost.
+    fn read_any_connection(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
         skip: usize,
@@ -184,12 +186,12 @@ impl<P: Connection> Bundle<P> {
                 return Ok(count);
             }
         }
-        Err(if self.are_over() { ReceiveStop::Lost(ENDED.into()) } else { ReceiveStop::Empty })
+        Err(if self.have_all_ended() { ReceiveStop::Lost(ENDED.into()) } else { ReceiveStop::Empty })
     }
 }
 
 impl<P: Connection> Stream<P> {
-    /// The next header of the connection, once it is complete.
+    /// Reads the connection's next header. Returns `None` if it has not arrived completely.
     fn read_head(&mut self) -> Result<Option<Record>, ReceiveStop> {
         loop {
             if let Some(bytes) = self.buffer.take_header() {
@@ -197,20 +199,21 @@ impl<P: Connection> Stream<P> {
                     .map(Some)
                     .map_err(|error| ReceiveStop::Corrupt(error.to_string()));
             }
-            if !self.is_readable || self.over.is_some() {
+            if !self.is_readable || self.end.is_some() {
                 return Ok(None);
             }
             let space = self.buffer.make_space();
-            let asked = space.len();
+            let requested = space.len();
             let read = self.connection.read(&mut [IoSliceMut::new(space)]);
-            match self.note_read(read, asked) {
+            match self.handle_read(read, requested) {
                 Some(count) => self.buffer.end += count,
                 None => return Ok(None),
             }
         }
     }
 
-    /// Reads up to `wanted` bytes to the parts from `skip` on, and ahead what comes along. So many are `left` of the record.
+    /// Reads up to `wanted` bytes into the parts from position `skip` on, and possibly further bytes ahead. `left` is the
+    /// number of bytes that are left of the record, if it has a fixed length.
     fn read(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
@@ -218,57 +221,58 @@ impl<P: Connection> Stream<P> {
         wanted: usize,
         left: Option<usize>,
     ) -> Result<usize, ReceiveStop> {
-        let mut slices = cut(parts, skip, wanted);
+        let mut slices = subslices(parts, skip, wanted);
         let from_ahead = self.buffer.take(&mut slices);
         if from_ahead > 0 {
             return Ok(from_ahead);
         }
-        if let Some(over) = &self.over {
-            return Err(over.stop());
+        if let Some(end) = &self.end {
+            return Err(end.to_stop());
         }
         if !self.is_readable {
             return Err(ReceiveStop::Empty);
         }
-        // Something short, and what is behind it, in one system call; behind a record the next one's header.
+        // One system call reads short data together with the bytes after them, or the end of a record together with the next
+        // record's header.
         let beyond = match left {
-            _ if wanted < AHEAD => AHEAD,
+            _ if wanted < READ_AHEAD_BYTES => READ_AHEAD_BYTES,
             Some(left) if left == wanted => RECORD_HEADER_BYTES,
             _ => 0,
         };
         slices.push(IoSliceMut::new(&mut self.buffer.make_space()[..beyond]));
         let read = self.connection.read(&mut slices);
         // More data may have arrived during a long read, so the next read may succeed.
-        let asked = if wanted < AHEAD { wanted + beyond } else { 0 };
-        match self.note_read(read, asked) {
+        let requested = if wanted < READ_AHEAD_BYTES { wanted + beyond } else { 0 };
+        match self.handle_read(read, requested) {
             Some(count) => {
                 self.buffer.end = count.saturating_sub(wanted);
                 Ok(count.min(wanted))
             }
-            None => Err(self.over.as_ref().map_or(ReceiveStop::Empty, ConnectionEnd::stop)),
+            None => Err(self.end.as_ref().map_or(ReceiveStop::Empty, ConnectionEnd::to_stop)),
         }
     }
 
-    /// Handles the result of a read of `asked` bytes. Returns the number of bytes.
-    fn note_read(&mut self, read: io::Result<usize>, asked: usize) -> Option<usize> {
+    /// Handles the result of a read of at most `requested` bytes. Returns the number of bytes, or `None` if there are none.
+    fn handle_read(&mut self, read: io::Result<usize>, requested: usize) -> Option<usize> {
         match read {
             Ok(0) => {
-                self.over = Some(ConnectionEnd::Ended);
+                self.end = Some(ConnectionEnd::Ended);
                 None
             }
             Ok(count) => {
-                let was_emptied = self.buffer.is_told && count < asked;
+                let was_emptied = self.buffer.has_blocked && count < requested;
                 self.is_readable = !was_emptied || self.is_ended;
                 Some(count)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.buffer.is_told = true;
+                self.buffer.has_blocked = true;
                 self.is_readable = false;
                 None
             }
             // The connection stays ready, and the next call tries again.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
             Err(error) => {
-                self.over = Some(ConnectionEnd::Broken(error.to_string()));
+                self.end = Some(ConnectionEnd::Broken(error.to_string()));
                 None
             }
         }
@@ -276,7 +280,7 @@ impl<P: Connection> Stream<P> {
 }
 
 impl ConnectionEnd {
-    fn stop(&self) -> ReceiveStop {
+    fn to_stop(&self) -> ReceiveStop {
         match self {
             Self::Ended => ReceiveStop::Lost(ENDED.into()),
             Self::Broken(why) => ReceiveStop::Lost(why.clone()),
@@ -285,22 +289,22 @@ impl ConnectionEnd {
 }
 
 impl RecordBuffer {
-    /// The header, if it is complete.
+    /// Removes and returns the next header, if all its bytes have been read.
     fn take_header(&mut self) -> Option<[u8; RECORD_HEADER_BYTES]> {
         let header = self.bytes[self.start..self.end].first_chunk().copied()?;
         self.start += RECORD_HEADER_BYTES;
         Some(header)
     }
 
-    /// The free space after the bytes read so far.
+    /// Moves the bytes to the beginning of the buffer, and returns the free space after them.
     fn make_space(&mut self) -> &mut [u8] {
-        self.bytes.resize(AHEAD, 0);
+        self.bytes.resize(READ_AHEAD_BYTES, 0);
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         &mut self.bytes[self.end..]
     }
 
-    /// Moves the bytes into the slices, one after another.
+    /// Moves bytes into the slices, one after another. Returns their number.
     fn take(&mut self, slices: &mut [IoSliceMut<'_>]) -> usize {
         let before = self.start;
         for slice in slices {
@@ -312,8 +316,8 @@ impl RecordBuffer {
     }
 }
 
-/// So many bytes of the parts, from `skip` on.
-fn cut<'a>(parts: &'a mut [IoSliceMut<'_>], mut skip: usize, mut length: usize) -> Vec<IoSliceMut<'a>> {
+/// Returns slices of `length` bytes of the parts, from position `skip` on.
+fn subslices<'a>(parts: &'a mut [IoSliceMut<'_>], mut skip: usize, mut length: usize) -> Vec<IoSliceMut<'a>> {
     let mut slices = Vec::with_capacity(parts.len() + 1);
     for part in parts {
         let skipped = skip.min(part.len());

@@ -1,46 +1,50 @@
-//! Cuts the sent stream into records, and writes each on the connection with the most free buffer space.
+//! Divides the sent stream into records, and writes each record on the connection with the most free buffer space.
 
 use std::io::{self, IoSlice};
 
 use super::{Bundle, Connection, Stream};
-use crate::transport::Moved;
+use crate::transport::TransferResult;
 use crate::transport::tcp::kernel::SendSpace;
 use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
 
-/// Up to this length, a record is not divided and goes on the first connection that takes it, without a check of the free space.
-const SHORT: usize = 16 << 10;
-/// Bytes of the records of longer data: a segment is divided over the connections. Records shorter than the first limit would
-/// cost too many system calls; none is longer than the second. A segment of 256 KiB and its header are four records of the
-/// first length.
-const PIECE_MIN: usize = (64 << 10) + 64;
-const PIECE_MAX: usize = (256 << 10) + 64;
+/// The maximum number of bytes that are sent as one record on the first writable connection, without a check of the free buffer
+/// space.
+const SHORT_BYTES: usize = 16 << 10;
+/// The minimum length of the records of longer data, because shorter records need too many system calls. A segment of 256 KiB
+/// and its header are four records of this length.
+const LONG_RECORD_BYTES_MIN: usize = (64 << 10) + 64;
+/// The maximum length of the records of longer data, so that a segment is divided over the connections.
+const LONG_RECORD_BYTES_MAX: usize = (256 << 10) + 64;
 
-const _: () = assert!(PIECE_MAX <= RECORD_BYTES_MAX as usize);
+const _: () = assert!(LONG_RECORD_BYTES_MAX <= RECORD_BYTES_MAX as usize);
 
 /// The state of sending.
 #[derive(Default)]
 pub(super) struct Sending {
+    /// The number of the next record.
     next: u64,
-    /// The record that is not fully written. It stays on its connection, and all other data wait, because the caller's next bytes
-    /// belong to it. This is rare, because the kernel's free space is checked first.
+    /// The record of which only a part is written. The caller's next bytes belong to this record, so no other record can be
+    /// written before. This is rare, because the free buffer space is checked first.
     partial: Option<PartialRecord>,
-    /// The next record is the last one.
+    /// Whether the next record is the last one.
     pub(super) is_last: bool,
 }
 
-/// A record that is not fully written.
+/// A record of which only a part is written.
 struct PartialRecord {
+    /// The number of the connection.
     stream: usize,
     header: [u8; RECORD_HEADER_BYTES],
-    /// Bytes of the header that are written.
+    /// The number of bytes of the header that are written.
     written: usize,
-    /// Bytes after it that are not written; `None` if they go on to the end of the connection.
+    /// The number of bytes after the header that are not written; `None` for the last record, which has no fixed length.
     left: Option<usize>,
 }
 
 impl Sending {
-    /// Whether all further bytes go on the first connection, without records.
-    pub(super) fn has_no_end(&self) -> bool {
+    /// Returns whether the header of the last record is written. All further bytes belong to that record, on the first
+    /// connection.
+    pub(super) fn is_in_last_record(&self) -> bool {
         self.partial
             .as_ref()
             .is_some_and(|partial| partial.left.is_none() && partial.written == RECORD_HEADER_BYTES)
@@ -48,11 +52,12 @@ impl Sending {
 }
 
 impl PartialRecord {
-    fn is_whole(&self) -> bool {
+    fn is_complete(&self) -> bool {
         self.written == RECORD_HEADER_BYTES && self.left == Some(0)
     }
 
-    /// Writes what it can, of the parts from `skip` on; how many bytes of them.
+    /// Writes the rest of the header and bytes of the parts from position `skip` on, as many as the connection accepts.
+    /// Returns the number of bytes of the parts.
     fn write<P: Connection>(
         &mut self,
         connection: &mut P,
@@ -70,49 +75,49 @@ impl PartialRecord {
             (skip, left) = (skip - skipped, left - taken);
         }
         let count = connection.write(&slices)?;
-        let of_header = count.min(RECORD_HEADER_BYTES - self.written);
-        self.written += of_header;
-        self.left = self.left.map(|left| left.saturating_sub(count - of_header));
-        Ok(count - of_header)
+        let header_count = count.min(RECORD_HEADER_BYTES - self.written);
+        self.written += header_count;
+        self.left = self.left.map(|left| left.saturating_sub(count - header_count));
+        Ok(count - header_count)
     }
 }
 
 impl<P: Connection> Bundle<P> {
-    /// Sends as much of the parts, one after another, as the connections take at once.
-    pub(in super::super) fn send(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+    /// Sends the parts one after another, as many bytes as the connections accept without blocking.
+    pub(in super::super) fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult {
         let total = parts.iter().map(|part| part.len()).sum();
-        if total > SHORT && !self.sending.has_no_end() {
-            self.streams.iter_mut().take(self.used).flatten().for_each(Stream::look_at_room);
+        if total > SHORT_BYTES && !self.sending.is_in_last_record() {
+            self.streams.iter_mut().take(self.used).flatten().for_each(Stream::update_send_space);
         }
         let mut moved = 0;
         while moved < total {
-            match self.send_some(parts, moved, total) {
+            match self.send_once(parts, moved, total) {
                 Ok(Some(count)) => moved += count,
                 Ok(None) => break,
-                // The next attempt returns it again.
+                // The next attempt returns the error again.
                 Err(_) if moved > 0 => break,
-                Err(error) => return Moved::Lost(error.to_string()),
+                Err(error) => return TransferResult::Lost(error.to_string()),
             }
         }
-        if moved == 0 { Moved::Blocked } else { Moved::Bytes(moved) }
+        if moved == 0 { TransferResult::Blocked } else { TransferResult::Bytes(moved) }
     }
 
-    /// Writes once; how many bytes of the parts, or `None` if no connection takes any.
-    fn send_some(&mut self, parts: &[IoSlice<'_>], skip: usize, total: usize) -> io::Result<Option<usize>> {
+    /// Makes one write. Returns the number of bytes of the parts, or `None` if no connection accepts any.
+    fn send_once(&mut self, parts: &[IoSlice<'_>], skip: usize, total: usize) -> io::Result<Option<usize>> {
         let begun = self.sending.partial.take();
         let is_new = begun.is_none();
         let partial = match begun {
             Some(partial) => Some(partial),
-            None => self.choose(total - skip, total)?,
+            None => self.begin_record(total - skip, total)?,
         };
         let Some(mut partial) = partial else { return Ok(None) };
         let written = self.write(&mut partial, parts, skip);
-        // A record of which nothing could be written may go elsewhere.
+        // A record of which no byte is written can still be sent on another connection.
         let has_begun = !is_new || partial.written > 0;
         if is_new && has_begun {
             self.sending.next += 1;
         }
-        if has_begun && !partial.is_whole() {
+        if has_begun && !partial.is_complete() {
             self.sending.partial = Some(partial);
             self.close_unused();
         }
@@ -129,8 +134,8 @@ impl<P: Connection> Bundle<P> {
         let Some(stream) = stream.filter(|stream| stream.is_writable) else { return Ok(None) };
         match partial.write(&mut stream.connection, parts, skip) {
             Ok(count) => {
-                let SendSpace { queued, free } = stream.room;
-                stream.room = SendSpace { queued: queued + count, free: free.saturating_sub(count) };
+                let SendSpace { queued, free } = stream.send_space;
+                stream.send_space = SendSpace { queued: queued + count, free: free.saturating_sub(count) };
                 Ok(Some(count))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -142,28 +147,31 @@ impl<P: Connection> Bundle<P> {
         }
     }
 
-    /// The next record, of `rest` bytes at most that are left of `total`; `None` if no connection has room.
-    fn choose(&mut self, rest: usize, total: usize) -> io::Result<Option<PartialRecord>> {
+    /// Chooses the connection and the length of the next record, when `rest` of `total` bytes are left to send. Returns
+    /// `None` if no connection has free buffer space.
+    fn begin_record(&mut self, rest: usize, total: usize) -> io::Result<Option<PartialRecord>> {
         let is_last = self.sending.is_last;
         let used = if is_last { 1 } else { self.used };
         let streams = self.streams.iter_mut().enumerate().take(used);
         let streams = streams.filter_map(|(index, stream)| Some((index, stream.as_mut()?)));
         let mut writable = streams.filter(|(_, stream)| stream.is_writable);
-        let (stream, left) = if is_last || rest <= SHORT {
+        let (stream, left) = if is_last || rest <= SHORT_BYTES {
             let Some((index, _)) = writable.next() else { return Ok(None) };
             (index, (!is_last).then_some(rest))
         } else {
             let mut best: Option<(usize, SendSpace)> = None;
             for (index, stream) in writable {
-                if stream.has_room()? && best.is_none_or(|(_, room)| stream.room.queued < room.queued) {
-                    best = Some((index, stream.room));
+                if stream.has_space()?
+                    && best.is_none_or(|(_, space)| stream.send_space.queued < space.queued)
+                {
+                    best = Some((index, stream.send_space));
                 }
             }
-            let Some((index, room)) = best else { return Ok(None) };
-            let piece = (total / used).clamp(PIECE_MIN, PIECE_MAX);
-            // The kernel's count includes its overhead.
-            let fits = (room.free - room.free / 8).max(SHORT);
-            (index, Some(rest.div_ceil(rest.div_ceil(piece)).min(fits)))
+            let Some((index, space)) = best else { return Ok(None) };
+            let target = (total / used).clamp(LONG_RECORD_BYTES_MIN, LONG_RECORD_BYTES_MAX);
+            // The kernel's count of free bytes includes its overhead.
+            let fitting = (space.free - space.free / 8).max(SHORT_BYTES);
+            (index, Some(rest.div_ceil(rest.div_ceil(target)).min(fitting)))
         };
         let record = Record { number: self.sending.next, length: left.map(|bytes| bytes as u32) };
         Ok(Some(PartialRecord { stream, header: record.encode(), written: 0, left }))
@@ -171,20 +179,20 @@ impl<P: Connection> Bundle<P> {
 }
 
 impl<P: Connection> Stream<P> {
-    /// Asks the kernel for the free buffer space. If the kernel does not tell it, the write is tried.
-    fn look_at_room(&mut self) {
-        self.room = self.connection.room().unwrap_or(SendSpace { queued: 0, free: PIECE_MAX });
+    /// Reads the free buffer space from the kernel. If that fails, this assumes enough space, so that a write is tried.
+    fn update_send_space(&mut self) {
+        self.send_space =
+            self.connection.send_space().unwrap_or(SendSpace { queued: 0, free: LONG_RECORD_BYTES_MAX });
     }
 
-    /// Whether a record is likely to be taken whole: by the kernel's own rule, which says the same of a writable socket. If
-    /// not, there will be an event.
-    fn has_room(&mut self) -> io::Result<bool> {
-        let is_roomy = |room: SendSpace| room.free >= room.queued / 2;
-        if is_roomy(self.room) {
+    /// Returns whether the send buffer probably has space for a record. The rule is the one by which the kernel calls a socket
+    /// writable. If there is no space, an event will report when there is.
+    fn has_space(&mut self) -> io::Result<bool> {
+        if self.send_space.free >= self.send_space.queued / 2 {
             return Ok(true);
         }
         self.is_writable = self.connection.is_writable()?;
-        self.look_at_room();
+        self.update_send_space();
         Ok(self.is_writable)
     }
 }

@@ -8,7 +8,8 @@ Importing it registers the backend::
 
     dist.init_process_group("ring")
 
-`ringtrain.torch.hooks` has hooks that compress gradients on the wire. A Horovod script runs with `import ringtrain.torch as hvd`.
+`ringtrain.torch.hooks` has communication hooks that send gradients as 16-bit floats. To run a Horovod script, import this module
+with `import ringtrain.torch as hvd`.
 """
 
 try:
@@ -17,7 +18,7 @@ except ImportError as _error:
     raise ImportError("ringtrain.torch needs PyTorch 2.8 or later, which is not installed here: pip install torch") from _error
 
 if not _torch.distributed.is_available():
-    raise ImportError("ringtrain.torch needs a PyTorch that was built with torch.distributed, and this one was not")
+    raise ImportError("ringtrain.torch needs torch.distributed, but the installed PyTorch was built without it")
 
 from ringtrain.torch import backend as _backend
 from ringtrain.torch import hooks

@@ -1,7 +1,8 @@
-"""Hugging Face accelerate: `InitProcessGroupKwargs(backend="ring")` works with `Accelerator(cpu=True)` too.
+"""Lets Hugging Face accelerate use the backend "ring" on CPUs: `InitProcessGroupKwargs(backend="ring")` with
+`Accelerator(cpu=True)`.
 
-accelerate chooses the backend of processes without a GPU itself ("mpi" or "gloo") and refuses every other one, although torch has
-registered it. This wraps that choice, when accelerate is imported.
+For processes without a GPU, accelerate itself chooses "mpi" or "gloo" and refuses all other backends, even registered ones.
+This module wraps accelerate's function that makes the choice, as soon as accelerate is imported.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _MODULE = "accelerate.state"
 
 
 def accept(backend: str) -> None:
-    """Makes accelerate accept the backend if a program asks for it."""
+    """Makes accelerate use the backend if a program requests it."""
     module = sys.modules.get(_MODULE)
     if module is not None:
         _wrap(module, backend)
@@ -27,7 +28,7 @@ def accept(backend: str) -> None:
 
 
 class _Finder:
-    """Wraps the choice of backends as soon as the module has been imported."""
+    """An import finder that wraps the choice of backends as soon as accelerate's module has been imported."""
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
@@ -52,7 +53,7 @@ class _Finder:
 def _wrap(module: ModuleType, backend: str) -> None:
     state = getattr(module, "PartialState", None)
     choose = getattr(state, "_prepare_backend", None)
-    # A version of accelerate that is built otherwise stays as it is.
+    # In a version of accelerate without this function, change nothing. Do not wrap the function twice.
     if choose is None or hasattr(choose, "__wrapped__"):
         return
 

@@ -14,7 +14,7 @@ NAME = "ring"
 
 
 def register() -> None:
-    """Registers the backend. `import ringtrain.torch` calls this, and so do versions of torch that search for installed
+    """Registers the backend. `import ringtrain.torch` calls this function, and so do versions of torch that search for installed
     backends."""
     accelerate.accept(NAME)
     if NAME not in dist.Backend.backend_list:
@@ -27,24 +27,25 @@ def create(options: Any, _backend_options: Any = None) -> RingProcessGroup:
     getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(NAME)
     rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
     is_world = not options.global_ranks_in_group
-    of_launcher = rendezvous.launched(rank, size) if is_world else _world_is_of_launcher()
-    if is_world and of_launcher:
+    started_by_ringrun = rendezvous.is_launched(rank, size) if is_world else _world_is_started_by_ringrun()
+    if is_world and started_by_ringrun:
         group = rendezvous.join_launched(timeout)
     else:
-        group = rendezvous.join_through_store(options.store, rendezvous.Membership(rank, size, timeout, of_launcher))
-    return RingProcessGroup(group, options.global_ranks_in_group, of_launcher)
+        group = rendezvous.join_through_store(options.store, rendezvous.Membership(rank, size, timeout, started_by_ringrun))
+    return RingProcessGroup(group, options.global_ranks_in_group, started_by_ringrun)
 
 
 def ring_group(group: dist.ProcessGroup | None = None) -> RingProcessGroup:
-    """The given process group, or the default group. Raises `ringtrain.InvalidArgument` if its backend is not "ring"."""
+    """Returns `group`, or the default process group if it is None. Raises `ringtrain.InvalidArgument` if its backend is not
+    "ring"."""
     found = group or dist.distributed_c10d._get_default_group()
     if not isinstance(found, RingProcessGroup):
-        raise _core.InvalidArgument(f'this needs a process group with the backend "ring", not "{found.name()}"')
+        raise _core.InvalidArgument(f'this function needs a process group with the backend "ring", not "{found.name()}"')
     return found
 
 
-def _world_is_of_launcher() -> bool:
-    """Whether one ringrun started all members of the default group, and its backend is "ring"."""
+def _world_is_started_by_ringrun() -> bool:
+    """Returns whether the default process group has the backend "ring" and one ringrun started all its members."""
     if not dist.is_initialized():
         return False
-    return getattr(dist.distributed_c10d._get_default_group(), "of_launcher", False)
+    return getattr(dist.distributed_c10d._get_default_group(), "started_by_ringrun", False)

@@ -1,4 +1,4 @@
-"""Gradients in flat buckets, which all ranks reduce in the same order during the backward pass."""
+"""Collects gradients in flat buckets, which all ranks reduce in the same order during the backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ringtrain import _core, _shutdown
 from ringtrain.torch import cuda, tensors
 from ringtrain.torch.compression import Compressor
 
-# Large enough for the full bandwidth; small enough that most buckets of a 25 MB model are sent before the backward pass ends.
+# The default size of a bucket in bytes. It is large enough for the full bandwidth, and small enough that most buckets of a 25 MB
+# model are sent before the backward pass ends.
 BYTES = 4 << 20
 
 Parameter = torch.nn.Parameter
@@ -21,22 +22,24 @@ Parameter = torch.nn.Parameter
 
 @dataclass(frozen=True)
 class Settings:
-    """How gradients are reduced."""
+    """The settings of a reducer."""
 
     op: str
     compression: type[Compressor]
     predivide: float
-    """Gradients are divided by it before the reduction, and multiplied by it after."""
+    """The number by which gradients are divided before the reduction and multiplied after it."""
     passes: int
+    """The number of backward passes whose gradients are accumulated before the reduction."""
     sparse_as_dense: bool
     bucket_bytes: int
 
 
 class Reducer:
-    """Reduces the gradients of parameters: each bucket as soon as its gradients and those of all buckets before it are computed.
+    """Reduces the gradients of parameters in buckets. The reduction of a bucket begins as soon as the gradients of this bucket
+    and of all earlier buckets have been computed.
 
-    Buckets hold the parameters from the last to the first, which is about the order in which a backward pass computes gradients.
-    All ranks begin the buckets in this order, even if they fill up in another one.
+    The first bucket holds the last parameters, because a backward pass computes gradients roughly from the last parameter to the
+    first. All ranks begin the buckets in this order, even if a later bucket is complete before an earlier one.
     """
 
     def __init__(
@@ -55,15 +58,16 @@ class Reducer:
             p.register_post_accumulate_grad_hook(self._took_gradient)
 
     def set_passes(self, passes: int) -> None:
-        """Sets how many gradients are accumulated before they are reduced."""
+        """Sets the number of backward passes whose gradients are accumulated before they are reduced."""
         self._passes = passes
 
-    def is_under_way(self) -> bool:
-        """Whether any gradients are being reduced."""
+    def is_reducing(self) -> bool:
+        """Returns whether the reduction of a bucket has begun and `synchronize` has not finished it."""
         return self._begun > 0
 
     def synchronize(self) -> None:
-        """Begins the remaining buckets and waits for all of them. Afterwards the parameters have the reduced gradients."""
+        """Begins the reduction of the remaining buckets, waits for all buckets, and sets the parameters' gradients to the
+        results."""
         for bucket in self._buckets[self._begun :]:
             for index, p in enumerate(bucket.parameters):
                 if not bucket.taken[index] and p.grad is not None:
@@ -76,7 +80,7 @@ class Reducer:
         self._count = dict.fromkeys(self._count, 0)
 
     def _took_gradient(self, p: Parameter) -> None:
-        """The hook that autograd calls after it has accumulated a parameter's gradient."""
+        """Takes the gradient of a parameter. Autograd calls this hook after it has accumulated the gradient."""
         bucket, index = self._place[p]
         self._count[p] += 1
         if self._count[p] < self._passes:
@@ -87,7 +91,7 @@ class Reducer:
                 "optimizer.step(); raise backward_passes_per_step to accumulate gradients locally"
             )
         self._take(bucket, index, p)
-        # On a GPU the copies to the host would delay the backward pass, so `synchronize` begins these buckets.
+        # Buckets on a GPU are begun by `synchronize`, because their copies to the host would delay the backward pass.
         while p.is_cpu and self._begun < len(self._buckets) and all(self._buckets[self._begun].taken):
             self._buckets[self._begun].begin(self._settings)
             self._begun += 1
@@ -104,8 +108,11 @@ class Reducer:
 
 
 class Bucket:
-    """Gradients of one type, one after another in memory of the group. At the end there is a mark for each parameter, which is
-    above zero if any rank has its gradient."""
+    """Gradients of one type, concatenated in memory of the group.
+
+    After the gradients, the bucket has one additional element for each parameter, its mark. A rank sets a parameter's mark to 1
+    if it has the parameter's gradient, otherwise to 0. After the reduction, a mark is above zero if any rank had the gradient.
+    """
 
     def __init__(self, group: _core.Group, parameters: Sequence[Parameter]) -> None:
         self._group = group
@@ -116,7 +123,7 @@ class Bucket:
         name = tensors.ELEMENT_TYPES.get(first.dtype)
         if name is None or not first.dtype.is_floating_point:
             raise _core.Unsupported(f"gradients of type {first.dtype} cannot be reduced")
-        # Ranks on one host reduce memory that they share in place.
+        # Ranks on one host share this memory, so they can reduce it in place.
         self._shared = group.alloc(total, name) if first.is_cpu else None
         if self._shared is not None:
             self._flat = torch.frombuffer(self._shared, dtype=first.dtype, count=total)
@@ -132,14 +139,14 @@ class Bucket:
         self._packed: torch.Tensor | None = None
 
     def take(self, index: int, gradient: torch.Tensor) -> None:
-        """Copies a gradient into the bucket, unless it is a view into it."""
+        """Copies a gradient into the bucket, unless the gradient is already a view into the bucket."""
         view = self._views[index]
         if gradient.data_ptr() != view.data_ptr():
             view.copy_(gradient.detach())
         self.taken[index] = True
 
     def begin(self, settings: Settings) -> None:
-        """Begins the reduction. Gradients that were not taken count as zero."""
+        """Begins the reduction. For parameters without a gradient, this rank contributes zeros."""
         for view, taken in zip(self._views, self.taken, strict=True):
             if not taken:
                 view.zero_()
@@ -152,11 +159,12 @@ class Bucket:
         if not packed.is_cpu:
             cuda.all_reduce(packed, lambda host: self._group.all_reduce_async(tensors.memory(host), settings.op, None, wire))
             return
-        memory = self._shared if packed is self._flat and self._has_buffer_format() else tensors.memory(packed)
+        memory = self._shared if packed is self._flat and self._can_pass_shared_memory() else tensors.memory(packed)
         self._handle = self._group.all_reduce_async(memory, settings.op, None, wire)
 
-    def _has_buffer_format(self) -> bool:
-        """Whether the shared memory has a format that names its type. Python's buffer protocol has none for bfloat16."""
+    def _can_pass_shared_memory(self) -> bool:
+        """Returns whether the bucket is in shared memory of a type for which Python's buffer protocol has a format. It has none
+        for bfloat16."""
         return self._shared is not None and self._flat.dtype is not torch.bfloat16
 
     def finish(self, settings: Settings) -> None:
@@ -176,7 +184,8 @@ class Bucket:
 
 
 def _partition(parameters: Sequence[Parameter], bucket_bytes: int) -> list[list[Parameter]]:
-    """Parameters in buckets of one type and device, from the last to the first. A larger parameter is alone in its bucket."""
+    """Divides the parameters into buckets of at most `bucket_bytes` bytes, from the last parameter to the first. All parameters
+    of a bucket have the same type and device. A parameter of more than `bucket_bytes` has a bucket of its own."""
     open_buckets: dict[tuple[torch.dtype, torch.device], list[Parameter]] = {}
     filled: list[list[Parameter]] = []
     for p in reversed(parameters):

@@ -1,4 +1,4 @@
-"""Several collectives of one kind in a call."""
+"""Calls that run several collectives of one kind."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ Tensors = list[torch.Tensor]
 
 
 class Coalesced:
-    """The methods of a process group that take several tensors. Each tensor is a separate operation. All begin without waiting,
-    and the returned work ends with the last."""
+    """The methods of a process group that take several tensors. Each tensor is a separate operation. All operations begin at
+    once, and the returned work ends when the last operation has ended."""
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist._Work:
         """All-reduces each tensor in place."""
         return self._all([self.allreduce([tensor], _async(opts)) for tensor in tensors], tensors, opts)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist._Work:
-        """Gathers each input. `outputs` has a list for each rank, with a tensor for each input."""
+        """Gathers each input. `outputs` has a list for each rank, and each list has a tensor for each input."""
         by_input = [[of_rank[index] for of_rank in outputs] for index in range(len(inputs))]
         works = [self.allgather([parts], [mine], _async(opts)) for parts, mine in zip(by_input, inputs, strict=True)]
         return self._all(works, outputs, opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist._Work:
-        """Gathers each input into its output."""
+        """Gathers input i of all ranks into output i."""
         works = [self.all_gather_single(output, mine, _async(opts)) for output, mine in zip(outputs, inputs, strict=True)]
         return self._all(works, outputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist._Work:
-        """Reduces and scatters each input into its output."""
+        """Reduces input i of all ranks and scatters the result into output i."""
         works = [self.reduce_scatter_single(output, mine, _async(opts)) for output, mine in zip(outputs, inputs, strict=True)]
         return self._all(works, outputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def start_coalescing(self, device: torch.device) -> None:
-        """Does nothing: operations that have begun run at the same time in any case."""
+        """Does nothing, because operations that have begun run at the same time even without coalescing."""
 
     def end_coalescing(self, device: torch.device) -> dist._Work:
         return CompletedWork()
@@ -58,7 +58,7 @@ class Coalesced:
 
 
 class CoalescedWork(PendingWork):
-    """Several operations, which began in this order."""
+    """The work of several operations, in the order in which they began."""
 
     def __init__(self, works: Sequence[dist._Work], tensors: Sequence[Any], completer: Any) -> None:
         handles = [_WorkHandle(work) for work in works]
@@ -66,7 +66,7 @@ class CoalescedWork(PendingWork):
 
 
 class _WorkHandle:
-    """The handle of a work."""
+    """Makes a `Work` usable as one of the handles of a `PendingWork`."""
 
     def __init__(self, work: dist._Work) -> None:
         self._work = work
@@ -80,7 +80,7 @@ class _WorkHandle:
 
 
 class _AsyncOptions:
-    """The options of one of several operations, which nothing waits for at once."""
+    """The options of one operation of a coalesced call. The operation is asynchronous."""
 
     asyncOp = True
 

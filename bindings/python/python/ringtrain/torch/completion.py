@@ -1,4 +1,5 @@
-"""Completes futures in the order of their operations, in threads that continuations may block."""
+"""Completes the futures of operations in the order of the operations. Each future is completed in a thread that its continuations
+may block."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-# Threads that stay when there is no operation: one to wait for the next, one to run its continuation.
+# The number of threads that stay when there are no operations: one to wait for the next operation, one to run its continuation.
 _IDLE_MAX = 2
 
 
@@ -15,15 +16,15 @@ class Waitable(Protocol):
     """An operation that a completer can wait for."""
 
     def settle(self, keep_waiting: Callable[[], bool]) -> None:
-        """Waits until the operation has ended or `keep_waiting` returns False. Does not raise."""
+        """Waits until the operation has ended or `keep_waiting` returns False. Raises no exception."""
 
 
 class Completer:
-    """Waits for operations one after the other, and calls a function after each.
+    """Waits for operations one after the other, and calls a function when an operation has ended.
 
-    One thread, the leader, waits for the oldest operation. Before it calls the function, another thread becomes the leader,
-    because the function may wait for a later operation. A thread starts when an operation is added and no thread is idle; idle
-    threads sleep on a condition.
+    One thread, the leader, waits for the oldest operation. Before it calls the operation's function, it makes another thread the
+    leader, because the function may wait for a later operation. A thread is started when an operation is added and no thread is
+    idle. Idle threads sleep on a condition variable.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,12 +43,12 @@ class Completer:
                 self._queue.append((operation, then))
                 self._ensure_leader()
                 return
-        # The group has been closed, so that its operations have ended and the threads exit.
+        # The group has been closed, so its operations have ended and the completer's threads exit.
         operation.settle(lambda: False)
         then()
 
     def close(self, timeout: float) -> None:
-        """Ends the threads, and waits for each at most `timeout` seconds. All operations must have ended."""
+        """Ends the threads, and waits at most `timeout` seconds for each. All operations must have ended."""
         with self._state:
             self._closing = True
             self._state.notify_all()
@@ -57,7 +58,7 @@ class Completer:
                 thread.join(timeout)
 
     def _ensure_leader(self) -> None:
-        """Makes a thread wait for the oldest operation. Called with the lock held."""
+        """Wakes or starts a thread that becomes the leader, if there is no leader. The caller must hold the lock."""
         if self._has_leader or not self._queue:
             return
         if self._idle:
@@ -65,7 +66,7 @@ class Completer:
         elif not self._closing:
             thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._threads.add(thread)
-            # Counted as idle until it runs, so that no second thread is started meanwhile.
+            # The new thread counts as idle until it runs, so that no second thread is started in the meantime.
             self._idle += 1
             thread.start()
 
@@ -90,7 +91,7 @@ class Completer:
                 self._threads.discard(threading.current_thread())
 
     def _lead(self) -> tuple[Waitable, Callable[[], None]] | None:
-        """Waits until this thread is the leader and returns the oldest operation, or `None` when the completer is closed."""
+        """Waits until this thread is the leader, and returns the oldest operation. Returns `None` if the completer is closed."""
         with self._state:
             while self._has_leader or not self._queue:
                 if self._closing and not self._queue:

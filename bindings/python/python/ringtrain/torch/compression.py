@@ -1,4 +1,4 @@
-"""The formats in which gradients are sent: `Compression.none`, `.fp16` and `.bf16`."""
+"""The formats in which gradients are sent: `Compression.none`, `Compression.fp16` and `Compression.bf16`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import torch
 
 
 class Compressor:
-    """A value of the argument `compression`. A subclass may convert tensors itself. Alternatively, `wire` names a conversion that
-    is done while float32 is sent, which needs no extra pass over memory and keeps sums in float32."""
+    """A value of the argument `compression`. A subclass can convert tensors in `compress` and `decompress`, or set `wire` to
+    "fp16" or "bf16". With `wire`, the library converts float32 elements while it sends them: this needs no extra pass over
+    memory, and sums are still computed in float32."""
 
     wire: str | None = None
 
@@ -53,7 +54,7 @@ class BF16Compressor(_Half):
 
 
 class Compression:
-    """The available formats."""
+    """The formats that the argument `compression` accepts."""
 
     none = Compressor
     fp16 = FP16Compressor

@@ -1,4 +1,4 @@
-"""Tensors on a GPU. They are copied to pinned host memory, from which the library sends."""
+"""Copies tensors on a GPU to pinned host memory, from which the library sends them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from ringtrain import _core
 
-# The copy of a piece takes about as long as its reduction. Larger pieces would make the first and last copies longer, which do
-# not overlap with anything.
+# The number of bytes that are copied and reduced at a time. Copying such a piece takes about as long as reducing it. With larger
+# pieces the first and the last copy, which overlap with nothing, would take longer.
 PIECE_BYTES = 4 << 20
-# One is copied to the host, one is reduced, and one is copied back.
+# The number of host buffers: one piece is copied to the host while another is reduced and a third is copied back.
 _SLOTS = 3
 
 
@@ -25,25 +25,26 @@ def require() -> None:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in pinned host memory, complete on return."""
+    """Returns a copy of the tensor in pinned host memory. The copy is complete on return."""
     host = host_like(tensor)
     host.copy_(tensor)
     return host
 
 
 def host_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous pinned host memory for the same number of elements."""
+    """Returns an uninitialised contiguous tensor of the same shape and type in pinned host memory."""
     if not tensor.is_cuda:
         raise _core.InvalidArgument(
-            f"the ring backend moves tensors on cpu and cuda, not on {tensor.device}; call .cpu() on it first"
+            f"the ring backend sends tensors on cpu and cuda, not on {tensor.device}; call .cpu() on it first"
         )
     require()
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
 def all_reduce(tensor: torch.Tensor, begin: Callable[[torch.Tensor], _core.Handle]) -> None:
-    """All-reduces a contiguous tensor on a GPU piece by piece. While a piece is reduced on the host, the next is copied to the
-    host and the one before is copied back. `begin` starts the reduction of a piece in place. Complete on return."""
+    """All-reduces a contiguous tensor on a GPU piece by piece. While one piece is reduced on the host, the next piece is copied
+    to the host, and the previous piece is copied back. `begin` starts the reduction of a piece in place. The tensor has the
+    result when this function returns."""
     require()
     flat = tensor.detach().view(-1)
     pieces = flat.split(max(1, PIECE_BYTES // flat.element_size())) if flat.numel() else ()

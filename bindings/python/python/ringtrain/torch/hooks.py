@@ -5,11 +5,11 @@
     ddp.register_comm_hook(None, ringtrain.torch.hooks.bf16_hook)                        # the default group
     ddp.register_comm_hook(hooks.Compression("bf16", error_feedback=True), hooks.compress_hook)
 
-Sums are computed in float32, unlike those of torch's `fp16_compress_hook`. On one host, where ranks share memory, nothing is
-rounded.
+Sums are computed in float32, unlike with torch's `fp16_compress_hook`. Ranks that share memory on one host round nothing.
 """
 
-# DistributedDataParallel compares the annotations of hooks with types, so this file must not postpone them.
+# DistributedDataParallel compares the annotations of hooks with types. Therefore this file must not import
+# `annotations` from `__future__`, which would make them strings.
 import torch
 import torch.distributed as dist
 
@@ -22,9 +22,10 @@ _WIRE_TYPES = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 class Compression:
     """The state of `compress_hook`.
 
-    `wire` is "bf16", "fp16" or None. With `error_feedback` a rank adds the rounding error of each step to its gradients of the
-    next step (Seide et al., "1-bit Stochastic Gradient Descent", 2014), which needs one float32 for each parameter.
-    `process_group` is that of the DistributedDataParallel; its backend is "ring".
+    `wire` is the format in which gradients are sent: "bf16", "fp16" or None (unchanged). With `error_feedback`, a rank adds the
+    rounding errors of each step to its gradients of the next step (Seide et al., "1-bit Stochastic Gradient Descent", 2014).
+    This needs memory for one float32 for each parameter. `process_group` is the DistributedDataParallel's process group, which
+    must have the backend "ring"; None stands for the default group.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Compression:
         self.wire = wire
         self.error_feedback = error_feedback
         self.process_group = process_group
-        # By the bucket's index. DistributedDataParallel changes its buckets after the first step.
+        # The rounding errors of each bucket, by the bucket's index.
         self._residuals: dict[int, torch.Tensor] = {}
 
     def feed_back(self, index: int, gradients: torch.Tensor) -> None:
@@ -43,16 +44,18 @@ class Compression:
         if not self.error_feedback or self.wire is None:
             return
         residual = self._residuals.get(index)
+        # DistributedDataParallel changes its buckets after the first step, and with them the shapes.
         if residual is not None and residual.shape == gradients.shape:
             gradients.add_(residual)
         rounded = gradients.to(_WIRE_TYPES[self.wire]).to(gradients.dtype)
-        # A gradient too large for float16 has no residual, because infinity would never disappear.
+        # A gradient that is too large for float16 has no residual: its residual would be infinite, and so would all later ones.
         self._residuals[index] = torch.nan_to_num_(gradients - rounded, nan=0.0, posinf=0.0, neginf=0.0)
         gradients.copy_(rounded)
 
 
 def compress_hook(state: Compression, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket's gradients over the ranks. Types other than float32 are not compressed."""
+    """Averages a bucket's gradients over the ranks and sends them in the format `state.wire`. Gradients of other types than
+    float32 are sent unchanged."""
     gradients = bucket.buffer()
     wire = state.wire if gradients.dtype is torch.float32 else None
     if wire is not None:

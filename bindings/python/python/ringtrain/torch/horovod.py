@@ -1,7 +1,7 @@
 """Horovod's functions for PyTorch: `import ringtrain.torch as hvd` runs a Horovod script.
 
-One difference: Horovod's ranks may begin operations in any order, and Horovod matches them by name. Here all ranks must begin
-them in the same order, and names have no effect. `DistributedOptimizer` does that for gradients.
+There is one difference. Horovod matches operations by name, so that its ranks may begin them in different orders. Here all ranks
+must begin operations in the same order, and names have no effect. `DistributedOptimizer` ensures this order for gradients.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Tensor = torch.Tensor
 
 Average, Sum, Min, Max, Product = "avg", "sum", "min", "max", "prod"
 
-_TIMEOUT_SECONDS = 1800.0  # torch's own default.
+_TIMEOUT_SECONDS = 1800.0  # The default of torch.distributed.
 
 
 _current: _shutdown.GroupResource | None = None
 
 
 def init() -> None:
-    """Joins the job: the default group of torch.distributed if its backend is "ring", otherwise the job for which ringrun or
-    torchrun started this process, otherwise a world of one. A second call does nothing."""
+    """Joins a job. If torch.distributed's default group has the backend "ring", this is the group's job. Otherwise it is the job
+    for which ringrun or torchrun started this process. Otherwise it is a job of one rank. A second call does nothing."""
     global _current
     if _current is not None:
         return
@@ -39,8 +39,8 @@ def init() -> None:
     elif _world.is_joined() or "RING_RANK" in os.environ:
         group = rendezvous.join_launched(_TIMEOUT_SECONDS)
     elif {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        store, of_rank, of_size = next(iter(dist.rendezvous("env://")))
-        member = rendezvous.Membership(of_rank, of_size, _TIMEOUT_SECONDS, of_launcher=False)
+        store, env_rank, env_size = next(iter(dist.rendezvous("env://")))
+        member = rendezvous.Membership(env_rank, env_size, _TIMEOUT_SECONDS, started_by_ringrun=False)
         group = rendezvous.join_through_store(dist.PrefixStore("ringtrain.torch", store), member)
     else:
         group = _core.solo()
@@ -56,44 +56,44 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process belongs to a job now."""
+    """Returns whether this process has called `init` and not `shutdown`."""
     return _current is not None
 
 
 def world() -> _core.Group:
-    """The group of all ranks. Raises `ringtrain.Error` before `init`."""
+    """Returns the group of all ranks. Raises `ringtrain.Error` before `init`."""
     if _current is None:
         raise _core.Error("ringtrain.torch has not been initialised; call init() first")
     return _current.group
 
 
 def rank() -> int:
-    """This process's rank."""
+    """Returns this process's rank."""
     return world().rank
 
 
 def size() -> int:
-    """The number of ranks."""
+    """Returns the number of ranks."""
     return world().size
 
 
 def local_rank() -> int:
-    """This process's rank among those on its host."""
+    """Returns this process's rank among the ranks on its host."""
     return world().local_rank
 
 
 def local_size() -> int:
-    """The number of ranks on this host."""
+    """Returns the number of ranks on this host."""
     return world().local_size
 
 
 def barrier() -> None:
-    """Waits for all ranks."""
+    """Waits until every rank has called `barrier`."""
     world().barrier()
 
 
 def join(device: int = -1) -> int:
-    """Not implemented: a rank cannot leave while others continue. Raises NotImplementedError."""
+    """Raises NotImplementedError: a rank cannot leave while other ranks continue."""
     raise NotImplementedError(
         "ringtrain.torch.join is not implemented: give every rank the same number of batches, "
         "or use DistributedDataParallel with its join()"
@@ -101,7 +101,7 @@ def join(device: int = -1) -> int:
 
 
 class Handle:
-    """An operation that has begun. `synchronize` returns its result."""
+    """The handle of an operation that has begun. `synchronize(handle)` returns the operation's result."""
 
     def __init__(self, handle: _core.Handle, finish: Callable[[], Any]) -> None:
         self._handle = handle
@@ -117,7 +117,7 @@ class Handle:
         return self._result
 
     def test(self) -> bool:
-        """Whether the operation has succeeded or failed."""
+        """Returns whether the operation has ended, with a result or an error."""
         return self._handle.test()
 
 
@@ -127,7 +127,7 @@ def synchronize(handle: Handle) -> Any:
 
 
 def poll(handle: Handle) -> bool:
-    """Whether `synchronize` would return at once."""
+    """Returns whether the operation has ended, so that `synchronize` would return at once."""
     return handle.test()
 
 
@@ -141,7 +141,7 @@ def allreduce_async(
     compression: type[Compressor] = Compression.none,
 ) -> Handle:
     """Begins to reduce a tensor over all ranks into a new one. The default is the average."""
-    return _begin_allreduce(tensor, None, _op(average, op), prescale_factor, postscale_factor, compression)
+    return _begin_allreduce(tensor, None, _reduction_name(average, op), prescale_factor, postscale_factor, compression)
 
 
 def allreduce_async_(
@@ -153,7 +153,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Begins to reduce a tensor over all ranks in place."""
-    return _begin_allreduce(tensor, tensor, _op(average, op), prescale_factor, postscale_factor, Compression.none)
+    return _begin_allreduce(tensor, tensor, _reduction_name(average, op), prescale_factor, postscale_factor, Compression.none)
 
 
 def allreduce(
@@ -169,7 +169,7 @@ def allreduce(
 
     Sums and averages have a gradient.
     """
-    return _AllReduce.apply(tensor, _op(average, op), prescale_factor, postscale_factor, compression)
+    return _AllReduce.apply(tensor, _reduction_name(average, op), prescale_factor, postscale_factor, compression)
 
 
 def allreduce_(
@@ -201,12 +201,13 @@ def grouped_allreduce_(tensors: Sequence[Tensor], *arguments: Any, **options: An
 
 
 def allgather_async(tensor: Tensor, name: str | None = None) -> Handle:
-    """Begins to concatenate the ranks' tensors along the first dimension. Only this dimension may differ between ranks."""
+    """Begins to concatenate the ranks' tensors along the first dimension. Only the length of this dimension may differ between
+    ranks."""
     return _begin_allgather(tensor)[0]
 
 
 def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
-    """Concatenates the ranks' tensors along the first dimension. Only this dimension may differ between ranks."""
+    """Concatenates the ranks' tensors along the first dimension. Only the length of this dimension may differ between ranks."""
     return _AllGather.apply(tensor)
 
 
@@ -216,70 +217,70 @@ def broadcast_async(tensor: Tensor, root_rank: int, name: str | None = None) -> 
 
 
 def broadcast_async_(tensor: Tensor, root_rank: int, name: str | None = None) -> Handle:
-    """Begins to copy the root's tensor into every rank's."""
+    """Begins to copy the root's tensor into the tensor of every rank."""
     host, back = tensors.writable(tensor)
     return Handle(world().broadcast_async(tensors.memory(host), root_rank), _finish(tensor, back))
 
 
 def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
-    """A new tensor with the root's elements."""
+    """Returns a new tensor with the elements of the root's tensor."""
     return _Broadcast.apply(tensor, root_rank)
 
 
 def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
-    """Copies the root's tensor into every rank's."""
+    """Copies the root's tensor into the tensor of every rank."""
     return broadcast_async_(tensor, root_rank, name).wait()
 
 
 def alltoall(tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name: str | None = None) -> Any:
-    """Sends `splits[i]` rows of the first dimension to rank i, or the same number to each rank without splits. Returns the
-    received rows in rank order, and with splits also the number of rows from each rank as int32."""
+    """Sends `splits[i]` rows of the first dimension to rank i. Without `splits`, each rank gets the same number of rows. Returns
+    the received rows in rank order; with `splits`, also returns the number of rows from each rank, as int32."""
     group, source = world(), tensors.readable(tensor)
     if splits is None and source.shape[0] % group.size:
-        raise _core.InvalidArgument(f"{source.shape[0]} rows cannot be split evenly among {group.size} ranks; give splits")
-    given = [source.shape[0] // group.size] * group.size if splits is None else [int(split) for split in splits]
-    if len(given) != group.size or sum(given) != source.shape[0] or min(given) < 0:
-        raise _core.InvalidArgument(f"the splits {given} do not divide {source.shape[0]} rows among {group.size} ranks")
-    sent, received = torch.tensor(given, dtype=torch.int64), torch.empty(group.size, dtype=torch.int64)
+        raise _core.InvalidArgument(f"{source.shape[0]} rows cannot be split evenly among {group.size} ranks; pass splits")
+    send_counts = [source.shape[0] // group.size] * group.size if splits is None else [int(split) for split in splits]
+    if len(send_counts) != group.size or sum(send_counts) != source.shape[0] or min(send_counts) < 0:
+        raise _core.InvalidArgument(f"the splits {send_counts} do not divide {source.shape[0]} rows among {group.size} ranks")
+    sent, received = torch.tensor(send_counts, dtype=torch.int64), torch.empty(group.size, dtype=torch.int64)
     group.all_to_all(tensors.memory(received), tensors.memory(sent, False))
-    coming = received.tolist()
+    receive_counts = received.tolist()
     row_elements = _elements(source.shape[1:]) * tensors.units(source)
-    result = torch.empty((sum(coming), *source.shape[1:]), dtype=source.dtype)
+    result = torch.empty((sum(receive_counts), *source.shape[1:]), dtype=source.dtype)
     group.all_to_all(
         tensors.memory(result),
         tensors.memory(source, False),
-        [count * row_elements for count in given],
-        [count * row_elements for count in coming],
+        [count * row_elements for count in send_counts],
+        [count * row_elements for count in receive_counts],
     )
     result = result.to(tensor.device)
     return result if splits is None else (result, received.to(torch.int32))
 
 
 def reducescatter(tensor: Tensor, name: str | None = None, op: str | None = None) -> Tensor:
-    """Reduces tensors over all ranks. Each rank gets a part of the rows; if these do not divide evenly, the first ranks get one
-    more."""
+    """Reduces the tensors of all ranks and returns this rank's part of the rows. If the rows cannot be divided evenly, the first
+    ranks get one row more."""
     group, source = world(), tensors.readable(tensor)
     rows = [source.shape[0] // group.size + (index < source.shape[0] % group.size) for index in range(group.size)]
     result = torch.empty((rows[group.rank], *source.shape[1:]), dtype=source.dtype)
     counts = [count * _elements(source.shape[1:]) * tensors.units(source) for count in rows]
-    group.reduce_scatter(tensors.memory(result), tensors.memory(source, False), _op(None, op), counts)
+    group.reduce_scatter(tensors.memory(result), tensors.memory(source, False), _reduction_name(None, op), counts)
     return result.to(tensor.device)
 
 
 def metric_average(value: Tensor | float, name: str | None = None) -> float:
-    """The average of a number over all ranks, such as a loss."""
+    """Returns the average over all ranks of a number, such as a loss."""
     number = torch.tensor([float(value)], dtype=torch.float64)
     world().all_reduce(tensors.memory(number), Average)
     return float(number)
 
 
-def _op(average: bool | None, op: str | None) -> str:
+def _reduction_name(average: bool | None, op: str | None) -> str:
     if average is not None and op is not None:
         raise ValueError("the op parameter supersedes average; pass only one of them")
     if op is None:
         return Average if average is None or average else Sum
     if op not in (Average, Sum, Min, Max, Product):
-        raise NotImplementedError(f"the reduction {op!r} is not implemented; there are Average, Sum, Min, Max and Product")
+        raise NotImplementedError(f"the reduction {op!r} is not implemented; use Average, Sum, Min, Max or Product")
     return op
 
 
@@ -295,8 +296,8 @@ def _begin_allreduce(
         source = source * prescale
     host = source if into is not None and source.data_ptr() == into.data_ptr() else torch.empty_like(source)
     wire = compression.wire if source.dtype is torch.float32 else None
-    given = None if host is source else tensors.memory(source, False)
-    handle = group.all_reduce_async(tensors.memory(host), Sum if divide else op, given, wire)
+    input_memory = None if host is source else tensors.memory(source, False)
+    handle = group.all_reduce_async(tensors.memory(host), Sum if divide else op, input_memory, wire)
 
     def finish() -> Tensor:
         if divide:
@@ -314,7 +315,7 @@ def _begin_allreduce(
 
 
 def _begin_allgather(tensor: Tensor) -> tuple[Handle, list[int]]:
-    """The operation and each rank's number of rows."""
+    """Returns the handle of the operation, and each rank's number of rows."""
     group, source = world(), tensors.readable(tensor)
     rows = _rows_of_all(group, source)
     result = torch.empty((sum(rows), *source.shape[1:]), dtype=source.dtype)
@@ -334,12 +335,12 @@ def _finish(tensor: Tensor, back: Callable[[], None] | None) -> Callable[[], Ten
 
 
 def _rows_of_all(group: _core.Group, source: Tensor) -> list[int]:
-    """Each rank's number of rows. Raises `ringtrain.InvalidArgument` on all if the rest of the shapes or the types
-    differ."""
+    """Returns each rank's number of rows. Raises `ringtrain.InvalidArgument` on all ranks if the types differ, or the shapes
+    differ in another dimension than the first."""
     if source.dim() == 0:
         raise _core.InvalidArgument("allgather needs a first dimension; a single number has none")
-    told = group.all_gather_bytes(f"{source.shape[0]}|{source.dtype}|{tuple(source.shape[1:])}".encode())
-    described = [text.decode().split("|", 1) for text in told]
+    texts = group.all_gather_bytes(f"{source.shape[0]}|{source.dtype}|{tuple(source.shape[1:])}".encode())
+    described = [text.decode().split("|", 1) for text in texts]
     for index, (_, kind) in enumerate(described):
         if kind != described[0][1]:
             raise _core.InvalidArgument(f"allgather: rank 0 has rows of {described[0][1]}, and rank {index} has rows of {kind}")
@@ -363,7 +364,7 @@ class _AllReduce(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.settings[0] not in (Average, Sum):
             raise NotImplementedError(
-                f"the gradient of the reduction {ctx.settings[0]!r} is not implemented; Average and Sum have one"
+                f"the gradient of the reduction {ctx.settings[0]!r} is not implemented; only Average and Sum have gradients"
             )
         return _begin_allreduce(gradient, None, *ctx.settings).wait(), None, None, None, None
 

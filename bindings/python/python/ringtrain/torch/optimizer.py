@@ -28,28 +28,31 @@ def DistributedOptimizer(
     *,
     bucket_bytes: int = buckets.BYTES,
 ) -> torch.optim.Optimizer:
-    """Wraps `optimizer` in one that averages gradients over all ranks before each step. The result has the class, the state and
-    the settings of `optimizer`.
+    """Returns an optimizer that averages gradients over all ranks before each step. It has the class, the state and the settings
+    of `optimizer`.
 
-    This is a collective call: all ranks make it with the same parameters in the same order. Gradients are reduced in buckets of
-    about `bucket_bytes`. A bucket's reduction starts when its gradients are ready, in the same order on all ranks, so that
-    communication overlaps with the backward pass. After a step `p.grad` is a view into the group's memory, and the next backward
-    pass overwrites it.
+    This is a collective call: all ranks must make it with the same parameters in the same order. Gradients are reduced in buckets
+    of about `bucket_bytes` bytes. The reduction of a bucket starts when its gradients are ready, so communication overlaps with
+    the backward pass. All ranks start the buckets in the same order. After a step, `p.grad` is a view into the group's memory,
+    and the next backward pass overwrites it.
 
-    If a parameter has no gradient on some ranks, it counts as zero there; if it has none on any rank, its `grad` stays None.
-    `backward_passes_per_step` gradients are accumulated before they are reduced. With `Average`, gradients are divided by
-    `gradient_predivide_factor` before the sum, and by the number of ranks over that factor after it. `num_groups` and `groups`,
-    with which Horovod fuses gradients, are accepted and have no effect. Raises ValueError where Horovod does, and
-    NotImplementedError for reductions other than Average and Sum and for process sets.
+    If a parameter has no gradient on some ranks, those ranks contribute zeros. If a parameter has no gradient on any rank, its
+    `grad` stays None. `backward_passes_per_step` is the number of backward passes whose gradients are accumulated before they are
+    reduced. With `Average`, gradients are divided by `gradient_predivide_factor` before the sum, and then multiplied by that
+    factor and divided by the number of ranks. With `sparse_as_dense`, sparse gradients are converted to dense ones; otherwise
+    they raise `ringtrain.InvalidArgument`. `num_groups` and `groups`, which tell Horovod to fuse gradients, have no effect.
+
+    Raises ValueError in the same cases as Horovod, and NotImplementedError for reductions other than Average and Sum and for
+    process sets.
     """
     _check(optimizer, op, gradient_predivide_factor, process_set)
-    # In the order of the optimizer's parameters. The names serve only Horovod's checks and errors.
+    # The order is that of the optimizer's parameters. The names are only for Horovod's checks and for error messages.
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     names = _names(optimizer, named_parameters)
-    # A subclass of the wrapped optimizer's class: schedulers and scripts check with isinstance.
-    made = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
-    wrapped = made.__new__(made)
-    # A scheduler made earlier has patched the old optimizer's `step`, which is then in its `__dict__`.
+    # The class is a subclass of the wrapped optimizer's class, because schedulers and scripts check it with isinstance.
+    subclass = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
+    wrapped = subclass.__new__(subclass)
+    # If a scheduler has patched the wrapped optimizer's `step`, then `step` is in its `__dict__`. Do not copy that method.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     scale = gradient_predivide_factor if op == horovod.Average else 1.0
     settings = buckets.Settings(op, compression, scale, backward_passes_per_step, sparse_as_dense, bucket_bytes)
@@ -59,19 +62,19 @@ def DistributedOptimizer(
 
 
 class _Distributed:
-    """The methods that differ from the wrapped optimizer's."""
+    """The methods of a DistributedOptimizer that differ from those of the wrapped optimizer."""
 
     _reducer: buckets.Reducer
     _should_synchronize: bool
 
     def synchronize(self) -> None:
-        """Waits until all gradients are averaged. Call it to clip gradients, for example, and then call `step` within
-        `skip_synchronize()`."""
+        """Waits until all gradients are averaged. If you want to change the averaged gradients, for example to clip them, call
+        `synchronize`, change them, and then call `step` within `skip_synchronize()`."""
         self._reducer.synchronize()
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A context in which `step` does not call `synchronize`."""
+        """Returns a context manager in which `step` does not call `synchronize`."""
         self._should_synchronize = False
         try:
             yield
@@ -79,23 +82,23 @@ class _Distributed:
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Averages gradients and takes a step of the wrapped optimizer."""
+        """Averages the gradients, and then calls the wrapped optimizer's `step`."""
         if not self._should_synchronize:
             return super().step(closure)
         if closure is None:
             self._reducer.synchronize()
             return super().step()
 
-        def averaged() -> Any:
+        def closure_then_average() -> Any:
             loss = closure()
             self._reducer.synchronize()
             return loss
 
-        return super().step(averaged)
+        return super().step(closure_then_average)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Calls the wrapped optimizer's `zero_grad`. Raises AssertionError while gradients are being averaged."""
-        if self._reducer.is_under_way():
+        if self._reducer.is_reducing():
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(); "
                 "gradients are being averaged"
@@ -103,7 +106,7 @@ class _Distributed:
         super().zero_grad(set_to_none)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Sets how many gradients are accumulated before they are averaged."""
+        """Sets the number of backward passes whose gradients are accumulated before they are averaged."""
         self._reducer.set_passes(passes)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -123,21 +126,21 @@ def _check(optimizer: torch.optim.Optimizer, op: str, predivide: float, process_
 
 
 def _names(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Parameter]] | None) -> dict[Parameter, str]:
-    """A name for each parameter. Raises ValueError as Horovod does."""
-    everything = [p for group in optimizer.param_groups for p in group["params"]]
+    """Returns a name for each parameter. Raises ValueError in the same cases as Horovod."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if named is None:
-        return {p: f"parameter {index}" for index, p in enumerate(everything)}
+        return {p: f"parameter {index}" for index, p in enumerate(parameters)}
     pairs = list(named)
     if any(not isinstance(pair, tuple) for pair in pairs):
         raise ValueError(
             "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()"
         )
     seen: set[str] = set()
-    doubles = {name for name, _ in pairs if name in seen or seen.add(name)}
-    if doubles:
-        raise ValueError(f"parameter names in named_parameters must be unique; found duplicates: {', '.join(sorted(doubles))}")
+    duplicates = {name for name, _ in pairs if name in seen or seen.add(name)}
+    if duplicates:
+        raise ValueError(f"parameter names in named_parameters must be unique; found duplicates: {', '.join(sorted(duplicates))}")
     names = {p: name for name, p in pairs}
-    unnamed = sum(p not in names for p in everything)
+    unnamed = sum(p not in names for p in parameters)
     if unnamed:
         raise ValueError(f"named_parameters was specified, but {unnamed} of the optimizer's parameters were not named")
     return names

@@ -1,4 +1,4 @@
-"""Messages between two ranks, and the barrier that names missing ranks."""
+"""Messages between two ranks, and `monitored_barrier`, whose errors name the missing ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ringtrain import _core
 from ringtrain.torch import profiling, tensors
 from ringtrain.torch.work import PendingWork
 
-# The highest tags are reserved. Each monitored barrier has its own, so that a rank that is late for one does not seem to be early
-# for the next.
+# The highest tags are reserved for monitored barriers. Each barrier has its own tag, so that a late message of one barrier is not
+# mistaken for a message of the next.
 _BARRIER_TAGS = 1 << 16
 _BARRIER_TAG_FIRST = (1 << 32) - 1 - _BARRIER_TAGS
 _PASSED = b"+"
@@ -26,13 +26,13 @@ class PointToPoint:
     _barriers = 0
 
     def send(self, tensor: list[torch.Tensor], to: int, tag: int = 0) -> dist._Work:
-        """Begins to send. The tensor must not change before `wait` returns."""
+        """Begins to send a tensor. Do not change the tensor before `wait` returns."""
         [source] = tensor
         memory = tensors.memory(tensors.readable(source), False)
-        return self._message("send", lambda: self._group.send_async(memory, to, _checked(tag)), tensor)
+        return self._message("send", lambda: self._group.send_async(memory, to, _check_tag(tag)), tensor)
 
     def recv(self, tensor: list[torch.Tensor], source: int, tag: int = 0) -> dist._Work:
-        """Begins to receive a message of at most as many elements as the tensor has."""
+        """Begins to receive a message, which must not have more elements than the tensor."""
         return self._receive("recv", tensor, source, tag)
 
     def recv_anysource(self, tensor: list[torch.Tensor], tag: int = 0) -> dist._Work:
@@ -42,8 +42,9 @@ class PointToPoint:
     recvAnysource = recv_anysource
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Waits until all ranks have called it. After `timeout` it raises on every rank and names the first missing rank, or all
-        missing ranks with `wait_all_ranks`. Unlike the timeout of an operation, this does not end the job."""
+        """Waits until all ranks have called `monitored_barrier`. If a rank does not call it within `timeout`, every other rank
+        raises RuntimeError. The error names the first missing rank, or with `wait_all_ranks` all missing ranks. Unlike the
+        timeout of an operation, this error does not end the job."""
         tag = _BARRIER_TAG_FIRST + self._barriers % _BARRIER_TAGS
         self._barriers += 1
         limit = self._timeout if timeout is None else timeout.total_seconds()
@@ -60,7 +61,7 @@ class PointToPoint:
         arrivals = {rank: self._group.receive_bytes_async(rank, tag) for rank in range(1, self.size())}
         missing: list[int] = []
         for rank, arrival in arrivals.items():
-            # With a limit of 0 this still finds ranks that arrived before the deadline.
+            # With a limit of 0, `wait` still finds a rank that arrived before the deadline.
             left = 0.0 if missing and not wait_all_ranks else max(0.0, deadline - time.monotonic())
             try:
                 arrival.wait(left)
@@ -77,7 +78,8 @@ class PointToPoint:
 
     def _enter_barrier(self, tag: int, limit: float) -> None:
         self._group.send_bytes(b"", 0, tag)
-        # Rank 0 may call this up to `limit` after this rank, and then waits up to `limit` for others.
+        # Rank 0 may enter the barrier up to `limit` seconds after this rank, and then waits up to `limit` seconds for other
+        # ranks.
         answer = self._group.receive_bytes_async(0, tag)
         try:
             data, _, _ = answer.wait(2 * limit)
@@ -95,7 +97,7 @@ class PointToPoint:
         [target] = tensor
         host, back = tensors.writable(target, keep=False)
         memory = tensors.memory(host)
-        return self._message(name, lambda: self._group.receive_async(memory, source, _checked(tag)), tensor, back)
+        return self._message(name, lambda: self._group.receive_async(memory, source, _check_tag(tag)), tensor, back)
 
     def _message(self, name: str, begin: Any, outputs: list[torch.Tensor], back: Any = None) -> dist._Work:
         event = profiling.begin(name)
@@ -107,7 +109,8 @@ class PointToPoint:
         return PendingWork([handle], outputs, [back] if back is not None else (), self._explain, None, event)
 
 
-def _checked(tag: int) -> int:
+def _check_tag(tag: int) -> int:
+    """Returns the tag. Raises `ringtrain.InvalidArgument` if it is out of range."""
     if not 0 <= tag < _BARRIER_TAG_FIRST:
         raise _core.InvalidArgument(f"tags are 0 to {_BARRIER_TAG_FIRST - 1}, not {tag}")
     return tag

@@ -23,20 +23,22 @@ Tensors = list[Tensor]
 
 
 class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
-    """The process group that `init_process_group("ring")` and `new_group` return. Use it through `torch.distributed`.
+    """The process group that `new_group` returns, and that `init_process_group("ring")` makes the default group. Use it through
+    `torch.distributed`.
 
     A call with `async_op=False` runs in the calling thread and wakes no other thread. A call with `async_op=True` returns at
-    once; do not use its tensors before `Work.wait`.
+    once; do not use its tensors before `Work.wait` has returned.
 
-    Errors are `ringtrain.Error`s. After a rank is lost, every later call raises the same error, which names that rank.
+    Errors are of the class `ringtrain.Error`. After a rank is lost, every later call raises the same error, which names that
+    rank.
 
-    `global_ranks` are the members' ranks in the default group; errors use these numbers. `of_launcher` says whether one ringrun
-    started all members.
+    `global_ranks` are the members' ranks in the default group; errors use these numbers. `started_by_ringrun` says whether one
+    ringrun started all members.
     """
 
-    def __init__(self, group: _core.Group, global_ranks: Sequence[int] = (), of_launcher: bool = False) -> None:
+    def __init__(self, group: _core.Group, global_ranks: Sequence[int] = (), started_by_ringrun: bool = False) -> None:
         super().__init__(group.rank, group.size)
-        self.of_launcher = of_launcher
+        self.started_by_ringrun = started_by_ringrun
         self._group = group
         self._global_ranks = list(global_ranks) or list(range(group.size))
         self._timeout = group.timeout
@@ -45,14 +47,14 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         self._name = ""
         self._description = ""
         self._closed = False
-        # The group ends with the process at the latest.
+        # Closes the group when the process ends.
         _shutdown.register(self)
 
     # Description
 
     @property
     def core(self) -> _core.Group:
-        """The underlying group, for operations that torch does not have."""
+        """The underlying group of the compiled module, for operations that torch does not have."""
         return self._group
 
     def getBackendName(self) -> str:
@@ -109,24 +111,24 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> RingProcessGroup | None:
-        """A group of some of the members, in this order; `None` on other members. Every member of this group has to call it, and
-        a member of the new group with the ranks of that group. `opts` and `device_types` have no effect."""
+        """Returns a group of the members `ranks`, in this order, or `None` on other members. Every member of this group must call
+        it. A member of a new group passes the ranks of that new group. `opts` and `device_types` have no effect."""
         is_member = self.rank() in ranks
         try:
-            # The lists of two groups share no rank, so that the smallest one identifies the group.
+            # A rank is in at most one of the new groups, so the smallest rank of a group identifies the group.
             made = self._group.split(min(ranks) if is_member else None, list(ranks).index(self.rank()) if is_member else 0)
         except _core.Error as error:
             raise self._explain(error) from None
         if made is None:
             return None
         made.timeout = self._timeout if timeout is None else timeout.total_seconds()
-        group = RingProcessGroup(made, [self._global_ranks[rank] for rank in ranks], self.of_launcher)
+        group = RingProcessGroup(made, [self._global_ranks[rank] for rank in ranks], self.started_by_ringrun)
         group.setGroupName(group_name or f"{self._name}:split:{min(ranks)}")
         group.setGroupDesc(group_desc or f"{self._description}:split:{min(ranks)}")
         return group
 
     def get_group_store(self) -> None:
-        """Returns None: the group keeps no connection to a store."""
+        """Returns None, because the group keeps no connection to a store."""
         return None
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -136,22 +138,22 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        """Does nothing: each operation has the timeout that it was called with."""
+        """Does nothing. The timeout of an operation is the one that is passed to its call."""
 
     # Shutdown
 
     def shutdown(self) -> None:
-        """Closes the group. Operations that have not ended fail."""
+        """Closes the group. Operations that have not ended raise an error."""
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(_core.Error):  # the job has failed, and the callers of its operations have got the error
+        with contextlib.suppress(_core.Error):  # the job has failed, and its operations have already raised the error
             self._group.close()
         self._completer.close(timeout=2.0)
 
     def abort(self) -> None:
         """Ends the job on every rank."""
-        self.fail("torch.distributed was told to abort the process group")
+        self.fail("torch.distributed was explained to abort the process group")
         self.shutdown()
 
     def fail(self, message: str) -> None:
@@ -161,10 +163,10 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         with contextlib.suppress(_core.Error):  # the job has ended already, or this is a forked child
             self._group.abort(message)
 
-    # Collectives. torch passes lists of tensors, from the time of several GPUs in a process; each list has one tensor.
+    # Collectives. torch passes lists of tensors, because one process could once have several GPUs. Here each list has one tensor.
 
     def allreduce(self, tensor: Tensors | Tensor, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        """All-reduces in place. Sparse tensors in the COO format can be added and averaged."""
+        """All-reduces a tensor in place. Sparse tensors in the COO format can be added and averaged."""
         target = _one(tensor)
         op = _op_of(opts)
         options = _options_of(opts, timeout)
@@ -187,7 +189,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return self._run("broadcast", _options_of(opts, timeout), (tensors.memory(host), root), [target], back)
 
     def reduce(self, tensor: Tensors | Tensor, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        """Reduces in place on the root. The tensors of other ranks do not change."""
+        """Reduces the ranks' tensors, in place on the root. The tensors of the other ranks do not change."""
         target = _one(tensor)
         root = opts if isinstance(opts, int) else opts.rootRank
         op = _op_of(opts if op is None else op)
@@ -198,14 +200,14 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return self._run("reduce", _options_of(opts, timeout), (None, name, root, tensors.memory(source, False)), [target])
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist._Work:
-        """Gathers the tensors of all ranks on each. Sizes may differ; each rank's outputs have the sizes of all inputs."""
-        parts, mine = _list_of(outputs), tensors.readable(_one(inputs))
+        """Gathers the tensors of all ranks on every rank. Their sizes may differ; output i has the size of rank i's tensor."""
+        parts, mine = _one_list(outputs), tensors.readable(_one(inputs))
         flat, back = tensors.flat_output(parts)
         arguments = (tensors.memory(flat), tensors.memory(mine, False), tensors.counts(parts, flat))
         return self._run("all_gather", _options_of(opts), arguments, [parts], back)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist._Work:
-        """Gathers every rank's tensor into one, in rank order."""
+        """Gathers the tensors of all ranks into the tensor `output`, in rank order."""
         host, back = tensors.writable(output, keep=False)
         arguments = (tensors.memory(host), tensors.memory(tensors.readable(input), False))
         return self._run("all_gather", _options_of(opts), arguments, [output], back)
@@ -213,8 +215,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     _allgather_base = all_gather_single
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        """Reduces a list with a tensor for each rank. Each rank gets its own."""
-        output, parts = _one(outputs), _list_of(inputs)
+        """Reduces the ranks' lists of tensors. A list has a tensor for each rank, and rank i gets the reduced tensor i."""
+        output, parts = _one(outputs), _one_list(inputs)
         op = _op_of(opts)
         name, flat = self._scaled(tensors.flatten(parts), op)
         host, back = tensors.writable(output, keep=False)
@@ -222,7 +224,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return self._run("reduce_scatter", _options_of(opts, timeout), arguments, [output], back)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist._Work:
-        """Reduces a tensor that has an equal part for each rank. Each rank gets its part."""
+        """Reduces the ranks' tensors. A tensor has an equal part for each rank, and rank i gets the reduced part i."""
         name, flat = self._scaled(tensors.readable(input), _op_of(opts))
         host, back = tensors.writable(output, keep=False)
         arguments = (tensors.memory(host), tensors.memory(flat, False), name)
@@ -231,18 +233,18 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        """Gathers the tensors of all ranks in a list on the root. The list of other ranks is empty."""
+        """Gathers the tensors of all ranks in a list on the root. On other ranks the list is empty."""
         root = opts if isinstance(opts, int) else opts.rootRank
         mine = tensors.memory(tensors.readable(_one(inputs)), False)
         if self.rank() != root:
             return self._run("gather", _options_of(opts, timeout), (None, mine, root), [])
-        parts = _list_of(outputs)
+        parts = _one_list(outputs)
         flat, back = tensors.flat_output(parts)
         arguments = (tensors.memory(flat), mine, root, tensors.counts(parts, flat))
         return self._run("gather", _options_of(opts, timeout), arguments, [parts], back)
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist._Work:
-        """Gathers every rank's tensor into one on the root."""
+        """Gathers the tensors of all ranks into the root's tensor `output`, in rank order."""
         mine = tensors.memory(tensors.readable(input), False)
         if self.rank() != opts.rootRank:
             return self._run("gather", opts, (None, mine, opts.rootRank), [])
@@ -258,14 +260,14 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         host, back = tensors.writable(output, keep=False)
         flat, sizes = None, [host.numel() * tensors.units(host)] * self.size()
         if self.rank() == root:
-            parts = _list_of(inputs)
+            parts = _one_list(inputs)
             if any(part.numel() != output.numel() for part in parts):
                 raise _core.InvalidArgument("scatter: all tensors of the list need as many elements as the output")
             flat = tensors.memory(tensors.flatten(parts), False)
         return self._run("scatter", _options_of(opts, timeout), (tensors.memory(host), flat, root, sizes), [output], back)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist._Work:
-        """Sends tensor i to rank i and receives output i from rank i. Sizes may differ."""
+        """Sends input i to rank i and receives output i from rank i. The sizes of tensors may differ."""
         flat, back = tensors.flat_output(outputs)
         mine = tensors.flatten(inputs)
         uneven = tensors.counts(inputs, mine) or tensors.counts(outputs, flat)
@@ -276,7 +278,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> dist._Work:
-        """Sends part i of the first dimension to rank i and receives part i from rank i. Without sizes the parts are equal."""
+        """Sends part i of the input's rows to rank i and receives part i of the output's rows from rank i. Without sizes, the
+        parts are equal."""
         host, back = tensors.writable(output, keep=False)
         mine = tensors.readable(input)
         send, receive = _row_counts(mine, input_sizes, self.size()), _row_counts(host, output_sizes, self.size())
@@ -289,7 +292,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return self._run("barrier", _options_of(opts, timeout), (), [])
 
     def all_reduce_compressed(self, tensor: Tensor, op: dist.ReduceOp, compression: str | None) -> PendingWork:
-        """Begins to all-reduce float32 in place, sent as "fp16" or "bf16"."""
+        """Begins to all-reduce a float32 tensor in place, and sends its elements in the format `compression`: "fp16", "bf16" or
+        None (unchanged)."""
         host, back = tensors.writable(tensor)
         arguments = (tensors.memory(host), tensors.reduction(op, tensor.dtype), None, compression)
         return self._begin("all_reduce", None, arguments, [tensor], back)
@@ -299,7 +303,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     def _run(
         self, name: str, options: Any, arguments: tuple, outputs: Sequence[Any], back: Callable[[], None] | None = None
     ) -> dist._Work:
-        """Runs an operation in this thread, or begins it if the caller waits later."""
+        """Runs an operation in this thread, or begins it if the caller is to wait for it later."""
         limit = None if options is None else seconds(options.timeout)
         if options is None or options.asyncOp or limit is not None:
             work = self._begin(name, limit, arguments, outputs, back)
@@ -331,7 +335,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
 
     @contextlib.contextmanager
     def _timeout_of(self, limit: float | None) -> Iterator[None]:
-        """Operations that begin inside have this timeout, or the group's if it is None."""
+        """Returns a context manager. Operations that begin in it have the timeout `limit`, or the group's timeout if it is
+        None."""
         if limit is None or limit == self._timeout:
             yield
             return
@@ -343,8 +348,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
                 self._group.timeout = self._timeout
 
     def _all_reduce_now(self, reduce: Callable[[], None], target: Tensor, options: Any) -> dist._Work:
-        """Runs an all-reduce of several operations in the calling thread even if `async_op` is true, so that all ranks begin
-        these operations in the same order."""
+        """Runs an all-reduce that consists of several operations. It runs in the calling thread even if `async_op` is true, so
+        that all ranks begin these operations in the same order."""
         event = profiling.begin("all_reduce")
         try:
             with self._timeout_of(None if options is None else seconds(options.timeout)):
@@ -356,7 +361,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return CompletedWork([target])
 
     def _in_place(self, target: Tensor, op: dist.ReduceOp) -> tuple[tuple, Tensors, Callable[[], None] | None]:
-        """Arguments, outputs and final copy of a reduction in place."""
+        """Returns the arguments and outputs of a reduction in place, and the function that copies its result to `target`."""
         host, back = tensors.writable(target)
         name = tensors.reduction(op, target.dtype)
         if name == "premulsum":
@@ -365,22 +370,22 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return (tensors.memory(host), name), [target], back
 
     def _scaled(self, source: Tensor, op: dist.ReduceOp) -> tuple[str, Tensor]:
-        """The name of a reduction and the tensor to reduce."""
+        """Returns the compiled module's name of the reduction, and the tensor to reduce."""
         name = tensors.reduction(op, source.dtype)
         return ("sum", source.detach() * tensors.factor(op)) if name == "premulsum" else (name, source)
 
     def _explain(self, error: Exception) -> Exception:
-        """The error with the global rank, if that differs from the rank in this group."""
+        """Returns the error. If the rank at fault has another rank in the default group, the returned error names that rank."""
         rank = getattr(error, "rank", None)
         if rank is None or rank >= len(self._global_ranks) or self._global_ranks[rank] == rank:
             return error
-        told = type(error)(f"{error} (global rank {self._global_ranks[rank]}; the other numbers are ranks of this group)")
-        told.rank, told.host = self._global_ranks[rank], error.host
-        return told
+        explained = type(error)(f"{error} (global rank {self._global_ranks[rank]}; the other numbers are ranks of this group)")
+        explained.rank, explained.host = self._global_ranks[rank], error.host
+        return explained
 
 
 class _Options:
-    """Options of calls that have only a timeout."""
+    """The options of a call to which torch passes only a timeout."""
 
     def __init__(self, timeout: timedelta | None) -> None:
         self.timeout = timeout
@@ -388,20 +393,21 @@ class _Options:
 
 
 def _options_of(opts: Any, timeout: timedelta | None = None) -> Any:
-    """The options of a call, which torch passes in several forms."""
+    """Returns the options of a call, which torch passes in several forms."""
     if hasattr(opts, "asyncOp"):
         return opts
     return _Options(timeout) if timeout is not None else None
 
 
 def _op_of(opts: Any) -> Any:
+    """Returns the reduction of a call, which torch passes in several forms."""
     if opts is None:
         return dist.ReduceOp.SUM
     return getattr(opts, "reduceOp", opts) if not isinstance(opts, int) else dist.ReduceOp.SUM
 
 
 def _one(argument: Any) -> Tensor:
-    """The only tensor of a list."""
+    """Returns the only tensor of a list."""
     if isinstance(argument, Tensor):
         return argument
     if len(argument) != 1:
@@ -409,8 +415,8 @@ def _one(argument: Any) -> Tensor:
     return argument[0]
 
 
-def _list_of(argument: Any) -> Tensors:
-    """The only list of tensors in a list."""
+def _one_list(argument: Any) -> Tensors:
+    """Returns the only list of tensors in a list."""
     inner = argument[0] if argument and not isinstance(argument[0], Tensor) else argument
     if not inner:
         raise _core.InvalidArgument("the list of tensors is empty; it needs one for each rank")
@@ -418,12 +424,13 @@ def _list_of(argument: Any) -> Tensors:
 
 
 def _sizes(parts: Tensors, whole: Tensor) -> list[int]:
+    """Returns the number of elements of each part, in elements of `tensors.memory(whole)`."""
     scale = tensors.units(whole)
     return [part.numel() * scale for part in parts]
 
 
 def _row_counts(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int] | None:
-    """The number of elements in each part of the first dimension; `None` if all parts are equal."""
+    """Returns the number of elements in each part of the first dimension; `None` if all parts are equal."""
     if not sizes:
         if tensor.dim() and tensor.shape[0] % ranks:
             raise _core.InvalidArgument(f"{tensor.shape[0]} rows cannot be split evenly among {ranks} ranks; pass split sizes")

@@ -1,4 +1,4 @@
-"""Events of collectives for torch's profiler. Like Gloo's, they are named "ring:all_reduce" and so on."""
+"""Records collectives as events in torch's profiler, with names such as "ring:all_reduce"; Gloo's are named "gloo:all_reduce"."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Event:
-    """An event that has begun. It lasts until `end`, which any thread may call."""
+    """An event that has begun. It ends when a thread, which may be any, calls `end`."""
 
     def __init__(self, name: str) -> None:
         record = torch.profiler.record_function(f"ring:{name}")
@@ -15,16 +15,17 @@ class Event:
         record._call_end_callbacks_on_future(self._end)
 
     def end(self) -> None:
+        """Ends the event. A second call does nothing."""
         if not self._end.done():
             self._end.set_result(None)
 
 
 def begin(name: str) -> Event | None:
-    """Begins an event if a profiler is active in this thread."""
+    """Begins an event and returns it. Returns `None` if no profiler is active in this thread."""
     return Event(name) if torch.autograd._profiler_enabled() else None
 
 
 def end(event: Event | None) -> None:
-    """Ends an event if there is one."""
+    """Ends an event. Does nothing if `event` is `None`."""
     if event is not None:
         event.end()

@@ -1,4 +1,4 @@
-"""How the ranks of a process group connect: through the job that ringrun started, or through torch's store."""
+"""Connects the ranks of a process group, through the job that ringrun started or through torch's store."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from typing import Any
 from ringtrain import _core, _world
 
 _KEY = "ringtrain/rendezvous"
-# Longer than any host takes to start its ranks. A shorter timeout of the process group applies too.
+# The limit for all ranks to connect, longer than any host takes to start its ranks. If the process group has a shorter timeout,
+# that timeout is the limit.
 _START_SECONDS_MAX = 300.0
 
 
 @dataclass(frozen=True)
 class Membership:
-    """This process's place in a process group."""
+    """This process's membership of a process group."""
 
     rank: int
     size: int
     timeout: float
     """The timeout of operations, in seconds."""
-    of_launcher: bool
+    started_by_ringrun: bool
     """Whether ringrun started all members of the group, so that they know the job's secret."""
 
 
-def launched(rank: int, size: int) -> bool:
-    """Whether this process has this rank in a job of this size, which it has joined or for which ringrun started it."""
+def is_launched(rank: int, size: int) -> bool:
+    """Returns whether this process has rank `rank` in a job of `size` ranks, which it has joined or for which ringrun started
+    it."""
     if _world.is_joined():
         world = _world.current().core
         return (world.rank, world.size) == (rank, size)
@@ -38,56 +40,56 @@ def launched(rank: int, size: int) -> bool:
 
 
 def join_launched(timeout: float) -> _core.Group:
-    """A group of all ranks of the job. Its operations are separate from those of `ringtrain.world()`."""
+    """Returns a new group of all ranks of the job. Its operations are independent of those of `ringtrain.world()`."""
     world = _world.current() if _world.is_joined() else _world.join()
     group = world.core.duplicate()
     group.timeout = timeout
     return group
 
 
-def join_through_store(store: Any, place: Membership) -> _core.Group:
-    """Connects the ranks of a group. Group rank 0 serves a rendezvous and writes its address to the store.
+def join_through_store(store: Any, member: Membership) -> _core.Group:
+    """Connects the ranks of a group. Group rank 0 runs a rendezvous server and writes the server's address to the store.
 
-    Under ringrun the group's secret is that of the job. Elsewhere the store transmits a new secret; torch's stores have no
-    authentication, so that every process that can read the store can join. Raises `ringtrain.StartError` if a rank is missing.
+    Under ringrun, the group uses the job's secret. Otherwise group rank 0 writes a new secret to the store. Torch's stores have
+    no authentication, so every process that can read the store can then join. Raises `ringtrain.StartError` if a rank is missing.
     """
     location = {"host": _host_id(), "address": _address_towards(_store_host(store))}
-    store.set(f"{_KEY}/{place.rank}", json.dumps(location))
-    start_timeout = min(place.timeout, _START_SECONDS_MAX)
-    served, invitation = _invite(store, place, start_timeout) if place.rank == 0 else (None, json.loads(store.get(_KEY)))
+    store.set(f"{_KEY}/{member.rank}", json.dumps(location))
+    start_timeout = min(member.timeout, _START_SECONDS_MAX)
+    server, invitation = _invite(store, member, start_timeout) if member.rank == 0 else (None, json.loads(store.get(_KEY)))
     group = _core.join(
-        rank=place.rank,
-        size=place.size,
+        rank=member.rank,
+        size=member.size,
         rendezvous=invitation["rendezvous"],
         job_id=invitation["job_id"],
         secret=invitation["secret"] or _job_secret(),
         start_timeout=start_timeout,
-        timeout=place.timeout,
+        timeout=member.timeout,
     )
-    del served
-    # All have read the invitation. Delete it before a rank can start another rendezvous in the same store.
-    if place.rank == 0:
+    del server
+    # All ranks have read the invitation. Delete it before a rank can start another rendezvous in the same store.
+    if member.rank == 0:
         _delete(store, [_KEY])
     group.barrier()
     return group
 
 
-def _invite(store: Any, place: Membership, start_timeout: float) -> tuple[_core.Rendezvous, dict[str, Any]]:
-    """Serves the rendezvous and writes its address to the store."""
-    keys = [f"{_KEY}/{rank}" for rank in range(place.size)]
+def _invite(store: Any, member: Membership, start_timeout: float) -> tuple[_core.Rendezvous, dict[str, Any]]:
+    """Starts the rendezvous server and writes its address to the store."""
+    keys = [f"{_KEY}/{rank}" for rank in range(member.size)]
     locations = [json.loads(store.get(key)) for key in keys]
-    # The ranks do not write these keys again before they have the invitation.
+    # No rank writes its key again before it has read the invitation.
     _delete(store, keys)
     job_id = secrets.token_hex(16)
-    secret = _job_secret() if place.of_launcher else secrets.token_hex(32)
-    served = _core.Rendezvous(place.size, secret, job_id, _serving_host(locations), start_timeout)
-    invitation = {"rendezvous": served.address, "job_id": job_id, "secret": None if place.of_launcher else secret}
+    secret = _job_secret() if member.started_by_ringrun else secrets.token_hex(32)
+    server = _core.Rendezvous(member.size, secret, job_id, _server_host(locations), start_timeout)
+    invitation = {"rendezvous": server.address, "job_id": job_id, "secret": None if member.started_by_ringrun else secret}
     store.set(_KEY, json.dumps(invitation))
-    return served, invitation
+    return server, invitation
 
 
 def _delete(store: Any, keys: list[str]) -> None:
-    """Deletes keys from the store, if this kind of store can do it."""
+    """Deletes keys from the store, if this kind of store supports that."""
     for key in keys:
         with contextlib.suppress(RuntimeError, NotImplementedError):
             store.delete_key(key)
@@ -97,14 +99,15 @@ def _job_secret() -> str:
     secret = os.environ.get("RING_SECRET")
     if not secret:
         raise _core.StartError(
-            "ringrun started group rank 0 but not this process, so that it does not have the job's secret; "
+            "ringrun started group rank 0 but not this process, so this process does not have the job's secret; "
             "start all ranks with ringrun"
         )
     return secret
 
 
 def _host_id() -> str:
-    """Equal for processes that reach each other through 127.0.0.1, in one network namespace of one kernel."""
+    """Returns a string that is equal for processes that reach each other at 127.0.0.1: those in the same network namespace of the
+    same kernel."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -113,9 +116,9 @@ def _host_id() -> str:
         return socket.gethostname()
 
 
-def _serving_host(locations: list[dict[str, str]]) -> str:
-    """The address at which group rank 0 serves: 127.0.0.1 on one host, otherwise that of the interface towards another host.
-    The variable `RINGTRAIN_HOST` overrides it."""
+def _server_host(locations: list[dict[str, str]]) -> str:
+    """Returns the address of the rendezvous server: the variable `RINGTRAIN_HOST` if it is set, 127.0.0.1 if all ranks are on one
+    host, otherwise the address of the interface from which group rank 0 reaches another host."""
     chosen = os.environ.get("RINGTRAIN_HOST")
     if chosen:
         return chosen
@@ -125,15 +128,15 @@ def _serving_host(locations: list[dict[str, str]]) -> str:
 
 
 def _store_host(store: Any) -> str | None:
-    """The host that serves the store, if a host serves it."""
+    """Returns the host that serves the store, if a host serves it."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return getattr(store, "host", None) or os.environ.get("MASTER_ADDR")
 
 
 def _address_towards(host: str | None) -> str:
-    """This host's address on the route to another host, or on the default route if that is this host. Sends nothing: to connect
-    a datagram socket only looks up the route."""
+    """Returns this host's address on the route to `host`, or on the default route if `host` is this host or unknown. Sends
+    nothing: connecting a datagram socket only looks up the route."""
     for target in (host, "192.0.2.1"):
         if not target:
             continue

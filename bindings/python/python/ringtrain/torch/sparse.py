@@ -9,9 +9,9 @@ from ringtrain.torch import tensors
 
 
 def all_reduce(group: _core.Group, tensor: torch.Tensor, op: str) -> None:
-    """Adds or averages a sparse tensor over the ranks, in place. The result has every index that some rank has.
+    """Adds or averages a sparse tensor over the ranks, in place. The result has every index that at least one rank has.
 
-    Gathers the indices and values of all ranks on each, as Gloo does, so that the cost grows with the number of ranks.
+    Every rank gathers the indices and values of all ranks, as in Gloo, so the cost grows with the number of ranks.
     """
     if op not in ("sum", "avg"):
         raise _core.Unsupported(f"sparse tensors can be reduced with SUM and AVG, not {op}; call to_dense() first")
@@ -21,7 +21,7 @@ def all_reduce(group: _core.Group, tensor: torch.Tensor, op: str) -> None:
     lengths = _lengths(group, mine)
     indices = _gather(group, mine.indices().t().contiguous(), lengths).t()
     values = _gather(group, mine.values().contiguous(), lengths)
-    # All ranks add the same values in the same order, and so get the same bits.
+    # All ranks add the same values in the same order, so their results have the same bits.
     result = torch.sparse_coo_tensor(indices, values, mine.size(), check_invariants=False).coalesce()
     if op == "avg":
         result.values().div_(group.size)
@@ -30,17 +30,17 @@ def all_reduce(group: _core.Group, tensor: torch.Tensor, op: str) -> None:
 
 
 def _lengths(group: _core.Group, mine: torch.Tensor) -> list[int]:
-    """Each rank's number of indices. Raises `ringtrain.InvalidArgument` on every rank if shapes or types differ."""
+    """Returns each rank's number of indices. Raises `ringtrain.InvalidArgument` on every rank if shapes or types differ."""
     kind = f"{mine.dtype} {tuple(mine.shape)} with {mine.sparse_dim()} sparse dimensions"
-    told = [data.decode().split("|", 1) for data in group.all_gather_bytes(f"{mine.values().shape[0]}|{kind}".encode())]
-    for rank, (_, other) in enumerate(told):
-        if other != told[0][1]:
-            raise _core.InvalidArgument(f"all_reduce of sparse tensors: rank 0 has {told[0][1]}, rank {rank} has {other}")
-    return [int(length) for length, _ in told]
+    descriptions = [data.decode().split("|", 1) for data in group.all_gather_bytes(f"{mine.values().shape[0]}|{kind}".encode())]
+    for rank, (_, other) in enumerate(descriptions):
+        if other != descriptions[0][1]:
+            raise _core.InvalidArgument(f"all_reduce of sparse tensors: rank 0 has {descriptions[0][1]}, rank {rank} has {other}")
+    return [int(length) for length, _ in descriptions]
 
 
 def _gather(group: _core.Group, rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    """The rows of all ranks, in rank order."""
+    """Returns the rows of all ranks, in rank order."""
     result = torch.empty((sum(lengths), *rows.shape[1:]), dtype=rows.dtype)
     per_row = rows.shape[1:].numel() * tensors.units(rows)
     group.all_gather(tensors.memory(result), tensors.memory(rows, False), [length * per_row for length in lengths])

@@ -1,4 +1,4 @@
-"""Horovod's functions that send objects, parameters and optimizer states from one rank to the others."""
+"""Horovod's functions that send objects, parameters and optimizer states from one rank to all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ringtrain.torch import horovod, tensors
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """Returns the root's object on every rank. The object is pickled; only ranks that know the job's secret can send one."""
+    """Returns the root's object on every rank. Objects are sent as pickles; only ranks that know the job's secret can send
+    them."""
     group = horovod.world()
     if group.rank == root_rank:
         group.broadcast_bytes(pickle.dumps(obj), root_rank)
@@ -26,8 +27,8 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int) -> None:
-    """Copies the root's parameters to every rank. `params` is a `state_dict()` or `named_parameters()` with the same order on all
-    ranks. Values that are not tensors are ignored."""
+    """Copies the root's parameters to every rank. `params` is a `state_dict()` or `named_parameters()`; its order must be the
+    same on all ranks. Values that are not tensors are ignored."""
     named = params.items() if isinstance(params, Mapping) else params
     found = [tensor for _, tensor in named if isinstance(tensor, torch.Tensor)]
     for handle in [horovod.broadcast_async_(tensor, root_rank) for tensor in found]:
@@ -35,9 +36,9 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], 
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
-    """Copies the root's optimizer state and settings to every rank, also to a rank whose optimizer has no state yet.
+    """Copies the root's optimizer state and settings to every rank. The optimizers of other ranks may have no state yet.
 
-    Raises ValueError for `torch.optim.LBFGS`, whose state is not made of tensors alone.
+    Raises ValueError for `torch.optim.LBFGS`, whose state does not consist of tensors only.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
@@ -56,14 +57,14 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
 
 
 class _TensorSlot:
-    """Stands for a tensor in a state."""
+    """A placeholder for a tensor in an optimizer's state."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
 
 
 def _without_tensors(state: Any, found: list[torch.Tensor]) -> Any:
-    """The state with slots instead of its tensors, which are appended to `found`."""
+    """Returns the state with a slot in the place of each tensor. Appends the tensors to `found`."""
     if isinstance(state, torch.Tensor):
         found.append(tensors.readable(state.detach()))
         return _TensorSlot(state)
@@ -75,7 +76,7 @@ def _without_tensors(state: Any, found: list[torch.Tensor]) -> Any:
 
 
 def _with_tensors(layout: Any, made: list[torch.Tensor]) -> Any:
-    """The state with new tensors instead of its slots. They are appended to `made` in the same order."""
+    """Returns the state with a new tensor in the place of each slot. Appends the tensors to `made` in the same order."""
     if isinstance(layout, _TensorSlot):
         made.append(torch.empty(layout.shape, dtype=layout.dtype))
         return made[-1]

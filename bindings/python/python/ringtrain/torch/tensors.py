@@ -1,4 +1,4 @@
-"""Tensors as memory for the compiled part: element types, reductions, and copies of tensors that are not contiguous."""
+"""Passes tensors to the compiled module: element types, reductions, and copies of tensors that are not contiguous."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _REDUCTIONS = {
     ReduceOp.PREMUL_SUM: "premulsum",
 }
 
-# The sum of bools is true if any of them is, and their product is true if all of them are.
+# The sum of bools is true if any of them is true. Their product is true if all of them are true.
 _BOOL_REDUCTIONS = {"sum": "lor", "max": "lor", "bor": "lor", "prod": "land", "min": "land", "band": "land", "bxor": "lxor"}
 
 Copy = Callable[[], None]
 
 
 def reduction(op: ReduceOp, dtype: torch.dtype) -> str:
-    """The compiled part's name of a reduction of elements of `dtype`. Raises `ringtrain.Unsupported` if there is none."""
+    """Returns the compiled module's name of a reduction of elements of `dtype`. Raises `ringtrain.Unsupported` if it has none."""
     name = _REDUCTIONS.get(getattr(op, "op", op))
     if name is None:
         raise _core.Unsupported(f'the backend "ring" has no reduction {op}')
@@ -59,19 +59,20 @@ def reduction(op: ReduceOp, dtype: torch.dtype) -> str:
             raise _core.Unsupported(f"{op} is not defined on complex numbers")
         return name
     if dtype not in ELEMENT_TYPES:
-        raise _core.Unsupported(f"{dtype} can be moved but not reduced; convert it to float16, bfloat16 or float32 first")
+        raise _core.Unsupported(f"{dtype} can be sent but not reduced; convert it to float16, bfloat16 or float32 first")
     return name
 
 
 def factor(op: ReduceOp) -> float | torch.Tensor:
-    """The factor by which each rank multiplies its elements before a `PREMUL_SUM`."""
-    # In older versions of torch it is only in the pickled state.
+    """Returns the factor by which each rank multiplies its elements before a `PREMUL_SUM`."""
+    # Older versions of torch have the factor only in the pickled state of `op`.
     found = getattr(op, "factor", None)
     return op.__getstate__()[1] if found is None else found
 
 
 def memory(tensor: torch.Tensor, writable: bool = True) -> _core.Memory:
-    """The memory of a contiguous tensor on the host. Elements that cannot be reduced count as bytes, complex ones as pairs."""
+    """Returns the memory of a contiguous tensor on the host. It has a complex number as two real numbers, and an element of a
+    type that cannot be reduced as bytes."""
     count, dtype = tensor.numel(), tensor.dtype
     name = ELEMENT_TYPES.get(dtype)
     if name is None:
@@ -87,12 +88,12 @@ def require_dense(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise _core.InvalidArgument(
-            f'the backend "ring" moves dense tensors, not {kind} ones; call to_dense() or dequantize() first'
+            f'the backend "ring" sends dense tensors, not {kind} ones; call to_dense() or dequantize() first'
         )
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements in contiguous host memory: the tensor itself if it is such memory, otherwise a copy."""
+    """Returns a contiguous tensor on the host with the same elements: the tensor itself if possible, otherwise a copy."""
     if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
         return tensor
     require_dense(tensor)
@@ -101,8 +102,8 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def writable(tensor: torch.Tensor, keep: bool = True) -> tuple[torch.Tensor, Copy | None]:
-    """A contiguous tensor on the host to write to, and a function that copies its elements to the tensor if it is another.
-    `keep` says whether it must have the tensor's elements."""
+    """Returns a contiguous tensor on the host to write to: `tensor` itself if possible, otherwise a copy. In the second case it
+    also returns a function that copies the elements back to `tensor`. If `keep` is false, the copy need not have the elements."""
     host = readable(tensor) if keep or tensor.is_cpu else cuda.host_like(tensor)
     if host is tensor:
         return tensor, None
@@ -116,12 +117,12 @@ def _copy_back(target: torch.Tensor, host: torch.Tensor) -> None:
 
 
 def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The concatenated elements of all tensors, on the host."""
+    """Returns the concatenated elements of all tensors, on the host."""
     return torch.cat([readable(tensor).detach().reshape(-1) for tensor in tensors])
 
 
 def flat_output(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Copy]:
-    """A tensor for the concatenated elements of all tensors, and a function that copies them there."""
+    """Returns an uninitialised tensor for the elements of all `tensors`, and a function that copies its elements to them."""
     for tensor in tensors:
         require_dense(tensor)
     sizes = [tensor.numel() for tensor in tensors]
@@ -136,7 +137,7 @@ def flat_output(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Copy]:
 
 
 def counts(tensors: Sequence[torch.Tensor], whole: torch.Tensor) -> list[int] | None:
-    """Each tensor's number of elements, counted as `memory` does for `whole`; `None` if all are equal."""
+    """Returns the number of elements of each tensor, in elements of `memory(whole)`; `None` if these numbers are equal."""
     sizes = [tensor.numel() for tensor in tensors]
     if min(sizes) == max(sizes):
         return None
@@ -145,7 +146,7 @@ def counts(tensors: Sequence[torch.Tensor], whole: torch.Tensor) -> list[int] | 
 
 
 def units(tensor: torch.Tensor) -> int:
-    """The number of elements that `memory` counts for an element of the tensor."""
+    """Returns how many elements `memory(tensor)` has for each element of the tensor."""
     if tensor.dtype in ELEMENT_TYPES:
         return 1
     return 2 if tensor.dtype in (torch.complex64, torch.complex128) else tensor.element_size()

@@ -1,4 +1,4 @@
-"""Operations as `torch.distributed.Work`."""
+"""Subclasses of `torch.distributed.Work`, through which torch waits for an operation."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ringtrain import _core
 from ringtrain.torch import profiling
 from ringtrain.torch.completion import Completer
 
-# How often a thread that completes futures checks whether its group is being closed. It must not be in compiled code when the
-# interpreter exits.
+# How often a thread that completes futures checks whether its group is being closed. The thread must have left compiled code
+# before the interpreter exits.
 _CLOSE_CHECK_SECONDS = 0.25
 
-# Communication hooks whose continuations begin no collectives, so that they may run in any thread at any time.
+# Communication hooks whose continuations begin no collectives. Such continuations may run in any thread at any time.
 _HOOKS_WITHOUT_COLLECTIVES = ("torch.distributed.algorithms.ddp_comm_hooks.default_hooks",)
 
 Explain = Callable[[Exception], Exception]
 
 
 def seconds(timeout: timedelta | None) -> float | None:
-    """A timeout in seconds. Torch passes 0 or -1 ms for no timeout, which gives `None`."""
+    """Returns a timeout in seconds, or `None` for no timeout, for which torch passes 0 or -1 ms."""
     if timeout is None or timeout.days < 0 or not timeout:
         return None
     return timeout.total_seconds()
@@ -69,17 +69,17 @@ class CompletedWork(dist._Work):
         return self._source
 
     def get_future(self) -> torch.futures.Future:
-        future = _future_for(self._tensors)
+        future = _new_future(self._tensors)
         future.set_result(self._tensors)
         return future
 
 
 class PendingWork(dist._Work):
-    """Operations that have begun, one handle for each. `tensors` are their results. `after` copies the results there if the
-    operations write other memory.
+    """Operations that have begun. `handles` has one handle for each operation, and `tensors` are the results. If the operations
+    write to other memory than `tensors`, the functions in `after` copy the results to `tensors`.
 
-    `completer` completes futures in the order of the operations. Messages end in any order; they have no completer, and each of
-    their futures has its own thread. `event` is the operations' profiler event.
+    `completer` completes the futures of collectives in the order of the collectives. Messages can end in any order, so they have
+    no completer, and each of their futures has its own thread. `event` is the operations' profiler event.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class PendingWork(dist._Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits until the operation has ended, and raises its error if it failed. Raises `ringtrain.StillRunning` after
-        `timeout`; the operation continues then."""
+        `timeout`; the operation then continues."""
         self.wait_seconds(seconds(timeout))
         return True
 
     def wait_seconds(self, limit: float | None) -> None:
-        """The same as `wait`, with a limit in seconds."""
+        """Does the same as `wait`, with a limit in seconds."""
         if not self._ended:
             self._wait_handles(limit)
         if self._error is not None:
@@ -148,57 +148,60 @@ class PendingWork(dist._Work):
         return self._tensors
 
     def source_rank(self) -> int:
-        """The rank that sent the message; -1 until it is known."""
+        """Returns the rank that sent the message, or -1 until that is known."""
         return self._source
 
     def _source_rank(self) -> int:
         return self._source
 
     def get_future(self) -> torch.futures.Future:
-        """A future whose value is the list of tensors.
+        """Returns a future whose value is the list of tensors.
 
-        A continuation raises the operation's error; setting it on the future would crash DistributedDataParallel.
+        If the operation fails, the future's continuation raises the error. An error that is set on the future itself would crash
+        DistributedDataParallel.
 
-        In a communication hook this waits for the operation, so that continuations run at once in this thread. A continuation may
-        begin other collectives, as that of PowerSGD does, and all ranks must begin them in the same order.
+        If a communication hook calls this method, it first waits for the operation, so that continuations run in this thread when
+        they are added. A continuation may begin other collectives, as in PowerSGD, and all ranks must begin those in the same
+        order.
         """
         if self._completer is not None and _called_by_hook():
             self.wait()
         return self.overlapping_future()
 
     def overlapping_future(self) -> torch.futures.Future:
-        """The same as `get_future`, but never waits. Continuations must not begin collectives."""
+        """Returns the same future as `get_future`, but never waits. The future's continuations must not begin collectives."""
         with self._lock:
             if self._future is not None:
                 return self._future
-            base = _future_for(self._tensors)
+            base = _new_future(self._tensors)
             self._future = base.then(lambda _: self.result())
         if self._ended:
             base.set_result(None)
         elif self._completer is not None:
             self._completer.add(self, lambda: base.set_result(None))
         else:
-            threading.Thread(target=self._complete_alone, args=(base,), name="ring-message", daemon=True).start()
+            threading.Thread(target=self._complete_in_own_thread, args=(base,), name="ring-message", daemon=True).start()
         return self._future
 
-    def _complete_alone(self, base: torch.futures.Future) -> None:
+    def _complete_in_own_thread(self, base: torch.futures.Future) -> None:
         self.settle(lambda: True)
         base.set_result(None)
 
     def _wait_handles(self, limit: float | None) -> None:
-        """Waits for all handles, and keeps the first error. Raises only if an operation has not ended within the limit."""
-        answer = None
+        """Waits for all handles and stores the first error. Raises only `StillRunning`, if an operation has not ended within
+        `limit` seconds."""
+        value = None
         try:
             for handle in self._handles:
-                answer = handle.wait(limit)
+                value = handle.wait(limit)
         except _core.StillRunning:
             raise
         except Exception as error:
             self._end(self._explain(error))
             return
-        self._end(None, answer)
+        self._end(None, value)
 
-    def _end(self, error: Exception | None, answer: Any = None) -> None:
+    def _end(self, error: Exception | None, value: Any = None) -> None:
         with self._lock:
             if self._ended:
                 return
@@ -208,8 +211,8 @@ class PendingWork(dist._Work):
                         copy()
                 except Exception as failure:
                     error = failure
-            if isinstance(answer, tuple):
-                self._source = answer[0]
+            if isinstance(value, tuple):
+                self._source = value[0]
             self._error = error
             self._after = ()
             self._ended = True
@@ -217,8 +220,8 @@ class PendingWork(dist._Work):
 
 
 def _called_by_hook() -> bool:
-    """Whether `get_future` was called by Python code within the backward pass, such as a communication hook. If torch's compiled
-    part called it, the innermost Python frame is that of the backward pass."""
+    """Returns whether Python code within the backward pass, such as a communication hook, called `get_future`. If torch's
+    compiled code called it, the innermost Python frame is that of the backward pass itself."""
     frame: types.FrameType | None = sys._getframe(2)
     if frame is None or frame.f_globals.get("__name__") in _HOOKS_WITHOUT_COLLECTIVES or _is_backward(frame):
         return False
@@ -231,7 +234,7 @@ def _is_backward(frame: types.FrameType) -> bool:
     return frame.f_code.co_name == "_engine_run_backward"
 
 
-def _future_for(tensors: Sequence[Any]) -> torch.futures.Future:
-    """A future for these tensors. Torch needs to know the GPUs that they are on."""
+def _new_future(tensors: Sequence[Any]) -> torch.futures.Future:
+    """Returns a new future for these tensors. Torch needs to know which GPUs have them."""
     devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor) and not tensor.is_cpu}
     return torch.futures.Future(devices=list(devices))

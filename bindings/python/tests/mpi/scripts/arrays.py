@@ -1,4 +1,4 @@
-"""numpy arrays from one rank to another, with the datatype named and found."""
+"""Sends numpy arrays from one rank to another, with a named datatype and with the datatype of the array."""
 
 import numpy
 from mpi4py import MPI

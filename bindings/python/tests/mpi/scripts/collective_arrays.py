@@ -1,4 +1,4 @@
-"""Arrays to all, from all, one for each."""
+"""Broadcasts, scatters, gathers and reduces arrays."""
 
 import numpy as np
 from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""Objects to all, from all, one for each."""
+"""Broadcasts, scatters, gathers, exchanges and reduces Python objects."""
 
 from mpi4py import MPI
 

@@ -1,4 +1,4 @@
-"""Dictionaries from one rank to another, blocking and not."""
+"""Sends dictionaries from one rank to another, with blocking and nonblocking calls."""
 
 from mpi4py import MPI
 

@@ -1,4 +1,4 @@
-"""Parts of the world."""
+"""Splits the world into smaller communicators."""
 
 from mpi4py import MPI
 

@@ -1,4 +1,4 @@
-"""Who is there."""
+"""Prints the rank and the size on every rank."""
 
 from mpi4py import MPI
 

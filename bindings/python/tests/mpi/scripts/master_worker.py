@@ -1,4 +1,4 @@
-"""Work handed out to whoever asks; the answers come in any order."""
+"""A master gives tasks to workers as they become free, so that the results arrive in any order."""
 
 from mpi4py import MPI
 

@@ -1,4 +1,4 @@
-"""A matrix, by rows, times a vector."""
+"""Multiplies a matrix, whose rows are distributed over the ranks, by a vector."""
 
 import numpy
 from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""An operation of the program's own, on numbers in buffers and on objects."""
+"""Reduces buffers and objects with an operation that the program defines."""
 
 import numpy as np
 from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""Requests that are started again and again."""
+"""Starts persistent requests several times."""
 
 import numpy as np
 from mpi4py import MPI

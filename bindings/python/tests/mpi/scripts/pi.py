@@ -1,4 +1,4 @@
-"""Pi, by the midpoint rule."""
+"""Computes pi with the midpoint rule."""
 
 import math
 

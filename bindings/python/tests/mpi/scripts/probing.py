@@ -1,4 +1,4 @@
-"""Messages whose length nobody knows before they come."""
+"""Receives messages of unknown length with probes."""
 
 import numpy as np
 from mpi4py import MPI

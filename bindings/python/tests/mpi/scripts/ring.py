@@ -1,4 +1,4 @@
-"""A ring that does not wait for its messages."""
+"""Sends messages around a ring with nonblocking calls."""
 
 import numpy as np
 from mpi4py import MPI

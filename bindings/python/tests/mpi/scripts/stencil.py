@@ -1,4 +1,4 @@
-"""Heat on a grid of processes that exchange their borders."""
+"""Computes heat diffusion on a grid of processes, which exchange their borders."""
 
 import numpy as np
 from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""Parts of different lengths."""
+"""Scatters, gathers and exchanges parts of different lengths."""
 
 import numpy as np
 from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""Runs the checks of a program: its functions whose names begin with "check_", in the order of their definitions."""
+"""Runs the checks of a program: the functions whose names begin with "check_", in the order in which the program defines them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import ringtrain.torch  # noqa: F401  (registers the backend)
 
 
 def parse() -> argparse.Namespace:
-    """The arguments that the tests pass to a program."""
+    """Parses the arguments that the tests pass to a program."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--init-method")
     parser.add_argument("--rank", type=int, default=-1)
@@ -24,7 +24,7 @@ def parse() -> argparse.Namespace:
 
 
 def run(found: dict[str, Any], *arguments: Any, only: str = "") -> None:
-    """Runs the checks with `only` in their names. Rank 0 prints the name and the time of each."""
+    """Runs the checks of `found` whose names contain `only`. Rank 0 prints the name and the time of each check."""
     named: dict[str, Callable[..., None]] = {
         name: value for name, value in found.items() if name.startswith("check_") and only in name
     }
@@ -42,7 +42,7 @@ def run(found: dict[str, Any], *arguments: Any, only: str = "") -> None:
 
 
 def raised(kind: type[BaseException], call: Callable[[], Any]) -> BaseException:
-    """The error that a call raises."""
+    """Calls `call` and returns the exception of this kind that it raises."""
     try:
         call()
     except kind as error:

@@ -1,4 +1,4 @@
-"""Checks the results of every collective and message of torch.distributed with the backend "ring". For any number of ranks."""
+"""Checks the results of every collective and message of torch.distributed with the backend "ring", on any number of ranks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
 MOVED = [*FLOATS, *INTEGERS, torch.bool, torch.complex64, torch.float8_e4m3fn]
 
 
-def of(rank: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (3, 5)) -> torch.Tensor:
-    """A rank's tensor, which every rank can compute. Its numbers are small, so that sums are exact in every type."""
+def tensor_of(rank: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (3, 5)) -> torch.Tensor:
+    """Returns the tensor of a rank, which every rank can compute. Its numbers are small, so sums are exact in every type."""
     numbers = torch.arange(torch.Size(shape).numel()).reshape(shape) % 7 + rank
     return (numbers % 2 == 0) if dtype is torch.bool else numbers.to(dtype)
 
 
-def all_of(n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.stack([of(rank, dtype) for rank in range(n)])
+def tensors_of_all(n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.stack([tensor_of(rank, dtype) for rank in range(n)])
 
 
-def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert found.dtype == expected.dtype, (found.dtype, expected.dtype)
     assert torch.equal(found.float(), expected.float()) if not found.is_complex() else torch.equal(found, expected), (
         found,
@@ -45,7 +45,7 @@ def check_environment(rank: int, n: int) -> None:
 
 def check_all_reduce(rank: int, n: int) -> None:
     for dtype in FLOATS + INTEGERS:
-        whole = all_of(n, dtype)
+        whole = tensors_of_all(n, dtype)
         expected = {
             ReduceOp.SUM: whole.sum(0, dtype=dtype),
             ReduceOp.MIN: whole.amin(0),
@@ -63,13 +63,13 @@ def check_all_reduce(rank: int, n: int) -> None:
         for op, result in expected.items():
             if op is ReduceOp.PRODUCT and result.double().abs().max() > 100:
                 continue
-            mine = of(rank, dtype)
+            mine = tensor_of(rank, dtype)
             dist.all_reduce(mine, op)
             if op is ReduceOp.AVG:
                 torch.testing.assert_close(mine, result, rtol=1e-2, atol=1e-2)
             else:
-                same(mine, result)
-            mine = of(rank, dtype)
+                assert_close(mine, result)
+            mine = tensor_of(rank, dtype)
             work = dist.all_reduce(mine, op, async_op=True)
             work.wait()
             assert work.is_completed()
@@ -77,22 +77,22 @@ def check_all_reduce(rank: int, n: int) -> None:
 
 
 def check_all_reduce_of_other_types_and_layouts(rank: int, n: int) -> None:
-    bools = of(rank, torch.bool)
+    bools = tensor_of(rank, torch.bool)
     dist.all_reduce(bools, ReduceOp.MAX)
-    same(bools, all_of(n, torch.bool).any(0))
-    complexes = of(rank, torch.complex64) * (1 + 2j)
+    assert_close(bools, tensors_of_all(n, torch.bool).any(0))
+    complexes = tensor_of(rank, torch.complex64) * (1 + 2j)
     dist.all_reduce(complexes)
-    same(complexes, all_of(n, torch.complex64).sum(0) * (1 + 2j))
-    scaled = of(rank)
+    assert_close(complexes, tensors_of_all(n, torch.complex64).sum(0) * (1 + 2j))
+    scaled = tensor_of(rank)
     dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
-    same(scaled, all_of(n).sum(0) * 0.5)
-    across = of(rank).t()
+    assert_close(scaled, tensors_of_all(n).sum(0) * 0.5)
+    across = tensor_of(rank).t()
     assert not across.is_contiguous()
     dist.all_reduce(across)
-    same(across, all_of(n).sum(0).t())
-    part = of(rank, shape=(6, 6))[::2, 1:3]
+    assert_close(across, tensors_of_all(n).sum(0).t())
+    part = tensor_of(rank, shape=(6, 6))[::2, 1:3]
     dist.all_reduce(part, async_op=True).wait()
-    same(part, sum(of(r, shape=(6, 6))[::2, 1:3] for r in range(n)))
+    assert_close(part, sum(tensor_of(r, shape=(6, 6))[::2, 1:3] for r in range(n)))
     number = torch.tensor(float(rank))
     dist.all_reduce(number)
     assert number.item() == sum(range(n))
@@ -103,7 +103,8 @@ def check_all_reduce_of_other_types_and_layouts(rank: int, n: int) -> None:
 
 
 def sparse_of(rank: int, dtype: torch.dtype, length: int) -> torch.Tensor:
-    """A sparse matrix: some of its rows are on other ranks too, one appears twice, and rank 1 has none."""
+    """Returns the sparse matrix of a rank. Other ranks have some of its rows too, one row appears twice, and rank 1 has no
+    rows."""
     rows = [] if rank == 1 else [0, rank, 5, rank]
     values = torch.arange(len(rows) * length).reshape(len(rows), length) % 5 + rank
     return torch.sparse_coo_tensor(torch.tensor([rows], dtype=torch.int64), values.to(dtype), (15, length))
@@ -118,16 +119,16 @@ def check_sparse_all_reduce(rank: int, n: int) -> None:
             if work is not None:
                 work.wait()
             assert mine.is_sparse
-            same(mine.to_dense(), expected)
+            assert_close(mine.to_dense(), expected)
     mine = sparse_of(rank, torch.float32, 2)
     dist.all_reduce(mine, ReduceOp.AVG)
     torch.testing.assert_close(mine.to_dense(), sum(sparse_of(r, torch.float32, 2).to_dense() for r in range(n)) / n)
-    points = of(rank).to_sparse()
+    points = tensor_of(rank).to_sparse()
     dist.all_reduce(points)
-    same(points.to_dense(), all_of(n).sum(0))
+    assert_close(points.to_dense(), tensors_of_all(n).sum(0))
     empty = torch.sparse_coo_tensor(size=(4, 2))
     dist.all_reduce(empty)
-    same(empty.to_dense(), torch.zeros(4, 2))
+    assert_close(empty.to_dense(), torch.zeros(4, 2))
     if n > 1:
         error = raised(core.InvalidArgument, lambda: dist.all_reduce(torch.eye(3 + rank).to_sparse()))
         assert "rank 0 has torch.float32 (3, 3)" in str(error), error
@@ -138,23 +139,23 @@ def check_split_group(rank: int, n: int) -> None:
     own = evens if rank % 2 == 0 else odds
     part = dist.split_group(split_ranks=[evens, odds] if odds else [evens])
     assert dist.get_process_group_ranks(part) == own
-    mine = of(rank)
+    mine = tensor_of(rank)
     dist.all_reduce(mine, group=part)
-    same(mine, sum(of(r) for r in own))
+    assert_close(mine, sum(tensor_of(r) for r in own))
     # The list gives the order of ranks. A rank that is in no list is not a member.
     backwards = list(reversed(range(n)))[: max(1, n - 1)]
     some = dist.split_group(split_ranks=[backwards], timeout=timedelta(seconds=40), group_desc="some")
     if rank in backwards:
         assert dist.get_rank(some) == backwards.index(rank)
         gathered = [torch.zeros(3, 5) for _ in backwards]
-        dist.all_gather(gathered, of(rank), group=some)
+        dist.all_gather(gathered, tensor_of(rank), group=some)
         for index, other in enumerate(backwards):
-            same(gathered[index], of(other))
+            assert_close(gathered[index], tensor_of(other))
         assert some.group_desc == "some"
         dist.destroy_process_group(some)
     else:
         assert some is dist.GroupMember.NON_GROUP_MEMBER
-    # A subgroup of a subgroup.
+    # Splits a subgroup.
     nested = dist.split_group(part, [[index] for index in range(len(own))])
     assert dist.get_process_group_ranks(nested) == [rank]
     dist.destroy_process_group(nested)
@@ -186,158 +187,158 @@ def check_profiler_events(rank: int, n: int) -> None:
 
 
 def check_refusals(rank: int, n: int) -> None:
-    error = raised(core.Unsupported, lambda: dist.all_reduce(of(rank, torch.float8_e4m3fn)))
+    error = raised(core.Unsupported, lambda: dist.all_reduce(tensor_of(rank, torch.float8_e4m3fn)))
     assert "float8" in str(error), error
-    error = raised(core.InvalidArgument, lambda: dist.broadcast(of(rank).to_sparse(), 0))
+    error = raised(core.InvalidArgument, lambda: dist.broadcast(tensor_of(rank).to_sparse(), 0))
     assert "to_dense" in str(error), error
-    error = raised(core.Unsupported, lambda: dist.all_reduce(of(rank).to_sparse(), ReduceOp.MAX))
+    error = raised(core.Unsupported, lambda: dist.all_reduce(tensor_of(rank).to_sparse(), ReduceOp.MAX))
     assert "SUM and AVG" in str(error), error
     error = raised(core.InvalidArgument, lambda: dist.broadcast(torch.empty(3, device="meta"), 0))
     assert "meta" in str(error), error
-    raised(core.Unsupported, lambda: dist.all_reduce(of(rank), ReduceOp.BAND))
+    raised(core.Unsupported, lambda: dist.all_reduce(tensor_of(rank), ReduceOp.BAND))
     dist.barrier()
 
 
 def check_broadcast(rank: int, n: int) -> None:
     for dtype in MOVED:
         for root in range(n):
-            mine = of(rank, dtype)
+            mine = tensor_of(rank, dtype)
             dist.broadcast(mine, root)
-            same(mine, of(root, dtype))
-    mine = of(rank).t()
+            assert_close(mine, tensor_of(root, dtype))
+    mine = tensor_of(rank).t()
     dist.broadcast(mine, 0, async_op=True).wait()
-    same(mine, of(0).t())
+    assert_close(mine, tensor_of(0).t())
 
 
 def check_reduce(rank: int, n: int) -> None:
     for root in range(n):
-        mine = of(rank)
+        mine = tensor_of(rank)
         dist.reduce(mine, root, ReduceOp.SUM)
-        same(mine, all_of(n).sum(0) if rank == root else of(rank))
+        assert_close(mine, tensors_of_all(n).sum(0) if rank == root else tensor_of(rank))
 
 
 def check_all_gather(rank: int, n: int) -> None:
     for dtype in MOVED:
         parts = [torch.zeros(3, 5).to(dtype) for _ in range(n)]
-        dist.all_gather(parts, of(rank, dtype))
+        dist.all_gather(parts, tensor_of(rank, dtype))
         for other, part in enumerate(parts):
-            same(part, of(other, dtype))
+            assert_close(part, tensor_of(other, dtype))
         into = torch.zeros(3 * n, 5).to(dtype)
-        dist.all_gather_into_tensor(into, of(rank, dtype))
-        same(into, torch.cat([of(other, dtype) for other in range(n)]))
+        dist.all_gather_into_tensor(into, tensor_of(rank, dtype))
+        assert_close(into, torch.cat([tensor_of(other, dtype) for other in range(n)]))
     uneven = [torch.zeros(other + 1, 2) for other in range(n)]
     dist.all_gather(uneven, torch.full((rank + 1, 2), float(rank)), async_op=True).wait()
     for other, part in enumerate(uneven):
-        same(part, torch.full((other + 1, 2), float(other)))
+        assert_close(part, torch.full((other + 1, 2), float(other)))
 
 
 def check_reduce_scatter(rank: int, n: int) -> None:
-    expected = all_of(n)[:, 0].sum(0) + n * torch.tensor(float(rank))
+    expected = tensors_of_all(n)[:, 0].sum(0) + n * torch.tensor(float(rank))
     for asynchronous in (False, True):
-        parts = [of(rank)[0] + part for part in range(n)]
+        parts = [tensor_of(rank)[0] + part for part in range(n)]
         mine = torch.zeros(5)
         work = dist.reduce_scatter(mine, parts, async_op=asynchronous)
         if work is not None:
             work.wait()
-        same(mine, expected)
+        assert_close(mine, expected)
         work = dist.reduce_scatter_tensor(mine, torch.stack(parts), ReduceOp.AVG, async_op=asynchronous)
         if work is not None:
             work.wait()
         torch.testing.assert_close(mine, expected / n)
         work = dist.reduce_scatter_tensor(mine, torch.stack(parts), dist._make_nccl_premul_sum(2.0))
-        same(mine, 2 * expected)
+        assert_close(mine, 2 * expected)
 
 
 def check_gather_and_scatter(rank: int, n: int) -> None:
     for root in range(n):
         parts = [torch.zeros(3, 5) for _ in range(n)] if rank == root else None
-        dist.gather(of(rank), parts, root)
+        dist.gather(tensor_of(rank), parts, root)
         if parts is not None:
-            same(torch.stack(parts), all_of(n))
-        given = [of(other) for other in range(n)] if rank == root else None
+            assert_close(torch.stack(parts), tensors_of_all(n))
+        given = [tensor_of(other) for other in range(n)] if rank == root else None
         mine = torch.zeros(3, 5)
         dist.scatter(mine, given, root)
-        same(mine, of(rank))
+        assert_close(mine, tensor_of(rank))
 
 
 def check_all_to_all(rank: int, n: int) -> None:
     received = [torch.zeros(3, 5) for _ in range(n)]
-    dist.all_to_all(received, [of(rank) * 10 + to for to in range(n)])
+    dist.all_to_all(received, [tensor_of(rank) * 10 + to for to in range(n)])
     for source, part in enumerate(received):
-        same(part, of(source) * 10 + rank)
+        assert_close(part, tensor_of(source) * 10 + rank)
     output = torch.zeros(n, 2)
     dist.all_to_all_single(output, torch.tensor([[rank, to] for to in range(n)], dtype=torch.float32))
-    same(output, torch.tensor([[source, rank] for source in range(n)], dtype=torch.float32))
+    assert_close(output, torch.tensor([[source, rank] for source in range(n)], dtype=torch.float32))
     # Rank r sends r + 1 rows to each rank.
     rows = torch.full((n * (rank + 1), 2), float(rank))
     output = torch.zeros(sum(source + 1 for source in range(n)), 2)
     dist.all_to_all_single(output, rows, [source + 1 for source in range(n)], [rank + 1] * n, async_op=True).wait()
-    same(output, torch.cat([torch.full((source + 1, 2), float(source)) for source in range(n)]))
+    assert_close(output, torch.cat([torch.full((source + 1, 2), float(source)) for source in range(n)]))
     ragged = [torch.zeros(source + 1) for source in range(n)]
     dist.all_to_all(ragged, [torch.full((rank + 1,), float(rank)) for _ in range(n)])
-    same(torch.cat(ragged), torch.cat([torch.full((source + 1,), float(source)) for source in range(n)]))
+    assert_close(torch.cat(ragged), torch.cat([torch.full((source + 1,), float(source)) for source in range(n)]))
 
 
 def check_coalesced(rank: int, n: int) -> None:
-    both = [of(rank), of(rank) * 2]
+    both = [tensor_of(rank), tensor_of(rank) * 2]
     with dist._coalescing_manager():
         for tensor in both:
             dist.all_reduce(tensor)
-    same(both[0], all_of(n).sum(0))
-    same(both[1], all_of(n).sum(0) * 2)
+    assert_close(both[0], tensors_of_all(n).sum(0))
+    assert_close(both[1], tensors_of_all(n).sum(0) * 2)
     outputs = [torch.zeros(3 * n, 5), torch.zeros(3 * n, 5)]
     with dist._coalescing_manager(async_ops=True) as manager:
         for output in outputs:
-            dist.all_gather_into_tensor(output, of(rank))
+            dist.all_gather_into_tensor(output, tensor_of(rank))
     manager.wait()
     for output in outputs:
-        same(output, torch.cat([of(other) for other in range(n)]))
+        assert_close(output, torch.cat([tensor_of(other) for other in range(n)]))
 
 
 def check_functional(rank: int, n: int) -> None:
     # Newer versions of torch deprecate these names; all versions have them.
     warnings.simplefilter("ignore", FutureWarning)
     group = dist.group.WORLD
-    same(functional.all_reduce(of(rank), "sum", group) + 0, all_of(n).sum(0))
-    same(functional.all_gather_tensor(of(rank), 0, group) + 0, torch.cat([of(other) for other in range(n)]))
-    whole = torch.cat([of(rank)] * n)
-    same(functional.reduce_scatter_tensor(whole, "sum", 0, group) + 0, all_of(n).sum(0))
-    same(functional.broadcast(of(rank), 0, group) + 0, of(0))
-    same(
-        functional.all_to_all_single(torch.cat([of(rank)] * n), None, None, group) + 0,
-        torch.cat([of(other) for other in range(n)]),
+    assert_close(functional.all_reduce(tensor_of(rank), "sum", group) + 0, tensors_of_all(n).sum(0))
+    assert_close(functional.all_gather_tensor(tensor_of(rank), 0, group) + 0, torch.cat([tensor_of(other) for other in range(n)]))
+    whole = torch.cat([tensor_of(rank)] * n)
+    assert_close(functional.reduce_scatter_tensor(whole, "sum", 0, group) + 0, tensors_of_all(n).sum(0))
+    assert_close(functional.broadcast(tensor_of(rank), 0, group) + 0, tensor_of(0))
+    assert_close(
+        functional.all_to_all_single(torch.cat([tensor_of(rank)] * n), None, None, group) + 0,
+        torch.cat([tensor_of(other) for other in range(n)]),
     )
-    summed = functional.all_reduce_coalesced([of(rank), of(rank)], "sum", group)
+    summed = functional.all_reduce_coalesced([tensor_of(rank), tensor_of(rank)], "sum", group)
     for tensor in summed:
-        same(tensor + 0, all_of(n).sum(0))
+        assert_close(tensor + 0, tensors_of_all(n).sum(0))
 
 
 def check_messages(rank: int, n: int) -> None:
     after, before = (rank + 1) % n, (rank - 1) % n
     for dtype in MOVED:
         mine = torch.zeros(3, 5).to(dtype)
-        sent = dist.isend(of(rank, dtype), after, tag=3)
+        sent = dist.isend(tensor_of(rank, dtype), after, tag=3)
         dist.recv(mine, before, tag=3)
         sent.wait()
-        same(mine, of(before, dtype))
+        assert_close(mine, tensor_of(before, dtype))
     if n > 1:
         got = torch.zeros(3, 5)
-        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, of(rank), after), dist.P2POp(dist.irecv, got, before)])
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor_of(rank), after), dist.P2POp(dist.irecv, got, before)])
         for work in works:
             work.wait()
-        same(got, of(before))
+        assert_close(got, tensor_of(before))
     across = torch.zeros(5, 3).t()
-    sent = dist.isend(of(rank), after)
+    sent = dist.isend(tensor_of(rank), after)
     dist.recv(across, before)
     sent.wait()
-    same(across, of(before))
+    assert_close(across, tensor_of(before))
     # The future of a message that has not arrived does not delay other operations.
     late = dist.irecv(mine_late := torch.zeros(3, 5), before, tag=9)
     future = late.get_future()
     dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
-    dist.isend(of(rank), after, tag=9).wait()
+    dist.isend(tensor_of(rank), after, tag=9).wait()
     future.wait()
-    same(mine_late, of(before))
+    assert_close(mine_late, tensor_of(before))
 
 
 def check_any_source(rank: int, n: int) -> None:
@@ -346,11 +347,11 @@ def check_any_source(rank: int, n: int) -> None:
         for _ in range(n - 1):
             got = torch.zeros(3, 5)
             source = dist.recv(got)
-            same(got, of(source))
+            assert_close(got, tensor_of(source))
             sources.add(source)
         assert sources == set(range(1, n))
     else:
-        dist.send(of(rank), 0)
+        dist.send(tensor_of(rank), 0)
     dist.barrier()
 
 
@@ -373,26 +374,26 @@ def check_groups(rank: int, n: int) -> None:
     evens = dist.new_group(list(range(0, n, 2)))
     mixed = dist.new_group(list(range(n)), backend="gloo")
     if rank % 2 == 0:
-        mine = of(rank)
+        mine = tensor_of(rank)
         dist.all_reduce(mine, group=evens)
-        same(mine, sum(of(other) for other in range(0, n, 2)))
-        roots = of(rank)
+        assert_close(mine, sum(tensor_of(other) for other in range(0, n, 2)))
+        roots = tensor_of(rank)
         dist.broadcast(roots, max(range(0, n, 2)), group=evens)
-        same(roots, of(max(range(0, n, 2))))
-    mine = of(rank)
+        assert_close(roots, tensor_of(max(range(0, n, 2))))
+    mine = tensor_of(rank)
     dist.all_reduce(mine, group=mixed)
-    same(mine, all_of(n).sum(0))
+    assert_close(mine, tensors_of_all(n).sum(0))
     dist.barrier()
     if rank % 2 == 0:
         dist.destroy_process_group(evens)
     again = dist.new_group(list(reversed(range(n))))
-    mine = of(rank)
+    mine = tensor_of(rank)
     dist.all_reduce(mine, group=again)
-    same(mine, all_of(n).sum(0))
+    assert_close(mine, tensors_of_all(n).sum(0))
     mesh = dist.init_device_mesh("cpu", (n,), mesh_dim_names=("data",))
-    mine = of(rank)
+    mine = tensor_of(rank)
     dist.all_reduce(mine, group=mesh.get_group("data"))
-    same(mine, all_of(n).sum(0))
+    assert_close(mine, tensors_of_all(n).sum(0))
 
 
 def check_futures(rank: int, n: int) -> None:
@@ -420,7 +421,7 @@ def check_barriers(rank: int, n: int) -> None:
     dist.barrier(async_op=True).wait()
     dist.monitored_barrier(timeout=timedelta(seconds=30))
     if n > 1:
-        # Rank 1 joins only after the barrier has timed out on the others.
+        # Rank 1 calls the barrier only after it has timed out on the other ranks.
         if rank == 1:
             dist.barrier()
             error = raised(RuntimeError, lambda: dist.monitored_barrier(timeout=timedelta(seconds=5)))

@@ -1,4 +1,4 @@
-"""DistributedDataParallel with the backend "ring" gives the same losses and parameters as with Gloo."""
+"""Checks that DistributedDataParallel with the backend "ring" gives the same losses and parameters as with Gloo."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def plain_step(model: DistributedDataParallel, batch: torch.Tensor, step: int) -
 def train(
     group: Any, rank: int, step: Step = plain_step, setup: Setup | None = None, **options: Any
 ) -> tuple[list[float], torch.Tensor]:
-    """Losses and final parameters of a run on a process group. Buckets are small, so that there are several."""
+    """Trains on a process group, with small buckets, so that there are several. Returns the losses and the final parameters."""
     torch.manual_seed(3)
     model = DistributedDataParallel(Network(), process_group=group, **({"bucket_cap_mb": 0.2} | options))
     if setup is not None:
@@ -149,7 +149,8 @@ def power_sgd(model: DistributedDataParallel, group: Any) -> None:
 
 
 def check_power_sgd(rank: int, n: int, gloo: Any) -> None:
-    """Compares with Gloo, in one bucket: with several, Gloo mixes up the operations that the continuations of futures begin."""
+    """Compares with Gloo, in one bucket. With several buckets, Gloo confuses the operations that continuations of futures
+    begin."""
     compare(rank, n, gloo, tolerance=1e-3, setup=power_sgd, bucket_cap_mb=25)
 
 
@@ -177,7 +178,7 @@ def check_hooks_of_ringtrain(rank: int, n: int, gloo: Any) -> None:
 
 
 def check_error_feedback(rank: int, n: int, gloo: Any) -> None:
-    """The sum of many rounded gradients is right: bfloat16 rounds a gradient just above 1, and the error is added to the next."""
+    """With error feedback, the sum of many rounded gradients is right, although bfloat16 rounds each gradient down to 1."""
     state = hooks.Compression("bf16", error_feedback=True)
     total = torch.zeros(1)
     for _ in range(64):
@@ -252,7 +253,7 @@ class Words(nn.Module):
 
 
 def check_sparse_gradients(rank: int, n: int, gloo: Any) -> None:
-    """The backend refused sparse tensors, so that this model could not be trained."""
+    """Regression test: the backend refused sparse tensors, so this model could not be trained."""
     results = []
     for group in (None, gloo):
         torch.manual_seed(5)
@@ -271,15 +272,15 @@ def check_sparse_gradients(rank: int, n: int, gloo: Any) -> None:
 def check_distributed_checkpoint(rank: int, n: int, gloo: Any) -> None:
     from torch.distributed import checkpoint
 
-    place = [tempfile.mkdtemp() if rank == 0 else ""]
-    dist.broadcast_object_list(place, 0)
-    checkpoint.save({"weights": torch.arange(10.0)}, checkpoint_id=place[0])
+    directory = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(directory, 0)
+    checkpoint.save({"weights": torch.arange(10.0)}, checkpoint_id=directory[0])
     found = {"weights": torch.zeros(10)}
-    checkpoint.load(found, checkpoint_id=place[0])
+    checkpoint.load(found, checkpoint_id=directory[0])
     assert torch.equal(found["weights"], torch.arange(10.0))
     dist.barrier()
     if rank == 0:
-        shutil.rmtree(place[0])
+        shutil.rmtree(directory[0])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Failures of one rank, and the errors that they raise on the others. `--only` chooses a failure."""
+"""Failures of one rank, and the errors that the other ranks then raise. `--only` selects the failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def say(text: str) -> None:
 
 
 def killed(rank: int, static_graph: bool = False, hook: bool = False) -> None:
-    """The last rank is killed between two steps. `backward` raises on the others, which catch the error and end."""
+    """Kills the last rank between two steps. On the other ranks `backward` raises an error, which they catch before they end."""
     last = dist.get_world_size() - 1
     model = DistributedDataParallel(
         nn.Sequential(*[nn.Linear(200, 200) for _ in range(8)]), bucket_cap_mb=0.3, static_graph=static_graph
@@ -62,10 +62,10 @@ def killed_with_hook(rank: int) -> None:
 
 
 def timeouts(rank: int) -> None:
-    """An operation ends after the timeout of the call, not that of the group, when a rank does not join it."""
+    """If a rank does not call an operation, the operation ends after the timeout of the call, not after that of the group."""
     if rank == 1:
         time.sleep(4)
-        # Rank 0 began the first barrier and gave up on it.
+        # Rank 0 began the first barrier, which reached its timeout.
         checks.raised(core.JobFailed, lambda: [dist.barrier() for _ in range(2)])
         return
     start = time.monotonic()
@@ -77,7 +77,7 @@ def timeouts(rank: int) -> None:
 
 
 def exception(rank: int) -> None:
-    """An uncaught exception on rank 1 is raised on the others, which wait for rank 1."""
+    """Rank 1 ends with an uncaught exception. The error of the other ranks, which wait for rank 1, has its message."""
     dist.barrier()
     if rank == 1:
         raise ValueError("the data of this rank is broken")
@@ -99,18 +99,18 @@ def subgroup(rank: int) -> None:
 
 
 def optimizer(rank: int) -> None:
-    """A rank is killed while `DistributedOptimizer` averages gradients."""
+    """Kills a rank while `DistributedOptimizer` averages gradients."""
     hvd.init()
     model = nn.Sequential(*[nn.Linear(200, 200) for _ in range(8)])
-    made = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), bucket_bytes=200_000)
+    distributed = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), bucket_bytes=200_000)
     for step in range(1000):
         if rank == hvd.size() - 1 and step == 5:
             say(f"killed at {time.time():.3f}")
             os.kill(os.getpid(), signal.SIGKILL)
-        made.zero_grad()
+        distributed.zero_grad()
         try:
             model(torch.randn(16, 200)).square().mean().backward()
-            made.step()
+            distributed.step()
         except RuntimeError as error:
             when = time.time()
             assert f"rank {hvd.size() - 1}" in str(error), error

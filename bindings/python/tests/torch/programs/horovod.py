@@ -1,4 +1,4 @@
-"""Compares Horovod's functions and `DistributedOptimizer` with one process that has the data of all ranks. For any number of
+"""Compares Horovod's functions and `DistributedOptimizer`, on any number of ranks, with one process that has the data of all
 ranks."""
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import ringtrain.torch as hvd
 from ringtrain import _core as core
 
 
-def of(rank: int, rows: int = 3) -> torch.Tensor:
+def tensor_of(rank: int, rows: int = 3) -> torch.Tensor:
     return torch.arange(rows * 4, dtype=torch.float32).reshape(rows, 4) + 100 * rank
 
 
 def total(n: int) -> torch.Tensor:
-    return torch.stack([of(rank) for rank in range(n)]).sum(0)
+    return torch.stack([tensor_of(rank) for rank in range(n)]).sum(0)
 
 
-def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected)
 
 
@@ -35,69 +35,69 @@ def check_ranks(rank: int, n: int) -> None:
 
 
 def check_allreduce(rank: int, n: int) -> None:
-    same(hvd.allreduce(of(rank)), total(n) / n)
-    same(hvd.allreduce(of(rank), average=False, name="a"), total(n))
-    same(hvd.allreduce(of(rank), op=hvd.Max), of(n - 1))
-    same(hvd.allreduce(of(rank), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), 2 * total(n))
-    raised(ValueError, lambda: hvd.allreduce(of(rank), average=True, op=hvd.Sum))
-    same(hvd.allreduce(torch.tensor([rank, 7])), torch.tensor([sum(range(n)) // n, 7]))
+    assert_close(hvd.allreduce(tensor_of(rank)), total(n) / n)
+    assert_close(hvd.allreduce(tensor_of(rank), average=False, name="a"), total(n))
+    assert_close(hvd.allreduce(tensor_of(rank), op=hvd.Max), tensor_of(n - 1))
+    assert_close(hvd.allreduce(tensor_of(rank), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), 2 * total(n))
+    raised(ValueError, lambda: hvd.allreduce(tensor_of(rank), average=True, op=hvd.Sum))
+    assert_close(hvd.allreduce(torch.tensor([rank, 7])), torch.tensor([sum(range(n)) // n, 7]))
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         for dtype in (torch.float32, torch.float64):
-            found = hvd.allreduce(of(rank).to(dtype), compression=compression)
+            found = hvd.allreduce(tensor_of(rank).to(dtype), compression=compression)
             torch.testing.assert_close(found, (total(n) / n).to(dtype), rtol=1e-2, atol=1e-2)
-    mine = of(rank)
+    mine = tensor_of(rank)
     assert hvd.allreduce_(mine, op=hvd.Sum) is mine
-    same(mine, total(n))
-    across = of(rank).t()
+    assert_close(mine, total(n))
+    across = tensor_of(rank).t()
     hvd.allreduce_(across, op=hvd.Sum)
-    same(across, total(n).t())
-    handles = [hvd.allreduce_async(of(rank), op=hvd.Sum, name=str(index)) for index in range(5)]
+    assert_close(across, total(n).t())
+    handles = [hvd.allreduce_async(tensor_of(rank), op=hvd.Sum, name=str(index)) for index in range(5)]
     for handle in handles:
-        same(hvd.synchronize(handle), total(n))
+        assert_close(hvd.synchronize(handle), total(n))
         assert hvd.poll(handle)
-    for found in hvd.grouped_allreduce([of(rank), of(rank)], op=hvd.Sum):
-        same(found, total(n))
-    both = [of(rank), of(rank)]
+    for found in hvd.grouped_allreduce([tensor_of(rank), tensor_of(rank)], op=hvd.Sum):
+        assert_close(found, total(n))
+    both = [tensor_of(rank), tensor_of(rank)]
     hvd.grouped_allreduce_(both, op=hvd.Sum)
-    same(both[1], total(n))
+    assert_close(both[1], total(n))
 
 
-def check_others(rank: int, n: int) -> None:
-    same(hvd.allgather(of(rank, rank + 1)), torch.cat([of(other, other + 1) for other in range(n)]))
-    same(hvd.allgather(of(rank, rank)), torch.cat([of(other, other) for other in range(n)]))
+def check_other_collectives(rank: int, n: int) -> None:
+    assert_close(hvd.allgather(tensor_of(rank, rank + 1)), torch.cat([tensor_of(other, other + 1) for other in range(n)]))
+    assert_close(hvd.allgather(tensor_of(rank, rank)), torch.cat([tensor_of(other, other) for other in range(n)]))
     if n > 1:
         error = raised(core.InvalidArgument, lambda: hvd.allgather(torch.zeros(2, 4 + rank)))
         assert "rank 1" in str(error), error
-    same(hvd.broadcast(of(rank), n - 1), of(n - 1))
-    mine = of(rank)
+    assert_close(hvd.broadcast(tensor_of(rank), n - 1), tensor_of(n - 1))
+    mine = tensor_of(rank)
     hvd.broadcast_(mine, 0)
-    same(mine, of(0))
-    same(hvd.alltoall(of(rank, n)), torch.stack([of(other, n)[rank] for other in range(n)]))
-    received, sizes = hvd.alltoall(of(rank, n * (rank + 1)), torch.tensor([rank + 1] * n))
+    assert_close(mine, tensor_of(0))
+    assert_close(hvd.alltoall(tensor_of(rank, n)), torch.stack([tensor_of(other, n)[rank] for other in range(n)]))
+    received, sizes = hvd.alltoall(tensor_of(rank, n * (rank + 1)), torch.tensor([rank + 1] * n))
     assert sizes.tolist() == [other + 1 for other in range(n)]
-    same(received, torch.cat([of(other, n * (other + 1)).split(other + 1)[rank] for other in range(n)]))
+    assert_close(received, torch.cat([tensor_of(other, n * (other + 1)).split(other + 1)[rank] for other in range(n)]))
     rows = 2 * n + 1
-    part = sum(of(other, rows) for other in range(n)).tensor_split(n)[rank]
-    same(hvd.reducescatter(of(rank, rows), op=hvd.Sum), part)
+    part = sum(tensor_of(other, rows) for other in range(n)).tensor_split(n)[rank]
+    assert_close(hvd.reducescatter(tensor_of(rank, rows), op=hvd.Sum), part)
     assert hvd.metric_average(float(rank)) == sum(range(n)) / n
     assert hvd.broadcast_object({"from": rank}, 0) == {"from": 0}
     assert hvd.allgather_object(rank) == list(range(n))
 
 
 def check_gradients_of_collectives(rank: int, n: int) -> None:
-    mine = of(rank).requires_grad_()
+    mine = tensor_of(rank).requires_grad_()
     hvd.allreduce(mine, op=hvd.Sum).sum().backward()
-    same(mine.grad, torch.full((3, 4), float(n)))
-    mine = of(rank, rank + 1).requires_grad_()
+    assert_close(mine.grad, torch.full((3, 4), float(n)))
+    mine = tensor_of(rank, rank + 1).requires_grad_()
     (hvd.allgather(mine) * (rank + 1)).sum().backward()
-    same(mine.grad, torch.full((rank + 1, 4), sum(other + 1 for other in range(n)) / n))
-    mine = of(rank).requires_grad_()
+    assert_close(mine.grad, torch.full((rank + 1, 4), sum(other + 1 for other in range(n)) / n))
+    mine = tensor_of(rank).requires_grad_()
     hvd.broadcast(mine, 0).sum().backward()
-    same(mine.grad, torch.ones(3, 4) if rank == 0 else torch.zeros(3, 4))
+    assert_close(mine.grad, torch.ones(3, 4) if rank == 0 else torch.zeros(3, 4))
 
 
 class Network(nn.Module):
-    """A network in which one layer is never used, and two others only by some batches."""
+    """A network in which one layer is never used, and two other layers are used only by some batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def reference(n: int, steps: int, make: Make, uses: Callable[[int, int], tuple[bool, bool]] = lambda *_: (True, True)) -> Network:
-    """The model that one process trains on the batches of all ranks."""
+    """Returns the model that one process trains on the batches of all ranks."""
     model = build()
     optimizer = make(model.parameters())
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""The same module as `ringtrain.mpi.MPI`, so that classes and pickles are the same, too."""
+"""An alias of the module `ringtrain.mpi.MPI`, so that both names give the same classes and pickles."""
 
 import sys
 

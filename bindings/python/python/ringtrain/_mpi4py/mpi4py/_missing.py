@@ -1,10 +1,10 @@
-"""The error of a part of mpi4py that does not exist here."""
+"""The error of importing a part of mpi4py that `ringtrain.mpi` does not have."""
 
 
 class Missing(ImportError, NotImplementedError):
-    """An `ImportError`, so that programs for which the part is optional can catch it."""
+    """An `ImportError`, which programs that can do without the part catch."""
 
 
 def missing(name: str) -> Missing:
-    """The error of importing `name`."""
+    """Returns the error of importing the module `name`."""
     return Missing(f"{name} is not supported by ringtrain.mpi", name=name)

@@ -1,11 +1,14 @@
-"""`python -m mpi4py script.py`: runs a script. An uncaught exception ends the job here without it, too."""
+"""`python -m mpi4py script.py` runs a script.
+
+mpi4py needs this command to end the job after an uncaught exception. `ringtrain.mpi` ends the job without it, too.
+"""
 
 import runpy
 import sys
 
 
 def main() -> None:
-    """Runs what the command line names: a file, `-m module` or `-c command`."""
+    """Runs the file, `-m module` or `-c command` that the command line names."""
     from mpi4py import MPI  # noqa: F401  (joins the job)
 
     arguments = sys.argv[1:]

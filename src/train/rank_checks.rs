@@ -1,7 +1,7 @@
-//! How ranks agree that all of them succeeded and that they hold the same values.
+//! Checks that all ranks succeeded and that all ranks hold the same values.
 //!
-//! A rank that returned early with an error would leave the others waiting for it. These functions tell all ranks of the
-//! error, so that all return.
+//! If only one rank returned an error, the other ranks would wait for it in the next collective. These functions report the
+//! error to all ranks, so that every rank returns an error.
 
 use sha2::{Digest, Sha256};
 
@@ -9,14 +9,14 @@ use super::{Phase, TrainError};
 use crate::group::Group;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
-/// The longest message that is sent to the other ranks.
+/// The maximum length in bytes of an error message that is sent to the other ranks.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// Returns `local` if it is `Ok` on every rank. Otherwise every rank returns an error: its own, or
-/// [`TrainError::Elsewhere`] with the message of the lowest rank that failed.
+/// Returns `local` if it is `Ok` on every rank. Otherwise, a rank that failed returns its own error, and each other rank
+/// returns [`TrainError::Elsewhere`] with the message of the lowest rank that failed.
 ///
-/// All ranks must call it in the same order. Costs a small all-reduce, and a broadcast after a failure.
-pub(crate) fn all_succeeded<T>(
+/// All ranks must call this function. It costs a small all-reduce and, after a failure, a broadcast.
+pub(crate) fn check_all_succeeded<T>(
     group: &mut Group,
     phase: Phase,
     local: Result<T, TrainError>,
@@ -38,8 +38,8 @@ pub(crate) fn all_succeeded<T>(
     })
 }
 
-/// Compares `digests`, of which all ranks have the same number, with rank 0's. Returns the lowest rank that differs, and the
-/// indices of the digests in which it does.
+/// Compares the `digests` of all ranks with those of rank 0. Returns the lowest rank whose digests differ, and the indices of
+/// the digests that differ. All ranks must pass the same number of digests.
 pub(crate) fn first_difference(
     group: &mut Group,
     digests: &[u64],
@@ -52,7 +52,7 @@ pub(crate) fn first_difference(
         .map(|(row, rank)| (rank, (0..width).filter(|&index| row[index] != reference[index]).collect())))
 }
 
-/// The rows of all ranks, one after another.
+/// Gathers one row from each rank and returns the rows in rank order. All rows must have the same length.
 fn gather_rows(group: &mut Group, row: &[u64]) -> Result<Vec<u64>, TrainError> {
     let mut table = vec![0; row.len() * group.size().as_usize()];
     let start = row.len() * group.rank().index();
@@ -64,26 +64,26 @@ fn gather_rows(group: &mut Group, row: &[u64]) -> Result<Vec<u64>, TrainError> {
 /// Checks that `parameters` are the same on all ranks, bit for bit, as data parallelism requires after every step. Ranks
 /// exchange hashes of 8 bytes, so the check costs one pass over the parameters and one short all-gather.
 ///
-/// A difference means that memory or the network corrupted a value: the job would go on with several models.
+/// A difference means that memory or the network corrupted a value. Without this check, the ranks would train different models.
 pub(crate) fn check_replicas(group: &mut Group, epoch: u64, parameters: &[f32]) -> Result<(), TrainError> {
     if group.size() == WorldSize::ONE {
         return Ok(());
     }
     let hashes = gather_rows(group, &[hash(parameters)])?;
     let count = |hash: &u64| hashes.iter().filter(|other| *other == hash).count();
-    // The most frequent hash; of several, that of the lowest rank.
-    let usual = hashes.iter().rev().max_by_key(|hash| count(hash)).copied().unwrap_or_default();
-    let differ: Vec<Rank> =
-        group.size().ranks().zip(&hashes).filter(|(_, hash)| **hash != usual).map(|(rank, _)| rank).collect();
-    if differ.is_empty() {
+    // If several hashes are equally frequent, this is the hash of the lowest rank among them.
+    let reference = hashes.iter().rev().max_by_key(|hash| count(hash)).copied().unwrap_or_default();
+    let rows = group.size().ranks().zip(&hashes);
+    let differing: Vec<Rank> = rows.filter(|(_, hash)| **hash != reference).map(|(rank, _)| rank).collect();
+    if differing.is_empty() {
         return Ok(());
     }
-    let majority = 2 * count(&usual) > hashes.len();
-    let ranks = if majority { differ } else { group.size().ranks().collect() };
+    let majority = 2 * count(&reference) > hashes.len();
+    let ranks = if majority { differing } else { group.size().ranks().collect() };
     Err(TrainError::ParametersDiffer { ranks, majority, epoch })
 }
 
-/// A hash of the bits of `values` that changes with every single bit; not for use against an attacker.
+/// Returns a hash of the bits of `values`. Every change of a single bit changes the hash. The hash is not cryptographic.
 fn hash(values: &[f32]) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     values
@@ -91,8 +91,8 @@ fn hash(values: &[f32]) -> u64 {
         .fold(0, |hash: u64, value| (hash.rotate_left(5) ^ u64::from(value.to_bits())).wrapping_mul(FACTOR))
 }
 
-/// The first 8 bytes of the SHA-256 of `text`.
+/// Returns the first 8 bytes of the SHA-256 of `text` as a number.
 pub(crate) fn short_digest(text: &[u8]) -> u64 {
     let digest: [u8; 32] = Sha256::digest(text).into();
-    u64::from_le_bytes(*digest.first_chunk().expect("32 bytes have a first 8"))
+    u64::from_le_bytes(*digest.first_chunk().expect("a SHA-256 digest has more than 8 bytes"))
 }

@@ -1,4 +1,4 @@
-"""Process groups that connect through torch's store: under torchrun, and with an address only. Several times in one process."""
+"""Connects process groups through torch's store, under torchrun and without a launcher, several times in one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def connect(arguments: object) -> None:
     mine = torch.full((1000,), float(dist.get_rank()))
     dist.all_reduce(mine, group=pair)
     assert torch.all(mine == 1)
-    assert not backend.ring_group().of_launcher
+    assert not backend.ring_group().started_by_ringrun
     # Worker processes are forked from a rank and are not ranks.
     for batch in torch.utils.data.DataLoader(torch.arange(12.0).reshape(6, 2), num_workers=2, batch_size=2):
         dist.all_reduce(batch)
