@@ -2,8 +2,8 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
@@ -265,16 +265,18 @@ fn between_hosts<R: Send>(damage: Damage, work: impl Fn(&mut Group) -> R + Sync)
         let address = file.resolve(Rank::new(rank)).unwrap();
         Proxy::start(address, SocketAddr::new(own, address.port()))
     });
+    let joined = Barrier::new(2);
     thread::scope(|scope| {
         let threads = [0, 1].map(|rank| {
             let method =
                 ringtrain::JoinMethod::Peers { file: file.clone(), rank: Rank::new(rank), bind: Some(own) };
             let host_id = Some(format!("host {rank}"));
             let options = JoinOptions { method, host_id, ..options_by_file(&file, rank, &Secret::none()) };
-            let (work, proxies) = (&work, &proxies);
+            let (work, proxies, joined) = (&work, &proxies, &joined);
             scope.spawn(move || {
                 let mut group = Group::join(&options).expect("the rank joins");
                 group.barrier().expect("the link works");
+                joined.wait();
                 for proxy in proxies {
                     proxy.set(damage);
                 }

@@ -15,8 +15,10 @@ use ringtrain::{Compression, Error, Group, JoinOptions, Rank, ReduceOp, Site};
 type Called = Result<(), Error>;
 type Ask = fn(&mut Group) -> Called;
 
-/// Disagreements that are found at once must not need it, those that only it can find must not need much more.
-const DEADLINE: Duration = Duration::from_secs(1);
+/// The deadline of an operation in tests of disagreements that are found at once.
+const LONG: Duration = Duration::from_secs(20);
+/// The deadline of an operation in tests of disagreements that only a deadline can find.
+const SHORT: Duration = Duration::from_millis(300);
 /// What machines that are busy with something else may add.
 const GRACE: Duration = Duration::from_secs(15);
 const WORLDS: [u32; 4] = [2, 3, 4, 5];
@@ -27,7 +29,7 @@ const R1: Rank = Rank::new(1);
 /// difference.
 fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
     move |options| {
-        options.operation_timeout = DEADLINE;
+        options.operation_timeout = LONG;
         if n.is_multiple_of(2) {
             options.algorithms = "ring".parse().expect("an algorithm");
         }
@@ -51,17 +53,18 @@ fn cause_of(group: &mut Group, first: Called) -> Cause {
 }
 
 /// What every rank comes to believe when `odd_rank` asks for something else than the others.
-fn causes(n: u32, odd_rank: u32, common: Ask, odd: Ask) -> Vec<Cause> {
+fn causes(n: u32, odd_rank: u32, deadline: Duration, common: Ask, odd: Ask) -> Vec<Cause> {
     ranks::run_with(n, adjust(n), move |mut group| {
         let rank = group.rank().get();
         // Once one is through all have joined; who is not yet through may learn of the failure here.
         let met = group.barrier();
+        group.set_timeout(deadline);
         // Ranks come to the call at different times.
         (0..(rank + odd_rank) % n * 50).for_each(|_| thread::yield_now());
         let started = Instant::now();
         let called = met.and_then(|()| if rank == odd_rank { odd(&mut group) } else { common(&mut group) });
         let cause = cause_of(&mut group, called);
-        assert!(started.elapsed() < DEADLINE + GRACE, "it took {:?}", started.elapsed());
+        assert!(started.elapsed() < SHORT + GRACE, "it took {:?}", started.elapsed());
         cause
     })
 }
@@ -105,7 +108,7 @@ fn assert_mismatch_in(worlds: &[u32], what: &str, common: Ask, odd: Ask, asked: 
     let start = Location::caller().line();
     for &n in worlds {
         for odd_rank in 0..n {
-            let causes = causes(n, odd_rank, common, odd);
+            let causes = causes(n, odd_rank, LONG, common, odd);
             let told = agreed(&format!("{what}, rank {odd_rank} of {n}"), &causes);
             let Cause::Mismatch { first, first_site, second_site, .. } = &causes[0] else {
                 panic!("{what}, rank {odd_rank} of {n}: {told}")
@@ -124,7 +127,7 @@ fn assert_mismatch_in(worlds: &[u32], what: &str, common: Ask, odd: Ask, asked: 
 fn assert_found(what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
     for n in WORLDS {
         for odd_rank in [0, n - 1] {
-            let causes = causes(n, odd_rank, common, odd);
+            let causes = causes(n, odd_rank, SHORT, common, odd);
             let told = agreed(&format!("{what}, rank {odd_rank} of {n}"), &causes);
             for asked in asked {
                 assert!(told.contains(asked), "{what}, rank {odd_rank} of {n}: `{asked}` in: {told}");
@@ -374,6 +377,8 @@ fn the_group() {
         for odd_rank in [0, n - 1] {
             let causes = ranks::run_with(n, adjust(n), move |mut group| {
                 let mut twin = group.duplicate().expect("all ranks agree so far");
+                group.set_timeout(SHORT);
+                twin.set_timeout(SHORT);
                 let called =
                     if group.rank().get() == odd_rank { sum(&mut twin, 7) } else { sum(&mut group, 7) };
                 cause_of(&mut group, called)
@@ -407,6 +412,7 @@ fn a_rank_that_never_calls() {
                     failed.wait();
                     return None;
                 }
+                group.set_timeout(SHORT);
                 let called = ask(&mut group);
                 let cause = cause_of(&mut group, called);
                 failed.wait();
@@ -446,14 +452,14 @@ fn places_that_are_given_by_hand() {
     for n in WORLDS {
         for odd in by_hand {
             let common: Ask = |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum);
-            let (by_hand, by_itself) = sites_of(&causes(n, 1, common, odd));
+            let (by_hand, by_itself) = sites_of(&causes(n, 1, LONG, common, odd));
             assert_eq!(by_hand, "train.py:12", "{n} ranks");
             assert!(by_itself.starts_with(concat!(file!(), ":")), "{n} ranks: {by_itself}");
         }
         let send: Ask = |group| at(Site::new("send.py", 3), || group.send(&[0u8; 10], R1, 6));
         let receive: Ask =
             |group| at(Site::new("train.py", 12), || group.receive(&mut [0u8; 9], R0, 6)).map(|_| ());
-        let sites = sites_of(&causes(n, 1, send, receive));
+        let sites = sites_of(&causes(n, 1, LONG, send, receive));
         assert_eq!(sites, ("train.py:12".to_owned(), "send.py:3".to_owned()), "{n} ranks");
     }
 }
@@ -462,6 +468,7 @@ fn places_that_are_given_by_hand() {
 #[test]
 fn a_message_that_never_comes() {
     let causes = ranks::run_with(2, adjust(2), |mut group| {
+        group.set_timeout(SHORT);
         let called = if group.rank() == R0 {
             at(Site::new("wait.py", 4), || group.receive(&mut [0u8; 4], R1, 6)).map(|_| ())
         } else {

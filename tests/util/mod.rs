@@ -24,6 +24,16 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How often a condition is looked at.
 const LOOK: Duration = Duration::from_millis(2);
 
+/// Whether the long tests run: `tools/test --full`.
+pub fn is_full() -> bool {
+    std::env::var_os("TEST_FULL").is_some()
+}
+
+/// Returns `all` with `tools/test --full`, otherwise `some`.
+pub fn full_or<T: ?Sized>(all: &'static T, some: &'static T) -> &'static T {
+    if is_full() { all } else { some }
+}
+
 /// Waits until `condition` holds; panics with `what` if it does not in time.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     wait_for(what, || condition().then_some(()));

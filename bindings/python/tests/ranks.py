@@ -259,9 +259,13 @@ class Cases:
         """What pytest collects."""
         import pytest
 
-        pairs = [(name, n) for name, (_, sizes) in self.functions.items() for n in sizes]
+        pairs = [
+            pytest.param(name, n, id=f"{name}-n{n}", marks=[pytest.mark.full] if n == 4 else [])
+            for name, (_, sizes) in self.functions.items()
+            for n in sizes
+        ]
 
-        @pytest.mark.parametrize(("name", "n"), pairs, ids=[f"{name}-n{n}" for name, n in pairs])
+        @pytest.mark.parametrize(("name", "n"), pairs)
         def test(ringrun: Launcher, reports: dict, name: str, n: int) -> None:
             if (self.file, n) not in reports:
                 reports[self.file, n] = self._launch(ringrun, n)

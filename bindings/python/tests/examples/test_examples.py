@@ -84,11 +84,11 @@ def test_mpi_average(ringrun: Launcher, n: int) -> None:
 def test_ddp_fashion_mnist(ringrun: Launcher, tmp_path: Path) -> None:
     model = tmp_path / "model.pt"
     done = ringrun(
-        4, EXAMPLES / "ddp_fashion_mnist.py", "--limit", 2000, "--epochs", 3, "--batch", 64, "--save", model, timeout=PATIENCE_S
+        2, EXAMPLES / "ddp_fashion_mnist.py", "--limit", 2000, "--epochs", 3, "--batch", 64, "--save", model, timeout=PATIENCE_S
     )
     losses = [float(loss) for loss in re.findall(r"train loss ([0-9.]+)", "\n".join(done.lines(0)))]
     assert len(losses) == 3 and losses[2] < losses[1] < losses[0], done
-    assert number("test accuracy # of 2000 images", final(done, 4)) > 0.7, done
+    assert number("test accuracy # of 2000 images", final(done, 2)) > 0.7, done
     import torch
 
     state = torch.load(model, weights_only=True)
@@ -97,7 +97,7 @@ def test_ddp_fashion_mnist(ringrun: Launcher, tmp_path: Path) -> None:
 
 
 @with_torch
-@pytest.mark.parametrize("fault", ["missing", "cut"])
+@pytest.mark.parametrize("fault", ["missing", pytest.param("cut", marks=pytest.mark.full)])
 def test_ddp_fashion_mnist_says_what_is_wrong_with_the_data(ringrun: Launcher, tmp_path: Path, fault: str) -> None:
     if fault == "cut":
         if not FASHION.is_dir():
@@ -115,8 +115,8 @@ def test_ddp_fashion_mnist_says_what_is_wrong_with_the_data(ringrun: Launcher, t
 @with_torch
 def test_distributed_optimizer(ringrun: Launcher) -> None:
     script = EXAMPLES / "distributed_optimizer.py"
-    done = ringrun(4, script, "--points", 2048, "--epochs", 6, "--compression", "bf16", timeout=PATIENCE_S)
-    text = final(done, 4)
+    done = ringrun(2, script, "--points", 2048, "--epochs", 6, "--compression", "bf16", timeout=PATIENCE_S)
+    text = final(done, 2)
     assert text.endswith("the same parameters on all of them: True"), done
     assert number("accuracy #,", text) > 0.95, done
     assert number("loss #,", text) < number("epoch 1/6: loss #,", done.lines(0)[0]), done
@@ -136,6 +136,7 @@ def test_pipeline_needs_an_even_number_of_ranks(ringrun: Launcher) -> None:
     assert done.errors(0) == ["two stages need an even number of ranks, and there are 1"]
 
 
+@pytest.mark.full
 @with_torch
 @with_fashion
 def test_ddp_fashion_mnist_under_torchrun(ringrun: Launcher, tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ import pytest
 from mpi_jobs import HERE, checked, checks_of
 
 MODULES = sorted(path.stem for path in HERE.glob("checks_*.py"))
-CASES = [(module, size, check) for module in MODULES for size in (1, 2, 3, 4) for check in checks_of(module)]
+SIZES = (1, 2, 3, pytest.param(4, marks=pytest.mark.full))
 
 
-@pytest.mark.parametrize(("module", "size", "check"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("module", "check"), [(module, check) for module in MODULES for check in checks_of(module)])
 def test(module: str, size: int, check: str) -> None:
     results = checked(module, size)
     said = results.get(check, "was not reached: " + results.get("", "an earlier check ended the job"))
