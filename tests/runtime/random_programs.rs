@@ -1,6 +1,6 @@
 //! Random programs: many operations in flight on several groups, against a reference computed rank by rank.
 //!
-//! `PROGRAM_SEED=17 cargo test --test runtime random_programs` runs that one program alone; `PROGRAM_COUNT=5` runs fewer programs,
+//! `PROGRAM_SEED=17 cargo test --test runtime random_programs` runs that one program alone. `PROGRAM_COUNT=5` runs five programs,
 //! for sanitizers that take many times as long.
 
 mod collective;

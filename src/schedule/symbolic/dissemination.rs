@@ -1,13 +1,13 @@
 //! The barrier.
 
 use super::super::{Schedule, barrier};
-use super::{DeliveryOrder, EXTENT, Proof, SimulatedWorld};
+use super::{DeliveryOrder, Proof, SimulatedWorld, extent};
 use crate::types::WorldSize;
 
 /// A barrier must not let a rank out before all have entered: the last rank to enter holds up all.
 #[test]
 fn no_rank_leaves_a_barrier_before_all_have_entered() {
-    for ranks in 2..=EXTENT.worlds_max {
+    for ranks in 2..=extent().worlds_max {
         let world = WorldSize::new(ranks).unwrap();
         let schedules: Vec<Schedule> = world.ranks().map(|rank| barrier(world, rank)).collect();
         Proof { receives_may_wait: true, ..Proof::new() }.check_schedules(&schedules);

@@ -2,14 +2,14 @@
 
 use super::super::double_tree::{all_reduce, block_bytes, broadcast, reduce};
 use super::super::{After, Schedule};
-use super::{EXTENT, Proof, everyone, own, roots};
+use super::{Proof, everyone, extent, own, roots};
 use crate::types::{Rank, WorldSize};
 
 /// In one block, and in several, the last of which is shorter.
 const BLOCKS: [usize; 2] = [usize::MAX >> 1, 7];
 
 fn worlds() -> impl Iterator<Item = WorldSize> {
-    (1..=EXTENT.worlds_max).map(|ranks| WorldSize::new(ranks).unwrap())
+    (1..=extent().worlds_max).map(|ranks| WorldSize::new(ranks).unwrap())
 }
 
 /// The ranks whose data a rank adds in each half, and the rank to which it then sends the sum.

@@ -2,13 +2,14 @@
 
 use super::super::partition::chunk;
 use super::super::{all_reduce, broadcast};
-use super::{EXTENT, Proof, everyone, own, roots};
+use super::{Proof, everyone, extent, own, roots};
 use crate::types::{Rank, WorldSize};
 
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_once() {
     // One block for every world, then several: the steps grow with both, and so does the time of the proof.
-    for (worlds, block) in [(1..=EXTENT.worlds_max, usize::MAX >> 1), (1..=EXTENT.worlds_max.min(12), 7)] {
+    for (worlds, block) in [(1..=extent().worlds_max, usize::MAX >> 1), (1..=extent().worlds_max.min(12), 7)]
+    {
         let build = |world, rank, count| all_reduce(world, rank, count, block);
         Proof { worlds, ..Proof::new() }.run(build, own, |world, rank, count, state| {
             assert_eq!(state.buffer, everyone(world, count), "rank {rank} of {world}, {count} elements");

@@ -5,7 +5,7 @@ use super::super::Action;
 use super::super::CollectiveSpec;
 use super::super::partition::Partition;
 use super::super::rounds::{OrderedReduce, Round, RoundPlan};
-use super::{EXTENT, Value, cut, every_part, everyone, lengths, own, own_part, roots};
+use super::{Value, cut, every_part, everyone, extent, lengths, own, own_part, roots};
 use crate::types::{Rank, WorldSize};
 
 /// Miri takes a thousand times as long.
@@ -150,7 +150,7 @@ fn all_reduce_gives_every_rank_every_contribution_in_order() {
 /// another, in one order or the other: no rank reads what another one has written.
 #[test]
 fn in_place_every_rank_gets_every_contribution_in_order() {
-    for ranks in 1..=EXTENT.worlds_max {
+    for ranks in 1..=extent().worlds_max {
         let world = WorldSize::new(ranks).unwrap();
         let counts = lengths(world).into_iter().filter(|&count| count > 0);
         for (count, is_reversed) in counts.flat_map(|count| [(count, false), (count, true)]) {

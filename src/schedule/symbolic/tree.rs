@@ -1,7 +1,7 @@
 //! The binomial trees.
 
 use super::super::{broadcast_tree, reduce_tree};
-use super::{EXTENT, Proof, everyone, own, roots};
+use super::{Proof, everyone, extent, own, roots};
 use crate::types::WorldSize;
 
 #[test]
@@ -37,7 +37,7 @@ fn broadcast_tree_gives_every_rank_the_roots_buffer() {
 /// The number of rounds is the purpose of a tree: no path from the root to a leaf is longer than ceil(log2 n).
 #[test]
 fn no_rank_is_further_from_the_root_than_the_rounds_allow() {
-    for ranks in 1..=EXTENT.worlds_max {
+    for ranks in 1..=extent().worlds_max {
         let world = WorldSize::new(ranks).unwrap();
         let rounds = ranks.next_power_of_two().trailing_zeros();
         for root in roots(world) {
