@@ -11,7 +11,7 @@ use ringtrain::cli::exit::Exit;
 use ringtrain::group::LocalTransport;
 use ringtrain::{Group, JoinOptions, Rank};
 
-use crate::util::ranks;
+use crate::util::{full_or, ranks};
 
 const SEGMENT_BYTES: usize = 1024;
 

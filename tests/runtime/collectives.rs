@@ -1,12 +1,10 @@
 //! Compares every collective over real TCP with a naive reference, for every element type, reduction, world size and length.
 
 use crate::util::ranks;
-use half::{bf16, f16};
 use ndarray::{Array2, Array3};
 use ringtrain::engine::CREDIT_BYTES;
-use ringtrain::group::Checksums;
 use ringtrain::wire::frame::HEADER_BYTES;
-use ringtrain::{Compression, DType, Element, Error, F64Loc, Group, JoinOptions, Rank, ReduceOp};
+use ringtrain::{Compression, DType, Error, F64Loc, Rank, ReduceOp};
 
 const WORLDS: [u32; 6] = [1, 2, 3, 4, 5, 8];
 

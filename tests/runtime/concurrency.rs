@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::util::TEST_TIMEOUT;
 use crate::util::ranks::TestTransport;
+use crate::util::{PATIENCE, is_full};
 use ringtrain::group::{Received, Source, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
 
@@ -21,17 +22,17 @@ fn receive(group: &mut Group, count: usize, source: Rank, tag: u32) -> Vec<u64> 
 
 /// A sender need not wait for its messages: it may announce 1,048,576 of them, besides the messages that fit the credit.
 #[test]
-fn a_receiver_gets_200_000_unexpected_messages() {
+fn a_receiver_gets_many_unexpected_messages() {
     TestTransport::Tcp.run(2, |mut group| {
-        const MANY: u64 = 200_000;
+        let many = if is_full() { 200_000 } else { 30_000 };
         if group.rank() == R0 {
             let handles: Vec<_> =
-                (0..MANY).map(|_| group.send_async(Vec::<u64>::new(), R1, 1).unwrap()).collect();
+                (0..many).map(|_| group.send_async(Vec::<u64>::new(), R1, 1).unwrap()).collect();
             group.send(&[0u64], R1, 2).unwrap();
             wait_all(handles).unwrap();
         } else {
             receive(&mut group, 1, R0, 2);
-            for _ in 0..MANY {
+            for _ in 0..many {
                 receive(&mut group, 0, R0, 1);
             }
         }

@@ -3,8 +3,8 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
@@ -266,6 +266,7 @@ fn run_over_damaged_network<R: Send>(damage: Damage, work: impl Fn(&mut Group) -
         let address = file.resolve(Rank::new(rank)).unwrap();
         Proxy::start(address, SocketAddr::new(own, address.port()))
     });
+    let joined = Barrier::new(2);
     thread::scope(|scope| {
         let threads = [0, 1].map(|rank| {
             let method =
@@ -276,6 +277,7 @@ fn run_over_damaged_network<R: Send>(damage: Damage, work: impl Fn(&mut Group) -
             scope.spawn(move || {
                 let mut group = Group::join(&options).expect("the rank joins");
                 group.barrier().expect("the link works");
+                joined.wait();
                 for proxy in proxies {
                     proxy.set(damage);
                 }

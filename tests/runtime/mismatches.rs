@@ -27,7 +27,7 @@ const R1: Rank = Rank::new(1);
 /// must not depend on them.
 fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
     move |options| {
-        options.operation_timeout = DEADLINE;
+        options.operation_timeout = LONG;
         if n.is_multiple_of(2) {
             options.algorithms = "ring".parse().expect("an algorithm");
         }
@@ -105,7 +105,7 @@ fn assert_mismatch_in(worlds: &[u32], what: &str, common: Ask, odd: Ask, asked: 
     let start = Location::caller().line();
     for &n in worlds {
         for odd_rank in 0..n {
-            let causes = causes(n, odd_rank, common, odd);
+            let causes = causes(n, odd_rank, LONG, common, odd);
             let told = agreed(&format!("{what}, rank {odd_rank} of {n}"), &causes);
             let Cause::Mismatch { first, first_site, second_site, .. } = &causes[0] else {
                 panic!("{what}, rank {odd_rank} of {n}: {told}")
@@ -124,7 +124,7 @@ fn assert_mismatch_in(worlds: &[u32], what: &str, common: Ask, odd: Ask, asked: 
 fn assert_found(what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
     for n in WORLDS {
         for odd_rank in [0, n - 1] {
-            let causes = causes(n, odd_rank, common, odd);
+            let causes = causes(n, odd_rank, SHORT, common, odd);
             let told = agreed(&format!("{what}, rank {odd_rank} of {n}"), &causes);
             for asked in asked {
                 assert!(told.contains(asked), "{what}, rank {odd_rank} of {n}: no `{asked}` in: {told}");
@@ -376,6 +376,8 @@ fn calls_of_different_groups_are_reported() {
         for odd_rank in [0, n - 1] {
             let causes = ranks::run_with(n, adjust(n), move |mut group| {
                 let mut twin = group.duplicate().expect("all ranks agree so far");
+                group.set_timeout(SHORT);
+                twin.set_timeout(SHORT);
                 let called =
                     if group.rank().get() == odd_rank { sum(&mut twin, 7) } else { sum(&mut group, 7) };
                 cause_of(&mut group, called)
@@ -409,6 +411,7 @@ fn a_rank_that_never_calls_is_reported() {
                     failed.wait();
                     return None;
                 }
+                group.set_timeout(SHORT);
                 let called = ask(&mut group);
                 let cause = cause_of(&mut group, called);
                 failed.wait();
@@ -448,14 +451,14 @@ fn lines_that_a_binding_passes_are_reported() {
     for n in WORLDS {
         for odd in by_hand {
             let common: Ask = |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum);
-            let (by_hand, by_itself) = sites_of(&causes(n, 1, common, odd));
+            let (by_hand, by_itself) = sites_of(&causes(n, 1, LONG, common, odd));
             assert_eq!(by_hand, "train.py:12", "{n} ranks");
             assert!(by_itself.starts_with(concat!(file!(), ":")), "{n} ranks: {by_itself}");
         }
         let send: Ask = |group| at(Site::new("send.py", 3), || group.send(&[0u8; 10], R1, 6));
         let receive: Ask =
             |group| at(Site::new("train.py", 12), || group.receive(&mut [0u8; 9], R0, 6)).map(|_| ());
-        let sites = sites_of(&causes(n, 1, send, receive));
+        let sites = sites_of(&causes(n, 1, LONG, send, receive));
         assert_eq!(sites, ("train.py:12".to_owned(), "send.py:3".to_owned()), "{n} ranks");
     }
 }
@@ -464,6 +467,7 @@ fn lines_that_a_binding_passes_are_reported() {
 #[test]
 fn two_receives_without_a_send_are_reported() {
     let causes = ranks::run_with(2, adjust(2), |mut group| {
+        group.set_timeout(SHORT);
         let called = if group.rank() == R0 {
             at(Site::new("wait.py", 4), || group.receive(&mut [0u8; 4], R1, 6)).map(|_| ())
         } else {

@@ -12,6 +12,15 @@ from ranks import Launcher, kill_left_processes
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects the tests marked `full`, which cost seconds and vary a shorter test; `tools/test --full` runs them."""
+    if os.environ.get("TEST_FULL"):
+        return
+    long = [item for item in items if item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in long]
+
+
 @pytest.fixture(scope="session")
 def ringrun() -> Launcher:
     """Runs programs under ringrun: `done = ringrun(4, "script.py", "argument")`. See `ranks.Launcher`."""

@@ -260,9 +260,13 @@ class Cases:
         """Returns the test function that pytest collects, with a parameter set for each check and number of ranks."""
         import pytest
 
-        pairs = [(name, n) for name, (_, sizes) in self.functions.items() for n in sizes]
+        pairs = [
+            pytest.param(name, n, id=f"{name}-n{n}", marks=[pytest.mark.full] if n == 4 else [])
+            for name, (_, sizes) in self.functions.items()
+            for n in sizes
+        ]
 
-        @pytest.mark.parametrize(("name", "n"), pairs, ids=[f"{name}-n{n}" for name, n in pairs])
+        @pytest.mark.parametrize(("name", "n"), pairs)
         def test(ringrun: Launcher, reports: dict, name: str, n: int) -> None:
             if (self.file, n) not in reports:
                 reports[self.file, n] = self._launch(ringrun, n)

@@ -1,7 +1,7 @@
 //! The barrier.
 
 use super::super::{Schedule, barrier};
-use super::{DeliveryOrder, EXTENT, Proof, SimulatedWorld};
+use super::{DeliveryOrder, Proof, SimulatedWorld, extent};
 use crate::types::WorldSize;
 
 /// No rank can leave as long as one rank, `late`, has not entered.

@@ -2,8 +2,8 @@
 
 use ringtrain::{Compression, Rank, ReduceOp};
 
-use super::{LONG, WORLDS, assert_elements, lengths, value};
-use crate::util::ranks;
+use super::{LONG, SOME_WORLDS, WORLDS, assert_elements, lengths, value};
+use crate::util::{full_or, ranks};
 
 /// Returns an element that holds a and b of a function x -> a x + b modulo 2^32. The composition of such functions is
 /// associative and does not commute.

@@ -84,7 +84,7 @@ def test_mpi_average(ringrun: Launcher, n: int) -> None:
 def test_ddp_fashion_mnist(ringrun: Launcher, tmp_path: Path) -> None:
     model = tmp_path / "model.pt"
     done = ringrun(
-        4, EXAMPLES / "ddp_fashion_mnist.py", "--limit", 2000, "--epochs", 3, "--batch", 64, "--save", model, timeout=PATIENCE_S
+        2, EXAMPLES / "ddp_fashion_mnist.py", "--limit", 2000, "--epochs", 3, "--batch", 64, "--save", model, timeout=PATIENCE_S
     )
     losses = [float(loss) for loss in re.findall(r"train loss ([0-9.]+)", "\n".join(done.lines(0)))]
     assert len(losses) == 3 and losses[2] < losses[1] < losses[0], done
@@ -136,6 +136,7 @@ def test_pipeline_needs_an_even_number_of_ranks(ringrun: Launcher) -> None:
     assert done.errors(0) == ["two stages need an even number of ranks, and there are 1"]
 
 
+@pytest.mark.full
 @with_torch
 @with_fashion
 def test_ddp_fashion_mnist_under_torchrun(ringrun: Launcher, tmp_path: Path) -> None:

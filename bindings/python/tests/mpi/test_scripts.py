@@ -41,11 +41,16 @@ def check(script: str, size: int, **how) -> None:
     assert sorted_lines(done.stdout) == expected_lines(script, size)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_script_with_the_alias_on_the_path(script: str, size: int) -> None:
     path = os.pathsep.join([directory(), package(), os.environ.get("PYTHONPATH", "")])
     check(script, size, environment={"PYTHONPATH": path}, options=("--mpi4py=installed",))
+
+
+def test_the_package_first_on_the_path() -> None:
+    test_with_the_package_first_on_the_path("collective_arrays", 3)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

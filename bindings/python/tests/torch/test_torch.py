@@ -26,17 +26,20 @@ def require_no_crash(job) -> None:
     assert not found, f"{found}\n{job.stdout}\n{job.stderr}"
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+FULL = pytest.mark.full
+
+
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=FULL), 3, pytest.param(4, marks=FULL)])
 def test_collectives(launch: Launch, n: int) -> None:
     assert check_output(launch(n, "collectives.py")).count("checks passed") == n
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=FULL)])
 def test_data_parallel_and_sharded(launch: Launch, n: int) -> None:
     assert check_output(launch(n, "ddp.py")).count("checks passed") == n
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=FULL), 2, pytest.param(3, marks=FULL)])
 def test_horovod(launch: Launch, n: int) -> None:
     assert check_output(launch(n, "horovod.py")).count("checks passed") == n
 
@@ -51,7 +54,10 @@ def test_ranks_connect_by_address(by_address: Launch) -> None:
         assert "connected" in check_output(job)
 
 
-@pytest.mark.parametrize(("n", "how"), [(3, "killed"), (2, "killed_with_hook"), (3, "optimizer")])
+@pytest.mark.parametrize(
+    ("n", "how"),
+    [(3, "killed"), pytest.param(2, "killed_with_hook", marks=FULL), pytest.param(3, "optimizer", marks=FULL)],
+)
 def test_a_killed_rank_is_named_within_two_seconds(launch: Launch, n: int, how: str) -> None:
     job = launch(n, "failures.py", "--only", how, options=["--grace", "100"])
     require_no_crash(job)
@@ -68,7 +74,7 @@ def test_a_killed_rank_is_named_within_two_seconds(launch: Launch, n: int, how: 
 def test_a_call_has_its_own_timeout(launch: Launch) -> None:
     output = check_output(launch(2, "failures.py", "--only", "timeouts"))
     assert "timed out: an operation did not end within 1000 ms" in output
-    assert "waits for rank 1" in output
+    assert "all other ranks wait for rank 1" in output
 
 
 def test_an_uncaught_exception_reaches_the_other_ranks(launch: Launch) -> None:
@@ -84,6 +90,7 @@ def test_errors_of_a_subgroup_name_global_ranks(launch: Launch) -> None:
     assert re.search(r"rank 1 raised: .* \(global rank 2; ", job.stdout), job.stdout + job.stderr
 
 
+@FULL
 def test_the_benchmark_runs(launch: Launch) -> None:
     """Runs one round of each measurement, which also compares the results with Gloo's."""
     output = check_output(launch(2, "../../../benchmarks/torch_compare.py", "--smoke"))
