@@ -401,7 +401,8 @@ impl RunningOperation {
 
     /// Whether the first so many elements that a step receives do not go where something lies that it has not sent yet.
     fn is_vacated(&self, step: usize, elements: usize) -> bool {
-        let Some(send) = self.steps[step].send.as_ref().filter(|_| self.steps[step].must_send_before_receiving(step))
+        let Some(send) =
+            self.steps[step].send.as_ref().filter(|_| self.steps[step].must_send_before_receiving(step))
         else {
             return true;
         };

@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::util::TEST_TIMEOUT;
 use crate::util::ranks::TestTransport;
-use crate::util::{PATIENCE, is_full};
+use crate::util::{TEST_TIMEOUT, is_full};
 use ringtrain::group::{Received, Source, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
 

@@ -1,5 +1,6 @@
-//! Compares every collective, blocking and asynchronous, with a naive reference for every element type, reduction, group size,
-//! length and transport. All values are small, so that every result is exact in any order of the operands.
+//! Compares every collective, blocking and asynchronous, with a naive reference for every reduction, world size, length and
+//! transport. A few element types stand for all: the kernels' tests and `bench_results` cover every type with every reduction.
+//! All values are small, so that every result is exact in any order of the operands.
 
 mod forms;
 mod functions;
@@ -333,7 +334,7 @@ fn on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 'stati
 /// Each algorithm must work at every length, also at lengths for which it is never chosen.
 #[test]
 fn every_algorithm_gives_right_results_at_every_length() {
-    for n in [2, 3, 4, 5, 8] {
+    for &n in full_or(&[2, 3, 4, 5, 8][..], &SOME_WORLDS) {
         for transport in TestTransport::ALL {
             let algorithms = [
                 "one-shot",
@@ -374,8 +375,8 @@ fn a_double_tree_reduces_long_buffers() {
 }
 
 #[test]
-fn every_collective_is_right_for_every_number_type_and_reduction() {
-    for n in WORLDS {
+fn every_collective_is_right_for_every_reduction() {
+    for &n in full_or(&WORLDS[..], &SOME_WORLDS) {
         on_every_transport(n, |mut group| {
             check_numbers::<bf16>(&mut group);
             check_numbers::<u8>(&mut group);
@@ -387,10 +388,22 @@ fn every_collective_is_right_for_every_number_type_and_reduction() {
     }
 }
 
-/// Segments that are not a multiple of an element, each with a checksum.
+/// Each segment has 1000 bytes and a checksum. Segments do not end where chunks end.
 #[test]
-fn every_collective_is_right_for_every_type_with_an_index() {
-    for n in WORLDS {
+fn small_segments_with_checksums_give_right_results() {
+    let adjust = |options: &mut JoinOptions| {
+        options.segment_bytes = 1000;
+        options.checksums = Checksums::On;
+    };
+    ranks::run_with(3, adjust, |mut group| {
+        check_numbers::<bf16>(&mut group);
+        check_numbers::<i64>(&mut group);
+    });
+}
+
+#[test]
+fn every_collective_is_right_for_values_with_an_index() {
+    for &n in full_or(&WORLDS[..], &SOME_WORLDS) {
         on_every_transport(n, |mut group| {
             check_located(&mut group, |value, index| F32Loc::new(value as f32, index as u32));
             check_located(&mut group, I64Loc::new);

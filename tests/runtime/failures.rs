@@ -273,7 +273,7 @@ fn run_over_damaged_network<R: Send>(damage: Damage, work: impl Fn(&mut Group) -
                 ringtrain::JoinMethod::Peers { file: file.clone(), rank: Rank::new(rank), bind: Some(own) };
             let host_id = Some(format!("host {rank}"));
             let options = JoinOptions { method, host_id, ..peers_file_options(&file, rank, &Secret::none()) };
-            let (work, proxies) = (&work, &proxies);
+            let (work, proxies, joined) = (&work, &proxies, &joined);
             scope.spawn(move || {
                 let mut group = Group::join(&options).expect("the rank joins");
                 group.barrier().expect("the link works");

@@ -24,7 +24,6 @@ macro_rules! from_numbers {
 }
 
 from_numbers! {
-    f16: f16::from_f64;
     bf16: bf16::from_f64;
     f32: |v| v as f32;
     u8: |v| v.abs() as u8;

@@ -24,6 +24,16 @@ pub const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
+/// Whether the long tests run too: `tools/test --full`.
+pub fn is_full() -> bool {
+    std::env::var_os("TEST_FULL").is_some()
+}
+
+/// Returns `all` if the long tests run, otherwise `some`.
+pub fn full_or<T: ?Sized>(all: &'static T, some: &'static T) -> &'static T {
+    if is_full() { all } else { some }
+}
+
 /// Waits until `condition` returns true. Panics with the description `what` after [`TEST_TIMEOUT`].
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     wait_for(what, || condition().then_some(()));

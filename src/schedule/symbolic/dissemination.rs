@@ -7,7 +7,7 @@ use crate::types::WorldSize;
 /// No rank can leave as long as one rank, `late`, has not entered.
 #[test]
 fn no_rank_leaves_a_barrier_before_all_have_entered() {
-    for ranks in 2..=EXTENT.world_size_max {
+    for ranks in 2..=extent().world_size_max {
         let world = WorldSize::new(ranks).unwrap();
         let schedules: Vec<Schedule> = world.ranks().map(|rank| barrier(world, rank)).collect();
         Proof { receives_may_wait: true, ..Proof::new() }.check_schedules(&schedules);

@@ -2,14 +2,14 @@
 
 use super::super::double_tree::{all_reduce, block_bytes, broadcast, reduce};
 use super::super::{After, Schedule};
-use super::{EXTENT, Proof, all_contributions, own_contribution, roots};
+use super::{Proof, all_contributions, extent, own_contribution, roots};
 use crate::types::{Rank, WorldSize};
 
 /// The lengths of a block in elements: with the first there is one block, with the second several and a shorter last one.
 const BLOCKS: [usize; 2] = [usize::MAX >> 1, 7];
 
 fn worlds() -> impl Iterator<Item = WorldSize> {
-    (1..=EXTENT.world_size_max).map(|ranks| WorldSize::new(ranks).unwrap())
+    (1..=extent().world_size_max).map(|ranks| WorldSize::new(ranks).unwrap())
 }
 
 /// Returns, for each half, the ranks whose data a rank reduces (its children), and the rank to which it sends the result

@@ -2,14 +2,14 @@
 
 use super::super::partition::chunk;
 use super::super::{all_reduce, broadcast};
-use super::{EXTENT, Proof, all_contributions, own_contribution, roots};
+use super::{Proof, all_contributions, extent, own_contribution, roots};
 use crate::types::{Rank, WorldSize};
 
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_once() {
     // One block in worlds of all sizes, then several blocks in small worlds, because the proof's time grows with both.
     for (worlds, block) in
-        [(1..=EXTENT.world_size_max, usize::MAX >> 1), (1..=EXTENT.world_size_max.min(12), 7)]
+        [(1..=extent().world_size_max, usize::MAX >> 1), (1..=extent().world_size_max.min(12), 7)]
     {
         let build = |world, rank, count| all_reduce(world, rank, count, block);
         Proof { worlds, ..Proof::new() }.run(build, own_contribution, |world, rank, count, state| {

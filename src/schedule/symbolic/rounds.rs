@@ -7,7 +7,7 @@ use super::super::CollectiveSpec;
 use super::super::partition::Partition;
 use super::super::rounds::{OrderedReduce, Round, RoundPlan};
 use super::{
-    EXTENT, Value, all_contributions, every_part, lengths, own_contribution, own_part, roots,
+    Value, all_contributions, every_part, extent, lengths, own_contribution, own_part, roots,
     tested_partition,
 };
 use crate::types::{Rank, WorldSize};
@@ -163,7 +163,7 @@ fn all_reduce_gives_every_rank_every_contribution_in_order() {
 /// descending order. Both orders give the same result, because no rank reads what another rank has written.
 #[test]
 fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
-    for ranks in 1..=EXTENT.world_size_max {
+    for ranks in 1..=extent().world_size_max {
         let world = WorldSize::new(ranks).unwrap();
         let counts = lengths(world).into_iter().filter(|&count| count > 0);
         for (count, is_reversed) in counts.flat_map(|count| [(count, false), (count, true)]) {

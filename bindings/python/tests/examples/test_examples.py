@@ -88,7 +88,7 @@ def test_ddp_fashion_mnist(ringrun: Launcher, tmp_path: Path) -> None:
     )
     losses = [float(loss) for loss in re.findall(r"train loss ([0-9.]+)", "\n".join(done.lines(0)))]
     assert len(losses) == 3 and losses[2] < losses[1] < losses[0], done
-    assert find_number("test accuracy # of 2000 images", final_line(done, 4)) > 0.7, done
+    assert find_number("test accuracy # of 2000 images", final_line(done, 2)) > 0.7, done
     import torch
 
     state = torch.load(model, weights_only=True)
@@ -97,7 +97,7 @@ def test_ddp_fashion_mnist(ringrun: Launcher, tmp_path: Path) -> None:
 
 
 @with_torch
-@pytest.mark.parametrize("fault", ["missing", "truncated"])
+@pytest.mark.parametrize("fault", ["missing", pytest.param("truncated", marks=pytest.mark.full)])
 def test_ddp_fashion_mnist_reports_missing_or_invalid_data(ringrun: Launcher, tmp_path: Path, fault: str) -> None:
     if fault == "truncated":
         if not FASHION.is_dir():
@@ -115,8 +115,8 @@ def test_ddp_fashion_mnist_reports_missing_or_invalid_data(ringrun: Launcher, tm
 @with_torch
 def test_distributed_optimizer(ringrun: Launcher) -> None:
     script = EXAMPLES / "distributed_optimizer.py"
-    done = ringrun(4, script, "--points", 2048, "--epochs", 6, "--compression", "bf16", timeout=PATIENCE_S)
-    text = final_line(done, 4)
+    done = ringrun(2, script, "--points", 2048, "--epochs", 6, "--compression", "bf16", timeout=PATIENCE_S)
+    text = final_line(done, 2)
     assert text.endswith("the same parameters on all of them: True"), done
     assert find_number("accuracy #,", text) > 0.95, done
     assert find_number("loss #,", text) < find_number("epoch 1/6: loss #,", done.lines(0)[0]), done

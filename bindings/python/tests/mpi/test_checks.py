@@ -5,11 +5,11 @@ import pytest
 from mpi_jobs import HERE, check_names, check_results
 
 MODULES = sorted(path.stem for path in HERE.glob("checks_*.py"))
-CASES = [(module, size, check) for module in MODULES for size in (1, 2, 3, 4) for check in check_names(module)]
+SIZES = (1, 2, 3, pytest.param(4, marks=pytest.mark.full))
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(("module", "check"), [(module, check) for module in MODULES for check in checks_of(module)])
+@pytest.mark.parametrize(("module", "check"), [(module, check) for module in MODULES for check in check_names(module)])
 def test(module: str, size: int, check: str) -> None:
     results = check_results(module, size)
     result = results.get(check, "the check did not run: " + results.get("", "an earlier check ended the job"))
