@@ -41,7 +41,7 @@ fn every_operation_type_and_reduction_is_right_at_every_world_size() {
     for &n in full_or(&[1, 2, 3, 4, 5][..], &[2, 5]) {
         for operation in operations(n) {
             let root = n / 2;
-            let flags = format!("{operation} -b 1 -e 20001 -f 141 -t all -o all -n 1 -w 0 --root {root}");
+            let flags = format!("{operation} -b 1 -e 3001 -f 50 -t all -o all -n 1 -w 0 --root {root}");
             for (report, _) in run(n, flags.clone()) {
                 assert_eq!(report.wrong(), Some(0), "{flags} in a world of {n}");
                 let has_flags = |row: &BenchRow| row.world_size == n && row.iterations == 1;

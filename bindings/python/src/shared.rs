@@ -23,8 +23,8 @@ pub(crate) struct Shared {
     kind: Kind,
     shape: [isize; 1],
     strides: [isize; 1],
-    #[pyo3(get)]
-    is_shared: bool,
+    #[pyo3(get, name = "is_shared")]
+    is_reached: bool,
 }
 
 #[pymethods]
@@ -39,7 +39,7 @@ impl Group {
         let mut buffer = self.collective(py, |group| group.alloc::<u64>(words))?;
         let start = buffer.as_mut_ptr() as usize;
         Ok(Shared {
-            is_shared: buffer.is_shared(),
+            is_reached: buffer.is_shared(),
             buffer: Mutex::new(Some(buffer)),
             start,
             bytes: bytes.unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! A chain of fully connected layers with rectifiers (ReLU) between them.
+//! A chain of fully connected layers with rectifiers (`ReLU`) between them.
 
 use std::ops::Range;
 

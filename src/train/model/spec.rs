@@ -15,7 +15,7 @@ pub enum ModelSpec {
     Linear,
     /// Multinomial logistic regression.
     Softmax,
-    /// A network with hidden layers of these widths, each followed by a rectifier (ReLU). It predicts classes or a number.
+    /// A network with hidden layers of these widths, each followed by a rectifier (`ReLU`). It predicts classes or a number.
     Mlp(Vec<usize>),
 }
 

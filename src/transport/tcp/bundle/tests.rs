@@ -259,7 +259,8 @@ fn exchange_frames(seed: u64, stream_count: u8, capacity_max: usize, becomes_sin
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
+    // Each case takes tens of milliseconds.
+    #![proptest_config(ProptestConfig::with_cases(if std::env::var_os("TEST_FULL").is_some() { 100 } else { 15 }))]
 
     #[test]
     fn sent_bytes_arrive_in_order(
