@@ -30,9 +30,20 @@ impl Engine {
 
     /// Gives the next number of a group to an operation that consists of others, which have numbers elsewhere: a rank that
     /// has another operation of that number asks for something else.
-    pub fn number(&mut self, group: u32, asked: (Contract, Site)) -> OpId {
-        self.history.begin(group, asked);
-        self.next_id()
+    ///
+    /// # Errors
+    ///
+    /// The failure, if a rank has already announced another operation of that number.
+    pub fn number(&mut self, group: u32, asked: (Contract, Site)) -> Result<(OpId, OperationKey), Failure> {
+        let sequence = self.history.begin(group, asked);
+        let key = OperationKey::Collective { group, sequence };
+        let announced = self.links.iter_mut();
+        let other = announced.filter_map(|(&peer, link)| Some((peer, link.announced.remove(&key)?))).next();
+        if let Some(other) = other {
+            let cause = self.mismatch((group, sequence), asked, other);
+            return Err(self.fail(cause));
+        }
+        Ok((self.next_id(), key))
     }
 
     /// Takes note of an operation that is over, for a rank that comes to it later and asks for something else.

@@ -162,7 +162,7 @@ impl Engine {
 
     /// A segment of an operation that is over here: a root, say, ends a broadcast without hearing from anybody, and learns
     /// only now that others meant another root.
-    pub(super) fn belated(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
+    pub fn belated(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
         let history = self.history(header.group, header.sequence);
         match history {
             Some((contract, site)) if contract != header.contract => {

@@ -14,7 +14,7 @@ use crate::engine::{Begin, Engine, Envelope, Failure, OpId, Pattern, Settings, T
 use crate::reduce::Kernels;
 use crate::schedule::{Action, Schedule};
 use crate::transport::{TransferResult, Transport};
-use crate::types::Rank;
+use crate::types::{Contract, Rank, Site};
 use crate::wire::frame::HEADER_BYTES;
 
 /// How many times bytes are moved before the pump's driver gets a chance to do something else.
@@ -214,6 +214,22 @@ impl<T: Transport> LinkDriver<T> {
     /// As [`LinkDriver::begin`].
     pub fn begin_external(&mut self, now: Timestamp, begin: Begin, sequence: u64) -> Result<OpId, Failure> {
         self.engine.begin_external(now, begin, sequence)
+    }
+
+    /// Gives the next number of a group to an operation that consists of others. See [`Engine::number`].
+    ///
+    /// # Errors
+    ///
+    /// The failure, if a rank has already sent a frame of another operation of that number.
+    pub fn number(&mut self, group: u32, asked: (Contract, Site)) -> Result<OpId, Failure> {
+        let (id, key) = self.engine.number(group, asked)?;
+        // A frame that arrives from now on is compared by the engine. One that arrived before is stored.
+        let stored = self.tasks.stored.range((key, Rank::ZERO)..=(key, Rank::new(u32::MAX))).next();
+        let frame = stored.and_then(|(&(_, peer), frames)| Some((peer, frames.front()?.header)));
+        if let Some((peer, header)) = frame {
+            self.engine.belated(peer, &header);
+        }
+        self.engine.failure().map_or(Ok(id), |failure| Err(failure.clone()))
     }
 
     /// The engine, for its word about operations whose progress is seen elsewhere.

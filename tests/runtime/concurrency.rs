@@ -84,9 +84,10 @@ fn a_barrier_completes_while_a_long_message_is_sent(transport: TestTransport) {
         const LONG: usize = 32 << 20;
         let other = Rank::new(1 - group.rank().get());
         let received = group.receive_async::<u64>(LONG, other, 1).unwrap();
+        let message = vec![1u64; LONG];
         group.barrier().unwrap();
         let before = group.statistics().bytes_received;
-        let sent = group.send_async(vec![1u64; LONG], other, 1).unwrap();
+        let sent = group.send_async(message, other, 1).unwrap();
         group.barrier().unwrap();
         let bytes_so_far = group.statistics().bytes_received - before;
         let what = "bytes of the message came before the barrier's end";
