@@ -3,7 +3,6 @@
 use crate::util::{is_full, ranks};
 use ringtrain::group::{Algorithms, LocalTransport};
 use ringtrain::types::{Algorithm, Operation};
-use ringtrain::wire::Cause;
 use ringtrain::{Group, JoinMethod, JoinOptions, Rank, ReduceOp};
 
 /// The host of each rank. Hosts have consecutive or interleaved ranks, and equal or different numbers of ranks.
@@ -190,32 +189,4 @@ fn requested_algorithms_are_used_where_they_are_possible() {
     assert_eq!(run_with_options(tcp, "ring:0-10;hierarchy:0-max", [0, 0, 1]).0, "tcp");
     assert_eq!(run_with_options(shm, "auto", [0, 1, 2]).0, "tcp");
     assert_eq!(run_with_options(auto, "hierarchy", [0, 0, 0]).0, "shm");
-}
-
-/// Regression test: a frame that arrived before a hierarchical operation of the same number had begun was not compared with
-/// it, and all ranks waited until their deadline. Rank 2's second message arrives after the frame of its `all_gather`.
-#[test]
-fn a_frame_that_arrives_before_a_hierarchical_operation_begins_is_compared_with_it() {
-    let errors = run_on(&[0, 0, 1, 1], |mut group| {
-        group.barrier().unwrap();
-        let (two, three) = (Rank::new(2), Rank::new(3));
-        let result = if group.rank() == two {
-            let gathered = group.all_gather_async(vec![1f32; 100]).unwrap();
-            group.send(&[0u8], three, 0).unwrap();
-            group.receive(&mut [0u8], three, 0).unwrap();
-            group.send(&[0u8], three, 0).unwrap();
-            gathered.wait().map(|_| ())
-        } else {
-            if group.rank() == three {
-                group.receive(&mut [0u8], two, 0).unwrap();
-                group.send(&[0u8], two, 0).unwrap();
-                group.receive(&mut [0u8], two, 0).unwrap();
-            }
-            group.all_reduce(&mut [1f32; 100], ReduceOp::Sum)
-        };
-        result.expect_err("rank 2 calls another operation")
-    });
-    for error in errors {
-        assert!(matches!(error.cause(), Some(Cause::Mismatch { .. })), "{error}");
-    }
 }
