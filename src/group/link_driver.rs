@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io::IoSliceMut;
 
+pub use super::link_io::ByteCounters;
 use super::link_io::{ActiveOperation, ActiveOperations, FramePayload, IncomingFrame, LinkIo, OutgoingFrame};
 use super::memory::Memory;
 use super::profile::{Meter, ProfilePart};
@@ -35,15 +36,6 @@ pub struct LinkDriver<T> {
     counters: ByteCounters,
     /// Callers that look for messages without receiving them.
     probes: usize,
-}
-
-/// Bytes moved since the start, headers included.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ByteCounters {
-    /// Sent.
-    pub bytes_sent: u64,
-    /// Received.
-    pub bytes_received: u64,
 }
 
 /// What a turn has come to.
@@ -94,7 +86,7 @@ impl<T: Transport> LinkDriver<T> {
         }
     }
 
-    /// The engine's settings.
+    /// The settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
@@ -122,11 +114,6 @@ impl<T: Transport> LinkDriver<T> {
     /// Why the job failed, if it did.
     pub fn failure(&self) -> Option<&Failure> {
         self.engine.failure()
-    }
-
-    /// Whether no operation is under way.
-    pub fn is_idle(&self) -> bool {
-        self.engine.is_idle()
     }
 
     /// Opens a link before the first operation needs it.
@@ -223,10 +210,8 @@ impl<T: Transport> LinkDriver<T> {
     /// The failure, if a rank has already sent a frame of another operation of that number.
     pub fn number(&mut self, group: u32, asked: (Contract, Site)) -> Result<OpId, Failure> {
         let (id, key) = self.engine.number(group, asked)?;
-        // A frame that arrives from now on is compared by the engine. One that arrived before is stored.
-        let stored = self.tasks.stored.range((key, Rank::ZERO)..=(key, Rank::new(u32::MAX))).next();
-        let frame = stored.and_then(|(&(_, peer), frames)| Some((peer, frames.front()?.header)));
-        if let Some((peer, header)) = frame {
+        // The engine compares frames that arrive from now on. One that arrived before is stored.
+        if let Some((peer, header)) = self.tasks.first_stored(key) {
             self.engine.belated(peer, &header);
         }
         self.engine.failure().map_or(Ok(id), |failure| Err(failure.clone()))

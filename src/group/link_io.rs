@@ -36,6 +36,15 @@ pub(super) fn reducing<R>(reduce: impl FnOnce() -> R) -> thread::Result<R> {
     result
 }
 
+/// Bytes moved since the start, headers included.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ByteCounters {
+    /// Sent.
+    pub bytes_sent: u64,
+    /// Received.
+    pub bytes_received: u64,
+}
+
 /// How an operation treats bytes.
 pub(super) struct ActiveOperation {
     pub(super) memory: Memory,
@@ -174,6 +183,13 @@ impl ActiveOperations {
         if applied.is_err() {
             engine.abort("the program's own reduction panicked there");
         }
+    }
+
+    /// The sender and header of the first frame that is stored for an operation.
+    pub(super) fn first_stored(&self, key: OperationKey) -> Option<(Rank, Header)> {
+        let (&(_, peer), frames) =
+            self.stored.range((key, Rank::ZERO)..=(key, Rank::new(u32::MAX))).next()?;
+        Some((peer, frames.front()?.header))
     }
 
     /// Applies what is stored for an operation, as far as its time has come.

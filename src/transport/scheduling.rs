@@ -25,9 +25,9 @@ pub(crate) fn request_short_slices() -> io::Result<()> {
     }
     attributes.sched_runtime = TIME_SLICE_NS;
     // SAFETY: the kernel reads the attributes, which contain their own length.
-    let result =
+    let code =
         unsafe { libc::syscall(libc::SYS_sched_setattr, THIS_THREAD, &raw const attributes, NO_FLAGS) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Reads the scheduling attributes of the calling thread.

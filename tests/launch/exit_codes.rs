@@ -60,7 +60,7 @@ fn wrong_arguments_and_files_have_their_exit_codes_and_messages() {
         ),
         (&["--segment-bytes", "100"], Exit::Usage, "is not a multiple of 64"),
         (&["--tcp-congestion", "no/such"], Exit::Usage, "is not a possible name of a congestion control"),
-        (&["--tcp-pacing", "940"], Exit::Usage, "such as 940mbit"),
+        (&["--tcp-pacing", "940"], Exit::Usage, "for example 940mbit"),
         (&["--streams", "9"], Exit::Usage, "neither auto nor a number from 1 to 8"),
         (
             &["--peers", "two.txt", "--rank", "1", "--tcp-congestion", "nosuch"],

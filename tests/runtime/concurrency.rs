@@ -100,7 +100,7 @@ fn a_barrier_completes_while_a_long_message_is_sent(transport: TestTransport) {
 /// A thread that completes the operation of another thread wakes that thread at once, not when its own operation has ended.
 fn short_operations_of_one_thread_complete_during_a_long_operation_of_another(transport: TestTransport) {
     transport.run(2, |mut group| {
-        const LONG: usize = 32 << 20;
+        const LONG: usize = 8 << 20;
         let mut twin = group.duplicate().unwrap();
         let mut element = vec![1f32; LONG];
         group.barrier().unwrap();

@@ -31,7 +31,7 @@ fn one_of_n() -> u64 {
     } else if std::env::var_os("TEST_FULL").is_some() {
         1
     } else {
-        5
+        25
     }
 }
 
