@@ -37,8 +37,8 @@ impl Engine {
     pub fn number(&mut self, group: u32, asked: (Contract, Site)) -> Result<(OpId, OperationKey), Failure> {
         let sequence = self.history.begin(group, asked);
         let key = OperationKey::Collective { group, sequence };
-        let announced = self.links.iter_mut();
-        let other = announced.filter_map(|(&peer, link)| Some((peer, link.announced.remove(&key)?))).next();
+        let mut links = self.links.iter_mut();
+        let other = links.find_map(|(&peer, link)| Some((peer, link.announced.remove(&key)?)));
         if let Some(other) = other {
             let cause = self.mismatch((group, sequence), asked, other);
             return Err(self.fail(cause));

@@ -24,9 +24,9 @@ pub(crate) fn request_short_slices() -> io::Result<()> {
         return Ok(());
     }
     attributes.sched_runtime = TIME_SLICE_NS;
+    let attributes = &raw const attributes;
     // SAFETY: the kernel reads the attributes, which contain their own length.
-    let code =
-        unsafe { libc::syscall(libc::SYS_sched_setattr, THIS_THREAD, &raw const attributes, NO_FLAGS) };
+    let code = unsafe { libc::syscall(libc::SYS_sched_setattr, THIS_THREAD, attributes, NO_FLAGS) };
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

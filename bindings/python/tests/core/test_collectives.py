@@ -428,7 +428,9 @@ def large_inputs_that_overlap_the_result(world):
     assert_same(memory[shift:], arrays[(rank - 1) % n], "send_receive")
     part = slice(rank * count, (rank + 1) * count)
     memory = np.concatenate([own, np.zeros(shift, np.int64)])
-    assert_same(world.reduce_scatter(memory[:-shift], out=memory[shift : shift + count]), reference("sum", arrays)[part], "reduce_scatter")
+    assert_same(
+        world.reduce_scatter(memory[:-shift], out=memory[shift : shift + count]), reference("sum", arrays)[part], "reduce_scatter"
+    )
     memory = np.concatenate([own, np.zeros(shift, np.int64)])
     exchanged = np.concatenate([array[part] for array in arrays])
     assert_same(world.all_to_all(memory[:-shift], out=memory[shift:]), exchanged, "all_to_all")

@@ -49,8 +49,8 @@ def test_script_with_the_alias_on_the_path(script: str, size: int) -> None:
     check(script, size, environment={"PYTHONPATH": path}, options=("--mpi4py=installed",))
 
 
-def test_the_package_first_on_the_path() -> None:
-    test_with_the_package_first_on_the_path("collective_arrays", 3)
+def test_package_first_on_the_path_with_one_script() -> None:
+    test_script_with_the_alias_on_the_path("collective_arrays", 3)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
