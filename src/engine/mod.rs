@@ -10,6 +10,9 @@
 //! been applied ([`Engine::applied`]); ask what to send ([`Engine::poll_transmit`]) after every input, and send it whole;
 //! report lost links and the passing of [`Engine::poll_timeout`].
 
+// Bytes from other processes must not cause a panic.
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
+
 mod begin;
 mod external;
 mod failing;

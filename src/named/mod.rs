@@ -20,6 +20,9 @@
 //! # Ok::<(), ringtrain::NamedError>(())
 //! ```
 
+// Bytes from other processes must not cause a panic.
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
+
 mod cache;
 mod client;
 mod coordinator;

@@ -4,6 +4,9 @@
 //! proves that it knows the job's secret, and registers its address. When the last rank has registered, all ranks receive the
 //! roster, which is the list of all ranks and their addresses.
 
+// Bytes from other processes must not cause a panic.
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
+
 mod client;
 mod environment;
 mod error;

@@ -1,5 +1,8 @@
 //! Moves bytes between this rank and its peers. This module does not know collectives.
 
+// Bytes from other processes must not cause a panic.
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
+
 pub mod handshake;
 pub mod listener;
 pub mod poller;

@@ -4,6 +4,9 @@
 //! All integers are little-endian. `docs/wire-format.md` describes every layout. Every length that a peer can send has a limit
 //! here, and no input from the network causes a panic.
 
+// Bytes from other processes must not cause a panic.
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
+
 pub mod cause;
 mod contract;
 pub mod frame;

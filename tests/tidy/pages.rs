@@ -12,6 +12,13 @@ const LONG_PAGES: &[&str] = &["README.md", "CHANGELOG.md", "docs/wire-format.md"
 /// The folders whose files do not belong to the repository.
 const IGNORED_FOLDERS: &[&str] = &["target", ".git", ".venv", "__pycache__", "node_modules"];
 
+/// Returns all files of the repository, with their paths from its root.
+pub(crate) fn all_files() -> Vec<String> {
+    let mut files = Vec::new();
+    find_files(Path::new(""), &mut files);
+    files
+}
+
 /// Adds all files below `folder` to `found`, with their paths from the root of the repository.
 fn find_files(folder: &Path, found: &mut Vec<String>) {
     for entry in fs::read_dir(root().join(folder)).expect("the folder is there").flatten() {

@@ -81,23 +81,6 @@ impl Source {
         depth
     }
 
-    /// Returns every function with a body: its name, its first line, and its number of lines.
-    pub(crate) fn functions(&self) -> Vec<(String, usize, usize)> {
-        let mut found = Vec::new();
-        let mut rest = 0;
-        while let Some(at) = find_word(&self.code, "fn", rest) {
-            rest = at + 2;
-            let name: String = self.code[rest..].trim_start().chars().take_while(|&c| is_word(c)).collect();
-            let body = self.code[rest..].find(['{', ';']).map(|body| rest + body);
-            let Some(body) = body.filter(|&body| self.code.as_bytes()[body] == b'{') else { continue };
-            if !name.is_empty() {
-                let (first, last) = (self.line(at), self.line(closing_brace(&self.code, body)));
-                found.push((name, first, last - first + 1));
-            }
-        }
-        found
-    }
-
     /// Returns the files that this file declares as modules only for tests: `#[cfg(test)] mod symbolic;`.
     pub(crate) fn test_files(&self) -> Vec<String> {
         let Some((folder, _)) = self.path.rsplit_once('/') else { return Vec::new() };
