@@ -54,8 +54,8 @@ impl Group {
             Err(LockError::Interrupted) => Err(errors::general(py, "the thread was interrupted")),
             Err(LockError::Nested) => Err(errors::general(
                 py,
-                "a signal handler called a collective of a group while its thread was in another collective of that
-                group",
+                "a signal handler called a collective of a group while the interrupted thread was in another \
+                 collective of that group",
             )),
         }
     }
