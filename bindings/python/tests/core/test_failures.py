@@ -269,7 +269,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("transport", ("auto", "tcp"))
+@pytest.mark.parametrize("transport", ("auto", pytest.param("tcp", marks=pytest.mark.full)))
 @pytest.mark.parametrize("how", ENDS)
 def test_all_ranks_raise_an_error_when_a_rank_ends(ringrun: Launcher, tmp_path: Path, how: str, transport: str):
     kind, text = ENDS[how]

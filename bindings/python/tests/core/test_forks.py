@@ -227,7 +227,7 @@ def child_lives_longer_than_rank(directory: Path) -> None:
         write_atomically(directory / f"saw-{world.rank}", f"{time.monotonic()} {type(error).__name__} {error.rank}")
 
 
-@pytest.mark.parametrize("n", (1, 3))
+@pytest.mark.parametrize("n", (pytest.param(1, marks=pytest.mark.full), 3))
 @pytest.mark.parametrize("what", ("children", "process_pools", "forks_during_operations", "solo_group"))
 def test_forks(ringrun: Launcher, tmp_path: Path, what: str, n: int):
     if what == "solo_group" and n > 1:

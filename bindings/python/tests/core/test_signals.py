@@ -265,7 +265,7 @@ OVER_TCP = ("a small collective", "a large collective", "Handle.wait", "a group 
 WITH_OWN_EXCEPTION = ("a small collective", "a receive", "a probe", "Handle.wait")
 BLOCKING = [
     *((what, "auto", "SIGINT") for what in OVER_SHARED_MEMORY),
-    *((what, "tcp", "SIGINT") for what in OVER_TCP),
+    *(pytest.param(what, "tcp", "SIGINT", marks=pytest.mark.full) for what in OVER_TCP),
     *((what, "auto", "SIGALRM") for what in WITH_OWN_EXCEPTION),
 ]
 
@@ -306,7 +306,7 @@ def test_a_signal_before_the_first_check_ends_the_call(ringrun: Launcher, tmp_pa
     assert kind == "KeyboardInterrupt"
 
 
-@pytest.mark.parametrize("transport", ("auto", "tcp"))
+@pytest.mark.parametrize("transport", ("auto", pytest.param("tcp", marks=pytest.mark.full)))
 @pytest.mark.parametrize("what", ("a collective", "a receive", "a probe", "Handle.wait", "handlers that call collectives"))
 def test_a_call_goes_on_after_a_handler_that_raises_no_exception(ringrun: Launcher, tmp_path: Path, what: str, transport: str):
     done = ringrun(2, HERE, "not_interrupted", tmp_path, what, env={"TEST_TRANSPORT": transport})

@@ -17,6 +17,8 @@ from ringtrain.mpi.path import directory
 
 SCRIPTS = sorted(path.stem for path in (HERE / "scripts").glob("*.py"))
 SIZES = (1, 2, 3, 4)
+# Without `--full` only these run: objects, arrays, and messages from any source.
+QUICK = ("collective_arrays", "collective_objects", "master_worker")
 
 
 @cache
@@ -53,7 +55,9 @@ def test_package_first_on_the_path_with_one_script() -> None:
     test_script_with_the_alias_on_the_path("collective_arrays", 3)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script", [script if script in QUICK else pytest.param(script, marks=pytest.mark.full) for script in SCRIPTS]
+)
 def test_script_with_the_option_mpi4py(script: str) -> None:
     if not has_option():
         pytest.skip("this ringrun has no --mpi4py")

@@ -86,7 +86,9 @@ class PartialState:
 """
 
 
-@pytest.mark.parametrize("imports", ["ringtrain.torch, accelerate.state", "accelerate.state, ringtrain.torch"])
+@pytest.mark.parametrize(
+    "imports", ["accelerate.state, ringtrain.torch", pytest.param("ringtrain.torch, accelerate.state", marks=pytest.mark.full)]
+)
 def test_accelerate_accepts_the_backend_on_a_cpu(run_text: Callable, tmp_path: Path, imports: str) -> None:
     """accelerate 1.15 itself chooses "gloo" and refuses "ring". The test's package `accelerate` handles `backend` in the same
     way."""

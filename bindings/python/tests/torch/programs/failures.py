@@ -64,7 +64,7 @@ def killed_with_hook(rank: int) -> None:
 def timeouts(rank: int) -> None:
     """If a rank does not call an operation, the operation ends after the timeout of the call, not after that of the group."""
     if rank == 1:
-        time.sleep(4)
+        time.sleep(2.5)
         # Rank 0 began the first barrier, which reached its timeout.
         checks.raised(core.JobFailed, lambda: [dist.barrier() for _ in range(2)])
         return
