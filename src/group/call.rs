@@ -137,13 +137,25 @@ impl Group {
         let driver = self.driver()?;
         self.prepare(&call, elements);
         let Some(driver) = driver else { return Ok(()) };
-        self.run_on::<T>(driver, call, BufferAccess::Write(bytemuck::cast_slice_mut(elements)))
+        self.run_on::<T>(driver, call, bytemuck::cast_slice_mut::<T, u8>(elements).into())
     }
 
     /// Runs a collective to its end in which this rank only sends.
     pub(super) fn run_sending<T: Element>(&self, call: Call, elements: &[T]) -> Result<(), Error> {
         let Some(driver) = self.driver()? else { return Ok(()) };
-        self.run_on::<T>(driver, call, BufferAccess::Read(bytemuck::cast_slice(elements)))
+        self.run_on::<T>(driver, call, bytemuck::cast_slice::<T, u8>(elements).into())
+    }
+
+    /// Runs a collective to its end that reads one buffer and writes another. To the collective they are one, the input first.
+    pub(super) fn run_between<T: Element>(
+        &self,
+        call: Call,
+        input: &[T],
+        output: &mut [T],
+    ) -> Result<(), Error> {
+        let Some(driver) = self.driver()? else { return Ok(()) };
+        let (input, output) = (bytemuck::cast_slice::<T, u8>(input), bytemuck::cast_slice_mut(output));
+        self.run_on::<T>(driver, call, (input, output).into())
     }
 
     fn run_on<T: Element>(&self, driver: &Driver, call: Call, bytes: BufferAccess<'_>) -> Result<(), Error> {

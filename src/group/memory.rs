@@ -78,7 +78,7 @@ impl Memory {
             MemoryKind::Owned(_) | MemoryKind::Lent(_) => return true,
             MemoryKind::Later(allocate) => *allocate,
             MemoryKind::Fitting { memory, element_bytes, allocate } => {
-                let room = memory.access().bytes().len() / *element_bytes;
+                let room = memory.access().len() / *element_bytes;
                 if count <= room {
                     *self = std::mem::replace(&mut **memory, Self::none());
                     return true;
@@ -94,30 +94,24 @@ impl Memory {
     pub(super) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
         match &self.0 {
             MemoryKind::Owned(owned) => owned.bytes().get(range),
-            MemoryKind::Lent(loan) => loan.bytes().get(range),
+            MemoryKind::Lent(loan) => loan.bytes(range),
             MemoryKind::Later(_) | MemoryKind::Fitting { .. } => None,
         }
     }
 
-    /// The whole buffer, if it has been allocated, and what may be done with it.
+    /// The whole buffer, if it has been allocated, and what an operation may do with it.
     pub(super) fn access(&mut self) -> BufferAccess<'_> {
         match &mut self.0 {
-            MemoryKind::Owned(owned) => BufferAccess::Write(owned.bytes_mut()),
-            MemoryKind::Lent(loan) => {
-                if loan.is_writable {
-                    BufferAccess::Write(loan.bytes_mut().unwrap_or_default())
-                } else {
-                    BufferAccess::Read(loan.bytes())
-                }
-            }
-            MemoryKind::Later(_) | MemoryKind::Fitting { .. } => BufferAccess::Read(&[]),
+            MemoryKind::Owned(owned) => owned.bytes_mut().into(),
+            MemoryKind::Lent(loan) => loan.access(),
+            MemoryKind::Later(_) | MemoryKind::Fitting { .. } => BufferAccess::default(),
         }
     }
 
     pub(super) fn bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         match &mut self.0 {
             MemoryKind::Owned(owned) => owned.bytes_mut().get_mut(range),
-            MemoryKind::Lent(loan) => loan.bytes_mut()?.get_mut(range),
+            MemoryKind::Lent(loan) => loan.bytes_mut(&range),
             MemoryKind::Later(_) | MemoryKind::Fitting { .. } => None,
         }
     }
@@ -129,26 +123,18 @@ impl Memory {
     /// If they overlap, do not follow each other, or are more than there is.
     pub(super) fn into_parts(mut self, ranges: &[Range<usize>]) -> (SplitBuffer, Vec<Self>) {
         let token = Arc::new(());
-        let (start, length, is_writable) = match self.access() {
-            BufferAccess::Read(bytes) => (bytes.as_ptr().cast_mut(), bytes.len(), false),
-            BufferAccess::Write(bytes) => (bytes.as_mut_ptr(), bytes.len(), true),
-        };
+        let whole = BorrowedMemory::new(self.access(), &token);
         let mut end = 0;
         let part = |range: &Range<usize>| {
             assert!(
-                end <= range.start && range.start <= range.end && range.end <= length,
+                end <= range.start && range.start <= range.end && range.end <= whole.len(),
                 "a part of its own"
             );
             end = range.end;
-            let start = start.wrapping_add(range.start);
-            Self(MemoryKind::Lent(BorrowedMemory {
-                start,
-                length: range.len(),
-                is_writable,
-                _token: Arc::clone(&token),
-            }))
+            Self(MemoryKind::Lent(whole.part(range, &token)))
         };
         let parts = ranges.iter().map(part).collect();
+        drop(whole);
         (SplitBuffer { returned: BorrowCheck(token), whole: self }, parts)
     }
 
@@ -187,53 +173,78 @@ pub(super) fn zeroed<T: Element>(count: usize) -> Option<Vec<T>> {
     bytemuck::allocation::try_zeroed_slice_box(count).ok().map(Vec::from)
 }
 
-/// A caller's buffer, by which it also says what an operation may do with it.
-pub(super) enum BufferAccess<'a> {
-    /// Read it.
-    Read(&'a [u8]),
-    /// Read and write it.
-    Write(&'a mut [u8]),
+/// The buffer of an operation: bytes that it may only read and, behind them, bytes that it may also write. The two may lie
+/// in different places. Offsets count through both.
+#[derive(Default)]
+pub(super) struct BufferAccess<'a> {
+    input: &'a [u8],
+    output: &'a mut [u8],
 }
 
 impl BufferAccess<'_> {
-    /// What it has.
-    pub(super) fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Read(bytes) => bytes,
-            Self::Write(bytes) => bytes,
-        }
+    /// How many bytes there are in both.
+    pub(super) fn len(&self) -> usize {
+        self.input.len() + self.output.len()
     }
 
-    /// What may be written; nothing, if it may only be read.
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::Read(_) => &mut [],
-            Self::Write(bytes) => bytes,
-        }
+    /// Some of the bytes.
+    ///
+    /// # Panics
+    ///
+    /// If the buffer ends before the range does, or the range begins in the input and ends in the output.
+    pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
+        bytes_of(self.input, self.output, range).expect("the range lies in one of the two")
+    }
+
+    /// Some of the bytes that may be written.
+    ///
+    /// # Panics
+    ///
+    /// If the range is not all in the output.
+    pub(super) fn bytes_mut(&mut self, range: &Range<usize>) -> &mut [u8] {
+        let range = in_output(self.input.len(), range);
+        range.and_then(|range| self.output.get_mut(range)).expect("the range lies in the output")
+    }
+
+    /// The whole buffer, if all of it may be written.
+    pub(super) fn all_writable(&self) -> Option<&[u8]> {
+        self.input.is_empty().then_some(&*self.output)
     }
 }
 
+/// Some bytes of an input and the output behind it; `None` if neither has them all.
+fn bytes_of<'a>(input: &'a [u8], output: &'a [u8], range: Range<usize>) -> Option<&'a [u8]> {
+    if range.end <= input.len() { input.get(range) } else { output.get(in_output(input.len(), &range)?) }
+}
+
+/// Where a range begins and ends in the output behind an input of so many bytes; `None` if it begins in the input.
+fn in_output(input_bytes: usize, range: &Range<usize>) -> Option<Range<usize>> {
+    Some(range.start.checked_sub(input_bytes)?..range.end.checked_sub(input_bytes)?)
+}
+
 impl<'a> From<&'a [u8]> for BufferAccess<'a> {
-    fn from(bytes: &'a [u8]) -> Self {
-        Self::Read(bytes)
+    fn from(input: &'a [u8]) -> Self {
+        Self { input, output: &mut [] }
     }
 }
 
 impl<'a> From<&'a mut [u8]> for BufferAccess<'a> {
-    fn from(bytes: &'a mut [u8]) -> Self {
-        Self::Write(bytes)
+    fn from(output: &'a mut [u8]) -> Self {
+        Self { input: &[], output }
+    }
+}
+
+impl<'a> From<(&'a [u8], &'a mut [u8])> for BufferAccess<'a> {
+    fn from((input, output): (&'a [u8], &'a mut [u8])) -> Self {
+        Self { input, output }
     }
 }
 
 /// Lends `bytes` to whatever `work` does, as memory of an operation. It has to be dropped before `work` returns; a process in
-/// which it is not ends at once, for the caller would go on to use its buffer, or free it, while another thread writes there.
+/// which it is not ends at once, for the caller would go on to use its buffer, or free it, while another thread uses it.
 pub(super) fn lend<'a, R>(bytes: impl Into<BufferAccess<'a>>, work: impl FnOnce(Memory) -> R) -> R {
     let token = Arc::new(());
-    let (start, length, is_writable) = match bytes.into() {
-        BufferAccess::Read(bytes) => (bytes.as_ptr().cast_mut(), bytes.len(), false),
-        BufferAccess::Write(bytes) => (bytes.as_mut_ptr(), bytes.len(), true),
-    };
-    let loan = BorrowedMemory { start, length, is_writable, _token: Arc::clone(&token) };
+    let loan = BorrowedMemory::new(bytes.into(), &token);
     // It looks even if `work` panics.
     let _check = BorrowCheck(token);
     work(Memory(MemoryKind::Lent(loan)))
@@ -242,31 +253,56 @@ pub(super) fn lend<'a, R>(bytes: impl Into<BufferAccess<'a>>, work: impl FnOnce(
 /// A caller's buffer, lent for as long as an operation is under way, or a part of an operation's. Only [`lend`] and
 /// [`Memory::into_parts`] make one.
 struct BorrowedMemory {
-    start: *mut u8,
-    length: usize,
-    /// Whether the lender had it to write to.
-    is_writable: bool,
+    /// As in [`BufferAccess`].
+    input: *const [u8],
+    output: *mut [u8],
     /// Tells the lender that the loan lives.
     _token: Arc<()>,
 }
 
-// SAFETY: a loan is the only way to its bytes while it lives (see `lend`; `SplitBuffer` gives no access to the whole), so any
-// one thread may use it.
+// SAFETY: a loan is the only way to its output while it lives (see `lend`; `SplitBuffer` gives no access to the whole), and
+// its input is only read, so any one thread may use it.
 unsafe impl Send for BorrowedMemory {}
 
 impl BorrowedMemory {
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: `lend` had a valid slice, and does not return it to its owner while the loan lives; no more does `SplitBuffer`,
-        // whose whole stays where it is, for it is on the heap or a loan itself.
-        unsafe { std::slice::from_raw_parts(self.start, self.length) }
+    fn new(access: BufferAccess<'_>, token: &Arc<()>) -> Self {
+        let BufferAccess { input, output } = access;
+        Self { input, output, _token: Arc::clone(token) }
     }
 
-    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        if !self.is_writable {
-            return None;
+    fn len(&self) -> usize {
+        self.input.len() + self.output.len()
+    }
+
+    /// A range of the buffer, whose end is not before its start nor behind the buffer's end.
+    fn part(&self, range: &Range<usize>, token: &Arc<()>) -> Self {
+        let split = self.input.len();
+        let input = range.start.min(split)..range.end.min(split);
+        let output = range.start.max(split) - split..range.end.max(split) - split;
+        let from = self.input.cast::<u8>().wrapping_add(input.start);
+        let to = self.output.cast::<u8>().wrapping_add(output.start);
+        Self {
+            input: std::ptr::slice_from_raw_parts(from, input.len()),
+            output: std::ptr::slice_from_raw_parts_mut(to, output.len()),
+            _token: Arc::clone(token),
         }
-        // SAFETY: as above, `lend` had the slice mutably, and the loan itself is borrowed mutably.
-        Some(unsafe { std::slice::from_raw_parts_mut(self.start, self.length) })
+    }
+
+    fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
+        // SAFETY: `lend` had valid slices, and does not return them to their owner while the loan lives; no more does
+        // `SplitBuffer`, whose whole stays where it is, for it is on the heap or a loan itself.
+        let (input, output) = unsafe { (&*self.input, &*self.output) };
+        bytes_of(input, output, range)
+    }
+
+    fn access(&mut self) -> BufferAccess<'_> {
+        // SAFETY: as above; `lend` had the output mutably, and the loan itself is borrowed mutably.
+        unsafe { BufferAccess { input: &*self.input, output: &mut *self.output } }
+    }
+
+    fn bytes_mut(&mut self, range: &Range<usize>) -> Option<&mut [u8]> {
+        // SAFETY: as in `access`.
+        unsafe { &mut *self.output }.get_mut(in_output(self.input.len(), range)?)
     }
 }
 
@@ -335,7 +371,7 @@ mod tests {
             let (parted, parts) = whole.into_parts(&[0..2, 2..2, 3..6]);
             let write = |(index, mut part): (usize, Memory)| {
                 std::thread::spawn(move || {
-                    let length = part.access().bytes().len();
+                    let length = part.access().len();
                     part.bytes_mut(0..length).unwrap().fill(index as u8 + 7);
                     assert!(part.bytes(0..length + 1).is_none());
                 })
@@ -356,6 +392,31 @@ mod tests {
     #[should_panic(expected = "a part of its own")]
     fn parts_do_not_overlap() {
         let _ = Memory::owned(vec![0u8; 7]).into_parts(&[0..3, 2..4]);
+    }
+
+    #[test]
+    fn an_input_and_an_output_are_used_as_one_buffer() {
+        let (input, mut output) = ([1u8, 2, 3], [0u8; 2]);
+        let work = |mut memory: Memory| {
+            assert_eq!(memory.bytes(1..3), Some(&[2u8, 3][..]));
+            assert!(memory.bytes(2..4).is_none() && memory.bytes(4..6).is_none());
+            assert!(memory.bytes_mut(2..4).is_none() && memory.bytes_mut(0..1).is_none());
+            memory.bytes_mut(3..4).unwrap().fill(8);
+            let mut access = memory.access();
+            assert!(access.len() == 5 && access.all_writable().is_none());
+            access.bytes_mut(&(4..5)).copy_from_slice(&[9]);
+            assert_eq!((access.bytes(0..2), access.bytes(3..5)), (&[1u8, 2][..], &[8u8, 9][..]));
+            let (split, mut parts) = memory.into_parts(&[0..1, 2..4, 4..5]);
+            parts[1].bytes_mut(1..2).unwrap().fill(7);
+            assert_eq!((parts[1].bytes(0..1), parts[1].bytes(1..2)), (Some(&[3u8][..]), Some(&[7u8][..])));
+            assert!(parts[0].bytes_mut(0..1).is_none() && parts[2].bytes(0..1) == Some(&[9u8][..]));
+            drop(parts);
+            drop(split.into_whole());
+        };
+        lend((&input[..], &mut output[..]), |memory| {
+            std::thread::spawn(move || work(memory)).join().unwrap();
+        });
+        assert_eq!(output, [7, 9]);
     }
 
     #[test]

@@ -158,9 +158,9 @@ impl ShmExecutor {
     }
 
     /// An operation has failed on this rank, and its buffer goes back to whoever lent it: others must not be at it any more.
-    pub(super) fn stop_exposing(&mut self, shm_operation: &ShmOperation, memory: &[u8]) {
-        if shm_operation.is_exposed {
-            self.rounds.stop_exposing(memory);
+    pub(super) fn stop_exposing(&mut self, shm_operation: &ShmOperation, memory: &BufferAccess<'_>) {
+        if let Some(bytes) = memory.all_writable().filter(|_| shm_operation.is_exposed) {
+            self.rounds.stop_exposing(bytes);
         }
     }
 }
@@ -204,7 +204,7 @@ impl ShmExecutor {
             }
             let has_seen_all = self.sources().count() + 1 >= self.rounds.size().ranks;
             self.unseen = (!has_seen_all).then_some(shm_operation.asked);
-            if let Err(broken) = self.work(round, shm_operation, memory.bytes_mut()) {
+            if let Err(broken) = self.work(round, shm_operation, memory) {
                 return broken;
             }
             self.round = round;
@@ -218,17 +218,14 @@ impl ShmExecutor {
     }
 
     /// Posts the round: that its buffer lies where others can read and write it, if it does and that is of use, or elements.
-    fn post(&mut self, round: u64, shm_operation: &mut ShmOperation, memory: &mut BufferAccess<'_>) {
-        let buffer_ref = match memory {
-            BufferAccess::Write(bytes) if self.scratch.exchange.is_some() => {
-                self.rounds.buffer_ref(bytes, shm_operation.element_bytes)
-            }
-            _ => None,
-        };
+    fn post(&mut self, round: u64, shm_operation: &mut ShmOperation, memory: &BufferAccess<'_>) {
+        let exposable = memory.all_writable().filter(|_| self.scratch.exchange.is_some());
+        let buffer_ref =
+            exposable.and_then(|bytes| self.rounds.buffer_ref(bytes, shm_operation.element_bytes));
         shm_operation.is_exposed |= buffer_ref.is_some();
         match buffer_ref {
             Some(buffer_ref) => self.rounds.post_exposed(round, &shm_operation.asked.header, buffer_ref),
-            None => self.put(round, shm_operation, memory.bytes()),
+            None => self.put(round, shm_operation, memory),
         }
     }
 
@@ -237,7 +234,7 @@ impl ShmExecutor {
         &mut self,
         round: u64,
         shm_operation: &mut ShmOperation,
-        memory: &mut [u8],
+        memory: &mut BufferAccess<'_>,
     ) -> Result<(), ShmPoll> {
         if let Some(exchange) = self.scratch.exchange.take() {
             let exposed_parts = self.rounds.collect_exposed(round, memory.len(), shm_operation.element_bytes);

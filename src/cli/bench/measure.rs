@@ -295,7 +295,7 @@ fn perform<T: Sample>(
         BenchOperation::Broadcast => group.broadcast(input, case.root)?,
         BenchOperation::Gather => *output = group.gather(input, case.root)?,
         BenchOperation::Scatter => *output = group.scatter(input, case.count, case.root)?,
-        BenchOperation::AllToAll => *output = group.all_to_all(input)?,
+        BenchOperation::AllToAll => group.all_to_all_into(input, output)?,
         BenchOperation::Scan => group.scan(input, op)?,
         BenchOperation::Exscan => *output = group.exscan(input, op)?.unwrap_or_default(),
         BenchOperation::Barrier => group.barrier()?,

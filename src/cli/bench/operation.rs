@@ -150,7 +150,8 @@ impl BenchOperation {
             | Self::Barrier => ranks.into(),
             // Only the root has the whole buffer, and the parts of all ranks together are as large as one whole buffer.
             Self::Gather | Self::Scatter => 4,
-            Self::AllToAll | Self::Exscan => 5 * u64::from(ranks),
+            Self::Exscan => 5 * u64::from(ranks),
+            Self::AllToAll => 2 * u64::from(ranks),
             Self::PingPong => 2 * u64::from(ranks.min(2)),
             Self::SendReceive => 3 * u64::from(ranks),
         };

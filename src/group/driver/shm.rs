@@ -39,7 +39,7 @@ impl Driver {
             return Err(self.shared.fail(self.shared.lock()));
         }
         let mut shm_operation = shm_executor.take_on((begin.contract, begin.site), shm_request);
-        let mut time = OperationTimer::new(shm_operation.sequence(), memory.bytes().len());
+        let mut time = OperationTimer::new(shm_operation.sequence(), memory.len());
         let mut external = None;
         let mut sleepers = Vec::new();
         let result = loop {
@@ -79,7 +79,7 @@ impl Driver {
             }
         };
         if result.is_err() {
-            shm_executor.stop_exposing(&shm_operation, memory.bytes());
+            shm_executor.stop_exposing(&shm_operation, &memory);
         }
         if let Some(id) = external {
             self.shared.lock().link_driver.engine_mut().end_external(id);
@@ -181,7 +181,7 @@ impl ShmTask {
 
     /// It has failed, and peers must not be at its buffer any more, whoever has that now. Gives what may be the program's own.
     pub(super) fn give_up(mut self) -> Option<Kernels> {
-        lock(&self.shm_executor).stop_exposing(&self.shm_operation, self.memory.access().bytes());
+        lock(&self.shm_executor).stop_exposing(&self.shm_operation, &self.memory.access());
         self.shm_operation.into_kernels()
     }
 }

@@ -5,23 +5,7 @@ use crate::group::call::Prepared;
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
-use crate::types::{Element, Site};
-
-/// Makes the result of a buffer with the elements that were sent, and behind them, from the given index on, those that were
-/// received.
-type Finish<T> = fn(Vec<T>, usize) -> Vec<T>;
-
-/// The elements that were received.
-fn received<T>(mut buffer: Vec<T>, start: usize) -> Vec<T> {
-    // Moves them within the buffer: new memory would cost a page fault for every 4 KiB.
-    buffer.drain(..start);
-    buffer
-}
-
-/// The whole buffer, of which the caller copies the elements that were received.
-fn sent_and_received<T>(buffer: Vec<T>, _start: usize) -> Vec<T> {
-    buffer
-}
+use crate::types::{Element, Rank, Site};
 
 impl Group {
     /// Sends the r-th of n equal parts of `input` to rank r, and returns the parts that the ranks have for this one,
@@ -34,8 +18,10 @@ impl Group {
     /// As [`Group::all_reduce`], and [`Error::InvalidCounts`] if n does not divide the length.
     #[track_caller]
     pub fn all_to_all<I: Input + ?Sized>(&mut self, input: &I) -> Result<Vec<I::Element>, Error> {
-        let input = input.elements()?;
-        self.run_prepared(self.prepare_all_to_all_even(input, received, Site::here())?)
+        let (input, site) = (input.elements()?, Site::here());
+        let mut output = zeroed(input.len())?;
+        self.exchange(self.equal_exchange(input.len())?, input, &mut output, site)?;
+        Ok(output)
     }
 
     /// Asynchronous [`Group::all_to_all`].
@@ -48,8 +34,8 @@ impl Group {
         &mut self,
         input: &I,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
-        let input = input.elements()?;
-        self.start(self.prepare_all_to_all_even(input, received, Site::here())?)
+        let (input, site) = (input.elements()?, Site::here());
+        self.start_exchange(self.equal_exchange(input.len())?, input, site)
     }
 
     /// [`Group::all_to_all`] into `output`, which must be as long as the input.
@@ -65,9 +51,7 @@ impl Group {
     {
         let (input, site) = (input.elements()?, Site::here());
         let output = place(output, input.len())?;
-        let both = self.run_prepared(self.prepare_all_to_all_even(input, sent_and_received, site)?)?;
-        output.copy_from_slice(&both[input.len()..]);
-        Ok(())
+        self.exchange(self.equal_exchange(input.len())?, input, output, site)
     }
 
     /// [`Group::all_to_all`] that replaces the input by the result.
@@ -77,11 +61,11 @@ impl Group {
     /// As [`Group::all_to_all`].
     #[track_caller]
     pub fn all_to_all_in_place<B: Buffer + ?Sized>(&mut self, buffer: &mut B) -> Result<(), Error> {
-        let elements = buffer.elements_mut()?;
-        let prepared = self.prepare_all_to_all_even(elements, sent_and_received, Site::here())?;
-        let both = self.run_prepared(prepared)?;
-        elements.copy_from_slice(&both[elements.len()..]);
-        Ok(())
+        let (elements, site) = (buffer.elements_mut()?, Site::here());
+        let parts = self.equal_exchange(elements.len())?;
+        let mut input = zeroed(elements.len())?;
+        input.copy_from_slice(elements);
+        self.exchange(parts, &input, elements, site)
     }
 
     /// Sends `send_counts[r]` elements of `input` to rank r, in rank order, and receives `receive_counts[r]` elements
@@ -98,12 +82,10 @@ impl Group {
         receive_counts: &[usize],
     ) -> Result<Vec<I::Element>, Error> {
         let (input, site) = (input.elements()?, Site::here());
-        self.run_prepared(self.prepare_all_to_all_uneven(
-            input,
-            (send_counts, receive_counts),
-            received,
-            site,
-        )?)
+        let parts = self.uneven_exchange::<I::Element>(input.len(), send_counts, receive_counts)?;
+        let mut output = zeroed(parts.receive.total())?;
+        self.exchange(parts, input, &mut output, site)?;
+        Ok(output)
     }
 
     /// Asynchronous [`Group::all_to_all_uneven`].
@@ -119,7 +101,8 @@ impl Group {
         receive_counts: &[usize],
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let (input, site) = (input.elements()?, Site::here());
-        self.start(self.prepare_all_to_all_uneven(input, (send_counts, receive_counts), received, site)?)
+        let parts = self.uneven_exchange::<I::Element>(input.len(), send_counts, receive_counts)?;
+        self.start_exchange(parts, input, site)
     }
 
     /// [`Group::all_to_all_uneven`] into `output`, whose length must be the sum of the receive counts.
@@ -139,60 +122,82 @@ impl Group {
         I: Input + ?Sized,
         B: Buffer<Element = I::Element> + ?Sized,
     {
-        let total = self.partition_of::<I::Element>(receive_counts)?.total();
-        let output = place(output, total)?;
         let (input, site) = (input.elements()?, Site::here());
-        let counts = (send_counts, receive_counts);
-        let prepared = self.prepare_all_to_all_uneven(input, counts, sent_and_received, site)?;
-        let both = self.run_prepared(prepared)?;
-        output.copy_from_slice(&both[input.len()..]);
-        Ok(())
+        let parts = self.uneven_exchange::<I::Element>(input.len(), send_counts, receive_counts)?;
+        let output = place(output, parts.receive.total())?;
+        self.exchange(parts, input, output, site)
     }
 
-    fn prepare_all_to_all_even<T: Element>(
-        &self,
-        input: &[T],
-        finish: Finish<T>,
-        site: Site,
-    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
-        if !input.len().is_multiple_of(self.world.as_usize()) {
+    fn equal_exchange(&self, count: usize) -> Result<ExchangedParts, Error> {
+        if !count.is_multiple_of(self.world.as_usize()) {
             return Err(Error::InvalidCounts("the group's size does not divide the input's length"));
         }
-        let partition = Partition::even(input.len(), self.world);
-        self.prepare_all_to_all(input, (&partition, &partition), true, (finish, site))
+        let partition = Partition::even(count, self.world);
+        Ok(ExchangedParts { send: partition.clone(), receive: partition, is_even: true })
     }
 
-    fn prepare_all_to_all_uneven<T: Element>(
+    fn uneven_exchange<T: Element>(
         &self,
-        input: &[T],
-        (send_counts, receive_counts): (&[usize], &[usize]),
-        finish: Finish<T>,
-        site: Site,
-    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
-        let own = |counts: &[usize]| counts.get(self.rank.index()).copied().unwrap_or_default();
-        let send = self.partition::<T>(send_counts, own(send_counts))?;
-        let receive = self.partition::<T>(receive_counts, own(send_counts))?;
-        if send.total() != input.len() {
+        count: usize,
+        send_counts: &[usize],
+        receive_counts: &[usize],
+    ) -> Result<ExchangedParts, Error> {
+        let own = send_counts.get(self.rank.index()).copied().unwrap_or_default();
+        let send = self.partition::<T>(send_counts, own)?;
+        let receive = self.partition::<T>(receive_counts, own)?;
+        if send.total() != count {
             return Err(Error::InvalidCounts("their sum is not the input's length"));
         }
         // The ranks' totals differ, so they are no part of what has to agree.
-        self.prepare_all_to_all(input, (&send, &receive), false, (finish, site))
+        Ok(ExchangedParts { send, receive, is_even: false })
     }
 
-    fn prepare_all_to_all<T: Element>(
+    /// Sends parts of the input from where they lie, and receives parts of the output where they go.
+    fn exchange<T: Element>(
         &self,
+        parts: ExchangedParts,
         input: &[T],
-        (send, receive): (&Partition, &Partition),
-        is_even: bool,
-        (finish, site): (Finish<T>, Site),
-    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
-        let mut buffer = zeroed(send.total().checked_add(receive.total()).ok_or(TOO_MANY)?)?;
-        let (sent, received) = buffer.split_at_mut(send.total());
+        output: &mut [T],
+        site: Site,
+    ) -> Result<(), Error> {
+        parts.copy_own(self.rank, input, output);
+        self.run_between(self.call::<T>(parts.into_spec(), site), input, output)
+    }
+
+    /// Starts an exchange that owns what it sends and, behind it, what it receives.
+    fn start_exchange<T: Element>(
+        &self,
+        parts: ExchangedParts,
+        input: &[T],
+        site: Site,
+    ) -> Result<Handle<Vec<T>>, Error> {
+        let mut buffer = zeroed(input.len().checked_add(parts.receive.total()).ok_or(TOO_MANY)?)?;
+        let (sent, received) = buffer.split_at_mut(input.len());
         sent.copy_from_slice(input);
-        received[receive.range(self.rank)].copy_from_slice(&input[send.range(self.rank)]);
-        let start = send.total();
-        let work = CollectiveSpec::AllToAll { send: send.clone(), receive: receive.clone(), is_even };
-        let call = self.call::<T>(work, site);
-        Ok(Prepared::new(call, buffer, move |buffer: Vec<T>| finish(buffer, start)))
+        parts.copy_own(self.rank, input, received);
+        let (call, start) = (self.call::<T>(parts.into_spec(), site), input.len());
+        self.start(Prepared::new(call, buffer, move |mut buffer: Vec<T>| {
+            // Moves them within the buffer: new memory would cost a page fault for every 4 KiB.
+            buffer.drain(..start);
+            buffer
+        }))
+    }
+}
+
+/// What a rank sends to each rank and receives from each, in elements.
+struct ExchangedParts {
+    send: Partition,
+    receive: Partition,
+    is_even: bool,
+}
+
+impl ExchangedParts {
+    /// Copies what a rank has for itself.
+    fn copy_own<T: Element>(&self, rank: Rank, input: &[T], output: &mut [T]) {
+        output[self.receive.range(rank)].copy_from_slice(&input[self.send.range(rank)]);
+    }
+
+    fn into_spec(self) -> CollectiveSpec {
+        CollectiveSpec::AllToAll { send: self.send, receive: self.receive, is_even: self.is_even }
     }
 }

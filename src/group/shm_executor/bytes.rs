@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::{ShmExecutor, ShmOperation};
+use crate::group::memory::BufferAccess;
 use crate::group::profile::ProfilePart;
 use crate::schedule::Action;
 use crate::schedule::rounds::{OrderedReduce, Put};
@@ -12,14 +13,14 @@ pub(super) const PIECE_BYTES: usize = 16 << 10;
 
 impl ShmExecutor {
     /// Copies what the round asks for into this rank's slot, and posts it.
-    pub(super) fn put(&mut self, round: u64, shm_operation: &ShmOperation, memory: &[u8]) {
+    pub(super) fn put(&mut self, round: u64, shm_operation: &ShmOperation, memory: &BufferAccess<'_>) {
         let mut started = self.meter.start();
         let end = self.scratch.puts.iter().map(|put| put.at + put.range.len()).max();
         let bytes = end.unwrap_or_default() * shm_operation.element_bytes;
         let slot = if bytes == 0 { &mut [] } else { self.rounds.write(round, bytes) };
         for Put { range, at } in &self.scratch.puts {
             let start = at * shm_operation.element_bytes;
-            let bytes = &memory[shm_operation.bytes(range)];
+            let bytes = memory.bytes(shm_operation.bytes(range));
             slot[start..start + bytes.len()].copy_from_slice(bytes);
         }
         self.rounds.post(round, &shm_operation.asked.header);
@@ -33,7 +34,7 @@ impl ShmExecutor {
         round: u64,
         shm_operation: &ShmOperation,
         ordered_reduce: &OrderedReduce,
-        memory: &mut [u8],
+        memory: &mut BufferAccess<'_>,
     ) {
         let (all, at) =
             (shm_operation.bytes(&ordered_reduce.range), ordered_reduce.at * shm_operation.element_bytes);
@@ -41,7 +42,7 @@ impl ShmExecutor {
         for piece in pieces(&all) {
             let start = piece.start - all.start;
             let place = at + start..at + start + piece.len();
-            let own = &mut memory[piece.clone()];
+            let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
             let of = |from: usize| match rounds.exposed(from, round, &piece) {
                 None => Some(rounds.posted(from, round)?.bytes(place.clone())),
@@ -63,12 +64,12 @@ impl ShmExecutor {
         round: u64,
         shm_operation: &ShmOperation,
         range: &Range<usize>,
-        memory: &mut [u8],
+        memory: &mut BufferAccess<'_>,
     ) {
         let (rank, ranks) = (self.rounds.rank(), self.rounds.size().ranks);
         let mut started = self.meter.start();
         for piece in pieces(&shm_operation.bytes(range)) {
-            let own = &mut memory[piece.clone()];
+            let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
             shm_operation
                 .reduce((rank, ranks), own, &mut self.lower, |from| rounds.exposed(from, round, &piece));
@@ -81,7 +82,7 @@ impl ShmExecutor {
     }
 
     /// Takes from the slots what the round asks for, all of which has been posted.
-    pub(super) fn take(&self, round: u64, shm_operation: &ShmOperation, memory: &mut [u8]) {
+    pub(super) fn take(&self, round: u64, shm_operation: &ShmOperation, memory: &mut BufferAccess<'_>) {
         let mut takes = &self.scratch.takes[..];
         let mut started = self.meter.start();
         while let Some(first) = takes.first() {
@@ -91,7 +92,7 @@ impl ShmExecutor {
             takes = rest;
             let all = shm_operation.bytes(&first.range);
             for start in all.clone().step_by(PIECE_BYTES) {
-                let own = &mut memory[start..all.end.min(start + PIECE_BYTES)];
+                let own = memory.bytes_mut(&(start..all.end.min(start + PIECE_BYTES)));
                 for take in run {
                     let Some(posted) = self.rounds.posted(take.from.index(), round) else { return };
                     let at = take.at * shm_operation.element_bytes + start - all.start;

@@ -80,7 +80,7 @@ fn play(lends: impl Fn(usize) -> bool) -> (u64, Vec<Vec<f32>>) {
             }
             let private = bytemuck::cast_slice_mut(&mut private[rank]);
             let bytes = if lends(rank) { own.bytes_mut() } else { private };
-            let poll = shm_executor.poll(&mut errands[rank], &mut BufferAccess::Write(bytes), |_| {});
+            let poll = shm_executor.poll(&mut errands[rank], &mut BufferAccess::from(bytes), |_| {});
             assert!(matches!(poll, ShmPoll::Done | ShmPoll::Waits));
             is_over[rank] = matches!(poll, ShmPoll::Done);
         }
@@ -139,7 +139,7 @@ fn a_rank_that_lends_what_cannot_be_is_blamed() {
         seats[2].shm_executor.rounds.post(1, &header);
         let Seat { shm_executor, own, .. } = &mut seats[0];
         let memory = &mut own.bytes_mut()[..bytes];
-        match shm_executor.poll(&mut errands[0], &mut BufferAccess::Write(memory), |_| {}) {
+        match shm_executor.poll(&mut errands[0], &mut BufferAccess::from(memory), |_| {}) {
             ShmPoll::Broken(rank, what) => {
                 assert_eq!(rank, Rank::new(1));
                 assert!(what.contains(expected), "{what}");
