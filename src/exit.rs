@@ -17,7 +17,7 @@ pub enum Exit {
     Configuration = 3,
     /// A data file is missing, truncated or has invalid content.
     Data = 4,
-    /// Some ranks did not connect within the start timeout, or one refused this rank.
+    /// Some ranks did not connect within the start timeout, or another rank refused this rank.
     Start = 5,
     /// A rank was lost or left early.
     PeerLost = 6,

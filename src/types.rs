@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 pub use self::located::{F32Loc, F64Loc, I32Loc, I64Loc};
 pub use self::site::Site;
 
-/// The largest number of ranks in a job. A larger rank, world size or list of ranks is refused before memory is allocated
-/// for it.
+/// The largest number of ranks in a job. A larger rank or world size, or a longer list of ranks, is rejected before
+/// memory is allocated for it.
 pub const WORLD_SIZE_MAX: u32 = 65_536;
 
 /// The number of a process in the job, from 0 to the world size minus one.

@@ -386,7 +386,7 @@ fn the_architecture_page_lists_every_module_and_every_page_is_linked() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// (g) Returns the folders of `src` that the text `architecture` does not mention, and the pages to which the text
+/// (i) Returns the folders of `src` that the text `architecture` does not mention, and the pages to which the text
 /// `linking` does not link.
 fn find_unmentioned(architecture: &str, linking: &str, folders: &[String], pages: &[String]) -> Vec<String> {
     let modules =

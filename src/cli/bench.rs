@@ -31,7 +31,7 @@ use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
 
 /// The target time of a row whose number of iterations is adaptive, in microseconds.
 const ROW_US: f64 = 500_000.0;
-/// The target time of all such rows together, in microseconds.
+/// The target time of all rows with an adaptive number of iterations together, in microseconds.
 const RUN_US: f64 = 30_000_000.0;
 /// The size in bytes of the record in which a rank sends its process id and its host name.
 const HOST_RECORD_BYTES: usize = 128;
@@ -93,7 +93,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
-    // A program that calls this function may have set up its log already.
+    // A program that calls this function may have set up its log already. The error is then ignored.
     let _ = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).try_init();
     match run_with(&args) {
         Ok(()) => Exit::Success.into(),
@@ -113,8 +113,8 @@ fn parse(args: impl Iterator<Item = OsString>) -> Result<BenchArgs, ExitCode> {
     })
 }
 
-/// Checks the arguments for a job of `world` ranks without joining it, so that ringrun prints an error once and not on every
-/// rank. Does not check paths of files: the ranks do, because they may run in another directory.
+/// Checks the arguments for a job of `world` ranks without joining it, so that ringrun prints an error once and not
+/// for every rank. Does not check paths of files. The ranks check them, because they may run in another directory.
 pub(super) fn check_arguments(
     args: impl Iterator<Item = OsString>,
     world: WorldSize,
@@ -165,7 +165,7 @@ pub fn bench(
         .for_world(group.size())
         .and_then(|plan| plan.check_memory(group.local_size(), available_memory()).map(|()| plan));
     let plan = &fitted.inspect_err(|error| {
-        // Other hosts may have enough memory: stop their ranks too.
+        // Ranks on hosts with enough memory see no error, so abort the job to stop these ranks too.
         let _ = group.abort(&error.to_string());
     })?;
     let ranks = gather_hosts(group)?;

@@ -154,7 +154,8 @@ impl GroupArgs {
     pub fn join(&self) -> Result<Group, JoinError> {
         let launched = from_environment().map_err(StartError::from);
         let method = match (&self.peers, launched) {
-            // A process that another launcher started needs a peers file: without one, `launched` is an error.
+            // If another launcher started this process, `launched` is an error. With a peers file, the process can
+            // join anyway.
             (Some(path), Ok(None) | Err(_)) => JoinMethod::Peers {
                 file: PeersFile::read(path).map_err(StartError::from)?,
                 rank: Rank::new(self.rank.unwrap_or_default()),
@@ -225,7 +226,8 @@ impl GroupArgs {
 fn read_secret_file(path: &Path) -> Result<Secret, JoinError> {
     let wrong = |problem: String| JoinError::SecretFile { path: path.to_owned(), problem };
     let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
-    // The length in a file's metadata is not reliable: a device has length 0.
+    // Limit the number of bytes that are read. The length in the file's metadata is not reliable: a device has length
+    // 0.
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| wrong(error.to_string()))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {

@@ -32,13 +32,13 @@ Examples:
 
 ringtrain and ringbench are built into ringrun. If COMMAND is one of these names without a slash, the built-in program runs.
 
-Each rank finds its number and the number of ranks in RING_RANK and RING_WORLD_SIZE, and in the variables that torchrun, \
-Horovod and Open MPI set. Its standard input is /dev/null. If there is more than one rank and you have not set \
-OMP_NUM_THREADS, ringrun sets it to the number of cores in the rank's share.
+Each rank finds its number and the number of ranks in the environment variables RING_RANK and RING_WORLD_SIZE, and in the \
+variables that torchrun, Horovod and Open MPI set. The standard input of each rank is /dev/null. If there is more than one \
+rank and you have not set OMP_NUM_THREADS, ringrun sets it to the number of cores in the rank's share.
 
 ringrun divides the processors evenly among the ranks and binds each rank to its share (see --bind-to). It uses only \
-processors that taskset, Slurm or the container allow, and prefers those that no other job of ringrun on this host has \
-claimed. If all are claimed, jobs share them evenly.
+processors that taskset, Slurm or the container allow. Each job claims the processors to which it binds ranks, and jobs that \
+start later on the same host prefer unclaimed processors. If all processors are claimed, the jobs share them evenly.
 
 ringrun prints a line of up to 16 MiB in one piece. It splits longer lines.
 
@@ -48,9 +48,10 @@ its name begins with python or pypy, otherwise python3. With --mpi4py=installed,
 mpi4py. Without the option, importing mpi4py on 2 or more ranks raises an ImportError, because with an installed MPI each \
 rank would be a world of size 1. A program that catches the error can continue without mpi4py.
 
-If a rank fails, the other ranks have --grace to exit. Then ringrun sends them SIGTERM, and after --kill-after SIGKILL. It \
-also kills all processes that the ranks have started. ringrun reports which rank failed first, how it failed, and the last \
-lines that it printed. When a rank ends, ringrun kills the processes that are left in its process group.
+If a rank fails, the other ranks have the time of --grace to exit. ringrun then sends SIGTERM to the ranks that still run. \
+If they have not exited after the time of --kill-after, it sends SIGKILL. ringrun also kills all processes that the ranks \
+have started. At the end, ringrun reports which rank failed first, how this rank failed, and the last lines that it printed. \
+When any rank ends, ringrun kills the processes that are left in the process group of this rank.
 
 ringrun passes these signals on to the ranks:
   SIGINT (Ctrl-C), SIGHUP, SIGQUIT              the job ends within --kill-after; a second Ctrl-C ends it at once
@@ -92,7 +93,7 @@ struct RunArgs {
     #[arg(long, value_name = "N", hide = true, allow_negative_numbers = true)]
     ranks_per_host: Option<RankCount>,
 
-    /// The name of this host and the number of ranks to start on it: HOST[:N],... Other hosts are refused.
+    /// The name of this host and the number of ranks to start on it: HOST[:N],... Naming any other host is an error.
     #[arg(short = 'H', long = "host", value_name = "HOSTS", value_delimiter = ',')]
     hosts: Vec<String>,
 
@@ -120,12 +121,13 @@ struct RunArgs {
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     output_dir: Option<PathBuf>,
 
-    /// Set an environment variable for every rank. Without =VALUE, the value is that of ringrun's own variable (repeatable).
+    /// Set an environment variable for every rank. Without =VALUE, the value is that of ringrun's own variable. You
+    /// may repeat this option.
     #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", action = ArgAction::Append)]
     variables: Vec<OsString>,
 
-    /// What `from mpi4py import MPI` imports: the Python package ringtrain, or the installed mpi4py. --mpi4py without a value
-    /// means --mpi4py=ringtrain.
+    /// Choose the package that `from mpi4py import MPI` imports: the Python package ringtrain, or the installed
+    /// mpi4py. --mpi4py without a value means --mpi4py=ringtrain.
     #[arg(
         long,
         value_name = "ringtrain|installed",
@@ -144,15 +146,16 @@ struct RunArgs {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_positive_seconds)]
     start_timeout: Duration,
 
-    /// After a rank fails, how long the other ranks have to exit before they get SIGTERM.
+    /// How long ringrun waits after the failure of a rank before it sends SIGTERM to the other ranks.
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     grace: Duration,
 
-    /// After SIGTERM or Ctrl-C, how long the ranks have to exit before they are killed.
+    /// How long the ranks have to exit after they get SIGTERM or Ctrl-C. Then ringrun kills them.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     kill_after: Duration,
 
-    /// After ringrun itself gets SIGTERM, how long the ranks have to save and exit (schedulers kill a job after 30 seconds).
+    /// How long the ranks have to save and exit after ringrun itself gets SIGTERM (schedulers kill a job after 30
+    /// seconds).
     #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = parse_seconds)]
     term_timeout: Duration,
 
@@ -195,7 +198,8 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// If the command is a built-in program, checks its arguments before any rank is started: errors and `--help` are printed once.
+/// If the command is a built-in program, checks its arguments before any rank is started, so that errors and `--help`
+/// are printed once.
 fn check_builtin_program(plan: &LaunchPlan) -> Result<(), ExitCode> {
     let arguments = iter::once(&plan.program).chain(&plan.arguments).cloned();
     match plan.program.to_str() {
@@ -216,7 +220,7 @@ fn parse(arguments: Vec<OsString>) -> Result<LaunchPlan, clap::Error> {
     into_plan(args, has_start_timeout).map_err(error_without_usage)
 }
 
-/// Returns an error of this one sentence, without the usage lines that clap adds.
+/// Returns an error that prints only `text`, without the usage lines that clap adds.
 fn error_without_usage(text: String) -> clap::Error {
     clap::Error::raw(ErrorKind::ValueValidation, text + "\n")
 }
@@ -272,7 +276,7 @@ fn parse_variable(argument: OsString) -> Result<(OsString, Option<OsString>), St
         return Err(format!("-x {shown}: a variable needs a name"));
     }
     if name.starts_with(OWN_PREFIX.as_bytes()) {
-        // The value is not repeated: it may be a secret.
+        // The message does not contain the value, because the value may be a secret.
         let name = String::from_utf8_lossy(name);
         return Err(format!("-x {name}: only ringrun sets variables whose names begin with {OWN_PREFIX}"));
     }
@@ -328,7 +332,7 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 fn parse_positive_seconds(text: &str) -> Result<Duration, String> {
     match parse_seconds(text)? {
         time if time.is_zero() => Err("must be more than 0".to_owned()),
-        // The ranks get the time in whole milliseconds.
+        // The ranks receive the time in whole milliseconds, so a shorter time would become 0.
         time if time < Duration::from_millis(1) => Err("must be at least 0.001".to_owned()),
         time => Ok(time),
     }
@@ -425,7 +429,7 @@ mod tests {
         ] {
             assert_eq!(plan(line).unwrap().mpi4py, expected, "{line}");
         }
-        let error = plan("--mpi4py=mine -n 2 prog").expect_err("there is no such value");
+        let error = plan("--mpi4py=mine -n 2 prog").expect_err("the value was accepted");
         assert!(error.contains("neither ringtrain nor installed"), "{error}");
     }
 

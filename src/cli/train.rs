@@ -69,7 +69,7 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
 fn train(args: TrainArgs) -> Result<(), Failure> {
     let mut joining = args.group.clone();
     if joining.algorithm.is_automatic() {
-        // Two runs with the same options produce bitwise equal parameters.
+        // With these algorithms, two runs with the same options produce bitwise equal parameters.
         joining.algorithm = Algorithms::reproducible();
     }
     let config = checked_config(args)?;

@@ -1,7 +1,8 @@
-//! Assigns processors to ranks. Each rank gets an even share, of processors that no other job has claimed if there are enough.
+//! Assigns processors to ranks. Each rank gets an even share of the processors. If enough processors are free of
+//! claims by other jobs, the ranks share only these processors.
 //!
-//! If two ranks share a processor, a small message takes 40 times longer, so ranks are bound by default. The plan is a pure
-//! function of the cores and of the number of jobs on each core, which [`claims`](super::claims) counts.
+//! If two ranks share a processor, a small message takes 40 times longer, so ranks are bound by default. The plan
+//! depends only on the cores and on the number of jobs on each core, which [`claims`](super::claims) counts.
 
 use super::Binding;
 use super::topology::{Core, Processor};
@@ -16,8 +17,8 @@ pub(super) struct BindingPlan {
     pub(super) claimed: Vec<usize>,
     /// The number of OpenMP threads of each rank: one for each core of its share.
     pub(super) threads: usize,
-    /// The number of the job's processors that no other job has claimed. If ranks are not bound, the number of all processors.
-    /// Ranks poll for messages only if it is at least the number of ranks.
+    /// The number of the job's processors that no other job has claimed. If ranks are not bound, the number of all
+    /// processors. Ranks poll for messages only if there are at least as many of these processors as ranks.
     pub(super) exclusive_processors: usize,
 }
 
@@ -71,8 +72,8 @@ impl BindingPlan {
     }
 }
 
-/// Returns the indices of the least used cores, in ascending order: all cores with the lowest number of jobs if there is one for
-/// each rank, otherwise also other cores until there is one for each rank.
+/// Returns the indices of the least used cores, in ascending order: all cores with the lowest number of jobs. If
+/// these are fewer than `ranks`, adds the next least used cores until there is one core for each rank.
 fn least_used_cores(ranks: usize, jobs: &[usize]) -> Vec<usize> {
     let mut chosen: Vec<usize> = Vec::new();
     let most = jobs.iter().copied().max().unwrap_or_default();
@@ -110,8 +111,8 @@ mod tests {
     use super::*;
     use crate::launch::topology::format_list;
 
-    /// Returns cores with `threads` hardware threads each, half of them on each of two NUMA nodes. As on many machines, the first
-    /// threads of all cores are numbered before their second threads.
+    /// Returns cores with `threads` hardware threads each, half of them on each of two NUMA nodes. As on many
+    /// machines, the numbers of the first threads of all cores come before the numbers of the second threads.
     fn machine(cores: usize, threads: usize) -> Vec<Core> {
         let core = |index: usize| Core {
             numa_node: index * 2 / cores.max(2),

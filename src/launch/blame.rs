@@ -1,8 +1,8 @@
-//! Finds the rank that failed first from the last lines that the ranks printed. Pure: it only reads these lines.
+//! Finds the rank that failed first from the last lines that the ranks printed. This module performs no IO.
 //!
-//! Exit codes and times do not always show it. A rank that panics or calls `Group::abort` first notifies the other ranks, so
-//! these may exit earlier, and with the same code. But their error messages name the rank at fault, in the words of
-//! [`Cause`](crate::wire::Cause), which are the same in every program.
+//! Exit codes and times do not always show which rank failed first. A rank that panics or calls `Group::abort` first
+//! notifies the other ranks, so the other ranks may exit earlier, and with the same code. But their error messages
+//! name the rank at fault, in the words of [`Cause`](crate::wire::Cause), which are the same in every program.
 
 use super::outcome::{JobOutcome, RankEnd, RankStatus};
 use crate::types::Rank;
@@ -11,8 +11,8 @@ use crate::types::Rank;
 const FAULTS: [&str; 4] =
     [" was lost: ", " closed its group while ", " stopped the job: ", " broke the protocol: "];
 
-/// Blames the rank that the blamed rank's last lines name, then the rank that this rank names, and so on. Follows only ranks that
-/// exited with a code other than 0. `tails` holds the last lines of each rank.
+/// If the last lines of the blamed rank name another rank, blames that rank instead, and repeats this step. Considers
+/// only ranks that exited with a code other than 0. `tails` holds the last lines of each rank.
 pub(super) fn blame_named_rank(
     outcome: JobOutcome,
     members: &[RankStatus],
@@ -33,7 +33,7 @@ pub(super) fn blame_named_rank(
         && exited_with_error(named)
     {
         if visited.contains(&named) {
-            // Ranks name each other: blame the rank that ended first.
+            // Ranks name each other, so keep the original outcome: it blames the rank that ended first.
             return outcome;
         }
         visited.push(named);

@@ -58,8 +58,8 @@ impl ClaimRegistry {
         cores.iter().map(count).collect()
     }
 
-    /// Claims a core until the returned socket is dropped. `None` if the system refuses a socket, or if too many jobs have
-    /// claimed the core.
+    /// Claims a core until the returned socket is dropped. Returns `None` if the system refuses a socket, or if too
+    /// many jobs have claimed the core.
     pub(super) fn claim(&self, core: &Core) -> Option<UnixDatagram> {
         (0..JOBS_COUNTED_MAX).find_map(|job| claim(&self.name(core, job)).ok())
     }

@@ -8,8 +8,8 @@ use rustix::fs::{Access, access};
 
 use super::LaunchError;
 
-/// The programs that are built into ringrun's executable. So `ringrun -n 4 ringtrain` works if only ringrun was built or copied,
-/// and always runs a ringtrain of the same version.
+/// The programs that are built into ringrun's executable. So `ringrun -n 4 ringtrain` works even if only ringrun was
+/// built or copied, and it always runs a ringtrain of the same version.
 const BUILT_IN: [&str; 2] = ["ringtrain", "ringbench"];
 
 /// The search path if `PATH` is not set, as in glibc's `execvp`.
@@ -59,7 +59,8 @@ impl Program {
     }
 }
 
-/// Returns whether this is a Python script, which torchrun would run with its own interpreter.
+/// Returns whether `name` is a Python script. torchrun would run a script with its own interpreter, but ringrun does
+/// not.
 fn is_python_script(name: &OsStr) -> bool {
     name.as_bytes().ends_with(b".py")
 }
@@ -72,13 +73,13 @@ fn candidates(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Vec<PathB
     if name.as_bytes().contains(&b'/') {
         return vec![directory.join(name)];
     }
-    // An empty entry of PATH means the current directory; `join` makes it so.
+    // An empty entry of PATH means the current directory. For an empty entry, `join` returns `directory`.
     std::env::split_paths(path.unwrap_or(OsStr::new(DEFAULT_PATH)))
         .map(|entry| directory.join(entry).join(name))
         .collect()
 }
 
-/// Checks that the file can be executed. The error says why not; `None` if there is no such file.
+/// Checks that the file can be executed. The error is the reason why not, or `None` if there is no such file.
 fn check_executable(path: &Path) -> Result<(), Option<&'static str>> {
     match path.metadata() {
         Ok(metadata) if metadata.is_dir() => Err(Some("it is a directory")),

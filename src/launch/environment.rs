@@ -8,7 +8,8 @@ use crate::types::{Rank, WorldSize};
 /// The prefix of variables that only ringrun may set. `-x` refuses them.
 pub const OWN_PREFIX: &str = "RING_";
 
-/// The variable with the job's id. All processes that a rank starts inherit it, so the watchdog can find them by it.
+/// The variable with the job's id. All processes that a rank starts inherit this variable, so the
+/// [watchdog](super::watchdog) can find these processes.
 pub(super) const JOB_ID: &str = "RING_JOB_ID";
 
 /// The values that are the same for all ranks of a job.
@@ -16,7 +17,7 @@ pub(super) const JOB_ID: &str = "RING_JOB_ID";
 pub struct JobVariables {
     /// The number of ranks. All of them are on this machine.
     pub world: WorldSize,
-    /// The address of the rendezvous server.
+    /// The address of the rendezvous server, from which the ranks learn the addresses of all ranks.
     pub rendezvous: SocketAddr,
     /// A free port on which rank 0 of a `PyTorch` job can listen.
     pub master_port: u16,
@@ -74,7 +75,7 @@ pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
         ("OMPI_COMM_WORLD_LOCAL_SIZE", size),
         ("OMPI_COMM_WORLD_NODE_RANK", rank),
     ];
-    // Without a limit, libraries in every rank start a thread for each core of the host.
+    // Without this variable, OpenMP libraries in every rank start a thread for each core of the host.
     let threads = common.threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string()));
     own.into_iter()
         .chain(torchrun)

@@ -1,7 +1,8 @@
-//! The event loop of ringrun. It reports events of the ranks' processes, their output, signals and the clock to the
-//! supervisor, and performs the supervisor's actions.
+//! The event loop of ringrun. The loop tells the [supervisor](super::supervisor) when a rank ends, when the output is
+//! closed, when a signal arrives and when time passes. The supervisor decides which signals to send to the ranks, and
+//! the loop performs these actions.
 //!
-//! It waits in a single poll for all of these events, at most until the supervisor's next deadline.
+//! The loop waits in a single poll for all of these events, at most until the supervisor's next deadline.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -45,7 +46,8 @@ const SIGNALS: usize = 1;
 /// How long ringrun tries to kill processes that the ranks have left behind.
 const SWEEP_TIME: Duration = Duration::from_secs(2);
 
-/// The number of open files for each rank: two pipes, the socket to its shim, and two files of `--output-dir`.
+/// The number of open files that each rank needs: two pipes, a socket to its [`shim`], and two files of
+/// `--output-dir`.
 const FILES_PER_RANK: u64 = 5;
 
 /// The number of other open files: those of ringrun and its ranks, and temporary ones during the start. A claim on a processor
@@ -104,7 +106,7 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     };
     let outcome = blame_named_rank(outcome, &members, &tails);
     let mut text = report(outcome, &members, &tails);
-    // These errors were also printed when they occurred, but they may have scrolled away.
+    // These errors were already printed when they occurred. Print them again, because they may have scrolled away.
     text.extend(incomplete.iter().map(|sentence| format!("ringrun: {sentence}\n")));
     // A closed standard error is ignored.
     let _ = io::stderr().write_all(text.as_bytes());
@@ -150,8 +152,8 @@ struct RunningJob<'a> {
     begin: Instant,
     poll: Poll,
     signals: Signals,
-    /// The output thread wakes the poll with it. It is kept here because a wake-up is lost if the last owner drops the waker
-    /// before the poll has seen it.
+    /// The waker with which the output thread wakes the poll. The job also owns it, because a wake-up is lost if the
+    /// last owner drops the waker before the poll has returned.
     _waker: Arc<Waker>,
     output: Output,
     ranks: RankProcesses,

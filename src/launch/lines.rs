@@ -1,4 +1,5 @@
-//! Splits the output of a rank into lines, and keeps its last lines. Pure: uses no file descriptor and no thread.
+//! Splits the output of a rank into lines, and keeps its last lines. This module uses no file descriptor and no
+//! thread.
 
 use std::collections::VecDeque;
 
@@ -15,7 +16,7 @@ const _: () = assert!(LINE_BYTES_MIN <= LINE_BYTES_MAX && LINE_BYTES_MAX <= UNFI
 /// The number of last lines of each rank that are kept for the report.
 const TAIL_LINES_MAX: usize = 20;
 
-/// The number of bytes that are kept of each of these lines.
+/// The maximal number of bytes that are kept of each of these lines.
 const TAIL_LINE_BYTES_MAX: usize = 512;
 
 /// How a piece of output ends.
@@ -23,7 +24,7 @@ const TAIL_LINE_BYTES_MAX: usize = 512;
 pub(super) enum LineEnd {
     /// With a newline, which is not part of the piece.
     Newline,
-    /// Without one: the line is too long, or the stream has ended.
+    /// Without a newline: the line is too long, or the stream has ended.
     Open,
 }
 
@@ -145,7 +146,7 @@ mod tests {
     fn a_limit_below_the_unfinished_line_emits_it_first() {
         let mut splitter = LineSplitter::default();
         let mut found = Vec::new();
-        splitter.push(b"abcdef", |_, _| panic!("the line is not finished"));
+        splitter.push(b"abcdef", |_, _| panic!("an unfinished line was emitted"));
         splitter.push_limited(b"gh\n", 4, |line, end| found.push((line.to_vec(), end)));
         assert_eq!(found, [(b"abcdef".to_vec(), LineEnd::Open), (b"gh".to_vec(), LineEnd::Newline)]);
         assert_eq!(splitter.unfinished_bytes(), 0);

@@ -5,7 +5,7 @@
 //!   |  |  \---- output: a thread that reads the pipes of all ranks
 //!   |  |
 //!   |  +------- watchdog: a process that kills the other processes if ringrun is killed
-//!   +---------- rank 0, 1, ...: the shim, which becomes the command; each rank leads a process group
+//!   +---------- rank 0, 1, ...: processes that lead a process group each, and run first the shim and then the command
 //! ```
 //!
 //! The module `supervisor` decides when to send which signal, and does no IO. This module does not parse command lines, and
@@ -46,8 +46,8 @@ use crate::exit::Exit;
 use crate::rendezvous::StartError;
 use crate::types::{Rank, WorldSize};
 
-/// The maximal number of ranks that ringrun starts on one machine. It is higher than useful, but low enough that a typing
-/// error does not overload the machine.
+/// The maximal number of ranks that ringrun starts on one machine. The limit is higher than any useful number of
+/// ranks, but low enough that a typing error does not overload the machine.
 pub const LOCAL_RANKS_MAX: u32 = 1024;
 
 /// A job to launch, with checked arguments.
@@ -82,12 +82,13 @@ pub struct LaunchPlan {
 /// The package that `from mpi4py import MPI` imports on the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mpi4py {
-    /// None: the import raises an `ImportError` that says which option of ringrun to use. Two kinds of processes import the
-    /// installed package anyway: the only rank of a job, and processes that an MPI launcher started in a rank.
+    /// No package: the import raises an `ImportError` that says which option of ringrun to use. Two kinds of
+    /// processes import the installed package anyway: the only rank of a job, and processes that an MPI launcher
+    /// started in a rank.
     Refused,
     /// The Python package `ringtrain`, which must be installed for the job's interpreter.
     Ringtrain,
-    /// The installed package. In it, every rank is a world of size 1.
+    /// The installed package, in which every rank is a world of size 1.
     Installed,
 }
 
@@ -98,7 +99,7 @@ pub enum Binding {
     None,
     /// An even share of the processors: whole cores if there are enough.
     Core,
-    /// The NUMA nodes of its even share.
+    /// All processors of the NUMA nodes to which the even share of the rank belongs.
     Numa,
 }
 
@@ -127,9 +128,10 @@ pub struct LaunchLimits {
     pub start_timeout: Duration,
     /// The time from the first failure of a rank until the other ranks get SIGTERM.
     pub grace: Duration,
-    /// The time from SIGTERM or Ctrl-C to the ranks until they are killed.
+    /// The time from the moment when the ranks receive SIGTERM or Ctrl-C until ringrun kills them.
     pub kill_after: Duration,
-    /// The time from SIGTERM to ringrun itself until the ranks are killed, in which they can save.
+    /// The time from the moment when ringrun itself receives SIGTERM until it kills the ranks. They can save during
+    /// this time.
     pub term_timeout: Duration,
     /// The time limit of the whole job; `None` for no limit.
     pub job_timeout: Option<Duration>,
@@ -183,7 +185,7 @@ pub enum LaunchError {
         i = interpreter.display()
     )]
     Mpi4py {
-        /// The interpreter that ringrun asked.
+        /// The interpreter that did not find the package.
         interpreter: OsString,
         /// What went wrong, with the last line that the interpreter printed.
         why: String,

@@ -1,8 +1,8 @@
 //! `--mpi4py`: `from mpi4py import MPI` imports the Python package `ringtrain` on the ranks.
 //!
 //! The package `ringtrain` contains a directory with its own package `mpi4py`, which ringrun puts first in the ranks'
-//! `PYTHONPATH`. ringrun asks the job's interpreter for this directory once, before it starts any rank. Without the option, a
-//! [`Guard`] comes first instead.
+//! `PYTHONPATH`. ringrun asks the job's interpreter for this directory once, before it starts any rank. Without the
+//! option, a [`Guard`] comes first instead. It is a package `mpi4py` whose import fails.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -227,7 +227,7 @@ mod tests {
     fn an_interpreter_that_does_not_answer_is_killed_with_its_children() {
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 1000 & sleep 1000"]);
-        let error = ask_interpreter(command, Duration::from_millis(20)).expect_err("there is no answer");
+        let error = ask_interpreter(command, Duration::from_millis(20)).expect_err("there was an answer");
         assert_eq!(error, "it did not answer within 0.0 s (--start-timeout)");
     }
 
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(ask("exit 3"), Err("it exited with code 3 without output".into()));
         assert_eq!(ask("kill -9 $$"), Err("it was killed by signal 9 (SIGKILL) without output".into()));
         let error =
-            ask_interpreter(Command::new("/nowhere/python3"), Duration::from_secs(30)).expect_err("nowhere");
+            ask_interpreter(Command::new("/nowhere/python3"), Duration::from_secs(30)).expect_err("found");
         assert!(error.starts_with("it cannot be run: No such file"), "{error}");
     }
 }

@@ -1,6 +1,6 @@
 """Replaces mpi4py on the ranks that ringrun starts without --mpi4py.
 
-An installed MPI does not see these ranks: in each of them MPI.COMM_WORLD would have the size 1.
+An installed MPI does not connect these ranks: MPI.COMM_WORLD would have the size 1 in each rank.
 """
 
 import importlib
@@ -15,7 +15,7 @@ MESSAGE = (
 
 
 def is_started_by_mpi():
-    """Returns whether an MPI launcher that a rank called started this process."""
+    """Returns whether an MPI launcher started this process. A rank may have called such a launcher."""
     return any(name in os.environ for name in "@MPI_VARIABLES@".split())
 
 

@@ -1,8 +1,8 @@
 //! The package `mpi4py` that ranks find when neither `--mpi4py` nor `--mpi4py=installed` was given. Importing it raises an error
 //! that names these options.
 //!
-//! Python can import from zip archives, so the package is an archive in memory that ranks open as `/proc/PID/fd/N`. It needs no
-//! temporary directory, and no Python package besides ringrun.
+//! Python can import from zip archives, so the package is an archive in memory that ranks open as `/proc/PID/fd/N`.
+//! The archive needs neither a temporary directory nor an installed Python package.
 
 use std::env;
 use std::ffi::OsString;
@@ -20,7 +20,7 @@ const NAME: &str = "mpi4py/__init__.py";
 /// Variables that MPI launchers set (Open MPI, then MPICH and Intel MPI) and ringrun does not.
 const MPI_VARIABLES: [&str; 2] = ["PMIX_RANK", "PMI_RANK"];
 
-/// The archive with the package. Ranks can import from it until this is dropped.
+/// The archive with the package. Ranks can import from the archive until this value is dropped.
 #[derive(Debug)]
 pub(super) struct Guard {
     archive: File,
@@ -28,7 +28,8 @@ pub(super) struct Guard {
 
 impl Guard {
     pub(super) fn create() -> io::Result<Self> {
-        // If an MPI launcher started ringrun itself, the ranks inherit such a variable, and it says nothing about them.
+        // If an MPI launcher started ringrun itself, the ranks inherit such a variable. It does not show that an MPI
+        // launcher started a process within a rank, so the guard does not look for it.
         let variables =
             MPI_VARIABLES.map(|name| if env::var_os(name).is_none() { name } else { "" }).join(" ");
         let mut archive = File::from(memfd_create("ringrun-mpi4py", MemfdFlags::CLOEXEC)?);

@@ -1,4 +1,4 @@
-//! How ranks and the job ended, and the final report about it. Pure: reads no clock and no process.
+//! How ranks and the job ended, and the final report about it. This module performs no IO and reads no clock.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::types::Rank;
 /// The error of a write to a pipe that has no reader.
 pub(super) const EPIPE: i32 = rustix::io::Errno::PIPE.raw_os_error();
 
-/// The exit codes of a rank that failed because of another rank, or may have.
+/// The exit codes of ranks that failed, or may have failed, because of another rank.
 const VICTIM_CODES: [Exit; 4] = [Exit::PeerLost, Exit::Mismatch, Exit::Timeout, Exit::Protocol];
 
 /// How one rank's process ended.
@@ -21,7 +21,7 @@ pub enum RankEnd {
     Exited(u8),
     /// A signal killed it.
     Killed(i32),
-    /// Its command could not be executed, for this `errno`.
+    /// Its command could not be executed: `exec` failed with this `errno`.
     NotRun(i32),
 }
 
@@ -31,7 +31,7 @@ impl RankEnd {
         self == Self::Exited(0)
     }
 
-    /// Returns the exit code that a shell reports for it.
+    /// Returns the exit code that a shell reports for a process that ends in this way.
     pub fn code(self) -> u8 {
         match self {
             Self::Exited(code) => code,
@@ -107,7 +107,8 @@ pub(super) struct RankStatus {
     pub(super) rank: Rank,
     /// The id of its process.
     pub(super) pid: i32,
-    /// How it ended, and how long after the start of the job. `None` while it runs, or if it cannot be killed.
+    /// How the rank ended, and how long after the start of the job. `None` while the rank runs, or if it cannot be
+    /// killed.
     pub(super) ended: Option<(RankEnd, Duration)>,
 }
 

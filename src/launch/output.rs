@@ -26,8 +26,8 @@ use crate::types::{Rank, WorldSize};
 /// The maximal number of bytes in one read from a rank's pipe: the default capacity of a pipe.
 const READ_BYTES: usize = 64 * 1024;
 
-/// After all ranks have ended: how long to wait for output from pipes that another process still holds open. By then ringrun has
-/// killed every process of the job that it knows.
+/// How long ringrun waits, after all ranks have ended, for output from pipes that another process still holds open.
+/// Before this wait, ringrun has killed every process of the job that it knows.
 const DRAIN_SILENCE: Duration = Duration::from_secs(1);
 
 /// The maximal number of bytes that are read from one pipe after all ranks have ended: the largest capacity of a pipe that Linux
@@ -114,7 +114,8 @@ impl Output {
         };
         thread::Builder::new().name("output".to_owned()).spawn(move || {
             reader.run();
-            // Close the channel before waking the job, so that the job sees the end. The order is the same in a panic.
+            // Close the channel before waking the job, so that the job sees that the channel is closed. If the thread
+            // panics, the order is the same.
             drop(reader);
             drop(wake_at_end);
         })?;
@@ -142,7 +143,7 @@ impl Output {
     }
 
     fn send(&self, command: OutputCommand) {
-        // The thread may have ended; it then needs no commands.
+        // Sending fails if the thread has ended. The thread then needs no commands.
         let _ = self.commands.send(command);
         let _ = self.waker.wake();
     }
@@ -166,7 +167,7 @@ pub(super) struct OutputFiles {
 }
 
 impl OutputFiles {
-    /// Creates the files of all ranks. An error comes with the path.
+    /// Creates the files of all ranks. An error contains the path.
     pub(super) fn create(directory: &Path, world: WorldSize) -> Result<Self, (PathBuf, io::Error)> {
         let mut by_rank = BTreeMap::new();
         for rank in world.ranks() {
@@ -195,7 +196,7 @@ struct RankPipe {
     pipe: Option<pipe::Receiver>,
     splitter: LineSplitter,
     file: Option<File>,
-    /// Whether the message that lines are split has been printed.
+    /// Whether the message about split lines has been printed for this pipe.
     has_cut_a_line: bool,
     readable: bool,
     /// How many bytes may still be read after all ranks have ended.
@@ -446,8 +447,8 @@ pub(super) fn stdout_incomplete_message(errno: i32) -> String {
     format!("standard output is not complete: {}", io::Error::from_raw_os_error(errno))
 }
 
-/// Writes all of `text`. An error is an `errno`. If another program has made the terminal or pipe non-blocking, waits while it is
-/// full.
+/// Writes all of `text`. The error is an `errno`. If another program has made the terminal or pipe non-blocking, this
+/// function waits while the terminal or pipe is full.
 fn write_all(out: &mut impl Write, mut text: &[u8]) -> Result<(), i32> {
     loop {
         let result = if text.is_empty() { out.flush().map(|()| 0) } else { out.write(text) };

@@ -57,7 +57,7 @@ fn parse_parent(stat: &str) -> Option<i32> {
     stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// Returns whether this process ignores `signal`, as after `nohup` it ignores SIGHUP.
+/// Returns whether this process ignores `signal`. For example, a process that `nohup` started ignores SIGHUP.
 pub(super) fn is_ignored(signal: i32) -> bool {
     fs::read_to_string("/proc/self/status").is_ok_and(|status| ignores_signal(&status, signal))
 }

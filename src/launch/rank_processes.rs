@@ -84,7 +84,8 @@ impl RankProcesses {
         }
     }
 
-    /// Returns the ranks that have ended since the last call. Kills the processes that remain in their process groups.
+    /// Returns the ranks that have ended since the last call. Kills the processes that remain in the process groups
+    /// of these ranks.
     pub(super) fn reap(&mut self) -> Vec<(Rank, RankEnd)> {
         let mut batch = Vec::new();
         for index in 0..self.processes.len() {
@@ -113,7 +114,7 @@ impl RankProcesses {
                 self.watchdog_ended = true;
                 self.watchdog.set_lost();
             }
-            // The process may be a rank that ended after the loop in `reap`.
+            // The process may be a rank that ended after `reap` had looked at it.
             let found = self.processes.iter().position(|process| process.running && process.pid == pid);
             if let Some(index) = found {
                 let ended = self.finish_rank(index, status.exit_status(), status.terminating_signal());

@@ -1,11 +1,12 @@
 //! The shim: the program that runs first in a rank's process and then executes the rank's command.
 //!
-//! It asks the kernel to kill it when ringrun dies, waits until ringrun has told the watchdog about the rank, and then becomes
-//! the command by `exec`, which keeps the request to the kernel. If `exec` fails, the shim sends the `errno` to ringrun. An
-//! exit code would not do: the command itself may exit with 127.
+//! The shim asks the kernel to kill this process when ringrun dies. It waits until ringrun has told the
+//! [watchdog](super::watchdog) about the rank. Then `exec` replaces the shim by the command, which does not cancel
+//! the request to the kernel. If `exec` fails, the shim sends the `errno` to ringrun. An exit code could not report
+//! this failure, because the command itself may exit with 127.
 //!
-//! The standard input of the shim is a socket to ringrun. ringrun sends one byte, after which the shim executes the command. The
-//! shim sends the 4 bytes of the `errno` if that fails. If it succeeds, the socket is closed.
+//! The standard input of the shim is a socket to ringrun. ringrun sends one byte, and the shim then executes the
+//! command. If `exec` fails, the shim sends the 4 bytes of the `errno`. If `exec` succeeds, it closes the socket.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read as _, Write as _};
@@ -31,7 +32,8 @@ const GO: u8 = b'g';
 const BUILT_IN: &str = "built-in";
 const NAMED: &str = "named";
 
-/// Returns the command that starts a rank through the shim. The rank is bound to `processors`; it is not bound if there are none.
+/// Returns the command that starts a rank through the shim. The rank is bound to `processors`. If `processors` is
+/// empty, the rank is not bound.
 pub(super) fn command(program: &Program, arguments: &[OsString], processors: &[Processor]) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0(SHIM).arg(getpid().to_string()).arg(topology::format_list(processors));
@@ -57,7 +59,8 @@ impl ShimSocket {
         Ok((Self { stream }, Stdio::from(std::os::fd::OwnedFd::from(shim_end))))
     }
 
-    /// Tells the shim to execute the command. Ignores errors: if the shim has died, ringrun is notified of its end as usual.
+    /// Tells the shim to execute the command. Ignores errors: if the shim has died, ringrun is notified of the end of
+    /// its process.
     pub(super) fn send_go(&self) {
         let _ = (&self.stream).write_all(&[GO]);
     }
@@ -79,7 +82,7 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     else {
         return Exit::Usage.into();
     };
-    // The check comes after the request, so that a parent that dies in between is noticed.
+    // Check the parent after the request, because the parent may have died before the request took effect.
     let requested = set_parent_process_death_signal(Some(Signal::KILL));
     if requested.is_err() || getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(parent) {
         return Exit::Start.into();

@@ -63,7 +63,7 @@ pub(super) struct Supervisor {
 }
 
 impl Supervisor {
-    /// Supervises a job whose ranks are these processes.
+    /// Creates the supervisor of a job whose ranks have the process ids `pids`.
     pub(super) fn new(limits: LaunchLimits, pids: &[i32]) -> Self {
         let members = (0..)
             .zip(pids)
@@ -93,8 +93,8 @@ impl Supervisor {
         }
         match (self.phase, self.outcome) {
             (StopPhase::Running, _) => self.fail(rank, now),
-            // ringrun may see the end of a rank that lost a peer before the end of that peer: the kernel closes the sockets of a
-            // dying process before it notifies the parent.
+            // The kernel closes the sockets of a dying process before it notifies the parent. So a rank that lost its
+            // peer may end, and ringrun may see its end, before ringrun sees the end of the peer.
             (StopPhase::Leaving { .. }, JobOutcome::Failed(first)) if ended.blame() > self.blame(first) => {
                 self.outcome = JobOutcome::Failed(rank);
                 self.note(self.members[rank.index()].describe());

@@ -72,7 +72,7 @@ pub(super) fn format_list(processors: &[Processor]) -> String {
     runs.collect::<Vec<_>>().join(",")
 }
 
-/// Parses such a list. Returns `None` if the text is not a list.
+/// Parses a list such as `0-3,8`. Returns `None` if the text is not a list.
 pub(super) fn parse_list(text: &str) -> Option<Vec<Processor>> {
     let mut found = Vec::new();
     for run in text.split(',') {

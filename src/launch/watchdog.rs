@@ -1,8 +1,9 @@
 //! The watchdog: a second process of ringrun that kills the job's processes if ringrun is killed by SIGKILL.
 //!
-//! ringrun tells the watchdog through a pipe which process groups exist. Only ringrun has the writing end. If the pipe is closed
-//! before the line `done` has arrived, ringrun has died. The watchdog then kills these groups, and all processes that have the
-//! job's id in their environment. The second step also finds a rank that was started but not yet announced.
+//! ringrun tells the watchdog through a pipe which process groups exist. Only ringrun has the writing end. If the
+//! pipe is closed before the line `done` has arrived, ringrun has died. The watchdog then kills these groups, and all
+//! processes that have the job's id in their environment. The environment also identifies a rank that was started,
+//! but whose process group the watchdog does not know yet.
 //!
 //! The watchdog runs in a new session, under another name than ringrun's, and without the job's environment. It ignores the
 //! signals that stop jobs, so that Ctrl-C, `killall ringrun` or `systemctl stop` do not end it before ringrun.
@@ -62,7 +63,7 @@ impl Watchdog {
         self.pid
     }
 
-    /// Announces the process group of a rank.
+    /// Tells the watchdog about the process group of a rank.
     pub(super) fn add(&mut self, group: Pid) {
         self.send_line(&format!("+{group}"));
     }
@@ -137,7 +138,8 @@ pub(super) fn main() -> ExitCode {
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
     let _ = rustix::process::setsid();
-    // The watchdog may be stopped (SIGSTOP) together with the job. When ringrun dies, the kernel continues it with SIGCONT.
+    // The watchdog may be stopped (SIGSTOP) together with the job. This request makes the kernel continue the
+    // watchdog with SIGCONT when ringrun dies.
     let _ = set_parent_process_death_signal(Some(Signal::CONT));
     super::name_process(WATCHDOG);
     if env::args_os().len() > 1 || io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).is_err() {

@@ -1,10 +1,12 @@
 //! The response cache, which identifies tensors that have run before by a small number, the slot.
 //!
-//! Only the coordinator assigns and retires slots ([`CacheDirectory`]). The ranks keep a copy of the cache that follows its
-//! messages ([`CacheView`]). A slot gets a new tensor in two steps, because a rank that has not yet read the coordinator's
-//! message may still report the old tensor by this slot. First the coordinator retires the slot, and ranks that have read
-//! this no longer use it. When every rank has reported that it has read this, the coordinator assigns the slot again.
-//! Until then it remembers the old tensor.
+//! Only the coordinator, which runs on rank 0 of the group, assigns and retires slots ([`CacheDirectory`]). Each rank
+//! keeps a copy of the cache, and updates it when it reads the coordinator's messages ([`CacheView`]).
+//!
+//! A slot gets a new tensor in two steps. First the coordinator sends a message that retires the slot, and ranks that
+//! have read this message no longer use the slot. When every rank has reported that it has read the message, the
+//! coordinator assigns the slot again. Until then the coordinator remembers the old tensor, because a rank that has
+//! not read the message may still report the old tensor by this slot.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +27,8 @@ impl CacheView {
         self.requests.get(&slot).filter(|request| request.signature == *signature).map(|_| slot)
     }
 
-    /// Returns the announced tensor. If it is announced in full with a slot, stores it in that slot.
+    /// Returns the announced tensor. If the announcement contains the whole request and a slot, stores the request in
+    /// that slot.
     pub(super) fn resolve(&mut self, tensor: AnnouncedTensor) -> Result<Request, Violation> {
         match tensor {
             AnnouncedTensor::Cached(slot) => {
@@ -163,7 +166,8 @@ mod tests {
             AnnouncedTensor::Named(request("b", 1), Some(1))
         );
         assert_eq!(directory.announce(request("a", 1), 2, &mut retired), AnnouncedTensor::Cached(0));
-        // `b` was used least recently, so its slot is retired. A rank that has not read this may still use the slot.
+        // `b` was used least recently, so its slot is retired. A rank that has not read the message about this may
+        // still use the slot.
         assert_eq!(
             directory.announce(request("c", 1), 3, &mut retired),
             AnnouncedTensor::Named(request("c", 1), None)

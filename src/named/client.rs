@@ -1,5 +1,5 @@
-//! The client of the negotiation, which runs on every rank. It keeps the tensors in flight, decides what to report to the
-//! coordinator, and processes the coordinator's messages. It uses no clock and no IO.
+//! The client of the negotiation, which runs on every rank. It keeps the tensors in flight, decides what to report to
+//! the coordinator on rank 0, and processes the coordinator's messages. It uses no clock and no IO.
 
 use std::collections::BTreeMap;
 
@@ -116,8 +116,9 @@ impl<P> Client<P> {
         }
     }
 
-    /// Returns the next report to the coordinator, or `None` if there is nothing to report. If the tensors do not fit one
-    /// message, the last report says whether this rank joins or closes.
+    /// Returns the next report to the coordinator, or `None` if there is nothing to report. A report contains at most
+    /// [`REQUESTS_MAX`] tensors in full. If there are more, only the last of the reports says that this rank joins or
+    /// closes, so that the coordinator first receives all tensors of this rank.
     pub(super) fn take_report(&mut self) -> Option<Report> {
         let report = &mut self.report;
         if report.slots.is_empty() && report.requests.is_empty() && !report.joins && !report.closes {
@@ -169,7 +170,7 @@ impl<P> Client<P> {
         }
         for slot in message.retired {
             let Some(request) = self.slots.retire(slot) else { continue };
-            // A tensor that is not reported yet must be reported in full, because its slot is retired.
+            // The next report would name this tensor by its slot. It must now contain the tensor in full.
             if self.report.slots.remove(&slot) {
                 self.report.requests.push(request);
             }
@@ -184,8 +185,8 @@ impl<P> Client<P> {
         let Request { name, signature } = request;
         match self.tensors.get_mut(name) {
             Some((own, payload @ Some(_))) if *own == *signature => Ok(payload.take()),
-            // In the second case this rank submitted the tensor before it joined. That operation still runs here, but has
-            // ended on other ranks, which have submitted the same name again.
+            // In the second case (`Some((_, None))`) this rank submitted the tensor before it joined. That tensor's
+            // operation still runs here. It has ended on other ranks, and they have submitted the name again.
             None | Some((_, None)) if self.has_joined => Ok(None),
             Some((own, _)) => {
                 Err(Violation(format!("it ran `{name}` as {signature}, but this rank submitted {own}")))
@@ -200,8 +201,9 @@ impl<P> Client<P> {
         self.tensors.is_empty() && !self.has_joined
     }
 
-    /// Makes the name of a tensor available again, because its result is known. Must be called only for tensors that this
-    /// rank has submitted: if it contributed zeros, it may have submitted a new tensor with that name since.
+    /// Makes the name of a tensor available again, because its result is known. Call this function only for a tensor
+    /// that this rank has submitted. If the rank only contributed zeros, the name may by now belong to a new tensor
+    /// of this rank.
     pub(super) fn release_name(&mut self, name: &str) {
         self.tensors.remove(name);
     }
@@ -266,7 +268,7 @@ mod tests {
         assert_eq!((report.requests.len(), report.slots, report.messages_read), (0, [5].into(), 1));
         client.process(run(AnnouncedTensor::Cached(5))).unwrap();
         client.release_name("a");
-        // A tensor with another count is not the cached one.
+        // A tensor with the same name but another count is not the cached tensor.
         client.submit("a", Signature { count: 4, ..SUM }, || 3).unwrap();
         assert_eq!(client.take_report().unwrap().requests.len(), 1);
         assert_eq!(client.statistics(), NamedStatistics { tensors: 3, cached: 1, operations: 2, reports: 3 });

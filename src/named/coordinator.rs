@@ -31,16 +31,17 @@ pub(super) struct CoordinatorLimits {
 /// The coordinator's side of the negotiation.
 pub(super) struct Coordinator {
     limits: CoordinatorLimits,
-    /// The rank in the job of each rank of the group.
+    /// For each rank of the group, the number of this rank in the job.
     pub(super) members: Arc<[Rank]>,
     pub(super) ranks: Vec<RankStatus>,
     /// The number of ranks that have joined or closed.
     inactive: usize,
-    /// The tensors by name that at least one rank has submitted and about which nothing is decided.
+    /// The tensors, by name, that at least one rank has submitted and that still wait for a decision
+    /// ([`Self::decide`]).
     pub(super) pending: BTreeMap<String, PendingTensor>,
     /// The tensors that can run.
     ready: VecDeque<Request>,
-    /// The refusals to send.
+    /// The refusals to send: instructions that report an error to the handles of a tensor.
     refused: VecDeque<Instruction>,
     directory: CacheDirectory,
     /// The number of messages sent so far.
@@ -77,7 +78,7 @@ pub(super) struct PendingTensor {
 }
 
 impl Coordinator {
-    /// `members` has the rank in the job of each rank of the group, for error messages.
+    /// `members` contains, for each rank of the group, its number in the job, which error messages show.
     pub(super) fn new(limits: CoordinatorLimits, members: Arc<[Rank]>, watch: StallWatch) -> Self {
         Self {
             limits,
@@ -160,8 +161,8 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Decides whether a tensor runs or is refused, if all ranks that can submit it have done so or a rank has closed
-    /// without submitting it.
+    /// Decides whether a tensor runs or is refused. Decides nothing while the tensor still waits for a rank, unless
+    /// another rank has closed without submitting the tensor: then the tensor is refused.
     fn decide(&mut self, name: &str) {
         let Some(entry) = self.pending.get(name) else { return };
         let (mut joined, mut closed, mut is_awaited) = (Vec::new(), Vec::new(), false);
@@ -308,7 +309,8 @@ impl Coordinator {
         }
         let last = self.last_joined.take()?;
         for status in &mut self.ranks {
-            // A rank that has joined reads this message before it sends another report.
+            // A rank that has joined reads this message before it sends another report, so the message counts as
+            // read.
             if std::mem::take(&mut status.has_joined) {
                 status.messages_read = number;
             }

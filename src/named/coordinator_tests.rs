@@ -28,7 +28,7 @@ fn submissions(names: &[&str], signature: Signature) -> Report {
 }
 
 fn send_report(coordinator: &mut Coordinator, rank: u32, report: Report) {
-    coordinator.report(T0, Rank::new(rank), report).expect("the report is valid");
+    coordinator.report(T0, Rank::new(rank), report).expect("the report should be valid");
 }
 
 /// Returns the names of the tensors in each operation of the next message. A cached tensor is `#slot`.
@@ -104,7 +104,7 @@ fn a_disagreement_is_refused_with_the_request_of_each_rank() {
     }
     assert_eq!(coordinator.next_message(), None);
     send_report(&mut coordinator, 1, submissions(&["x"], Signature { dtype: DType::F64, ..SUM }));
-    let message = coordinator.next_message().expect("a refusal");
+    let message = coordinator.next_message().expect("there should be a refusal");
     let reason = "ranks 10, 12 and 13: all_reduce(sum, 4 x f32); rank 11: all_reduce(sum, 4 x f64)".into();
     let refuse = Instruction::Refuse { name: "x".into(), refusal: RefusalKind::Disagreement, reason };
     assert_eq!(message.instructions, [refuse]);
@@ -120,7 +120,7 @@ fn tensors_do_not_wait_for_joined_ranks_and_all_ranks_continue_when_all_have_joi
     assert_eq!(next_runs(&mut coordinator), [["a"]]);
     send_report(&mut coordinator, 0, submissions(&["m"], max));
     send_report(&mut coordinator, 2, submissions(&["m"], max));
-    let message = coordinator.next_message().expect("a refusal");
+    let message = coordinator.next_message().expect("there should be a refusal");
     assert!(matches!(
         &message.instructions[..],
         [Instruction::Refuse { refusal: RefusalKind::WithoutJoined, .. }]
@@ -130,7 +130,7 @@ fn tensors_do_not_wait_for_joined_ranks_and_all_ranks_continue_when_all_have_joi
     send_report(&mut coordinator, 2, join_report());
     send_report(&mut coordinator, 0, join_report());
     coordinator.complete(T0);
-    let message = coordinator.next_message().expect("all have joined");
+    let message = coordinator.next_message().expect("all ranks should have joined");
     assert_eq!(message.instructions, [Instruction::Joined(Rank::ZERO)]);
     send_report(&mut coordinator, 1, Report { messages_read: 3, ..submissions(&["b"], SUM) });
     assert_eq!(coordinator.next_message(), None);
@@ -141,7 +141,7 @@ fn tensors_that_a_closed_rank_has_not_submitted_are_refused() {
     let mut coordinator = coordinator(2);
     send_report(&mut coordinator, 0, submissions(&["a", "b"], SUM));
     send_report(&mut coordinator, 1, Report { closes: true, ..submissions(&["b"], SUM) });
-    let message = coordinator.next_message().expect("a refusal and an operation");
+    let message = coordinator.next_message().expect("there should be a message");
     let reason = "rank 11 closed without submitting it".into();
     let refuse = Instruction::Refuse { name: "a".into(), refusal: RefusalKind::Left, reason };
     assert_eq!(message.instructions[0], refuse);
@@ -151,7 +151,7 @@ fn tensors_that_a_closed_rank_has_not_submitted_are_refused() {
     );
     assert!(!coordinator.expects_reports());
     send_report(&mut coordinator, 0, close_report());
-    assert_eq!(coordinator.next_message().expect("the end").instructions, [Instruction::End]);
+    assert_eq!(coordinator.next_message().expect("there should be an end").instructions, [Instruction::End]);
     assert_eq!(coordinator.next_message(), None);
 }
 

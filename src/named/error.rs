@@ -10,8 +10,8 @@ use crate::group::Error;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NamedError {
-    /// Either the job has failed, so that no tensor gets a result, or the call is invalid in every group. Examples are a
-    /// sum of values with locations, and a root that is not a rank of the group.
+    /// Either the job has failed, so that no tensor gets a result, or the call is invalid in every group. Examples of
+    /// invalid calls are a sum of values with locations, and a root that is not a rank of the group.
     #[error(transparent)]
     Job(#[from] Error),
     /// This rank has already submitted a tensor with this name, which has no result yet.

@@ -1,7 +1,7 @@
 //! The encoding of the messages between the ranks and the coordinator. Every value that a peer sends is compared with a
 //! limit before it is used.
 //!
-//! The encoding is custom, for the bit vector of a report and the limits of names and counts. It is little-endian.
+//! The encoding is custom: it has a bit vector in reports, and limits of names and counts. Numbers are little-endian.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -28,7 +28,7 @@ pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 const REQUEST_BYTES_MAX: usize = 2 + NAME_BYTES_MAX + 1 + 4 + 1 + 8 + 2 + 2;
 const REFUSAL_BYTES_MAX: usize = 2 + 2 + NAME_BYTES_MAX + 2 + REASON_BYTES_MAX;
 const _: () = assert!(
-    // Each tensor may have an instruction for itself, and may retire a slot.
+    // In the worst case each tensor has a separate instruction and retires a slot.
     REQUESTS_MAX * (REQUEST_BYTES_MAX + 8) + REFUSALS_MAX * REFUSAL_BYTES_MAX + 3 * SLOTS_MAX as usize + 64
         <= MESSAGE_BYTES_MAX
 );

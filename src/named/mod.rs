@@ -306,7 +306,7 @@ impl NamedTensors {
         lock(&self.shared.local).client.close();
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // These threads do not panic. If one did, nothing would be left to do about it.
+            // The result would only say that a thread has panicked, and these threads do not panic.
             let _ = thread.join();
         }
     }

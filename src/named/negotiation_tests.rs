@@ -21,7 +21,8 @@ enum TestAction {
     Close,
 }
 
-/// The name of a tensor that has run, and the tensor and step that this rank contributed, if it did.
+/// The name of a tensor that has run, and this rank's contribution to it: the number of the tensor and the step.
+/// `None` if the rank contributed zeros.
 type FinishedTensor = (String, Option<(usize, usize)>);
 
 struct SimulatedRank {
@@ -79,15 +80,15 @@ impl SimulatedGroup {
         }
     }
 
-    /// Makes the move with number `what` on one rank, if it is possible. Returns whether it was.
+    /// Makes the move with number `what` on one rank. Returns whether the move was possible.
     fn make_move(&mut self, rank: usize, what: usize) -> bool {
         let node = &mut self.nodes[rank];
         match what {
             0 => match node.actions.front().copied() {
                 Some(TestAction::Submit { tensor, step }) => {
                     let name = format!("t{tensor}");
-                    // The submission fails while the tensor of the previous step is in flight, or until all ranks have
-                    // joined.
+                    // The submission fails while the tensor of the previous step is in flight. It also fails if this
+                    // rank has joined, until all ranks have.
                     let submitted = node.client.submit(&name, signature(tensor, step), || (tensor, step));
                     if submitted.is_ok() {
                         node.actions.pop_front();

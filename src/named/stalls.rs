@@ -10,7 +10,8 @@ use crate::types::Rank;
 /// The largest number of ranks that a message lists.
 const NAMED_MAX: usize = 8;
 
-/// A tensor that some ranks have submitted, or a join or close that some ranks have called, and that waits for other ranks.
+/// A tensor, join or close that waits for ranks: some ranks have submitted the tensor, or have joined or closed, and
+/// others have not.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stall {
     /// The name of the tensor, or `None` for a join or close.
@@ -50,7 +51,7 @@ pub(super) fn describe_ranks(ranks: impl ExactSizeIterator<Item = Rank>) -> Stri
 pub(super) struct StallWatch {
     warning: Duration,
     abort: Option<Duration>,
-    /// The last time at which a rank sent a report or an operation ended.
+    /// The time of the last activity: a report of a rank, or the end of an operation.
     last_activity: Timestamp,
     /// The reported stalls that still wait, by the name of the tensor.
     reported: BTreeMap<Option<String>, Stall>,

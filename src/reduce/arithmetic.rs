@@ -1,7 +1,7 @@
 //! The reductions of two single elements. They are inlined into loops that the compiler vectorises.
 //!
-//! Every reduction gives the same bits if its operands are exchanged. This is necessary because in a butterfly two ranks
-//! reduce the same two contributions, each with its own contribution as the right operand.
+//! Every reduction gives the same bits if its two operands are swapped. This is necessary for a butterfly (recursive
+//! doubling): two ranks reduce the same two contributions, each with its own contribution as the right operand.
 
 use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc};
 
@@ -33,8 +33,8 @@ pub(super) trait Located: bytemuck::Pod {
     /// equal too, the lower bit pattern of the value wins.
     fn wins_tie(self, other: Self) -> bool;
 
-    /// Returns the better of two values: `is_better(a, b)` returns whether `a` is better than `b`. A NaN is better than
-    /// every number.
+    /// Returns the better of the two values. The argument `is_better(a, b)` returns whether `a` is better than `b`. A
+    /// NaN is better than every number.
     #[inline(always)]
     fn winner(self, other: Self, is_better: impl Fn(Self, Self) -> bool) -> Self {
         let other_wins = if self.is_nan() || other.is_nan() {
@@ -181,7 +181,7 @@ reductions! { Located:
     MaxLoc => |a, b| a.winner(b, |this, that| that.is_less(this));
 }
 
-/// The operation on a result before it is stored: the division of an average, or none.
+/// The operation that is applied to each result before it is stored: a division for an average, or nothing.
 pub(super) trait Finish<N> {
     fn apply(value: N, divisor: u32) -> N;
 }

@@ -141,7 +141,7 @@ pub(super) fn number_kernels<S: StoredElement<Computed: Number>>(
     op: ReduceOp,
 ) -> Option<Kernels> {
     Some(match op {
-        // The caller has already multiplied the contribution by its factor.
+        // The caller has already multiplied the contribution by its factor, so only the sum is left to compute.
         ReduceOp::Sum | ReduceOp::PreMulSum => kernels_without_division::<S, Sum>(width),
         ReduceOp::Product => kernels_without_division::<S, Product>(width),
         ReduceOp::Min => kernels_without_division::<S, Min>(width),

@@ -35,9 +35,9 @@ const EXPONENT: u32 = 23;
 /// The encoded exponent of 1.0 in an `f32`.
 const ONE: u32 = 127;
 
-/// Converts an `f16` to an `f32`, with the same bits as the processor's own conversion. It has no branches, so that the
-/// compiler can vectorise it; a library call for every eight elements takes four times as long. The method is F. Giesen's
-/// `half_to_float_fast4`.
+/// Converts an `f16` to an `f32`, with the same bits as the processor's own conversion. This code has no branches, so
+/// that the compiler can vectorise it. A library call for every eight elements would take four times as long. The
+/// method is F. Giesen's `half_to_float_fast4`.
 #[inline(always)]
 fn widen_f16(narrow: f16) -> f32 {
     let bits = u32::from(narrow.to_bits());

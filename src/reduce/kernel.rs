@@ -8,7 +8,7 @@ use crate::types::Element;
 type KernelFn = fn(accumulator: &mut [u8], input: &[u8], divisor: u32);
 type CustomFn = dyn Fn(&mut [u8], &[u8], InputOperand) + Send + Sync;
 
-/// The operand of the reduction that the input is.
+/// Which operand of the reduction the input is: the left or the right one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum InputOperand {
     Left,
@@ -44,8 +44,8 @@ impl Kernel {
         }
     }
 
-    /// Reduces `input` into `accumulator` as [`Kernel::apply`] does, but with `input` as the right operand. The result
-    /// differs only for a function of the caller.
+    /// Reduces `input` into `accumulator` as [`Kernel::apply`] does, but with `input` as the right operand. The side
+    /// matters only for a function of the caller, because the built-in reductions commute.
     ///
     /// # Panics
     ///
@@ -72,7 +72,7 @@ impl fmt::Debug for Kernel {
 pub struct Kernels {
     /// The kernel for every contribution but the last.
     pub reduce: Kernel,
-    /// The kernel for the last contribution. That of an average also divides the result.
+    /// The kernel for the last contribution. For an average, this kernel also divides the result.
     pub reduce_last: Kernel,
 }
 

@@ -14,12 +14,13 @@ struct Lengths {
     longest: usize,
     /// More elements than `alone` reduces at a time.
     alone: usize,
-    /// The step between tested bit patterns of a half-precision type. It still gives more patterns than one block.
+    /// The step between tested bit patterns of a half-precision type. Even with this step, there are more tested
+    /// patterns than elements in a block.
     stride: usize,
 }
 
-/// Whether two results that are NaNs may have different bits. Processors return one of their operands, but Rust does not
-/// specify the bits, and Miri chooses them at random.
+/// Whether two NaN results may have different bits. Processors return one of their operands, but Rust does not
+/// specify the bits of a NaN, and Miri chooses them at random.
 const ANY_NAN: bool = cfg!(miri);
 
 const LENGTHS: Lengths = if cfg!(miri) {
@@ -166,7 +167,8 @@ fn run<T: Element>(kernel: &Kernel, mut a: Vec<T>, b: &[T], divisor: u32) -> Vec
     a
 }
 
-/// Reduces `b` into `a`. If there is a `divisor`, `b` is the last contribution.
+/// Reduces `b` into `a` and returns the result. If there is a `divisor`, uses the kernel for the last contribution,
+/// which divides an average by it.
 fn reduce<T: Element>(op: ReduceOp, a: Vec<T>, b: &[T], divisor: Option<u32>) -> Vec<T> {
     let kernels = kernels(T::DTYPE, op).expect("the reduction is defined");
     let (kernel, divisor) = select_kernel(&kernels, divisor);
@@ -214,7 +216,8 @@ macro_rules! for_every_type {
     };
 }
 
-/// Returns the kernel for the last contribution if there is a divisor, or else the kernel for the other contributions.
+/// Returns a kernel and its divisor: with a divisor the kernel for the last contribution, and without one the kernel
+/// for the other contributions, with divisor 1.
 fn select_kernel(kernels: &Kernels, divisor: Option<u32>) -> (&Kernel, u32) {
     (if divisor.is_some() { &kernels.reduce_last } else { &kernels.reduce }, divisor.unwrap_or(1))
 }
@@ -299,7 +302,7 @@ fn exchanging_the_operands_gives_the_same_bits() {
     for_every_type!(check_bits_with_exchanged_operands);
 }
 
-/// A ring reduces the contributions to each chunk of a buffer in a different order.
+/// A ring reduces each chunk of a buffer in a different order of the ranks. The result must not depend on this order.
 #[test]
 fn min_and_max_do_not_depend_on_the_order_of_three_contributions() {
     let values = f32::samples();
@@ -350,7 +353,7 @@ fn reductions_of_sample_values_give_the_expected_numbers() {
     assert_eq!(reduce(LogicalAnd, vec![5.0f32, f32::NAN, -0.0], &[-2.0, 1.0, 1.0], None), [1.0, 1.0, 0.0]);
     assert_eq!(reduce(LogicalOr, vec![5u8, 0, 0], &[0, 9, 0], None), [1, 1, 0]);
     assert_eq!(reduce(LogicalXor, vec![5i64, 0, 0], &[3, 9, 0], None), [0, 1, 0]);
-    // The smallest subnormal number is not zero, in half precision too.
+    // The smallest subnormal number is not zero, so it is true, in half precision too.
     assert_eq!(reduce(LogicalOr, vec![f16::from_bits(1)], &[f16::ZERO], None), [f16::ONE]);
     assert_eq!(reduce(LogicalOr, vec![bf16::from_bits(1)], &[bf16::NEG_ZERO], None), [bf16::ONE]);
 }
@@ -361,7 +364,7 @@ fn minloc_and_maxloc_return_the_lowest_index_of_equal_values() {
     for op in [ReduceOp::MinLoc, ReduceOp::MaxLoc] {
         assert_eq!(reduce(op, vec![at(2.0, 9)], &[at(2.0, 4)], None), [at(2.0, 4)], "{op}");
         assert_eq!(reduce(op, vec![at(2.0, 4)], &[at(2.0, 9)], None), [at(2.0, 4)], "{op}");
-        // The two zeros are equal.
+        // The two zeros are equal, so the lower index wins.
         assert_eq!(reduce(op, vec![at(0.0, 1)], &[at(-0.0, 0)], None)[0].index, 0, "{op}");
         assert_eq!(reduce(op, vec![at(-0.0, 1)], &[at(0.0, 0)], None)[0].index, 0, "{op}");
         for (a, b, index) in [(f64::NAN, 1.0, 9), (1.0, f64::NAN, 4), (f64::NAN, -f64::NAN, 4)] {

@@ -1,4 +1,5 @@
-//! A rank's side of the rendezvous. The rank dials the rendezvous until it answers, registers, and waits for the roster.
+//! A rank's side of the rendezvous. The rank dials the rendezvous until the rendezvous answers. Then the rank
+//! registers, and waits for the roster, which is the list of all ranks and their addresses.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -16,7 +17,7 @@ use crate::wire::handshake::{Dialer, Introduction, Purpose, Stream};
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// The time-out of one attempt to connect.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
-/// The time-out of the answer to [`FromRank::Ask`], which a rank sends when its start timeout is over.
+/// The time-out of the answer to [`FromRank::Ask`]. A rank sends this request when its start timeout is over.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a rank needs to register.
@@ -35,8 +36,9 @@ pub struct Registration<'a> {
     pub start_timeout: Duration,
 }
 
-/// Registers this rank and returns the roster once all ranks have registered. `listen` receives the local address of the
-/// connection to the rendezvous, opens the listening socket, and returns what to register. `name` formats a rank for errors.
+/// Registers this rank and returns the roster once all ranks have registered. `listen` receives the local address of
+/// the connection to the rendezvous, opens the listening socket, and returns the [`Member`] to register. `name`
+/// formats a rank for errors.
 ///
 /// # Errors
 ///

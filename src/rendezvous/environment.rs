@@ -17,7 +17,7 @@ const JOB_ID: &str = "RING_JOB_ID";
 const START_TIMEOUT_MS: &str = "RING_START_TIMEOUT_MS";
 const LOCAL_PROCESSORS: &str = "RING_LOCAL_PROCESSORS";
 
-/// The environment variables with the number of ranks that other launchers set, and the names of these launchers.
+/// The environment variables in which other launchers set the number of ranks, each with the name of its launcher.
 const OTHER_LAUNCHERS: [(&str, &str); 5] = [
     ("WORLD_SIZE", "torchrun"),
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
@@ -39,8 +39,8 @@ pub struct Launched {
     pub job_id: [u8; 16],
     /// The start timeout, if the launcher sets one.
     pub start_timeout: Option<Duration>,
-    /// The number of this host's processors that the job may use, if the launcher sets it. A rank that is bound to some
-    /// processors cannot find out this number.
+    /// The number of this host's processors that the job may use, if the launcher sets it. A rank that is bound to
+    /// some of these processors cannot find out their number.
     pub local_processors: Option<u32>,
 }
 
@@ -48,7 +48,7 @@ pub struct Launched {
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvironmentError {
-    /// A variable is missing while others of the same launcher are set.
+    /// A variable of `ringrun` is missing, although another one is set.
     #[error("{present} is set but {missing} is not; start the ranks with ringrun, or unset {present}")]
     Incomplete {
         /// A variable that is set.

@@ -120,7 +120,7 @@ pub enum StartError {
     /// The job failed in the barrier at the end of its start.
     #[error("{0}")]
     Failed(Cause),
-    /// This machine's operating system refused something.
+    /// This machine's operating system refused a system call or a resource.
     #[error("the operating system refused {what}: {source}")]
     System {
         /// The system call or resource.

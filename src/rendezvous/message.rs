@@ -30,7 +30,8 @@ pub(super) enum FromRank {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ToRank {
-    /// All ranks have registered. This is the roster.
+    /// All ranks have registered. The message contains the roster, which is the list of all ranks and their
+    /// addresses.
     Ready(Roster),
     /// The job still waits for these ranks, which have not registered so far.
     Waiting(Absent),

@@ -38,11 +38,11 @@ const HOST_ID_SEPARATOR: &str = " as ";
 pub struct Member {
     /// The name of the rank's host in errors.
     pub host: String,
-    /// Identifies the rank's machine, as [`machine`] returns it.
+    /// The text that identifies the rank's machine, which the function [`machine`] returns.
     pub machine: String,
     /// The address on which the rank listens.
     pub address: SocketAddr,
-    /// The rank's settings of the kind that must be the same on all ranks. Rank 0's settings apply.
+    /// This rank's values of the settings that must be the same on all ranks. If they differ, those of rank 0 apply.
     pub shared: Shared,
 }
 
@@ -50,7 +50,7 @@ pub struct Member {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Checksums {
-    /// Links between hosts have checksums. Data within one host never travel over a network.
+    /// Links between hosts have checksums. Data that stay within one host never travel over a network.
     #[default]
     Auto,
     /// All links have checksums.

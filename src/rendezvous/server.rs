@@ -1,4 +1,5 @@
-//! The serving side of the rendezvous. It registers ranks, and sends the roster to all ranks when the last one has registered.
+//! The serving side of the rendezvous. It registers ranks. When the last rank has registered, it sends all ranks the
+//! roster, which is the list of all ranks and their addresses.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
@@ -23,7 +24,7 @@ use crate::wire::handshake::{Job, Purpose};
 const FINAL_SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time after which a rank that waits for the start of the job first logs what it waits for.
 pub(super) const NOTICE_AFTER: Duration = Duration::from_secs(2);
-/// The factor by which the time of each further notice grows.
+/// The factor by which the waiting time before each further notice grows: the notices are after 2 s, 10 s, 50 s, ...
 const NOTICE_GROWTH: u32 = 5;
 
 /// Serves the rendezvous on `listener` until all ranks of `world` have registered. `own` is the registration of the serving
@@ -31,8 +32,8 @@ const NOTICE_GROWTH: u32 = 5;
 ///
 /// # Errors
 ///
-/// [`StartError::Missing`] at the deadline, and [`StartError::PeerLost`] if a registered rank ends or disconnects before
-/// that. All ranks that have registered receive the same error.
+/// [`StartError::Missing`] at the deadline, and [`StartError::PeerLost`] if a registered rank ends or disconnects
+/// before the deadline. All ranks that have registered receive the same error.
 pub fn serve(
     listener: &mut Listener,
     world: WorldSize,

@@ -1,4 +1,5 @@
-//! Schedules in which ranks exchange whole buffers with one partner after another.
+//! Schedules in which ranks exchange whole buffers with one partner after another. In the costs, n is the number of
+//! ranks and S the size of the buffer in bytes.
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
@@ -9,10 +10,11 @@ use crate::types::{Rank, WorldSize};
 /// reduction of the contributions of 2d ranks. This is recursive doubling, as in Thakur, Rabenseifner and Gropp,
 /// "Optimization of collective communication operations in MPICH", Int. J. High Performance Computing Applications 19
 /// (2005). Partners reduce the same two values, so the result has the same bits on all ranks, except that NaNs may
-/// differ.
+/// have different bits.
 ///
-/// A receive writes to the range that the same step sends. So it waits until that range has been sent and all earlier
-/// data has been applied. The algorithm is therefore for messages that the receiver can store until then.
+/// A receive writes to the range that the same step sends. So the arriving data must wait until that range has been
+/// sent and all earlier data have been applied. The algorithm is therefore for messages that the receiver can store
+/// until then.
 ///
 /// # Panics
 ///

@@ -1,5 +1,5 @@
 //! Schedules in which the buffer passes along a chain of ranks. Each rank reduces its own elements into the buffer or
-//! copies the buffer.
+//! copies the buffer. The comments of `schedule/mod.rs` define n, S, B and s.
 //!
 //! A rank forwards each segment as soon as it has applied it. So a chain of n-1 hops takes S/B + (n-2)s/B and not
 //! (n-1)S/B. This is the pipeline of Watts and van de Geijn, "A pipelined broadcast for multidimensional meshes",
@@ -38,8 +38,8 @@ pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 /// the bytes of one rank's contribution, each rank but the last sends 2S bytes, and the operation takes
 /// 2S/B + (n-2)s/B.
 ///
-/// The buffer has 2 `count` elements. The first half contains the rank's contribution, and at the end the inclusive
-/// prefix. The second half is for the result, which is unspecified on rank 0.
+/// The buffer has 2 `count` elements. The first half contains the rank's contribution and, after the operation, the
+/// inclusive prefix. The second half is for the result, which is unspecified on rank 0.
 ///
 /// Each rank sends its inclusive prefix twice. The next rank reduces the first message into its first half, and copies
 /// the second message into its second half: a message can be applied to only one range. The message that the rest of
@@ -66,7 +66,8 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let (mut schedule, last) = (scan(world, rank, count), last_rank(world));
     if root != last {
-        // The result contains the root's own data, so the root has sent the data that the result overwrites.
+        // The result contains the root's own data. So the root has already sent its data when the result overwrites
+        // them.
         let previous = (rank == root).then_some(last);
         let next = (rank == last).then_some(root);
         schedule.push_link(previous, next, 0..count, Action::Copy);

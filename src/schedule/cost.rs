@@ -35,7 +35,7 @@ const BUTTERFLY_BYTES_MAX: u64 = 256 << 10;
 /// The size of the smallest world in which no two ranks are neighbours in both trees of a double tree.
 const DOUBLE_TREE_WORLD_MIN: u32 = 4;
 /// The largest cost of a message in a sequence of messages to few peers, as a fraction of the latency. The measured
-/// overhead can be larger, because it is that of messages to all peers at once, which also wait for each other.
+/// overhead can be larger, because it is measured with messages to all peers at once, which also wait for each other.
 const PIPELINED_LATENCY_FRACTION_MAX: f64 = 0.25;
 /// The size of the largest world in which the automatic choice of an algorithm may open links between all ranks.
 const DIRECT_WORLD_MAX: u32 = 32;
@@ -152,7 +152,8 @@ impl LinkCost {
                 (is_small_world && workspace <= WORKSPACE_BYTES_MAX, direct_step + gathered)
             }
             (_, Algorithm::Doubling) => (workspace <= WORKSPACE_BYTES_MAX, rounds * self.latency + gathered),
-            // With two ranks the one-shot algorithm exchanges whole buffers too, and reduces them in rank order.
+            // With two ranks the one-shot algorithm replaces the butterfly: it also exchanges whole buffers, but
+            // reduces them in rank order.
             (_, Algorithm::Butterfly) => (world.get() > 2, rounds * (self.latency + whole_buffer)),
             (Operation::AllReduce, Algorithm::Direct) => {
                 (is_small_world && is_storable, 2.0 * (direct_step + parts))
@@ -160,7 +161,8 @@ impl LinkCost {
             (Operation::AllReduce, Algorithm::DoubleTree) => {
                 (world.get() >= DOUBLE_TREE_WORLD_MIN, 2.0 * self.double_tree(world, bytes))
             }
-            // From or to a root, a chain is better: successive operations keep all of its links busy at once.
+            // From or to a root, a chain is better than a double tree: successive operations keep all links of the
+            // chain busy at once.
             (_, Algorithm::DoubleTree) => (false, f64::INFINITY),
             (Operation::AllReduce, _) => (true, 2.0 * ((n - 1.0) * self.latency + parts)),
             (Operation::ReduceScatter | Operation::AllGather, Algorithm::Direct) => {

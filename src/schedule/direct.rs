@@ -1,10 +1,10 @@
 //! Schedules in which ranks send every chunk directly to its owner, and the owner sends its chunk directly to all
-//! ranks.
+//! ranks. The comments of `schedule/mod.rs` define n, S, B and s.
 //!
-//! Each takes the time of one step, with n-1 messages, while the ring has n-1 steps of one message. Thakur,
-//! Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Performance
-//! Computing Applications 19 (2005), describe them as pairwise exchange. A reduce-scatter and an all-gather of this
-//! kind form a two-shot all-reduce.
+//! Each of these schedules takes the time of one step, with n-1 messages. The ring has n-1 steps of one message.
+//! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High
+//! Performance Computing Applications 19 (2005), describe them as pairwise exchange. A reduce-scatter and an
+//! all-gather of this kind form a two-shot all-reduce.
 
 use super::partition::Partition;
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
@@ -14,7 +14,8 @@ use crate::types::{Rank, WorldSize};
 /// contributions into its own part. Each rank sends S bytes minus its own part, in n-1 messages.
 ///
 /// The contributions are reduced in a fixed order, that of the previous rank first, so the same data give the same
-/// bits. A receive therefore waits for another one, and the receiver must be able to store the parts until then.
+/// bits. Each receive therefore waits for the previous receive, and the receiver must be able to store parts that
+/// arrive early.
 ///
 /// # Panics
 ///

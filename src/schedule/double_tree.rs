@@ -1,9 +1,10 @@
-//! Two binary trees over all ranks. Each tree transfers one half of the buffer, block by block.
+//! Two binary trees over all ranks. Each tree transfers one half of the buffer, block by block. The comments of
+//! `schedule/mod.rs` define n, S, B and s.
 //!
-//! The inner ranks of one tree are leaves of the other. In a single tree the leaves are idle half of the time. With two
-//! trees each rank uses the full bandwidth of its link in both directions, and the number of hops is still the height
-//! of a tree. The method is from Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
-//! and scan", Parallel Computing 35 (2009). NCCL has such trees since version 2.4.
+//! The inner ranks of one tree are leaves of the other. In a single tree the leaves are idle half of the time. With
+//! two trees each rank uses the full bandwidth of its link in both directions, and the number of hops is still the
+//! height of a tree. The method is from Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast,
+//! reduction and scan", Parallel Computing 35 (2009). NCCL has had such trees since version 2.4.
 //!
 //! These trees work for any number of ranks. At most one rank is a leaf of both trees. With four or more ranks, no two
 //! ranks are neighbours in both trees, so messages of one tree never wait on a link for messages of the other. (If one
@@ -173,14 +174,15 @@ impl TreeLinks {
 ///
 /// A place is the position of a rank in the tree, from 0 to n-1. A tree has n/2 inner nodes, and its other places are
 /// leaves. The inner nodes form a balanced search tree, and leaf i is in the gap before inner node i. The parent of a
-/// leaf is the inner node beside the gap that has fewer than two children. So every inner node has two children, except
-/// that the last one has one child if n is even. No path to the top has more than floor(log2 n) hops.
+/// leaf is the inner node next to the gap that has no inner child on that side. So every inner node has two children,
+/// except that the last one has one child if n is even. No path to the top has more than floor(log2 n) hops.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
     /// The tree in which leaves and inner nodes alternate, starting with a leaf at place 0.
     First,
     /// The tree whose inner nodes are leaves of the first tree. The inner nodes of the first tree are leaves here, in
-    /// the same order, but each leaf is in the gap before the one that its place would suggest.
+    /// the same order but rotated: the first of them is the last leaf, the second is leaf 0, the third is leaf 1, and
+    /// so on.
     Second,
 }
 

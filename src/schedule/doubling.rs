@@ -6,11 +6,12 @@ use crate::types::{Rank, WorldSize};
 /// All-gathers `count` elements from each rank in ceil(log2 n) steps, for any n. Each rank sends (n-1) `count`
 /// elements.
 ///
-/// The buffer has a slot of `count` elements for each rank. Slot i of rank r is for the data of rank r + i (modulo n),
-/// so slot 0 contains the rank's own data. In the step of distance d = 1, 2, 4, .. the first d slots are filled. The
-/// rank sends them to rank r - d and receives the next d slots (in the last step perhaps fewer) from rank r + d. This is
-/// the algorithm of Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in
-/// multiport message-passing systems", IEEE Trans. Parallel and Distributed Systems 8 (1997).
+/// The buffer has a slot of `count` elements for each rank. Slot i of rank r is for the data of rank r + i (modulo
+/// n), so slot 0 contains the rank's own data. Before the step of distance d = 1, 2, 4, .., the first d slots are
+/// filled. In this step, rank r sends these slots to rank r - d and receives the next d slots (in the last step
+/// perhaps fewer) from rank r + d. This is the algorithm of Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient
+/// algorithms for all-to-all communications in multiport message-passing systems", IEEE Trans. Parallel and
+/// Distributed Systems 8 (1997).
 ///
 /// A step sends the data of all earlier receives, so each receive waits for the previous one. The algorithm is
 /// therefore for short messages.

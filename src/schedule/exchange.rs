@@ -1,4 +1,5 @@
-//! Schedules in which every rank exchanges messages with every other rank.
+//! Schedules in which every rank exchanges messages with every other rank. The comments of `schedule/mod.rs` define
+//! n, S, B and s.
 
 use super::partition::Partition;
 use super::{Action, Inbound, Outbound, Schedule, Step};

@@ -6,8 +6,8 @@
 //! carrier. The carrier gets the host's reduction of the slice, reduces it with the carriers on the other hosts, and
 //! shares the result with the ranks of its host. On a host with fewer ranks, a rank carries several adjacent slices.
 //!
-//! Between hosts, each slice is a separate instance of an ordinary algorithm in which each host has the role of a rank.
-//! The number of hosts is not rounded down to a power of two.
+//! Between hosts, each slice is a separate instance of an ordinary algorithm in which each host has the role of a
+//! rank. The number of hosts need not be a power of two, and no host is left out.
 
 use std::ops::Range;
 

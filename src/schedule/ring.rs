@@ -1,4 +1,5 @@
-//! Schedules in which each rank sends to the next rank on the ring and receives from the previous one.
+//! Schedules in which each rank sends to the next rank on the ring and receives from the previous one. The comments
+//! of `schedule/mod.rs` define n, S, B and s.
 //!
 //! The method is from Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC
 //! 69 (2009). An all-reduce has 2(n-1) steps, and each rank sends 2(n-1)/n S bytes, which is the lower bound.

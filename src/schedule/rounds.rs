@@ -243,7 +243,7 @@ impl RoundPlan {
         };
         let own = chunk(self.rank);
         if number.is_multiple_of(2) {
-            // No other rank needs this rank's elements of this rank's own chunk.
+            // This rank does not post the elements of its own chunk, because only this rank reduces them.
             round.put(block.start..own.start, 0);
             round.put(own.end..block.end, own.end - block.start);
             round.ordered_reduce =

@@ -127,7 +127,7 @@ impl CollectiveSpec {
     ///
     /// # Panics
     ///
-    /// If the operation divides its buffer into parts of different ranks, or is a prefix.
+    /// If the operation divides its buffer into parts of different ranks, or is a scan or exscan.
     #[must_use]
     pub fn with_count(&self, count: usize) -> Self {
         match *self {

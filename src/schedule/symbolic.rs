@@ -33,8 +33,9 @@ struct Extent {
     random_orders: u64,
 }
 
-/// `tools/test --full` proves larger worlds: the time grows with the cube of the number of ranks. Miri is a thousand times
-/// slower and looks only for undefined behaviour, in code that is the same for worlds of all sizes.
+/// Only `tools/test --full` proves the schedules for large worlds, because the time grows with the cube of the number
+/// of ranks. Miri is a thousand times slower and looks only for undefined behaviour, in code that is the same for
+/// worlds of all sizes.
 fn extent() -> Extent {
     if cfg!(miri) {
         Extent { world_size_max: 3, count_max: 7, random_orders: 1 }
@@ -92,7 +93,8 @@ struct RankState {
     /// The index of the first step that is not done.
     first_open: usize,
     buffer: Vec<Value>,
-    /// For each element, how often `Action::ReduceLast` has completed its reduction. It must do so once.
+    /// For each element, how often `Action::ReduceLast` has completed its reduction. Each reduction must be completed
+    /// exactly once.
     finished: Vec<u32>,
     /// The progress of each step's send.
     sent: Vec<StepProgress>,

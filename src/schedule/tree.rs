@@ -1,4 +1,5 @@
-//! Binomial trees, for messages so short that the number of rounds determines the cost.
+//! Binomial trees, for messages so short that the number of rounds determines the cost. The comments of
+//! `schedule/mod.rs` define n, S, B and s.
 //!
 //! The tree is that of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
 //! Int. J. High Performance Computing Applications 19 (2005). With d = rank - root (modulo n), the parent of d is d

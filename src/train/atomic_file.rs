@@ -65,7 +65,7 @@ pub(crate) fn check_space(path: &Path, len: u64) -> io::Result<()> {
     }
 }
 
-/// Returns the file that a symbolic link points to, so that the file is replaced and not the link.
+/// Returns the file that a symbolic link points to, so that the file is replaced, and the link remains.
 fn resolve(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
@@ -102,7 +102,8 @@ impl TemporaryFile {
                 // If the file system has no locks, continue without one.
                 Ok(()) | Err(TryLockError::Error(_)) => {}
             }
-            // Before the lock was acquired, another process may have renamed or removed the file.
+            // Before the lock was acquired, another process may have renamed or removed the file. In this case, open
+            // it again.
             let same = fs::metadata(&path).is_ok_and(|found| {
                 file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (found.dev(), found.ino()))
             });

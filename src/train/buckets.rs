@@ -4,10 +4,12 @@
 //! of the bucket are final. Li et al. describe this method in "`PyTorch` Distributed: experiences on accelerating data parallel
 //! training", VLDB 13 (2020).
 //!
-//! Bucket boundaries depend only on the number of parameters and on the bucket size, so they are the same on all ranks. They do
-//! not depend on the ranges in which the backward pass reports gradients: a rank without samples reports whole layers.
+//! Bucket boundaries depend only on the number of parameters and on the bucket size, so they are the same on all
+//! ranks. The boundaries do not depend on the ranges in which the backward pass reports gradients. These ranges may
+//! differ between ranks: a rank without samples reports whole layers.
 //!
-//! The first step allocates a buffer for each bucket with [`Group::alloc`]. Ranks on the same host reduce such buffers in place.
+//! The first step allocates a buffer for each bucket with [`Group::alloc`]. Ranks on the same host reduce these
+//! buffers in place.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -82,8 +84,8 @@ impl Buckets {
         self.elements
     }
 
-    /// Adds a range of final gradients, which must end where the range of the previous call begins. Starts the all-reduce of
-    /// each bucket that is now full.
+    /// Adds a range of final gradients. The range must end where the range of the previous call begins. Starts the
+    /// all-reduce of each bucket that is now full.
     pub(crate) fn add(
         &mut self,
         group: &mut Group,

@@ -168,8 +168,8 @@ pub(crate) struct TrainingState {
     pub(crate) history: Vec<EpochRecord>,
 }
 
-/// The properties of a run that do not change. A run can resume from a checkpoint if `entries` and `data_hash` are the same in
-/// both.
+/// The properties of a run that do not change. A run can resume from a checkpoint if `entries` and `data_hash` are
+/// the same in the run and in the checkpoint.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct RunIdentity {
     /// The options and the sizes of the data. They are compared in this order, and the first difference is reported.

@@ -20,15 +20,15 @@ pub struct Config {
     pub test_fraction: f64,
     /// The model. `None` selects [`default_model`].
     pub model: Option<ModelSpec>,
-    /// Whether to predict classes or numbers. `None` lets the model or the target decide.
+    /// Whether to predict classes or numbers. If `None`, the model or the target decides.
     pub task: Option<Task>,
     /// Whether features and numeric targets are scaled to mean 0 and standard deviation 1.
     pub standardize: bool,
     /// The update rule of the optimizer. `None` selects [`Rule::Nesterov`] if the model has no hidden layers, the data is a
     /// table of at most 2^24 values, and no batch size is given. Otherwise, `None` selects [`Rule::Adam`].
     pub rule: Option<Rule>,
-    /// The learning rate. `None` selects the rate of the checkpoint in a resumed run, and otherwise the default for the rule
-    /// and the model.
+    /// The learning rate. If `None`, a resumed run uses the rate of the checkpoint, and a new run uses the default
+    /// for the rule and the model.
     pub learning_rate: Option<f32>,
     /// The factor of L2 regularization.
     pub weight_decay: f32,

@@ -2,11 +2,12 @@
 
 use super::report::EpochRecord;
 
-/// The loss has converged if it changes by less than this fraction of the loss of a constant prediction between two records.
+/// The loss has converged if, from one record to the next, it changes by less than this fraction of the loss of the
+/// best constant prediction (a model that ignores its inputs).
 const CONVERGED: f64 = 1e-6;
-/// A longer run is advised if the loss falls by more than this fraction of its total fall in the last tenth of the run. The
-/// limit is smaller for a convex model, because the run should reach its optimum. The training loss of a network may fall
-/// forever while the test loss rises.
+/// A longer run is advised if, in the last tenth of the run, the loss falls by more than this fraction of its total
+/// fall. The limit is smaller for a convex model, because the run should reach the optimum of the loss. For other
+/// models it is larger, because their training loss may fall forever even if the test loss rises.
 const STILL_FALLING_CONVEX: f64 = 0.001;
 const STILL_FALLING: f64 = 0.01;
 

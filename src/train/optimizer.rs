@@ -47,7 +47,7 @@ const BETA_1: f32 = 0.9;
 const BETA_2: f32 = 0.999;
 const EPSILON: f32 = 1e-8;
 
-/// Returns the momentum of Nesterov's rule `steps` steps after it was 0.
+/// Returns the momentum of Nesterov's rule `steps` steps after the momentum was 0.
 fn nesterov_momentum(steps: u64) -> f32 {
     (steps as f64 / (steps as f64 + 3.0)) as f32
 }

@@ -11,8 +11,8 @@ use super::report::EpochRecord;
 pub trait Observer {
     /// Called with a line of text for the user.
     fn notice(&mut self, line: &str);
-    /// Called when training of `epoch` (counted from 1) of `epochs` begins, with the next step and the number of steps. If an
-    /// epoch is one step, several epochs are reported together: `epoch` is the last of them.
+    /// Called when an epoch begins. `epoch` counts from 1 to `epochs`, and `step` is the next of the `steps` steps.
+    /// If an epoch is one step, several epochs are reported together, and `epoch` is the last of them.
     fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64);
     /// Called after each step with the mean loss of the step, and with the samples per second since `epoch_started`.
     fn step_taken(&mut self, loss: f64, samples_per_second: f64);

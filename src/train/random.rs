@@ -34,7 +34,7 @@ pub(crate) fn symmetric_uniform(stream: &mut RandomStream, bound: f32) -> f32 {
 pub(crate) fn permutation(stream: &mut RandomStream, len: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..len).collect();
     for last in (1..order.len()).rev() {
-        // The upper half of a 128-bit product has a bias below 2^-32 and needs no rejection loop.
+        // The upper half of a 128-bit product is biased by less than 2^-32, so no rejection loop is needed.
         let chosen = (u128::from(stream.next_u64()) * (last as u128 + 1)) >> 64;
         order.swap(last, chosen as usize);
     }

@@ -61,8 +61,9 @@ fn gather_rows(group: &mut Group, row: &[u64]) -> Result<Vec<u64>, TrainError> {
     Ok(table)
 }
 
-/// Checks that `parameters` are the same on all ranks, bit for bit, as data parallelism requires after every step. Ranks
-/// exchange hashes of 8 bytes, so the check costs one pass over the parameters and one short all-gather.
+/// Checks that `parameters` are the same on all ranks, bit for bit, because data parallelism requires equal
+/// parameters after every step. Ranks exchange hashes of 8 bytes, so the check costs one pass over the parameters and
+/// one short all-gather.
 ///
 /// A difference means that memory or the network corrupted a value. Without this check, the ranks would train different models.
 pub(crate) fn check_replicas(group: &mut Group, epoch: u64, parameters: &[f32]) -> Result<(), TrainError> {

@@ -19,7 +19,7 @@ pub struct EpochRecord {
     pub test_r2: Option<f64>,
     /// The square root of the mean squared error on the test set, in the unit of the target.
     pub test_rmse: Option<f64>,
-    /// The samples of all ranks per second, in the steps since the last record.
+    /// The number of samples that all ranks together process per second, in the steps since the last record.
     pub samples_per_second: f64,
     /// The duration in seconds of the steps since the last record, without testing and saving.
     pub seconds: f64,
@@ -46,7 +46,7 @@ pub struct Report {
     pub lr: f64,
     /// The weight decay.
     pub weight_decay: f64,
-    /// The number of samples in a batch of all ranks together.
+    /// The number of samples that all ranks together process in a step.
     pub batch_size: usize,
     /// The seed.
     pub seed: u64,
@@ -56,10 +56,12 @@ pub struct Report {
     pub epochs: u64,
     /// The number of steps, including those before a resumption.
     pub steps: u64,
-    /// Whether a signal ended the run. Such a run evaluates nothing: the optional metrics below are `None`.
+    /// Whether a signal ended the run. Such a run does not evaluate the model, so the optional metrics below are
+    /// `None`.
     pub stopped: bool,
-    /// The mean loss of the training set with the final parameters: the squared error (in the squared unit of the target) for
-    /// regression, and otherwise the cross-entropy in nats. After a signal, the mean over the samples of the current epoch.
+    /// The mean loss of the training set with the final parameters: the squared error (in the squared unit of the
+    /// target) for regression, and otherwise the cross-entropy in nats. After a signal, this is the mean over the
+    /// samples that the current epoch has used.
     pub train_loss: f64,
     /// The mean loss of the test set with the final parameters.
     pub test_loss: Option<f64>,
@@ -71,7 +73,8 @@ pub struct Report {
     pub test_r2: Option<f64>,
     /// The coefficient of determination (R²) on the training set.
     pub train_r2: Option<f64>,
-    /// The training samples of all ranks together per second, in the steps that this process took.
+    /// The number of training samples that all ranks together process per second, in the steps that this process
+    /// took.
     pub samples_per_second: f64,
     /// The duration in seconds from the first step to the end, including testing and saving.
     pub seconds: f64,

@@ -9,8 +9,8 @@ use super::report::parameters_hash;
 
 /// By default, the whole training set is one batch of a convex model if it holds at most this many values (rows times features).
 const WHOLE_BATCH_VALUES_MAX: usize = 1 << 24;
-/// The approximate number of values that a whole-batch run reads in its default number of epochs. This takes a few seconds on one
-/// processor.
+/// The approximate number of values that a whole-batch run reads in its default number of epochs. Reading them takes
+/// a few seconds on one processor.
 const WHOLE_BATCH_VALUES_READ: usize = 1 << 32;
 /// The number of records in a whole-batch run, in which every step is an epoch. With each record, the run tests, prints a line
 /// and saves a checkpoint.

@@ -77,7 +77,8 @@ impl<'a> Trainer<'a> {
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }
-        // A single bucket would be reduced only after the backward pass, so no communication would be hidden.
+        // A single bucket would be reduced only after the backward pass, so its communication would not overlap with
+        // computation.
         let bytes = config.bucket_bytes.filter(|&bytes| group.size() != WorldSize::ONE && bytes < 4 * count);
         let batch =
             setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(group.size().as_usize());
@@ -129,8 +130,8 @@ impl<'a> Trainer<'a> {
         if samples > 0 { loss_sum / samples as f64 } else { self.epoch_loss }
     }
 
-    /// Trains to the end of the epoch that is recorded next, tests and saves. After a stop signal, saves without testing, because
-    /// the launcher kills ranks that take too long to end.
+    /// Trains until the end of the next epoch that is recorded. Then tests the model and saves a checkpoint. After a
+    /// stop signal, saves without testing, because the launcher kills ranks that take too long to end.
     fn train_until_next_record(
         &mut self,
         group: &mut Group,
@@ -265,7 +266,8 @@ impl<'a> Trainer<'a> {
             self.optimizer.learning_rate,
             if self.config.standardize { "" } else { ", or do not pass --no-standardize" },
         );
-        // Every rank returns an error. If another rank aborted first, this rank still returns its own message.
+        // Every rank returns an error. If another rank aborted first, ignore the error, so that this rank still
+        // returns its own message.
         let _ = group.abort(&message);
         TrainError::Diverged(message)
     }

@@ -25,7 +25,7 @@ pub enum DialProgress {
     Connecting,
     /// The connection is established and the handshake is in progress.
     Pending,
-    /// The link may be used.
+    /// The peer has accepted the connection, which may now be used.
     Ready,
     /// The peer closed the connection before this rank had sent its proof.
     Closed(io::Error),
@@ -82,9 +82,9 @@ fn is_closed_by_peer(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
-/// Sends and receives a handshake's messages. Returns true if the handshake is complete, and false if it must wait for more
-/// data. The messages are smaller than any socket buffer and alternate strictly, so a write that would block is an error. The
-/// caller sends the acceptor's last message, the verdict.
+/// Sends and receives a handshake's messages. Returns true if the handshake is complete, and false if it must wait
+/// for more data. The messages are smaller than any socket buffer and alternate strictly, so a write that would block
+/// is an error. The caller sends the acceptor's last message, the verdict, which accepts the connection.
 pub(crate) fn advance<S: io::Read + io::Write>(
     stream: &mut S,
     handshake: &mut dyn Handshake,

@@ -1,9 +1,9 @@
 //! The listening socket and the connections whose handshake is not complete.
 //!
 //! Each connection gets a limited time to complete the [handshake](crate::wire::handshake), and the number of such
-//! connections is limited. If a handshake fails, the failure is logged, the connection is closed, and the job continues. The
-//! owner takes the accepted connections. The owner also sends a link's verdict, because it may prefer another connection to
-//! the same peer.
+//! connections is limited. If a handshake fails, the failure is logged, the connection is closed, and the job
+//! continues. The owner of the listener takes the accepted connections. It also sends the last message of a link's
+//! handshake, the verdict, because it may prefer another connection to the same peer.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -24,9 +24,10 @@ use super::refusal_log::RefusalLog;
 use crate::types::Rank;
 use crate::wire::handshake::{Acceptor, Handshake as _, HandshakeError, Introduction, Purpose};
 
-/// The time-out of a handshake. Time in which this rank does not serve the listener does not count.
+/// The time-out of a handshake. The time in which this rank does not call [`Listener::serve`] does not count.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum number of handshakes in progress. If a further connection arrives, one of them is closed.
+/// The maximum number of handshakes in progress. If a further connection arrives, the listener closes the one that is
+/// least likely to be a rank's.
 pub const PENDING_MAX: usize = 256;
 /// The longest interval between two calls of [`Listener::serve`] while handshakes are in progress. If an interval is longer,
 /// this rank was busy, and only this much of the interval counts toward the time-out of the handshakes.
@@ -54,7 +55,7 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Sends the verdict. From then on both ends use the connection as the link.
+    /// Sends the verdict, which accepts the connection. From then on both ends use the connection as the link.
     ///
     /// # Errors
     ///
@@ -94,7 +95,7 @@ struct IncomingHandshake {
     elapsed: Duration,
 }
 
-/// Creates the reply to a rank that registers too late: the job already runs, or it cannot start.
+/// Creates the reply to a rank that registers too late: the job already runs, or the job cannot start.
 type LateReply = Box<dyn Fn(Rank) -> Vec<u8> + Send>;
 
 /// The listening socket, its incoming handshakes, and the event queue that it shares with its owner's sockets.
@@ -292,9 +293,9 @@ impl Listener {
         self.continue_handshake(now, token);
     }
 
-    /// Closes the connection that is least likely to be a rank's. A rank sends its hello as soon as it is connected, so this
-    /// is a connection that has sent nothing. If there are several, it is the oldest one from the address with the most
-    /// handshakes.
+    /// Closes the connection that is least likely to be a rank's. A rank sends its hello as soon as it is connected,
+    /// so this function prefers a connection that has sent nothing. Of several, it closes the oldest one from the
+    /// address with the most handshakes.
     fn evict(&mut self, now: Duration) {
         let mut by_address: BTreeMap<IpAddr, usize> = BTreeMap::new();
         for pending in self.pending.values() {
@@ -346,7 +347,7 @@ impl Listener {
             HandshakeError::Secret => "its secret differs".to_owned(),
             HandshakeError::RefusedPeer(refusal) => refusal.to_string(),
             HandshakeError::Version { theirs } => format!("it speaks protocol version {theirs}"),
-            // Other programs are not ranks.
+            // Programs that are not ranks of a job are not remembered.
             _ => return,
         };
         let refused = RefusedRank { claimed, host, reason };

@@ -26,8 +26,8 @@ pub enum TransferResult {
     Blocked,
     /// The link is lost and will not be opened again; the text says why.
     Lost(String),
-    /// The peer has sent invalid data; the text says what is wrong. A link returns this once. Bytes that it receives later are
-    /// meaningless.
+    /// The peer has sent invalid data; the text says what is wrong. A link returns this error once. Bytes that are
+    /// received later are meaningless.
     Corrupt(String),
 }
 

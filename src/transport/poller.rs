@@ -61,8 +61,9 @@ impl Poller {
         Arc::clone(&self.waker)
     }
 
-    /// Waits for events, at most until the timeout, and appends them to `events`. A signal ends the wait early. Returns whether
-    /// another thread ended the wait ([`Poller::waker`]). A caller that ignores this and waits again misses the wake-up.
+    /// Waits for events, at most until the timeout, and appends them to `events`. A signal ends the wait early.
+    /// Returns whether another thread ended the wait ([`Poller::waker`]). A caller that ignores this result and waits
+    /// again misses the wake-up.
     ///
     /// # Errors
     ///

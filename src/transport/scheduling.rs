@@ -9,11 +9,12 @@ const NO_FLAGS: libc::c_uint = 0;
 
 /// Asks the scheduler to give the calling thread short time slices, so that the thread runs soon after it is woken.
 ///
-/// A thread that moves bytes is woken often and runs for microseconds. If threads that compute share its processor, and all
-/// slices are equally long, it waits for the end of a slice each time, and its peers wait too. With short slices its share of
-/// the processor stays the same. Linux uses the requested slice of a `SCHED_OTHER` thread from version 6.12 on (sched(7);
-/// theory: Stoica and Abdel-Wahab, "Earliest eligible virtual deadline first", 1995), and earlier versions ignore it. The
-/// attributes of a thread with another policy are not changed.
+/// A thread that moves bytes is woken often and runs for microseconds. If threads that compute share its processor,
+/// and all slices are equally long, the thread that moves bytes waits for the end of a slice each time, and the peers
+/// of this rank wait too. Short slices do not change the thread's share of the processor. Linux uses the requested
+/// slice of a `SCHED_OTHER` thread from version 6.12 on (sched(7); theory: Stoica and Abdel-Wahab, "Earliest eligible
+/// virtual deadline first", 1995), and earlier versions ignore it. The attributes of a thread with another policy are
+/// not changed.
 ///
 /// # Errors
 ///

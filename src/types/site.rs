@@ -6,9 +6,9 @@ use std::panic::Location;
 /// The number of bytes at the end of a file's path that are shown.
 const FILE_BYTES_MAX: usize = 60;
 
-/// A line of the caller's program, for error messages: `train.py:12`.
+/// A line of the caller's program. Error messages show it, for example as `train.py:12`.
 ///
-/// For a call from Rust it is the line of the call. A binding to another language sets it with
+/// If the program is in Rust, this is the line of the call. A binding to another language sets the line with
 /// [`group::at`](crate::group::at).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Site {

@@ -7,7 +7,7 @@ use super::frame::CONTROL_BYTES_MAX;
 use super::reader::{Reader, put_text, truncate};
 use crate::types::{Algorithm, Contract, DType, GROUP_FLAGS, Operation, Rank, ReduceOp};
 
-/// The root cause of a failure. The rank that detects the failure first sends its cause to all other ranks.
+/// The root cause of a failure. The first rank that detects the failure sends the cause to all other ranks.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
@@ -25,7 +25,7 @@ pub enum Cause {
         /// The error of the connection.
         detail: String,
     },
-    /// A rank closed its group while other ranks still had operations with it.
+    /// A rank closed its group although other ranks still had operations with that rank.
     #[error(
         "rank {rank} on {host} closed its group while other ranks still had operations with it; do all ranks run the same number of steps?"
     )]
@@ -65,7 +65,7 @@ pub enum Cause {
     Timeout {
         /// The time-out of the operation in milliseconds.
         timeout_ms: u64,
-        /// The ranks that wait, in rank order, each with its oldest operation; at most [`WAITING_MAX`] ranks.
+        /// At most [`WAITING_MAX`] of the ranks that wait, in rank order, each with its oldest operation.
         waiting: Vec<Waiting>,
     },
     /// The program on a rank stopped the job with a message.
@@ -105,7 +105,7 @@ pub struct Waiting {
     pub asked: Contract,
     /// The file and line of the call.
     pub site: String,
-    /// The ranks for which it waits, with their hosts; at most [`AWAITED_MAX`] ranks.
+    /// At most [`AWAITED_MAX`] of the ranks for which this rank waits, with their hosts.
     pub awaited: Vec<(Rank, String)>,
 }
 
@@ -134,7 +134,7 @@ impl fmt::Display for At<'_> {
     }
 }
 
-/// Displays [`Cause::Timeout`]: the likely culprits, then which rank waits for which ranks.
+/// Displays [`Cause::Timeout`]: the ranks that probably cause the delay, then which rank waits for which ranks.
 struct MissedDeadline<'a> {
     timeout_ms: u64,
     waiting: &'a [Waiting],
@@ -179,8 +179,8 @@ const _: () = assert!(2 * (TEXT_BYTES_MAX as usize + 2) + 128 <= CONTROL_BYTES_M
 impl Cause {
     /// Combines this cause with a cause that a peer has sent. The order in which several causes are combined does not matter.
     ///
-    /// Two causes about the same mismatch, and two missed deadlines, are merged. Otherwise the result is the cause that more
-    /// likely explains the other one or, if both are of the same kind, the cause with the lower rank.
+    /// Merges two causes about the same mismatch, and two missed deadlines. Otherwise keeps one cause: of different
+    /// kinds the one that more likely explains the other, of the same kind the one with the lower rank.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         match (self, other) {
@@ -210,7 +210,7 @@ impl Cause {
         matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
     }
 
-    /// Fills in the file and line of `rank`'s call, if this is a mismatch that names `rank` without them.
+    /// Adds the file and line of `rank`'s call to a mismatch that names `rank` and does not have them.
     pub fn add_site(&mut self, rank: Rank, site: &str) {
         if let Self::Mismatch { first, first_site, second, second_site, .. } = self {
             for (who, known) in [(*first, first_site), (*second, second_site)] {
@@ -221,7 +221,7 @@ impl Cause {
         }
     }
 
-    /// Copies each call's file and line that only one of two causes about the same mismatch contains to the other cause.
+    /// If only one of two causes about the same mismatch has the file and line of a call, adds them to the other.
     fn exchange_sites(&mut self, other: &mut Self) {
         if self.precedence() != other.precedence() || self.encoded_contracts() != other.encoded_contracts() {
             return;
@@ -241,7 +241,7 @@ impl Cause {
         }
     }
 
-    /// Returns a sort key; the cause with the lowest key wins. Kinds that explain other kinds come first, then lower ranks.
+    /// Returns a sort key: [`Cause::join`] keeps the lower one. Kinds that explain other kinds have lower keys.
     fn precedence(&self) -> (u8, u32, u64, Rank, Rank) {
         match self {
             Self::PeerLost { rank, seen_by, .. } => (0, 0, 0, *rank, *seen_by),
@@ -253,8 +253,8 @@ impl Cause {
         }
     }
 
-    /// Returns the encoded contracts of a mismatch. They distinguish two mismatches with the same ranks and number: messages in
-    /// the two directions of a link are numbered separately.
+    /// Returns the encoded contracts of a mismatch. They distinguish mismatches with the same ranks and number, which
+    /// exist because messages in the two directions of a link are numbered separately.
     fn encoded_contracts(&self) -> Vec<u8> {
         let mut contracts = Vec::new();
         if let Self::Mismatch { first_asked, second_asked, .. } = self {
@@ -493,7 +493,7 @@ mod tests {
             Cause::Aborted { rank: Rank::new(3), host: "h\u{1b}[31m".into(), message: "é".repeat(5000) };
         let bytes = cause.encode();
         assert!(bytes.len() <= CONTROL_BYTES_MAX);
-        let Some(Cause::Aborted { host, message, .. }) = Cause::decode(&bytes) else { panic!("it decodes") };
+        let Some(Cause::Aborted { host, message, .. }) = Cause::decode(&bytes) else { panic!("not decoded") };
         assert_eq!(host, "h\u{fffd}[31m");
         assert_eq!(message, "é".repeat(512));
     }

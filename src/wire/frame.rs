@@ -13,26 +13,27 @@ pub const CONTROL_BYTES_MAX: usize = 4096;
 const MAGIC: [u8; 2] = *b"RF";
 /// The flag for a header that contains the payload's checksum.
 const FLAG_PAYLOAD_CRC: u8 = 1;
-/// The flag for a segment that was sent on credit: its sender had not received a ready frame for it.
+/// The flag for a segment that was sent on credit, that is, before its sender received a ready frame for it.
+/// `docs/flow-control.md` describes the limits of credit.
 const FLAG_EAGER: u8 = 2;
 
 const _: () = assert!(CONTROL_BYTES_MAX <= SEGMENT_BYTES_MAX);
 const _: () = assert!(SEGMENT_BYTES_MAX <= u32::MAX as usize);
 
-/// What a frame is for.
+/// The kinds of frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// The payload is a segment of an operation's data, and may be empty.
     Data = 1,
     /// The job failed; the payload is the root cause.
     Abort = 2,
-    /// The sender leaves the job without a failure; it is the last frame.
+    /// The sender leaves the job without a failure. This is the last frame that it sends.
     Goodbye = 3,
-    /// The sender has begun the operation. `offset` is the number of the operation's steps whose data the peer may now send in
-    /// full.
+    /// The sender has begun the operation. The peer may now send all data of its first `offset` steps to the sender
+    /// of this frame, without a limit by credit.
     Ready = 4,
-    /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the total number of these bytes
-    /// since the link was opened.
+    /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the total number of bytes
+    /// of such data since the link was opened.
     Credit = 5,
     /// The sender has data for the operation that it may not send on credit.
     Announce = 6,
@@ -66,7 +67,8 @@ pub struct Header {
     pub group: u32,
     /// The operation's number within its group; for a point-to-point message, its number on the link.
     pub sequence: u64,
-    /// What the sender requests: operation, element type, count and so on. The receiver compares it with its own contract.
+    /// The arguments of the sender's call: operation, element type, count and so on. The receiver compares them with
+    /// those of its own call.
     pub contract: Contract,
     /// The number of the step among the operation's steps from this sender to this receiver, counted from 0.
     pub message: u32,

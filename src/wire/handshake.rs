@@ -1,11 +1,11 @@
 //! The handshake at the beginning of every connection. The dialer says which rank of which job it is, and each side proves that
 //! it knows the job's secret.
 //!
-//! The dialer sends its hello with a nonce. The acceptor answers with its nonce and an HMAC-SHA256 over both hellos. The
-//! dialer sends an HMAC under another label, so that the acceptor's proof cannot be sent back as the dialer's. The acceptor
-//! answers with its verdict, which accepts or refuses the connection. No frame is read before the verdict. Both sides are
-//! state machines without IO: [`Handshake::wanted`] returns how many bytes a side needs next, and [`Handshake::feed`]
-//! processes them.
+//! The dialer sends its hello with a nonce. The acceptor answers with its nonce and an HMAC-SHA256 over both hellos.
+//! The dialer sends an HMAC under another label, so that a dialer cannot send the acceptor's proof back as its own.
+//! The acceptor answers with its verdict, which accepts or refuses the connection. No frame is read before the
+//! verdict. Both sides are state machines without IO: [`Handshake::wanted`] returns how many bytes a side needs next,
+//! and [`Handshake::feed`] processes them.
 
 use super::VERSION;
 use super::reader::{Excerpt, Reader};
@@ -18,7 +18,7 @@ pub const NONCE_BYTES: usize = 32;
 const DIALER_HELLO_BYTES: usize = 104;
 /// The length of the acceptor's hello in bytes.
 const ACCEPTOR_HELLO_BYTES: usize = 80;
-/// The number of bytes of the acceptor's hello before its proof, which covers them.
+/// The number of bytes of the acceptor's hello that the proof at its end covers.
 const ACCEPTOR_HELLO_PROVED: usize = ACCEPTOR_HELLO_BYTES - 32;
 /// The length of the dialer's proof in bytes.
 const PROOF_BYTES: usize = 32;
@@ -29,7 +29,7 @@ const MAGIC: [u8; 8] = *b"RINGTRAI";
 const ACCEPTOR_LABEL: &[u8] = b"ringtrain 1 acceptor";
 const DIALER_LABEL: &[u8] = b"ringtrain 1 dialer";
 
-/// What a connection is for.
+/// The purposes of connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
     /// The connection carries frames between two ranks.
@@ -65,7 +65,7 @@ impl Stream {
     /// The only connection of a link.
     pub const ONLY: Self = Self { index: 0, total: 1 };
 
-    /// Returns whether a link may have this many connections, and the index is below their number.
+    /// Returns whether a link may have `total` connections and `index` is below that number.
     pub fn is_valid(self) -> bool {
         self.total <= STREAMS_MAX && self.index < self.total
     }
@@ -142,7 +142,7 @@ pub enum HandshakeError {
     /// The other side is another kind of program, for example a browser or a port scanner.
     #[error("it does not speak ringtrain's protocol (it began with {began_with})")]
     NotRingtrain {
-        /// The first bytes that it sent, with escapes.
+        /// The first bytes that the other side sent, with escapes.
         began_with: String,
     },
     /// The peer has another protocol version.
@@ -169,7 +169,7 @@ pub enum HandshakeError {
 
 /// One side of a handshake, without its IO.
 pub trait Handshake {
-    /// Returns how many bytes it needs next; 0 when the handshake is over.
+    /// Returns how many bytes this side needs next, or 0 when the handshake is over.
     fn wanted(&self) -> usize;
 
     /// Processes bytes that the connection has received, at most [`Handshake::wanted`] of them.
@@ -329,12 +329,12 @@ impl Acceptor {
         }
     }
 
-    /// Returns whether the dialer has said, possibly without a proof so far, that it wants a link.
+    /// Returns whether the dialer claims that it wants a link. The dialer may not have sent its proof yet.
     pub fn is_link(&self) -> bool {
         self.claimed.is_some_and(|introduction| introduction.purpose == Purpose::Link)
     }
 
-    /// Returns the rank that the dialer claims to be, possibly without a proof so far.
+    /// Returns the rank that the dialer claims to be. The dialer may not have sent its proof yet.
     pub fn claimed_rank(&self) -> Option<Rank> {
         self.claimed.map(|introduction| introduction.from)
     }
@@ -405,7 +405,8 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Checks the hello of a dialer that knows the secret. Returns why this side refuses the dialer, if it does.
+    /// Checks the hello of a dialer that knows the secret. Returns the reason to refuse the dialer, or `None` to
+    /// accept it.
     fn reason_to_refuse(&self, hello: &[u8], introduction: Introduction) -> Option<Refusal> {
         let mut reader = Reader(hello.get(24..)?);
         let world = reader.u32()?;

@@ -33,7 +33,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// Reads a text that follows its length of 16 bits. Control characters are replaced.
+    /// Reads the length of a text (16 bits) and then the text. Control characters are replaced.
     pub(super) fn text(&mut self) -> Option<String> {
         let length = usize::from(self.u16()?);
         self.bytes(length).map(|bytes| printable(&String::from_utf8_lossy(bytes)))
@@ -45,7 +45,7 @@ pub(super) fn truncate(text: &str, length_max: u16) -> String {
     text[..text.floor_char_boundary(text.len().min(usize::from(length_max)))].to_owned()
 }
 
-/// Appends the length of a text and the text, of which at most `length_max` bytes are kept.
+/// Cuts a text to at most `length_max` bytes, and appends its length and the text.
 pub(super) fn put_text(out: &mut Vec<u8>, text: &str, length_max: u16) {
     let end = text.floor_char_boundary(text.len().min(usize::from(length_max)));
     out.extend_from_slice(&(end as u16).to_le_bytes());

@@ -1,4 +1,5 @@
-//! `ringbench` as a process: error messages for wrong arguments, the table, the JSON report and the exit code.
+//! Runs `ringbench` as a process. Checks its error messages for wrong arguments, its table, its JSON report and its
+//! exit code.
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
@@ -104,7 +105,7 @@ fn a_single_rank_prints_the_table_and_writes_the_report() {
     assert_eq!((&first["world_size"], &first["bytes"], &first["count"]), (&1.into(), &4.into(), &1.into()));
     assert_eq!(first["wrong"], 0);
     let left: Vec<_> = fs::read_dir(directory.path()).expect("a directory").collect();
-    assert_eq!(left.len(), 1, "only the report is in the directory: {left:?}");
+    assert_eq!(left.len(), 1, "the directory should contain only the report: {left:?}");
 }
 
 #[test]
@@ -124,7 +125,8 @@ fn without_checks_the_table_says_not_applicable() {
     assert!(table.contains("# Out of bounds values : N/A"), "{table}");
 }
 
-/// A reader such as `head` may close the pipe early. The other ranks and the report must still finish.
+/// A reader such as `head` may close the pipe early. The other ranks must still finish, and the report must still be
+/// written.
 #[test]
 fn a_closed_standard_output_is_ignored() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ringbench"))

@@ -1,5 +1,5 @@
-//! The processors to which ringrun binds its ranks. Other jobs, also those of other tests, may run at the same time, so these
-//! tests do not assume which processors are free.
+//! The processors to which ringrun binds its ranks. Other jobs (for example, of other tests) may run at the same
+//! time, so these tests do not assume which processors are free.
 
 use std::fs;
 
@@ -73,7 +73,7 @@ fn bindings_are_reported_and_can_be_turned_off() {
     assert!(parse_shares(&done).iter().all(|(share, _)| *share == allowed_processors()));
 }
 
-/// taskset, Slurm and containers set such a mask.
+/// taskset, Slurm and containers set the affinity mask of the processes that they start.
 #[test]
 fn an_inherited_affinity_mask_is_respected() {
     let Some(&last) = allowed_processors().last() else { return };
@@ -106,7 +106,8 @@ fn omp_num_threads_of_the_user_is_kept() {
     assert_eq!(done.sorted_lines(), ["[0]<stdout>:5"]);
 }
 
-/// While one job has claimed all processors, another job has none to itself, and its ranks do not poll for messages.
+/// If one job has claimed all processors, a second job has no processor for itself alone. Its ranks must not poll for
+/// messages.
 #[test]
 fn a_job_finds_that_another_job_uses_all_processors() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! ringrun must blame the rank that failed first, while the other ranks wait for it in a barrier.
 //!
-//! The ranks run this test program, which in each rank runs only the test `rank`.
+//! Each rank is a process that runs only the test `rank` of this test program.
 
 use std::error::Error;
 use std::process::exit;

@@ -1,4 +1,4 @@
-//! How jobs of ringrun end: exit codes, messages, and that no process is left.
+//! Checks how jobs of ringrun end: their exit codes and messages, and that no process is left.
 
 use std::fs;
 use std::path::Path;
@@ -81,7 +81,8 @@ fn the_job_has_the_exit_code_of_the_rank_that_failed_first() {
     );
 }
 
-/// A surviving rank exits with the code for a lost peer. ringrun does not blame it, even if it sees the end of this rank first.
+/// A surviving rank exits with the code for a lost peer. ringrun does not blame this rank, even if ringrun sees its
+/// end first.
 #[test]
 fn survivors_that_exit_because_of_a_lost_peer_are_not_blamed() {
     let folder = tempfile::tempdir().unwrap();
@@ -135,7 +136,8 @@ fn no_process_is_left_when_ringrun_is_killed() {
     assert_nothing_left(folder.path(), &pids);
 }
 
-/// ringrun is killed at different moments of its start, for example before it has told the watchdog about a rank.
+/// The test kills ringrun at different moments of its start, for example before ringrun has told the watchdog (the
+/// process that then kills the ranks) about a rank.
 #[test]
 fn no_process_is_left_when_ringrun_is_killed_while_it_starts() {
     let folder = tempfile::tempdir().unwrap();
@@ -219,7 +221,7 @@ fn the_watchdog_ignores_signals_that_stop_jobs_and_a_killed_watchdog_is_reported
     let watchdog = find_watchdog(child.id());
     signal("TERM", watchdog);
     signal("INT", watchdog);
-    assert!(crate::util::is_alive(watchdog), "the watchdog ignores SIGTERM and SIGINT");
+    assert!(crate::util::is_alive(watchdog), "SIGTERM or SIGINT ended the watchdog");
     signal("KILL", watchdog);
     wait_until_gone(&[watchdog]);
     signal("INT", child.id());
@@ -229,7 +231,7 @@ fn the_watchdog_ignores_signals_that_stop_jobs_and_a_killed_watchdog_is_reported
     assert_nothing_left(folder.path(), &pids);
 }
 
-/// The kernel continues a watchdog that was stopped with SIGSTOP when ringrun dies.
+/// When ringrun dies, the kernel continues a watchdog that was stopped with SIGSTOP.
 #[test]
 fn a_stopped_watchdog_still_kills_the_job_when_ringrun_dies() {
     let folder = tempfile::tempdir().unwrap();
@@ -307,7 +309,7 @@ fn options_of_other_launchers_work() {
     }
 }
 
-/// ringrun checks the arguments of built-in programs, so that not every rank prints the same error.
+/// ringrun checks the arguments of built-in programs itself, because otherwise every rank would print the same error.
 #[test]
 fn wrong_arguments_of_built_in_programs_are_reported_once() {
     for (command, part) in [

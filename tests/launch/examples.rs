@@ -14,7 +14,7 @@ fn build_example(name: &str) -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--locked", "--profile", profile, "--example", name]);
     let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
-    assert!(status.success(), "cargo builds the example {name}");
+    assert!(status.success(), "cargo cannot build the example {name}");
     folder.join("examples").join(name)
 }
 

@@ -96,7 +96,8 @@ fn wrong_arguments_and_files_have_their_exit_codes_and_messages() {
     }
 }
 
-/// ringtrain does not join the ranks of torchrun. Without this error, each of the four processes would train alone.
+/// ringtrain cannot join a job that torchrun started. Without this error, each of the four processes would train
+/// alone.
 #[test]
 fn a_rank_of_torchrun_is_an_error() {
     let done = Command::new(env!("CARGO_BIN_EXE_ringtrain")).env("WORLD_SIZE", "4").output().unwrap();
@@ -141,7 +142,8 @@ fn a_wrong_secret_and_a_different_peers_file_are_reported() {
     let third = ["--peers", "other.txt", "--rank", "1", "--secret-file", "ours"];
     let done = finish(spawn("ringtrain", folder.path(), &third));
     assert_fails(&done, Exit::Configuration, "its peers file differs");
-    // Rank 0 keeps waiting for a valid rank 1. When its start times out, it reports both refused processes.
+    // Rank 0 keeps waiting for a valid rank 1. When the start timeout has passed, rank 0 reports both refused
+    // processes.
     let done = finish(first);
     assert_fails(&done, Exit::Start, "missing rank 1");
     for reason in ["its secret differs", "its peers file differs"] {
@@ -189,7 +191,7 @@ fn ranks_that_were_started_with_different_flags_name_them() {
         let (first, second) = (start("0", &["all_reduce", "-e", "8"]), start("1", flags));
         for done in [finish(first), finish(second)] {
             assert_fails(&done, Exit::Mismatch, &format!("rank 1 was started with {expected}"));
-            assert!(done.stdout.is_empty(), "nothing is measured: {}", done.stdout());
+            assert!(done.stdout.is_empty(), "unexpected results: {}", done.stdout());
         }
     }
 }

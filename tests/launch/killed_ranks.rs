@@ -1,4 +1,5 @@
-//! Any rank may be killed by SIGKILL at any moment: the surviving ranks name it, and nothing is left behind.
+//! Kills ranks by SIGKILL at different moments. The surviving ranks must name the killed rank, and nothing may be
+//! left behind.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -14,10 +15,10 @@ use ringtrain::exit::Exit;
 /// Arguments of a training that lasts longer than any test.
 const ENDLESS: [&str; 6] = ["--epochs", "1000000", "--report", "report.json", "--start-timeout", "2"];
 
-/// The transports: shared memory, TCP, and two hosts of two ranks each.
+/// The transports: shared memory, TCP, and (`hosts`) two simulated hosts with two ranks each.
 const TRANSPORTS: [&str; 3] = ["shm", "tcp", "hosts"];
 
-/// Starts ranks with a peers file and without a launcher, in the folder.
+/// Starts ranks in the folder, with a peers file (a list of the addresses of all ranks) and without a launcher.
 fn start_by_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
     fs::write(folder.join("hosts.txt"), crate::util::ranks::peers_text(n)).unwrap();
     (0..n)
@@ -62,12 +63,13 @@ fn kill_and_check(mut ranks: Vec<Child>, victim: usize, folder: &Path) -> Durati
     for survivor in ranks {
         let done = finish(survivor);
         let errors = done.stderr();
-        // A rank that was killed before it had proved its identity counts as missing.
+        // If the victim was killed before it had proved that it knows the secret, the survivors report it as missing
+        // and exit with another code.
         let was_missing = done.code() == Some(Exit::Start as i32)
             && (errors.contains("missing rank") || (victim == 0 && errors.contains("did not answer")));
         assert!(was_missing || done.code() == Some(Exit::PeerLost as i32), "{errors}");
         assert!(errors.contains(&format!("rank {victim}")), "victim {victim}: {errors}");
-        assert!(errors.contains("127.0.0.1"), "the host is named: {errors}");
+        assert!(errors.contains("127.0.0.1"), "the message should name the host: {errors}");
     }
     let took = killed_at.elapsed();
     // No listener is left, and no file except those of the test itself.
@@ -97,8 +99,8 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_training() {
     }
 }
 
-/// The delays cover the time from the rendezvous to the first epochs. The victim prints nothing at these moments, so the test
-/// uses the clock.
+/// The delays cover the time from the rendezvous to the first epochs. The victim prints nothing at these moments that
+/// the test could wait for, so the test uses delays.
 #[test]
 fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
     let moments = [(1, 0), (2, 3), (3, 8), (1, 15), (2, 25), (3, 40), (0, 30), (1, 80), (0, 120)];
@@ -107,7 +109,7 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
     {
         let folder = tempfile::tempdir().unwrap();
         let ranks = start_by_file(folder.path(), 4, transport);
-        // Every rank must have reached rank 0: otherwise it can only report that rank 0 did not answer.
+        // Wait until every rank has reached rank 0. Before that, a rank can only report that rank 0 did not answer.
         let rank0: SocketAddr = fs::read_to_string(folder.path().join("hosts.txt"))
             .unwrap()
             .lines()
@@ -174,7 +176,8 @@ fn ringrun_reports_the_rank_that_was_killed_and_leaves_no_process() {
     }
 }
 
-/// The sockets of a rank stopped by SIGSTOP stay open, so the other ranks notice it only when an operation passes its deadline.
+/// The sockets of a rank stopped by SIGSTOP stay open, so the other ranks notice the stopped rank only when an
+/// operation passes its deadline.
 #[test]
 fn a_stopped_rank_is_named_when_an_operation_passes_its_deadline() {
     for transport in TRANSPORTS {

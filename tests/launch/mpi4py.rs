@@ -1,5 +1,5 @@
-//! `ringrun --mpi4py`: which package `from mpi4py import MPI` imports on the ranks with and without the option. The tests use
-//! a fake package mpi4py as the installed one.
+//! Checks which package `from mpi4py import MPI` imports on the ranks, with and without `ringrun --mpi4py`. The tests
+//! use a fake package mpi4py as the installed one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -86,7 +86,7 @@ fn every_rank_imports_from_ringtrain() {
         assert_eq!(done.code(), Some(0), "{arguments:?}: {}", done.stderr());
         assert_eq!(done.sorted_lines(), vec![expected.clone(); 3], "{arguments:?}");
         let asked = fs::read_to_string(home.join("asked")).unwrap().lines().count();
-        assert_eq!(asked, number + 1, "the interpreter runs once for all ranks");
+        assert_eq!(asked, number + 1, "the interpreter should run once for all ranks");
     }
     let done =
         run_with(&home, &["--mpi4py=installed", "-n", "1", "--no-tag-output", "python3", "-c", SCRIPT]);
@@ -121,7 +121,7 @@ fn without_the_option_the_import_error_names_it() {
         );
     }
     let done = run_with(&home, &["-n", "1", "python3", "-c", SCRIPT]);
-    assert!(done.stderr().contains("`ringrun --mpi4py`"), "also in a world of size 1: {}", done.stderr());
+    assert!(done.stderr().contains("`ringrun --mpi4py`"), "wrong error for one rank: {}", done.stderr());
 }
 
 /// A single rank may use the installed mpi4py, and so may processes that a rank starts with `mpiexec`.

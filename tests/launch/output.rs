@@ -1,4 +1,4 @@
-//! ringrun: the environment of the ranks, and their output.
+//! Checks the environment of the ranks that ringrun starts, and their output.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +28,7 @@ fn a_job_has_one_secret_that_no_command_line_shows() {
     let first = lines(&run(&mut ringrun_script(&["-n", "2", "--no-tag-output"], script)));
     let second = lines(&run(&mut ringrun_script(&["-n", "2", "--no-tag-output"], script)));
     let secrets: Vec<_> = first.iter().chain(&second).filter(|line| !line.contains("ringrun")).collect();
-    assert_eq!(secrets.len(), 2, "one secret for each job: {secrets:?}");
+    assert_eq!(secrets.len(), 2, "each job should have a different secret: {secrets:?}");
     assert_ne!(secrets[0], secrets[1]);
     for line in secrets {
         let (secret, job) = line.split_once(' ').unwrap();
@@ -206,7 +206,7 @@ fn an_error_of_stdout_names_the_full_device() {
     assert_eq!(done.code(), Some(1), "{}", done.stderr());
     let expected = "ringrun: standard output cannot be written: No space left on device";
     assert!(done.stderr().contains(expected), "{}", done.stderr());
-    // A job that ends before it can be stopped, and a job with --output-dir, which is not stopped.
+    // Run a job that ends before ringrun can stop it, and a job with --output-dir, which ringrun does not stop.
     let folder = tempfile::tempdir().unwrap();
     for arguments in [&["-n", "1"][..], &["-n", "1", "--output-dir", folder.path().to_str().unwrap()]] {
         let done = run(ringrun(arguments).args(["echo", "hello"]).stdout(open_full_device()));

@@ -1,4 +1,4 @@
-//! Shared memory of ranks: it does not need space in /dev/shm, and nothing is left behind on the host.
+//! Checks that the shared memory of ranks needs no space in /dev/shm, and that no memory is left behind on the host.
 
 use std::fs;
 use std::process::{Command, Stdio};

@@ -17,13 +17,14 @@ const SEGMENT_BYTES: usize = 1024;
 
 fn plan(flags: &str) -> BenchPlan {
     let words = ["ringbench"].into_iter().chain(flags.split_whitespace());
-    BenchPlan::new(&BenchArgs::try_parse_from(words).expect("flags")).expect("a plan")
+    BenchPlan::new(&BenchArgs::try_parse_from(words).expect("the flags are valid"))
+        .expect("the plan is valid")
 }
 
 fn measure(mut group: Group, flags: &str) -> (BenchReport, String) {
     let mut table = Vec::new();
-    let report = bench(&mut group, &plan(flags), SEGMENT_BYTES, &mut table).expect("a report");
-    (report, String::from_utf8(table).expect("text"))
+    let report = bench(&mut group, &plan(flags), SEGMENT_BYTES, &mut table).expect("the benchmark completes");
+    (report, String::from_utf8(table).expect("the table is UTF-8"))
 }
 
 fn run(n: u32, flags: impl Into<String>) -> Vec<(BenchReport, String)> {
@@ -102,7 +103,7 @@ fn operations_with_equal_parts_report_the_size_of_all_parts() {
 fn only_rank_0_prints_and_all_ranks_report_the_same_times() {
     let results = run(2, "all_reduce -b 64 -e 64 -n 4");
     let row = |rank: usize| &results[rank].0.results[0];
-    assert_eq!(row(0).time_us, row(1).time_us, "every rank reports the slowest rank's time");
+    assert_eq!(row(0).time_us, row(1).time_us, "every rank must report the slowest rank's time");
     assert_eq!((row(0).transport, row(0).algorithm), ("tcp", "one-shot"));
     assert!(row(0).time_us_min <= row(0).time_us && row(0).time_us <= row(0).time_us_p99);
     assert_eq!(row(0).busbw_gb_per_s, row(0).algbw_gb_per_s, "2(n-1)/n is 1 for n = 2");
@@ -138,7 +139,7 @@ fn a_root_that_does_not_exist_is_a_usage_error_on_every_rank() {
         bench(&mut group, &plan, SEGMENT_BYTES, &mut std::io::sink()).err()
     });
     for error in errors {
-        let error = error.expect("an error");
+        let error = error.expect("the benchmark must fail");
         assert!(matches!(error, BenchError::Plan(_)), "{error}");
         assert_eq!(error.exit(), Exit::Usage);
     }
@@ -148,7 +149,7 @@ fn a_root_that_does_not_exist_is_a_usage_error_on_every_rank() {
 fn message_benchmarks_need_two_ranks() {
     for operation in ["ping_pong", "send_receive"] {
         let error = bench(&mut Group::solo(), &plan(operation), SEGMENT_BYTES, &mut std::io::sink()).err();
-        let error = error.expect("an error");
+        let error = error.expect("the benchmark must fail");
         assert_eq!(error.exit(), Exit::Usage, "{error}");
         assert!(error.to_string().starts_with(operation), "{error}");
     }
@@ -161,7 +162,7 @@ fn ranks_with_different_flags_fail_with_a_mismatch() {
         bench(&mut group, &plan(mine), SEGMENT_BYTES, &mut std::io::sink()).err()
     });
     for error in errors {
-        let error = error.expect("an error");
+        let error = error.expect("the benchmark must fail");
         assert_eq!(error.exit(), Exit::Mismatch, "{error}");
     }
 }

@@ -88,8 +88,9 @@ fn statistics_count_operations_and_sent_bytes() {
         let after = group.statistics();
         (after.bytes_sent - before.bytes_sent, after.operations - before.operations)
     });
-    // The payload is 2(n-1)/n S = 6 MB. There is a header for each of 6 x 4 segments, and one ready frame. The number of credit
-    // frames depends on how much data came early, in this operation and while the group formed.
+    // The payload is 2(n-1)/n S = 6 MB. There is a header for each of 6 x 4 segments, and one ready frame. A credit frame
+    // tells a peer how much it may send before this rank is ready. The number of these frames depends on how much data came
+    // early, in this operation and while the group formed.
     let payload = 6_000_000;
     let headers = 6 * 4 + 1;
     let header_bytes = HEADER_BYTES as u64;

@@ -19,7 +19,8 @@ fn receive(group: &mut Group, count: usize, source: Rank, tag: u32) -> Vec<u64> 
     elements
 }
 
-/// A sender need not wait for its messages: it may announce 1,048,576 of them, besides the messages that fit the credit.
+/// A sender may begin many messages before their receives: at most 1 MiB of them is sent at once (the credit of the link), and
+/// up to 1,048,576 further messages are announced with a header.
 #[test]
 fn a_receiver_gets_many_unexpected_messages() {
     TestTransport::Tcp.run(2, |mut group| {
@@ -62,7 +63,7 @@ fn a_receive_whose_handle_is_dropped_is_cancelled(transport: TestTransport) {
             group.barrier().unwrap();
             let mut matched = group.receive_async::<u64>(1, R0, 1).unwrap();
             crate::util::wait_until("the message comes", || matched.test());
-            assert!(!matched.cancel(), "it has matched its message");
+            assert!(!matched.cancel(), "the receive has matched its message");
             assert_eq!(matched.wait().unwrap().elements, [7]);
             let started = Instant::now();
             let late = group.probe_for(R0, 9, Duration::from_secs(3));
@@ -97,7 +98,8 @@ fn a_barrier_completes_while_a_long_message_is_sent(transport: TestTransport) {
     });
 }
 
-/// A thread that completes the operation of another thread wakes that thread at once, not when its own operation has ended.
+/// A thread that completes the operation of another thread wakes the other thread at once, although its own operation has not
+/// ended.
 fn short_operations_of_one_thread_complete_during_a_long_operation_of_another(transport: TestTransport) {
     transport.run(2, |mut group| {
         const LONG: usize = 8 << 20;
@@ -156,8 +158,8 @@ fn a_reduction_function_may_own_groups_but_using_one_ends_the_job(transport: Tes
     });
 }
 
-/// In a butterfly, partners are ready for each other from the start. So a rank may receive more than the credit of a link before
-/// its own data have left.
+/// The credit of a link is the 1 MiB that a peer may send before this rank is ready. In a butterfly, partners are ready for each
+/// other from the start, so a rank may receive more than the credit before its own data have left.
 fn butterfly_exchanges_that_exceed_the_credit_complete(transport: TestTransport) {
     let adjust = |options: &mut JoinOptions| options.algorithms = "butterfly".parse().unwrap();
     for n in [2, 4, 8] {

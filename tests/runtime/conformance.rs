@@ -39,7 +39,7 @@ numbers! {
     i64: |v| v as i64, |v| v as f64;
 }
 
-/// A reduction, what a rank contributes at an index, and the result of the contributions of some ranks.
+/// A reduction, with functions that return a rank's contribution at an index and the expected result of some ranks.
 struct Case<'a, T> {
     op: ReduceOp,
     value: &'a dyn Fn(u32, usize) -> T,
@@ -276,7 +276,7 @@ fn check_numbers<T: Number>(group: &mut Group) {
     check_reductions::<T>(group, ReduceOp::ALL);
 }
 
-/// Checks one element type with those of the reductions that are defined on it.
+/// Checks one element type with the given reductions, except those that are not defined on the type.
 fn check_reductions<T: Number>(group: &mut Group, reductions: &[ReduceOp]) {
     let n = group.size().get();
     for count in lengths(n) {
@@ -368,7 +368,8 @@ fn every_algorithm_gives_right_results_at_every_length() {
     }
 }
 
-/// The buffer is so long that a second child must wait for its parent's ready frame before it sends all of its part.
+/// The buffer is so long that a parent's second child must wait before it sends all of its part: the parent first sends a
+/// frame that says that it is ready.
 #[test]
 fn a_double_tree_reduces_long_buffers() {
     for n in [2, 3, 4, 8] {

@@ -75,7 +75,7 @@ fn a_mismatch_is_reported_with_the_call_of_the_differing_rank(transport: TestTra
     ];
     for (what, common_call, rank_2_call, expected) in cases {
         let causes = causes(transport, 4, LONG_TIMEOUT, move |group| {
-            // Wait until all ranks have joined, or a rank that is still joining might fail in `Group::join` instead.
+            // Wait until all ranks have joined. Otherwise a rank that is still joining might fail in `Group::join`.
             group.barrier()?;
             if group.rank().get() == 2 { rank_2_call(group) } else { common_call(group) }
         });
@@ -104,7 +104,7 @@ fn an_extra_call_on_one_rank_is_reported_as_a_mismatch(transport: TestTransport)
 
 fn an_abort_reaches_every_rank_with_its_reason(transport: TestTransport) {
     let causes = causes(transport, 5, LONG_TIMEOUT, |group| {
-        // Wait until all ranks have joined, or a rank that is still joining might fail in `Group::join` instead.
+        // Wait until all ranks have joined. Otherwise a rank that is still joining might fail in `Group::join`.
         group.barrier()?;
         if group.rank().get() == 3 {
             return Err(group.abort("the loss is NaN at step 17"));
@@ -122,13 +122,13 @@ fn an_abort_reaches_every_rank_with_its_reason(transport: TestTransport) {
 fn a_missed_deadline_names_the_late_rank(transport: TestTransport) {
     let causes = causes(transport, 3, Duration::from_millis(300), |group| {
         if group.rank().get() == 1 {
-            // It computes for longer than the other ranks wait, until their reports of the failure have arrived.
+            // The late rank computes until the other ranks have missed their deadline and have reported the failure.
             let started = std::time::Instant::now();
             while started.elapsed() < Duration::from_millis(600) {
                 thread::yield_now();
             }
         }
-        // The late rank may complete its first call with data that were sent before the failure; its next call fails.
+        // The late rank may complete its first call with data that were sent before the failure. Its next call fails.
         loop {
             group.all_reduce(&mut [1f32; 10], ReduceOp::Sum)?;
         }
@@ -171,7 +171,7 @@ fn a_job_continues_while_its_ranks_refuse_strangers() {
                 let mut group = Group::join(&options).unwrap();
                 let mut rounds = 0u64;
                 loop {
-                    // Rank 0 decides for all ranks whether all strangers have been refused.
+                    // The ranks stop in the same round: rank 0 tells them whether the job has rejected all strangers.
                     let mut is_over = [u8::from(refused_count.load(Ordering::SeqCst) == STRANGER_KINDS * 3)];
                     group.broadcast(&mut is_over, Rank::ZERO).unwrap();
                     if is_over[0] == 1 {
@@ -227,19 +227,19 @@ fn connect_as_stranger(address: SocketAddr, stranger: usize, file: &ringtrain::r
     match stranger {
         0 => drop(stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")),
         1 => drop(stream.write_all(&vec![0xff; 100_000])),
-        // It connects and closes the connection without sending a byte, as port scanners do.
+        // The stranger connects and closes the connection without sending a byte, as port scanners do.
         2 => return,
-        // It sends nothing and waits until the rank closes the connection.
+        // The stranger sends nothing and waits until the rank closes the connection.
         3 => {}
-        // It sends the first 60 bytes of a hello.
+        // The stranger sends only the first 60 bytes of a hello, the first message of the handshake.
         4 => drop(stream.write_all(&hello(b"a secret for this test", &right_job, 0).take_output()[..60])),
-        // Its hello has another protocol version.
+        // The stranger's hello has another protocol version.
         5 => {
             let mut bytes = hello(b"a secret for this test", &right_job, 0).take_output();
             bytes[8] = 42;
             drop(stream.write_all(&bytes));
         }
-        // It has another secret. It sends a proof although it cannot have verified the rank's answer.
+        // The stranger has another secret. It sends a proof, although it cannot verify the rank's answer.
         _ => {
             let mut dialer = hello(b"some other secret!!", &right_job, 0);
             drop(stream.write_all(&dialer.take_output()));
@@ -318,7 +318,7 @@ fn a_one_way_block_is_reported_as_a_network_problem() {
 fn a_bit_that_flips_between_hosts_is_detected() {
     let all_reduce = |group: &mut Group| group.all_reduce(&mut vec![1f32; 1 << 20], ReduceOp::Sum);
     for result in run_over_damaged_network(Damage::FlipBit, all_reduce) {
-        let error = result.expect_err("the sum is wrong");
+        let error = result.expect_err("the flipped bit must cause an error");
         let Some(Cause::Misbehaved { detail, .. }) = error.cause() else { panic!("{error}") };
         assert!(detail.contains("arrived corrupt"), "{error}");
     }

@@ -46,11 +46,11 @@ fn a_split_sorts_by_colour_then_key_then_rank(transport: TestTransport) {
         if let Some(mut part) = part {
             check(transport, &mut part, rank, &[2, 4, 5, 6, 0, 1]);
         }
-        // The largest colour, the largest key, and keys close to the smallest one.
+        // The largest colour, the largest key, and keys close to the smallest key.
         let key = if rank == 0 { i64::MAX } else { i64::MIN + i64::from(rank) };
         let mut all = world.split(Some(u32::MAX), key).unwrap().unwrap();
         check(transport, &mut all, rank, &[1, 2, 3, 4, 5, 6, 0]);
-        // A split of a part: `rank` counts within that part.
+        // Splits a subgroup: `half.rank()` is the rank within the subgroup, not in the world.
         let mut quarter = half.split(Some(half.rank().get() / 2), 0).unwrap().unwrap();
         let members: &[u32] = match rank {
             6 | 4 => &[6, 4],
@@ -135,7 +135,7 @@ fn a_group_of_one_gives_the_same_results_as_a_world_of_one(transport: TestTransp
     });
 }
 
-/// A message or collective of a group never matches one of its duplicate, although both groups have the same ranks.
+/// A message or collective of a group never matches one of the group's duplicate, although both groups have the same ranks.
 fn a_duplicate_has_separate_messages_and_collectives(transport: TestTransport) {
     transport.run(2, |mut world| {
         let mut twin = world.duplicate().unwrap();
@@ -167,7 +167,7 @@ fn a_duplicate_has_separate_messages_and_collectives(transport: TestTransport) {
     });
 }
 
-/// Runs all-reduces and exchanges with both neighbours. `salt` gives the values of each thread of a rank.
+/// Runs all-reduces and exchanges with both neighbours. `salt` makes the values of each thread of a rank different.
 fn run_rounds(mut group: Group, salt: u64, rounds: u64) {
     let n = u64::from(group.size().get());
     let rank = u64::from(group.rank().get());
@@ -316,7 +316,7 @@ fn asynchronous_operations_accept_uneven_parts_and_custom_functions(transport: T
         let (rank, root) = (group.rank().index(), Rank::new(1));
         let counts = [2, 0, 3];
         let own = vec![rank as u32; counts[rank]];
-        // Contributions are combined in rank order, and so are the digits of the result.
+        // Contributions are combined in rank order, so the digits of the result are in rank order too.
         let follow = |left: &u32, right: &u32| left * 10 + right;
         let gathered = group.gather_uneven_async(&own, &counts, root).unwrap();
         let all = [5u32, 6, 7, 8, 9];

@@ -8,7 +8,8 @@ use ringtrain::{Group, JoinMethod, JoinOptions, Rank, ReduceOp};
 /// The host of each rank. Hosts have consecutive or interleaved ranks, and equal or different numbers of ranks.
 const PLACEMENTS: [&[u32]; 5] =
     [&[0, 0, 1, 1], &[0, 1, 0, 1], &[0, 0, 0, 1], &[0, 1, 1, 2, 2, 2], &[0, 0, 1, 1, 2, 2, 3, 3]];
-/// The number of elements of a buffer that is cut into several blocks: it has more than 512 KiB for each slice.
+/// The number of elements of a long buffer. Between hosts each rank transfers a slice of it; each slice has more than 512 KiB,
+/// so it is divided into several blocks.
 const LONG: usize = 3 << 20;
 
 fn run_on<R: Send + 'static>(

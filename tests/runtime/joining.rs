@@ -281,7 +281,7 @@ fn a_rendezvous_stops_at_once_after_several_ranks_have_ended() {
     assert!(started.elapsed() < start_timeout, "{:?}", started.elapsed());
 }
 
-/// Regression test: a second rank 1 failed only at its timeout, with the error that the rendezvous did not answer.
+/// Regression test: a second process with rank 1 failed only at its timeout, with the error that the rendezvous did not answer.
 #[test]
 fn a_rank_that_is_started_again_is_told_that_the_job_runs() {
     let (file, secret) = (peers_file(2), secret("a secret for this test"));
@@ -293,7 +293,7 @@ fn a_rank_that_is_started_again_is_told_that_the_job_runs() {
         let rank0 = scope.spawn(move || {
             let mut group = Group::join(&peers_file_options(file, 0, secret)).unwrap();
             joined.send(()).unwrap();
-            // Rank 0 answers the second rank 1 while it is inside this call.
+            // While rank 0 is inside this call, it answers the second process with rank 1.
             group.barrier().unwrap();
         });
         let rank1 = scope.spawn(move || {

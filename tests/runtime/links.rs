@@ -13,7 +13,7 @@ use ringtrain::{JoinOptions, Rank, ReduceOp};
 
 const TAG: u32 = 7;
 
-/// Sets a deadline that no test needs in full, but that ends a hanging test soon.
+/// Sets a deadline that is long enough for every test, and short enough to end a hanging test soon.
 fn set_short_timeout(options: &mut JoinOptions) {
     options.operation_timeout = Duration::from_secs(15);
 }
@@ -71,7 +71,7 @@ fn all_pairs_may_open_their_links_from_both_sides_at_once() {
         ranks::run_with(n, set_short_timeout, move |mut group| {
             let own = group.rank();
             start.wait();
-            // Descending from the previous rank, ascending from the next, or ascending from rank 0.
+            // The order of the peers: descending from the previous rank, ascending from the next rank, or ascending from rank 0.
             let to_rank = |step: u32| match round / 2 % 3 {
                 0 => after(own, n - step, n),
                 1 => after(own, step, n),
@@ -131,7 +131,7 @@ fn a_rank_that_computes_for_longer_than_the_connect_timeout_is_not_lost() {
                 let waited = sent.wait_timeout(CONNECT_TIMEOUT + Duration::from_millis(500));
                 let sent = match waited {
                     Err(sent) => sent,
-                    Ok(result) => panic!("no rank can have received it: {result:?}"),
+                    Ok(result) => panic!("the send ended before rank 3 received the message: {result:?}"),
                 };
                 has_waited.send(()).unwrap();
                 sent.wait().unwrap();

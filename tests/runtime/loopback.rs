@@ -47,7 +47,7 @@ fn a_message_of_a_rank_to_itself_is_kept_until_it_is_received() {
             assert!(buffer[..status.count].iter().all(|&element| element == u64::from(tag)));
         }
         assert_eq!(group.probe_now(own, None), Ok(None));
-        assert_eq!(group.probe_for(own, None, Duration::MAX), Ok(None), "no other rank could send it");
+        assert_eq!(group.probe_for(own, None, Duration::MAX), Ok(None), "the probe found a message");
     });
 }
 
@@ -162,14 +162,14 @@ fn wait_any_returns_the_index_of_the_completed_operation() {
         // The receive with tag 3 has moved up to index 2.
         assert_eq!(wait_any_timeout(&mut handles, Duration::MAX).unwrap().expect("a message has come").0, 2);
         let Err(mut handles) = wait_all_timeout(handles, Duration::from_millis(5)) else {
-            panic!("two messages have not been sent")
+            panic!("the wait ended although two messages have not been sent")
         };
         group.send(&[1u8], own, 1).unwrap();
         assert_eq!(test_any(&mut handles).unwrap().expect("a message has come").0, 1);
         group.send(&[0u8], own, 0).unwrap();
         let handle = handles.remove(0);
         assert!(handle.wait_timeout(Duration::MAX).is_ok_and(|result| result.is_ok()));
-        assert!(wait_any(&mut handles).unwrap().is_none(), "nothing is left");
+        assert!(wait_any(&mut handles).unwrap().is_none(), "no handle must be left");
         assert_eq!(wait_all_timeout(handles, TEST_TIMEOUT).map(|all| all.unwrap().len()).ok(), Some(0));
     });
 }

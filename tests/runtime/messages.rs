@@ -15,7 +15,7 @@ const R1: Rank = Rank::new(1);
 const SHORT_LENGTH: usize = 8 << 10;
 /// The number of bytes of a frame header on the wire.
 const HEADER_BYTES: u64 = 64;
-/// The most bytes that a rank stores of messages for which no receive is posted.
+/// The maximum number of bytes of one peer's messages that a rank stores before their receives are posted.
 const CREDIT_BYTES: u64 = 1 << 20;
 
 /// Returns the elements of the message with this number. No two messages have an element in common.
@@ -98,7 +98,8 @@ fn messages_without_a_receive_stay_at_their_sender_beyond_the_credit() {
                 .map(|number| group.send_async(content(number, SHORT_LENGTH), R1, 1).unwrap())
                 .collect();
             group.send(&[0u64], R1, 2).unwrap();
-            // The receiver has the message that follows the flood, and of the flood at most what fits its credit.
+            // The receiver has the message that follows the flood. Of the flood it has at most the 1 MiB that a sender may
+            // send before the receives are posted (the credit).
             assert_eq!(receive(&mut group, 1, R1, 3), [0]);
             let sent = handles.iter().filter(|handle| handle.test()).count();
             assert!(
@@ -185,7 +186,7 @@ fn a_probe_describes_a_message_without_receiving_it(transport: TestTransport) {
             group.barrier().unwrap();
             return;
         }
-        // When this message has come, the messages before it have come, or have begun to come.
+        // Messages begin to arrive in order. So when this message has arrived, each earlier one has arrived at least in part.
         receive(&mut group, 1, R1, 19);
         let expected = Status { source: R1, tag: 17, dtype: DType::U64, count: 123 };
         assert_eq!(group.probe_now(R1, 17), Ok(Some(expected)));
@@ -300,7 +301,7 @@ fn messages_of_a_rank_that_has_left_can_still_be_received(transport: TestTranspo
             return;
         }
         has_left.wait();
-        // These exchanges take long enough for rank 0's goodbye to be read.
+        // While ranks 1 and 2 exchange these messages, they read rank 0's goodbye, which says that rank 0 has closed its group.
         let (own, other) = (group.rank(), Rank::new(3 - group.rank().get()));
         for _ in 0..20 {
             let mut buffer = [0; 1000];
@@ -329,7 +330,7 @@ fn a_message_whose_handle_was_dropped_still_arrives(transport: TestTransport) {
     });
 }
 
-/// In a job of one operation, a rank may get the goodbye of one peer while it still waits for data of another peer.
+/// If a job runs only one operation, a peer may close its group while this rank still waits for data of another peer.
 fn ranks_may_leave_when_their_own_operations_are_complete(transport: TestTransport) {
     for round in 0..20 {
         transport.run(4, move |mut group| {

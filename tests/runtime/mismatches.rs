@@ -31,7 +31,7 @@ fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
     move |options| {
         options.operation_timeout = LONG;
         if n.is_multiple_of(2) {
-            options.algorithms = "ring".parse().expect("an algorithm");
+            options.algorithms = "ring".parse().expect("the algorithm exists");
         }
         match n {
             3 => TestTransport::Shm.apply(options),
@@ -96,7 +96,7 @@ fn assert_sites(start: u32, common: &str, odd: &str, told: &str) {
     assert!(lines[0] < lines[1] || lines.into_iter().any(is_shared), "{told}");
 }
 
-/// Checks that all ranks report both calls and their lines as a mismatch, whichever rank of a world makes the other call.
+/// Checks that all ranks report both calls and their lines as a mismatch. Each rank in turn calls `odd`, the others `common`.
 #[track_caller]
 fn assert_mismatch(what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
     assert_mismatch_in(&WORLDS, what, common, odd, asked);

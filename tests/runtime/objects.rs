@@ -123,12 +123,12 @@ fn a_collective_fails_on_every_rank_if_an_object_cannot_be_encoded(transport: Te
             let all: Vec<Broken> = (0..n).map(|_| broken()).collect();
             assert!(matches!(group.scatter_object(&all, root), Err(Error::Object(_))));
             assert_usable(&mut group);
-            // There is one object too few, and only the root knows it.
+            // The root passes one object too few. Only the root knows this, but all ranks must get an error.
             let few = vec![0u8; n as usize - 1];
             assert!(group.scatter_object(&few, Rank::ZERO).is_err());
             assert_usable(&mut group);
             if n > 1 {
-                // The call fails before anything is sent, so no rank receives.
+                // The call fails before anything is sent, so the other rank posts no receive.
                 let next = group.size().after(group.rank(), 1);
                 let own = Broken { failing_rank: rank, rank };
                 assert!(matches!(group.send_object(&own, next, 0), Err(Error::Object(_))));

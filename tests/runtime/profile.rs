@@ -1,4 +1,5 @@
-//! Profiles of where the time of calls goes, as the library counts it and as `ringbench --profile` prints it.
+//! Tests of profiles, which divide the time of calls into parts (send, receive, reduce, wait, other). They test the counts of the
+//! library and the output of `ringbench --profile`.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -23,13 +24,13 @@ const PARTS: [&str; 5] = ["send", "receive", "reduce", "wait", "other"];
 const ROUNDING_US: f64 = 1e-3;
 
 fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("{value} is a number"))
+    value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 /// Runs `work` with profiling on every rank of a world of `n`. Returns the profile and the wall-clock time of each rank.
 fn run_profiled(n: u32, transport: LocalTransport, work: fn(&mut Group)) -> Vec<(Profile, Duration)> {
     let work = move |mut group: Group| {
-        assert_eq!(group.profile(), Profile::default(), "profiling is off");
+        assert_eq!(group.profile(), Profile::default(), "profiling must be off");
         group.set_profiling(true);
         let started = Instant::now();
         work(&mut group);
@@ -37,7 +38,7 @@ fn run_profiled(n: u32, transport: LocalTransport, work: fn(&mut Group)) -> Vec<
         group.set_profiling(false);
         let profile = group.profile();
         group.barrier().expect("all ranks call it");
-        assert_eq!(group.profile().calls, profile.calls, "profiling is off again");
+        assert_eq!(group.profile().calls, profile.calls, "profiling must be off again");
         (profile, wall)
     };
     ranks::run_with(n, |options| options.transport = transport, work)
@@ -107,10 +108,10 @@ fn the_parts_of_every_operation_add_up_to_its_wall_time() {
     for transport in TRANSPORTS {
         for &operation in BenchOperation::ALL {
             let flags = format!("ringbench {operation} -b 64 -e 64K -f 1024 -n 5 -w 1 --profile");
-            let args = BenchArgs::try_parse_from(flags.split_whitespace()).expect("flags");
-            let plan = BenchPlan::new(&args).expect("a plan");
+            let args = BenchArgs::try_parse_from(flags.split_whitespace()).expect("the flags are valid");
+            let plan = BenchPlan::new(&args).expect("the plan is valid");
             let measure = move |mut group: Group| {
-                bench(&mut group, &plan, 1024, &mut std::io::sink()).expect("a report")
+                bench(&mut group, &plan, 1024, &mut std::io::sink()).expect("the benchmark completes")
             };
             for report in ranks::run_with(3, |options| options.transport = transport, measure) {
                 for row in report.results {
@@ -137,7 +138,7 @@ fn the_parts_of_every_operation_add_up_to_its_wall_time() {
 #[test]
 fn ringbench_reports_the_profile_in_its_table_and_json() {
     for transport in ["tcp", "shm"] {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("the directory can be created");
         let path = directory.path().join("out.json");
         let flags = format!(
             "-n 3 --no-tag-output ringbench all_reduce -b 64 -e 1M -f 16384 -n 10 --transport {transport} --profile"
@@ -154,17 +155,18 @@ fn ringbench_reports_the_profile_in_its_table_and_json() {
             assert!(PARTS.iter().all(|part| line.contains(&format!(" {part} "))), "{line}");
         }
 
-        let report: Value = serde_json::from_slice(&fs::read(&path).expect("a report")).expect("JSON");
-        for row in report["results"].as_array().expect("rows") {
+        let report: Value =
+            serde_json::from_slice(&fs::read(&path).expect("the file exists")).expect("the file is JSON");
+        for row in report["results"].as_array().expect("the report has rows") {
             assert_eq!(row["transport"], transport);
-            let ranks = row["profile"].as_array().expect("a profile");
+            let ranks = row["profile"].as_array().expect("the row has a profile");
             assert_eq!(ranks.iter().map(|one| one["rank"].as_u64()).collect::<Vec<_>>(), [0, 1, 2].map(Some));
             for rank_profile in ranks {
                 let parts = PARTS.map(|part| number(&rank_profile[format!("{part}_us")]));
                 assert!(parts.iter().all(|&part| part >= 0.0), "{rank_profile}");
                 // In shared memory a short buffer is reduced in place without a copy, so some of these times may be 0.
                 let are_parts_measured = row["bytes"] == 64 || parts[..4].iter().all(|&part| part > 0.0);
-                assert!(are_parts_measured, "every part takes some time: {rank_profile}");
+                assert!(are_parts_measured, "a part took no time: {rank_profile}");
                 assert!(
                     (parts.iter().sum::<f64>() - number(&rank_profile["wall_us"])).abs() < ROUNDING_US,
                     "{rank_profile}"
@@ -177,13 +179,14 @@ fn ringbench_reports_the_profile_in_its_table_and_json() {
 #[test]
 fn ringbench_without_the_flag_reports_no_profile() {
     let flags = ["-n", "2", "--no-tag-output", "ringbench", "all_reduce", "-e", "64", "-n", "2", "--json"];
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("the directory can be created");
     let path = directory.path().join("out.json");
     let done = run(ringrun(&flags).arg(&path));
     assert_eq!(done.code(), Some(0), "{}", done.stderr());
     assert!(!done.stdout().contains("wait"), "{}", done.stdout());
-    let report: Value = serde_json::from_slice(&fs::read(&path).expect("a report")).expect("JSON");
-    let row = report["results"][0].as_object().expect("a row");
+    let report: Value =
+        serde_json::from_slice(&fs::read(&path).expect("the file exists")).expect("the file is JSON");
+    let row = report["results"][0].as_object().expect("the report has a row");
     assert!(!row.contains_key("profile"), "{row:?}");
 }
 

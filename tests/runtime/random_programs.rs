@@ -20,7 +20,7 @@ use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 
 /// The number of programs that a test runs by default.
 const PROGRAM_COUNT: u64 = 25;
-/// The first tag of [`Step::FromAnySource`], which adds its step. All other tags are lower.
+/// The tag of a [`Step::FromAnySource`] is this number plus the index of the step. All other tags are lower.
 const STEP_TAG: u32 = 1000;
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::BitXor, ReduceOp::Max, ReduceOp::Min];
 
@@ -49,7 +49,7 @@ fn compose(first: u64, second: u64) -> u64 {
 
 /// Combines all vectors element by element, in their order.
 fn reduce(all: &[Vec<u64>], combine: impl Fn(u64, u64) -> u64) -> Vec<u64> {
-    let (first, rest) = all.split_first().expect("a group has a rank");
+    let (first, rest) = all.split_first().expect("a group has at least one rank");
     let mut result = first.clone();
     for one in rest {
         result.iter_mut().zip(one).for_each(|(own, &more)| *own = combine(*own, more));
@@ -233,8 +233,8 @@ impl Runner {
         }
     }
 
-    /// Sends a message, or posts a receive with any source and any tag. No rank waits for them before the end of the program:
-    /// the receive may match a message that is sent much later.
+    /// Sends a message, or posts a receive with any source and any tag. No rank waits for these operations before the end
+    /// of the program, because the receive may match a message that is sent much later.
     fn run_any_message(&mut self, step: usize, from: usize, to: usize, tag: u32, count: usize) {
         let twin = self.groups[TWIN].as_mut().expect("the twin is never dropped");
         if from == to {
@@ -264,7 +264,7 @@ fn run_program(seed: u64, adjust: impl Fn(&mut JoinOptions)) {
 }
 
 fn seeds() -> Vec<u64> {
-    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("must be a number"));
     match number("PROGRAM_SEED") {
         Some(seed) => vec![seed],
         None => (0..number("PROGRAM_COUNT").unwrap_or(PROGRAM_COUNT)).collect(),

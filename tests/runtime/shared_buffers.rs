@@ -48,7 +48,7 @@ fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
 fn run(n: u32, transport: LocalTransport, work: impl Fn(Group) + Send + Sync + 'static) {
     let adjust = |options: &mut JoinOptions| {
         options.transport = transport;
-        options.algorithms = "direct".parse().expect("an algorithm");
+        options.algorithms = "direct".parse().expect("the algorithm exists");
     };
     ranks::run_with(n, adjust, work);
 }
@@ -68,7 +68,7 @@ fn check<T: FromNumber>(
     let start = rank.index() % 3;
     let mut buffer = group.alloc::<T>(start + count + 2).unwrap();
     assert_eq!(buffer.is_shared(), group.transport() == "shm");
-    assert!(bytes_of(&buffer).iter().all(|&byte| byte == 0), "a new buffer has zeros");
+    assert!(bytes_of(&buffer).iter().all(|&byte| byte == 0), "a new buffer must have zeros");
     buffer[start..start + count].copy_from_slice(&own);
     let mut private = own;
     let found = if passes_group_buffer(rank) { &mut buffer[start..start + count] } else { &mut private[..] };
@@ -77,7 +77,7 @@ fn check<T: FromNumber>(
     assert!(bytes_of(found) == bytes_of(&expected), "{what}");
     if passes_group_buffer(rank) {
         let around = [&buffer[..start], &buffer[start + count..]].concat();
-        assert!(bytes_of(&around).iter().all(|&byte| byte == 0), "{what}: nothing else was written");
+        assert!(bytes_of(&around).iter().all(|&byte| byte == 0), "{what}: other elements were written");
     }
 }
 
@@ -182,7 +182,7 @@ fn buffers_can_be_allocated_and_dropped_in_any_order() {
         let mut buffers: Vec<Option<SharedBuffer<f32>>> =
             (0..6).map(|index| Some(group.alloc(5000 + index).unwrap())).collect();
         for round in 0..30u32 {
-            // Each rank drops a different buffer and passes a different one.
+            // Each rank drops one of its buffers and passes another. The indices of both differ between ranks.
             let dropped = (round as usize + rank.index()) % buffers.len();
             buffers[dropped] = None;
             let mut kept: Vec<&mut SharedBuffer<f32>> = buffers.iter_mut().flatten().collect();
@@ -285,7 +285,7 @@ fn a_buffer_that_exceeds_the_memory_is_refused_on_all_ranks() {
     run(2, LocalTransport::Tcp, |mut group| assert!(group.alloc::<f64>(usize::MAX).is_err()));
 }
 
-/// After the failure only the caller uses the buffer, and the elements outside the operation are unchanged.
+/// After the failure no other rank uses the buffer, and the elements that did not belong to the operation are unchanged.
 #[test]
 fn a_failed_operation_returns_the_buffer() {
     for is_busy in [false, true] {
@@ -312,7 +312,7 @@ fn a_failed_operation_returns_the_buffer() {
     }
 }
 
-/// The error is the same as with ordinary memory.
+/// If ranks pass buffers of different lengths, they get the same error as with ordinary memory.
 #[test]
 fn different_lengths_are_reported() {
     run(3, LocalTransport::Shm, |mut group| {

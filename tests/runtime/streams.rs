@@ -68,7 +68,7 @@ fn many_operations_and_messages_at_once_give_right_results() {
     for count in COUNTS {
         let around_the_ring = |options: &mut JoinOptions| {
             with_streams(count)(options);
-            options.algorithms = "ring".parse().expect("there is a ring");
+            options.algorithms = "ring".parse().expect("the algorithm exists");
         };
         ranks::run_with(4, around_the_ring, |mut group| {
             let own = group.rank();
@@ -139,7 +139,7 @@ fn all_ranks_use_the_same_measured_number_of_connections() {
     }
 }
 
-/// The options of each rank have a different number.
+/// Each rank passes a different number of connections in its options.
 #[test]
 fn all_ranks_use_the_number_of_connections_of_rank_0() {
     let next_count = std::sync::atomic::AtomicU8::new(3);
@@ -154,7 +154,8 @@ fn all_ranks_use_the_number_of_connections_of_rank_0() {
     assert_eq!(streams, [3, 3, 3]);
 }
 
-/// The abort or goodbye of a rank arrives before its connections close, whichever connection carries it.
+/// The last frame of a rank says that it aborts or has closed its group (a goodbye). This frame arrives before the connections
+/// of the rank close. It does not matter which connection carries the frame.
 #[test]
 fn aborts_and_goodbyes_arrive_over_several_connections() {
     for count in COUNTS {

@@ -100,7 +100,8 @@ fn is_interrupted() -> bool {
     *INTERRUPTED_THREAD.lock().unwrap() == Some(thread::current().id())
 }
 
-/// Bindings use this for Ctrl-C: the rank that is interrupted stops waiting, and all ranks learn which rank it was.
+/// Bindings to other languages use an interrupt function for Ctrl-C: the interrupted rank stops waiting, and the errors of all
+/// ranks name this rank.
 #[test]
 fn an_interrupted_wait_ends_the_job_and_names_the_rank() {
     for transport in TestTransport::ALL {
@@ -189,11 +190,11 @@ fn a_sleeping_receive_fails_at_once_when_another_thread_aborts() {
                 let thread = thread::Builder::new().name("asleep".into()).spawn(receive).unwrap();
                 wait_for_sleep("asleep");
                 messenger.abort("it gives up");
-                let error = result.recv_timeout(Duration::from_secs(4)).expect("it is woken").unwrap_err();
+                let error = result.recv_timeout(Duration::from_secs(4)).expect("it must end").unwrap_err();
                 assert!(error.to_string().contains("it gives up"), "{error}");
                 thread.join().unwrap().unwrap();
             }
-            // Until then rank 1 makes no call, as if it were stopped.
+            // Rank 1 makes no call until rank 0 has its error, as if the process of rank 1 were stopped.
             is_over.wait();
         });
     }
@@ -210,7 +211,8 @@ impl Drop for DropNotice {
     }
 }
 
-/// Regression test: the progress thread dropped the function and with it the last handle of the job, so it waited for itself.
+/// Regression test: the progress thread dropped the reduction function, and with it the last handle of the job. Then the thread
+/// waited for its own end.
 #[test]
 fn a_reduction_function_may_own_the_last_handle_of_the_job() {
     for transport in TestTransport::ALL {
@@ -235,7 +237,7 @@ fn a_reduction_function_may_own_the_last_handle_of_the_job() {
             drop(group.all_reduce_with_async(vec![2u32], add).unwrap());
             drop(group);
             has_left.wait();
-            assert!(dropped.recv_timeout(TEST_TIMEOUT).is_ok(), "the job is dropped");
+            assert!(dropped.recv_timeout(TEST_TIMEOUT).is_ok(), "the job was not dropped");
             is_over.wait();
         });
     }

@@ -309,7 +309,7 @@ fn every_abort_has_the_documented_bytes() {
     }
 }
 
-/// Two clients register with the messages that the page shows, and get the roster.
+/// Two clients register with the messages that the page shows, and get the list of all members.
 #[test]
 fn rendezvous_messages_have_the_documented_text() {
     let world = WorldSize::new(2).unwrap();

@@ -23,8 +23,8 @@ use ringtrain::types::{Algorithm, Operation, ReduceOp};
 use ringtrain::wire::Cause;
 use ringtrain::{Rank, WorldSize};
 
-/// Returns n if one of n networks is simulated. It is 1 under `tools/test --full`, and 1000 under Miri, which needs seconds
-/// for each network and looks for undefined behaviour rather than for a rare order of events.
+/// Returns the factor by which the number of simulated networks is reduced. The factor is 1 under `tools/test --full`. Under
+/// Miri it is 1000: Miri needs seconds for each network, and looks for undefined behaviour, which a few networks show.
 fn one_of_n() -> u64 {
     if cfg!(miri) {
         1000
@@ -281,7 +281,7 @@ impl Scenario {
                 break;
             }
             if network.borrow().bytes_moved() != moved_before {
-                // A rank that has read bytes may have made room for another rank's bytes, at the same time.
+                // Continue at the same virtual time: a rank that has read bytes may have made room for another's bytes.
                 continue;
             }
             let awake = ranks.iter().filter(|rank| !network.borrow().is_stalled(rank.rank));
@@ -352,10 +352,10 @@ fn random_fault(random: &mut StdRng, world: WorldSize) -> Fault {
 
 /// Returns the only seed to simulate, if the variable `SIM_SEED` has one.
 fn only_seed() -> Option<u64> {
-    std::env::var("SIM_SEED").ok().map(|seed| seed.parse().expect("SIM_SEED is a number"))
+    std::env::var("SIM_SEED").ok().map(|seed| seed.parse().expect("SIM_SEED must be a number"))
 }
 
-/// Returns the seeds of the networks that are simulated out of `count` networks, or the seed in `SIM_SEED`.
+/// Returns the seeds to simulate: only the seed in `SIM_SEED` if it is set, otherwise the first `count / one_of_n()` seeds.
 fn seeds(count: u64) -> Range<u64> {
     only_seed().map_or(0..count.div_ceil(one_of_n()), |seed| seed..seed + 1)
 }
@@ -495,6 +495,6 @@ fn a_stopped_rank_is_named_at_the_deadline() {
             causes.insert(failure.cause.to_string());
         }
     }
-    assert_eq!(causes.len(), 1, "all ranks report the same cause: {causes:#?}");
+    assert_eq!(causes.len(), 1, "ranks report different causes: {causes:#?}");
     assert!(causes.iter().all(|cause| cause.contains("all other ranks wait for rank 2 ")), "{causes:?}");
 }

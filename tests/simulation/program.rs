@@ -130,8 +130,8 @@ impl Call {
         reduces.then_some(self.op)
     }
 
-    /// Returns the rank of the first slot, if the buffer has a slot for each rank because every rank gets all buffers and
-    /// reduces them itself. Returns `None` for other calls.
+    /// In some algorithms every rank gets the elements of all ranks and reduces them itself, so its buffer has a slot for
+    /// each rank. Returns the rank whose elements are in the first slot, or `None` if the call has no slots.
     fn first_slot(self, rank: Rank) -> Option<Rank> {
         match (self.operation, self.algorithm) {
             (Operation::AllReduce, Algorithm::OneShot) => Some(Rank::ZERO),
@@ -140,7 +140,7 @@ impl Call {
         }
     }
 
-    /// Returns the schedule of `rank`. Ranks are those in the group.
+    /// Returns the schedule of the rank `rank` of the call's group.
     pub(crate) fn schedule(self, world: WorldSize, rank: Rank) -> Schedule {
         let Self { count, root, .. } = self;
         let even = Partition::even(count, world);
@@ -186,7 +186,7 @@ impl Call {
         Partition::from_counts(&vec![own; world.as_usize()]).expect("the sum is small")
     }
 
-    /// Returns the range of a rank's slot if the slot of `first` is the first one.
+    /// Returns the range of `rank`'s slot in a buffer whose first slot belongs to the rank `first`.
     fn slot_range(self, world: WorldSize, first: Rank, rank: Rank) -> std::ops::Range<usize> {
         let n = world.as_usize();
         let start = (rank.index() + n - first.index()) % n * self.count;

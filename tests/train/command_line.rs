@@ -100,14 +100,14 @@ fn a_stop_signal_saves_a_checkpoint_from_which_resume_continues() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    assert!(lines.any(|line| line.starts_with("epoch 1/")), "training has begun");
+    assert!(lines.any(|line| line.starts_with("epoch 1/")), "training has not begun");
     let pid = child.id().to_string();
     assert!(Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status().unwrap().success());
     let rest: Vec<String> = lines.collect();
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert!(rest.iter().any(|line| line.contains("stopped by a signal")), "{rest:?}");
     let again = ringtrain(&["--epochs", "1", "--checkpoint", place]);
-    assert_eq!(again.status.code(), Some(10), "a checkpoint is not overwritten");
+    assert_eq!(again.status.code(), Some(10), "ringtrain should refuse to overwrite a checkpoint");
     let again = ringtrain(&["--epochs", "1", "--checkpoint", place, "--resume"]);
     assert_eq!(again.status.code(), Some(0));
     assert!(text(&again.stdout).contains("resuming from the checkpoint"), "{again:?}");

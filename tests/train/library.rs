@@ -66,7 +66,8 @@ fn other_models_and_optimizers_learn_digits() {
 fn linear_regression_finds_the_least_squares_solution() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("line.csv");
-    // y = 1000 + 3 x - 20 z, plus 1 in even rows and minus 1 in odd rows. The feature `same` is constant.
+    // y = 1000 + 3 x - 20 z, plus 1 in rows with an even number and minus 1 in the other rows. The feature `same` is
+    // constant.
     let row = |i: u32| {
         let (x, z) = (f64::from(i * 7 % 50), f64::from(i * i % 11));
         let noise = if i.is_multiple_of(2) { 1.0 } else { -1.0 };
@@ -192,7 +193,7 @@ fn a_stopped_run_saves_and_reports_without_another_evaluation() {
         assert!(report.stopped);
         assert_eq!((report.test_loss, report.train_accuracy), (None, None));
         assert!((0.1..3.0).contains(&report.train_loss), "{}", report.train_loss);
-        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "a checkpoint and a report");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "wrong number of files");
     }
 }
 

@@ -10,8 +10,8 @@ fn ringtrain(ranks: u32, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// If a shard were weighted wrongly, used twice or skipped, the losses would differ. 1,438 samples in batches of 100 give shards
-/// of different lengths, and a last batch of 38 samples.
+/// Each rank processes a part of each batch. If a part were weighted wrongly, used twice or skipped, the losses would
+/// differ. With 1,438 samples in batches of 100, the parts have different lengths, and the last batch has 38 samples.
 #[test]
 fn every_world_size_gives_the_same_loss() {
     let directory = tempfile::tempdir().unwrap();
@@ -33,8 +33,8 @@ fn every_world_size_gives_the_same_loss() {
     }
 }
 
-/// Regression test: ranks without a sample contribute zeros. With several buckets, these ranks and the ranks with samples started
-/// all-reduces of different lengths, and the job ended with exit code 7.
+/// Ranks without a sample contribute zeros. Regression test: with several buckets, these ranks and the ranks with
+/// samples started all-reduces of different lengths, and the job ended with exit code 7.
 #[test]
 fn a_batch_may_have_fewer_samples_than_ranks() {
     let cases: [&[&str]; 2] = [

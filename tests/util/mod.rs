@@ -24,7 +24,7 @@ pub const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Whether the long tests run too: `tools/test --full`.
+/// Returns whether the long tests run too, as under `tools/test --full`.
 pub fn is_full() -> bool {
     std::env::var_os("TEST_FULL").is_some()
 }

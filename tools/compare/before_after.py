@@ -6,18 +6,19 @@ import statistics
 from peers import BEFORE
 from report import size_text
 
-# The chance that the interval does not contain the true median.
+# The highest accepted probability that the interval does not contain the true median.
 MISS_MAX = 0.05
 
 
 def median_interval(values):
     """Returns the median of `values` and its 95% confidence interval, which is None if there are fewer than six values.
 
-    The interval lies between two order statistics (a sign test), so it assumes nothing about the distribution.
+    The ends of the interval are two of the sorted values, chosen with a sign test. The interval is therefore valid for every
+    distribution.
     """
     ordered = sorted(values)
     count, skipped, miss = len(ordered), 0, 0.0
-    # Each further value left out at both ends adds this to the chance of a miss.
+    # Leave out one more value at each end while the probability that the interval misses the true median is low enough.
     while (miss := miss + 2 * math.comb(count, skipped) / 2**count) <= MISS_MAX:
         skipped += 1
     interval = (ordered[skipped - 1], ordered[-skipped]) if skipped else None
@@ -25,7 +26,7 @@ def median_interval(values):
 
 
 def comparison(rounds):
-    """Returns a row for each case that both builds measured: its time divided by that of the build before, round by round."""
+    """Returns a row for each case that both builds measured: for each round, the new build's time divided by the old build's."""
     rows = []
     for key, after in rounds.rows.items():
         before = rounds.rows.get(key.__class__(**{**vars(key), "program": key.program + BEFORE}))

@@ -17,7 +17,7 @@ DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf1
 
 
 class Operation:
-    """A collective with its buffer. `bytes` counts the whole buffer, as in ringbench."""
+    """A collective with its buffer. `size` is the number of bytes in the whole buffer, as in ringbench."""
 
     def __init__(self, name, dtype, size):
         self.name, self.dtype = name, DTYPES[dtype]
@@ -29,7 +29,7 @@ class Operation:
         part = count // self.ranks
         self.own = slice(self.rank * part, (self.rank + 1) * part)
         self.part = torch.zeros(part, dtype=self.dtype) if name == "reduce_scatter" else None
-        # The sums must be exact, and the 16-bit types have few digits.
+        # The number of different values. The 16-bit types have few digits, so their values must be small to make sums exact.
         self.values = 64 if dtype in ("f32", "f64") else 16
 
     def perform(self):
@@ -77,7 +77,7 @@ def used_s():
 
 
 def measure(operation, iterations, warm_up):
-    """Returns the median of the iterations' times, each on its slowest rank, and the processor time of all ranks."""
+    """Returns the median time of an iteration and the processor time of all ranks. The time is that of the slowest rank."""
     for _ in range(warm_up):
         operation.perform()
     times = torch.zeros(iterations, dtype=torch.float64)

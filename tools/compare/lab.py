@@ -1,4 +1,4 @@
-"""Compares programs between several hosts. tools/netlab simulates the hosts on this machine, with lines of any rate.
+"""Compares programs between several hosts, in a lab: tools/netlab simulates the hosts and their network on this machine.
 
 Each measurement creates a new network, so that a program cannot profit from route metrics that the kernel has cached for an
 earlier program. iperf3 measures the rate of a line.
@@ -22,12 +22,13 @@ NETLAB = pathlib.Path(__file__).resolve().parent.parent / "netlab"
 SIZES = ("64", "4K", "64K", "1M", "4M", "16M", "64M")
 EXPECTED = ("iperf3", "ringbench-tcp", "gloo")
 OURS = "ringbench-tcp"
-# The limit for removing a lab, longer than this has ever taken.
+# The time limit for removing a lab. Removing one has never taken this long.
 ENDING_S = 20
 LINE_S, LINE_TRIAL_S = 3, 1
-# Do not measure a connection's slow start: a long job spends hardly any time in it.
+# iperf3 does not count the first second, in which TCP's slow start limits the rate. A long job spends hardly any time in it.
 LINE_OMIT_S = 1
-# Before the trial, the time of an operation is unknown, and 64 MiB takes a second on a line of 1 Gbit/s.
+# How long a program may print nothing. The limit is long, because the trial runs operations of unknown duration: on a line of
+# 1 Gbit/s, an operation on 64 MiB takes a second.
 TIMEOUT_S = 120
 GLOO_PORT = 29500
 # Host 0 runs iperf3's server for one test. Host 1 runs the client again and again until the server listens. With --json, a
@@ -57,7 +58,7 @@ class Lab:
 
     @staticmethod
     def from_text(text):
-        """Parses `4:1gbit` as four hosts with lines of 1 Gbit/s. The unit is one of tc's."""
+        """Parses `4:1gbit` as four hosts with lines of 1 Gbit/s. The rate has a unit of the command `tc`."""
         found = re.fullmatch(r"(\d+):(\d+[kmgt]?bit)", text)
         if not found or not 2 <= int(found.group(1)) <= 200:
             raise ValueError(f"{text}: a lab is HOSTS:RATE with 2 to 200 hosts, for example 4:1gbit")
@@ -100,7 +101,7 @@ class Gloo(peers.Gloo):
 
 
 class Line(peers.Program):
-    """Measures the rate of a line over one TCP connection, or over two in opposite directions, as a ring uses it."""
+    """Measures the rate of a line with one TCP connection, or with two in opposite directions, because a ring uses both."""
 
     key = name = "iperf3"
 
@@ -108,7 +109,7 @@ class Line(peers.Program):
         self.lab, self.scratch = lab, scratch
 
     def mbit_per_s(self, control, seconds, both_ways, stall_s):
-        """Returns the rate of each direction, and iperf3's version."""
+        """Returns a list with the rate of each direction in Mbit/s, and iperf3's version."""
         flags = ["--time", seconds, "--omit", LINE_OMIT_S, *(["--bidir"] if both_ways else [])]
         command = ["sh", "-c", IPERF, "sh", "{host}", "{first}", *flags]
         result = self.lab.run(command, stall_s + seconds + LINE_OMIT_S, self.scratch)
@@ -119,13 +120,13 @@ class Line(peers.Program):
 
 
 def line_rates(output, control, both_ways):
-    """Reads the rate of each direction in Mbit/s, and iperf3's version, from the JSON output of iperf3."""
+    """Parses the JSON output of iperf3. Returns a list with the rate of each direction in Mbit/s, and iperf3's version."""
     try:
         reply = json.loads(output)
         if "error" in reply:
             raise Failed(f"iperf3: {reply['error']}")
         end, version = reply["end"], reply["start"]["version"]
-        # The hosts of a lab inherit the machine's default. Check that they did.
+        # The hosts of a lab inherit the machine's default congestion control. Check that they did.
         if (used := end["sender_tcp_congestion"]) != control:
             raise Failed(f"the hosts of the lab use {used}, not {control}")
         names = ["sum_received", *(["sum_received_bidir_reverse"] if both_ways else [])]
@@ -195,7 +196,7 @@ def add_line_rates(rows, lines):
 
 
 def find(args, scratch):
-    """Returns all programs that can run in the lab, and (key, reason) of each missing one."""
+    """Returns all programs that can run in the lab, and (key, reason) for each missing program."""
     reason = args.lab.unavailable_reason()
     if reason:
         return [], [(key, reason) for key in EXPECTED]

@@ -30,7 +30,7 @@ def processor_count():
 
 
 def core_count():
-    """Returns the number of cores of these processors. It is smaller if two processors are threads of one core."""
+    """Returns the number of cores of the processors that this process may use. Two processors can be threads of one core."""
     found = set()
     for processor in os.sched_getaffinity(0):
         topology = pathlib.Path(f"/sys/devices/system/cpu/cpu{processor}/topology")
@@ -42,7 +42,7 @@ def core_count():
 
 
 def busy_fraction():
-    """Returns the part of the time of all processors that was used in a quarter of a second."""
+    """Measures for a quarter of a second. Returns the part of the time of all processors in which they were busy."""
 
     def ticks():
         values = [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
@@ -75,7 +75,7 @@ class Congestion:
         return self
 
     def settable(self, wanted):
-        """Returns the congestion controls that can be set. Prints a message for each that cannot."""
+        """Returns the wanted congestion controls that can be set. Prints a message for each of the others."""
         found = []
         for name in dict.fromkeys(self.original if name == "host" else name for name in wanted):
             try:

@@ -69,7 +69,7 @@ static unsigned long long check(void *buffer, int count) {
     unsigned long long wrong = 0;
     int part = count / ranks;
     for (int i = 0; i < count; i++) {
-        /* Elements that the operation must write are wrong before it. */
+        /* Before the operation, the elements that it must write have a wrong value (-1). */
         int given = operation == BROADCAST ? rank == 0 : operation != ALL_GATHER || i / part == rank;
         put(buffer, i, given ? sample(i, rank) : -1);
     }

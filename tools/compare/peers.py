@@ -1,4 +1,4 @@
-"""Finds, installs and starts the programs that are compared, and knows which cases each can measure."""
+"""Finds, installs and starts the programs that are compared, and defines which cases each program can measure."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from machine import core_count, processor_count
 
 HERE = pathlib.Path(__file__).resolve().parent
 WARM_UP = 5
-# The suffix of the keys of programs of an earlier build.
+# The suffix of the keys of programs from an earlier build (--before).
 BEFORE = "-before"
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
@@ -47,7 +47,8 @@ class Case:
 @dataclasses.dataclass
 class Measurement:
     version: str
-    # For each size: time_us, iterations, wrong, and cpu_s, which is that of all ranks and iterations together or None.
+    # For each size: time_us, iterations, wrong (the number of wrong elements), and cpu_s. cpu_s is the processor time of all
+    # ranks and iterations together, or None if it was not measured.
     rows: dict
     # False if the program was killed because it stopped printing.
     finished: bool
@@ -64,7 +65,7 @@ class Program:
         return None if case.dtype in self.dtypes else f"it has no type {case.dtype}"
 
     def extra_time_s(self, world, default_s):
-        """Returns how long a size may take in addition to its iterations."""
+        """Returns how many seconds a size may take in addition to the time of its iterations."""
         return default_s
 
     def measure(self, case, sizes, stall_s, cpu):
@@ -78,7 +79,7 @@ class Ringbench(Program):
 
     @staticmethod
     def find_all(args, scratch):
-        """Returns the programs, and (key, reason) of each missing one."""
+        """Returns the programs, and (key, reason) for each missing program."""
         found, absent = Ringbench.find_in(args.programs, args.our_congestion, scratch, "")
         if args.before:
             more = Ringbench.find_in(args.before, args.our_congestion, scratch, BEFORE)
@@ -172,7 +173,7 @@ class Gloo(Program):
         return [], [("gloo", "no Python with torch was found (--install, --peers, --python or COMPARE_PYTHON)")]
 
     def unsupported_reason(self, case):
-        # A sum over more ranks needs more digits than bf16 has, so an exact check is not possible.
+        # A sum over more than 16 ranks needs more digits than bf16 has, so an exact check is not possible.
         if case.dtype == "bf16" and case.world > 16:
             return "bf16 results can be checked with at most 16 ranks"
         return super().unsupported_reason(case)
@@ -253,14 +254,14 @@ class Mpi(Program):
         return []
 
 
-# Open MPI 4 and 5 refuse root without these. Other programs ignore them.
+# Without these variables, Open MPI 4 and 5 refuse to run as root. Other programs ignore the variables.
 AS_ROOT = {
     f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": 1 for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")
 }
 
 
 class OpenMpi(Mpi):
-    # `--mca coll ^sm` switches off shared memory in collectives; `--mca btl` affects only messages.
+    # `--mca btl` switches off shared memory only in messages. `--mca coll ^sm` switches it off in collectives.
     TCP = (
         [*("--mca", "pml", "ob1", "--mca", "btl", "tcp,self"), *("--mca", "coll", "^sm", "--mca", "btl_tcp_if_include", "lo")],
         {},
@@ -279,7 +280,8 @@ class Mpich(Mpi):
     OVERSUBSCRIBED_S = 10
 
     def extra_time_s(self, world, default_s):
-        # MPICH spins and has no option like mpi_yield_when_idle. If ranks share a processor, each step takes a time slice.
+        # MPICH spins and has no option like mpi_yield_when_idle. If ranks share a processor, each step takes a time slice, and
+        # large sizes would take very long. So the limit is short.
         return min(default_s, self.OVERSUBSCRIBED_S) if world > processor_count() else default_s
 
 
@@ -310,7 +312,7 @@ def files_in(directory, path):
 
 
 def find(args, scratch):
-    """Returns all programs, and (key, reason) of each expected but missing one."""
+    """Returns all programs that were found, and (key, reason) for each expected program that is missing."""
     programs, absent = [], []
     for kind in (Ringbench, Gloo, Mpi):
         here, missing = kind.find_all(args, scratch)

@@ -22,7 +22,8 @@ KILL_TIMEOUT_S = 5
 class RunResult:
     output: str
     errors: str
-    # 0 if all commands ended with 0, otherwise the first other code; None if they were killed because they stopped printing.
+    # The exit code: 0 if all commands ended with 0, otherwise the code of the first command that failed. None if the commands
+    # were killed because the first one stopped printing.
     code: int | None
     # The processor time of all commands and of the processes that they have started.
     cpu_s: float
@@ -42,8 +43,9 @@ def interrupt_on_signals():
 def run(commands, stall_s, scratch, variables=({},), ending_s=0):
     """Runs the commands together until all have ended, one has failed, or the first has printed nothing for `stall_s`.
 
-    The output in the result is that of the first command. `variables` has one dictionary for all commands, or one for each. At
-    the end, processes that still run are killed. If `ending_s` is not 0, the commands first get SIGTERM and this time to end.
+    The output in the result is that of the first command. `variables` contains environment variables: one dictionary for all
+    commands, or one for each command. At the end, processes that still run are killed. If `ending_s` is not 0, these commands
+    first get SIGTERM, and have `ending_s` seconds to end.
     """
     outputs = [tempfile.NamedTemporaryFile(dir=scratch, delete=False) for _ in range(2 * len(commands))]
     before = _children_cpu_s()
@@ -57,7 +59,7 @@ def run(commands, stall_s, scratch, variables=({},), ending_s=0):
                 stdin=subprocess.DEVNULL,
                 stdout=outputs[2 * index],
                 stderr=outputs[2 * index + 1],
-                # Ctrl-C then reaches only this process, which ends the commands.
+                # In a separate session, the command gets no signal from Ctrl-C. This process gets it and ends the commands.
                 start_new_session=True,
             )
             started.append(process)
@@ -70,7 +72,7 @@ def run(commands, stall_s, scratch, variables=({},), ending_s=0):
         finally:
             end_descendants()
         for process in started:
-            # `_wait` or `end_descendants` has already reaped the process.
+            # `_wait` or `end_descendants` has already reaped the process, so `Popen` must not wait for it.
             process.returncode = 0
         for output in outputs:
             output.close()
@@ -81,7 +83,7 @@ def run(commands, stall_s, scratch, variables=({},), ending_s=0):
 
 
 def _wait(pids, output_path, stall_s):
-    """Returns the code as in `RunResult`, and the index of the command that failed, or 0."""
+    """Waits for the commands. Returns the code as in `RunResult`, and the index of the command that failed, or 0 if none did."""
     poll = select.poll()
     descriptors = {}
     try:
@@ -119,7 +121,7 @@ def _terminate(pids, within_s):
 
 
 def _is_running(pid):
-    """Returns whether our child still runs. A child that has been reaped does not run."""
+    """Returns whether the child process `pid` still runs. Returns false for a child that has been reaped."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:

@@ -98,7 +98,7 @@ def tables(data, cpu):
     ours = data["programs"].get(data["ours"], data["ours"])
     for (operation, dtype, control, world), rows in groups(data["results"]).items():
         keys = [key for key in data["programs"] if any(row["program"] == key for row in rows)]
-        # A program that did not finish any size also has a column.
+        # If a program did not finish any size, it still has a column.
         stopped = {key for *what, _, key in missing if what == [operation, dtype, world]}
         keys += [key for key in data["programs"] if key not in keys and key in stopped]
         cells = {(row["bytes"], row["program"]): row for row in rows}
@@ -148,6 +148,6 @@ def line_text(line):
 
 
 def cpu_text(row):
-    # A value below zero means that the time is less than the noise.
+    # If the value is not above zero, the processor time is smaller than the noise of the measurement.
     value = row["cpu_s_per_gib"]
     return "-" if value is None or value <= 0 else f"{value:.3g}"

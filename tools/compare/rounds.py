@@ -5,7 +5,7 @@ import dataclasses
 import machine
 from peers import WARM_UP, Failed
 
-# The time for each size in a round. A program runs as many iterations as fit into it.
+# The time for each size in a round. A program runs as many iterations as fit into this time.
 BUDGET_US = 400_000
 ITERATIONS_MIN, ITERATIONS_MAX = 8, 50_000
 TRIAL_ITERATIONS = 10
@@ -43,7 +43,7 @@ def rotate(programs, number):
 
 
 def busbw_factor(operation, world):
-    """Returns the bytes that each rank must at least send, divided by the size: nccl-tests' factors (docs/benchmarking.md)."""
+    """Returns nccl-tests' factor: the bytes that each rank must at least send, divided by the size (docs/benchmarking.md)."""
     return {"all_reduce": 2 * (world - 1) / world, "broadcast": 1.0}.get(operation, (world - 1) / world)
 
 
@@ -60,7 +60,7 @@ class Key:
 
 
 class Rounds:
-    """All results so far."""
+    """Measures rounds, and stores all results so far."""
 
     def __init__(self, args, say):
         self.args, self.say = args, say
@@ -68,7 +68,7 @@ class Rounds:
         self.rows = {}
         self.unfinished = set()
         self.versions = {}
-        # The iterations of each size for which the user has chosen them.
+        # For each size for which the user has chosen a number of iterations, this number.
         self.fixed = {}
         # How often each (case, program) has stalled in a round.
         self.stalls = {}
@@ -144,7 +144,8 @@ class Rounds:
         for size, row in measurement.rows.items():
             key = Key(case.operation, case.dtype, control, case.world, size, program.key)
             self.rows.setdefault(key, []).append(row)
-            # If other programs disturbed the short trial, its time is too long and the number of iterations too small.
+            # Use the shortest time so far. If other programs disturbed the trial, its time is too long, and the number of
+            # iterations that follows from it is too small.
             counts[size] = self.iterations_and_time(size, min(counts[size][1], row["time_us"]))
         if not measurement.finished:
             self.record_stall(program, case, control, number, [size for size, _ in sizes if size not in measurement.rows])
@@ -157,7 +158,7 @@ class Rounds:
             self.drop_sizes(program, case, sizes)
 
     def measure_undisturbed(self, program, case, sizes, stall_s):
-        """Repeats the measurement until the machine was idle before and after it."""
+        """Repeats the measurement until the machine was idle before and after it, at most `REPEATS_MAX` times."""
         for _ in range(REPEATS_MAX):
             machine.wait_until_idle(self.args.wait_idle, self.say)
             measurement = program.measure(case, sizes, stall_s, self.args.cpu)

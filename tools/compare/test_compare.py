@@ -1,4 +1,4 @@
-"""Tests the comparison without other libraries. They do not need an idle machine. Run: `tools/compare/run --self-test`."""
+"""Tests the comparison without other libraries. The tests need no idle machine. Run: `tools/compare/run --self-test`."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ HELP = """\
 
 
 class Fake(peers.Program):
-    """A program that takes `time_us` for every size, and does not finish sizes from `hangs_from` on."""
+    """A program that takes `time_us` for every size, and does not finish sizes of at least `hangs_from` bytes."""
 
     def __init__(self, key, time_us=10.0, wrong=0, hangs_from=None):
         self.key = self.name = key
@@ -124,7 +124,7 @@ class Rounds(unittest.TestCase):
         results, _ = measured(programs)
         self.assertEqual({len(rows) for rows in results.rows.values()}, {3})
         self.assertEqual(len(results.rows), 2 * 2 * 2)
-        # A trial, and three rounds under two congestion controls.
+        # Each program measures in one trial, and in three rounds under two congestion controls.
         self.assertEqual([program.calls for program in programs], [7, 7])
         ratios = {row["program"]: row["times_ours"] for row in report.results(results, "ringbench", {"ringbench": "", "gloo": ""})}
         self.assertEqual(ratios, {"ringbench": 1.0, "gloo": 3.0})

@@ -26,7 +26,7 @@ def iperf_json(congestion="cubic", forward=900e6, reverse=None):
 
 
 class FakeLine(lab.Line):
-    """A line with 800 Mbit/s in one direction, and 780 and 760 when both directions are used; or one that fails."""
+    """A line with 800 Mbit/s in one direction, and with 780 and 760 Mbit/s if both are used. If `fails`, iperf3 fails."""
 
     def __init__(self, fails=False):
         super().__init__(TWO, None)
@@ -101,7 +101,7 @@ class Lines(unittest.TestCase):
 @unittest.skipIf(TWO.unavailable_reason(), f"this user cannot create a network: {TWO.unavailable_reason()}")
 class Networks(unittest.TestCase):
     def run_in_lab(self, command, stall_s=60):
-        """Returns what a shell command prints on both hosts, and the lab's exit code. Checks that the lab has been removed."""
+        """Runs a shell command on both hosts, and checks that the lab is removed. Returns the printed words and the exit code."""
         processes.adopt_orphans()
         with tempfile.TemporaryDirectory() as scratch:
             result = TWO.run(["sh", "-c", f"echo {{host}} $(ip netns identify) {command}"], stall_s, pathlib.Path(scratch))

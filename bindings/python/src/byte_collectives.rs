@@ -71,8 +71,8 @@ fn reason_bytes(header: u64) -> Option<usize> {
     (header & REFUSED != 0).then_some(((header & !REFUSED) as usize).min(REASON_BYTES_MAX))
 }
 
-/// Returns the lengths in all ranks' headers. If ranks refuse, sends their reasons and returns the refusal of the first
-/// of them.
+/// Returns the lengths in all ranks' headers. If one or more ranks refuse, exchanges their reasons, and returns the
+/// refusal of the refusing rank with the lowest number.
 fn lengths_or_refusal<T>(
     group: &mut ringtrain::Group,
     headers: &[u64],
@@ -155,8 +155,8 @@ fn concatenate(
 }
 
 impl Group {
-    /// Runs a collective in which a rank may refuse. If this rank refuses, it returns its own error, otherwise an error
-    /// that names the rank that refused.
+    /// Runs a collective in which a rank may refuse. If ranks refuse, each of them returns its own error, and every other rank
+    /// returns an error that names the first of them.
     fn exchange<R: Send>(
         &self,
         py: Python<'_>,

@@ -47,7 +47,7 @@ pub(crate) fn output_and_input(
     Ok((output, Some(input)))
 }
 
-/// Multiplies counts of elements by `scale`, the number of sent elements for each.
+/// Multiplies counts of elements by `scale`, the number of elements that are sent for each element of the buffer.
 pub(crate) fn scale_counts(
     py: Python<'_>,
     counts: Option<Vec<i64>>,
@@ -71,7 +71,7 @@ pub(crate) fn copy_result_to<T: Element>(
     }
 }
 
-/// The last step of an operation without a value.
+/// The last step of an operation that returns no value to the program: drops the result.
 #[expect(clippy::unnecessary_wraps, reason = "the last step of other operations can fail")]
 pub(crate) fn discard_result<R>(_: R) -> Result<OperationResult, Error> {
     Ok(OperationResult::Nothing)

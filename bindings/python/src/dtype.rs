@@ -130,8 +130,8 @@ fn is_number(dtype: DType) -> bool {
     !matches!(dtype, DType::F32Loc | DType::F64Loc | DType::I32Loc | DType::I64Loc)
 }
 
-/// Runs `$body` with `$T` as the Rust type of the [`DType`] `$dtype`. A [`Kind`] never has a type with a location
-/// (`F32Loc`), so the macro has no case for these types.
+/// Runs `$body` with `$T` as the Rust type of the [`DType`] `$dtype`. A [`Kind`] never has a type such as `F32Loc`,
+/// whose elements are values with an index, so the macro has no case for these types.
 macro_rules! with_type {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {

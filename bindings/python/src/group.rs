@@ -86,7 +86,7 @@ impl Group {
         self.lock.messenger().ok_or_else(|| closed(py))
     }
 
-    /// Returns the rank in the job of a rank of this group.
+    /// Converts a rank of this group to the rank of the same process in the job.
     pub(crate) fn member(&self, rank: Rank) -> u32 {
         self.members.get(rank.index()).copied().unwrap_or(rank.get())
     }

@@ -21,7 +21,7 @@ pub(crate) enum LockError {
     Nested,
 }
 
-/// Who has the group.
+/// Says whether a thread uses the group.
 enum Holder {
     /// No thread uses the group.
     Free(Box<Group>),
@@ -137,7 +137,7 @@ impl GroupLock {
     }
 }
 
-/// Returns the group to its lock when it is dropped.
+/// The right to use the group. When the guard is dropped, it puts the group back into the lock.
 struct GroupGuard<'a> {
     lock: &'a GroupLock,
     group: Option<Box<Group>>,

@@ -30,7 +30,7 @@ thread_local! {
 /// Paths of frameworks, which call this package on behalf of a program.
 const FRAMEWORKS: [&str; 1] = ["/site-packages/torch/"];
 
-/// Runs `calls`. Errors of the operations that they begin name the line `site`, if it is known.
+/// Runs `calls`. If the line `site` is known, errors of the operations that `calls` begins name this line.
 pub(crate) fn at<R>(site: Option<Site>, calls: impl FnOnce() -> R) -> R {
     match site {
         Some(site) => group::at(site, calls),

@@ -13,7 +13,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects the tests marked `full`, which cost seconds and vary a shorter test; `tools/test --full` runs them."""
+    """Deselects the tests marked `full`: long variants of shorter tests. `tools/test --full` runs them."""
     if os.environ.get("TEST_FULL"):
         return
     long = [item for item in items if item.get_closest_marker("full")]

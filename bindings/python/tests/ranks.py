@@ -237,7 +237,7 @@ class Cases:
         self.functions: dict[str, tuple[Callable[[Any], None], Sequence[int]]] = {}
 
     def __call__(self, function: Callable[[Any], None] | None = None, *, sizes: Sequence[int] | None = None) -> Any:
-        """Adds a check, which runs in jobs with these numbers of ranks."""
+        """Adds a check. It runs once in a job of each number of ranks in `sizes`."""
         if function is None:
             return lambda function: self(function, sizes=sizes)
         self.functions[function.__name__] = (function, sizes or self.sizes)

@@ -34,9 +34,10 @@ docs/benchmarking.md defines size, algbw and busbw, and says how to measure reli
 #[allow(clippy::doc_markdown, reason = "help texts")]
 /// Measures collectives in the same way as nccl-tests, and checks every element of the results.
 ///
-/// Start all ranks with the same options. Rank 0 prints a row for each size. A row has the size of the whole buffer in bytes
-/// and elements; the minimum, median and 99th percentile of the time of one operation on its slowest rank; the algorithm
-/// bandwidth and the bus bandwidth, computed from the median; the number of wrong elements; and the algorithm.
+/// Start all ranks with the same options. Rank 0 prints a row for each size. A row shows the size of the whole buffer
+/// in bytes and in elements, the number of wrong elements, and the algorithm. It also shows the minimum, the median
+/// and the 99th percentile of the time that one operation takes on its slowest rank. The algorithm bandwidth and the
+/// bus bandwidth are computed from the median.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "ringbench", version, after_help = EXAMPLES)]
 pub struct BenchArgs {
@@ -85,14 +86,15 @@ pub struct BenchArgs {
           default_value = "f32", value_delimiter = ',', value_parser = parse_dtype)]
     pub dtypes: Vec<ListItem<DType>>,
 
-    /// The reductions, separated by commas, or all: sum avg min max prod premulsum land lor lxor; for integers also band bor
-    /// bxor; for the types with an index only minloc maxloc. With all, combinations that are not defined are skipped, such as
-    /// avg for scan. Operations that do not reduce ignore this option
+    /// The reductions, separated by commas, or all. Floats and integers accept sum avg min max prod premulsum land
+    /// lor lxor. Integers also accept band bor bxor. The types with an index accept only minloc maxloc. With all,
+    /// undefined combinations such as avg for scan are skipped. Operations that do not reduce ignore this option
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_delimiter = ',',
           value_parser = parse_reduction)]
     pub reductions: Vec<ListItem<ReduceOp>>,
 
-    /// The number of further iterations for each row in which every rank checks every element of its result. 0 checks nothing
+    /// The number of additional iterations for each row. In these iterations, every rank checks every element of its
+    /// result. With 0, nothing is checked
     #[arg(short = 'c', long = "check", value_name = "COUNT", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(0..=1_000))]
     pub checks: u32,
@@ -105,9 +107,9 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 
-    /// Print below each row how much of the time went into sending, receiving, reducing, waiting and other work. Sending and
-    /// receiving are system calls, or copies to and from shared memory. The JSON report has these times for each rank.
-    /// Profiling itself takes time: quote figures of a run without --profile
+    /// Print below each row how much of the time went into sending, receiving, reducing, waiting and other work. The
+    /// times for sending and receiving are those of system calls and of copies to and from shared memory. The JSON
+    /// report has these times for each rank. Profiling itself takes time: quote figures of a run without --profile
     #[arg(long)]
     pub profile: bool,
 
@@ -155,7 +157,7 @@ impl<T: Copy + PartialEq> ListItem<T> {
 }
 
 fn parse_dtype(text: &str) -> Result<ListItem<DType>, String> {
-    // The other names are those of nccl-tests.
+    // `half`, `float` and so on are the names of nccl-tests.
     let name = match text {
         "all" => return Ok(ListItem::All),
         "half" | "float16" => "f16",

@@ -18,7 +18,7 @@ use crate::types::{Rank, ReduceOp, WorldSize};
 const ITERATIONS_MIN: u32 = 5;
 /// The greatest number of timed iterations, unless `-n` gives the number.
 const ITERATIONS_MAX: u32 = 1000;
-/// The delay after which the last rank enters a checked barrier. By then all other ranks wait in it.
+/// The delay after which the last rank enters a checked barrier. By then, all other ranks wait in the barrier.
 const LAST_RANK_DELAY: Duration = Duration::from_millis(2);
 /// The operation timeout of a rank that does not take part in the measured operation.
 const IDLE_RANK_TIMEOUT: Duration = Duration::from_hours(24);
@@ -66,7 +66,7 @@ pub struct BenchRow {
     pub time_us: f64,
     /// The shortest time of an operation on its slowest rank, in microseconds.
     pub time_us_min: f64,
-    /// The 99th percentile of these times (nearest-rank method), in microseconds.
+    /// The 99th percentile of the time of an operation on its slowest rank (nearest-rank method), in microseconds.
     pub time_us_p99: f64,
     /// The algorithm bandwidth: `bytes` divided by `time_us`, in 10^9 bytes per second.
     pub algbw_gb_per_s: f64,
@@ -100,8 +100,9 @@ struct BenchBuffers<T: Sample> {
 }
 
 impl<T: Sample> BenchBuffers<T> {
-    /// Allocates buffers of zeros, so that repeated operations never produce subnormal numbers, which are slow. `resize` writes
-    /// the zeros, unlike `vec![0; n]`: the kernel maps a page of memory only when it is written.
+    /// Allocates buffers of zeros, so that repeated operations never produce subnormal numbers, which are slow. The
+    /// kernel maps a page of memory only when it is written. `resize` writes the zeros, unlike `vec![0; n]`, so all
+    /// pages are mapped before the measurement.
     fn new(group: &mut Group, case: BenchCase, allocates: bool) -> Result<Self, Error> {
         let zeros = |count| {
             let mut zeros = Vec::new();
@@ -135,7 +136,8 @@ pub(super) fn measure<T: Sample>(
 ) -> Result<BenchRow, Error> {
     let timeout = group.timeout();
     if !case.operation.involves(group.rank()) {
-        // This rank waits in one operation for many operations of the other ranks, each of which has its own deadline.
+        // A single operation of this rank lasts as long as many operations of the other ranks, so it needs a longer
+        // timeout.
         group.set_timeout(IDLE_RANK_TIMEOUT);
     }
     let row = measure_within_timeout::<T>(group, case, method);
@@ -246,8 +248,8 @@ fn count_wrong_elements<T: Sample>(
     Ok(wrong[0])
 }
 
-/// Returns how many times a rank left a barrier before the last rank entered it. In each round another rank enters late.
-/// `None` if the ranks are on several hosts, because they have no common clock.
+/// Returns how many times a rank left a barrier before the last rank entered it. In each round another rank enters
+/// late. Returns `None` if the ranks are on several hosts, because these hosts have no common clock.
 fn check_barrier(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
     if group.local_size() != group.size() {
         return Ok(None);
@@ -265,7 +267,8 @@ fn check_barrier(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
     Ok(Some(early))
 }
 
-/// Returns how many ranks left before the last rank entered. `times` holds the times of entering and leaving of each rank.
+/// Returns how many ranks left the barrier before the last rank entered it. For each rank, `times` holds the time at
+/// which the rank entered, followed by the time at which it left.
 fn count_early_leavers(times: &[u64]) -> u64 {
     let last = times.iter().step_by(2).max();
     times.iter().skip(1).step_by(2).filter(|&left| Some(left) < last).count() as u64
@@ -369,7 +372,7 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// Returns the smallest value that is at least as large as this fraction of all values.
+/// Returns the smallest value for which at least `fraction` of all values are less than or equal to it.
 fn percentile(sorted: &[f64], fraction: f64) -> f64 {
     let rank = (sorted.len() as f64 * fraction).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()

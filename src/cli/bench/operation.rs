@@ -60,7 +60,7 @@ impl BenchOperation {
         }
     }
 
-    /// Returns the operation of the group that performs it.
+    /// Returns the operation of [`Group`](crate::Group) that performs the measured operation.
     pub const fn group_operation(self) -> Operation {
         match self {
             Self::AllReduce => Operation::AllReduce,
@@ -148,7 +148,8 @@ impl BenchOperation {
             | Self::Broadcast
             | Self::Scan
             | Self::Barrier => ranks.into(),
-            // Only the root has the whole buffer, and the parts of all ranks together are as large as one whole buffer.
+            // Only the root has the whole buffer. The parts of all ranks together are as large as one whole buffer,
+            // so the sum does not depend on the number of ranks.
             Self::Gather | Self::Scatter => 4,
             Self::Exscan => 5 * u64::from(ranks),
             Self::AllToAll => 2 * u64::from(ranks),

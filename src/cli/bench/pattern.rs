@@ -11,8 +11,8 @@ use super::sample::{Sample, SamplePosition};
 use crate::schedule::partition::chunk;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
-/// The number of elements after which the contents repeat. It is a prime, so that data that is shifted by a segment or a chunk,
-/// usually a power of two, differs from the expected data.
+/// The number of elements after which the contents repeat. It is a prime. So data that is shifted by the length of a
+/// segment or a chunk (usually a power of two) differs from the expected data.
 const PATTERN_PERIOD: usize = 8191;
 
 /// The input and the expected result of one rank in a checked iteration.
@@ -27,7 +27,7 @@ pub struct TestPattern<T> {
 
 /// The expected contents of a part of the result.
 struct ExpectedPart<T> {
-    /// The elements of the result.
+    /// The range of the elements in the result.
     range: Range<usize>,
     /// The index of the first element in the source buffer.
     start: usize,
@@ -46,8 +46,8 @@ impl<T: Sample> TestPattern<T> {
         pattern
     }
 
-    /// Fills the input of this rank ([`BenchCase::input_count`]) with its contribution. The rest is filled with zeros, which no
-    /// result contains.
+    /// Fills the input of this rank (the first [`BenchCase::input_count`] elements) with its contribution, and the
+    /// rest of `input` with zeros, which no result contains.
     pub fn fill(&self, input: &mut [T]) {
         let chunk = chunk(self.case.count, self.world, self.rank);
         let (own, start) = match self.case.operation {
@@ -123,7 +123,8 @@ impl<T: Sample> TestPattern<T> {
         }
     }
 
-    /// Returns one chunk from each rank. `start` maps the range of a chunk in the result to its index in the source buffer.
+    /// Returns the parts of a result that consists of one chunk from each rank. `start` maps the range of a chunk in
+    /// the result to its index in the source buffer.
     fn chunks(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<ExpectedPart<T>> {
         let part = |rank| {
             let range = chunk(self.case.count, self.world, rank);
@@ -180,7 +181,8 @@ fn count_differences<T: PartialEq>(elements: &[T], tile: &[T], start: usize) -> 
     wrong as u64
 }
 
-/// The finaliser of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014): every bit of the input reaches every bit of the output.
+/// The finaliser of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014): every bit of the input affects every bit of
+/// the output.
 fn mix(input: u64) -> u64 {
     let mut z = input.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -360,7 +362,7 @@ mod tests {
                     );
                     result[index] ^= 1;
                 }
-                // Zeros, which no rank contributes, are found in every element.
+                // No rank contributes a zero, so in a result of zeros every element is wrong.
                 result.fill(0);
                 assert_eq!(pattern.count_wrong(&result), specified.len() as u64, "{operation} on {rank}");
             }

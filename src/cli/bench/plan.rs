@@ -47,7 +47,8 @@ impl BenchCase {
         self.count * self.dtype.size_bytes()
     }
 
-    /// Returns the number of elements in the input buffer of `rank`. If the operation works in place, this is the whole buffer.
+    /// Returns the number of elements in the input buffer of `rank`. In an operation that works in place, this buffer
+    /// is the whole buffer.
     pub fn input_count(&self, world: WorldSize, rank: Rank) -> usize {
         match self.operation {
             BenchOperation::AllReduce
@@ -196,13 +197,13 @@ impl BenchPlan {
         }
         let mut plan = self.clone();
         plan.cases.iter_mut().for_each(|case| *case = case.for_world(world));
-        // Rounding can make small sizes equal.
+        // Rounding can make small sizes equal. Measure each size once.
         plan.cases.dedup();
         Ok(plan)
     }
 
-    /// Checks that the buffers of `ranks` ranks fit into the `available` bytes of this host. Accepts everything if `available` is
-    /// unknown.
+    /// Checks that the buffers of `ranks` ranks fit into the `available` bytes of this host. Accepts any size if
+    /// `available` is `None`.
     ///
     /// # Errors
     ///
@@ -237,7 +238,7 @@ impl std::fmt::Display for SizeStep {
 fn sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, BenchPlanError> {
     let next = |size: &usize| match step {
         SizeStep::Bytes(bytes) => size.checked_add(bytes),
-        // After a size of 0 comes 1 byte.
+        // A size of 0 is followed by a size of 1 byte.
         SizeStep::Factor(factor) => size.checked_mul(factor).map(|next| next.max(1)),
     };
     let mut sizes = Vec::new();
@@ -252,12 +253,13 @@ fn sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, BenchPlan
     Ok(sizes)
 }
 
-/// Returns a case for every element type, reduction and size. Sizes are rounded to whole elements, and equal sizes are merged. A
-/// reduction that is not defined for a type is skipped. It is an error if the flags name both explicitly.
+/// Returns a case for every element type, reduction and size. Sizes are rounded to whole elements, and equal sizes
+/// are merged. A reduction that is not defined for a type is skipped. But if the flags name both the reduction and
+/// the type explicitly, this function returns an error.
 fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>, BenchPlanError> {
     let operation = args.operation;
     if operation == BenchOperation::Barrier {
-        // A barrier has no buffer.
+        // A barrier has no buffer, so it has a single case.
         return Ok(vec![BenchCase { operation, dtype: DType::U8, reduction: None, root, count: 0 }]);
     }
     let reductions = reductions(args)?;
@@ -316,7 +318,7 @@ mod tests {
 
     fn plan(flags: &str) -> Result<BenchPlan, BenchPlanError> {
         let words = ["ringbench"].into_iter().chain(flags.split_whitespace());
-        BenchPlan::new(&BenchArgs::try_parse_from(words).expect("flags that parse"))
+        BenchPlan::new(&BenchArgs::try_parse_from(words).expect("the flags are valid"))
     }
 
     fn sizes_of(flags: &str) -> Vec<usize> {
@@ -350,7 +352,8 @@ mod tests {
     #[test]
     fn defined_combinations_of_types_and_reductions_are_rows() {
         let rows = |flags: &str| plan(flags).unwrap().cases.len();
-        // Nine reductions for each of 4 float types, twelve for 8 integer types, two for 4 types with an index.
+        // Nine reductions for each of 4 float types, twelve for each of 8 integer types, and two for each of 4 types
+        // with an index.
         assert_eq!(rows("allreduce -t all -o all -b 8 -e 8"), 140);
         assert_eq!(rows("allreduce -t all -o max -b 8 -e 8"), 12);
         assert_eq!(rows("allreduce -t all -o maxloc -b 8 -e 8"), 4);

@@ -42,7 +42,7 @@ pub enum BenchPlanError {
         /// `-t`.
         dtype: DType,
     },
-    /// A scan has no average.
+    /// A scan cannot compute an average.
     #[error("{operation} accepts any reduction but avg: the average over a part of the ranks is not defined")]
     Average {
         /// The operation.

@@ -14,7 +14,7 @@ use crate::group::Group;
 use crate::train::atomic_file;
 use crate::types::WorldSize;
 
-/// The size of the trial file in bytes: the size of a report, unless it has very many rows.
+/// The size in bytes of the temporary file that tests whether a report can be written. Most reports are smaller.
 const TRIAL_BYTES: usize = 64 << 10;
 /// The maximal number of ranks that the header lists.
 const LISTED_RANKS_MAX: usize = 64;
@@ -36,13 +36,13 @@ pub struct BenchEnvironment {
     pub cpu_count: usize,
     /// The kernel's name, release and architecture.
     pub kernel: String,
-    /// The TCP congestion control of the links.
+    /// The TCP congestion control of the links (the connections between ranks).
     pub congestion_control: String,
     /// The host's default congestion control.
     pub congestion_control_host: String,
     /// The number of connections of each link.
     pub streams: u8,
-    /// The size of a segment on this rank, in bytes.
+    /// The size in bytes of the segments into which this rank cuts long transfers.
     pub segment_bytes: usize,
     /// The number of iterations before the timed ones.
     pub warm_up: u32,
@@ -258,7 +258,7 @@ pub(super) fn check_writable(path: &Path) -> io::Result<()> {
         Ok(kind) if kind.is_char_device() => {
             fs::OpenOptions::new().write(true).open(&target)?.write_all(b"\n")
         }
-        // A named pipe is not opened, because that waits for a reader.
+        // A named pipe is not opened, because opening it would wait for a reader.
         Ok(kind) if !kind.is_file() => Ok(()),
         // `save` writes a new file in the same directory. A trial file shows whether the directory is writable and has space.
         _ => {

@@ -1,14 +1,14 @@
 //! Contents whose reduction is exactly known, for each element type.
 //!
-//! - Floats are chosen so that every sum is a whole number that the type represents exactly, and every product a power of two
-//!   with a sign.
+//! - Floats are chosen so that every sum is a whole number that the type represents exactly, and every product is a positive or
+//!   negative power of two.
 //! - Integers may have any value, because they wrap around.
-//! - An average is the exact sum divided once, as [`ReduceOp::Average`] promises: integers truncate towards zero, and half types
-//!   divide in `f32` and round once.
-//! - Logical and bitwise operations, whose result one rank can decide, get inputs for which both results occur often in a world
-//!   of any size.
+//! - An average is the exact sum divided once, as [`ReduceOp::Average`] promises. Integers are rounded towards zero.
+//!   Half-precision types are divided in `f32` and rounded once.
+//! - In logical and bitwise operations, a single rank can decide the result. The inputs of these operations are
+//!   chosen so that both results occur often in a world of any size.
 //!
-//! All of this also holds for a part of the ranks, as in a scan.
+//! These properties also hold if only a part of the ranks is reduced, as in a scan.
 
 use half::{bf16, f16};
 
@@ -26,7 +26,7 @@ pub struct SamplePosition {
 }
 
 impl SamplePosition {
-    /// Limits the number of ranks that contribute to this element to `limit`. Returns the number of contributing ranks, and
+    /// Allows at most `limit` ranks to contribute to this element. Returns the number of contributing ranks, and
     /// whether this rank is one of them.
     fn limit_contributors(self, limit: usize) -> (usize, bool) {
         let stride = self.world.div_ceil(limit);
@@ -78,7 +78,7 @@ impl SamplePosition {
 
 /// An element type for which the exact result of a reduction can be computed.
 pub trait Sample: Element {
-    /// Returns the contribution at one position. Without a reduction, it is not zero.
+    /// Returns the contribution at one position. If `op` is `None`, the contribution is not zero.
     fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self;
     /// Reduces all contributions exactly.
     fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self;
@@ -93,7 +93,7 @@ fn reduce_logical(op: ReduceOp, mut values: impl Iterator<Item = bool>) -> bool 
     }
 }
 
-/// Reduces floats exactly. Does not divide the sum of an average.
+/// Reduces floats exactly. For an average, returns the undivided sum.
 fn reduce_floats(op: ReduceOp, values: impl Iterator<Item = f64>) -> f64 {
     match op {
         ReduceOp::Sum | ReduceOp::PreMulSum | ReduceOp::Average => values.sum(),
@@ -135,7 +135,7 @@ macro_rules! integers {
             fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self {
                 let value = position.bits as $ty;
                 match op {
-                    // Odd numbers and their products are never zero.
+                    // Odd integers and their products are odd, and so never zero, even if a product wraps around.
                     None | Some(ReduceOp::Product) => value | 1,
                     Some(ReduceOp::BitAnd) => !(position.sparse_bit(<$ty>::BITS) as $ty),
                     Some(ReduceOp::BitOr) => position.sparse_bit(<$ty>::BITS) as $ty,
@@ -174,7 +174,7 @@ macro_rules! located {
                 let index = (position.bits >> 16) as $index;
                 match op {
                     None => Self::new((1 + position.bits % 127) as $value, index),
-                    // Few different values, so that the index often decides.
+                    // There are only five different values, so ranks often have equal values and the index decides.
                     Some(_) => Self::new((position.bits % 5) as $value - 2 as $value, index),
                 }
             }

@@ -10,7 +10,8 @@ use crate::types::Rank;
 
 /// The number of durations that each rank sends to the others.
 const FIGURES: usize = 5;
-/// The maximal number of ranks for which each rank gets a line. Larger jobs get a mean and two ranks.
+/// The maximal number of ranks for which each rank gets a line. For larger jobs, three lines are printed: the mean of
+/// all ranks, and two selected ranks.
 const LISTED_RANKS_MAX: usize = 2;
 
 /// The time breakdown of one rank.
@@ -26,7 +27,8 @@ pub struct RankProfile {
 /// The mean time of a timed iteration and its parts, in microseconds. The sum of the parts is `wall_us`.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct TimeBreakdown {
-    /// The whole time, by this rank's clock. Unlike the row's `time_us`, it is a mean, and not that of the slowest rank.
+    /// The mean time of an iteration by this rank's clock. In contrast, `time_us` of the row is the median time on
+    /// the slowest rank.
     pub wall_us: f64,
     /// [`Spent::send`].
     pub send_us: f64,
@@ -36,7 +38,8 @@ pub struct TimeBreakdown {
     pub reduce_us: f64,
     /// [`Spent::wait`].
     pub wait_us: f64,
-    /// The rest: schedules, matching, memory for results, locks, and what `ringbench` does between two calls.
+    /// The rest of the time, for example for schedules, message matching, memory for results and locks, and the time
+    /// that `ringbench` needs between two calls.
     pub other_us: f64,
 }
 
@@ -106,8 +109,8 @@ pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "# below each row: how the mean time of a timed iteration, in microseconds, was spent")
 }
 
-/// Writes a line for each rank if there are at most two. Otherwise writes the mean of all ranks, the rank that waits least (the
-/// other ranks probably wait for it), and the rank that waits most.
+/// Writes a line for each rank if there are at most two ranks. Otherwise writes the mean of all ranks, the rank that
+/// waits least (the other ranks probably wait for it), and the rank that waits most.
 pub(super) fn write(out: &mut dyn Write, ranks: &[RankProfile]) -> io::Result<()> {
     if ranks.len() <= LISTED_RANKS_MAX {
         return ranks.iter().try_for_each(|rank| rank.parts.write(out, &format!("rank {}", rank.rank)));

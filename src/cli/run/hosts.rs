@@ -14,8 +14,8 @@ use crate::types::WorldSize;
 /// The maximal length of a hostfile, in bytes. A real hostfile is much shorter.
 const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Returns the number of ranks. Without `-n` and its other spellings, it is the sum of the hosts' slots. Each host must be this
-/// host.
+/// Returns the number of ranks. If neither `-n` nor another spelling of it is given, the number is the sum of the
+/// hosts' slots. Returns an error if a host is not this host.
 pub(super) fn world(args: &RunArgs) -> Result<WorldSize, String> {
     let slots = match &args.hostfile {
         Some(path) => slots_of_file(path)?,
@@ -108,7 +108,7 @@ mod tests {
             ("localhost slots=5", 5),
             (own.as_str(), 3),
         ] {
-            // A container may have no IPv6.
+            // A container may have no IPv6, and then `::1` is not an address of this host.
             if entry != "::1" || is_this_host("::1") {
                 assert_eq!(slots_of([entry].into_iter()), Ok(expected), "{entry}");
             }

@@ -12,7 +12,8 @@ enum Meaning {
     SameAs(&'static str),
     /// Dropped: ringrun always behaves as the option asks.
     Default,
-    /// Dropped if the value is one of these, which ringrun uses anyway. Other values are refused with the sentence.
+    /// Dropped if the value is in the list, because ringrun then behaves in this way anyway. Other values are refused
+    /// with the sentence.
     DefaultFor(&'static [&'static str], &'static str),
     /// Replaced: `NAME VALUE` becomes `-x NAME=VALUE`.
     Variable,
@@ -191,7 +192,8 @@ pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<O
             translated.extend(command);
             return Ok(translated);
         }
-        // An argument that is not UTF-8 can only be a value, such as the value of `-x`. clap refuses it elsewhere.
+        // An argument that is not UTF-8 can only be a value, such as the value of `-x`. clap refuses such an argument
+        // in any other place.
         let Some(text) = argument.to_str() else {
             translated.push(argument);
             continue;

@@ -23,8 +23,9 @@ Examples:
 
 Defaults:
   --model       mlp:128 if the target holds classes, linear if it holds numbers
-  --task        classification if the target is text, only two distinct integers, or at most 100 distinct integers with at
-                least 10 rows each on average; otherwise regression. ringtrain prints its choice
+  --task        classification if the target holds text; also if it holds integers with at most 2 distinct values, or with at
+                most 100 distinct values that have at least 10 rows each on average. Otherwise regression. ringtrain
+                prints its choice
   --optimizer   nesterov for linear and softmax on tables of at most 16 million values, unless --batch-size is given;
                 otherwise adam
   --batch-size  nesterov: the whole training set; other optimizers: 128
@@ -40,7 +41,7 @@ and data must be the same as before. Without --lr the run continues with the lea
 If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
 They do not evaluate the model. A second signal ends the process at once.
 
-After each epoch the ranks compare hashes of their parameters. A difference ends the job with exit code 16.
+After each epoch the ranks compare hashes of their parameters. If the hashes differ, the job ends with exit code 16.
 
 Exit codes:
   0  success, also after a signal            8  an operation passed its deadline
@@ -86,8 +87,8 @@ pub(super) struct TrainArgs {
     #[arg(long, help_heading = "Data")]
     header: bool,
 
-    /// The fraction of the rows that is kept for testing. --seed does not change which rows these are. Not for IDX data, which
-    /// has its own test set [default: 0.2]
+    /// The fraction of the rows to use for testing. --seed does not change which rows these are. Does not apply to
+    /// IDX data, which has its own test set [default: 0.2]
     #[arg(long, value_name = "FRACTION", help_heading = "Data")]
     test_fraction: Option<f64>,
 
@@ -140,12 +141,12 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 0, help_heading = "Training")]
     seed: u64,
 
-    /// The format in which gradients are sent: none (4 bytes each), fp16 or bf16 (2 bytes each)
+    /// The format in which gradients are sent: none (4 bytes per gradient), fp16 or bf16 (2 bytes per gradient)
     #[arg(long, value_name = "none|fp16|bf16", default_value = "none", help_heading = "Training")]
     compression: String,
 
-    /// Reduce gradients in buckets of this size while the backward pass computes the next ones. Another size may change the last
-    /// bits of the sums
+    /// Divide the gradients into buckets of this size in bytes. Each bucket is reduced while the backward pass
+    /// computes the next bucket. Another size may change the last bits of the sums
     #[arg(long, value_name = "BYTES", default_value_t = BUCKET_BYTES, conflicts_with = "no_overlap", help_heading = "Training")]
     bucket_bytes: usize,
 
@@ -157,7 +158,8 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     checkpoint: Option<PathBuf>,
 
-    /// Continue from the checkpoint in --checkpoint. If there is none yet, start from the beginning
+    /// Continue from the checkpoint in the directory of --checkpoint. If there is no checkpoint yet, start from the
+    /// beginning
     #[arg(long, help_heading = "Output")]
     resume: bool,
 

@@ -26,7 +26,7 @@ fn prefix(ranks: u32, count: usize) -> Vec<Value> {
     (0..count).map(|element| Value::from_first_ranks(ranks, element)).collect()
 }
 
-/// Prefixes and reductions in rank order have no averages to complete.
+/// Checks that `Action::ReduceLast` has completed no element: scans and reductions in rank order are never averages.
 fn assert_nothing_is_finished(state: &RankState) {
     assert!(state.finished.iter().all(|&finished| finished == 0));
 }

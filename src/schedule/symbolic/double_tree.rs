@@ -5,7 +5,8 @@ use super::super::{After, Schedule};
 use super::{Proof, all_contributions, extent, own_contribution, roots};
 use crate::types::{Rank, WorldSize};
 
-/// The lengths of a block in elements: with the first there is one block, with the second several and a shorter last one.
+/// The lengths of a block in elements. With the first length each half is one block. With the second length a half
+/// has several blocks, and the last one may be shorter.
 const BLOCKS: [usize; 2] = [usize::MAX >> 1, 7];
 
 fn worlds() -> impl Iterator<Item = WorldSize> {
@@ -118,7 +119,8 @@ fn no_rank_is_inner_in_both_trees_and_at_most_one_is_a_leaf_in_both() {
     }
 }
 
-/// Otherwise messages down one tree would wait on a link for messages up the other tree.
+/// If two ranks were neighbours in both trees, messages down one tree would wait on their link for messages up the
+/// other tree.
 #[test]
 fn with_four_or_more_ranks_no_two_are_neighbours_in_both_trees() {
     for world in worlds().filter(|world| world.get() >= 4) {
@@ -141,7 +143,7 @@ fn no_rank_is_more_than_log2_n_hops_below_the_top() {
             for tree in [0, 1] {
                 let (mut at, mut hops) = (rank, 0);
                 while let Some(parent) = trees[at.index()][tree].1.filter(|&parent| world.contains(parent)) {
-                    assert!(trees[parent.index()][tree].0.contains(&at), "a parent and its child agree");
+                    assert!(trees[parent.index()][tree].0.contains(&at), "{at} is no child of {parent}");
                     (at, hops) = (parent, hops + 1);
                 }
                 assert!(hops <= world.get().ilog2(), "{rank} of {world} is {hops} hops away");

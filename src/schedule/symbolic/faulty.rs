@@ -29,7 +29,7 @@ fn run(schedules: Vec<Schedule>, order: &mut DeliveryOrder) {
 fn a_receive_that_overwrites_unsent_data_is_found() {
     let mut schedules = swap([4, 4], [4, 4], Action::Copy);
     for schedule in &mut schedules {
-        // If both were in one step, the receive would wait for the send.
+        // The send becomes a separate step. If both were in one step, the receive would wait for the send.
         let send = schedule.steps[0].send.take();
         schedule.steps.push(Step { send, receive: None });
     }
@@ -62,7 +62,7 @@ fn a_contribution_that_is_reduced_twice_is_found() {
     run(schedules, &mut DeliveryOrder::Eager);
 }
 
-/// The chain to root 0 begins at rank 1 and ends with the contribution of rank 0.
+/// The chain to root 0 begins at rank 1 and adds the contribution of rank 0 last, which is not the rank order.
 #[test]
 #[should_panic(expected = "out of rank order")]
 fn a_chain_that_does_not_begin_at_rank_0_is_not_in_rank_order() {

@@ -15,8 +15,8 @@ use crate::types::{Algorithm, Rank, WorldSize};
 
 const RANKS_MAX: u32 = if cfg!(miri) { 4 } else { 24 };
 
-/// Returns lists of each rank's host: consecutive ranks on the same host, ranks distributed in turn, hosts of different
-/// sizes, and random placements.
+/// Returns lists of each rank's host: consecutive ranks on the same host, ranks distributed round-robin, hosts of
+/// different sizes, and random placements.
 fn placements() -> Vec<Vec<u32>> {
     let mut all: Vec<Vec<u32>> =
         [&[0, 0, 1][..], &[0, 1, 1], &[0, 0, 1, 1], &[0, 1, 0, 1], &[5, 5, 5, 2], &[0, 1, 1, 2, 2, 2]]

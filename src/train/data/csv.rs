@@ -10,7 +10,8 @@ use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
 /// Whether the first row of a table holds the names of the columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Header {
-    /// The first row should hold names. If it looks like data, this is an error, because its values would be lost.
+    /// The first row should hold names. A first row that looks like data is an error, because its values would be
+    /// lost.
     #[default]
     Expected,
     /// The first row holds names, even if it looks like data.
@@ -24,8 +25,12 @@ pub enum Header {
 ///
 /// # Errors
 ///
-/// If the file cannot be read or is empty, if it has no such column, if rows have different lengths, if a cell is not a number,
-/// or if the first row looks like data but should be a header. The message names the line and the column.
+/// Returns an error in each of these cases. The message names the line and the column.
+///
+/// - The file cannot be read, or is empty.
+/// - The file has no column `target`.
+/// - Rows have different lengths, or a cell is not a finite number.
+/// - The first row should be a header, but looks like data.
 pub(crate) fn load(path: &Path, target: &str, header: Header) -> Result<Table, DataError> {
     let tabs = extension(path).as_deref() == Some("tsv");
     let mut reader = csv::ReaderBuilder::new()

@@ -43,7 +43,7 @@ mod tests {
     #[test]
     fn each_digit_occurs_as_often_as_published() {
         let table = load();
-        let Column::Numbers(labels) = &table.target else { panic!("digits are numbers") };
+        let Column::Numbers(labels) = &table.target else { panic!("the digits are not numbers") };
         assert_eq!((table.features.rows(), table.features.columns(), labels.len()), (1797, 64, 1797));
         let counts: Vec<usize> =
             (0..10).map(|digit| labels.iter().filter(|&&label| label == f64::from(digit)).count()).collect();

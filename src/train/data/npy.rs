@@ -15,13 +15,16 @@ use super::{Column, DataError, Features, Table};
 /// The maximum length in bytes of a header. The headers that numpy writes have 128 bytes.
 const HEADER_BYTES_MAX: u32 = 1 << 16;
 
-/// Reads a two-dimensional array of features and an array of targets, which has one dimension, or two with one column. The
-/// element types f32, f64, i32, i64 and u8 are supported.
+/// Reads a two-dimensional array of features and an array of targets. The targets have one dimension, or two
+/// dimensions with a single column. The element types f32, f64, i32, i64 and u8 are supported.
 ///
 /// # Errors
 ///
-/// If a file is missing, truncated, too long, or of another format or type, if it holds NaN or infinity, or if the two files
-/// have different numbers of rows.
+/// Returns an error in each of these cases.
+///
+/// - A file is missing, truncated, too long, or of another format or type.
+/// - A file holds NaN or infinity.
+/// - The two files have different numbers of rows.
 pub(crate) fn load(features_path: &Path, targets_path: &Path) -> Result<Table, DataError> {
     let features = read(features_path)?;
     let targets = read(targets_path)?;

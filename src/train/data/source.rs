@@ -90,7 +90,7 @@ pub struct LoadOptions {
     pub header: Header,
     /// The fraction of the rows that is used for testing if the source has no test set.
     pub test_fraction: f64,
-    /// Whether to predict classes or numbers. `None` lets the target decide; see [`Targets`](super::Targets).
+    /// Whether to predict classes or numbers. If `None`, the target decides; see [`Targets`](super::Targets).
     pub task: Option<Task>,
 }
 

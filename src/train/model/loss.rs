@@ -67,7 +67,8 @@ impl Loss {
                     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                     let sum: f64 = output.iter().map(|&value| f64::from(value - max).exp()).sum();
                     total.loss += sum.ln() - f64::from(output[class] - max);
-                    // If several outputs are the largest, the first of them counts, as in numpy's argmax.
+                    // If several outputs are equal and the largest, the first of them is the prediction, as in
+                    // numpy's argmax.
                     let prediction = output.iter().position(|&value| value == max);
                     total.correct += u64::from(prediction == Some(class));
                 }

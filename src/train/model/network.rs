@@ -216,7 +216,7 @@ mod tests {
         );
         let mut end = parameters.len();
         for range in ready {
-            assert_eq!(range.end, end, "ranges go from the end to the beginning without a gap");
+            assert_eq!(range.end, end, "ranges have a gap, an overlap or a wrong order");
             end = range.start;
         }
         assert_eq!(end, 0);

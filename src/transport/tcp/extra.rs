@@ -22,7 +22,7 @@ pub(super) struct Extra {
 }
 
 impl Extra {
-    /// Returns when the peer's machine must have accepted the connection, if it has not.
+    /// Returns when the peer's machine must have accepted the connection, or `None` if it has accepted.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.dial.deadline
     }

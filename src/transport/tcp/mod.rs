@@ -315,7 +315,8 @@ impl TcpTransport {
     }
 }
 
-/// Returns when the peer's machine must have accepted this rank's connection, if it has not.
+/// Returns when the peer's machine must have accepted this rank's connection, or `None` if it has accepted the
+/// connection or the link is not being opened.
 fn connect_deadline(link: &Link) -> Option<Duration> {
     match &link.state {
         LinkState::Opening(opening) => opening.ours.deadline,

@@ -24,11 +24,12 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The number of unanswered checks after which the kernel ends the connection.
 const KEEPALIVE_PROBES: u32 = 3;
-/// The number of connections that the kernel keeps until the rank accepts them during its next call (`somaxconn` may lower it).
-/// The kernel does not answer further connections, and their dialers time out.
+/// The number of connections that the kernel keeps until the rank accepts them during its next call (`somaxconn` may
+/// lower this number). The kernel does not answer further connections, and their dialers time out.
 const BACKLOG: i32 = 4096;
 /// `TCP_USER_TIMEOUT` is the time-out of operations plus this margin. The kernel ends a connection if sent data stay
-/// unacknowledged for that long. This includes the time in which the peer's receive buffer is full because the peer computes.
+/// unacknowledged for that long. That time includes the time in which the peer's receive buffer is full because the
+/// peer computes.
 const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
 /// The choice of a congestion control for links.

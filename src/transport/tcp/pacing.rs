@@ -1,5 +1,5 @@
-//! The pacing rate of links. On a network of known bandwidth, a link with this rate sends evenly, instead of in bursts of which
-//! a switch drops a part.
+//! The pacing rate of links. A link without a pacing rate sends in bursts, of which a switch may drop a part. On a
+//! network of known bandwidth, a link with a pacing rate sends evenly.
 
 use std::fmt;
 use std::str::FromStr;

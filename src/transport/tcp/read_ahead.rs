@@ -49,7 +49,7 @@ impl ReadAhead {
     fn try_read(&mut self, stream: &mut TcpStream, parts: &mut [IoSliceMut<'_>]) -> io::Result<Read> {
         let requested: usize = parts.iter().map(|part| part.len()).sum();
         let ([first], true) = (&mut *parts, requested < READ_AHEAD_BYTES) else {
-            // More data may have arrived in the meantime, so the next read may succeed.
+            // More data may arrive during a long read, so the socket does not count as emptied.
             return Ok(Read { count: stream.read_vectored(parts)?, was_emptied: false });
         };
         self.bytes.resize(READ_AHEAD_BYTES, 0);

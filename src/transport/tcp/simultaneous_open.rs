@@ -1,14 +1,17 @@
 //! Decides which of two connections becomes the link if two ranks dial each other. This module does no IO.
 //!
-//! A rank dials when it needs a link. The accepting rank chooses a connection by sending the handshake's verdict. The
-//! connection becomes the link when the accepting rank sends the verdict and when the dialing rank reads it. So the two ranks
-//! must never accept each other's connection. The rule: while both dials are in progress, the lower rank's connection wins.
+//! A rank dials when it needs a link. The accepting rank chooses a connection by sending the verdict, which is the
+//! handshake's last message. For the accepting rank, the connection becomes the link when it sends the verdict. For
+//! the dialing rank, the connection becomes the link when it reads the verdict. So the two ranks must never accept
+//! each other's connection. The rule: while both dials are in progress, the lower rank's connection wins.
 //!
 //! - A rank that does not dial accepts the peer's connection, and does not dial afterwards.
-//! - The higher rank, while it dials, accepts the lower rank's connection and closes its own connection. The lower rank cannot
-//!   have accepted that one: it does not accept while it dials, and does not dial after it has accepted.
-//! - The lower rank, while it dials, delays the verdict on the higher rank's connection. If its own connection is accepted, the
-//!   higher rank has closed the other one, and the lower rank closes it too. If its own connection fails, it accepts the other.
+//! - The higher rank, while it dials, accepts the lower rank's connection and closes its own connection. The lower
+//!   rank cannot have accepted the closed connection: it does not accept while it dials, and does not dial after it
+//!   has accepted.
+//! - The lower rank, while it dials, delays the verdict on the higher rank's connection. If the lower rank's own
+//!   connection is accepted, the higher rank has closed its connection, and the lower rank closes its end of that
+//!   connection too. If the lower rank's own connection fails, it accepts the higher rank's connection.
 //!
 //! A connection that is closed has carried only its handshake, so no data are lost with it.
 
@@ -338,12 +341,13 @@ mod tests {
                 explore(World::new(RANKS, may_dial, failures, 1)).unwrap();
             }
         }
-        // If one of two dials fails, some final worlds have a link: the other connection.
+        // Even if one of two dials fails, the other connection can become the link. So there are more final worlds
+        // with a link.
         let failing = World::new(RANKS, [true, true], 1, 0);
         assert!(explore(failing).unwrap().1 > explore(World::new(RANKS, [true, true], 0, 0)).unwrap().1);
     }
 
-    /// If the search accepted wrong rules, it would prove nothing.
+    /// A search that accepted wrong rules would prove nothing.
     #[test]
     fn the_search_finds_violations_of_wrong_rules() {
         // Each rank believes that it is the higher one, and accepts the other's connection.

@@ -60,7 +60,7 @@ impl End {
             LinkState::Bundled(bundle) => bundle.connections().next(),
             _ => None,
         };
-        let stream = stream.expect("it is open");
+        let stream = stream.expect("the link should be open");
         let mut ends = [stream.local_addr().unwrap(), stream.peer_addr().unwrap()];
         ends.sort();
         ends
@@ -400,7 +400,7 @@ fn a_simultaneous_open_ends_with_one_link_and_all_its_connections() {
     }
 }
 
-/// The link still works after the connection is closed.
+/// The link still works after a rank has closed such a connection.
 #[test]
 fn a_connection_that_a_link_does_not_need_is_closed() {
     let mut ends = ends_with_open_link(3);
@@ -441,11 +441,11 @@ fn a_link_can_change_to_one_connection() {
     assert_linked(&mut ends, SECOND);
 }
 
-/// Regression test: the kernel reports waiting connections only once. After a failed attempt, they waited until another
-/// connection arrived.
+/// Regression test: the kernel reports waiting connections only once. After a failed attempt to accept, these
+/// connections waited until another connection arrived.
 #[test]
 fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
-    // The limit applies to the whole process, so a separate process runs this part.
+    // The limit on open files applies to the whole process, so a separate process runs this part.
     const CHILD: &str = "RING_TEST_NO_DESCRIPTORS";
     if std::env::var_os(CHILD).is_none() {
         let name = "transport::tcp::tests::waiting_connections_are_accepted_when_descriptors_are_free_again";
@@ -466,7 +466,7 @@ fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
     rustix::process::setrlimit(rustix::process::Resource::Nofile, none_free).unwrap();
     ends[1].handle_events(Duration::ZERO);
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limits).unwrap();
-    // There is no further event, so a timer is necessary.
+    // No event reports that descriptors are free again, so the listener needs a timer.
     let next_attempt = ends[1].transport.next_deadline().expect("there is another attempt");
     assert!(next_attempt > Duration::ZERO && next_attempt < SECOND, "{next_attempt:?}");
     handle_events_until(&mut ends, &[0, 1], next_attempt, |ends| ends[0].is_open(1) && ends[1].is_open(0));

@@ -93,12 +93,12 @@ def init(
     `start_timeout` is the time in seconds within which all ranks must join. `timeout` is the time in seconds that one operation
     may take; the default is 60, and `math.inf` means no limit.
 
-    `algorithm`, `transport` ("auto", "tcp" or "shm") and `streams` have the meaning of the flags of `ringbench`. `check_payloads`
-    says which links add a CRC32C to each message: all (True) or none (False); by default, links between hosts do. The values that
-    rank 0 passes for these four options apply to all ranks. `congestion` has the meaning of `ringbench --tcp-congestion` and
-    applies to this rank only.
+    `algorithm`, `transport` ("auto", "tcp" or "shm") and `streams` have the meaning of the flags of `ringbench` with these names.
+    With `check_payloads`, all links add a CRC32C to each message (True) or no link does (False). By default, only links between
+    hosts add it. The values that rank 0 passes for `algorithm`, `transport`, `streams` and `check_payloads` apply to all ranks.
+    `congestion` has the meaning of `ringbench --tcp-congestion` and applies to this rank only.
 
-    Raises `StartError`, which names the missing ranks, or says what is wrong and on which rank.
+    Raises `StartError` if the ranks cannot connect. The error names the missing ranks, or the rank that failed and the reason.
     """
     options = {
         "rank": rank,

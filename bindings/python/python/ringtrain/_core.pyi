@@ -49,8 +49,8 @@ class StartError(Error):
     """The ranks could not connect to each other."""
 
 class InvalidArgument(Error, ValueError):
-    """An argument is wrong. This rank has sent nothing, except in a collective of Python objects: there it informs the other
-    ranks, which raise `Error`."""
+    """An argument is wrong. This rank has sent nothing, with one exception: in a collective of Python objects, it informs the
+    other ranks of the error, and they raise `Error`."""
 
 class Unsupported(InvalidArgument):
     """The operation is not defined on elements of this type."""
@@ -166,8 +166,8 @@ class Group:
         self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None, compression: str | None = None
     ) -> None: ...
     def reduce(self, output: AnyBuffer, op: str, root: int, input: AnyBuffer | None = None) -> None:
-        """A rank that is not the root does not use `output` if it passes `input`; otherwise its `output` holds partial results
-        afterwards."""
+        """On a rank that is not the root, `output` is not used if `input` is passed. If `input` is None, `output` holds partial
+        results afterwards."""
     def reduce_scatter(
         self, output: AnyBuffer, input: AnyBuffer, op: str = "sum", counts: Sequence[int] | None = None
     ) -> None: ...

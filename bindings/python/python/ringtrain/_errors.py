@@ -47,8 +47,8 @@ class StartError(Error):
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument is wrong. This rank has sent nothing, except in a collective of Python objects: there it informs the other
-    ranks, which raise `Error`."""
+    """An argument is wrong. This rank has sent nothing, with one exception: in a collective of Python objects, it informs the
+    other ranks of the error, and they raise `Error`."""
 
 
 class Unsupported(InvalidArgument):

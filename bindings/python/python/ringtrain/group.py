@@ -49,9 +49,13 @@ class Group(Objects):
     place and copies nothing. If `out` overlaps with the input in another way, or the input is not contiguous, the call copies the
     input first.
 
-    The reductions are "sum", "avg", "min", "max", "prod"; "land", "lor", "lxor", which treat numbers as booleans; and "band",
-    "bor", "bxor", which need integers or booleans. On booleans "sum" means any and "prod" means all. Complex numbers have only
-    "sum" and "avg".
+    The reductions are:
+
+    - "sum", "avg", "min", "max" and "prod";
+    - "land", "lor" and "lxor" (logical operations), which treat numbers as booleans;
+    - "band", "bor" and "bxor" (bitwise operations), which need integers or booleans.
+
+    On booleans, "sum" means any and "prod" means all. Complex numbers can be reduced only with "sum" and "avg".
     """
 
     def __init__(self, core: _core.Group) -> None:
@@ -200,7 +204,7 @@ class Group(Objects):
         self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None, counts: Sequence[int] | None = None
     ) -> NDArray:
         """Reduces the arrays of all ranks and returns this rank's rows of the result. With n ranks, rank r gets the r-th of n
-        equal parts; with `counts`, it gets `counts[r]` rows."""
+        equal parts of the rows. With `counts`, rank r gets `counts[r]` rows."""
         array, result, scaled = self._reduce_scatter_arguments(x, op, out, counts)
         self.core.reduce_scatter(as_reducible(result, op), as_reducible(array, op), op, scaled)
         return result
@@ -309,7 +313,7 @@ class Group(Objects):
         out: NDArray | None = None,
         counts: Sequence[int] | None = None,
     ) -> NDArray | None:
-        """Returns every rank's array on the root, as `all_gather` does, and `None` on the other ranks."""
+        """Returns the same array as `all_gather` on the root, and `None` on the other ranks."""
         array = as_contiguous(x)
         if self.rank != root:
             scaled = self._check_own_count(array, counts)
@@ -416,8 +420,8 @@ class Group(Objects):
         receive_counts: Sequence[int] | None = None,
     ) -> NDArray:
         """Sends the r-th of n equal parts of the rows to rank r. Returns the parts that this rank received, concatenated in rank
-        order. With `send_counts` and `receive_counts`, it sends `send_counts[r]` rows to rank r and receives `receive_counts[r]`
-        rows from it."""
+        order. With `send_counts` and `receive_counts`, this rank sends `send_counts[r]` rows to rank r and receives
+        `receive_counts[r]` rows from rank r."""
         array, result, sent, received = self._all_to_all_arguments(x, out, send_counts, receive_counts)
         self.core.all_to_all(as_sendable(result), as_sendable(array), sent, received)
         return result
@@ -451,8 +455,8 @@ class Group(Objects):
     # Messages
 
     def send(self, x: ArrayLike, to: int, tag: int = 0, *, synchronous: bool = False) -> None:
-        """Sends an array to rank `to`. Returns when you may change the array; with `synchronous`, when a receive has matched the
-        message. The `out` of the receive must have the same type and at least as many elements."""
+        """Sends an array to rank `to`. The call returns when you may change the array. With `synchronous`, it returns only after
+        a receive has matched the message. The `out` of the receive must have the type of `x` and at least as many elements."""
         self.core.send(as_sendable(as_contiguous(x)), to, tag, synchronous)
 
     def send_async(self, x: ArrayLike, to: int, tag: int = 0, *, synchronous: bool = False) -> Handle:

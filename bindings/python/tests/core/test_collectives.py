@@ -383,7 +383,7 @@ def inputs_that_overlap_the_result(world):
     assert_same(world.all_reduce(x[:-2], out=x[2:]), total, "two elements further")
     x = np.concatenate([arrays[rank], [0, 0]])
     assert_same(world.all_reduce_async(x[:-2], out=x[2:]).wait(), total, "two elements further")
-    # The output is this rank's part of the input, as in-place operations of MPI and NCCL require, or another part of it.
+    # First the output is this rank's part of the input, as MPI and NCCL require of in-place operations. Then it is another part.
     for position in (mine, slice(0, 4)):
         for call in (world.reduce_scatter, lambda *args, **kwargs: world.reduce_scatter_async(*args, **kwargs).wait()):
             x = arrays[rank].copy()
@@ -549,7 +549,7 @@ def invalid_arguments_are_refused_and_nothing_is_sent(world, name):
     assert str(error), "the error has no message"
     assert np.array_equal(x, before), "the argument must not change"
     assert world.statistics()["operations"] == sent
-    assert world.all_reduce(1) == world.size, "the group can go on"
+    assert world.all_reduce(1) == world.size, "the group must be able to go on"
 
 
 @cases

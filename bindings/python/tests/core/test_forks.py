@@ -36,7 +36,8 @@ def run_in_child(call) -> tuple[int, bytes]:
 
 
 def children(directory: Path) -> None:
-    """Forks while operations have begun. In the children every call raises `Forked`; the parent's operations succeed."""
+    """Forks children while operations of the parent are in progress. In a child, every call raises `Forked`. The parent's
+    operations succeed."""
     world = ring.init(timeout=20)
     n, rank = world.size, world.rank
     part = world.split(0)

@@ -60,7 +60,7 @@ def subgroup_has_the_listed_ranks(world):
     assert (first is None) == (rank != 0)
     assert first is None or first.all_reduce(7) == 7
     assert world.subgroup(np.array(ranks)).members == ranks
-    assert world.subgroup([]) is None, "no rank is in an empty group"
+    assert world.subgroup([]) is None, "no rank must be in an empty group"
     assert world.all_reduce(1) == n
 
 
@@ -81,7 +81,7 @@ def groups_can_be_split_again(world):
 def duplicates_of_a_group_are_independent(world):
     n, rank = world.size, world.rank
     groups = [world.duplicate() for _ in range(4)]
-    # Each rank begins the operations of the groups in another order.
+    # Each rank begins the operations of the groups in a different order.
     handles = {k: groups[k].all_reduce_async(np.full(1000, k)) for k in np.roll(range(4), rank)}
     for k in range(4):
         assert np.all(handles[k].wait() == k * n)
@@ -105,7 +105,7 @@ def duplicates_of_a_group_are_independent(world):
         assert groups[k].probe(left, 1, 20) is not None
         got = np.array([0])
         groups[k].receive(got, left, 1)
-        assert got[0] == k, "a message stays in its group"
+        assert got[0] == k, "a message reached another group"
 
 
 @cases
@@ -185,7 +185,7 @@ def timeouts_are_set_and_read(world):
     group.timeout = 7
     assert group.timeout == 7.0 and group.duplicate().timeout == 7.0
     group.timeout = math.inf
-    assert group.timeout > 1e8, "infinity becomes many years"
+    assert group.timeout > 1e8, "infinity must become many years"
     assert group.all_reduce(1) == world.size
     for wrong in (-1, math.nan, -math.inf):
         raised(ring.InvalidArgument, setattr, group, "timeout", wrong)
@@ -213,7 +213,7 @@ def alloc_returns_zeros_in_shared_memory(world):
     raised(ring.InvalidArgument, world.core.alloc, 4, "f31")
     raised(ring.InvalidArgument, world.alloc, (3, -1))
     assert world.alloc(0).shape == (0,) and world.alloc((3, 0)).shape == (3, 0) and world.alloc(()).shape == ()
-    assert world.alloc(3 + world.rank).shape == (3 + world.rank,), "shapes may differ between ranks"
+    assert world.alloc(3 + world.rank).shape == (3 + world.rank,), "shapes must be allowed to differ between ranks"
 
 
 @cases
@@ -239,7 +239,7 @@ def parts_of_shared_memory_are_reduced_in_place(world):
     assert np.all(world.all_reduce(array) == sum(range(n))) and np.all(array == rank)
     world.broadcast(array, root=n - 1, out=array)
     assert np.all(array == n - 1)
-    # Each rank reduces another part of its memory.
+    # Each rank reduces a different part of its memory.
     array[...] = 1
     start = rank * 7
     part = array[start : start + 50]
@@ -276,7 +276,7 @@ def shared_memory_is_freed(world):
     for _ in range(40):
         use()
     world.barrier()
-    assert resident_bytes() - before < 8 << 20, "40 MiB were allocated, and must have been freed"
+    assert resident_bytes() - before < 8 << 20, "the 40 MiB that were allocated must have been freed"
     assert file_descriptors() <= files + 2
 
 

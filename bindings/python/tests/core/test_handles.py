@@ -36,10 +36,10 @@ def a_wait_that_timed_out_can_be_repeated(world):
     release(world)
     if world.rank == 0:
         assert handle.wait() == (world.size - 1, 77, 3)
-        assert handle.wait(0) == handle.wait(math.inf) == ring.Status(world.size - 1, 77, 3), "later waits return the same result"
+        assert handle.wait(0) == handle.wait(math.inf) == ring.Status(world.size - 1, 77, 3), "later waits differ"
         assert handle.test() and buffer.tolist() == [0, 1, 2]
         assert ring.wait_any([handle]) == 0
-        assert not handle.cancel(), "a receive that has ended cannot be cancelled"
+        assert not handle.cancel(), "a receive that has ended was cancelled"
 
 
 @cases
@@ -102,7 +102,8 @@ def wait_any_returns_an_operation_that_has_ended(world):
 
 @cases
 def an_operation_goes_on_when_its_handle_is_dropped(world):
-    """The ranks that keep their handles get their results, and the group can go on. The other rank's result is unspecified."""
+    """The ranks that keep their handles get their results, and the group can go on. The result of the rank that drops its handle
+    is unspecified."""
     n, rank = world.size, world.rank
     for k in range(50):
         handle = world.all_reduce_async(np.full(k * 600 + 1, k), out=np.zeros(k * 600 + 1, np.int64))
@@ -228,7 +229,7 @@ def a_cancelled_receive_matches_no_message(world):
     after = np.zeros(3, np.int64)
     world.receive(after, (rank - 1) % n, 3)
     assert after.tolist() == [0, 1, 2] and before.tolist() == [-1] * 3
-    assert not world.all_reduce_async(np.ones(3)).cancel(), "only receives can be cancelled"
+    assert not world.all_reduce_async(np.ones(3)).cancel(), "a collective was cancelled"
     objects = world.receive_object_async(tag=9)
     assert objects.cancel()
 

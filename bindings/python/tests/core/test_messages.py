@@ -97,7 +97,7 @@ def a_probe_finds_a_message_that_has_arrived(world):
     world.barrier()
     world.send_async(np.zeros(11, np.float32), right, 2)
     assert world.probe(left, 2, timeout=20) == ring.Status(left, 2, 11)
-    assert world.probe(timeout=20) == ring.Status(left, 2, 11), "a probe does not receive the message"
+    assert world.probe(timeout=20) == ring.Status(left, 2, 11), "a probe must not receive the message"
     assert world.core.probe(None, None, 20) == (left, 2, 11, "f32")
     assert world.probe(left, 3) is None
     assert world.receive(np.zeros(11, np.float32), left, 2).count == 11
@@ -299,7 +299,7 @@ def all_ranks_fail_if_no_rank_can_pickle_its_object(world):
 
 @cases
 def all_ranks_fail_if_one_rank_cannot_pickle_its_object(world):
-    """Regression test: the other ranks waited until their deadline."""
+    """Regression test: the ranks with valid objects waited until their deadline."""
     n, rank = world.size, world.rank
     culprit = n - 1
     is_culprit = rank == culprit
@@ -321,7 +321,7 @@ def all_ranks_fail_if_one_rank_cannot_pickle_its_object(world):
         else:
             assert type(error) is ring.Error and error.rank == culprit, repr(error)
             assert str(error).startswith(f"rank {culprit} did not contribute to this collective: "), error
-        assert world.all_reduce(1) == n, "the group can go on"
+        assert world.all_reduce(1) == n, "the group must be able to go on"
     # Each rank that cannot pickle its object raises its own exception. The errors of the other ranks name the first such rank.
     error = raised(Exception, world.all_gather_object, threading.Lock() if rank < 2 else 0)
     assert isinstance(error, TypeError) if rank < 2 else error.rank == 0, repr(error)

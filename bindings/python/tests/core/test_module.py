@@ -161,7 +161,7 @@ def test_subclasses_are_refused_and_array_like_objects_accepted():
             raise ZeroDivisionError
 
     raised(ZeroDivisionError, group.broadcast, np.zeros(3), FailingIndex())
-    raised(ring.InvalidArgument, group.broadcast, np.zeros(3), True)  # rank 1
+    raised(ring.InvalidArgument, group.broadcast, np.zeros(3), True)  # True is the root 1, which does not exist
     handle = group.barrier_async()
     raised(TypeError, ring.wait_any, 5)
     raised((TypeError, AttributeError), ring.wait_any, [5])

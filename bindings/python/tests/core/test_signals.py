@@ -300,7 +300,7 @@ def test_a_signal_ends_joining_the_job(ringrun: Launcher, tmp_path: Path):
 
 
 def test_a_signal_before_the_first_check_ends_the_call(ringrun: Launcher, tmp_path: Path):
-    """Regression test: the first check whether a handler had raised dropped the handler's exception."""
+    """Regression test: the first check for an exception of a signal handler dropped that exception."""
     latency, kind = check_latency(ringrun.start(2, HERE, "interrupted_early", tmp_path), tmp_path)
     print(f"right after the start: {latency}")
     assert kind == "KeyboardInterrupt"

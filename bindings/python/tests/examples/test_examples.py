@@ -12,7 +12,7 @@ from ranks import Done, Launcher
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "python"
 FASHION = Path("/usr/share/datasets/fashion-mnist")
-# Importing torch takes 4 processes 5 s on 2 idle cores, and much longer on busy ones.
+# Importing torch in 4 processes takes 5 s on 2 idle cores, and much longer on busy cores.
 PATIENCE_S = 240.0
 pytestmark = pytest.mark.timeout(PATIENCE_S + 20)
 

@@ -92,7 +92,7 @@ def check_reductions(comm):
         total = comm.reduce(comm.rank, root=root)
         assert total == (sum(ranks) if comm.rank == root else None)
     assert comm.allreduce(comm.rank) == sum(ranks)
-    assert comm.allreduce([comm.rank]) == ranks, "lists are added in rank order, because their sum is not commutative"
+    assert comm.allreduce([comm.rank]) == ranks, "lists must be added in rank order, because their sum is not commutative"
     assert comm.allreduce(str(comm.rank), op=lambda x, y: x + y) == "".join(map(str, ranks))
     assert comm.allreduce(comm.rank + 1, op=MPI.PROD) == __import__("math").factorial(comm.size)
     assert comm.allreduce(comm.rank, op=MPI.MAX) == comm.size - 1
@@ -135,7 +135,7 @@ def check_isolation(comm):
 
 
 def check_all_ranks_fail_if_one_rank_cannot_pickle_its_object(comm):
-    """Regression test: the other ranks waited forever."""
+    """Regression test: the ranks with valid objects waited forever."""
     size, culprit = comm.size, comm.size - 1
     is_culprit = comm.rank == culprit
     one = (lambda: 0) if is_culprit else "fine"

@@ -127,7 +127,7 @@ def check_own_operation(comm):
     expected = functools.reduce(np.matmul, map(of, ranks))
     got = np.zeros((2, 2))
     for _ in each_form(comm, "Allreduce", of(comm.rank), got, op=product):
-        assert np.allclose(got, expected), "in rank order"
+        assert np.allclose(got, expected), "the operands must be combined in rank order"
     comm.Reduce(of(comm.rank), got, op=product, root=comm.size - 1)
     comm.Scan(of(comm.rank), got, op=product)
     assert np.allclose(got, functools.reduce(np.matmul, map(of, range(comm.rank + 1))))

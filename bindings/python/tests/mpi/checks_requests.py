@@ -87,7 +87,7 @@ def check_get_status(comm):
     while not request.Get_status(status):
         pass
     assert (status.source, status.tag) == (comm.rank, 3)
-    assert request, "the request stays active until a wait or a test completes it"
+    assert request, "the request must stay active until a wait or a test completes it"
     assert request.wait() == "late"
 
 
@@ -109,7 +109,7 @@ def check_persistent(comm):
         MPI.Prequest.Startall(requests)
         MPI.Request.Waitall(requests)
         assert (b == before * 10 + step).all()
-        assert all(requests), "persistent requests can be started again"
+        assert all(requests), "persistent requests must stay usable"
     for request in requests:
         request.Free()
     assert not any(requests)

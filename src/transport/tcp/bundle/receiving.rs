@@ -241,7 +241,8 @@ impl<P: Connection> Stream<P> {
         };
         slices.push(IoSliceMut::new(&mut self.buffer.make_space()[..beyond]));
         let read = self.connection.read(&mut slices);
-        // More data may have arrived during a long read, so the next read may succeed.
+        // More data may have arrived during a long read. With 0, `handle_read` keeps the connection ready for another
+        // read.
         let requested = if wanted < READ_AHEAD_BYTES { wanted + beyond } else { 0 };
         match self.handle_read(read, requested) {
             Some(count) => {

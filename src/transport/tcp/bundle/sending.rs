@@ -169,7 +169,7 @@ impl<P: Connection> Bundle<P> {
             }
             let Some((index, space)) = best else { return Ok(None) };
             let target = (total / used).clamp(LONG_RECORD_BYTES_MIN, LONG_RECORD_BYTES_MAX);
-            // The kernel's count of free bytes includes its overhead.
+            // The kernel's overhead also needs a part of the free bytes, so the record is shorter than these.
             let fitting = (space.free - space.free / 8).max(SHORT_BYTES);
             (index, Some(rest.div_ceil(rest.div_ceil(target)).min(fitting)))
         };

@@ -389,8 +389,8 @@ fn the_last_record_must_be_on_the_first_connection() {
     assert_eq!(moved.iter().map(bytes).sum::<usize>(), 307);
 }
 
-/// The last data may be on any connection. So the link does not end with one connection, nor with all open connections while a
-/// further one is being opened.
+/// The last data may be on any connection. So the link does not end when one connection has ended. It also does not
+/// end when all open connections have ended, as long as this rank is opening a further one.
 #[test]
 fn a_link_ends_when_all_its_connections_have_ended() {
     let mut world = World::new(1, 3, 1000);
@@ -414,7 +414,7 @@ fn a_link_ends_when_all_its_connections_have_ended() {
     assert!(matches!(receive(&mut world), TransferResult::Lost(why) if why.contains("without saying why")));
 }
 
-/// The data on the other connections are received first.
+/// The link is lost only after the data on the other connections have been received.
 #[test]
 fn a_link_is_lost_if_one_connection_breaks() {
     let mut world = World::new(1, 2, 1000);

@@ -91,7 +91,7 @@ class Reducer:
                 "optimizer.step(); raise backward_passes_per_step to accumulate gradients locally"
             )
         self._take(bucket, index, p)
-        # Buckets on a GPU are begun by `synchronize`, because their copies to the host would delay the backward pass.
+        # Not for buckets on a GPU: their copies to the host would delay the backward pass, so `synchronize` begins them.
         while p.is_cpu and self._begun < len(self._buckets) and all(self._buckets[self._begun].taken):
             self._buckets[self._begun].begin(self._settings)
             self._begun += 1

@@ -24,8 +24,8 @@ class Compression:
 
     `wire` is the format in which gradients are sent: "bf16", "fp16" or None (unchanged). With `error_feedback`, a rank adds the
     rounding errors of each step to its gradients of the next step (Seide et al., "1-bit Stochastic Gradient Descent", 2014).
-    This needs memory for one float32 for each parameter. `process_group` is the DistributedDataParallel's process group, which
-    must have the backend "ring"; None stands for the default group.
+    Error feedback needs memory for one float32 for each parameter. `process_group` is the process group of the
+    DistributedDataParallel, which must have the backend "ring"; None stands for the default group.
     """
 
     def __init__(
@@ -40,15 +40,16 @@ class Compression:
         self._residuals: dict[int, torch.Tensor] = {}
 
     def feed_back(self, index: int, gradients: torch.Tensor) -> None:
-        """Adds the rounding errors of the previous step to a bucket's gradients, rounds these, and keeps the new errors."""
+        """Adds the rounding errors of the previous step to a bucket's gradients, rounds the gradients, and stores the new
+        errors."""
         if not self.error_feedback or self.wire is None:
             return
         residual = self._residuals.get(index)
-        # DistributedDataParallel changes its buckets after the first step, and with them the shapes.
+        # DistributedDataParallel changes its buckets, and so the shapes of their gradients, after the first step.
         if residual is not None and residual.shape == gradients.shape:
             gradients.add_(residual)
         rounded = gradients.to(_WIRE_TYPES[self.wire]).to(gradients.dtype)
-        # A gradient that is too large for float16 has no residual: its residual would be infinite, and so would all later ones.
+        # A gradient that is too large for float16 has no residual. Otherwise this residual and all later ones would be infinite.
         self._residuals[index] = torch.nan_to_num_(gradients - rounded, nan=0.0, posinf=0.0, neginf=0.0)
         gradients.copy_(rounded)
 

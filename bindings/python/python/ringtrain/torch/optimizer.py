@@ -28,19 +28,20 @@ def DistributedOptimizer(
     *,
     bucket_bytes: int = buckets.BYTES,
 ) -> torch.optim.Optimizer:
-    """Returns an optimizer that averages gradients over all ranks before each step. It has the class, the state and the settings
-    of `optimizer`.
+    """Returns an optimizer that averages gradients over all ranks before each step. The returned optimizer has the class, the
+    state and the settings of `optimizer`.
 
-    This is a collective call: all ranks must make it with the same parameters in the same order. Gradients are reduced in buckets
-    of about `bucket_bytes` bytes. The reduction of a bucket starts when its gradients are ready, so communication overlaps with
+    All ranks must call this function with the same parameters in the same order. Gradients are reduced in buckets of about
+    `bucket_bytes` bytes. The reduction of a bucket starts when its gradients are ready, so communication overlaps with
     the backward pass. All ranks start the buckets in the same order. After a step, `p.grad` is a view into the group's memory,
     and the next backward pass overwrites it.
 
     If a parameter has no gradient on some ranks, those ranks contribute zeros. If a parameter has no gradient on any rank, its
     `grad` stays None. `backward_passes_per_step` is the number of backward passes whose gradients are accumulated before they are
     reduced. With `Average`, gradients are divided by `gradient_predivide_factor` before the sum, and then multiplied by that
-    factor and divided by the number of ranks. With `sparse_as_dense`, sparse gradients are converted to dense ones; otherwise
-    they raise `ringtrain.InvalidArgument`. `num_groups` and `groups`, which tell Horovod to fuse gradients, have no effect.
+    factor and divided by the number of ranks. With `sparse_as_dense`, sparse gradients are converted to dense ones. Without
+    it, sparse gradients raise `ringtrain.InvalidArgument`. `num_groups` and `groups`, which tell Horovod to fuse gradients, have
+    no effect.
 
     Raises ValueError in the same cases as Horovod, and NotImplementedError for reductions other than Average and Sum and for
     process sets.

@@ -375,7 +375,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return ("sum", source.detach() * tensors.factor(op)) if name == "premulsum" else (name, source)
 
     def _explain(self, error: Exception) -> Exception:
-        """Returns the error. If the rank at fault has another rank in the default group, the returned error names that rank."""
+        """Returns the error. If the rank at fault has another number in the default group, the returned error has that number."""
         rank = getattr(error, "rank", None)
         if rank is None or rank >= len(self._global_ranks) or self._global_ranks[rank] == rank:
             return error

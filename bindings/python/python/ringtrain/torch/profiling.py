@@ -1,4 +1,5 @@
-"""Records collectives as events in torch's profiler, with names such as "ring:all_reduce"; Gloo's are named "gloo:all_reduce"."""
+"""Records collectives as events in torch's profiler. An event has a name such as "ring:all_reduce"; with the backend Gloo, the
+name is "gloo:all_reduce"."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import torch
 
 
 class Event:
-    """An event that has begun. It ends when a thread, which may be any, calls `end`."""
+    """An event that has begun. Any thread may end the event by calling `end`."""
 
     def __init__(self, name: str) -> None:
         record = torch.profiler.record_function(f"ring:{name}")

@@ -31,8 +31,8 @@ class Membership:
 
 
 def is_launched(rank: int, size: int) -> bool:
-    """Returns whether this process has rank `rank` in a job of `size` ranks, which it has joined or for which ringrun started
-    it."""
+    """Returns whether this process is rank `rank` of a job of `size` ranks. The job is the one that this process has joined, or
+    otherwise the one for which ringrun started this process."""
     if _world.is_joined():
         world = _world.current().core
         return (world.rank, world.size) == (rank, size)
@@ -75,7 +75,7 @@ def join_through_store(store: Any, member: Membership) -> _core.Group:
 
 
 def _invite(store: Any, member: Membership, start_timeout: float) -> tuple[_core.Rendezvous, dict[str, Any]]:
-    """Starts the rendezvous server and writes its address to the store."""
+    """Starts the rendezvous server and writes an invitation, which has the server's address, to the store."""
     keys = [f"{_KEY}/{rank}" for rank in range(member.size)]
     locations = [json.loads(store.get(key)) for key in keys]
     # No rank writes its key again before it has read the invitation.
@@ -128,7 +128,7 @@ def _server_host(locations: list[dict[str, str]]) -> str:
 
 
 def _store_host(store: Any) -> str | None:
-    """Returns the host that serves the store, if a host serves it."""
+    """Returns the host that serves the store, or `None` if it is unknown, for example because the store is a file."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return getattr(store, "host", None) or os.environ.get("MASTER_ADDR")

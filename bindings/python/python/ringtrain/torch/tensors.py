@@ -71,8 +71,8 @@ def factor(op: ReduceOp) -> float | torch.Tensor:
 
 
 def memory(tensor: torch.Tensor, writable: bool = True) -> _core.Memory:
-    """Returns the memory of a contiguous tensor on the host. It has a complex number as two real numbers, and an element of a
-    type that cannot be reduced as bytes."""
+    """Returns the memory of a contiguous tensor on the host. In this memory, a complex number is two real numbers. An element of
+    a type without reductions is a sequence of bytes."""
     count, dtype = tensor.numel(), tensor.dtype
     name = ELEMENT_TYPES.get(dtype)
     if name is None:

@@ -27,7 +27,7 @@ Explain = Callable[[Exception], Exception]
 
 
 def seconds(timeout: timedelta | None) -> float | None:
-    """Returns a timeout in seconds, or `None` for no timeout, for which torch passes 0 or -1 ms."""
+    """Returns a timeout in seconds, or `None` for no timeout. If a program sets no timeout, torch passes 0 or -1 ms."""
     if timeout is None or timeout.days < 0 or not timeout:
         return None
     return timeout.total_seconds()
@@ -160,9 +160,9 @@ class PendingWork(dist._Work):
         If the operation fails, the future's continuation raises the error. An error that is set on the future itself would crash
         DistributedDataParallel.
 
-        If a communication hook calls this method, it first waits for the operation, so that continuations run in this thread when
-        they are added. A continuation may begin other collectives, as in PowerSGD, and all ranks must begin those in the same
-        order.
+        If a communication hook calls this method, the method first waits for the operation. Then a continuation runs in this
+        thread when it is added. A continuation may begin other collectives, as in PowerSGD, and all ranks must begin those in
+        the same order.
         """
         if self._completer is not None and _called_by_hook():
             self.wait()

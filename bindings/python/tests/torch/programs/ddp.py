@@ -149,8 +149,8 @@ def power_sgd(model: DistributedDataParallel, group: Any) -> None:
 
 
 def check_power_sgd(rank: int, n: int, gloo: Any) -> None:
-    """Compares with Gloo, in one bucket. With several buckets, Gloo confuses the operations that continuations of futures
-    begin."""
+    """Compares the training in one bucket with Gloo's. With several buckets, the continuations of futures begin operations at the
+    same time, and Gloo confuses these operations."""
     compare(rank, n, gloo, tolerance=1e-3, setup=power_sgd, bucket_cap_mb=25)
 
 

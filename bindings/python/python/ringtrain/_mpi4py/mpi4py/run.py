@@ -1,6 +1,7 @@
 """`python -m mpi4py script.py` runs a script.
 
-mpi4py needs this command to end the job after an uncaught exception. `ringtrain.mpi` ends the job without it, too.
+mpi4py needs this command to end the job after an uncaught exception. `ringtrain.mpi` also ends the job without this
+command.
 """
 
 import runpy
