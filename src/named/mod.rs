@@ -116,7 +116,7 @@ pub struct NamedTensors {
 }
 
 impl NamedTensors {
-    /// Creates named tensors for the ranks of a group. All ranks of the group must call this function. You can still use
+    /// Starts the collectives by name of the ranks of a group. All ranks of the group must call this function. You can still use
     /// the group for other calls.
     ///
     /// # Errors

@@ -376,7 +376,7 @@ fn every_program_completes_on_a_network_without_faults() {
 
 /// The receiver stores only the first part of each message. The sender sends the rest when the receiver is ready for it.
 #[test]
-fn long_messages_complete_in_algorithms_whose_receives_wait_for_each_other() {
+fn long_messages_complete_if_a_receive_waits_for_an_earlier_receive() {
     let cases = [
         (Operation::AllReduce, Algorithm::DoubleTree),
         (Operation::Reduce, Algorithm::DoubleTree),

@@ -99,7 +99,7 @@ fn long_files_are_found() {
 }
 
 #[test]
-fn unclean_lines_are_found() {
+fn long_lines_and_unfinished_work_are_found() {
     let repeat = |letter: &str| letter.repeat(131);
     for (text, expected) in [
         ("fn f() {}\n".to_owned(), 0),

@@ -88,7 +88,7 @@ class Ringbench(Program):
 
     @staticmethod
     def find_in(directory, congestion, scratch, suffix):
-        """Returns the programs of one build. The suffix distinguishes two builds."""
+        """Returns the programs of one build. `suffix` is appended to their keys and names, so that two builds differ."""
         if not all((directory / name).exists() for name in ("ringrun", "ringbench")):
             reason = f"no ringrun and ringbench in {directory}; run cargo build --release"
             return [], [(key + suffix, reason) for key in ("ringbench", "ringbench-alloc", "ringbench-tcp")]

@@ -67,8 +67,8 @@ pub(crate) fn after_fork() {
         if !status.is_ok_and(is_socket) {
             continue;
         }
-        // SAFETY: the descriptor was open when the process forked. It is a copy of the parent's, and the child does not
-        // use it.
+        // SAFETY: `fstat` has just shown that the descriptor is an open socket, which the child inherited from its parent.
+        // Nothing else in the child uses it, and `ManuallyDrop` keeps it open.
         let mut socket = std::mem::ManuallyDrop::new(unsafe { std::os::fd::FromRawFd::from_raw_fd(socket) });
         let _ = rustix::io::dup3(&dev_null, &mut socket, rustix::io::DupFlags::CLOEXEC);
     }

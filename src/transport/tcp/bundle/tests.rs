@@ -103,8 +103,9 @@ impl Connection for End {
     }
 }
 
-/// The two ends of a link and, for each connection, the pipes to the second end and to the first end.
-struct World {
+/// A simulated link: its two ends and, for each connection, one pipe in each direction. Pipe 0 leads from end 0 to end 1,
+/// and pipe 1 leads back.
+struct SimulatedLink {
     random: StdRng,
     ends: [Bundle<End>; 2],
     pipes: Vec<[Rc<RefCell<Pipe>>; 2]>,
@@ -114,7 +115,7 @@ fn event(index: usize, is_readable: bool, is_writable: bool) -> Event {
     Event { token: Token(index), is_readable, is_writable, is_ended: false }
 }
 
-impl World {
+impl SimulatedLink {
     fn new(seed: u64, stream_count: u8, capacity_max: usize) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let mut pipe = || {
@@ -182,7 +183,7 @@ impl RecordFlow {
     }
 
     /// Sends and receives once.
-    fn step(&mut self, world: &mut World) {
+    fn step(&mut self, world: &mut SimulatedLink) {
         if let Some(frame) = self.frames.front() {
             let rest = &frame[self.sent_of_first..];
             let header = rest.len().min(64);
@@ -223,8 +224,8 @@ impl RecordFlow {
 
 /// Sends frames in both directions until all have arrived, and checks the received bytes. Connections are added at random
 /// times. If `becomes_single` is set, each side changes to a single connection at a random time.
-fn exchange_frames(seed: u64, stream_count: u8, capacity_max: usize, becomes_single: bool) -> World {
-    let mut world = World::new(seed, stream_count, capacity_max);
+fn exchange_frames(seed: u64, stream_count: u8, capacity_max: usize, becomes_single: bool) -> SimulatedLink {
+    let mut world = SimulatedLink::new(seed, stream_count, capacity_max);
     let mut flows = [0, 1].map(|from| RecordFlow::new(from, &mut world.random));
     let mut missing: Vec<usize> = (1..stream_count.into()).collect();
     let mut sides_to_change = if becomes_single { vec![0, 1] } else { Vec::new() };
@@ -279,7 +280,7 @@ proptest! {
 
 #[test]
 fn equally_fast_connections_carry_equally_many_bytes() {
-    let mut world = World::new(3, 4, 300_000);
+    let mut world = SimulatedLink::new(3, 4, 300_000);
     (1..4).for_each(|index| world.add(index));
     world.pipes.iter().for_each(|pipe| pipe[0].borrow_mut().capacity = 300_000);
     let frame = vec![7; 256 << 10];
@@ -296,7 +297,7 @@ fn equally_fast_connections_carry_equally_many_bytes() {
 
 #[test]
 fn a_full_connection_is_skipped() {
-    let mut world = World::new(3, 2, 300_000);
+    let mut world = SimulatedLink::new(3, 2, 300_000);
     world.add(1);
     let capacities = [200_000, 3_000_000];
     for (pipe, capacity) in world.pipes.iter().zip(capacities) {
@@ -315,7 +316,7 @@ fn a_full_connection_is_skipped() {
 /// Receives on a link whose peer has sent these bytes on each connection. Returns the results until the first that is not
 /// bytes.
 fn receive_from(stream_count: u8, streams: &[(u8, Vec<u8>)]) -> Vec<TransferResult> {
-    let mut world = World::new(1, stream_count, 1);
+    let mut world = SimulatedLink::new(1, stream_count, 1);
     for (index, bytes) in streams {
         world.pipes[usize::from(*index)][1].borrow_mut().arrived.extend(bytes);
         if *index > 0 {
@@ -365,7 +366,7 @@ fn a_missing_record_is_an_error_once_no_connection_can_bring_it() {
 fn a_corrupt_header_is_reported_once_and_the_following_bytes_are_read() {
     let mut bytes = record(0, 5);
     bytes[3] ^= 1;
-    let mut world = World::new(1, 2, 1);
+    let mut world = SimulatedLink::new(1, 2, 1);
     world.pipes[0][1].borrow_mut().arrived.extend(&bytes);
     world.pipes[0][1].borrow_mut().is_finished = true;
     let mut buffer = [0; 3];
@@ -393,13 +394,13 @@ fn the_last_record_must_be_on_the_first_connection() {
 /// end when all open connections have ended, as long as this rank is opening a further one.
 #[test]
 fn a_link_ends_when_all_its_connections_have_ended() {
-    let mut world = World::new(1, 3, 1000);
+    let mut world = SimulatedLink::new(1, 3, 1000);
     world.add(1);
-    let finish = |world: &mut World, index: usize| {
+    let finish = |world: &mut SimulatedLink, index: usize| {
         world.pipes[index][1].borrow_mut().is_finished = true;
         world.ends[0].handle_event(Event { is_ended: true, ..event(index, true, false) });
     };
-    let receive = |world: &mut World| {
+    let receive = |world: &mut SimulatedLink| {
         let mut buffer = [0; 100];
         world.ends[0].receive(&mut [IoSliceMut::new(&mut buffer)])
     };
@@ -417,7 +418,7 @@ fn a_link_ends_when_all_its_connections_have_ended() {
 /// The link is lost only after the data on the other connections have been received.
 #[test]
 fn a_link_is_lost_if_one_connection_breaks() {
-    let mut world = World::new(1, 2, 1000);
+    let mut world = SimulatedLink::new(1, 2, 1000);
     world.add(1);
     world.pipes[0][1].borrow_mut().has_failed = true;
     world.pipes[1][1].borrow_mut().arrived.extend(record(0, 5));
@@ -429,9 +430,9 @@ fn a_link_is_lost_if_one_connection_breaks() {
 
 #[test]
 fn only_a_missing_connection_can_be_added() {
-    let mut world = World::new(1, 3, 1000);
+    let mut world = SimulatedLink::new(1, 3, 1000);
     world.add(1);
-    let missing = |world: &World| [0, 1, 2, 3, 255].map(|index| world.ends[0].is_missing(index));
+    let missing = |world: &SimulatedLink| [0, 1, 2, 3, 255].map(|index| world.ends[0].is_missing(index));
     assert_eq!(missing(&world), [false, false, true, false, false]);
     // If a connection is added after the last byte was sent, its sending direction is closed at once.
     world.ends[0].finish();
