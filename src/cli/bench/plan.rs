@@ -70,7 +70,8 @@ impl BenchCase {
     /// Returns the number of elements in the receive buffer of `rank`. It is 0 if the library allocates the result or writes it
     /// in place.
     pub fn output_count(&self, rank: Rank) -> usize {
-        let receives = self.operation.is_message() && self.operation.involves(rank);
+        let receives_message = self.operation.is_message() && self.operation.involves(rank);
+        let receives = receives_message || self.operation == BenchOperation::AllToAll;
         if receives { self.count } else { 0 }
     }
 
