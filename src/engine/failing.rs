@@ -220,7 +220,7 @@ impl Engine {
         let header = Header {
             kind,
             payload_bytes: payload.len() as u32,
-            payload_crc: Some(crc32c::crc32c(&payload)),
+            payload_crc: Some(crate::wire::crc32c(&payload)),
             ..Header::EMPTY
         };
         Some(Transmit::Control { header, payload })

@@ -317,7 +317,7 @@ impl LinkIo {
                     self.finish_stored(peer, engine, tasks);
                 }
                 IncomingFrame::Control { header, payload, filled } if *filled == payload.len() => {
-                    if header.payload_crc.is_some_and(|crc| crc != crc32c::crc32c(payload)) {
+                    if header.payload_crc.is_some_and(|crc| crc != crate::wire::crc32c(payload)) {
                         engine.corrupt(peer, "a control frame's payload is corrupt".into());
                     } else {
                         engine.control(peer, header, payload);
@@ -407,7 +407,7 @@ impl LinkIo {
 /// Whether a payload's checksum, if it has one, fits it; otherwise the job fails.
 fn is_sound(peer: Rank, header: &Header, payload: &[u8], engine: &mut Engine) -> bool {
     let Some(expected) = header.payload_crc else { return true };
-    let found = crc32c::crc32c(payload);
+    let found = crate::wire::crc32c(payload);
     if found != expected {
         let sequence = header.sequence;
         let detail = format!(
@@ -436,7 +436,7 @@ impl OutgoingFrame {
                 let bytes = range.start * size..range.end * size;
                 if header.payload_crc.is_some() {
                     let payload = task.and_then(|task| task.memory.bytes(bytes.clone()));
-                    header.payload_crc = Some(crc32c::crc32c(payload.unwrap_or_default()));
+                    header.payload_crc = Some(crate::wire::crc32c(payload.unwrap_or_default()));
                 }
                 Self { header: header.encode(), payload: FramePayload::Segment(operation, bytes), sent: 0 }
             }

@@ -149,7 +149,7 @@ impl Header {
         bytes[44..48].copy_from_slice(&self.payload_crc.unwrap_or(0).to_le_bytes());
         bytes[48..52].copy_from_slice(&layout.to_le_bytes());
         bytes[52..56].copy_from_slice(&self.message.to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[..HEADER_BYTES - 4]);
+        let crc = crate::wire::crc32c(&bytes[..HEADER_BYTES - 4]);
         bytes[HEADER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
@@ -162,7 +162,7 @@ impl Header {
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, HeaderError> {
         let (body, crc) = bytes.split_at(HEADER_BYTES - 4);
         let found = u32::from_le_bytes([crc[0], crc[1], crc[2], crc[3]]);
-        let expected = crc32c::crc32c(body);
+        let expected = crate::wire::crc32c(body);
         if found != expected {
             return Err(HeaderError::Corrupt { found, expected });
         }
@@ -293,7 +293,7 @@ pub(crate) mod tests {
                 bytes[32..].copy_from_slice(&b);
                 bytes
             }))) {
-            let crc = crc32c::crc32c(&bytes[..60]);
+            let crc = crate::wire::crc32c(&bytes[..60]);
             bytes[60..].copy_from_slice(&crc.to_le_bytes());
             let _ = Header::decode(&bytes);
         }

@@ -8,6 +8,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
 
 pub mod cause;
+mod checksum;
 mod contract;
 pub mod frame;
 pub mod handshake;
@@ -18,6 +19,7 @@ pub mod record;
 mod secret;
 
 pub use cause::Cause;
+pub use checksum::crc32c;
 pub use contract::{CONTRACT_WORDS, contract_from_words, contract_to_words};
 pub use frame::{Header, HeaderError, Kind};
 pub use reader::printable;

@@ -42,7 +42,7 @@ impl Record {
         let mut bytes = [0; RECORD_HEADER_BYTES];
         bytes[..8].copy_from_slice(&self.number.to_le_bytes());
         bytes[8..CHECKED_BYTES].copy_from_slice(&self.length.unwrap_or(0).to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
+        let crc = crate::wire::crc32c(&bytes[..CHECKED_BYTES]);
         bytes[CHECKED_BYTES..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
@@ -56,7 +56,7 @@ impl Record {
         let number = u64::from_le_bytes(from_fn(|index| bytes[index]));
         let length = u32::from_le_bytes(from_fn(|index| bytes[8 + index]));
         let found = u32::from_le_bytes(from_fn(|index| bytes[CHECKED_BYTES + index]));
-        let expected = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
+        let expected = crate::wire::crc32c(&bytes[..CHECKED_BYTES]);
         if found != expected {
             return Err(RecordError::Checksum { expected, found });
         }

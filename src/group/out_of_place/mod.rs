@@ -70,6 +70,6 @@ where
 
 /// A digest of uneven parts, by which ranks find out that they do not agree about them. Never 0.
 pub(super) fn layout(counts: impl IntoIterator<Item = usize>) -> u32 {
-    let append = |crc, count: usize| crc32c::crc32c_append(crc, &(count as u64).to_le_bytes());
-    counts.into_iter().fold(0, append).max(1)
+    let bytes: Vec<u8> = counts.into_iter().flat_map(|count| (count as u64).to_le_bytes()).collect();
+    crate::wire::crc32c(&bytes).max(1)
 }
