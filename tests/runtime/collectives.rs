@@ -88,9 +88,9 @@ fn statistics_count_operations_and_sent_bytes() {
         let after = group.statistics();
         (after.bytes_sent - before.bytes_sent, after.operations - before.operations)
     });
-    // The payload is 2(n-1)/n S = 6 MB. There is a header for each of 6 x 4 segments, and one ready frame. A credit frame
-    // tells a peer how much it may send before this rank is ready. The number of these frames depends on how much data came
-    // early, in this operation and while the group formed.
+    // Each rank sends 2(n-1) = 6 chunks of 1 MB. Each chunk has 4 segments of at most 256 KiB, and each segment has a header.
+    // Besides, each rank sends one ready frame, and credit frames, which tell a peer how much it may send before this rank is
+    // ready. Their number depends on how much data came early, in this operation and while the group formed.
     let payload = 6_000_000;
     let headers = 6 * 4 + 1;
     let header_bytes = HEADER_BYTES as u64;

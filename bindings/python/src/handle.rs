@@ -54,8 +54,8 @@ enum HandleState {
     Cancelled,
 }
 
-/// The handle of an operation that has begun. It keeps the operation's buffers alive. If it is dropped, the operation
-/// goes on, but a receive that has matched no message yet is cancelled.
+/// The handle of an operation that has begun. The operation keeps its buffers alive until it ends. If the handle is dropped,
+/// the operation goes on, but a receive that has matched no message yet is cancelled.
 #[pyclass(frozen, module = "ringtrain._core")]
 pub(crate) struct Handle {
     state: Mutex<HandleState>,

@@ -182,7 +182,7 @@ def check_memory(comm):
 
 
 class Version0:
-    """Exports an array by DLPack version 0. Its structures are freed with the capsule, as in mpi4py's tests."""
+    """Exports an array by DLPack version 0. When the capsule is destroyed, its `DLManagedTensor` becomes invalid."""
 
     new_capsule = ctypes.pythonapi.PyCapsule_New
     new_capsule.argtypes, new_capsule.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
