@@ -41,7 +41,7 @@ fn extent() -> Extent {
         Extent { world_size_max: 3, count_max: 7, random_orders: 1 }
     } else {
         let is_full = std::env::var_os("TEST_FULL").is_some();
-        Extent { world_size_max: if is_full { 64 } else { 20 }, count_max: 97, random_orders: 8 }
+        Extent { world_size_max: if is_full { 64 } else { 17 }, count_max: 97, random_orders: 8 }
     }
 }
 

@@ -17,7 +17,7 @@ mod tests {
 
     #[test]
     fn two_implementations_agree_on_all_lengths() {
-        let bytes: Vec<u8> = (0..5000usize).map(|index| (index * 7 + index / 251) as u8).collect();
+        let bytes: Vec<u8> = (0..1000usize).map(|index| (index * 7 + index / 251) as u8).collect();
         for end in 0..bytes.len() {
             let start = end / 3;
             assert_eq!(crc32c(&bytes[start..end]), ::crc32c::crc32c(&bytes[start..end]), "{start}..{end}");
