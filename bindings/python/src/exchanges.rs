@@ -236,11 +236,7 @@ impl Group {
         let (mut output, input) = (Region::writable(output)?, Region::of(input)?);
         check_same_kind(py, &output, &input)?;
         let (dtype, scale) = output.kind.wire_type();
-        let counts = both_or_neither(
-            py,
-            scale_counts(py, send_counts, scale)?,
-            scale_counts(py, receive_counts, scale)?,
-        )?;
+        let counts = exchange_counts(py, send_counts, receive_counts, scale)?;
         with_type!(dtype, T => {
             let input = input.elements_outside::<T>(&output);
             let output = output.elements_mut::<T>();
@@ -263,11 +259,7 @@ impl Group {
         let (output, input) = (Region::writable(output)?, Region::of(input)?);
         check_same_kind(py, &output, &input)?;
         let (dtype, scale) = output.kind.wire_type();
-        let counts = both_or_neither(
-            py,
-            scale_counts(py, send_counts, scale)?,
-            scale_counts(py, receive_counts, scale)?,
-        )?;
+        let counts = exchange_counts(py, send_counts, receive_counts, scale)?;
         with_type!(dtype, T => {
             let (output, input) = (output.into_foreign::<T>(py)?, input.elements::<T>());
             self.begin_collective(py, move |group| {
@@ -341,13 +333,14 @@ fn copy_own_part<T: Element>(group: &ringtrain::Group, all: &[T], counts: &[usiz
     all.get(before..before.saturating_add(own)).map(<[T]>::to_vec).ok_or(refused)
 }
 
-/// Returns both counts if the caller passed both, and `None` if it passed neither.
-fn both_or_neither(
+/// Returns both counts, scaled, if the caller passed both, and `None` if it passed neither.
+fn exchange_counts(
     py: Python<'_>,
-    sent: Option<Vec<usize>>,
-    received: Option<Vec<usize>>,
+    sent: Option<Vec<i64>>,
+    received: Option<Vec<i64>>,
+    scale: usize,
 ) -> PyResult<Option<(Vec<usize>, Vec<usize>)>> {
-    match (sent, received) {
+    match (scale_counts(py, sent, scale)?, scale_counts(py, received, scale)?) {
         (Some(sent), Some(received)) => Ok(Some((sent, received))),
         (None, None) => Ok(None),
         _ => Err(errors::invalid(py, "uneven parts need both send_counts and receive_counts")),

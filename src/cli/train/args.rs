@@ -41,7 +41,8 @@ and data must be the same as before. Without --lr the run continues with the lea
 If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
 They do not evaluate the model. A second signal ends the process at once.
 
-After each epoch the ranks compare hashes of their parameters. If the hashes differ, the job ends with exit code 16.
+After each epoch that is reported, the ranks compare hashes of their parameters. If the hashes differ, the job ends
+with exit code 16.
 
 Exit codes:
   0  success, also after a signal            8  an operation passed its deadline
@@ -154,7 +155,8 @@ pub(super) struct TrainArgs {
     #[arg(long, help_heading = "Training")]
     no_overlap: bool,
 
-    /// Save a checkpoint to DIR/checkpoint.safetensors after each epoch and after a stop signal. Rank 0 writes it
+    /// Save a checkpoint to DIR/checkpoint.safetensors after each epoch that is reported and after a stop signal. Rank 0
+    /// writes it
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     checkpoint: Option<PathBuf>,
 
