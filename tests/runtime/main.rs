@@ -44,6 +44,7 @@ mod objects;
 mod profile;
 mod random_programs;
 mod shared_buffers;
+mod special_values;
 mod streams;
 mod synchronous_sends;
 mod threads;

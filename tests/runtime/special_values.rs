@@ -1,0 +1,236 @@
+//! Signed zeros, NaNs with payloads, infinities and subnormals: every algorithm gives all ranks the same bits.
+
+use std::ops::Range;
+
+use crate::util::ranks::TestTransport;
+use half::{bf16, f16};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use ringtrain::types::{Algorithm, Operation};
+use ringtrain::{Element, Group, Rank, ReduceOp};
+
+/// After so many elements the contributions repeat: equal elements are then in different chunks of one buffer.
+const PERIOD: usize = 97;
+/// For f32, and for the other types. Neither is a multiple of a chunk or of a vector.
+const COUNTS: [usize; 2] = [4 * PERIOD + 3, 2 * PERIOD + 1];
+const OPS: [ReduceOp; 5] =
+    [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product];
+
+/// The layout of an IEEE 754 number in the low bits of a word.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Format {
+    bits: u32,
+    mantissa_bits: u32,
+}
+
+impl Format {
+    fn of<T: Element>() -> Self {
+        let mantissa_bits = match T::DTYPE.name() {
+            "f16" => 10,
+            "bf16" => 7,
+            "f32" => 23,
+            "f64" => 52,
+            other => unreachable!("{other} is no float"),
+        };
+        Self { bits: 8 * size_of::<T>() as u32, mantissa_bits }
+    }
+
+    fn sign(self) -> u64 {
+        1 << (self.bits - 1)
+    }
+
+    fn infinity(self) -> u64 {
+        self.sign() - (1 << self.mantissa_bits)
+    }
+
+    fn quiet_nan(self) -> u64 {
+        self.infinity() | 1 << (self.mantissa_bits - 1)
+    }
+
+    fn is_nan(self, bits: u64) -> bool {
+        bits & !self.sign() > self.infinity()
+    }
+
+    /// Greater for greater numbers, with -0 below +0.
+    fn key(self, bits: u64) -> i128 {
+        let magnitude = i128::from(bits & !self.sign());
+        if bits & self.sign() == 0 { magnitude } else { -1 - magnitude }
+    }
+
+    /// The magnitudes of zero, finite numbers from the smallest subnormal to the largest, infinity, and NaNs.
+    fn magnitudes(self) -> [u64; 12] {
+        let normal = 1 << self.mantissa_bits;
+        let (infinity, quiet) = (self.infinity(), self.quiet_nan());
+        let one = (infinity / 2) & !(normal - 1);
+        let finite = [1, normal - 1, normal, one, one + 1];
+        let [a, b, c, d, e] = finite;
+        [0, a, b, c, d, e, infinity - 1, infinity, quiet, quiet | 3, infinity + 1, infinity + 2]
+    }
+
+    /// What each rank contributes at each position of a period: some positions have zeros alone, some have no NaN.
+    fn contributions(self, n: u32) -> Vec<Vec<u64>> {
+        let mut random = StdRng::seed_from_u64(u64::from(n));
+        let magnitudes = self.magnitudes();
+        let kinds = [1, 7, 8, magnitudes.len()];
+        let mut draw = |index: usize| {
+            let magnitude = magnitudes[random.random_range(0..kinds[index % kinds.len()])];
+            if random.random_bool(0.5) { magnitude } else { magnitude | self.sign() }
+        };
+        (0..n).map(|_| (0..PERIOD).map(&mut draw).collect()).collect()
+    }
+
+    /// The result for these contributions, where it does not depend on the order of the operands.
+    fn expected(self, op: ReduceOp, values: &[u64]) -> Option<u64> {
+        let has = |bits| values.contains(&bits);
+        let (infinity, sign) = (self.infinity(), self.sign());
+        match op {
+            // The first rank of a scan has its own.
+            _ if values.len() == 1 => Some(values[0]),
+            _ if values.iter().any(|&bits| self.is_nan(bits)) => Some(self.quiet_nan()),
+            ReduceOp::Min => values.iter().copied().min_by_key(|&bits| self.key(bits)),
+            ReduceOp::Max => values.iter().copied().max_by_key(|&bits| self.key(bits)),
+            ReduceOp::Product if values.iter().all(|&bits| bits & !sign == 0) => {
+                Some(values.iter().fold(0, |product, bits| product ^ bits))
+            }
+            ReduceOp::Product => None,
+            _ if has(infinity) && has(infinity | sign) => Some(self.quiet_nan()),
+            _ if values.iter().all(|&bits| bits & !sign == 0) => {
+                Some(values.iter().fold(sign, |sum, bits| sum & bits))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A part of the result of an operation on one rank.
+struct Outcome {
+    operation: Operation,
+    is_shared_buffer: bool,
+    format: Format,
+    op: ReduceOp,
+    /// The ranks whose contributions are in it.
+    ranks: Range<usize>,
+    /// The index of its first element in the buffer.
+    start: usize,
+    bits: Vec<u64>,
+}
+
+fn elements<T: Element>(bits: impl Iterator<Item = u64>) -> Vec<T> {
+    bits.map(|bits| bytemuck::pod_read_unaligned(&bits.to_le_bytes()[..size_of::<T>()])).collect()
+}
+
+fn bits_of<T: Element>(elements: &[T]) -> Vec<u64> {
+    let bits = |element| {
+        let mut bytes = [0; 8];
+        bytes[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(element));
+        u64::from_le_bytes(bytes)
+    };
+    elements.iter().map(bits).collect()
+}
+
+/// Reduces `count` elements with every operation.
+fn reduce<T: Element>(group: &mut Group, count: usize) -> Vec<Outcome> {
+    let format = Format::of::<T>();
+    let (n, rank) = (group.size(), group.rank());
+    let own = format.contributions(n.get()).swap_remove(rank.index());
+    let own: Vec<T> = elements(own.into_iter().cycle().take(count));
+    let mut outcomes = Vec::new();
+    for op in OPS {
+        let mut add = |operation, is_shared_buffer, ranks, start, part: &[T]| {
+            let bits = bits_of(part);
+            outcomes.push(Outcome { operation, is_shared_buffer, format, op, ranks, start, bits });
+        };
+        let all = 0..n.as_usize();
+        let mut buffer = own.clone();
+        group.all_reduce(&mut buffer, op).unwrap();
+        add(Operation::AllReduce, false, all.clone(), 0, &buffer);
+        let mut shared = group.alloc::<T>(count).unwrap();
+        shared.copy_from_slice(&own);
+        group.all_reduce(&mut shared, op).unwrap();
+        add(Operation::AllReduce, true, all.clone(), 0, &shared);
+        let mut buffer = own.clone();
+        let part = group.reduce_scatter(&mut buffer, op).unwrap();
+        add(Operation::ReduceScatter, false, all.clone(), part.start, &buffer[part]);
+        let root = Rank::new(n.get() - 1);
+        let mut buffer = own.clone();
+        group.reduce(&mut buffer, op, root).unwrap();
+        let result = if rank == root { &buffer[..] } else { &[] };
+        add(Operation::Reduce, false, all, 0, result);
+        if op != ReduceOp::Average {
+            let mut buffer = own.clone();
+            group.scan(&mut buffer, op).unwrap();
+            add(Operation::Scan, false, 0..rank.index() + 1, 0, &buffer);
+        }
+    }
+    outcomes
+}
+
+/// Checks what all ranks have of one operation.
+fn check(of_ranks: &[&Outcome], context: &str) {
+    let format = of_ranks[0].format;
+    let contributions = format.contributions(of_ranks.len() as u32);
+    for (rank, outcome) in of_ranks.iter().enumerate() {
+        let &&Outcome { operation, is_shared_buffer, op, start, .. } = outcome;
+        let contributions = &contributions[outcome.ranks.clone()];
+        let at = |place: usize| contributions.iter().map(|of| of[place]).collect::<Vec<u64>>();
+        let expected: Vec<_> = (0..PERIOD).map(|place| format.expected(op, &at(place))).collect();
+        // The first rank of a scan has its own.
+        let may_have_any_nan = contributions.len() == 1;
+        for (index, &found) in outcome.bits.iter().enumerate() {
+            let place = (start + index) % PERIOD;
+            let is_expected = expected[place].is_none_or(|expected| found == expected);
+            let is_right_nan = may_have_any_nan || !format.is_nan(found) || found == format.quiet_nan();
+            let is_same = operation != Operation::AllReduce || found == of_ranks[0].bits[index];
+            assert!(
+                is_expected && is_right_nan && is_same,
+                "{operation} {op} of {:x?}, {format:?}, [{}] on rank {rank}, shared buffer: {is_shared_buffer}, {context}: \
+                 {found:x}, not {:x?} or the same on all ranks",
+                at(place),
+                start + index,
+                expected[place]
+            );
+        }
+    }
+}
+
+/// Ranks had different zeros and NaNs, and equal elements of one buffer gave different ones.
+#[test]
+fn every_algorithm_gives_special_values_the_same_bits() {
+    use Algorithm::{Butterfly, Direct, DoubleTree, Doubling, Hierarchy, OneShot, Ring};
+    let algorithms = [
+        (TestTransport::Tcp, &[OneShot, Doubling, Butterfly, Direct, DoubleTree, Ring][..]),
+        (TestTransport::Shm, &[OneShot, Direct]),
+        (TestTransport::Hosts, &[Hierarchy]),
+    ];
+    for n in [2u32, 3, 4, 5, 8] {
+        for (transport, algorithm) in algorithms.iter().flat_map(|(t, all)| all.iter().map(|a| (*t, *a))) {
+            let is_possible = match algorithm {
+                Butterfly => n.is_power_of_two(),
+                Hierarchy => n > 2,
+                _ => true,
+            };
+            if !is_possible {
+                continue;
+            }
+            let adjust = |options: &mut ringtrain::JoinOptions| {
+                options.algorithms = algorithm.name().parse().expect("an algorithm that can be asked for");
+            };
+            let results = transport.run_with(n, adjust, move |mut group| {
+                assert_eq!(group.algorithm(Operation::AllReduce, 4 * COUNTS[0]), algorithm);
+                let mut outcomes = reduce::<f32>(&mut group, COUNTS[0]);
+                // Many ranks on few processors take long, and the algorithms are the same for all types.
+                if n < 8 {
+                    outcomes.extend(reduce::<f64>(&mut group, COUNTS[1]));
+                    outcomes.extend(reduce::<f16>(&mut group, COUNTS[1]));
+                    outcomes.extend(reduce::<bf16>(&mut group, COUNTS[1]));
+                }
+                outcomes
+            });
+            let context = format!("{n} ranks by {} over {transport:?}", algorithm.name());
+            for index in 0..results[0].len() {
+                let of_ranks: Vec<&Outcome> = results.iter().map(|of_rank| &of_rank[index]).collect();
+                check(&of_ranks, &context);
+            }
+        }
+    }
+}
