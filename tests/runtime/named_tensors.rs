@@ -294,6 +294,35 @@ fn a_stall_that_lasts_too_long_fails_every_rank_with_the_same_error(transport: T
     assert!(slow || other, "{text}");
 }
 
+/// Regression test: after the abort, a thread of rank 0 slept in the event queue until the stuck rank exited, and the drop waited
+/// for this thread.
+fn a_drop_after_a_stall_abort_does_not_wait_for_the_stuck_rank(transport: TestTransport) {
+    let is_over = Barrier::new(2);
+    transport.run(2, move |mut group| {
+        if group.rank().get() == 1 {
+            // Rank 1 takes part in the start, and then makes no call, as if its process were stopped.
+            let _groups = [group.duplicate().unwrap(), group.duplicate().unwrap()];
+            is_over.wait();
+            return;
+        }
+        let tensors = named_of(&mut group, |options| {
+            options.stall_warning = Duration::from_millis(20);
+            options.stall_abort = Some(Duration::from_millis(100));
+        });
+        let error = tensors.all_reduce("x", vec![1u8], ReduceOp::Sum).unwrap().wait().unwrap_err();
+        assert!(error.to_string().contains("tensor `x` has waited"), "{error}");
+        let (dropped, is_dropped) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            drop(tensors);
+            dropped.send(())
+        });
+        let result = is_dropped.recv_timeout(Duration::from_secs(4));
+        is_over.wait();
+        assert_eq!(result, Ok(()), "the drop waits for the stuck rank");
+        thread.join().unwrap().unwrap();
+    });
+}
+
 fn a_rank_that_waits_alone_in_join_fails_the_job(transport: TestTransport) {
     let errors = transport.run(2, |mut group| {
         let tensors = named_of(&mut group, |options| {
@@ -432,6 +461,7 @@ on_every_transport! {
     a_maximum_fails_after_a_rank_has_joined,
     rank_0_reports_a_stall_until_it_ends,
     a_stall_that_lasts_too_long_fails_every_rank_with_the_same_error,
+    a_drop_after_a_stall_abort_does_not_wait_for_the_stuck_rank,
     a_rank_that_waits_alone_in_join_fails_the_job,
     a_tensor_that_a_closed_rank_never_submitted_fails,
     named_tensors_can_be_closed_and_created_again,
