@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Phase, TrainError};
 use crate::group::Group;
-use crate::types::{Rank, ReduceOp, WorldSize};
+use crate::types::{Rank, ReduceOp, WORLD_SIZE_MAX, WorldSize};
 
 /// The maximum length in bytes of an error message that is sent to the other ranks.
 const MESSAGE_BYTES_MAX: usize = 4096;
@@ -61,27 +61,50 @@ fn gather_rows(group: &mut Group, row: &[u64]) -> Result<Vec<u64>, TrainError> {
     Ok(table)
 }
 
-/// Checks that `parameters` are the same on all ranks, bit for bit, because data parallelism requires equal
-/// parameters after every step. Ranks exchange hashes of 8 bytes, so the check costs one pass over the parameters and
-/// one short all-gather.
-///
-/// A difference means that memory or the network corrupted a value. Without this check, the ranks would train different models.
-pub(crate) fn check_replicas(group: &mut Group, epoch: u64, parameters: &[f32]) -> Result<(), TrainError> {
-    if group.size() == WorldSize::ONE {
-        return Ok(());
+/// A hash of this rank's parameters at the end of an epoch. The parameters must be the same on all ranks, bit for bit, because
+/// data parallelism requires equal parameters after every step. A difference means that memory or the network corrupted a value.
+pub(crate) struct ReplicaHash {
+    epoch: u64,
+    hash: u64,
+}
+
+impl ReplicaHash {
+    /// Hashes the `parameters` at the end of `epoch`. Costs one pass over them.
+    pub(crate) fn new(epoch: u64, parameters: &[f32]) -> Self {
+        Self { epoch, hash: hash(parameters) }
     }
-    let hashes = gather_rows(group, &[hash(parameters)])?;
-    let count = |hash: &u64| hashes.iter().filter(|other| *other == hash).count();
-    // If several hashes are equally frequent, this is the hash of the lowest rank among them.
-    let reference = hashes.iter().rev().max_by_key(|hash| count(hash)).copied().unwrap_or_default();
-    let rows = group.size().ranks().zip(&hashes);
-    let differing: Vec<Rank> = rows.filter(|(_, hash)| **hash != reference).map(|(rank, _)| rank).collect();
-    if differing.is_empty() {
-        return Ok(());
+
+    /// Returns two numbers for a sum over all ranks. Both sums are 0 if all hashes are equal. If hashes differ, a sum is not 0,
+    /// except with a probability of about 2^-64. So a comparison can be part of another all-reduce, and costs no message.
+    ///
+    /// Rank 0 contributes its hash once for each other rank, and each other rank subtracts its own hash. A hash is split into
+    /// halves of 32 bits, so that the sums are exact.
+    pub(crate) fn differences(&self, group: &Group) -> [f64; 2] {
+        const _: () = assert!((WORLD_SIZE_MAX as u64) << 33 < 1 << f64::MANTISSA_DIGITS);
+        let weight = if group.rank() == Rank::ZERO { f64::from(group.size().get()) - 1.0 } else { -1.0 };
+        [self.hash >> 32, self.hash & u64::from(u32::MAX)].map(|half| weight * half as f64)
     }
-    let majority = 2 * count(&reference) > hashes.len();
-    let ranks = if majority { differing } else { group.size().ranks().collect() };
-    Err(TrainError::ParametersDiffer { ranks, majority, epoch })
+
+    /// Compares the hashes of all ranks. Returns an error that names the ranks that differ. All ranks must call this function.
+    /// It costs one short all-gather.
+    pub(crate) fn check(&self, group: &mut Group) -> Result<(), TrainError> {
+        if group.size() == WorldSize::ONE {
+            return Ok(());
+        }
+        let hashes = gather_rows(group, &[self.hash])?;
+        let count = |hash: &u64| hashes.iter().filter(|other| *other == hash).count();
+        // If several hashes are equally frequent, this is the hash of the lowest rank among them.
+        let reference = hashes.iter().rev().max_by_key(|hash| count(hash)).copied().unwrap_or_default();
+        let rows = group.size().ranks().zip(&hashes);
+        let differing: Vec<Rank> =
+            rows.filter(|(_, hash)| **hash != reference).map(|(rank, _)| rank).collect();
+        if differing.is_empty() {
+            return Ok(());
+        }
+        let majority = 2 * count(&reference) > hashes.len();
+        let ranks = if majority { differing } else { group.size().ranks().collect() };
+        Err(TrainError::ParametersDiffer { ranks, majority, epoch: self.epoch })
+    }
 }
 
 /// Returns a hash of the bits of `values`. Every change of a single bit changes the hash. The hash is not cryptographic.

@@ -14,7 +14,7 @@ use super::data::{Samples, Targets, Task};
 use super::model::Workspace;
 use super::optimizer::Optimizer;
 use super::progress::Observer;
-use super::rank_checks::{self, check_all_succeeded};
+use super::rank_checks::{ReplicaHash, check_all_succeeded};
 use super::report::EpochRecord;
 use super::setup::{Setup, total_sum_of_squares};
 use super::{Phase, TrainError};
@@ -41,6 +41,8 @@ pub(crate) struct Trainer<'a> {
     workspace: Workspace,
     /// Whether any rank has received a stop signal. All ranks set it in the same step or in the same block of an evaluation.
     pub(crate) stopped: bool,
+    /// The hash of the parameters at the end of an epoch, if the ranks have not compared it yet.
+    unchecked: Option<ReplicaHash>,
     /// The mean loss of the last completed epoch.
     epoch_loss: f64,
     /// The duration in seconds of all steps that this process took.
@@ -94,6 +96,7 @@ impl<'a> Trainer<'a> {
             buckets: bytes.map(|bytes| Buckets::new(bytes, config.compression)),
             workspace: setup.network.workspace(batch.max(EVALUATION_ROWS_MIN)),
             stopped: false,
+            unchecked: None,
             step_seconds: 0.0,
             step_samples: 0,
         }
@@ -165,13 +168,17 @@ impl<'a> Trainer<'a> {
                 let Position { steps_total, momentum_start, .. } = self.state.position;
                 self.state.position =
                     Position { epoch: epoch + 1, steps_total, momentum_start, ..Position::default() };
+                observer.adjust_parameters(&mut self.state.parameters);
+                self.unchecked = self.replica_hash(group);
             }
         }
         let seconds = started.elapsed().as_secs_f64();
         self.step_seconds += seconds;
         self.step_samples += samples;
-        observer.adjust_parameters(&mut self.state.parameters);
-        rank_checks::check_replicas(group, self.state.position.epoch, &self.state.parameters)?;
+        // Compare now, because the parameters are tested and saved before the next step.
+        if let Some(replica) = self.unchecked.take().or_else(|| self.replica_hash(group)) {
+            replica.check(group)?;
+        }
         let mut record = None;
         if self.state.position.epoch == last {
             let test = self.evaluate(group, &setup.dataset.test)?;
@@ -220,7 +227,8 @@ impl<'a> Trainer<'a> {
             return Err(self.abort_diverged_run(group, outcome.loss));
         }
         added?;
-        let mut sums = [outcome.loss, self.stop_flag()];
+        let [high, low] = self.unchecked.as_ref().map_or([0.0; 2], |replica| replica.differences(group));
+        let mut sums = [outcome.loss, self.stop_flag(), high, low];
         if let Some(buckets) = &mut self.buckets {
             buckets.flush(group, &self.gradients)?;
             let reduced_sums = group.all_reduce_async(sums.to_vec(), ReduceOp::Sum)?;
@@ -237,15 +245,24 @@ impl<'a> Trainer<'a> {
             group.all_reduce(&mut sums, ReduceOp::Sum)?;
             self.optimizer.step(&mut self.state.parameters, &mut self.gradients);
         }
+        let [loss, stop_flags, differences @ ..] = sums;
+        if let Some(replica) = self.unchecked.take().filter(|_| differences != [0.0; 2]) {
+            replica.check(group)?;
+        }
         let position = &mut self.state.position;
         position.step += 1;
         position.steps_total += 1;
         position.momentum_start = self.optimizer.momentum_start;
-        let [loss, stop_flags] = sums;
         position.loss_sum += loss;
         position.samples += batch.len() as u64;
         self.stopped = stop_flags > 0.0;
         Ok(loss)
+    }
+
+    /// Returns a hash of the parameters. Returns `None` on a single rank, which has nothing to compare.
+    fn replica_hash(&self, group: &Group) -> Option<ReplicaHash> {
+        let several = group.size() != WorldSize::ONE;
+        several.then(|| ReplicaHash::new(self.state.position.epoch, &self.state.parameters))
     }
 
     /// Returns 1 if this rank has received a stop signal, and otherwise 0. The ranks sum these flags.

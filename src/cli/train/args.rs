@@ -41,8 +41,7 @@ and data must be the same as before. Without --lr the run continues with the lea
 If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
 They do not evaluate the model. A second signal ends the process at once.
 
-After each epoch that is reported, the ranks compare hashes of their parameters. If the hashes differ, the job ends
-with exit code 16.
+After each epoch, the ranks compare hashes of their parameters. If the hashes differ, the job ends with exit code 16.
 
 Exit codes:
   0  success, also after a signal            8  an operation passed its deadline
