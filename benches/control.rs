@@ -11,7 +11,7 @@ use ringtrain::schedule::partition::Partition;
 use ringtrain::schedule::rounds::{Round, RoundPlan};
 use ringtrain::schedule::{CollectiveSpec, Schedule};
 use ringtrain::types::{Algorithm, Contract, Operation};
-use ringtrain::wire::{Header, Kind};
+use ringtrain::wire::{FrameHeader, FrameKind};
 use ringtrain::{DType, Rank, ReduceOp, WorldSize};
 
 /// The number of elements in the buffer of a collective.
@@ -75,8 +75,8 @@ fn bench_plans(c: &mut Criterion) {
 }
 
 fn bench_headers(c: &mut Criterion) {
-    let header = Header {
-        kind: Kind::Data,
+    let header = FrameHeader {
+        kind: FrameKind::Data,
         group: 0,
         sequence: 7,
         contract: contract(Operation::AllReduce, Some(ReduceOp::Sum)),
@@ -89,7 +89,7 @@ fn bench_headers(c: &mut Criterion) {
     let bytes = header.encode();
     let mut group = c.benchmark_group("header");
     group.bench_function("encode", |b| b.iter(|| black_box(&header).encode()));
-    group.bench_function("decode", |b| b.iter(|| Header::decode(black_box(&bytes))));
+    group.bench_function("decode", |b| b.iter(|| FrameHeader::decode(black_box(&bytes))));
     group.finish();
     let segment = vec![1u8; SEGMENT_BYTES];
     let mut group = c.benchmark_group("payload");
@@ -150,7 +150,7 @@ impl EnginePair {
                 header
             }
         };
-        let header = Header::decode(black_box(&header.encode())).expect("the header was just encoded");
+        let header = FrameHeader::decode(black_box(&header.encode())).expect("the header was just encoded");
         let engine = &mut self.0[1 - from];
         if let FrameVerdict::Apply { operation, .. } = engine.frame(sender, &header) {
             engine.applied(operation, sender, &header, false);

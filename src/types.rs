@@ -431,21 +431,21 @@ impl fmt::Display for Contract {
 }
 
 mod sealed {
-    pub trait Sealed {}
+    pub trait SealedElement {}
 }
 
 /// The element types of collectives: numbers (`f16`, `bf16`, `f32`, `f64`, `i8`, `u8`, `i16`, `u16`, `i32`, `u32`,
 /// `i64` or `u64`) and numbers with a location ([`F32Loc`], [`F64Loc`], [`I32Loc`] or [`I64Loc`]).
 ///
 /// The trait is sealed, because the wire format has codes only for these sixteen types.
-pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed::Sealed {
+pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed::SealedElement {
     /// The code of the type on the wire.
     const DTYPE: DType;
 }
 
 macro_rules! elements {
     ($($ty:ty => $dtype:ident),+ $(,)?) => {
-        $( impl sealed::Sealed for $ty {}
+        $( impl sealed::SealedElement for $ty {}
            impl Element for $ty { const DTYPE: DType = DType::$dtype; }
            const _: () = assert!(size_of::<$ty>() == DType::$dtype.size_bytes()); )+
     };

@@ -92,6 +92,9 @@ const UNCLEAR_WORDS: &[&str] = &["nobody", "whoever", "whatever", "becomes of", 
 const OLDER_TEXTS: &[&str] =
     &["src/group", "src/engine", "src/transport/shm", "bindings/python/python/ringtrain/mpi"];
 
+/// Names of two types in modules that a later change replaces.
+const AMBIGUOUS_TYPES: &[&str] = &["Seat"];
+
 /// The files in which tests may sleep, with the number of calls: in the loop that waits for a condition, and in tests that
 /// are about the time itself.
 const MAY_SLEEP: &[(&str, usize)] =
@@ -318,6 +321,45 @@ fn check_sleeps(source: &Source) -> Vec<String> {
     )]
 }
 
+/// (j) Checks that no two types or traits of the crate and its bindings have the same name.
+fn find_ambiguous_types(sources: &[Source]) -> Vec<String> {
+    let mut first: BTreeMap<&str, String> = BTreeMap::new();
+    let mut found = Vec::new();
+    for source in
+        sources.iter().filter(|source| source.path.starts_with("src") || source.path.starts_with("bindings"))
+    {
+        for (index, line) in source.code.lines().enumerate() {
+            let Some(name) = defined_type(line).filter(|name| !AMBIGUOUS_TYPES.contains(name)) else {
+                continue;
+            };
+            let place = format!("{}:{}", source.path, index + 1);
+            if let Some(other) = first.get(name) {
+                found.push(format!("{place}: `{name}` is also the name of a type at {other}"));
+            } else {
+                first.insert(name, place);
+            }
+        }
+    }
+    found
+}
+
+/// Returns the name of the type or trait that a line defines. An indented alias belongs to a trait, and is not returned.
+fn defined_type(line: &str) -> Option<&str> {
+    let item = line.trim_start();
+    let item = item.strip_prefix("pub").map_or(item, |rest| match rest.strip_prefix('(') {
+        Some(scope) => scope.split_once(')').map_or("", |(_, rest)| rest),
+        None => rest,
+    });
+    let (keyword, rest) = item.trim_start().trim_start_matches("unsafe ").split_once(' ')?;
+    let defines = match keyword {
+        "struct" | "enum" | "union" | "trait" => true,
+        "type" => !line.starts_with(' '),
+        _ => false,
+    };
+    let name = rest.split(|c: char| !c.is_alphanumeric()).next()?;
+    (defines && !name.is_empty()).then_some(name)
+}
+
 #[test]
 fn modules_import_only_the_modules_below_them() {
     let sources = all_sources();
@@ -369,6 +411,12 @@ fn texts_have_no_unclear_words() {
             found.extend(check_words(&path, &text));
         }
     }
+    assert!(found.is_empty(), "\n{}\n", found.join("\n"));
+}
+
+#[test]
+fn a_type_name_has_one_meaning() {
+    let found = find_ambiguous_types(&all_sources());
     assert!(found.is_empty(), "\n{}\n", found.join("\n"));
 }
 

@@ -21,7 +21,7 @@ use crate::train::{self, Console, Observer, Phase, ProgressDisplay, Silent, Trai
 use crate::types::{Rank, WorldSize};
 
 /// A failure, with the exit code and the message of the program.
-struct Failure {
+struct ProgramFailure {
     exit: Exit,
     message: String,
 }
@@ -40,7 +40,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-impl Failure {
+impl ProgramFailure {
     fn print(self) -> ExitCode {
         print_error("ringtrain", format_args!("error: {}", self.message));
         self.exit.into()
@@ -56,17 +56,18 @@ fn parse(args: impl Iterator<Item = OsString>) -> Result<TrainArgs, ExitCode> {
     })
 }
 
-fn checked_config(args: TrainArgs) -> Result<train::Config, Failure> {
-    args.into_config().map_err(|message| Failure { exit: Exit::Usage, message: message + " (see --help)" })
+fn checked_config(args: TrainArgs) -> Result<train::Config, ProgramFailure> {
+    args.into_config()
+        .map_err(|message| ProgramFailure { exit: Exit::Usage, message: message + " (see --help)" })
 }
 
 /// Checks the arguments without joining a job, so that ringrun prints an error once and not on every rank. The first argument
 /// is the program's name.
 pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<(), ExitCode> {
-    checked_config(parse(args)?).map(drop).map_err(Failure::print)
+    checked_config(parse(args)?).map(drop).map_err(ProgramFailure::print)
 }
 
-fn train(args: TrainArgs) -> Result<(), Failure> {
+fn train(args: TrainArgs) -> Result<(), ProgramFailure> {
     let mut joining = args.group.clone();
     if joining.algorithm.is_automatic() {
         // With these algorithms, two runs with the same options produce bitwise equal parameters.
@@ -74,8 +75,8 @@ fn train(args: TrainArgs) -> Result<(), Failure> {
     }
     let config = checked_config(args)?;
     let mut group =
-        joining.join().map_err(|error| Failure { exit: error.exit(), message: error.to_string() })?;
-    let stop = stop_on_signals().map_err(|error| Failure {
+        joining.join().map_err(|error| ProgramFailure { exit: error.exit(), message: error.to_string() })?;
+    let stop = stop_on_signals().map_err(|error| ProgramFailure {
         exit: Exit::Failure,
         message: format!("cannot listen for signals: {error}"),
     })?;
@@ -87,7 +88,7 @@ fn train(args: TrainArgs) -> Result<(), Failure> {
     }
     let observer: &mut dyn Observer = if rank == Rank::ZERO { &mut console } else { &mut Silent };
     let summary = train::run(&mut group, &config, &stop, observer)
-        .map_err(|error| Failure { exit: exit_of(&error), message: error.to_string() })?;
+        .map_err(|error| ProgramFailure { exit: exit_of(&error), message: error.to_string() })?;
     group.close();
     if rank == Rank::ZERO {
         console.notice(&conclusion(&summary.report));
@@ -96,7 +97,7 @@ fn train(args: TrainArgs) -> Result<(), Failure> {
     console.notice(&format!("rank {rank}: parameters_hash {}", summary.report.parameters_hash));
     match console.failure() {
         None => Ok(()),
-        Some(error) => Err(Failure {
+        Some(error) => Err(ProgramFailure {
             exit: Exit::Failure,
             message: format!("training is complete, but standard output could not be written: {error}"),
         }),

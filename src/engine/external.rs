@@ -4,7 +4,7 @@
 use super::operation::{OperationInfo, OperationKey};
 use super::{Begin, Engine, Failure, OpId, Timestamp, begin};
 use crate::types::{Contract, Rank, Site};
-use crate::wire::{Header, Kind};
+use crate::wire::{FrameHeader, FrameKind};
 
 /// An operation of which only this is known.
 pub(super) struct ExternalOperation {
@@ -92,7 +92,11 @@ impl Engine {
 
     /// Wakes a peer that sleeps and has something to see in the memory that it shares with this rank.
     pub fn wake(&mut self, peer: Rank) {
-        self.links.entry(peer).or_default().control.push_back(Header { kind: Kind::Wake, ..Header::EMPTY });
+        self.links
+            .entry(peer)
+            .or_default()
+            .control
+            .push_back(FrameHeader { kind: FrameKind::Wake, ..FrameHeader::EMPTY });
     }
 
     /// How often something has come that whoever sleeps at a board has to know of: it was woken, or a peer has left.

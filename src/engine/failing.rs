@@ -9,7 +9,7 @@ use super::operation::{OperationInfo, OperationKey, RunningOperation};
 use super::{Engine, FrameVerdict, OpId, Timestamp, Transmit};
 use crate::types::{Contract, GROUP_FLAGS, Operation, Rank, Site};
 use crate::wire::cause::{AWAITED_MAX, Waiting};
-use crate::wire::{Cause, Header, Kind};
+use crate::wire::{Cause, FrameHeader, FrameKind};
 
 /// How long others may take to tell why a peer cannot be reached.
 const UNREACHED_FOR: Duration = Duration::from_secs(1);
@@ -52,8 +52,8 @@ impl Engine {
     }
 
     /// A control frame's payload has arrived.
-    pub fn control(&mut self, peer: Rank, header: &Header, payload: &[u8]) {
-        if header.kind != Kind::Abort {
+    pub fn control(&mut self, peer: Rank, header: &FrameHeader, payload: &[u8]) {
+        if header.kind != FrameKind::Abort {
             return;
         }
         let Some(cause) = Cause::decode(payload) else {
@@ -162,7 +162,7 @@ impl Engine {
 
     /// A segment of an operation that is over here: a root, say, ends a broadcast without hearing from anybody, and learns
     /// only now that others meant another root.
-    pub fn belated(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
+    pub fn belated(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let history = self.history(header.group, header.sequence);
         match history {
             Some((contract, site)) if contract != header.contract => {
@@ -212,16 +212,16 @@ impl Engine {
                     return None;
                 }
                 link.told = Some(cause.clone());
-                (Kind::Abort, Bytes::from(cause.encode()))
+                (FrameKind::Abort, Bytes::from(cause.encode()))
             }
             None if std::mem::replace(&mut link.said_goodbye, true) => return None,
-            None => (Kind::Goodbye, Bytes::new()),
+            None => (FrameKind::Goodbye, Bytes::new()),
         };
-        let header = Header {
+        let header = FrameHeader {
             kind,
             payload_bytes: payload.len() as u32,
             payload_crc: Some(crate::wire::crc32c(&payload)),
-            ..Header::EMPTY
+            ..FrameHeader::EMPTY
         };
         Some(Transmit::Control { header, payload })
     }

@@ -4,42 +4,42 @@ use super::matching::Envelope;
 use super::operation::DueReceive;
 use super::{Engine, FrameVerdict, OpId, OperationKey, of_message};
 use crate::types::{Operation, Rank};
-use crate::wire::{Header, Kind};
+use crate::wire::{FrameHeader, FrameKind};
 
 impl Engine {
     /// Judges a frame from `peer` by its header.
-    pub fn frame(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
+    pub fn frame(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         self.links.entry(peer).or_default().last_frame = self.now;
         match header.kind {
-            Kind::Abort => return FrameVerdict::Control,
+            FrameKind::Abort => return FrameVerdict::Control,
             _ if self.failure.is_some() => return FrameVerdict::Discard,
             _ => {}
         }
         match header.kind {
-            Kind::Abort => FrameVerdict::Control,
-            Kind::Goodbye => {
+            FrameKind::Abort => FrameVerdict::Control,
+            FrameKind::Goodbye => {
                 self.peer_left(peer);
                 FrameVerdict::Control
             }
-            Kind::Credit => {
+            FrameKind::Credit => {
                 let link = self.links.entry(peer).or_default();
                 if link.receive_credit(header.offset) {
                     return FrameVerdict::Taken;
                 }
                 self.refuse(peer, "it claims to have used what it was never sent".into())
             }
-            Kind::Wake => {
+            FrameKind::Wake => {
                 self.alerts += 1;
                 FrameVerdict::Taken
             }
-            Kind::Ready => self.ready(peer, header),
-            Kind::Announce => self.announce(peer, header),
-            Kind::Data => self.segment(peer, header),
+            FrameKind::Ready => self.ready(peer, header),
+            FrameKind::Announce => self.announce(peer, header),
+            FrameKind::Data => self.segment(peer, header),
         }
     }
 
     /// Judges a stored frame again: [`FrameVerdict::Apply`] if its time has come, [`FrameVerdict::Store`] if not.
-    pub fn stored_frame(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
+    pub fn stored_frame(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let key = Self::key(header, peer, self.settings.rank);
         match self.by_key.get(&key) {
             Some(&id) if self.failure.is_none() => self.due(id, key, peer, header, true),
@@ -48,8 +48,8 @@ impl Engine {
     }
 
     /// The operation that a frame from one rank to another belongs to.
-    fn key(header: &Header, from: Rank, to: Rank) -> OperationKey {
-        let Header { group, sequence, contract, .. } = *header;
+    fn key(header: &FrameHeader, from: Rank, to: Rank) -> OperationKey {
+        let FrameHeader { group, sequence, contract, .. } = *header;
         if contract.operation == Operation::Message {
             OperationKey::Message { from, to, sequence }
         } else {
@@ -57,7 +57,7 @@ impl Engine {
         }
     }
 
-    fn ready(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
+    fn ready(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let key = Self::key(header, self.settings.rank, peer);
         let id = self.by_key.get(&key).copied();
         let link = self.links.entry(peer).or_default();
@@ -80,7 +80,7 @@ impl Engine {
         FrameVerdict::Taken
     }
 
-    fn announce(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
+    fn announce(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let key = match self.place(peer, header) {
             Ok(key) => key,
             Err(verdict) => return verdict,
@@ -107,7 +107,7 @@ impl Engine {
         FrameVerdict::Taken
     }
 
-    fn segment(&mut self, peer: Rank, header: &Header) -> FrameVerdict {
+    fn segment(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let key = match self.place(peer, header) {
             Ok(key) => key,
             Err(verdict) => return verdict,
@@ -120,7 +120,7 @@ impl Engine {
 
     /// The operation that a frame belongs to, once it is sure that it has not ended. A message that nobody has seen before
     /// is matched with a receive, if there is one.
-    fn place(&mut self, peer: Rank, header: &Header) -> Result<OperationKey, FrameVerdict> {
+    fn place(&mut self, peer: Rank, header: &FrameHeader) -> Result<OperationKey, FrameVerdict> {
         let key = Self::key(header, peer, self.settings.rank);
         if self.by_key.contains_key(&key) {
             return Ok(key);
@@ -163,7 +163,7 @@ impl Engine {
         id: OpId,
         key: OperationKey,
         peer: Rank,
-        header: &Header,
+        header: &FrameHeader,
         is_stored: bool,
     ) -> FrameVerdict {
         let Some(running) = self.operations.get(&id) else { return FrameVerdict::Discard };
@@ -218,7 +218,7 @@ impl Engine {
         FrameVerdict::Apply { operation: id, range, action }
     }
 
-    fn store(&mut self, key: OperationKey, peer: Rank, header: &Header) -> FrameVerdict {
+    fn store(&mut self, key: OperationKey, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let link = self.links.entry(peer).or_default();
         if header.eager && link.store(key, header.payload_bytes as usize) {
             return FrameVerdict::Store(key);

@@ -6,7 +6,7 @@ use super::Timestamp;
 use super::operation::{OperationKey, charge};
 use super::send_queue::SendQueue;
 use crate::types::{Contract, Site};
-use crate::wire::{Cause, Header};
+use crate::wire::{Cause, FrameHeader};
 
 /// What a rank may send to another before that one is ready for it, over all operations. The receiver has to store it.
 pub const CREDIT_BYTES: u64 = 1 << 20;
@@ -35,7 +35,7 @@ pub(super) struct Link {
     /// The operations that send to it.
     pub(super) send_queue: SendQueue,
     /// Headers that wait to be sent before any segment.
-    pub(super) control: VecDeque<Header>,
+    pub(super) control: VecDeque<FrameHeader>,
     /// What it has announced and we have not begun, and what it asks for.
     pub(super) announced: BTreeMap<OperationKey, Contract>,
     /// For how many messages of operations that we have not begun it is ready.

@@ -44,7 +44,7 @@ pub use self::operation::{EAGER_BYTES, OperationKey};
 use self::operation::{NextSend, OperationInfo, OutgoingSegment, RunningOperation};
 use crate::schedule::Action;
 use crate::types::{Contract, Operation, Rank, Site, WorldSize};
-use crate::wire::{Header, Kind};
+use crate::wire::{FrameHeader, FrameKind};
 
 /// A moment, as the time since an epoch of the driver's choice.
 pub type Timestamp = Duration;
@@ -110,14 +110,14 @@ pub enum Transmit {
         /// The operation.
         operation: OpId,
         /// The frame's header.
-        header: Header,
+        header: FrameHeader,
         /// The elements.
         range: Range<usize>,
     },
     /// A control frame: the header, then these bytes.
     Control {
         /// The frame's header.
-        header: Header,
+        header: FrameHeader,
         /// The payload.
         payload: Bytes,
     },
@@ -278,7 +278,7 @@ impl Engine {
                     if announce && link.send_queue.announce(id, running.call.key, self.announced_max) {
                         running.announced(peer);
                         link.send_queue.leaves(id, 0, self.settings.segment_bytes);
-                        let header = header(Kind::Announce, &running.call, 0);
+                        let header = header(FrameKind::Announce, &running.call, 0);
                         return Some(Transmit::Control { header, payload: Bytes::new() });
                     }
                 }
@@ -310,7 +310,7 @@ impl Engine {
     }
 
     /// The segment that [`FrameVerdict::Apply`] asked for has been received and applied; `was_stored` before that.
-    pub fn applied(&mut self, operation: OpId, peer: Rank, header: &Header, was_stored: bool) {
+    pub fn applied(&mut self, operation: OpId, peer: Rank, header: &FrameHeader, was_stored: bool) {
         let bytes = header.payload_bytes as usize;
         let key = self.key_of(operation);
         let link = self.links.entry(peer).or_default();
@@ -320,7 +320,11 @@ impl Engine {
         if header.eager
             && let Some(used) = link.make_use(bytes)
         {
-            link.control.push_back(Header { kind: Kind::Credit, offset: used, ..Header::EMPTY });
+            link.control.push_back(FrameHeader {
+                kind: FrameKind::Credit,
+                offset: used,
+                ..FrameHeader::EMPTY
+            });
         }
         if let Some(running) = self.operations.get_mut(&operation) {
             running.applied(peer);
@@ -343,7 +347,7 @@ impl Engine {
     fn tell_ready(&mut self, id: OpId) {
         let Some(running) = self.operations.get_mut(&id) else { return };
         for (peer, messages) in running.take_ready() {
-            let header = header(Kind::Ready, &running.call, messages as u64);
+            let header = header(FrameKind::Ready, &running.call, messages as u64);
             self.links.entry(peer).or_default().control.push_back(header);
         }
     }
@@ -367,20 +371,20 @@ fn of_message(contract: Contract, elements: usize) -> Contract {
 }
 
 /// A frame of an operation, without payload.
-fn header(kind: Kind, call: &OperationInfo, offset: u64) -> Header {
+fn header(kind: FrameKind, call: &OperationInfo, offset: u64) -> FrameHeader {
     let contract = call.contract;
-    Header { kind, group: call.group, sequence: call.sequence(), contract, offset, ..Header::EMPTY }
+    FrameHeader { kind, group: call.group, sequence: call.sequence(), contract, offset, ..FrameHeader::EMPTY }
 }
 
 /// The frame of a segment. Its checksum is the driver's to fill in.
-fn segment_header(call: &OperationInfo, outgoing: &OutgoingSegment, is_checked: bool) -> Header {
+fn segment_header(call: &OperationInfo, outgoing: &OutgoingSegment, is_checked: bool) -> FrameHeader {
     let payload_bytes = outgoing.range.len() * call.contract.dtype.size_bytes();
-    Header {
+    FrameHeader {
         contract: of_message(call.contract, outgoing.total),
         message: outgoing.message,
         eager: outgoing.eager,
         payload_bytes: payload_bytes as u32,
         payload_crc: is_checked.then_some(0),
-        ..header(Kind::Data, call, outgoing.offset as u64)
+        ..header(FrameKind::Data, call, outgoing.offset as u64)
     }
 }

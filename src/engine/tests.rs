@@ -14,7 +14,7 @@ const MINUTE: Duration = Duration::from_mins(1);
 /// An engine, and what its driver would store for it.
 struct Side {
     engine: Engine,
-    stored: BTreeMap<OperationKey, VecDeque<Header>>,
+    stored: BTreeMap<OperationKey, VecDeque<FrameHeader>>,
 }
 
 struct Pair {
@@ -89,7 +89,7 @@ impl Pair {
 }
 
 impl Side {
-    fn hear(&mut self, from: Rank, header: &Header, payload: &[u8]) {
+    fn hear(&mut self, from: Rank, header: &FrameHeader, payload: &[u8]) {
         match self.engine.frame(from, header) {
             FrameVerdict::Apply { operation, .. } => {
                 let key = self.engine.key_of(operation);
@@ -371,7 +371,9 @@ fn a_synchronous_send_without_a_receive_ends_at_its_deadline_and_names_the_recei
         if answer_is_lost {
             pair.receive(1, 8);
             let answer = pair.sides[1].engine.poll_transmit(R0);
-            assert!(matches!(answer, Some(Transmit::Control { header, .. }) if header.kind == Kind::Ready));
+            assert!(
+                matches!(answer, Some(Transmit::Control { header, .. }) if header.kind == FrameKind::Ready)
+            );
         }
         let engine = &mut pair.sides[0].engine;
         engine.advance(MINUTE);

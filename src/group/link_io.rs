@@ -15,7 +15,7 @@ use crate::engine::{Engine, FrameVerdict, OpId, OperationKey, Transmit};
 use crate::reduce::Kernels;
 use crate::schedule::Action;
 use crate::types::Rank;
-use crate::wire::Header;
+use crate::wire::FrameHeader;
 use crate::wire::frame::HEADER_BYTES;
 
 thread_local! {
@@ -72,7 +72,7 @@ pub(super) struct Words {
 
 /// A segment that came before its time.
 pub(super) struct StoredFrame {
-    pub(super) header: Header,
+    pub(super) header: FrameHeader,
     payload: Words,
 }
 
@@ -93,20 +93,20 @@ pub(super) struct LinkIo {
 pub(super) enum IncomingFrame {
     Header,
     Segment {
-        header: Header,
+        header: FrameHeader,
         operation: OpId,
         bytes: Range<usize>,
         action: Action,
         filled: usize,
     },
     Stored {
-        header: Header,
+        header: FrameHeader,
         key: OperationKey,
         payload: Words,
         filled: usize,
     },
     Control {
-        header: Header,
+        header: FrameHeader,
         payload: Vec<u8>,
         filled: usize,
     },
@@ -186,7 +186,7 @@ impl ActiveOperations {
     }
 
     /// The sender and header of the first frame that is stored for an operation.
-    pub(super) fn first_stored(&self, key: OperationKey) -> Option<(Rank, Header)> {
+    pub(super) fn first_stored(&self, key: OperationKey) -> Option<(Rank, FrameHeader)> {
         let (&(_, peer), frames) =
             self.stored.range((key, Rank::ZERO)..=(key, Rank::new(u32::MAX))).next()?;
         Some((peer, frames.front()?.header))
@@ -327,7 +327,7 @@ impl LinkIo {
                 IncomingFrame::Waste { left: 0 } => self.incoming = IncomingFrame::Header,
                 IncomingFrame::Header if self.header_filled == HEADER_BYTES => {
                     self.header_filled = 0;
-                    match Header::decode(&self.header) {
+                    match FrameHeader::decode(&self.header) {
                         Ok(header) => self.incoming = self.judge(peer, header, engine, tasks),
                         Err(error) => {
                             engine.corrupt(peer, error.to_string());
@@ -343,7 +343,7 @@ impl LinkIo {
     fn judge(
         &mut self,
         peer: Rank,
-        header: Header,
+        header: FrameHeader,
         engine: &mut Engine,
         tasks: &mut ActiveOperations,
     ) -> IncomingFrame {
@@ -405,7 +405,7 @@ impl LinkIo {
 }
 
 /// Whether a payload's checksum, if it has one, fits it; otherwise the job fails.
-fn is_sound(peer: Rank, header: &Header, payload: &[u8], engine: &mut Engine) -> bool {
+fn is_sound(peer: Rank, header: &FrameHeader, payload: &[u8], engine: &mut Engine) -> bool {
     let Some(expected) = header.payload_crc else { return true };
     let found = crate::wire::crc32c(payload);
     if found != expected {

@@ -5,7 +5,7 @@
 //! depends only on the cores and on the number of jobs on each core, which [`claims`](super::claims) counts.
 
 use super::Binding;
-use super::topology::{Core, Processor};
+use super::topology::{PhysicalCore, Processor};
 use crate::types::WorldSize;
 
 /// The processors of a job's ranks.
@@ -29,7 +29,7 @@ impl BindingPlan {
     pub(super) fn new(
         binding: Binding,
         world: WorldSize,
-        cores: &[Core],
+        cores: &[PhysicalCore],
         jobs: &[usize],
         usable: usize,
     ) -> Self {
@@ -56,8 +56,9 @@ impl BindingPlan {
         }
         if binding == Binding::Numa {
             for (own, share) in processors.iter_mut().zip(&shares) {
-                let is_near =
-                    |core: &&Core| share.iter().any(|&index| cores[index].numa_node == core.numa_node);
+                let is_near = |core: &&PhysicalCore| {
+                    share.iter().any(|&index| cores[index].numa_node == core.numa_node)
+                };
                 *own = cores.iter().filter(is_near).flat_map(|core| core.processors.clone()).collect();
             }
         }
@@ -113,15 +114,15 @@ mod tests {
 
     /// Returns cores with `threads` hardware threads each, half of them on each of two NUMA nodes. As on many
     /// machines, the numbers of the first threads of all cores come before the numbers of the second threads.
-    fn machine(cores: usize, threads: usize) -> Vec<Core> {
-        let core = |index: usize| Core {
+    fn machine(cores: usize, threads: usize) -> Vec<PhysicalCore> {
+        let core = |index: usize| PhysicalCore {
             numa_node: index * 2 / cores.max(2),
             processors: (0..threads).map(|thread| thread * cores + index).collect(),
         };
         (0..cores).map(core).collect()
     }
 
-    fn plan(binding: Binding, ranks: u32, cores: &[Core], jobs: &[usize]) -> BindingPlan {
+    fn plan(binding: Binding, ranks: u32, cores: &[PhysicalCore], jobs: &[usize]) -> BindingPlan {
         BindingPlan::new(binding, WorldSize::new(ranks).unwrap(), cores, jobs, usize::MAX)
     }
 

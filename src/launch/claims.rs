@@ -10,7 +10,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::topology::Core;
+use super::topology::PhysicalCore;
 
 /// The maximal number of jobs that are counted on one core.
 const JOBS_COUNTED_MAX: usize = 16;
@@ -50,21 +50,21 @@ impl ClaimRegistry {
     }
 
     /// Returns how many jobs have claimed each of these cores.
-    pub(super) fn count_jobs(&self, cores: &[Core]) -> Vec<usize> {
-        let is_claimed = |core: &Core, job: usize| {
+    pub(super) fn count_jobs(&self, cores: &[PhysicalCore]) -> Vec<usize> {
+        let is_claimed = |core: &PhysicalCore, job: usize| {
             claim(&self.name(core, job)).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
         };
-        let count = |core: &Core| (0..JOBS_COUNTED_MAX).filter(|&job| is_claimed(core, job)).count();
+        let count = |core: &PhysicalCore| (0..JOBS_COUNTED_MAX).filter(|&job| is_claimed(core, job)).count();
         cores.iter().map(count).collect()
     }
 
     /// Claims a core until the returned socket is dropped. Returns `None` if the system refuses a socket, or if too
     /// many jobs have claimed the core.
-    pub(super) fn claim(&self, core: &Core) -> Option<UnixDatagram> {
+    pub(super) fn claim(&self, core: &PhysicalCore) -> Option<UnixDatagram> {
         (0..JOBS_COUNTED_MAX).find_map(|job| claim(&self.name(core, job)).ok())
     }
 
-    fn name(&self, core: &Core, job: usize) -> String {
+    fn name(&self, core: &PhysicalCore, job: usize) -> String {
         let processor = core.processors.first().copied().unwrap_or_default();
         format!("{}.{processor}.{job}", self.prefix)
     }
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn a_claim_ends_when_its_socket_is_dropped() {
         let prefix = format!("ringrun.test.{}", std::process::id());
-        let core = |processor| Core { numa_node: 0, processors: vec![processor] };
+        let core = |processor| PhysicalCore { numa_node: 0, processors: vec![processor] };
         let cores = [core(0), core(1)];
         let registry = ClaimRegistry::with_prefix(&prefix);
         assert_eq!(registry.count_jobs(&cores), [0, 0]);

@@ -2,7 +2,7 @@
 //!
 //! The package `ringtrain` contains a directory with its own package `mpi4py`, which ringrun puts first in the ranks'
 //! `PYTHONPATH`. ringrun asks the job's interpreter for this directory once, before it starts any rank. Without the
-//! option, a [`Guard`] comes first instead. It is a package `mpi4py` whose import fails.
+//! option, a [`Mpi4pyGuard`] comes first instead. It is a package `mpi4py` whose import fails.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -20,7 +20,7 @@ use signal_hook::consts::SIGKILL;
 
 use super::command::Program;
 use super::lines::{LastLines, LineSplitter};
-use super::mpi4py_guard::Guard;
+use super::mpi4py_guard::Mpi4pyGuard;
 use super::outcome::{RankEnd, format_seconds};
 use super::shim::{self, ShimSocket};
 use super::{LaunchError, LaunchPlan, Mpi4py, processes};
@@ -52,12 +52,12 @@ pub(super) fn extend_python_path(
     plan: &LaunchPlan,
     search: SearchPaths<'_>,
     variables: &mut BTreeMap<OsString, OsString>,
-) -> Result<Option<Guard>, LaunchError> {
+) -> Result<Option<Mpi4pyGuard>, LaunchError> {
     let (first, guard) = match plan.mpi4py {
         Mpi4py::Installed => return Ok(None),
         Mpi4py::Ringtrain => (find_directory(plan, search, variables)?.into_os_string(), None),
         // If the system has no memory files, the ranks run without the guard.
-        Mpi4py::Refused => match Guard::create() {
+        Mpi4py::Refused => match Mpi4pyGuard::create() {
             Ok(guard) => (guard.path(), Some(guard)),
             Err(_) => return Ok(None),
         },

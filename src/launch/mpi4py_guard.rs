@@ -22,11 +22,11 @@ const MPI_VARIABLES: [&str; 2] = ["PMIX_RANK", "PMI_RANK"];
 
 /// The archive with the package. Ranks can import from the archive until this value is dropped.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(super) struct Mpi4pyGuard {
     archive: File,
 }
 
-impl Guard {
+impl Mpi4pyGuard {
     pub(super) fn create() -> io::Result<Self> {
         // If an MPI launcher started ringrun itself, the ranks inherit such a variable. It does not show that an MPI
         // launcher started a process within a rank, so the guard does not look for it.

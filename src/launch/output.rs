@@ -41,12 +41,12 @@ const WAKE: Token = Token(usize::MAX);
 
 /// One of the two output streams of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stream {
+enum OutputStream {
     Stdout,
     Stderr,
 }
 
-impl Stream {
+impl OutputStream {
     const fn name(self) -> &'static str {
         match self {
             Self::Stdout => "stdout",
@@ -173,11 +173,11 @@ impl OutputFiles {
         for rank in world.ranks() {
             let folder = directory.join(folder_name(rank, world));
             fs::create_dir_all(&folder).map_err(|error| (folder.clone(), error))?;
-            let create = |stream: Stream| {
+            let create = |stream: OutputStream| {
                 let path = folder.join(stream.name());
                 File::create(&path).map_err(|error| (path, error))
             };
-            by_rank.insert(rank, [create(Stream::Stdout)?, create(Stream::Stderr)?]);
+            by_rank.insert(rank, [create(OutputStream::Stdout)?, create(OutputStream::Stderr)?]);
         }
         Ok(Self { by_rank, directory: Some(directory.to_owned()) })
     }
@@ -191,7 +191,7 @@ fn folder_name(rank: Rank, world: WorldSize) -> String {
 /// One pipe of a rank.
 struct RankPipe {
     rank: Rank,
-    stream: Stream,
+    stream: OutputStream,
     /// `None` after the end of the stream.
     pipe: Option<pipe::Receiver>,
     splitter: LineSplitter,
@@ -275,10 +275,10 @@ impl OutputReader {
                 Ok(OutputCommand::Read(rank, streams)) => {
                     let files = self.files.by_rank.remove(&rank);
                     let (stdout, stderr) = files.map_or((None, None), |[out, err]| (Some(out), Some(err)));
-                    self.add_pipe(rank, Stream::Stdout, streams.stdout.into(), stdout);
-                    self.add_pipe(rank, Stream::Stderr, streams.stderr.into(), stderr);
+                    self.add_pipe(rank, OutputStream::Stdout, streams.stdout.into(), stdout);
+                    self.add_pipe(rank, OutputStream::Stderr, streams.stderr.into(), stderr);
                 }
-                Ok(OutputCommand::Note(text)) => self.sink.write(Stream::Stderr, text.as_bytes()),
+                Ok(OutputCommand::Note(text)) => self.sink.write(OutputStream::Stderr, text.as_bytes()),
                 Ok(OutputCommand::Finish) => self.finishing = true,
                 Err(TryRecvError::Empty) => return Ok(()),
                 Err(disconnected) => return Err(disconnected),
@@ -286,14 +286,14 @@ impl OutputReader {
         }
     }
 
-    fn add_pipe(&mut self, rank: Rank, stream: Stream, mut pipe: pipe::Receiver, file: Option<File>) {
+    fn add_pipe(&mut self, rank: Rank, stream: OutputStream, mut pipe: pipe::Receiver, file: Option<File>) {
         let token = Token(self.pipes.len());
         let registered = pipe
             .set_nonblocking(true)
             .and_then(|()| self.poll.registry().register(&mut pipe, token, Interest::READABLE));
         if let Err(error) = registered {
             let text = format!("ringrun: cannot read {} of rank {rank}: {error}\n", stream.name());
-            self.sink.write(Stream::Stderr, text.as_bytes());
+            self.sink.write(OutputStream::Stderr, text.as_bytes());
         }
         let splitter = LineSplitter::default();
         let source = RankPipe {
@@ -328,7 +328,7 @@ impl OutputReader {
                     let (rank, stream) = (source.rank, source.stream.name());
                     let directory = self.files.directory.as_deref().unwrap_or(Path::new("")).display();
                     let sentence = format!("{stream} of rank {rank} in {directory} is not complete: {error}");
-                    sink.write(Stream::Stderr, format!("ringrun: {sentence}\n").as_bytes());
+                    sink.write(OutputStream::Stderr, format!("ringrun: {sentence}\n").as_bytes());
                     self.incomplete.push(sentence);
                 }
                 let mut text = Vec::with_capacity(count + count / 4 + 32);
@@ -349,7 +349,7 @@ impl OutputReader {
                          ranks together exceed {} MiB: ringrun prints such lines in pieces\n",
                         UNFINISHED_BYTES_MAX >> 20
                     );
-                    sink.write(Stream::Stderr, text.as_bytes());
+                    sink.write(OutputStream::Stderr, text.as_bytes());
                 }
                 if self.finishing {
                     source.drain_bytes = source.drain_bytes.saturating_sub(count);
@@ -383,7 +383,7 @@ impl OutputReader {
         self.write(stream, &text);
     }
 
-    fn write(&mut self, stream: Stream, text: &[u8]) {
+    fn write(&mut self, stream: OutputStream, text: &[u8]) {
         let was_open = self.sink.stdout.is_ok();
         self.sink.write(stream, text);
         // With --output-dir the files have all output, so the job continues without standard output.
@@ -418,7 +418,7 @@ impl TerminalWriter {
     }
 
     /// Appends a line of a rank to `text` in the output format.
-    fn format(&self, text: &mut Vec<u8>, rank: Rank, stream: Stream, line: &[u8], end: LineEnd) {
+    fn format(&self, text: &mut Vec<u8>, rank: Rank, stream: OutputStream, line: &[u8], end: LineEnd) {
         if self.output_format == OutputFormat::Tagged {
             text.extend_from_slice(format!("[{rank}]<{}>:", stream.name()).as_bytes());
         }
@@ -429,12 +429,12 @@ impl TerminalWriter {
         }
     }
 
-    fn write(&mut self, stream: Stream, text: &[u8]) {
+    fn write(&mut self, stream: OutputStream, text: &[u8]) {
         match stream {
-            Stream::Stdout if self.stdout.is_ok() => {
+            OutputStream::Stdout if self.stdout.is_ok() => {
                 self.stdout = write_all(&mut io::stdout().lock(), text);
             }
-            Stream::Stderr if self.stderr.is_ok() => {
+            OutputStream::Stderr if self.stderr.is_ok() => {
                 self.stderr = write_all(&mut io::stderr().lock(), text);
             }
             _ => {}
@@ -486,7 +486,7 @@ mod tests {
         ] {
             let mut text = Vec::new();
             let sink = TerminalWriter::new(terminal);
-            sink.format(&mut text, Rank::new(3), Stream::Stderr, b"hello", end);
+            sink.format(&mut text, Rank::new(3), OutputStream::Stderr, b"hello", end);
             assert_eq!(text, expected.as_bytes());
         }
     }

@@ -9,7 +9,7 @@ pub(super) type Processor = usize;
 
 /// A core, with the hardware threads that this process may use.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Core {
+pub(super) struct PhysicalCore {
     pub(super) numa_node: usize,
     pub(super) processors: Vec<Processor>,
 }
@@ -17,21 +17,21 @@ pub(super) struct Core {
 /// Returns the cores that this process may use, sorted by NUMA node, package and core. Respects the affinity mask that the
 /// process inherited, for example from `taskset`, Slurm or a container's cpuset. Returns nothing if the kernel does not
 /// report the mask.
-pub(super) fn cores() -> Vec<Core> {
+pub(super) fn cores() -> Vec<PhysicalCore> {
     let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
     let allowed = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
-    group_by_core(allowed.map(|processor| (processor, Position::of(processor))).collect())
+    group_by_core(allowed.map(|processor| (processor, ProcessorPosition::of(processor))).collect())
 }
 
 /// The position of a processor. Processors with equal positions are hardware threads of one core.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Position {
+struct ProcessorPosition {
     numa_node: usize,
     package: usize,
     core: usize,
 }
 
-impl Position {
+impl ProcessorPosition {
     /// Reads the position from `/sys`. Without `/sys`, each processor counts as a core.
     fn of(processor: Processor) -> Self {
         let folder = format!("/sys/devices/system/cpu/cpu{processor}");
@@ -51,10 +51,10 @@ impl Position {
     }
 }
 
-fn group_by_core(mut processors: Vec<(Processor, Position)>) -> Vec<Core> {
+fn group_by_core(mut processors: Vec<(Processor, ProcessorPosition)>) -> Vec<PhysicalCore> {
     processors.sort_by_key(|&(processor, position)| (position, processor));
-    let same_core = |a: &(Processor, Position), b: &(Processor, Position)| a.1 == b.1;
-    let core = |group: &[(Processor, Position)]| Core {
+    let same_core = |a: &(Processor, ProcessorPosition), b: &(Processor, ProcessorPosition)| a.1 == b.1;
+    let core = |group: &[(Processor, ProcessorPosition)]| PhysicalCore {
         numa_node: group.first().map_or(0, |(_, position)| position.numa_node),
         processors: group.iter().map(|&(processor, _)| processor).collect(),
     };
@@ -105,10 +105,11 @@ mod tests {
 
     #[test]
     fn hardware_threads_of_a_core_are_grouped() {
-        let at = |numa_node, core| Position { numa_node, package: numa_node, core };
+        let at = |numa_node, core| ProcessorPosition { numa_node, package: numa_node, core };
         let found =
             group_by_core(vec![(0, at(0, 0)), (1, at(1, 1)), (2, at(0, 0)), (3, at(1, 1)), (4, at(0, 4))]);
-        let core = |numa_node, processors: &[usize]| Core { numa_node, processors: processors.to_vec() };
+        let core =
+            |numa_node, processors: &[usize]| PhysicalCore { numa_node, processors: processors.to_vec() };
         assert_eq!(found, [core(0, &[0, 2]), core(0, &[4]), core(1, &[1, 3])]);
     }
 

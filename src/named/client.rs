@@ -7,7 +7,7 @@ use super::NamedStatistics;
 use super::cache::CacheView;
 use super::error::{NamedError, Violation};
 use super::message::{
-    CoordinatorMessage, Instruction, REQUESTS_MAX, RefusalKind, Report, Request, Signature, check_name,
+    CoordinatorMessage, Instruction, REQUESTS_MAX, RankReport, RefusalKind, Request, Signature, check_name,
 };
 use crate::types::{Rank, WorldSize};
 
@@ -20,7 +20,7 @@ pub(super) struct Client<P> {
     slots: CacheView,
     /// The tensors in flight by name. A tensor whose operation has begun has no data here any more.
     tensors: BTreeMap<String, (Signature, Option<P>)>,
-    report: Report,
+    report: RankReport,
     has_joined: bool,
     has_closed: bool,
     statistics: NamedStatistics,
@@ -45,7 +45,7 @@ impl<P> Client<P> {
             world,
             slots: CacheView::default(),
             tensors: BTreeMap::new(),
-            report: Report::default(),
+            report: RankReport::default(),
             has_joined: false,
             has_closed: false,
             statistics: NamedStatistics::default(),
@@ -119,13 +119,13 @@ impl<P> Client<P> {
     /// Returns the next report to the coordinator, or `None` if there is nothing to report. A report contains at most
     /// [`REQUESTS_MAX`] tensors in full. If there are more, only the last of the reports says that this rank joins or
     /// closes, so that the coordinator first receives all tensors of this rank.
-    pub(super) fn take_report(&mut self) -> Option<Report> {
+    pub(super) fn take_report(&mut self) -> Option<RankReport> {
         let report = &mut self.report;
         if report.slots.is_empty() && report.requests.is_empty() && !report.joins && !report.closes {
             return None;
         }
         self.statistics.reports += 1;
-        let mut taken = Report { messages_read: report.messages_read, ..std::mem::take(report) };
+        let mut taken = RankReport { messages_read: report.messages_read, ..std::mem::take(report) };
         report.messages_read = taken.messages_read;
         if taken.requests.len() > REQUESTS_MAX {
             report.requests = taken.requests.split_off(REQUESTS_MAX);
@@ -211,7 +211,7 @@ impl<P> Client<P> {
     /// Ends the client. Returns the data of the tensors whose operations have not begun.
     pub(super) fn end(&mut self) -> Vec<P> {
         self.has_closed = true;
-        self.report = Report::default();
+        self.report = RankReport::default();
         std::mem::take(&mut self.tensors).into_values().filter_map(|(_, payload)| payload).collect()
     }
 }

@@ -1,21 +1,20 @@
 //! The coordinator of the negotiation, which runs on rank 0 of the group. It records which ranks have submitted which
-//! tensors, and decides which tensors run. It uses no clock and no IO: the time is an argument.
+//! tensors, and decides which tensors run. It uses no clock and no IO: the time since the start of the
+//! coordinator is an argument.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::cache::CacheDirectory;
 use super::client::TENSORS_MAX;
 use super::error::Violation;
 use super::message::{
-    AnnouncedTensor, CoordinatorMessage, Instruction, REFUSALS_MAX, REQUESTS_MAX, RefusalKind, Report,
+    AnnouncedTensor, CoordinatorMessage, Instruction, REFUSALS_MAX, REQUESTS_MAX, RankReport, RefusalKind,
     Request, Signature, TensorOp,
 };
 use super::stalls::StallWatch;
 use crate::types::{Rank, ReduceOp};
-
-/// The time since the start of the coordinator.
-pub(super) type Timestamp = std::time::Duration;
 
 /// The limits of the coordinator.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +32,7 @@ pub(super) struct Coordinator {
     limits: CoordinatorLimits,
     /// For each rank of the group, the number of this rank in the job.
     pub(super) members: Arc<[Rank]>,
-    pub(super) ranks: Vec<RankStatus>,
+    pub(super) ranks: Vec<MemberState>,
     /// The number of ranks that have joined or closed.
     inactive: usize,
     /// The tensors, by name, that at least one rank has submitted and that still wait for a decision
@@ -55,7 +54,7 @@ pub(super) struct Coordinator {
 
 /// The state of one rank.
 #[derive(Clone, Copy, Default)]
-pub(super) struct RankStatus {
+pub(super) struct MemberState {
     /// The number of the coordinator's messages that the rank has read.
     messages_read: u64,
     pub(super) has_joined: bool,
@@ -64,7 +63,7 @@ pub(super) struct RankStatus {
     pending: usize,
 }
 
-impl RankStatus {
+impl MemberState {
     /// Returns whether the rank has joined or closed, and so submits no tensors.
     pub(super) fn is_inactive(self) -> bool {
         self.has_joined || self.has_closed
@@ -74,7 +73,7 @@ impl RankStatus {
 /// A tensor that at least one rank has submitted.
 pub(super) struct PendingTensor {
     pub(super) submissions: BTreeMap<Rank, Signature>,
-    pub(super) first_submission: Timestamp,
+    pub(super) first_submission: Duration,
 }
 
 impl Coordinator {
@@ -82,7 +81,7 @@ impl Coordinator {
     pub(super) fn new(limits: CoordinatorLimits, members: Arc<[Rank]>, watch: StallWatch) -> Self {
         Self {
             limits,
-            ranks: vec![RankStatus::default(); members.len()],
+            ranks: vec![MemberState::default(); members.len()],
             inactive: 0,
             members,
             pending: BTreeMap::new(),
@@ -103,7 +102,7 @@ impl Coordinator {
     }
 
     /// Processes a report of a rank.
-    pub(super) fn report(&mut self, now: Timestamp, from: Rank, report: Report) -> Result<(), Violation> {
+    pub(super) fn report(&mut self, now: Duration, from: Rank, report: RankReport) -> Result<(), Violation> {
         let messages = self.messages;
         let Some(status) = self.ranks.get_mut(from.index()) else {
             return Err(Violation("it is not a rank of the group".into()));
@@ -145,7 +144,7 @@ impl Coordinator {
         Ok(())
     }
 
-    fn submit(&mut self, now: Timestamp, from: Rank, request: Request) -> Result<(), Violation> {
+    fn submit(&mut self, now: Duration, from: Rank, request: Request) -> Result<(), Violation> {
         let status = &mut self.ranks[from.index()];
         status.pending += 1;
         if status.pending > TENSORS_MAX {
@@ -174,8 +173,8 @@ impl Coordinator {
                 let rank = Rank::new(index as u32);
                 match status {
                     _ if entry.submissions.contains_key(&rank) => {}
-                    RankStatus { has_closed: true, .. } => closed.push(rank),
-                    RankStatus { has_joined: true, .. } => joined.push(rank),
+                    MemberState { has_closed: true, .. } => closed.push(rank),
+                    MemberState { has_joined: true, .. } => joined.push(rank),
                     _ => is_awaited = true,
                 }
             }
@@ -235,7 +234,7 @@ impl Coordinator {
     }
 
     /// Records that an operation has ended on this rank, so that another one may begin.
-    pub(super) fn complete(&mut self, now: Timestamp) {
+    pub(super) fn complete(&mut self, now: Duration) {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.watch.record_activity(now);
     }

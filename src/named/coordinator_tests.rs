@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::coordinator::{Coordinator, CoordinatorLimits, Timestamp};
-use super::message::{AnnouncedTensor, Instruction, RefusalKind, Report, Request, Signature, TensorOp};
+use super::coordinator::{Coordinator, CoordinatorLimits};
+use super::message::{AnnouncedTensor, Instruction, RankReport, RefusalKind, Request, Signature, TensorOp};
 use super::stalls::{StallReport, StallWatch};
 use crate::types::{DType, Rank, ReduceOp};
 
 const SUM: Signature = Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count: 4 };
 const LIMITS: CoordinatorLimits = CoordinatorLimits { fusion_bytes: 64, capacity: 8, outstanding_max: 1 };
-const T0: Timestamp = Timestamp::ZERO;
+const T0: Duration = Duration::ZERO;
 
 fn coordinator(n: u32) -> Coordinator {
     // In the job, the ranks of the group have the numbers 10, 11, ...
@@ -22,12 +22,12 @@ fn request(name: &str, signature: Signature) -> Request {
     Request { name: name.into(), signature }
 }
 
-fn submissions(names: &[&str], signature: Signature) -> Report {
+fn submissions(names: &[&str], signature: Signature) -> RankReport {
     let requests = names.iter().map(|name| request(name, signature)).collect();
-    Report { requests, ..Report::default() }
+    RankReport { requests, ..RankReport::default() }
 }
 
-fn send_report(coordinator: &mut Coordinator, rank: u32, report: Report) {
+fn send_report(coordinator: &mut Coordinator, rank: u32, report: RankReport) {
     coordinator.report(T0, Rank::new(rank), report).expect("the report should be valid");
 }
 
@@ -45,12 +45,12 @@ fn next_runs(coordinator: &mut Coordinator) -> Vec<Vec<String>> {
     runs.map(|tensors| tensors.into_iter().map(name).collect()).collect()
 }
 
-fn join_report() -> Report {
-    Report { joins: true, ..Report::default() }
+fn join_report() -> RankReport {
+    RankReport { joins: true, ..RankReport::default() }
 }
 
-fn close_report() -> Report {
-    Report { closes: true, ..Report::default() }
+fn close_report() -> RankReport {
+    RankReport { closes: true, ..RankReport::default() }
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn only_tensors_of_the_same_kind_are_fused_and_others_run_later() {
     let long = Signature { count: 100, ..SUM };
     let all = [("a", SUM), ("m", max), ("b", SUM), ("g", gather), ("h", gather), ("l", long), ("n", max)];
     let requests = all.map(|(name, signature)| request(name, signature)).to_vec();
-    send_report(&mut coordinator, 0, Report { requests, ..Report::default() });
+    send_report(&mut coordinator, 0, RankReport { requests, ..RankReport::default() });
     let mut order = Vec::new();
     for _ in 0..5 {
         order.extend(next_runs(&mut coordinator));
@@ -92,7 +92,11 @@ fn a_cached_tensor_is_reported_and_announced_by_its_slot() {
     send_report(&mut coordinator, 0, submissions(&["a"], SUM));
     assert_eq!(next_runs(&mut coordinator), [["a"]]);
     coordinator.complete(T0);
-    send_report(&mut coordinator, 0, Report { messages_read: 1, slots: [0].into(), ..Report::default() });
+    send_report(
+        &mut coordinator,
+        0,
+        RankReport { messages_read: 1, slots: [0].into(), ..RankReport::default() },
+    );
     assert_eq!(next_runs(&mut coordinator), [["#0"]]);
 }
 
@@ -132,7 +136,7 @@ fn tensors_do_not_wait_for_joined_ranks_and_all_ranks_continue_when_all_have_joi
     coordinator.complete(T0);
     let message = coordinator.next_message().expect("all ranks should have joined");
     assert_eq!(message.instructions, [Instruction::Joined(Rank::ZERO)]);
-    send_report(&mut coordinator, 1, Report { messages_read: 3, ..submissions(&["b"], SUM) });
+    send_report(&mut coordinator, 1, RankReport { messages_read: 3, ..submissions(&["b"], SUM) });
     assert_eq!(coordinator.next_message(), None);
 }
 
@@ -140,7 +144,7 @@ fn tensors_do_not_wait_for_joined_ranks_and_all_ranks_continue_when_all_have_joi
 fn tensors_that_a_closed_rank_has_not_submitted_are_refused() {
     let mut coordinator = coordinator(2);
     send_report(&mut coordinator, 0, submissions(&["a", "b"], SUM));
-    send_report(&mut coordinator, 1, Report { closes: true, ..submissions(&["b"], SUM) });
+    send_report(&mut coordinator, 1, RankReport { closes: true, ..submissions(&["b"], SUM) });
     let message = coordinator.next_message().expect("there should be a message");
     let reason = "rank 11 closed without submitting it".into();
     let refuse = Instruction::Refuse { name: "a".into(), refusal: RefusalKind::Left, reason };
@@ -159,9 +163,9 @@ fn tensors_that_a_closed_rank_has_not_submitted_are_refused() {
 fn invalid_reports_are_violations() {
     let violation = |report| coordinator(2).report(T0, Rank::ZERO, report).unwrap_err().0;
     assert!(violation(submissions(&["a", "a"], SUM)).contains("twice"));
-    assert!(violation(Report { slots: [3].into(), ..Report::default() }).contains("empty"));
-    assert!(violation(Report { slots: [9000].into(), ..Report::default() }).contains("empty"));
-    assert!(violation(Report { messages_read: 1, ..Report::default() }).contains("has read"));
+    assert!(violation(RankReport { slots: [3].into(), ..RankReport::default() }).contains("empty"));
+    assert!(violation(RankReport { slots: [9000].into(), ..RankReport::default() }).contains("empty"));
+    assert!(violation(RankReport { messages_read: 1, ..RankReport::default() }).contains("has read"));
     let from_rank_2_of_2 = coordinator(2).report(T0, Rank::new(2), close_report());
     assert!(from_rank_2_of_2.unwrap_err().0.contains("not a rank of the group"));
 }

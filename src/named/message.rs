@@ -109,7 +109,7 @@ pub(super) struct Request {
 
 /// A report from a rank to the coordinator.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Report {
+pub(super) struct RankReport {
     /// The number of the coordinator's messages that the rank had read when it wrote this report.
     pub(super) messages_read: u64,
     /// The submitted tensors that are in the response cache, by their slots.
@@ -163,7 +163,7 @@ pub(super) enum RefusalKind {
 /// The value of a slot field that contains no slot.
 const NO_SLOT: u16 = u16::MAX;
 
-impl Report {
+impl RankReport {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bits = vec![0u8; self.slots.last().map_or(0, |&last| usize::from(last) / 8 + 1)];
         for &slot in &self.slots {
@@ -421,9 +421,9 @@ mod tests {
             [TensorOp::AllReduce(ReduceOp::Average), TensorOp::Broadcast(Rank::new(3)), TensorOp::AllGather];
         let make = |kind| Request { signature: Signature { kind, ..request("x").signature }, ..request("y") };
         let requests = kinds.map(make).to_vec();
-        let report =
-            Report { messages_read: 9, slots: [0, 7, 8, 1023].into(), requests, joins: true, closes: false };
-        assert_eq!(Report::decode(&report.encode(), WORLD), Ok(report));
+        let slots = [0, 7, 8, 1023].into();
+        let report = RankReport { messages_read: 9, slots, requests, joins: true, closes: false };
+        assert_eq!(RankReport::decode(&report.encode(), WORLD), Ok(report));
         let tensors = vec![
             AnnouncedTensor::Cached(3),
             AnnouncedTensor::Named(request("a"), Some(4)),
@@ -444,7 +444,7 @@ mod tests {
 
     #[test]
     fn a_report_of_1024_cached_tensors_has_less_than_150_bytes() {
-        let report = Report { messages_read: 1000, slots: (0..1024).collect(), ..Report::default() };
+        let report = RankReport { messages_read: 1000, slots: (0..1024).collect(), ..RankReport::default() };
         assert_eq!(report.encode().len(), 8 + 1 + 2 + 128 + 2);
     }
 
@@ -452,10 +452,10 @@ mod tests {
     fn reports_that_exceed_a_limit_are_refused() {
         let encode = |name: &str, signature| {
             let requests = vec![Request { name: name.into(), signature }];
-            Report { requests, ..Report::default() }.encode()
+            RankReport { requests, ..RankReport::default() }.encode()
         };
         let good = request("x").signature;
-        let violation = |bytes: &[u8]| Report::decode(bytes, WORLD).unwrap_err().0;
+        let violation = |bytes: &[u8]| RankReport::decode(bytes, WORLD).unwrap_err().0;
         assert!(violation(&encode("", good)).contains("1 to 256 bytes"));
         assert!(violation(&encode("x", Signature { count: u64::MAX, ..good })).contains("is more than"));
         let gather = Signature { kind: TensorOp::AllGather, count: TENSOR_BYTES_MAX / 8, ..good };
@@ -464,11 +464,11 @@ mod tests {
         assert!(violation(&encode("x", Signature { kind: root, ..good })).contains("is not a rank"));
         let custom = TensorOp::AllReduce(ReduceOp::Custom);
         assert!(violation(&encode("x", Signature { kind: custom, ..good })).contains("not defined"));
-        let many = Report { requests: vec![request("x"); REQUESTS_MAX + 1], ..Report::default() };
+        let many = RankReport { requests: vec![request("x"); REQUESTS_MAX + 1], ..RankReport::default() };
         assert!(violation(&many.encode()).contains("requests are more than"));
-        let long = Report { slots: [SLOTS_MAX].into(), ..Report::default() };
+        let long = RankReport { slots: [SLOTS_MAX].into(), ..RankReport::default() };
         assert!(violation(&long.encode()).contains("bit vector"));
-        let mut trailing = Report::default().encode();
+        let mut trailing = RankReport::default().encode();
         trailing.push(0);
         assert!(violation(&trailing).contains("too many"));
         assert!(violation(&trailing[..5]).contains("cut off"));
@@ -479,17 +479,17 @@ mod tests {
 
         #[test]
         fn decoding_any_bytes_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Report::decode(&bytes, WORLD);
+            let _ = RankReport::decode(&bytes, WORLD);
             let _ = CoordinatorMessage::decode(&bytes, WORLD);
         }
 
         #[test]
         fn decoding_a_message_with_a_changed_byte_does_not_panic(at in 0usize..60, byte in any::<u8>()) {
-            let report = Report { requests: vec![request("abc")], slots: [3].into(), ..Report::default() };
+            let report = RankReport { requests: vec![request("abc")], slots: [3].into(), ..RankReport::default() };
             let mut bytes = report.encode();
             let at = at % bytes.len();
             bytes[at] = byte;
-            let _ = Report::decode(&bytes, WORLD);
+            let _ = RankReport::decode(&bytes, WORLD);
             let tensors = vec![AnnouncedTensor::Cached(3), AnnouncedTensor::Named(request("a"), Some(4))];
             let mut bytes = CoordinatorMessage { instructions: vec![Instruction::Run(tensors)], retired: vec![1] }.encode();
             let at = at % bytes.len();

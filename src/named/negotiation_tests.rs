@@ -8,8 +8,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::client::{Client, ClientAction};
-use super::coordinator::{Coordinator, CoordinatorLimits, Timestamp};
-use super::message::{CoordinatorMessage, Report, Signature, TensorOp};
+use super::coordinator::{Coordinator, CoordinatorLimits};
+use super::message::{CoordinatorMessage, RankReport, Signature, TensorOp};
 use super::stalls::StallWatch;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
@@ -28,7 +28,7 @@ type FinishedTensor = (String, Option<(usize, usize)>);
 struct SimulatedRank {
     client: Client<(usize, usize)>,
     actions: VecDeque<TestAction>,
-    reports: VecDeque<Report>,
+    reports: VecDeque<RankReport>,
     messages: VecDeque<CoordinatorMessage>,
     /// The operations that run, the oldest first. Each has the names of the tensors that this rank has submitted.
     running: VecDeque<Vec<String>>,
@@ -107,10 +107,10 @@ impl SimulatedGroup {
             2 => {
                 let Some(report) = node.reports.pop_front() else { return false };
                 let sent =
-                    Report::decode(&report.encode(), self.size).expect("a sent message can be decoded");
+                    RankReport::decode(&report.encode(), self.size).expect("a sent message can be decoded");
                 assert_eq!(sent, report);
                 self.coordinator
-                    .report(Timestamp::ZERO, Rank::new(rank as u32), report)
+                    .report(Duration::ZERO, Rank::new(rank as u32), report)
                     .expect("the report is valid");
                 self.send_messages();
                 true
@@ -139,7 +139,7 @@ impl SimulatedGroup {
                     node.client.release_name(&name);
                 }
                 if rank == 0 {
-                    self.coordinator.complete(Timestamp::ZERO);
+                    self.coordinator.complete(Duration::ZERO);
                     self.send_messages();
                 }
                 true

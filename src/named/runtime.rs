@@ -14,7 +14,7 @@ use super::client::{Client, ClientAction};
 use super::coordinator::Coordinator;
 use super::error::{NamedError, Violation};
 use super::execute::{self, BegunOperation, Promise, TensorPayload, lock};
-use super::message::{CoordinatorMessage, MESSAGE_BYTES_MAX, Report};
+use super::message::{CoordinatorMessage, MESSAGE_BYTES_MAX, RankReport};
 use crate::group::{Error, Group, Source};
 use crate::types::Rank;
 
@@ -132,7 +132,7 @@ impl NamedShared {
 
     /// Sends one report and waits until it has been sent. Tensors that are submitted in the meantime are in the next
     /// report.
-    fn send_report(&self, report: Report) -> Result<(), Error> {
+    fn send_report(&self, report: RankReport) -> Result<(), Error> {
         if let Some(leader) = &self.leader {
             return self.process_report(leader, Rank::ZERO, Ok(report));
         }
@@ -156,14 +156,14 @@ impl NamedShared {
             (control.receive_async::<u8>(MESSAGE_BYTES_MAX, Source::Any, REPORT)?, control.size())
         };
         let received = receive.wait()?;
-        self.process_report(leader, received.status.source, Report::decode(&received.elements, world))
+        self.process_report(leader, received.status.source, RankReport::decode(&received.elements, world))
     }
 
     fn process_report(
         &self,
         leader: &LeaderState,
         from: Rank,
-        report: Result<Report, Violation>,
+        report: Result<RankReport, Violation>,
     ) -> Result<(), Error> {
         let mut coordinator = lock(&leader.coordinator);
         let result = report.and_then(|report| coordinator.report(self.epoch.elapsed(), from, report));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::coordinator::{Coordinator, Timestamp};
+use super::coordinator::Coordinator;
 use crate::types::Rank;
 
 /// The largest number of ranks that a message lists.
@@ -52,7 +52,7 @@ pub(super) struct StallWatch {
     warning: Duration,
     abort: Option<Duration>,
     /// The time of the last activity: a report of a rank, or the end of an operation.
-    last_activity: Timestamp,
+    last_activity: Duration,
     /// The reported stalls that still wait, by the name of the tensor.
     reported: BTreeMap<Option<String>, Stall>,
 }
@@ -68,11 +68,11 @@ pub(super) struct StallReport {
 
 impl StallWatch {
     pub(super) fn new(warning: Duration, abort: Option<Duration>) -> Self {
-        Self { warning, abort, last_activity: Timestamp::ZERO, reported: BTreeMap::new() }
+        Self { warning, abort, last_activity: Duration::ZERO, reported: BTreeMap::new() }
     }
 
     /// Records that a rank has sent a report or an operation has ended.
-    pub(super) fn record_activity(&mut self, now: Timestamp) {
+    pub(super) fn record_activity(&mut self, now: Duration) {
         self.last_activity = now;
         self.reported.remove(&None);
     }
@@ -93,9 +93,9 @@ impl StallWatch {
 
 impl Coordinator {
     /// Returns the new stalls, and the reason to end the job if a stall has lasted too long.
-    pub(super) fn check(&mut self, now: Timestamp) -> StallReport {
+    pub(super) fn check(&mut self, now: Duration) -> StallReport {
         let mut report = StallReport::default();
-        let mut waiting: Vec<(Option<&str>, Timestamp)> =
+        let mut waiting: Vec<(Option<&str>, Duration)> =
             self.pending.iter().map(|(name, entry)| (Some(name.as_str()), entry.first_submission)).collect();
         if self.ranks.iter().any(|status| status.is_inactive()) {
             waiting.push((None, self.watch.last_activity));

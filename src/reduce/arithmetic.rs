@@ -144,7 +144,7 @@ located! {
 }
 
 /// A reduction of two elements.
-pub(super) trait Reduction<N> {
+pub(super) trait BinaryReduction<N> {
     fn apply(a: N, b: N) -> N;
 }
 
@@ -153,7 +153,7 @@ macro_rules! reductions {
     ($kind:ident: $( $name:ident => |$a:ident, $b:ident| $result:expr; )+) => { $(
         pub(super) struct $name;
 
-        impl<N: $kind> Reduction<N> for $name {
+        impl<N: $kind> BinaryReduction<N> for $name {
             #[inline(always)]
             fn apply($a: N, $b: N) -> N { $result }
         }
@@ -182,21 +182,21 @@ reductions! { Located:
 }
 
 /// The operation that is applied to each result before it is stored: a division for an average, or nothing.
-pub(super) trait Finish<N> {
+pub(super) trait Epilogue<N> {
     fn apply(value: N, divisor: u32) -> N;
 }
 
 pub(super) struct Keep;
 pub(super) struct Divide;
 
-impl<N> Finish<N> for Keep {
+impl<N> Epilogue<N> for Keep {
     #[inline(always)]
     fn apply(value: N, _: u32) -> N {
         value
     }
 }
 
-impl<N: Number> Finish<N> for Divide {
+impl<N: Number> Epilogue<N> for Divide {
     #[inline(always)]
     fn apply(value: N, divisor: u32) -> N {
         value.divide(divisor)
@@ -205,7 +205,7 @@ impl<N: Number> Finish<N> for Divide {
 
 /// Computes `accumulator[i] = finish(reduce(accumulator[i], input[i]))` for all elements.
 #[inline(always)]
-pub(super) fn reduce_slice<N: Copy, R: Reduction<N>, F: Finish<N>>(
+pub(super) fn reduce_slice<N: Copy, R: BinaryReduction<N>, F: Epilogue<N>>(
     accumulator: &mut [N],
     input: &[N],
     divisor: u32,

@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 
 use super::arithmetic::{
-    BitAnd, BitOr, BitXor, Divide, Finish, Integer, Keep, Located, LogicalAnd, LogicalOr, LogicalXor, Max,
-    MaxLoc, Min, MinLoc, Number, Product, Reduction, Sum, reduce_slice,
+    BinaryReduction, BitAnd, BitOr, BitXor, Divide, Epilogue, Integer, Keep, Located, LogicalAnd, LogicalOr,
+    LogicalXor, Max, MaxLoc, Min, MinLoc, Number, Product, Sum, reduce_slice,
 };
 use super::half_floats::reduce_half_slice;
 use super::kernel::{Kernel, Kernels};
@@ -52,7 +52,7 @@ trait Loop {
 pub(super) trait StoredElement: bytemuck::Pod {
     type Computed: Copy;
 
-    fn reduce_slice<R: Reduction<Self::Computed>, F: Finish<Self::Computed>>(
+    fn reduce_slice<R: BinaryReduction<Self::Computed>, F: Epilogue<Self::Computed>>(
         accumulator: &mut [Self],
         input: &[Self],
         divisor: u32,
@@ -65,7 +65,7 @@ macro_rules! stored {
             type Computed = stored!(@ $computed $ty);
 
             #[inline(always)]
-            fn reduce_slice<R: Reduction<Self::Computed>, F: Finish<Self::Computed>>(
+            fn reduce_slice<R: BinaryReduction<Self::Computed>, F: Epilogue<Self::Computed>>(
                 accumulator: &mut [Self],
                 input: &[Self],
                 divisor: u32,
@@ -84,7 +84,7 @@ stored!(f32 = reduce_half_slice: f16, bf16);
 /// The loop for elements of type `S` with the reduction `R` and the last operation `F`.
 struct LoopOver<S, R, F>(std::marker::PhantomData<(S, R, F)>);
 
-impl<S: StoredElement, R: Reduction<S::Computed>, F: Finish<S::Computed>> Loop for LoopOver<S, R, F> {
+impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: Epilogue<S::Computed>> Loop for LoopOver<S, R, F> {
     #[inline(always)]
     fn run(accumulator: &mut [u8], input: &[u8], divisor: u32) {
         assert_eq!(accumulator.len(), input.len(), "both slices of a kernel have the same length");
@@ -105,7 +105,9 @@ fn kernel_for_width<L: Loop>(width: VectorWidth) -> Kernel {
 }
 
 /// Returns the kernels of a reduction that treats the last contribution like all others.
-fn kernels_without_division<S: StoredElement, R: Reduction<S::Computed>>(width: VectorWidth) -> Kernels {
+fn kernels_without_division<S: StoredElement, R: BinaryReduction<S::Computed>>(
+    width: VectorWidth,
+) -> Kernels {
     let kernel = kernel_for_width::<LoopOver<S, R, Keep>>(width);
     Kernels { reduce: kernel.clone(), reduce_last: kernel }
 }

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 
-use super::arithmetic::{Finish, Reduction, reduce_slice};
+use super::arithmetic::{BinaryReduction, Epilogue, reduce_slice};
 
 /// The number of elements that are widened at a time. Each of the two operands then has 2 KiB of `f32`.
 const BLOCK: usize = 512;
@@ -94,7 +94,7 @@ impl Half for bf16 {
 
 /// Computes `accumulator[i] = finish(reduce(accumulator[i], input[i]))` for all elements, in blocks of `f32`.
 #[inline(always)]
-pub(super) fn reduce_half_slice<H: Half, R: Reduction<f32>, F: Finish<f32>>(
+pub(super) fn reduce_half_slice<H: Half, R: BinaryReduction<f32>, F: Epilogue<f32>>(
     accumulator: &mut [H],
     input: &[H],
     divisor: u32,

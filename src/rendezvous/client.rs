@@ -11,7 +11,7 @@ use super::{Member, Roster, StartError};
 use crate::transport::handshake::{DialError, Identity, advance, nonce};
 use crate::transport::listener::HANDSHAKE_TIMEOUT;
 use crate::types::{Rank, WorldSize};
-use crate::wire::handshake::{Dialer, Introduction, Purpose, Stream};
+use crate::wire::handshake::{Dialer, Introduction, Purpose, StreamId};
 
 /// The pause between two attempts to reach the rendezvous, which may not have been started yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -74,7 +74,7 @@ pub fn register(
 impl Registration<'_> {
     /// Dials until the rendezvous answers and the handshake is complete.
     fn connect(&self, started: Instant) -> Result<TcpStream, StartError> {
-        let (from, to, stream) = (self.rank, Rank::ZERO, Stream::ONLY);
+        let (from, to, stream) = (self.rank, Rank::ZERO, StreamId::ONLY);
         let introduction = Introduction { purpose: Purpose::Rendezvous, from, to, stream };
         let mut has_warned = false;
         loop {

@@ -42,7 +42,7 @@ pub fn serve(
     name: impl Fn(Rank) -> String,
 ) -> Result<Roster, StartError> {
     let (_sender, commands) = channel();
-    let mut registry = Registry::new(listener, world, start_timeout, Audience::AllRanks);
+    let mut registry = RankRegistry::new(listener, world, start_timeout, Audience::AllRanks);
     registry.add(own.0, own.1);
     let roster = registry.run(&commands, &name)?.unwrap_or(Roster { members: Vec::new() });
     let members = roster.members.clone();
@@ -97,7 +97,7 @@ impl Server {
         let waker = listener.waker();
         let (commands, receiver) = channel();
         let serve = move || {
-            let mut registry = Registry::new(&mut listener, world, start_timeout, Audience::LowestRank);
+            let mut registry = RankRegistry::new(&mut listener, world, start_timeout, Audience::LowestRank);
             match registry.run(&receiver, &|rank| format!("rank {rank}")) {
                 Ok(_) => log::debug!("all {world} ranks have registered"),
                 // The ranks that have registered know the error and report it. Other ranks may still register.
@@ -178,7 +178,7 @@ enum Audience {
 }
 
 /// The ranks that have registered so far.
-struct Registry<'a> {
+struct RankRegistry<'a> {
     listener: &'a mut Listener,
     world: WorldSize,
     start_timeout: Duration,
@@ -187,11 +187,11 @@ struct Registry<'a> {
     /// The time of the first registration and the time of the next notice about missing ranks.
     notice: Option<(Duration, Duration)>,
     members: BTreeMap<Rank, Member>,
-    clients: BTreeMap<Token, Client>,
+    clients: BTreeMap<Token, ClientConnection>,
 }
 
 /// A rank's connection to the rendezvous.
-struct Client {
+struct ClientConnection {
     stream: TcpStream,
     rank: Rank,
     state: ClientState,
@@ -218,7 +218,7 @@ enum ServeError {
     System(io::Error),
 }
 
-impl<'a> Registry<'a> {
+impl<'a> RankRegistry<'a> {
     fn new(
         listener: &'a mut Listener,
         world: WorldSize,
@@ -286,7 +286,7 @@ impl<'a> Registry<'a> {
         }
         let bytes = message::encode(&ToRank::Waiting(absent));
         let registered = self.clients.values_mut().filter(|client| client.state == ClientState::Registered);
-        let mut registered: Vec<&mut Client> = registered.collect();
+        let mut registered: Vec<&mut ClientConnection> = registered.collect();
         registered.sort_by_key(|client| client.rank);
         let count = if self.audience == Audience::AllRanks { registered.len() } else { 1 };
         for client in registered.into_iter().take(count) {
@@ -303,7 +303,7 @@ impl<'a> Registry<'a> {
         self.listener.wait(now, Some(until), events).map_err(ServeError::System)?;
         let mut tokens: Vec<Token> = events.iter().map(|event| event.token).collect();
         while let Some(accepted) = self.listener.take_accepted(Purpose::Rendezvous) {
-            let client = Client {
+            let client = ClientConnection {
                 stream: accepted.stream,
                 rank: accepted.introduction.from,
                 state: ClientState::Known,
@@ -339,14 +339,14 @@ impl<'a> Registry<'a> {
         }
     }
 
-    fn answer_all(&mut self, client: &mut Client) -> Result<(), String> {
+    fn answer_all(&mut self, client: &mut ClientConnection) -> Result<(), String> {
         while let Some(message) = message::decode(&mut client.input, FROM_RANK_BYTES_MAX)? {
             self.answer(client, message);
         }
         Ok(())
     }
 
-    fn answer(&mut self, client: &mut Client, message: FromRank) {
+    fn answer(&mut self, client: &mut ClientConnection, message: FromRank) {
         let reply = match message {
             FromRank::Ask => ToRank::Missing(self.absent()),
             FromRank::Register(_) if client.state == ClientState::Registered => return,
@@ -414,7 +414,7 @@ impl<'a> Registry<'a> {
     }
 }
 
-impl Client {
+impl ClientConnection {
     /// Reads all bytes that have arrived.
     fn read(&mut self) -> Result<(), String> {
         let mut bytes = [0; 4096];

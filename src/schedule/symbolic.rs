@@ -97,13 +97,13 @@ struct RankState {
     /// exactly once.
     finished: Vec<u32>,
     /// The progress of each step's send.
-    sent: Vec<StepProgress>,
+    sent: Vec<TransferProgress>,
     /// The progress of each step's receive.
-    applied: Vec<StepProgress>,
+    applied: Vec<TransferProgress>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct StepProgress {
+struct TransferProgress {
     elements: usize,
     /// Whether the step is done. An empty range is done after one empty message.
     done: bool,
@@ -202,8 +202,8 @@ impl SimulatedWorld {
                 peers: schedule.peers().len(),
                 first_open: 0,
                 finished: vec![0; buffer.len()],
-                sent: vec![StepProgress::default(); schedule.steps.len()],
-                applied: vec![StepProgress::default(); schedule.steps.len()],
+                sent: vec![TransferProgress::default(); schedule.steps.len()],
+                applied: vec![TransferProgress::default(); schedule.steps.len()],
                 schedule,
                 buffer,
             })
@@ -345,7 +345,7 @@ impl SimulatedWorld {
     }
 }
 
-fn advance(progress: &mut StepProgress, range: &Range<usize>, elements: usize) {
+fn advance(progress: &mut TransferProgress, range: &Range<usize>, elements: usize) {
     progress.elements += elements;
     progress.done = progress.elements == range.len();
 }

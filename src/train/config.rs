@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::data::{DataSource, Header, Task};
+use super::data::{DataSource, HeaderRow, Task};
 use super::model::ModelSpec;
 use super::optimizer::Rule;
 use crate::codec::Compression;
@@ -15,7 +15,7 @@ pub struct Config {
     /// The name or number of the column to predict. Needed only for a table.
     pub target: Option<String>,
     /// Whether the first row of a table holds the names of the columns.
-    pub header: Header,
+    pub header: HeaderRow,
     /// The fraction of the rows that is used for testing if the data has no test set: at least 0 and below 1.
     pub test_fraction: f64,
     /// The model. `None` selects [`default_model`].

@@ -10,7 +10,7 @@ use super::optimizer::Rule;
 use super::progress::Observer;
 use super::rank_checks::{check_all_succeeded, first_difference, short_digest};
 use super::report::{Report, parameters_hash};
-use super::setup::{Settings, Setup};
+use super::setup::{Setup, TrainingSettings};
 use super::trainer::{Metrics, Trainer};
 use super::{Phase, TrainError, atomic_file, convergence, curvature};
 use crate::group::{Group, Statistics};
@@ -176,7 +176,7 @@ fn opening_line(group: &Group, config: &Config, setup: &Setup, learning_rate: Op
         0 => "regression".to_owned(),
         count => format!("{count} classes"),
     };
-    let Settings { rule, batch_size, epochs, stops_when_converged, .. } = &setup.settings;
+    let TrainingSettings { rule, batch_size, epochs, stops_when_converged, .. } = &setup.settings;
     format!(
         "{} on {} ({target}): {} training and {} test samples of {} features, {} parameters; {} lr {}, batch {batch_size}, \
          {}{epochs} epochs, seed {}, {} ranks",

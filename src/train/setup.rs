@@ -29,12 +29,12 @@ pub(crate) struct Setup {
     pub(crate) standardizer: Option<Standardizer>,
     /// The digest of the data.
     pub(crate) digest: [u8; 32],
-    pub(crate) settings: Settings,
+    pub(crate) settings: TrainingSettings,
 }
 
 /// The settings of the step loop: the options of the command line, and the defaults for this model and data.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Settings {
+pub(crate) struct TrainingSettings {
     pub(crate) rule: Rule,
     /// The number of samples that all ranks together process in a step.
     pub(crate) batch_size: usize,
@@ -46,7 +46,7 @@ pub(crate) struct Settings {
     pub(crate) epochs_per_record: u64,
 }
 
-impl Settings {
+impl TrainingSettings {
     /// Chooses the settings. By default, a convex model on a table of moderate size is trained with Nesterov's rule and the
     /// whole training set as one batch, until the loss no longer falls. This needs no tuning and reaches the optimum, which
     /// small batches at a constant rate do not reach.
@@ -100,7 +100,7 @@ impl Setup {
                 DataError::Unsuitable(format!("{model} on {columns} features has too many parameters"))
             })?;
         let digest = dataset.digest();
-        let settings = Settings::new(config, &model, &dataset);
+        let settings = TrainingSettings::new(config, &model, &dataset);
         Ok(Self { dataset, model, network, standardizer, digest, settings })
     }
 

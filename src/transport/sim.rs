@@ -91,7 +91,7 @@ pub struct SimNetwork {
     now: Duration,
     random: StdRng,
     /// The data in flight from the first rank of each key to the second rank.
-    pipes: BTreeMap<(Rank, Rank), Pipe>,
+    pipes: BTreeMap<(Rank, Rank), SimPipe>,
     /// The requested links. The key is the two ranks, the lower one first.
     links: BTreeMap<(Rank, Rank), SimLink>,
     bytes_moved: u64,
@@ -108,7 +108,7 @@ struct SimLink {
 }
 
 #[derive(Default)]
-struct Pipe {
+struct SimPipe {
     /// The pieces in flight, each with the time at which all of it has arrived.
     in_flight: VecDeque<(Duration, VecDeque<u8>)>,
     bytes: usize,

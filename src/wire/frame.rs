@@ -22,7 +22,7 @@ const _: () = assert!(SEGMENT_BYTES_MAX <= u32::MAX as usize);
 
 /// The kinds of frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum FrameKind {
     /// The payload is a segment of an operation's data, and may be empty.
     Data = 1,
     /// The job failed; the payload is the root cause.
@@ -41,7 +41,7 @@ pub enum Kind {
     Wake = 7,
 }
 
-impl Kind {
+impl FrameKind {
     fn from_byte(byte: u8) -> Option<Self> {
         let all =
             [Self::Data, Self::Abort, Self::Goodbye, Self::Ready, Self::Credit, Self::Announce, Self::Wake];
@@ -60,9 +60,9 @@ impl Kind {
 
 /// A frame's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Header {
+pub struct FrameHeader {
     /// What the frame is for.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// The group within the job.
     pub group: u32,
     /// The operation's number within its group; for a point-to-point message, its number on the link.
@@ -73,7 +73,7 @@ pub struct Header {
     /// The number of the step among the operation's steps from this sender to this receiver, counted from 0.
     pub message: u32,
     /// The index of the segment's first element within its step. Ready and credit frames use this field differently: see
-    /// [`Kind`].
+    /// [`FrameKind`].
     pub offset: u64,
     /// Whether the segment was sent on credit, before the sender knew that the receiver is ready.
     pub eager: bool,
@@ -113,10 +113,10 @@ pub enum HeaderError {
     },
 }
 
-impl Header {
+impl FrameHeader {
     /// A header with empty fields.
     pub const EMPTY: Self = Self {
-        kind: Kind::Goodbye,
+        kind: FrameKind::Goodbye,
         group: 0,
         sequence: 0,
         contract: Contract::NONE,
@@ -188,7 +188,7 @@ impl Header {
                     value: u16::from_le_bytes(magic).into(),
                 });
             }
-            let kind = Kind::from_byte(kind).ok_or(unknown("kind", kind))?;
+            let kind = FrameKind::from_byte(kind).ok_or(unknown("kind", kind))?;
             if flags & !(FLAG_PAYLOAD_CRC | FLAG_EAGER) != 0 {
                 return Err(unknown("flags", flags));
             }
@@ -244,7 +244,7 @@ pub(crate) mod tests {
             })
     }
 
-    fn headers() -> impl Strategy<Value = Header> {
+    fn headers() -> impl Strategy<Value = FrameHeader> {
         (
             (1..=6u8, any::<u32>(), any::<u64>()),
             contracts(),
@@ -254,9 +254,9 @@ pub(crate) mod tests {
         )
             .prop_map(
                 |((kind, group, sequence), contract, (message, offset, eager), payload, payload_crc)| {
-                    let kind = Kind::from_byte(kind).unwrap();
+                    let kind = FrameKind::from_byte(kind).unwrap();
                     let payload_bytes = payload.min(kind.payload_bytes_max() as u32);
-                    Header {
+                    FrameHeader {
                         kind,
                         group,
                         sequence,
@@ -274,14 +274,14 @@ pub(crate) mod tests {
     proptest! {
         #[test]
         fn a_decoded_header_equals_the_encoded_one(header in headers()) {
-            prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
+            prop_assert_eq!(FrameHeader::decode(&header.encode()), Ok(header));
         }
 
         #[test]
         fn a_flipped_bit_is_detected(header in headers(), bit in 0..HEADER_BYTES * 8) {
             let mut bytes = header.encode();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            let is_corrupt = matches!(Header::decode(&bytes), Err(HeaderError::Corrupt { .. }));
+            let is_corrupt = matches!(FrameHeader::decode(&bytes), Err(HeaderError::Corrupt { .. }));
             prop_assert!(is_corrupt);
         }
 
@@ -295,7 +295,7 @@ pub(crate) mod tests {
             }))) {
             let crc = crate::wire::crc32c(&bytes[..60]);
             bytes[60..].copy_from_slice(&crc.to_le_bytes());
-            let _ = Header::decode(&bytes);
+            let _ = FrameHeader::decode(&bytes);
         }
     }
 
@@ -310,8 +310,8 @@ pub(crate) mod tests {
             count: u64::MAX,
             layout: 0,
         };
-        let mut header = Header {
-            kind: Kind::Abort,
+        let mut header = FrameHeader {
+            kind: FrameKind::Abort,
             group: 0,
             sequence: 0,
             contract,
@@ -321,8 +321,8 @@ pub(crate) mod tests {
             payload_bytes: CONTROL_BYTES_MAX as u32 + 1,
             payload_crc: None,
         };
-        assert!(matches!(Header::decode(&header.encode()), Err(HeaderError::TooLong { .. })));
-        header.kind = Kind::Data;
-        assert!(Header::decode(&header.encode()).is_ok());
+        assert!(matches!(FrameHeader::decode(&header.encode()), Err(HeaderError::TooLong { .. })));
+        header.kind = FrameKind::Data;
+        assert!(FrameHeader::decode(&header.encode()).is_ok());
     }
 }

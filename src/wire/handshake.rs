@@ -54,14 +54,14 @@ pub const STREAMS_MAX: u8 = 8;
 
 /// Identifies one of a link's connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stream {
+pub struct StreamId {
     /// The number of the connection, counted from 0. Connection 0 is opened first. The same rank opens all of them.
     pub index: u8,
     /// The number of connections of the link.
     pub total: u8,
 }
 
-impl Stream {
+impl StreamId {
     /// The only connection of a link.
     pub const ONLY: Self = Self { index: 0, total: 1 };
 
@@ -80,8 +80,8 @@ pub struct Introduction {
     pub from: Rank,
     /// The rank that is dialed; for the rendezvous, the rank that serves it.
     pub to: Rank,
-    /// The connection's number within its link; for the rendezvous, [`Stream::ONLY`].
-    pub stream: Stream,
+    /// The connection's number within its link; for the rendezvous, [`StreamId::ONLY`].
+    pub stream: StreamId,
 }
 
 /// Why the acceptor refused a connection. The verdict contains it. The texts describe the dialer.
@@ -372,7 +372,7 @@ impl Acceptor {
             reader.bytes(13)?;
             let _world = reader.u32()?;
             let (from, to) = (Rank::new(reader.u32()?), Rank::new(reader.u32()?));
-            let stream = Stream { index: reader.u8()?, total: reader.u8()? };
+            let stream = StreamId { index: reader.u8()?, total: reader.u8()? };
             Some(Introduction { purpose, from, to, stream })
         })()
         .ok_or(HandshakeError::Unknown("purpose"))?;

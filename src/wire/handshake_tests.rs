@@ -3,7 +3,7 @@
 use super::Secret;
 use super::handshake::{
     Acceptor, Dialer, Handshake as _, HandshakeError, Introduction, Job, Purpose, Refusal, STREAMS_MAX,
-    Stream,
+    StreamId,
 };
 use crate::types::Rank;
 
@@ -19,10 +19,10 @@ fn secret(text: &[u8]) -> Secret {
 }
 
 fn dialer(job: &Job, from: u32, to: u32) -> Dialer {
-    dialer_with_stream(job, from, to, Stream::ONLY)
+    dialer_with_stream(job, from, to, StreamId::ONLY)
 }
 
-fn dialer_with_stream(job: &Job, from: u32, to: u32, stream: Stream) -> Dialer {
+fn dialer_with_stream(job: &Job, from: u32, to: u32, stream: StreamId) -> Dialer {
     let (from, to) = (Rank::new(from), Rank::new(to));
     let introduction = Introduction { purpose: Purpose::Link, from, to, stream };
     Dialer::new(secret(b"sixteen bytes or more"), job, introduction, [1; 32])
@@ -133,14 +133,14 @@ fn a_reflected_proof_is_refused() {
 #[test]
 fn the_acceptor_learns_the_stream_and_refuses_invalid_streams() {
     for (index, total) in [(0, 1), (0, 2), (3, 4), (7, STREAMS_MAX)] {
-        let stream = Stream { index, total };
+        let stream = StreamId { index, total };
         let mut acceptor = acceptor(&job(), b"sixteen bytes or more");
         let results = run_handshake(&mut dialer_with_stream(&job(), 1, 2, stream), &mut acceptor, 1000);
         assert_eq!(results, (Ok(()), Ok(())));
         assert_eq!(acceptor.introduction().unwrap().stream, stream);
     }
     for (index, total) in [(0, 0), (1, 1), (4, 4), (255, 4), (0, STREAMS_MAX + 1), (255, 255)] {
-        let mut dialer = dialer_with_stream(&job(), 1, 2, Stream { index, total });
+        let mut dialer = dialer_with_stream(&job(), 1, 2, StreamId { index, total });
         let results = run_handshake(&mut dialer, &mut acceptor(&job(), b"sixteen bytes or more"), 1000);
         let refused = Err(HandshakeError::Refused(Refusal::Stream));
         assert_eq!(results, (refused, Err(HandshakeError::RefusedPeer(Refusal::Stream))));

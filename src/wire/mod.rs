@@ -21,7 +21,7 @@ mod secret;
 pub use cause::Cause;
 pub use checksum::crc32c;
 pub use contract::{CONTRACT_WORDS, contract_from_words, contract_to_words};
-pub use frame::{Header, HeaderError, Kind};
+pub use frame::{FrameHeader, FrameKind, HeaderError};
 pub use reader::printable;
 pub use secret::{SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, SecretError};
 

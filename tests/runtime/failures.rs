@@ -13,7 +13,7 @@ use crate::util::ranks::{TestTransport, peers_file, peers_file_options, peers_te
 use ringtrain::rendezvous::PeersFile;
 use ringtrain::wire::Cause;
 use ringtrain::wire::Secret;
-use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, Stream};
+use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, StreamId};
 use ringtrain::{Error, Group, JoinOptions, Rank, ReduceOp};
 
 /// Runs a job in which every rank must fail, and returns the causes by rank.
@@ -219,7 +219,7 @@ fn connect_as_stranger(address: SocketAddr, stranger: usize, file: &ringtrain::r
     stream.set_read_timeout(Some(crate::util::TEST_TIMEOUT)).unwrap();
     let right_job = Job { id: [0; 16], world: file.world().get(), peers_digest: file.digest() };
     let link = |from| {
-        let (from, to, stream) = (Rank::new(from), Rank::ZERO, Stream::ONLY);
+        let (from, to, stream) = (Rank::new(from), Rank::ZERO, StreamId::ONLY);
         Introduction { purpose: Purpose::Link, from, to, stream }
     };
     let hello =

@@ -10,9 +10,9 @@ use ringtrain::rendezvous::Server;
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
 use ringtrain::wire::cause::Waiting;
 use ringtrain::wire::frame::{CONTROL_BYTES_MAX, HEADER_BYTES, SEGMENT_BYTES_MAX};
-use ringtrain::wire::handshake::{Acceptor, Dialer, Handshake as _, Introduction, Job, Purpose, Stream};
+use ringtrain::wire::handshake::{Acceptor, Dialer, Handshake as _, Introduction, Job, Purpose, StreamId};
 use ringtrain::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
-use ringtrain::wire::{Cause, Header, Kind, SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, VERSION};
+use ringtrain::wire::{Cause, FrameHeader, FrameKind, SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, VERSION};
 use ringtrain::{F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
 use sha2::Sha256;
 
@@ -24,7 +24,7 @@ fn job() -> Job {
     Job { id: *b"the id of a job.", world: 0x0102, peers_digest }
 }
 
-fn dialer(job: &Job, purpose: Purpose, from: u32, to: u32, stream: Stream) -> Dialer {
+fn dialer(job: &Job, purpose: Purpose, from: u32, to: u32, stream: StreamId) -> Dialer {
     let introduction = Introduction { purpose, from: Rank::new(from), to: Rank::new(to), stream };
     Dialer::new(Secret::new(SECRET).unwrap(), job, introduction, [0xa1; 32])
 }
@@ -45,8 +45,8 @@ fn the_limits_match_the_wire_format_page() {
 
 #[test]
 fn a_frame_header_has_the_documented_bytes() {
-    let header = Header {
-        kind: Kind::Data,
+    let header = FrameHeader {
+        kind: FrameKind::Data,
         group: 0x0403_0201,
         sequence: 0x1817_1615_1413_1211,
         contract: Contract {
@@ -80,10 +80,15 @@ fn a_frame_header_has_the_documented_bytes() {
     expected.extend_from_slice(&[0; 4]); // 56: reserved
     expected.extend_from_slice(&[0xc2, 0xdf, 0xfb, 0xdf]); // 60: header CRC
     assert_eq!(header.encode()[..], expected);
-    assert_eq!(Header::decode(&header.encode()), Ok(header));
-    let plain =
-        Header { kind: Kind::Goodbye, payload_crc: None, eager: false, contract: Contract::NONE, ..header }
-            .encode();
+    assert_eq!(FrameHeader::decode(&header.encode()), Ok(header));
+    let plain = FrameHeader {
+        kind: FrameKind::Goodbye,
+        payload_crc: None,
+        eager: false,
+        contract: Contract::NONE,
+        ..header
+    }
+    .encode();
     assert_eq!((plain[2], plain[3], &plain[4..8], &plain[44..48]), (3, 0, &[5, 6, 0, 2][..], &[0; 4][..]));
 }
 
@@ -179,7 +184,7 @@ fn a_record_header_has_the_documented_bytes() {
 
 #[test]
 fn a_handshake_has_the_documented_bytes() {
-    let mut dialer = dialer(&job(), Purpose::Link, 0x0101, 2, Stream { index: 3, total: 4 });
+    let mut dialer = dialer(&job(), Purpose::Link, 0x0101, 2, StreamId { index: 3, total: 4 });
     let hello = dialer.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
@@ -232,7 +237,7 @@ fn a_refusal_has_the_documented_bytes() {
         (7, job(), 0, 2),
     ];
     for (byte, dialer_job, from, to) in cases {
-        let stream = if byte == 7 { Stream { index: 4, total: 4 } } else { Stream::ONLY };
+        let stream = if byte == 7 { StreamId { index: 4, total: 4 } } else { StreamId::ONLY };
         let mut dialer = dialer(&dialer_job, Purpose::Link, from, to, stream);
         let mut acceptor =
             Acceptor::new(Secret::new(SECRET).unwrap(), acceptor_job.clone(), Some(Rank::new(2)), [0; 32]);
@@ -242,7 +247,7 @@ fn a_refusal_has_the_documented_bytes() {
         assert_eq!(acceptor.take_output(), [byte, 0, 0, 0]);
     }
     let mut acceptor = Acceptor::new(Secret::new(SECRET).unwrap(), acceptor_job, None, [0xb2; 32]);
-    let mut hello = dialer(&job(), Purpose::Link, 0, 2, Stream::ONLY).take_output();
+    let mut hello = dialer(&job(), Purpose::Link, 0, 2, StreamId::ONLY).take_output();
     hello[9] = 1;
     acceptor.feed(&hello).unwrap_err();
     let answer = acceptor.take_output();
@@ -324,7 +329,7 @@ fn rendezvous_messages_have_the_documented_text() {
     .unwrap();
     let connect_as = |rank| {
         let mut stream = TcpStream::connect(server.address()).unwrap();
-        let mut dialer = dialer(&job, Purpose::Rendezvous, rank, 0, Stream::ONLY);
+        let mut dialer = dialer(&job, Purpose::Rendezvous, rank, 0, StreamId::ONLY);
         while dialer.wanted() > 0 {
             stream.write_all(&dialer.take_output()).unwrap();
             let mut bytes = vec![0; dialer.wanted()];

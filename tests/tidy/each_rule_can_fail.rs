@@ -120,6 +120,23 @@ fn unclear_words_are_found() {
 }
 
 #[test]
+fn ambiguous_types_are_found() {
+    for (text, expected) in [
+        ("pub(crate) struct Link {", 1),
+        ("    unsafe trait Link<T> {", 1),
+        ("type Link = u8;", 1),
+        ("    type Link = u8;", 0),
+        ("// struct Link", 0),
+        ("struct LinkState;", 0),
+        ("fn f(link: Link) {}", 0),
+    ] {
+        let sources = [("src/a.rs", "pub enum Link {}"), ("bindings/python/src/b.rs", text)];
+        let sources = sources.map(|(path, text)| Source::new(path, text));
+        assert_eq!(find_ambiguous_types(&sources).len(), expected, "{text}");
+    }
+}
+
+#[test]
 fn sleeps_are_found() {
     assert_eq!(count_violations("tests/a.rs", "fn f() { thread::sleep(LONG); }", check_sleeps), 1);
     assert_eq!(count_violations("tests/a.rs", "fn f() { run(\"sleep(1)\"); }", check_sleeps), 0);

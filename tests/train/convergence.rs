@@ -214,7 +214,7 @@ fn errors_after_flipped_bit(count: u32, config: &Config) -> Vec<String> {
 }
 
 /// Regression test: with a corrupted parameter, the ranks trained different models and ended with exit code 0.
-/// Later, they compared their parameters only after epochs that have a record. With 100 epochs of one step each, epoch 2 has none.
+/// Later, they compared their parameters only after epochs that have a record. With 100 epochs of one step, epoch 2 has none.
 #[test]
 fn a_corrupted_parameter_ends_the_job_on_all_ranks() {
     let digits = Config { epochs: Some(3), batch_size: Some(500), ..config() };

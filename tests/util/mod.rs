@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use ringtrain::Rank;
 use ringtrain::rendezvous::PeersFile;
 use ringtrain::wire::Secret;
-use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, Stream};
+use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, StreamId};
 
 /// The time after which a waiting test fails. It is far longer than necessary, because the machine may be busy.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -171,7 +171,7 @@ pub fn processes_with_environment(entry: &str) -> Vec<u32> {
 pub fn shake_hands(stream: &mut TcpStream, file: &PeersFile, rank: u32, secret: &Secret) {
     let job = Job { id: [0; 16], world: file.world().get(), peers_digest: file.digest() };
     let (from, to) = (Rank::new(rank), Rank::ZERO);
-    let introduction = Introduction { purpose: Purpose::Rendezvous, from, to, stream: Stream::ONLY };
+    let introduction = Introduction { purpose: Purpose::Rendezvous, from, to, stream: StreamId::ONLY };
     let mut dialer = Dialer::new(secret.clone(), &job, introduction, rand::random());
     loop {
         stream.write_all(&dialer.take_output()).expect("the peer listens");

@@ -9,7 +9,7 @@ use ringtrain::{Error, Rank};
 
 use crate::bytes::BYTES_MAX;
 use crate::errors;
-use crate::group::Group;
+use crate::group::PyGroup;
 use crate::region::Region;
 
 /// The bit that a rank sets in its header if it refuses. The other bits are then the length of its reason.
@@ -20,13 +20,13 @@ const REASON_BYTES_MAX: usize = 4096;
 const _: () = assert!((BYTES_MAX as u64) < REFUSED);
 
 /// A rank that refused, and its reason.
-struct Refusal {
+struct RankRefusal {
     rank: Rank,
     reason: String,
 }
 
 /// The result of a collective in which a rank may refuse.
-type ExchangeResult<T> = Result<Result<T, Refusal>, Error>;
+type ExchangeResult<T> = Result<Result<T, RankRefusal>, Error>;
 
 /// This rank's data, or the reason why it refuses, and the error that this rank then raises.
 struct Contribution<T> {
@@ -86,7 +86,7 @@ fn lengths_or_refusal<T>(
     let reasons = group.all_gather_uneven(reason, &counts)?;
     // The first reason is at the beginning, because the ranks before that rank sent no reason.
     let reason = String::from_utf8_lossy(&reasons[..counts[first]]).into_owned();
-    Ok(Err(Refusal { rank: Rank::new(first as u32), reason }))
+    Ok(Err(RankRefusal { rank: Rank::new(first as u32), reason }))
 }
 
 /// Broadcasts the root's headers. Returns the lengths in them, or the root's refusal.
@@ -103,7 +103,7 @@ fn broadcast_lengths<T>(
     let mut reason = own.as_ref().err().map_or_else(Vec::new, |reason| reason.clone().into_bytes());
     reason.resize(length, 0);
     group.broadcast(&mut reason, root)?;
-    Ok(Err(Refusal { rank: root, reason: String::from_utf8_lossy(&reason).into_owned() }))
+    Ok(Err(RankRefusal { rank: root, reason: String::from_utf8_lossy(&reason).into_owned() }))
 }
 
 /// Returns the lengths, or an error if their sum is more than [`BYTES_MAX`].
@@ -154,7 +154,7 @@ fn concatenate(
     Ok((all, lengths))
 }
 
-impl Group {
+impl PyGroup {
     /// Runs a collective in which a rank may refuse. If ranks refuse, each of them returns its own error, and every other rank
     /// returns an error that names the first of them.
     fn exchange<R: Send>(
@@ -166,7 +166,7 @@ impl Group {
         match (self.collective(py, work)?, own_error) {
             (Ok(result), None) => Ok(result),
             (_, Some(error)) => Err(error),
-            (Err(Refusal { rank, reason }), None) => {
+            (Err(RankRefusal { rank, reason }), None) => {
                 let rank = self.member(rank);
                 Err(errors::refused(py, rank, &reason))
             }
@@ -175,7 +175,7 @@ impl Group {
 }
 
 #[pymethods]
-impl Group {
+impl PyGroup {
     #[pyo3(signature = (data, root, refusal = None))]
     fn broadcast_bytes<'py>(
         &self,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 
 use crate::errors;
-use crate::group::Group;
-use crate::handle::{Handle, OperationResult};
+use crate::group::PyGroup;
+use crate::handle::{OperationResult, PyHandle};
 use crate::messages::{send_options, source_and_tag};
 use crate::region::Region;
 
@@ -15,7 +15,7 @@ use crate::region::Region;
 pub(crate) const BYTES_MAX: usize = 1 << 34;
 
 #[pymethods]
-impl Group {
+impl PyGroup {
     #[pyo3(signature = (data, to, tag = 0, synchronous = false))]
     fn send_bytes(
         &self,
@@ -39,11 +39,11 @@ impl Group {
         to: i64,
         tag: i64,
         synchronous: bool,
-    ) -> PyResult<Handle> {
+    ) -> PyResult<PyHandle> {
         let (to, options) = (Self::rank(py, to)?, send_options(py, tag, synchronous)?);
         let bytes = Region::of(data)?.into_foreign::<u8>(py)?;
         let sent = self.with_messenger(py, |messenger| messenger.send_async(bytes, to, options))?;
-        Ok(Handle::new(sent.and_then(|_| Ok(OperationResult::Nothing))))
+        Ok(PyHandle::new(sent.and_then(|_| Ok(OperationResult::Nothing))))
     }
 
     #[pyo3(signature = (source = None, tag = None))]
@@ -58,14 +58,19 @@ impl Group {
     }
 
     #[pyo3(signature = (source = None, tag = None))]
-    fn receive_bytes_async(&self, py: Python<'_>, source: Option<i64>, tag: Option<i64>) -> PyResult<Handle> {
+    fn receive_bytes_async(
+        &self,
+        py: Python<'_>,
+        source: Option<i64>,
+        tag: Option<i64>,
+    ) -> PyResult<PyHandle> {
         let (source, tag) = source_and_tag(py, source, tag)?;
         let received =
             self.with_messenger(py, |messenger| messenger.receive_async::<u8>(BYTES_MAX, source, tag))?;
         let bytes = |received: ringtrain::Received<u8>| {
             Ok(OperationResult::Bytes(Arc::new(received.elements), received.status))
         };
-        Ok(Handle::new(received.and_then(bytes)))
+        Ok(PyHandle::new(received.and_then(bytes)))
     }
 
     #[pyo3(signature = (buffer, source = None, tag = None))]
@@ -89,11 +94,11 @@ impl Group {
         buffer: &Bound<'_, PyAny>,
         source: Option<i64>,
         tag: Option<i64>,
-    ) -> PyResult<Handle> {
+    ) -> PyResult<PyHandle> {
         let (source, tag) = source_and_tag(py, source, tag)?;
         let bytes = Region::writable(buffer)?.into_foreign::<u8>(py)?;
         let received =
             self.with_messenger(py, |messenger| messenger.receive_fitting_async(bytes, source, tag))?;
-        Ok(Handle::new(received.and_then(|(_, status)| Ok(OperationResult::Message(status)))))
+        Ok(PyHandle::new(received.and_then(|(_, status)| Ok(OperationResult::Message(status)))))
     }
 }

@@ -5,8 +5,8 @@ use ringtrain::{DType, Element, Error, ForeignBuffer, ReduceOp};
 
 use crate::dtype::Kind;
 use crate::errors;
-use crate::group::Group;
-use crate::handle::{Handle, OperationResult};
+use crate::group::PyGroup;
+use crate::handle::{OperationResult, PyHandle};
 use crate::messages::parse_reduction;
 use crate::region::Region;
 
@@ -53,7 +53,7 @@ pub(crate) fn scale_counts(
     counts: Option<Vec<i64>>,
     scale: usize,
 ) -> PyResult<Option<Vec<usize>>> {
-    let scale_count = |count| Ok(Group::count(py, count)?.saturating_mul(scale));
+    let scale_count = |count| Ok(PyGroup::count(py, count)?.saturating_mul(scale));
     counts.map(|counts| counts.into_iter().map(scale_count).collect()).transpose()
 }
 
@@ -77,13 +77,13 @@ pub(crate) fn discard_result<R>(_: R) -> Result<OperationResult, Error> {
     Ok(OperationResult::Nothing)
 }
 
-impl Group {
+impl PyGroup {
     /// Begins an asynchronous collective.
     pub(crate) fn begin_collective(
         &self,
         py: Python<'_>,
         begin: impl FnOnce(&mut ringtrain::Group) -> Result<ringtrain::Handle<OperationResult>, Error> + Send,
-    ) -> PyResult<Handle> {
-        self.collective(py, begin).map(Handle::new)
+    ) -> PyResult<PyHandle> {
+        self.collective(py, begin).map(PyHandle::new)
     }
 }

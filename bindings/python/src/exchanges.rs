@@ -8,12 +8,12 @@ use ringtrain::{Element, Error};
 use crate::collectives::{BufferArg, check_same_kind, copy_result_to, discard_result, scale_counts};
 use crate::dtype::with_type;
 use crate::errors;
-use crate::group::Group;
-use crate::handle::Handle;
+use crate::group::PyGroup;
+use crate::handle::PyHandle;
 use crate::region::Region;
 
 #[pymethods]
-impl Group {
+impl PyGroup {
     #[pyo3(signature = (output, input, counts = None))]
     fn all_gather(
         &self,
@@ -59,7 +59,7 @@ impl Group {
         output: BufferArg<'_, '_>,
         input: Option<BufferArg<'_, '_>>,
         counts: Option<Vec<i64>>,
-    ) -> PyResult<Handle> {
+    ) -> PyResult<PyHandle> {
         let mut output = Region::writable(output)?;
         let (dtype, scale) = output.kind.wire_type();
         let counts = scale_counts(py, counts, scale)?;
@@ -125,7 +125,7 @@ impl Group {
         input: BufferArg<'_, '_>,
         root: i64,
         counts: Option<Vec<i64>>,
-    ) -> PyResult<Handle> {
+    ) -> PyResult<PyHandle> {
         let (root, input) = (Self::rank(py, root)?, Region::of(input)?);
         let output = self.root_buffer(output, root)?.map(Region::writable).transpose()?;
         if let Some(output) = &output {
@@ -184,7 +184,7 @@ impl Group {
         input: Option<BufferArg<'_, '_>>,
         root: i64,
         counts: Option<Vec<i64>>,
-    ) -> PyResult<Handle> {
+    ) -> PyResult<PyHandle> {
         let (root, output) = (Self::rank(py, root)?, Region::writable(output)?);
         let input = self.root_buffer(input, root)?.map(Region::of).transpose()?;
         if let Some(input) = &input {
@@ -215,7 +215,7 @@ impl Group {
         })
     }
 
-    fn broadcast_async(&self, py: Python<'_>, output: BufferArg<'_, '_>, root: i64) -> PyResult<Handle> {
+    fn broadcast_async(&self, py: Python<'_>, output: BufferArg<'_, '_>, root: i64) -> PyResult<PyHandle> {
         let root = Self::rank(py, root)?;
         let output = self.broadcast_buffer(output, root)?;
         with_type!(output.kind.wire_type().0, T => {
@@ -255,7 +255,7 @@ impl Group {
         input: BufferArg<'_, '_>,
         send_counts: Option<Vec<i64>>,
         receive_counts: Option<Vec<i64>>,
-    ) -> PyResult<Handle> {
+    ) -> PyResult<PyHandle> {
         let (output, input) = (Region::writable(output)?, Region::of(input)?);
         check_same_kind(py, &output, &input)?;
         let (dtype, scale) = output.kind.wire_type();
@@ -276,12 +276,12 @@ impl Group {
         self.collective(py, ringtrain::Group::barrier)
     }
 
-    fn barrier_async(&self, py: Python<'_>) -> PyResult<Handle> {
+    fn barrier_async(&self, py: Python<'_>) -> PyResult<PyHandle> {
         self.begin_collective(py, |group| Ok(group.barrier_async()?.and_then(discard_result)))
     }
 }
 
-impl Group {
+impl PyGroup {
     /// Returns a buffer that only the root needs, or `None` on other ranks.
     fn root_buffer<'a, 'py>(
         &self,

@@ -12,8 +12,8 @@ use crate::handle::duration;
 use crate::{deferred_drop, errors, fork, interrupt, site};
 
 /// A group of ranks of a job.
-#[pyclass(frozen, module = "ringtrain._core")]
-pub(crate) struct Group {
+#[pyclass(name = "Group", frozen, module = "ringtrain._core")]
+pub(crate) struct PyGroup {
     pub(crate) lock: GroupLock,
     pub(crate) rank: Rank,
     pub(crate) size: u32,
@@ -22,7 +22,7 @@ pub(crate) struct Group {
     transport: &'static str,
 }
 
-impl Group {
+impl PyGroup {
     pub(crate) fn new(group: ringtrain::Group) -> Self {
         Self {
             rank: group.rank(),
@@ -116,7 +116,7 @@ fn closed(py: Python<'_>) -> PyErr {
 }
 
 #[pymethods]
-impl Group {
+impl PyGroup {
     #[getter]
     fn get_rank(&self) -> u32 {
         self.rank.get()
@@ -214,7 +214,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for PyGroup {
     fn drop(&mut self) {
         if fork::is_forked() {
             self.lock.leak();

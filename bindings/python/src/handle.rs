@@ -46,7 +46,7 @@ impl OperationResult {
     }
 }
 
-enum HandleState {
+enum PyHandleState {
     Running(ringtrain::Handle<OperationResult>),
     /// A thread has taken the handle and waits for the operation. Other threads wait for that thread.
     Waiting,
@@ -56,19 +56,19 @@ enum HandleState {
 
 /// The handle of an operation that has begun. The operation keeps its buffers alive until it ends. If the handle is dropped,
 /// the operation goes on, but a receive that has matched no message yet is cancelled.
-#[pyclass(frozen, module = "ringtrain._core")]
-pub(crate) struct Handle {
-    state: Mutex<HandleState>,
+#[pyclass(name = "Handle", frozen, module = "ringtrain._core")]
+pub(crate) struct PyHandle {
+    state: Mutex<PyHandleState>,
     /// Notified when a thread that waited for the operation has put the handle back.
     returned: Condvar,
 }
 
-impl Handle {
+impl PyHandle {
     pub(crate) fn new(handle: ringtrain::Handle<OperationResult>) -> Self {
-        Self { state: Mutex::new(HandleState::Running(handle)), returned: Condvar::new() }
+        Self { state: Mutex::new(PyHandleState::Running(handle)), returned: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HandleState> {
+    fn lock(&self) -> MutexGuard<'_, PyHandleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -78,17 +78,17 @@ impl Handle {
         let mut state = self.lock();
         loop {
             let left = patience.saturating_sub(started.elapsed());
-            match std::mem::replace(&mut *state, HandleState::Waiting) {
-                HandleState::Running(handle) => {
+            match std::mem::replace(&mut *state, PyHandleState::Waiting) {
+                PyHandleState::Running(handle) => {
                     drop(state);
                     let waited = handle.wait_timeout(left);
                     let mut state = self.lock();
-                    *state = waited.map_or_else(HandleState::Running, HandleState::Ended);
+                    *state = waited.map_or_else(PyHandleState::Running, PyHandleState::Ended);
                     self.returned.notify_all();
-                    return !matches!(*state, HandleState::Running(_));
+                    return !matches!(*state, PyHandleState::Running(_));
                 }
-                HandleState::Waiting if left.is_zero() => return false,
-                HandleState::Waiting => {
+                PyHandleState::Waiting if left.is_zero() => return false,
+                PyHandleState::Waiting => {
                     let waited = self.returned.wait_timeout(state, left);
                     state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
@@ -103,8 +103,8 @@ impl Handle {
     fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         // After the operation has ended, no thread holds the lock for long.
         let result = match &*self.lock() {
-            HandleState::Ended(result) => result.clone(),
-            HandleState::Running(_) | HandleState::Waiting | HandleState::Cancelled => {
+            PyHandleState::Ended(result) => result.clone(),
+            PyHandleState::Running(_) | PyHandleState::Waiting | PyHandleState::Cancelled => {
                 return Err(errors::general(py, "the receive was cancelled"));
             }
         };
@@ -131,7 +131,7 @@ impl Handle {
 }
 
 #[pymethods]
-impl Handle {
+impl PyHandle {
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let limit = timeout.map(|seconds| duration(py, seconds)).transpose()?;
@@ -143,10 +143,10 @@ impl Handle {
         fork::fail_if_forked(py)?;
         Ok(py.detach(|| {
             let has_ended = match &*self.lock() {
-                HandleState::Running(handle) => handle.test(),
+                PyHandleState::Running(handle) => handle.test(),
                 // If the operation had ended, the thread that waits for it would have put the handle back.
-                HandleState::Waiting => false,
-                HandleState::Ended(_) | HandleState::Cancelled => true,
+                PyHandleState::Waiting => false,
+                PyHandleState::Ended(_) | PyHandleState::Cancelled => true,
             };
             // This wait runs the last step of the operation, for example copying the result to the output.
             has_ended && self.wait_until_ended(Duration::ZERO)
@@ -157,27 +157,27 @@ impl Handle {
         fork::fail_if_forked(py)?;
         Ok(py.detach(|| {
             let mut state = self.lock();
-            while matches!(*state, HandleState::Waiting) {
+            while matches!(*state, PyHandleState::Waiting) {
                 // The thread that waits puts the handle back after at most `SIGNAL_CHECK_INTERVAL`.
                 state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            let HandleState::Running(handle) = &mut *state else { return false };
+            let PyHandleState::Running(handle) = &mut *state else { return false };
             let is_cancelled = handle.cancel();
             if is_cancelled {
-                *state = HandleState::Cancelled;
+                *state = PyHandleState::Cancelled;
             }
             is_cancelled
         }))
     }
 }
 
-impl Drop for Handle {
+impl Drop for PyHandle {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let state = std::mem::replace(state, HandleState::Cancelled);
+        let state = std::mem::replace(state, PyHandleState::Cancelled);
         if fork::is_forked() {
             std::mem::forget(state);
-        } else if matches!(state, HandleState::Running(_)) {
+        } else if matches!(state, PyHandleState::Running(_)) {
             // Dropping the handle takes a lock that other threads may hold while they drop Python objects.
             Python::try_attach(|py| {
                 py.detach(move || drop(state));
@@ -194,12 +194,12 @@ impl Drop for Handle {
 #[expect(clippy::needless_pass_by_value, reason = "PyO3 converts the Python sequence into it")]
 pub(crate) fn wait_any(
     py: Python<'_>,
-    handles: Vec<PyRef<'_, Handle>>,
+    handles: Vec<PyRef<'_, PyHandle>>,
     timeout: Option<f64>,
 ) -> PyResult<Option<usize>> {
     fork::fail_if_forked(py)?;
     let limit = timeout.map(|seconds| duration(py, seconds)).transpose()?;
-    let handles: Vec<&Handle> = handles.iter().map(|handle| &**handle).collect();
+    let handles: Vec<&PyHandle> = handles.iter().map(|handle| &**handle).collect();
     let started = Instant::now();
     if handles.is_empty() {
         return Ok(None);

@@ -14,7 +14,7 @@ use ringtrain::types::WorldSize;
 use ringtrain::wire::Secret;
 use ringtrain::{JoinMethod, JoinOptions, Rank, StartError};
 
-use crate::group::Group;
+use crate::group::PyGroup;
 use crate::handle::duration;
 use crate::{errors, fork, interrupt};
 
@@ -80,9 +80,9 @@ fn parse_job_id(py: Python<'_>, id: &str) -> PyResult<[u8; 16]> {
 
 /// Returns a group whose only rank is this process.
 #[pyfunction]
-pub(crate) fn solo(py: Python<'_>) -> PyResult<Group> {
+pub(crate) fn solo(py: Python<'_>) -> PyResult<PyGroup> {
     fork::fail_if_forked(py)?;
-    Ok(Group::new(ringtrain::Group::solo()))
+    Ok(PyGroup::new(ringtrain::Group::solo()))
 }
 
 /// Joins a job. Without arguments, this is the job that ringrun started this process for, or a job of one rank if ringrun
@@ -108,7 +108,7 @@ pub(crate) fn join(
     streams: Option<&str>,
     host_id: Option<String>,
     check_payloads: Option<bool>,
-) -> PyResult<Group> {
+) -> PyResult<PyGroup> {
     fork::fail_if_forked(py)?;
     let mut options = join_options(py, rendezvous, peers, rank, (size, job_id))?;
     if let Some(secret) = secret {
@@ -147,7 +147,7 @@ pub(crate) fn join(
 
 /// Joins the job in a separate thread, so that signal handlers run meanwhile. If a handler raises an exception, this
 /// function returns it, and the separate thread continues until its deadline.
-fn join_in_thread(py: Python<'_>, options: JoinOptions) -> PyResult<Group> {
+fn join_in_thread(py: Python<'_>, options: JoinOptions) -> PyResult<PyGroup> {
     let (sender, receiver) = mpsc::channel();
     let join = move || {
         // Sending fails if the caller was interrupted and has dropped the receiver.
@@ -162,7 +162,7 @@ fn join_in_thread(py: Python<'_>, options: JoinOptions) -> PyResult<Group> {
             receiver.recv_timeout(SIGNAL_CHECK_INTERVAL)
         });
         match joined {
-            Ok(Ok(group)) => return Ok(Group::new(group)),
+            Ok(Ok(group)) => return Ok(PyGroup::new(group)),
             Ok(Err(error)) => return Err(errors::from_start_error(py, &error)),
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(RecvTimeoutError::Disconnected) => {

@@ -27,11 +27,11 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<group::Group>()?;
-    module.add_class::<handle::Handle>()?;
+    module.add_class::<group::PyGroup>()?;
+    module.add_class::<handle::PyHandle>()?;
     module.add_class::<join::Rendezvous>()?;
-    module.add_class::<region::Memory>()?;
-    module.add_class::<shared::Shared>()?;
+    module.add_class::<region::PyMemory>()?;
+    module.add_class::<shared::PySharedBuffer>()?;
     module.add_function(wrap_pyfunction!(handle::wait_any, module)?)?;
     module.add_function(wrap_pyfunction!(fork::after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(fork::before_fork, module)?)?;

@@ -8,8 +8,8 @@ use ringtrain::{ReduceOp, SendMode, SendOptions, Source};
 use crate::dtype::with_type;
 use crate::errors;
 use crate::fork;
-use crate::group::Group;
-use crate::handle::{Handle, OperationResult, duration};
+use crate::group::PyGroup;
+use crate::handle::{OperationResult, PyHandle, duration};
 use crate::region::Region;
 
 /// The time between two checks whether a signal handler has raised an exception.
@@ -21,14 +21,14 @@ pub(crate) fn source_and_tag(
     source: Option<i64>,
     tag: Option<i64>,
 ) -> PyResult<(Source, Option<u32>)> {
-    let source = source.map_or(Ok(Source::Any), |rank| Group::rank(py, rank).map(Source::Rank))?;
-    Ok((source, tag.map(|tag| Group::tag(py, tag)).transpose()?))
+    let source = source.map_or(Ok(Source::Any), |rank| PyGroup::rank(py, rank).map(Source::Rank))?;
+    Ok((source, tag.map(|tag| PyGroup::tag(py, tag)).transpose()?))
 }
 
 /// Returns the options of a send. A synchronous send completes only when a receive has matched the message.
 pub(crate) fn send_options(py: Python<'_>, tag: i64, synchronous: bool) -> PyResult<SendOptions> {
     let mode = if synchronous { SendMode::Synchronous } else { SendMode::Standard };
-    Ok(SendOptions { tag: Group::tag(py, tag)?, mode })
+    Ok(SendOptions { tag: PyGroup::tag(py, tag)?, mode })
 }
 
 /// Returns the reduction with this name.
@@ -37,7 +37,7 @@ pub(crate) fn parse_reduction(py: Python<'_>, name: &str) -> PyResult<ReduceOp> 
 }
 
 #[pymethods]
-impl Group {
+impl PyGroup {
     #[pyo3(signature = (buffer, to, tag = 0, synchronous = false))]
     fn send(
         &self,
@@ -112,7 +112,7 @@ impl Group {
         to: i64,
         tag: i64,
         synchronous: bool,
-    ) -> PyResult<Handle> {
+    ) -> PyResult<PyHandle> {
         let (region, to) = (Region::of(buffer)?, Self::rank(py, to)?);
         let options = send_options(py, tag, synchronous)?;
         with_type!(region.kind.wire_type().0, T => {
@@ -121,7 +121,7 @@ impl Group {
                 messenger.send_async(elements, to, options).map(|sent| sent.and_then(|_| Ok(OperationResult::Nothing)))
             })
         })
-        .map(Handle::new)
+        .map(PyHandle::new)
     }
 
     #[pyo3(signature = (buffer, source = None, tag = None))]
@@ -131,7 +131,7 @@ impl Group {
         buffer: &Bound<'_, PyAny>,
         source: Option<i64>,
         tag: Option<i64>,
-    ) -> PyResult<Handle> {
+    ) -> PyResult<PyHandle> {
         let (region, (source, tag)) = (Region::writable(buffer)?, source_and_tag(py, source, tag)?);
         let (dtype, scale) = region.kind.wire_type();
         with_type!(dtype, T => {
@@ -141,7 +141,7 @@ impl Group {
                 Ok(received.and_then(move |(_, status)| Ok(OperationResult::message(status, scale))))
             })
         })
-        .map(Handle::new)
+        .map(PyHandle::new)
     }
 
     #[pyo3(signature = (source = None, tag = None, timeout = 0.0))]

@@ -8,8 +8,8 @@ use crate::collectives::{
 };
 use crate::dtype::{Kind, with_type};
 use crate::errors;
-use crate::group::Group;
-use crate::handle::{Handle, OperationResult};
+use crate::group::PyGroup;
+use crate::handle::{OperationResult, PyHandle};
 use crate::region::Region;
 
 fn parse_compression(py: Python<'_>, name: Option<&str>, kind: Kind) -> PyResult<Compression> {
@@ -22,7 +22,7 @@ fn parse_compression(py: Python<'_>, name: Option<&str>, kind: Kind) -> PyResult
 }
 
 #[pymethods]
-impl Group {
+impl PyGroup {
     #[pyo3(signature = (output, op = "sum", input = None, compression = None))]
     fn all_reduce(
         &self,
@@ -57,7 +57,7 @@ impl Group {
         op: &str,
         input: Option<BufferArg<'_, '_>>,
         compression: Option<&str>,
-    ) -> PyResult<Handle> {
+    ) -> PyResult<PyHandle> {
         let (mut output, input) = output_and_input(output, input)?;
         let compression = parse_compression(py, compression, output.kind)?;
         let (dtype, op) = reduction_for(py, output.kind, op)?;
@@ -113,7 +113,7 @@ impl Group {
         op: &str,
         root: i64,
         input: Option<BufferArg<'_, '_>>,
-    ) -> PyResult<Handle> {
+    ) -> PyResult<PyHandle> {
         let root = Self::rank(py, root)?;
         if let Some(input) = input.filter(|_| self.rank != root) {
             let input = Region::of(input)?;
@@ -164,7 +164,7 @@ impl Group {
         input: BufferArg<'_, '_>,
         op: &str,
         counts: Option<Vec<i64>>,
-    ) -> PyResult<Handle> {
+    ) -> PyResult<PyHandle> {
         let (output, input) = (Region::writable(output)?, Region::of(input)?);
         check_same_kind(py, &output, &input)?;
         let (dtype, op) = reduction_for(py, output.kind, op)?;
@@ -205,7 +205,7 @@ impl Group {
         output: BufferArg<'_, '_>,
         op: &str,
         input: Option<BufferArg<'_, '_>>,
-    ) -> PyResult<Handle> {
+    ) -> PyResult<PyHandle> {
         let (mut output, input) = output_and_input(output, input)?;
         let (dtype, op) = reduction_for(py, output.kind, op)?;
         output.copy_from(input.as_ref());
@@ -244,7 +244,7 @@ impl Group {
         output: BufferArg<'_, '_>,
         op: &str,
         input: Option<BufferArg<'_, '_>>,
-    ) -> PyResult<Handle> {
+    ) -> PyResult<PyHandle> {
         let (output, input) = output_and_input(output, input)?;
         let (dtype, op) = reduction_for(py, output.kind, op)?;
         with_type!(dtype, T => {

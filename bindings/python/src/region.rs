@@ -9,12 +9,12 @@ use crate::buffer_view::BufferView;
 use crate::deferred_drop::DeferredDrop;
 use crate::dtype::Kind;
 use crate::errors;
-use crate::group::Group;
-use crate::shared::Shared;
+use crate::group::PyGroup;
+use crate::shared::PySharedBuffer;
 
 /// A buffer of `count` elements at `address`. The caller guarantees that they stay valid as long as `owner` lives.
-#[pyclass(frozen, module = "ringtrain._core")]
-pub(crate) struct Memory {
+#[pyclass(name = "Memory", frozen, module = "ringtrain._core")]
+pub(crate) struct PyMemory {
     owner: Py<PyAny>,
     address: usize,
     count: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Memory {
 }
 
 #[pymethods]
-impl Memory {
+impl PyMemory {
     #[new]
     #[pyo3(signature = (owner, address, count, dtype, writable = true))]
     fn new(
@@ -36,7 +36,7 @@ impl Memory {
     ) -> PyResult<Self> {
         let kind = Kind::named(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is not an element type of ringtrain")))?;
-        let count = Group::count(py, count)?;
+        let count = PyGroup::count(py, count)?;
         if address == 0 && count > 0 {
             return Err(errors::invalid(py, "the address of the elements is 0"));
         }
@@ -75,10 +75,10 @@ impl Region {
     /// Returns the elements of a buffer that an operation only reads.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
-        let region = if let Ok(shared) = object.cast::<Shared>() {
+        let region = if let Ok(shared) = object.cast::<PySharedBuffer>() {
             // The buffer protocol has no format for some types of shared memory, such as bf16.
             Self { kind: shared.get().kind(), ..Self::of_buffer(object)? }
-        } else if let Ok(memory) = object.cast::<Memory>() {
+        } else if let Ok(memory) = object.cast::<PyMemory>() {
             let memory = memory.get();
             Self {
                 start: memory.address as *mut u8,

@@ -11,11 +11,11 @@ use ringtrain::SharedBuffer;
 use crate::dtype::Kind;
 use crate::errors;
 use crate::fork;
-use crate::group::Group;
+use crate::group::PyGroup;
 
 /// Memory from `Group.alloc`, with the buffer protocol.
-#[pyclass(frozen, module = "ringtrain._core")]
-pub(crate) struct Shared {
+#[pyclass(name = "Shared", frozen, module = "ringtrain._core")]
+pub(crate) struct PySharedBuffer {
     /// The memory. `None` after it has been dropped.
     buffer: Mutex<Option<SharedBuffer<u64>>>,
     start: usize,
@@ -28,8 +28,8 @@ pub(crate) struct Shared {
 }
 
 #[pymethods]
-impl Group {
-    fn alloc(&self, py: Python<'_>, count: i64, dtype: &str) -> PyResult<Shared> {
+impl PyGroup {
+    fn alloc(&self, py: Python<'_>, count: i64, dtype: &str) -> PyResult<PySharedBuffer> {
         let count = Self::count(py, count)?;
         let kind = Kind::named(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is not an element type of ringtrain")))?;
@@ -38,7 +38,7 @@ impl Group {
         let words = bytes.map_or(usize::MAX, |bytes| bytes.div_ceil(size_of::<u64>()));
         let mut buffer = self.collective(py, |group| group.alloc::<u64>(words))?;
         let start = buffer.as_mut_ptr() as usize;
-        Ok(Shared {
+        Ok(PySharedBuffer {
             is_reached: buffer.is_shared(),
             buffer: Mutex::new(Some(buffer)),
             start,
@@ -50,14 +50,14 @@ impl Group {
     }
 }
 
-impl Shared {
+impl PySharedBuffer {
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
 }
 
 #[pymethods]
-impl Shared {
+impl PySharedBuffer {
     fn __len__(&self) -> usize {
         self.shape[0] as usize
     }
@@ -109,7 +109,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for PySharedBuffer {
     fn drop(&mut self) {
         let buffer = self.buffer.get_mut().map_or(None, Option::take);
         if fork::is_forked() {

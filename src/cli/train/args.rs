@@ -6,7 +6,7 @@ use clap::Parser;
 
 use crate::cli::group_args::GroupArgs;
 use crate::codec::Compression;
-use crate::train::data::{DataSource, Header, Task};
+use crate::train::data::{DataSource, HeaderRow, Task};
 use crate::train::model::ModelSpec;
 use crate::train::optimizer::Rule;
 use crate::train::{BUCKET_BYTES, Checkpoint, Config, Existing};
@@ -250,11 +250,11 @@ impl TrainArgs {
         })
     }
 
-    fn parse_header(&self, source: &DataSource) -> Result<Header, String> {
+    fn parse_header(&self, source: &DataSource) -> Result<HeaderRow, String> {
         let header = match (self.header, self.no_header) {
-            (true, _) => Header::Present,
-            (_, true) => Header::Absent,
-            _ => return Ok(Header::Expected),
+            (true, _) => HeaderRow::Present,
+            (_, true) => HeaderRow::Absent,
+            _ => return Ok(HeaderRow::Expected),
         };
         if matches!(source, DataSource::Csv(_)) {
             Ok(header)

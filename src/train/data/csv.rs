@@ -9,7 +9,7 @@ use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
 
 /// Whether the first row of a table holds the names of the columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Header {
+pub enum HeaderRow {
     /// The first row should hold names. A first row that looks like data is an error, because its values would be
     /// lost.
     #[default]
@@ -31,16 +31,16 @@ pub enum Header {
 /// - The file has no column `target`.
 /// - Rows have different lengths, or a cell is not a finite number.
 /// - The first row should be a header, but looks like data.
-pub(crate) fn load(path: &Path, target: &str, header: Header) -> Result<Table, DataError> {
+pub(crate) fn load(path: &Path, target: &str, header: HeaderRow) -> Result<Table, DataError> {
     let tabs = extension(path).as_deref() == Some("tsv");
     let mut reader = csv::ReaderBuilder::new()
         .delimiter(if tabs { b'\t' } else { b',' })
         .trim(csv::Trim::All)
         .flexible(true)
-        .has_headers(header != Header::Absent)
+        .has_headers(header != HeaderRow::Absent)
         .from_reader(open(path)?);
     let first = reader.headers().map_err(|error| csv_error(path, error))?.clone();
-    if header == Header::Expected && looks_like_data(&first) {
+    if header == HeaderRow::Expected && looks_like_data(&first) {
         return Err(DataError::malformed(
             path,
             "the first row holds numbers, so it looks like data and not like a header; pass --no-header if the file has no \
@@ -48,7 +48,7 @@ pub(crate) fn load(path: &Path, target: &str, header: Header) -> Result<Table, D
         ));
     }
     let header = match header {
-        Header::Absent => (0..first.len()).map(|index| index.to_string()).collect(),
+        HeaderRow::Absent => (0..first.len()).map(|index| index.to_string()).collect(),
         _ => first,
     };
     let target_index = find_target(&header, target).map_err(|problem| DataError::malformed(path, problem))?;
@@ -160,10 +160,10 @@ mod tests {
     use super::*;
 
     fn parse(bytes: &[u8], target: &str) -> Result<Table, DataError> {
-        parse_as(bytes, target, Header::Expected)
+        parse_as(bytes, target, HeaderRow::Expected)
     }
 
-    fn parse_as(bytes: &[u8], target: &str, header: Header) -> Result<Table, DataError> {
+    fn parse_as(bytes: &[u8], target: &str, header: HeaderRow) -> Result<Table, DataError> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("table.csv");
         std::fs::write(&path, bytes).unwrap();
@@ -174,15 +174,15 @@ mod tests {
     #[test]
     fn a_first_row_of_numbers_is_refused_without_a_header_option() {
         for (bytes, target) in [(&b"1,2,3\n4,5,6\n"[..], "2"), (b"5.1,3.5,setosa\n6,2,virginica\n", "2")] {
-            let error = parse_as(bytes, target, Header::Expected).unwrap_err().to_string();
+            let error = parse_as(bytes, target, HeaderRow::Expected).unwrap_err().to_string();
             assert!(error.contains("--no-header") && error.contains("--header if"), "{error}");
-            assert_eq!(parse_as(bytes, target, Header::Absent).unwrap().features.rows(), 2);
-            assert_eq!(parse_as(bytes, target, Header::Present).unwrap().features.rows(), 1);
+            assert_eq!(parse_as(bytes, target, HeaderRow::Absent).unwrap().features.rows(), 2);
+            assert_eq!(parse_as(bytes, target, HeaderRow::Present).unwrap().features.rows(), 1);
         }
         for header in
             [&b"0,1,2\n4,5,6\n"[..], b"0,1,target\n4,5,6\n", b"2019,rooms,price\n1,2,3\n", b",0,1\n0,7,8\n"]
         {
-            assert_eq!(parse_as(header, "2", Header::Expected).unwrap().features.rows(), 1);
+            assert_eq!(parse_as(header, "2", HeaderRow::Expected).unwrap().features.rows(), 1);
         }
     }
 
@@ -220,7 +220,7 @@ mod tests {
         }
         assert!(parse(b"", "y").unwrap_err().to_string().contains("no column `y`"));
         assert!(
-            load(Path::new("/nonexistent/x.csv"), "y", Header::Expected)
+            load(Path::new("/nonexistent/x.csv"), "y", HeaderRow::Expected)
                 .unwrap_err()
                 .to_string()
                 .contains("/nonexistent/x.csv")

@@ -14,7 +14,7 @@ mod target;
 
 use sha2::{Digest, Sha256};
 
-pub use csv::Header;
+pub use csv::HeaderRow;
 pub use error::DataError;
 pub use features::{Features, Standardizer};
 pub use source::{DataSource, LoadOptions};

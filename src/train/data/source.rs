@@ -7,8 +7,8 @@ use std::str::FromStr;
 use super::file::extension;
 use super::synthetic::SyntheticTarget;
 use super::{
-    DataError, Dataset, ELEMENTS_MAX, Header, Samples, Table, Task, csv, digits, idx, npy, split, synthetic,
-    target,
+    DataError, Dataset, ELEMENTS_MAX, HeaderRow, Samples, Table, Task, csv, digits, idx, npy, split,
+    synthetic, target,
 };
 
 /// A source of data.
@@ -87,7 +87,7 @@ pub struct LoadOptions {
     /// The name or number of the column of a table that holds the target.
     pub target: Option<String>,
     /// Whether a table has a header.
-    pub header: Header,
+    pub header: HeaderRow,
     /// The fraction of the rows that is used for testing if the source has no test set.
     pub test_fraction: f64,
     /// Whether to predict classes or numbers. If `None`, the target decides; see [`Targets`](super::Targets).

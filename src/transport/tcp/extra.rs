@@ -8,16 +8,16 @@ use mio::Token;
 use mio::net::TcpStream;
 
 use super::bundle::Bundle;
-use super::{CONNECT_TIMEOUT, Dial, Link, LinkState, TcpTransport};
+use super::{CONNECT_TIMEOUT, Dial, LinkState, TcpLink, TcpTransport};
 use crate::transport::handshake::DialProgress;
 use crate::transport::listener::{Accepted, HANDSHAKE_TIMEOUT};
 use crate::types::Rank;
-use crate::wire::handshake::Stream;
+use crate::wire::handshake::StreamId;
 
 /// An extra connection that is being opened.
 pub(super) struct Extra {
     peer: Rank,
-    stream: Stream,
+    stream: StreamId,
     dial: Dial,
 }
 
@@ -32,7 +32,7 @@ impl TcpTransport {
     /// Returns the connections of the link to `peer`, if that link is open and may have several.
     fn bundle(&mut self, peer: Rank) -> Option<&mut Bundle<TcpStream>> {
         match self.links.get_mut(&peer) {
-            Some(Link { state: LinkState::Bundled(bundle), .. }) => Some(bundle),
+            Some(TcpLink { state: LinkState::Bundled(bundle), .. }) => Some(bundle),
             _ => None,
         }
     }
@@ -43,11 +43,11 @@ impl TcpTransport {
         let total = bundle.stream_count();
         bundle.expect_connections(usize::from(total) - 1);
         for index in 1..total {
-            self.open_extra(now, peer, Stream { index, total });
+            self.open_extra(now, peer, StreamId { index, total });
         }
     }
 
-    fn open_extra(&mut self, now: Duration, peer: Rank, stream: Stream) {
+    fn open_extra(&mut self, now: Duration, peer: Rank, stream: StreamId) {
         match self.open_connection(now, peer, stream) {
             Ok(dial) => {
                 self.extras.insert(dial.token, Extra { peer, stream, dial });
@@ -64,7 +64,7 @@ impl TcpTransport {
             DialProgress::Connecting => {}
             DialProgress::Pending => dial.deadline = None,
             DialProgress::Ready => {
-                let Extra { peer, stream: Stream { index, .. }, dial } = extra;
+                let Extra { peer, stream: StreamId { index, .. }, dial } = extra;
                 self.ranks.insert(token, peer);
                 if let Some(bundle) = self.bundle(peer) {
                     bundle.expect_one_less();
@@ -86,8 +86,8 @@ impl TcpTransport {
         self.extras.insert(token, extra);
     }
 
-    fn handle_failed_extra(&mut self, peer: Rank, stream: Stream, why: &str) {
-        let Stream { index, total } = stream;
+    fn handle_failed_extra(&mut self, peer: Rank, stream: StreamId, why: &str) {
+        let StreamId { index, total } = stream;
         if let Some(bundle) = self.bundle(peer) {
             if bundle.is_missing(index) {
                 log::info!("the link to rank {peer} works without connection {index} of {total}: {why}");
@@ -116,7 +116,7 @@ impl TcpTransport {
     /// Adds an extra connection that a peer has opened to its link, or closes the connection if the link does not need it.
     pub(super) fn accept_extra(&mut self, accepted: Accepted) {
         let (peer, token) = (accepted.introduction.from, accepted.token);
-        let Stream { index, total } = accepted.introduction.stream;
+        let StreamId { index, total } = accepted.introduction.stream;
         let is_needed =
             |bundle: &mut Bundle<TcpStream>| bundle.stream_count() == total && bundle.is_missing(index);
         if !self.bundle(peer).is_some_and(is_needed) {

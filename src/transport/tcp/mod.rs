@@ -33,7 +33,7 @@ use super::listener::{Accepted, Event, HANDSHAKE_TIMEOUT, Listener};
 use super::poller::Poller;
 use super::{TransferResult, Transport};
 use crate::types::Rank;
-use crate::wire::handshake::{Introduction, Purpose, Stream};
+use crate::wire::handshake::{Introduction, Purpose, StreamId};
 
 /// The time within which a peer's machine must accept a TCP connection. The peer's process completes the handshake during its
 /// next call, which may be much later. That time is limited by the deadline of the operation that needs the link.
@@ -50,7 +50,7 @@ pub struct TcpTransport {
     streams: u8,
     /// The number of connections of each link on which this rank sends.
     used_streams: u8,
-    links: BTreeMap<Rank, Link>,
+    links: BTreeMap<Rank, TcpLink>,
     ranks: HashMap<Token, Rank>,
     /// The extra connections of links that are being opened.
     extras: BTreeMap<Token, Extra>,
@@ -58,7 +58,7 @@ pub struct TcpTransport {
     incoming: VecDeque<Rank>,
 }
 
-struct Link {
+struct TcpLink {
     state: LinkState,
     is_readable: bool,
     is_writable: bool,
@@ -90,7 +90,7 @@ struct Dial {
     deadline: Option<Duration>,
 }
 
-impl Link {
+impl TcpLink {
     fn new(state: LinkState, is_ready: bool) -> Self {
         Self {
             state,
@@ -152,13 +152,13 @@ impl TcpTransport {
     }
 
     fn dial(&mut self, now: Duration, peer: Rank) -> io::Result<Dial> {
-        let dial = self.open_connection(now, peer, Stream { index: 0, total: self.streams })?;
+        let dial = self.open_connection(now, peer, StreamId { index: 0, total: self.streams })?;
         self.ranks.insert(dial.token, peer);
         Ok(dial)
     }
 
     /// Begins to open one of the connections of a link.
-    fn open_connection(&mut self, now: Duration, peer: Rank, stream_of_link: Stream) -> io::Result<Dial> {
+    fn open_connection(&mut self, now: Duration, peer: Rank, stream_of_link: StreamId) -> io::Result<Dial> {
         let address = self.addresses.get(peer.index()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let mut stream = self.options.connect(*address, self.rate_divisor(stream_of_link.total))?;
         let token = self.listener.new_token();
@@ -178,7 +178,9 @@ impl TcpTransport {
 
     /// Advances the opening of a link as far as possible without blocking.
     fn advance_dial(&mut self, now: Duration, peer: Rank) {
-        let Some(Link { state: LinkState::Opening(opening), .. }) = self.links.get_mut(&peer) else { return };
+        let Some(TcpLink { state: LinkState::Opening(opening), .. }) = self.links.get_mut(&peer) else {
+            return;
+        };
         let dial = &mut opening.ours;
         match dial.handshake.advance(&mut dial.stream) {
             DialProgress::Connecting => {}
@@ -199,7 +201,9 @@ impl TcpTransport {
 
     fn dial_again(&mut self, now: Duration, peer: Rank) {
         let dialed = self.dial(now, peer);
-        let Some(Link { state: LinkState::Opening(opening), .. }) = self.links.get_mut(&peer) else { return };
+        let Some(TcpLink { state: LinkState::Opening(opening), .. }) = self.links.get_mut(&peer) else {
+            return;
+        };
         match dialed {
             Ok(dial) => {
                 self.ranks.remove(&opening.ours.token);
@@ -217,7 +221,7 @@ impl TcpTransport {
         match self.links.get(&peer).map(|link| &link.state) {
             None => {
                 let state = self.accept_link(peer, accepted);
-                self.links.insert(peer, Link::new(state, true));
+                self.links.insert(peer, TcpLink::new(state, true));
                 self.incoming.push_back(peer);
             }
             Some(LinkState::Opening(_)) => {
@@ -268,7 +272,9 @@ impl TcpTransport {
         why: &str,
         event: impl FnOnce(SimultaneousOpen<Dial, Accepted>) -> Resolution<Dial, Accepted>,
     ) {
-        let Some(Link { state: LinkState::Opening(opening), .. }) = self.links.remove(&peer) else { return };
+        let Some(TcpLink { state: LinkState::Opening(opening), .. }) = self.links.remove(&peer) else {
+            return;
+        };
         let (own, mut is_ours) = (opening.ours.token, false);
         let state = match event(*opening) {
             Resolution::Waiting(opening) => LinkState::Opening(Box::new(opening)),
@@ -282,14 +288,14 @@ impl TcpTransport {
             }
             Resolution::Lost => LinkState::Lost(why.to_owned()),
         };
-        self.links.insert(peer, Link::new(state, true));
+        self.links.insert(peer, TcpLink::new(state, true));
         if is_ours {
             self.open_extras(now, peer);
         }
     }
 
     fn expire(&mut self, now: Duration) {
-        let is_late = |link: &Link| connect_deadline(link).is_some_and(|deadline| now >= deadline);
+        let is_late = |link: &TcpLink| connect_deadline(link).is_some_and(|deadline| now >= deadline);
         let late: Vec<Rank> =
             self.links.iter().filter(|(_, link)| is_late(link)).map(|(&peer, _)| peer).collect();
         for peer in late {
@@ -317,7 +323,7 @@ impl TcpTransport {
 
 /// Returns when the peer's machine must have accepted this rank's connection, or `None` if it has accepted the
 /// connection or the link is not being opened.
-fn connect_deadline(link: &Link) -> Option<Duration> {
+fn connect_deadline(link: &TcpLink) -> Option<Duration> {
     match &link.state {
         LinkState::Opening(opening) => opening.ours.deadline,
         _ => None,
@@ -333,7 +339,7 @@ impl Transport for TcpTransport {
             Ok(dial) => LinkState::Opening(Box::new(SimultaneousOpen::new(self.rank, peer, dial))),
             Err(error) => LinkState::Lost(format!("no connection: {error}")),
         };
-        self.links.insert(peer, Link::new(state, false));
+        self.links.insert(peer, TcpLink::new(state, false));
     }
 
     fn is_open(&self, peer: Rank) -> bool {

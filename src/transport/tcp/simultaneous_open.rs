@@ -81,7 +81,7 @@ mod tests {
 
     /// The state of one rank. Connections are represented by their numbers.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-    enum Side {
+    enum SideState {
         Idle,
         Opening(SimultaneousOpen<usize, usize>),
         Open(usize),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-    struct Connection {
+    struct SimulatedConnection {
         dialer: usize,
         stage: HandshakeStage,
         /// Which sides have closed their ends.
@@ -117,8 +117,8 @@ mod tests {
     struct World {
         /// For each side, its own rank and the peer's rank as that side sees them. Their order decides which connection wins.
         ranks: [(u32, u32); 2],
-        sides: [Side; 2],
-        connections: Vec<Connection>,
+        sides: [SideState; 2],
+        connections: Vec<SimulatedConnection>,
         /// Whether each side may still begin to dial.
         may_dial: [bool; 2],
         /// The number of dials that may still fail.
@@ -129,22 +129,26 @@ mod tests {
 
     impl World {
         fn new(ranks: [(u32, u32); 2], may_dial: [bool; 2], failures: usize, early_closes: usize) -> Self {
-            let sides = [Side::Idle, Side::Idle];
+            let sides = [SideState::Idle, SideState::Idle];
             Self { ranks, sides, connections: Vec::new(), may_dial, failures, early_closes }
         }
 
         fn dial(&mut self, side: usize) -> usize {
             let is_closed = [false; 2];
-            self.connections.push(Connection { dialer: side, stage: HandshakeStage::Connecting, is_closed });
+            self.connections.push(SimulatedConnection {
+                dialer: side,
+                stage: HandshakeStage::Connecting,
+                is_closed,
+            });
             self.connections.len() - 1
         }
 
         fn handle_peer_dial(&mut self, side: usize, connection: usize) {
             self.connections[connection].stage = HandshakeStage::Known;
             match &self.sides[side] {
-                Side::Idle => self.open(side, connection),
-                Side::Opening(_) => self.resolve(side, |opening| opening.handle_peer_dial(connection)),
-                Side::Open(_) | Side::Lost => self.connections[connection].is_closed[side] = true,
+                SideState::Idle => self.open(side, connection),
+                SideState::Opening(_) => self.resolve(side, |opening| opening.handle_peer_dial(connection)),
+                SideState::Open(_) | SideState::Lost => self.connections[connection].is_closed[side] = true,
             }
         }
 
@@ -152,7 +156,7 @@ mod tests {
             let accepts = self.connections[connection].dialer != side;
             self.connections[connection].stage =
                 if accepts { HandshakeStage::Accepted } else { HandshakeStage::Done };
-            self.sides[side] = Side::Open(connection);
+            self.sides[side] = SideState::Open(connection);
         }
 
         fn resolve(
@@ -160,12 +164,12 @@ mod tests {
             side: usize,
             event: impl Fn(SimultaneousOpen<usize, usize>) -> Resolution<usize, usize>,
         ) {
-            let Side::Opening(before) = self.sides[side].clone() else { panic!("{self:?}") };
+            let SideState::Opening(before) = self.sides[side].clone() else { panic!("{self:?}") };
             let held = [Some(before.ours), before.theirs];
             let kept = match event(before) {
                 Resolution::Waiting(opening) => {
                     let kept = [Some(opening.ours), opening.theirs];
-                    self.sides[side] = Side::Opening(opening);
+                    self.sides[side] = SideState::Opening(opening);
                     kept
                 }
                 Resolution::Ours(connection) | Resolution::Theirs(connection) => {
@@ -173,7 +177,7 @@ mod tests {
                     [Some(connection), None]
                 }
                 Resolution::Lost => {
-                    self.sides[side] = Side::Lost;
+                    self.sides[side] = SideState::Lost;
                     [None, None]
                 }
             };
@@ -193,11 +197,11 @@ mod tests {
             for side in (0..2).filter(|&side| self.may_dial[side]) {
                 offer(&|world| {
                     world.may_dial[side] = false;
-                    if world.sides[side] == Side::Idle {
+                    if world.sides[side] == SideState::Idle {
                         let (own, peer) = world.ranks[side];
                         let ours = world.dial(side);
                         world.sides[side] =
-                            Side::Opening(SimultaneousOpen::new(Rank::new(own), Rank::new(peer), ours));
+                            SideState::Opening(SimultaneousOpen::new(Rank::new(own), Rank::new(peer), ours));
                     }
                 });
             }
@@ -251,12 +255,12 @@ mod tests {
 
         fn dial_again(&mut self, side: usize, number: usize) {
             self.connections[number].is_closed[side] = true;
-            let Side::Opening(opening) = &self.sides[side] else { panic!("{self:?}") };
+            let SideState::Opening(opening) = &self.sides[side] else { panic!("{self:?}") };
             if opening.has_theirs() {
                 return self.resolve(side, SimultaneousOpen::handle_failed);
             }
             let again = self.dial(side);
-            if let Side::Opening(opening) = &mut self.sides[side] {
+            if let SideState::Opening(opening) = &mut self.sides[side] {
                 opening.ours = again;
             }
         }
@@ -264,7 +268,7 @@ mod tests {
         /// Returns which rule this world breaks, if any.
         fn find_violation(&self, failures_at_first: usize) -> Option<&'static str> {
             let open = |side: usize| match self.sides[side] {
-                Side::Open(connection) => Some(connection),
+                SideState::Open(connection) => Some(connection),
                 _ => None,
             };
             let nothing_failed = self.failures == failures_at_first;
@@ -274,7 +278,7 @@ mod tests {
                 return Some("the two ranks have chosen different connections");
             }
             for side in 0..2 {
-                if nothing_failed && self.sides[side] == Side::Lost {
+                if nothing_failed && self.sides[side] == SideState::Lost {
                     return Some("a link was lost, though no dial had failed");
                 }
                 if nothing_failed && open(side).is_some_and(|open| self.connections[open].is_closed[1 - side])
@@ -288,8 +292,8 @@ mod tests {
         /// Returns which rule this world breaks if no further event can happen.
         fn find_final_violation(&self) -> Option<&'static str> {
             let link = match &self.sides {
-                [Side::Open(one), Side::Open(_)] => *one,
-                [Side::Lost, _] | [_, Side::Lost] => return None,
+                [SideState::Open(one), SideState::Open(_)] => *one,
+                [SideState::Lost, _] | [_, SideState::Lost] => return None,
                 _ => return Some("there is no link"),
             };
             let others = self.connections.iter().enumerate().filter(|&(number, _)| number != link);
@@ -312,7 +316,7 @@ mod tests {
                 if let Some(violation) = world.find_final_violation() {
                     return Err((violation, world));
                 }
-                linked += usize::from(matches!(world.sides, [Side::Open(_), Side::Open(_)]));
+                linked += usize::from(matches!(world.sides, [SideState::Open(_), SideState::Open(_)]));
             }
             waiting.extend(next.into_iter().filter(|next| seen.insert(next.clone())));
         }

@@ -18,12 +18,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// One rank's transport and event queue.
-struct End {
+struct TestRank {
     transport: TcpTransport,
     poller: Poller,
 }
 
-impl End {
+impl TestRank {
     /// Handles the events that have occurred, as a rank does during a call of the library.
     fn handle_events(&mut self, now: Duration) {
         self.wait_and_handle_events(now, Duration::ZERO);
@@ -71,11 +71,11 @@ fn options() -> SocketOptions {
     SocketOptions::new(&CongestionControl::Host, Duration::from_mins(1)).unwrap()
 }
 
-fn ends(n: u32) -> Vec<End> {
+fn ends(n: u32) -> Vec<TestRank> {
     ends_with_streams(n, 1)
 }
 
-fn ends_with_streams(n: u32, streams: u8) -> Vec<End> {
+fn ends_with_streams(n: u32, streams: u8) -> Vec<TestRank> {
     let listeners: Vec<_> =
         (0..n).map(|_| options().listen("127.0.0.1:0".parse().unwrap()).unwrap()).collect();
     let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
@@ -88,13 +88,18 @@ fn ends_with_streams(n: u32, streams: u8) -> Vec<End> {
             let listener = Listener::new(listener, identity).unwrap();
             let mut transport = TcpTransport::new(listener, rank, addresses.clone(), options(), streams);
             let poller = transport.take_poller().unwrap();
-            End { transport, poller }
+            TestRank { transport, poller }
         })
         .collect()
 }
 
 /// Waits for the events of the ends with these indices, and handles them at the virtual time `now`, until `is_done` is true.
-fn handle_events_until(ends: &mut [End], indices: &[usize], now: Duration, is_done: impl Fn(&[End]) -> bool) {
+fn handle_events_until(
+    ends: &mut [TestRank],
+    indices: &[usize],
+    now: Duration,
+    is_done: impl Fn(&[TestRank]) -> bool,
+) {
     let started = std::time::Instant::now();
     while !is_done(ends) {
         assert!(started.elapsed() < PATIENCE, "timed out");
@@ -105,7 +110,7 @@ fn handle_events_until(ends: &mut [End], indices: &[usize], now: Duration, is_do
 }
 
 /// Checks that both ends have the same connection, and sends a byte over it in each direction.
-fn assert_linked(ends: &mut [End], now: Duration) {
+fn assert_linked(ends: &mut [TestRank], now: Duration) {
     assert_eq!(ends[0].end_addresses(1), ends[1].end_addresses(0));
     for (from, to) in [(0, 1), (1, 0)] {
         let to_rank = Rank::new(to as u32);
@@ -130,7 +135,7 @@ fn a_dialed_rank_may_compute_for_a_long_time() {
     for (dialer, acceptor) in [(0, 1), (1, 0)] {
         let mut ends = ends(2);
         ends[dialer].connect(Duration::ZERO, acceptor as u32);
-        let is_connected = |ends: &[End]| ends[dialer].transport.next_deadline().is_none();
+        let is_connected = |ends: &[TestRank]| ends[dialer].transport.next_deadline().is_none();
         handle_events_until(&mut ends, &[dialer], SECOND, is_connected);
         let late = 1000 * SECOND;
         ends[dialer].handle_events(late);
@@ -252,7 +257,7 @@ fn a_failed_dial_of_the_lower_rank_makes_the_other_connection_the_link() {
     ends[0].transport.addresses[1] = elsewhere.local_addr().unwrap();
     ends[0].connect(Duration::ZERO, 1);
     ends[1].connect(Duration::ZERO, 0);
-    let peers_connection_waits = |ends: &[End]| {
+    let peers_connection_waits = |ends: &[TestRank]| {
         let LinkState::Opening(opening) = &ends[0].transport.links[&Rank::new(1)].state else { return false };
         opening.has_theirs()
     };
@@ -269,7 +274,7 @@ fn silent_connections_do_not_prevent_a_rank_from_connecting() {
     let address = ends[1].transport.addresses[1];
     let before: Vec<_> = (0..3 * PENDING_MAX).map(|_| StdStream::connect(address).unwrap()).collect();
     ends[0].connect(Duration::ZERO, 1);
-    let is_connected = |ends: &[End]| ends[0].transport.next_deadline().is_none();
+    let is_connected = |ends: &[TestRank]| ends[0].transport.next_deadline().is_none();
     handle_events_until(&mut ends, &[0], Duration::ZERO, is_connected);
     let after: Vec<_> = (0..PENDING_MAX).map(|_| StdStream::connect(address).unwrap()).collect();
     handle_events_until(&mut ends, &[1, 0], Duration::ZERO, |ends| ends[0].is_open(1) && ends[1].is_open(0));
@@ -297,7 +302,7 @@ fn a_dialer_that_claims_the_acceptors_rank_is_refused() {
 
 /// Receives at least `count` bytes into parts of these lengths, or until the link is lost. Returns the bytes, and why the
 /// link was lost.
-fn receive_all(ends: &mut [End], lengths: &[usize], count: usize) -> (Vec<u8>, Option<String>) {
+fn receive_all(ends: &mut [TestRank], lengths: &[usize], count: usize) -> (Vec<u8>, Option<String>) {
     let (mut received, started) = (Vec::new(), std::time::Instant::now());
     while received.len() < count {
         assert!(started.elapsed() < PATIENCE, "timed out after {} bytes", received.len());
@@ -349,7 +354,7 @@ fn bytes_that_were_read_ahead_are_received_in_order() {
 }
 
 /// Returns whether the end with this index has `count` open connections to the other end.
-fn has_connections(ends: &[End], index: usize, count: usize) -> bool {
+fn has_connections(ends: &[TestRank], index: usize, count: usize) -> bool {
     match &ends[index].transport.links[&Rank::new(1 - index as u32)].state {
         LinkState::Bundled(bundle) => bundle.connections().count() == count,
         _ => false,
@@ -357,10 +362,10 @@ fn has_connections(ends: &[End], index: usize, count: usize) -> bool {
 }
 
 /// Returns two ends whose link has `stream_count` connections, all of which are open.
-fn ends_with_open_link(stream_count: u8) -> Vec<End> {
+fn ends_with_open_link(stream_count: u8) -> Vec<TestRank> {
     let mut ends = ends_with_streams(2, stream_count);
     ends[0].connect(Duration::ZERO, 1);
-    let are_open = |ends: &[End]| {
+    let are_open = |ends: &[TestRank]| {
         ends[0].is_open(1)
             && ends[1].is_open(0)
             && (0..2).all(|end| has_connections(ends, end, stream_count.into()))
@@ -407,7 +412,7 @@ fn a_connection_that_a_link_does_not_need_is_closed() {
     let wrong = [(1, 3), (2, 3), (1, 2), (3, 4), (0, 3), (0, 1)];
     for (index, total) in wrong {
         let mut dial =
-            ends[0].transport.open_connection(SECOND, Rank::new(1), Stream { index, total }).unwrap();
+            ends[0].transport.open_connection(SECOND, Rank::new(1), StreamId { index, total }).unwrap();
         let started = std::time::Instant::now();
         loop {
             assert!(started.elapsed() < PATIENCE, "connection {index} of {total} was not closed");
@@ -421,7 +426,8 @@ fn a_connection_that_a_link_does_not_need_is_closed() {
         assert!(has_connections(&ends, 1, 3) && has_connections(&ends, 0, 3));
     }
     // The rank that was dialed must not open further connections either.
-    let dial = ends[1].transport.open_connection(SECOND, Rank::ZERO, Stream { index: 7, total: 8 }).unwrap();
+    let dial =
+        ends[1].transport.open_connection(SECOND, Rank::ZERO, StreamId { index: 7, total: 8 }).unwrap();
     handle_events_until(&mut ends, &[0, 1], SECOND, |ends| ends[0].transport.next_deadline().is_none());
     drop(dial);
     assert_linked(&mut ends, SECOND);
@@ -456,7 +462,7 @@ fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
     }
     let mut ends = ends(2);
     ends[0].connect(Duration::ZERO, 1);
-    let is_connected = |ends: &[End]| ends[0].transport.next_deadline().is_none();
+    let is_connected = |ends: &[TestRank]| ends[0].transport.next_deadline().is_none();
     handle_events_until(&mut ends, &[0], Duration::ZERO, is_connected);
     let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let next_file = std::fs::File::open("/dev/null").unwrap();

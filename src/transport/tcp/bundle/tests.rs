@@ -42,12 +42,12 @@ impl Pipe {
 }
 
 /// One end of a connection.
-struct End {
+struct PipeEnd {
     outgoing: Rc<RefCell<Pipe>>,
     incoming: Rc<RefCell<Pipe>>,
 }
 
-impl Connection for End {
+impl Connection for PipeEnd {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut pipe = self.incoming.borrow_mut();
         if pipe.arrived.is_empty() {
@@ -107,7 +107,7 @@ impl Connection for End {
 /// and pipe 1 leads back.
 struct SimulatedLink {
     random: StdRng,
-    ends: [Bundle<End>; 2],
+    ends: [Bundle<PipeEnd>; 2],
     pipes: Vec<[Rc<RefCell<Pipe>>; 2]>,
 }
 
@@ -154,8 +154,8 @@ impl SimulatedLink {
     }
 }
 
-fn end(pipes: &[Rc<RefCell<Pipe>>; 2], side: usize) -> End {
-    End { outgoing: Rc::clone(&pipes[side]), incoming: Rc::clone(&pipes[1 - side]) }
+fn end(pipes: &[Rc<RefCell<Pipe>>; 2], side: usize) -> PipeEnd {
+    PipeEnd { outgoing: Rc::clone(&pipes[side]), incoming: Rc::clone(&pipes[1 - side]) }
 }
 
 /// The frames that one side sends, and the bytes that the other side has received.
