@@ -12,7 +12,7 @@ use crate::wire::cause::{AWAITED_MAX, Waiting};
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
 /// How long others may take to tell why a peer cannot be reached.
-const UNREACHED_FOR: Duration = Duration::from_secs(1);
+const UNREACHED_FOR: Duration = Duration::from_millis(500);
 
 /// A peer that could not be reached.
 pub(super) struct Unreached {

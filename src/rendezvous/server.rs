@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -15,7 +15,7 @@ use mio::{Token, Waker};
 use super::message::{self, Absent, FROM_RANK_BYTES_MAX, FromRank, ToRank};
 use super::{Member, Roster, StartError, format_ranks, is_loopback};
 use crate::transport::handshake::Identity;
-use crate::transport::listener::{Event, Listener};
+use crate::transport::listener::{Event, Listener, listen};
 use crate::types::{Rank, WorldSize};
 use crate::wire::Secret;
 use crate::wire::handshake::{Job, Purpose};
@@ -86,7 +86,8 @@ impl Server {
         start_timeout: Duration,
     ) -> Result<Self, StartError> {
         let system = |what| move |source| StartError::System { what, source };
-        let listener = TcpListener::bind((host, 0)).map_err(system("a socket for the rendezvous"))?;
+        let listener =
+            listen(SocketAddr::new(host, 0), |_| Ok(())).map_err(system("a socket for the rendezvous"))?;
         let address = listener.local_addr().map_err(system("the rendezvous's address"))?;
         if secret.is_none() && !is_loopback(host) {
             return Err(StartError::NeedsSecret { address });

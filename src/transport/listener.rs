@@ -5,7 +5,6 @@
 //! continues. The owner of the listener takes the accepted connections. It also sends the last message of a link's
 //! handshake, the verdict, because it may prefer another connection to the same peer.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io::{self, Write as _};
@@ -16,7 +15,9 @@ use std::time::Duration;
 
 use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Registry, Token, Waker};
+use socket2::{Domain, Protocol, Socket, Type};
 
+use super::eviction::EvictionOrder;
 use super::handshake::{DialError, Identity, advance, nonce};
 pub use super::poller::Event;
 use super::poller::{FIRST_TOKEN, Poller};
@@ -32,6 +33,11 @@ pub const PENDING_MAX: usize = 256;
 /// The longest interval between two calls of [`Listener::serve`] while handshakes are in progress. If an interval is longer,
 /// this rank was busy, and only this much of the interval counts toward the time-out of the handshakes.
 const SERVED_MAX: Duration = Duration::from_secs(1);
+/// The maximum number of connections that one call of [`Listener::serve`] accepts. Without it, programs that connect again and
+/// again could keep the listener from its other connections. It is lower than [`PENDING_MAX`], so that a new connection stays
+/// open until the listener has read its hello.
+const ACCEPTS_MAX: usize = 64;
+const _: () = assert!(ACCEPTS_MAX * 2 <= PENDING_MAX);
 /// The pause before the next attempt to accept when the operating system had no free file descriptor.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// The maximum number of refused ranks that are remembered.
@@ -39,8 +45,29 @@ const REFUSED_MAX: usize = 8;
 /// The maximum number of connections that stay open after the reply to a late rank. Closing at once could reset the connection
 /// and lose the reply.
 const REPLIED_MAX: usize = 64;
+/// The number of connections that the kernel keeps until the process accepts them (`somaxconn` may lower this number). The
+/// kernel does not answer further connections, so their dialers wait and may time out.
+const BACKLOG: i32 = 4096;
 /// The token of the listening socket.
 const LISTENER: Token = Token(0);
+
+/// Listens on `address`. `set_options` sets the options of the socket.
+///
+/// # Errors
+///
+/// If the operating system refuses the address or an option.
+pub fn listen(
+    address: SocketAddr,
+    set_options: impl FnOnce(&Socket) -> io::Result<()>,
+) -> io::Result<StdListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // Without this option, closed connections of an earlier job block the port.
+    socket.set_reuse_address(true)?;
+    set_options(&socket)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
 
 /// A connection whose other end has proved that it belongs to the job.
 pub struct Accepted {
@@ -106,6 +133,8 @@ pub struct Listener {
     socket: TcpListener,
     identity: Identity,
     pending: BTreeMap<Token, IncomingHandshake>,
+    /// Which of the pending connections to close if there are too many.
+    eviction: EvictionOrder,
     accepted: VecDeque<Accepted>,
     /// Whether there may be connections to accept. The kernel reports each of them only once.
     may_have_waiting: bool,
@@ -146,6 +175,7 @@ impl Listener {
             socket,
             identity,
             pending: BTreeMap::new(),
+            eviction: EvictionOrder::default(),
             accepted: VecDeque::new(),
             may_have_waiting: false,
             accept_at: Duration::ZERO,
@@ -255,7 +285,10 @@ impl Listener {
     }
 
     fn accept(&mut self, now: Duration) {
-        while self.may_have_waiting && now >= self.accept_at {
+        for _ in 0..ACCEPTS_MAX {
+            if !self.may_have_waiting || now < self.accept_at {
+                return;
+            }
             match self.socket.accept() {
                 Ok((stream, address)) => self.begin_handshake(now, stream, address),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.may_have_waiting = false,
@@ -290,44 +323,40 @@ impl Listener {
         let Identity { secret, job, rank } = self.identity.clone();
         let handshake = Acceptor::new(secret, job, rank, nonce());
         self.pending.insert(token, IncomingHandshake { stream, address, handshake, elapsed: Duration::ZERO });
+        self.eviction.add(token, address.ip());
         self.continue_handshake(now, token);
     }
 
-    /// Closes the connection that is least likely to be a rank's. A rank sends its hello as soon as it is connected,
-    /// so this function prefers a connection that has sent nothing. Of several, it closes the oldest one from the
-    /// address with the most handshakes.
+    /// Closes the connection that is least likely to be a rank's.
     fn evict(&mut self, now: Duration) {
-        let mut by_address: BTreeMap<IpAddr, usize> = BTreeMap::new();
-        for pending in self.pending.values() {
-            *by_address.entry(pending.address.ip()).or_default() += 1;
-        }
-        let count = |pending: &IncomingHandshake| by_address.get(&pending.address.ip()).copied();
-        let key = |token: Token, pending: &IncomingHandshake| {
-            (!pending.handshake.is_silent(), Reverse(count(pending)), token)
-        };
-        let victim = self.pending.iter().map(|(&token, pending)| key(token, pending)).min();
-        if let Some((_, _, token)) = victim
-            && let Some(pending) = self.pending.remove(&token)
-        {
-            let address = pending.address;
-            self.log.log_or_count(
-                now,
-                format_args!(
-                    "closed the connection from {address}: too many connections are in their handshake"
-                ),
-            );
-        }
+        let Some(token) = self.eviction.first() else { return };
+        let Some(IncomingHandshake { address, .. }) = self.remove_pending(token) else { return };
+        self.log.log_or_count(
+            now,
+            format_args!("closed the connection from {address}: too many connections are in their handshake"),
+        );
+    }
+
+    fn remove_pending(&mut self, token: Token) -> Option<IncomingHandshake> {
+        let pending = self.pending.remove(&token)?;
+        self.eviction.remove(token, pending.address.ip());
+        Some(pending)
     }
 
     /// Advances a handshake as far as possible without blocking.
     fn continue_handshake(&mut self, now: Duration, token: Token) {
-        let Some(mut pending) = self.pending.remove(&token) else { return };
+        let Some(pending) = self.pending.get_mut(&token) else { return };
         let address = pending.address;
-        match advance(&mut pending.stream, &mut pending.handshake) {
-            Ok(true) => self.finish_handshake(now, pending, token),
-            Ok(false) => {
-                self.pending.insert(token, pending);
+        let progress = advance(&mut pending.stream, &mut pending.handshake);
+        if let Ok(false) = progress {
+            if !pending.handshake.is_silent() {
+                self.eviction.has_talked(token, address.ip());
             }
+            return;
+        }
+        let Some(pending) = self.remove_pending(token) else { return };
+        match progress {
+            Ok(_) => self.finish_handshake(now, pending, token),
             // Usually the dialer has chosen another connection to this rank.
             Err(DialError::Io(error)) if pending.handshake.is_link() => {
                 log::debug!("{address} closed its connection: {error}");
@@ -386,11 +415,12 @@ impl Listener {
     fn expire(&mut self, now: Duration) {
         let elapsed = now.saturating_sub(self.served_at).min(SERVED_MAX);
         self.served_at = now;
-        let Self { pending, log, .. } = self;
-        pending.retain(|_, pending| {
+        let Self { pending, eviction, log, .. } = self;
+        pending.retain(|&token, pending| {
             pending.elapsed += elapsed;
             let is_in_time = pending.elapsed < HANDSHAKE_TIMEOUT;
             if !is_in_time {
+                eviction.remove(token, pending.address.ip());
                 let (address, seconds) = (pending.address, HANDSHAKE_TIMEOUT.as_secs());
                 log.log_or_count(
                     now,

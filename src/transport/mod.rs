@@ -3,6 +3,7 @@
 // Bytes from other processes must not cause a panic.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
 
+mod eviction;
 pub mod handshake;
 pub mod listener;
 pub mod poller;

@@ -7,8 +7,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rand::{RngExt as _, SeedableRng as _};
+
 use crate::util::{
-    finish, is_alive, processes_with_environment, ringrun, signal, wait_for, wait_until, wait_until_gone,
+    finish, is_alive, is_full, processes_with_environment, ringrun, signal, wait_for, wait_until,
+    wait_until_gone,
 };
 use ringtrain::exit::Exit;
 
@@ -137,6 +140,53 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
             "{transport}, rank {victim} killed after {delay_ms} ms: the last survivor ended after {took:?}"
         );
     }
+}
+
+/// Regression test: after 25 of 276 kills, the job ended only after 2 s, because the launcher knew of the death of a rank and did
+/// not tell the ranks that waited for it.
+#[test]
+fn a_job_ends_soon_after_a_rank_is_killed_at_a_random_moment() {
+    let seed = std::env::var("KILLS_SEED").map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
+    let count = if is_full() { 300 } else { 4 };
+    let mut random = rand::rngs::StdRng::seed_from_u64(seed);
+    let mut times: Vec<Duration> = (0..count)
+        .map(|kill| {
+            let victim = random.random_range(0..4);
+            // The job starts within about 150 ms.
+            let delay = Duration::from_micros(random.random_range(0..300_000));
+            let case = format!("KILLS_SEED={seed}, kill {kill}: rank {victim} after {delay:?}");
+            let took = kill_after(victim, delay, ["auto", "tcp"][kill % 2]);
+            assert!(took < Duration::from_millis(1500), "{case}: the job ended after {took:?}");
+            took
+        })
+        .collect();
+    times.sort();
+    let slow = times.iter().filter(|&&took| took > Duration::from_secs(1)).count();
+    let (median, max) = (times[count / 2], times[count - 1]);
+    println!("{count} kills (KILLS_SEED={seed}): median {median:?}, max {max:?}, {slow} over 1 s");
+}
+
+/// Kills a rank of a job of 4 ranks with the given delay after its process exists. Returns the time until the job ended.
+fn kill_after(victim: u32, delay: Duration, transport: &str) -> Duration {
+    let mark = format!("KILLED_RANKS_TEST={}", rand::random::<u64>());
+    let job =
+        ringrun(&["-n", "4", "-x", &mark, "ringtrain", "--epochs", "1000000", "--transport", transport])
+            .spawn()
+            .unwrap();
+    let rank = format!("RING_RANK={victim}");
+    let pid = wait_for("the victim", || {
+        let of_rank = processes_with_environment(&rank);
+        processes_with_environment(&mark).into_iter().find(|pid| of_rank.contains(pid))
+    });
+    let moment = Instant::now() + delay;
+    wait_until("the moment of the kill", || Instant::now() >= moment);
+    signal("KILL", pid);
+    let killed_at = Instant::now();
+    let done = finish(job);
+    let took = killed_at.elapsed();
+    assert_eq!(done.code(), Some(128 + 9), "{}", done.stderr());
+    wait_until_gone(&processes_with_environment(&mark));
+    took
 }
 
 #[test]

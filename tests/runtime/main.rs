@@ -34,6 +34,7 @@ mod conformance;
 mod failures;
 mod groups;
 mod hierarchy;
+mod idle_strangers;
 mod joining;
 mod links;
 mod loopback;

@@ -13,6 +13,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::kernel::set_pacing;
 use super::pacing::PacingRate;
+use crate::transport::listener;
 
 /// The file in which Linux lists the available congestion controls.
 const AVAILABLE_FILE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
@@ -24,9 +25,6 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The number of unanswered checks after which the kernel ends the connection.
 const KEEPALIVE_PROBES: u32 = 3;
-/// The number of connections that the kernel keeps until the rank accepts them during its next call (`somaxconn` may
-/// lower this number). The kernel does not answer further connections, and their dialers time out.
-const BACKLOG: i32 = 4096;
 /// `TCP_USER_TIMEOUT` is the time-out of operations plus this margin. The kernel ends a connection if sent data stay
 /// unacknowledged for that long. That time includes the time in which the peer's receive buffer is full because the
 /// peer computes.
@@ -148,13 +146,7 @@ impl SocketOptions {
     ///
     /// If the operating system refuses the address or an option.
     pub fn listen(&self, address: SocketAddr) -> io::Result<TcpListener> {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-        // Without this option, closed connections of an earlier job block the port.
-        socket.set_reuse_address(true)?;
-        self.apply_except_pacing(&socket)?;
-        socket.bind(&address.into())?;
-        socket.listen(BACKLOG)?;
-        Ok(socket.into())
+        listener::listen(address, |socket| self.apply_except_pacing(socket))
     }
 
     /// Sets all options of a link's socket. The socket gets the link's pacing rate divided by `rate_divisor`.

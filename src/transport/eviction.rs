@@ -1,0 +1,104 @@
+//! Chooses which connection to close when too many connections are in their handshake.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use mio::Token;
+
+/// The connections whose handshake is not complete, in the order in which they are closed. A rank sends its hello as soon as it
+/// is connected, so connections that have sent nothing come first. Of several, the oldest one of the address with the most
+/// connections comes first. Each operation takes logarithmic time.
+#[derive(Default)]
+pub(super) struct EvictionOrder {
+    silent: Ranking,
+    talking: Ranking,
+}
+
+impl EvictionOrder {
+    /// Adds a new connection from `address`. A later connection has a higher token.
+    pub(super) fn add(&mut self, token: Token, address: IpAddr) {
+        self.silent.insert(token, address);
+    }
+
+    /// Records that a connection has sent data.
+    pub(super) fn has_talked(&mut self, token: Token, address: IpAddr) {
+        if self.silent.remove(token, address) {
+            self.talking.insert(token, address);
+        }
+    }
+
+    /// Removes a connection.
+    pub(super) fn remove(&mut self, token: Token, address: IpAddr) {
+        if !self.silent.remove(token, address) {
+            self.talking.remove(token, address);
+        }
+    }
+
+    /// Returns the connection to close.
+    pub(super) fn first(&self) -> Option<Token> {
+        self.silent.first().or_else(|| self.talking.first())
+    }
+}
+
+/// Connections, ordered by the number of connections of their address and by their age.
+#[derive(Default)]
+struct Ranking {
+    by_address: BTreeMap<IpAddr, BTreeSet<Token>>,
+    /// For each address: the number of its connections, and the oldest one.
+    addresses: BTreeSet<(Reverse<usize>, Token, IpAddr)>,
+}
+
+impl Ranking {
+    fn first(&self) -> Option<Token> {
+        self.addresses.first().map(|&(_, token, _)| token)
+    }
+
+    fn insert(&mut self, token: Token, address: IpAddr) {
+        self.change(address, |tokens| tokens.insert(token));
+    }
+
+    /// Removes the connection, and returns whether it was present.
+    fn remove(&mut self, token: Token, address: IpAddr) -> bool {
+        self.change(address, |tokens| tokens.remove(&token))
+    }
+
+    fn change(&mut self, address: IpAddr, change: impl FnOnce(&mut BTreeSet<Token>) -> bool) -> bool {
+        let mut tokens = self.by_address.remove(&address).unwrap_or_default();
+        if let Some(&oldest) = tokens.first() {
+            self.addresses.remove(&(Reverse(tokens.len()), oldest, address));
+        }
+        let is_changed = change(&mut tokens);
+        if let Some(&oldest) = tokens.first() {
+            self.addresses.insert((Reverse(tokens.len()), oldest, address));
+            self.by_address.insert(address, tokens);
+        }
+        is_changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_silent_connection_of_the_most_frequent_address_is_closed_first() {
+        let address = |last: u8| IpAddr::from([10, 0, 0, last]);
+        let mut order = EvictionOrder::default();
+        let connections = [(2, 1), (3, 2), (4, 2), (5, 2), (6, 3), (7, 3)];
+        for (token, last) in connections {
+            order.add(Token(token), address(last));
+        }
+        order.has_talked(Token(3), address(2));
+        order.has_talked(Token(6), address(3));
+        let mut closed = Vec::new();
+        while let Some(token) = order.first() {
+            let (_, last) = connections.into_iter().find(|&(other, _)| other == token.0).unwrap();
+            order.remove(token, address(last));
+            closed.push(token.0);
+        }
+        // Address 2 has two silent connections, 4 and 5. After 4 is closed, each address has one: the oldest is closed.
+        assert_eq!(closed, [4, 2, 5, 7, 3, 6]);
+        assert!(order.silent.by_address.is_empty() && order.talking.by_address.is_empty());
+    }
+}
