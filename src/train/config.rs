@@ -37,7 +37,8 @@ pub struct Config {
     pub batch_size: Option<usize>,
     /// The number of passes over the training set, including those before a resumption. If `None`, a run with
     /// [`Rule::Nesterov`] whose batch is the whole training set ends when the loss no longer falls. Other runs take
-    /// [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs.
+    /// [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs. If no batch size is given, they take at least
+    /// [`STEPS_DEFAULT_MIN`](super::STEPS_DEFAULT_MIN) steps, and so more epochs on a small data set.
     pub epochs: Option<u64>,
     /// The seed for the initial parameters and the order of the samples.
     pub seed: u64,

@@ -33,4 +33,4 @@ pub use error::{Phase, TrainError};
 pub use progress::{Console, Observer, ProgressDisplay, Silent};
 pub use report::{EpochRecord, Report, parameters_hash};
 pub use run::{Summary, run};
-pub use setup::{BATCH_SIZE_DEFAULT, EPOCHS_DEFAULT};
+pub use setup::{BATCH_SIZE_DEFAULT, EPOCHS_DEFAULT, STEPS_DEFAULT_MIN};

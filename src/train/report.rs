@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// The results of an epoch. Metrics that do not apply are `None` (`null` in JSON). If the whole training set is one batch, only
-/// every N-th epoch has a record.
+/// The results of an epoch. Metrics that do not apply are `None` (`null` in JSON). On small data sets,
+/// only every N-th epoch has a record.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct EpochRecord {
     /// The epoch, counted from 1.

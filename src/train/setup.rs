@@ -12,13 +12,17 @@ const WHOLE_BATCH_VALUES_MAX: usize = 1 << 24;
 /// The approximate number of values that a whole-batch run reads in its default number of epochs. Reading them takes
 /// a few seconds on one processor.
 const WHOLE_BATCH_VALUES_READ: usize = 1 << 32;
-/// The number of records in a whole-batch run, in which every step is an epoch. With each record, the run tests, prints a line
-/// and saves a checkpoint.
-const WHOLE_BATCH_RECORDS: u64 = 40;
+/// The number of records in a run with the default number of epochs. With each record, the run tests, prints a line and saves a
+/// checkpoint.
+const RECORDS_DEFAULT: u64 = 40;
 /// The default batch size in samples. It does not apply if the whole training set is one batch.
 pub const BATCH_SIZE_DEFAULT: usize = 128;
-/// The default number of epochs. It does not apply if the whole training set is one batch.
+/// The default number of epochs. It does not apply if the whole training set is one batch. On small data sets the default is
+/// larger, so that a run takes at least [`STEPS_DEFAULT_MIN`] steps.
 pub const EPOCHS_DEFAULT: u64 = 40;
+/// The minimum number of steps of a run without `--epochs` and `--batch-size`. With fewer steps, Adam stops far from the
+/// optimum.
+pub const STEPS_DEFAULT_MIN: u64 = 400;
 
 /// The data, the model and the settings of a run.
 #[derive(Debug)]
@@ -63,14 +67,23 @@ impl TrainingSettings {
         let whole_batch = rule == Rule::Nesterov && batch_size >= rows;
         let values = (rows * columns.max(1)).max(1);
         let whole_batch_epochs = (WHOLE_BATCH_VALUES_READ / values).clamp(1000, 5000) as u64;
-        let epochs_default = if whole_batch { whole_batch_epochs } else { EPOCHS_DEFAULT };
+        let steps_per_epoch = rows.div_ceil(batch_size).max(1) as u64;
+        let epochs_default = match config.batch_size {
+            _ if whole_batch => whole_batch_epochs,
+            None => EPOCHS_DEFAULT.max(STEPS_DEFAULT_MIN.div_ceil(steps_per_epoch)),
+            Some(_) => EPOCHS_DEFAULT,
+        };
         let epochs = config.epochs.unwrap_or(epochs_default);
         Self {
             rule,
             batch_size,
             epochs,
             stops_when_converged: whole_batch && config.epochs.is_none(),
-            epochs_per_record: if whole_batch { epochs.div_ceil(WHOLE_BATCH_RECORDS) } else { 1 },
+            epochs_per_record: if whole_batch || config.epochs.is_none() {
+                epochs.div_ceil(RECORDS_DEFAULT)
+            } else {
+                1
+            },
         }
     }
 }
