@@ -32,7 +32,7 @@ def svg(data):
         y += 17
     y = draw_legend(body, y + 8, data["programs"], styles)
     for (operation, dtype, control, world), rows in groups.items():
-        title = f"{operation} of {dtype}, {world} ranks, host's default congestion control {control}"
+        title = f"{operation} of {dtype}, {world} ranks, the host's default congestion control is {control}"
         body.append(text(MARGIN, y + 26, title, size=14, weight=600))
         draw_panel(body, MARGIN + LEFT, y + ROW_HEAD, rows, styles, "time_us")
         draw_panel(body, MARGIN + LEFT + PANEL_WIDTH + GAP, y + ROW_HEAD, rows, styles, "busbw_gb_per_s")
