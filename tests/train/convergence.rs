@@ -159,7 +159,7 @@ fn the_default_settings_take_enough_steps_on_a_small_table() {
             Config { model: None, test_fraction: 0.2, seed, ..default_config(path.clone(), "linear") };
         let report = train(&config).unwrap().report;
         assert!(report.test_accuracy.unwrap() >= 0.95, "seed {seed}: {:?}", report.test_accuracy);
-        assert_eq!((report.model.as_str(), report.epochs, report.history.len()), ("mlp:128", 400, 40));
+        assert_eq!((report.model.as_str(), report.epochs, report.history.len()), ("mlp:128", 480, 40));
     }
 }
 

@@ -30,7 +30,7 @@ Defaults:
                 otherwise adam
   --batch-size  nesterov: the whole training set; other optimizers: 128
   --epochs      nesterov: until the loss no longer falls, at most 5000 epochs (1000 on large tables);
-                other optimizers: 40, or on small data the number that gives 400 steps, unless --batch-size is given
+                other optimizers: 40, but at least 480 steps if --batch-size is not given
   --lr          nesterov: 1 / the largest curvature of the loss, computed from the features;
                 mlp: adam 0.001, momentum and nesterov 0.01, sgd 0.1;  softmax: adam and momentum 0.01, sgd 0.1;
                 linear: adam 0.01, momentum 0.001, sgd 0.01
