@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ringtrain::group::LocalTransport;
-use ringtrain::rendezvous::{Launched, Server};
+use ringtrain::rendezvous::{Launched, Notices, Server, ServerOptions};
 use ringtrain::wire::Secret;
 use ringtrain::{Error, Group, JoinMethod, JoinOptions, Rank, ReduceOp, WorldSize};
 
@@ -65,8 +65,15 @@ fn start_two_ranks(transport: LocalTransport) -> (Group, JoinHandle<()>) {
     let secret = Secret::new(b"a secret for benchmarks").expect("the secret is long enough");
     let options = JoinOptions { secret: secret.clone(), transport, ..JoinOptions::default() };
     let (job_id, start_timeout) = ([0; 16], options.start_timeout);
-    let server = Server::start(std::net::Ipv4Addr::LOCALHOST.into(), world, secret, job_id, start_timeout)
-        .expect("the rendezvous starts");
+    let server_options = ServerOptions {
+        host: std::net::Ipv4Addr::LOCALHOST.into(),
+        world,
+        secret,
+        job_id,
+        start_timeout,
+        notices: Notices::LowestRank,
+    };
+    let server = Server::start(server_options).expect("the rendezvous starts");
     let rendezvous = server.address();
     let method = |rank| {
         JoinMethod::Launched(Launched {

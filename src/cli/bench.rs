@@ -93,8 +93,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
-    // A program that calls this function may have set up its log already. The error is then ignored.
-    let _ = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).try_init();
+    super::log_to_stderr();
     match run_with(&args) {
         Ok(()) => Exit::Success.into(),
         Err(error) => {

@@ -28,8 +28,7 @@ struct ProgramFailure {
 
 /// Runs `ringtrain` with these arguments. The first one is the program's name.
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
-    // A test may call this twice; the second initialisation fails, which does no harm.
-    let _ = env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).try_init();
+    super::log_to_stderr();
     let args = match parse(args) {
         Ok(args) => args,
         Err(code) => return code,

@@ -37,7 +37,7 @@ use super::topology::{self, Processor};
 use super::watchdog::Watchdog;
 use super::{LaunchError, LaunchPlan, Verbosity, shim};
 use crate::exit::Exit;
-use crate::rendezvous::Server;
+use crate::rendezvous::{Notices, Server, ServerOptions};
 use crate::wire::Secret;
 
 const WAKE: Token = Token(0);
@@ -73,7 +73,7 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let mut job = RunningJob::open(plan, files)?;
     let (bindings, _claims) = assign_processors(plan);
     let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
-    let server = serve_rendezvous(plan, &secret, &job.id)?;
+    let server = serve_rendezvous(plan, &secret, &job)?;
     let master_port =
         ReservedPort::new().map_err(|source| LaunchError::System { what: "a free port", source })?;
     let common = JobVariables {
@@ -137,12 +137,20 @@ fn describe_binding(processors: &[Processor]) -> String {
     format!("is bound to processor{plural} {}", topology::format_list(processors))
 }
 
-/// Starts the rendezvous server of the job. `id` is in hexadecimal.
-fn serve_rendezvous(plan: &LaunchPlan, secret: &str, id: &str) -> Result<Server, LaunchError> {
+/// Starts the rendezvous server of the job, which prints which ranks are missing.
+fn serve_rendezvous(plan: &LaunchPlan, secret: &str, job: &RunningJob<'_>) -> Result<Server, LaunchError> {
     let secret = Secret::new(secret.as_bytes()).map_err(|error| LaunchError::Rendezvous(error.into()))?;
-    let id = u128::from_str_radix(id, 16).expect("an id that this program has just made").to_be_bytes();
-    Server::start(Ipv4Addr::LOCALHOST.into(), plan.world, secret, id, plan.limits.start_timeout)
-        .map_err(LaunchError::Rendezvous)
+    let id = u128::from_str_radix(&job.id, 16).expect("an id that this program has just made").to_be_bytes();
+    let output = job.output.commands();
+    Server::start(ServerOptions {
+        host: Ipv4Addr::LOCALHOST.into(),
+        world: plan.world,
+        secret,
+        job_id: id,
+        start_timeout: plan.limits.start_timeout,
+        notices: Notices::Report(Box::new(move |notice| output.note(notice))),
+    })
+    .map_err(LaunchError::Rendezvous)
 }
 
 /// A running job.

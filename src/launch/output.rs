@@ -82,9 +82,28 @@ pub(super) struct OutputSummary {
 /// The handle of the output thread.
 #[derive(Debug)]
 pub(super) struct Output {
-    commands: Sender<OutputCommand>,
+    commands: CommandSender,
     events: Receiver<OutputEvent>,
-    waker: Waker,
+}
+
+/// Sends commands to the output thread.
+#[derive(Clone, Debug)]
+pub(super) struct CommandSender {
+    commands: Sender<OutputCommand>,
+    waker: Arc<Waker>,
+}
+
+impl CommandSender {
+    /// Writes a message of ringrun itself to standard error, between the lines of the ranks.
+    pub(super) fn note(&self, text: &str) {
+        self.send(OutputCommand::Note(format!("ringrun: {text}\n")));
+    }
+
+    fn send(&self, command: OutputCommand) {
+        // Sending fails if the thread has ended. The thread then needs no commands.
+        let _ = self.commands.send(command);
+        let _ = self.waker.wake();
+    }
 }
 
 impl Output {
@@ -96,7 +115,7 @@ impl Output {
         job: Arc<Waker>,
     ) -> io::Result<Self> {
         let poll = Poll::new()?;
-        let waker = Waker::new(poll.registry(), WAKE)?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
         let (commands, commands_in) = channel();
         let (events_out, events) = channel();
         let wake_at_end = WakeOnDrop(Arc::clone(&job));
@@ -119,33 +138,32 @@ impl Output {
             drop(reader);
             drop(wake_at_end);
         })?;
-        Ok(Self { commands, events, waker })
+        Ok(Self { commands: CommandSender { commands, waker }, events })
     }
 
     /// Starts to read the streams of a rank.
     pub(super) fn add_streams(&self, rank: Rank, streams: RankStreams) {
-        self.send(OutputCommand::Read(rank, streams));
+        self.commands.send(OutputCommand::Read(rank, streams));
     }
 
     /// Writes a message of ringrun itself to standard error, between the lines of the ranks.
     pub(super) fn note(&self, text: &str) {
-        self.send(OutputCommand::Note(format!("ringrun: {text}\n")));
+        self.commands.note(text);
+    }
+
+    /// Returns a sender with which other threads can write messages of ringrun.
+    pub(super) fn commands(&self) -> CommandSender {
+        self.commands.clone()
     }
 
     /// Called after every rank has ended. The thread writes what is still in the pipes and then sends [`OutputEvent::Drained`].
     pub(super) fn finish(&self) {
-        self.send(OutputCommand::Finish);
+        self.commands.send(OutputCommand::Finish);
     }
 
     /// Returns the next event; `Empty` if there is none, `Disconnected` if the thread has ended.
     pub(super) fn next_event(&self) -> Result<OutputEvent, TryRecvError> {
         self.events.try_recv()
-    }
-
-    fn send(&self, command: OutputCommand) {
-        // Sending fails if the thread has ended. The thread then needs no commands.
-        let _ = self.commands.send(command);
-        let _ = self.waker.wake();
     }
 }
 

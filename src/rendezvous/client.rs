@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::message::{self, FromRank, ToRank};
-use super::server::{NOTICE_AFTER, describe_absent};
+use super::server::{NOTICE_AFTER, describe_absent, describe_wait};
 use super::{Member, Roster, StartError};
 use crate::transport::handshake::{DialError, Identity, advance, nonce};
 use crate::transport::listener::HANDSHAKE_TIMEOUT;
@@ -57,8 +57,7 @@ pub fn register(
     let deadline = started + registration.start_timeout;
     while let Some(answer) = registration.receive(&mut stream, &mut input, deadline)? {
         if let ToRank::Waiting(absent) = answer {
-            let seconds = started.elapsed().as_secs();
-            log::warn!("still waiting for {} after {seconds} s", describe_absent(&absent, &name));
+            log::warn!("{}", describe_wait(&absent, &name, started.elapsed()));
         } else {
             return registration.interpret(answer, &name);
         }

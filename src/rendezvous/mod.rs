@@ -26,7 +26,7 @@ pub use environment::{
 };
 pub use error::StartError;
 pub use peers_file::{PeersFile, PeersFileError};
-pub use server::{Server, serve};
+pub use server::{Notices, Server, ServerOptions, serve};
 
 use crate::types::{Rank, WorldSize};
 

@@ -64,6 +64,31 @@ enum Command {
     RankEnded { rank: Rank, how: String },
 }
 
+/// What a launcher's rendezvous serves.
+pub struct ServerOptions {
+    /// The address of this machine on which the rendezvous listens. The operating system chooses the port.
+    pub host: IpAddr,
+    /// The number of ranks of the job.
+    pub world: WorldSize,
+    /// The secret of the job.
+    pub secret: Secret,
+    /// The id of the job.
+    pub job_id: [u8; 16],
+    /// The time within which all ranks must register.
+    pub start_timeout: Duration,
+    /// The receiver of notices about missing ranks.
+    pub notices: Notices,
+}
+
+/// The receiver of the notices that the job still waits for missing ranks. The notices are 2 s, 10 s, 50 s, ... after the
+/// first registration.
+pub enum Notices {
+    /// The lowest registered rank logs them.
+    LowestRank,
+    /// The server's thread calls this function with a sentence.
+    Report(Box<dyn Fn(&str) + Send>),
+}
+
 /// A launcher's rendezvous. A thread serves it until all ranks have registered.
 pub struct Server {
     address: SocketAddr,
@@ -73,18 +98,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on a free port of `host`, an address of this machine, and serves `world` ranks of the job `job_id`.
+    /// Listens on a free port, and serves the ranks of a job.
     ///
     /// # Errors
     ///
-    /// If the operating system refuses a socket or a thread, or if there is no secret and other hosts can reach `host`.
-    pub fn start(
-        host: IpAddr,
-        world: WorldSize,
-        secret: Secret,
-        job_id: [u8; 16],
-        start_timeout: Duration,
-    ) -> Result<Self, StartError> {
+    /// If the operating system refuses a socket or a thread, or if there is no secret and other hosts can reach the address.
+    pub fn start(options: ServerOptions) -> Result<Self, StartError> {
+        let ServerOptions { host, world, secret, job_id, start_timeout, notices } = options;
         let system = |what| move |source| StartError::System { what, source };
         let listener =
             listen(SocketAddr::new(host, 0), |_| Ok(())).map_err(system("a socket for the rendezvous"))?;
@@ -98,7 +118,8 @@ impl Server {
         let waker = listener.waker();
         let (commands, receiver) = channel();
         let serve = move || {
-            let mut registry = RankRegistry::new(&mut listener, world, start_timeout, Audience::LowestRank);
+            let mut registry =
+                RankRegistry::new(&mut listener, world, start_timeout, Audience::Launcher(notices));
             match registry.run(&receiver, &|rank| format!("rank {rank}")) {
                 Ok(_) => log::debug!("all {world} ranks have registered"),
                 // The ranks that have registered know the error and report it. Other ranks may still register.
@@ -169,13 +190,12 @@ fn reply_until_stopped(
     }
 }
 
-/// Which ranks log that the job waits for missing ranks.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// Who is told that the job waits for missing ranks.
 enum Audience {
     /// All registered ranks, including the serving rank, because each may have been started in another terminal.
     AllRanks,
-    /// The lowest registered rank, because the launcher shows the output of all ranks.
-    LowestRank,
+    /// One receiver, because the launcher shows the output of all ranks.
+    Launcher(Notices),
 }
 
 /// The ranks that have registered so far.
@@ -279,18 +299,23 @@ impl<'a> RankRegistry<'a> {
         Ok(Some(roster))
     }
 
-    /// Reports the missing ranks to the ranks that should log them.
+    /// Reports the missing ranks to the audience.
     fn report_absent(&mut self, waited: Duration, name: &dyn Fn(Rank) -> String) {
         let absent = self.absent();
-        if self.audience == Audience::AllRanks {
-            log::warn!("still waiting for {} after {} s", describe_absent(&absent, name), waited.as_secs());
-        }
+        let notice = describe_wait(&absent, name, waited);
+        let audience_ranks = match &self.audience {
+            Audience::AllRanks => {
+                log::warn!("{notice}");
+                usize::MAX
+            }
+            Audience::Launcher(Notices::LowestRank) => 1,
+            Audience::Launcher(Notices::Report(report)) => return report(&notice),
+        };
         let bytes = message::encode(&ToRank::Waiting(absent));
         let registered = self.clients.values_mut().filter(|client| client.state == ClientState::Registered);
         let mut registered: Vec<&mut ClientConnection> = registered.collect();
         registered.sort_by_key(|client| client.rank);
-        let count = if self.audience == Audience::AllRanks { registered.len() } else { 1 };
-        for client in registered.into_iter().take(count) {
+        for client in registered.into_iter().take(audience_ranks) {
             client.output.extend_from_slice(&bytes);
             if let Err(error) = client.write() {
                 // The next event on this connection reports the error again.
@@ -448,6 +473,12 @@ impl ClientConnection {
         }
         Ok(())
     }
+}
+
+/// Returns the notice that the job waits for missing ranks.
+pub(super) fn describe_wait(absent: &Absent, name: &dyn Fn(Rank) -> String, waited: Duration) -> String {
+    let missing = describe_absent(absent, name);
+    format!("still waiting for {missing} to join the job, after {} s", waited.as_secs())
 }
 
 /// Formats the missing ranks, and the processes that were refused. Up to 8 ranks are listed one by one with `name`, which adds

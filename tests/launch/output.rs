@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
 use std::process::Stdio;
 
@@ -261,6 +261,24 @@ fn a_background_process_that_keeps_the_pipe_open_is_killed() {
         let pid = fs::read_to_string(&file).unwrap().trim().parse().unwrap();
         wait_until_gone(&[pid]);
     }
+}
+
+/// Regression test: if a rank's program had no logger, as in Python, it printed nothing while it waited for another rank.
+#[test]
+fn a_rank_that_has_not_joined_is_named_after_two_seconds() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "if [ $RANK = 1 ]; then read x < \"$GATE\"; fi; exec \"$RINGBENCH\" barrier";
+    let gate = folder.path().join("gate");
+    assert!(std::process::Command::new("mkfifo").arg(&gate).status().unwrap().success());
+    let mut command = ringrun_script(&["-n", "2"], script);
+    command.env("GATE", &gate).env("RINGBENCH", env!("CARGO_BIN_EXE_ringbench")).env("RUST_LOG", "off");
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+    fs::write(&gate, "go\n").unwrap();
+    let done = finish(child);
+    assert_eq!(line, "ringrun: still waiting for rank 1 to join the job, after 2 s\n");
+    assert_eq!(done.code(), Some(0), "{}", done.stderr());
 }
 
 /// The reader begins to read only when all pipes are full, and must get all output.

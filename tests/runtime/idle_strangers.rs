@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::util::ranks::{peers_file, peers_file_options};
+use crate::util::ranks::{peers_file, peers_file_options, server_options};
 use crate::util::{full_or, wait_until};
 use ringtrain::rendezvous::{Launched, Server};
 use ringtrain::wire::Secret;
@@ -182,8 +182,7 @@ fn ranks_join_under_a_launcher_in_spite_of_idle_strangers() {
         let (world, job_id) = (WorldSize::new(RANKS).unwrap(), [7; 16]);
         let secret = Secret::new(b"a secret for this test").unwrap();
         let start_timeout = Duration::from_secs(20);
-        let server =
-            Server::start(Ipv4Addr::LOCALHOST.into(), world, secret.clone(), job_id, start_timeout).unwrap();
+        let server = Server::start(server_options(world, secret.clone(), job_id, start_timeout)).unwrap();
         let strangers = Strangers::start(vec![server.address()], count, sources, on_close);
         strangers.wait_until_open(count);
         let started = Instant::now();

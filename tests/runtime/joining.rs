@@ -6,8 +6,8 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use crate::util::ranks::{peers_file, peers_file_options, peers_text};
-use ringtrain::rendezvous::PeersFile;
+use crate::util::ranks::{peers_file, peers_file_options, peers_text, server_options};
+use ringtrain::rendezvous::{PeersFile, Server};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp, StartError};
 
@@ -238,9 +238,7 @@ fn the_launcher_tells_waiting_ranks_which_rank_has_died() {
     let (world, secret, job_id) =
         (ringtrain::WorldSize::new(2).unwrap(), secret("a secret for this test"), [7; 16]);
     let start_timeout = Duration::from_secs(20);
-    let host = std::net::Ipv4Addr::LOCALHOST.into();
-    let server =
-        ringtrain::rendezvous::Server::start(host, world, secret.clone(), job_id, start_timeout).unwrap();
+    let server = Server::start(server_options(world, secret.clone(), job_id, start_timeout)).unwrap();
     let rendezvous = server.address();
     let rank = Rank::ZERO;
     let launched = ringtrain::rendezvous::Launched {
@@ -267,13 +265,11 @@ fn the_launcher_tells_waiting_ranks_which_rank_has_died() {
 #[test]
 fn a_rendezvous_stops_at_once_after_several_ranks_have_ended() {
     let start_timeout = Duration::from_mins(1);
-    let host = std::net::Ipv4Addr::LOCALHOST.into();
     let started = std::time::Instant::now();
     for _ in 0..100 {
         let world = ringtrain::WorldSize::new(4).unwrap();
         let secret = secret("a secret for this test");
-        let server =
-            ringtrain::rendezvous::Server::start(host, world, secret, [7; 16], start_timeout).unwrap();
+        let server = Server::start(server_options(world, secret, [7; 16], start_timeout)).unwrap();
         for rank in 0..4 {
             server.rank_ended(Rank::new(rank), "it exited with code 1".into());
         }

@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use crate::util::ranks::server_options;
 use bytemuck::bytes_of;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use ringtrain::rendezvous::Server;
@@ -319,14 +320,8 @@ fn every_abort_has_the_documented_bytes() {
 fn rendezvous_messages_have_the_documented_text() {
     let world = WorldSize::new(2).unwrap();
     let job = Job { id: [9; 16], world: 2, peers_digest: [0; 32] };
-    let server = Server::start(
-        std::net::Ipv4Addr::LOCALHOST.into(),
-        world,
-        Secret::new(SECRET).unwrap(),
-        job.id,
-        Duration::from_secs(30),
-    )
-    .unwrap();
+    let secret = Secret::new(SECRET).unwrap();
+    let server = Server::start(server_options(world, secret, job.id, Duration::from_secs(30))).unwrap();
     let connect_as = |rank| {
         let mut stream = TcpStream::connect(server.address()).unwrap();
         let mut dialer = dialer(&job, Purpose::Rendezvous, rank, 0, StreamId::ONLY);

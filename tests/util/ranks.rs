@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use ringtrain::group::{LocalTransport, Streams};
-use ringtrain::rendezvous::{Launched, PeersFile, Server};
+use ringtrain::rendezvous::{Launched, Notices, PeersFile, Server, ServerOptions};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinMethod, JoinOptions, Rank, WorldSize};
 
@@ -63,6 +63,17 @@ impl TestTransport {
     }
 }
 
+/// Returns the options of a launcher's rendezvous on a loopback address.
+pub fn server_options(
+    world: WorldSize,
+    secret: Secret,
+    job_id: [u8; 16],
+    start_timeout: Duration,
+) -> ServerOptions {
+    let host = std::net::Ipv4Addr::LOCALHOST.into();
+    ServerOptions { host, world, secret, job_id, start_timeout, notices: Notices::LowestRank }
+}
+
 /// Runs `work` on every rank of a job of `n` ranks, and returns the results in rank order. `adjust` can change the options of
 /// each rank.
 pub fn run_with<R: Send + 'static>(
@@ -74,9 +85,8 @@ pub fn run_with<R: Send + 'static>(
     let secret = Secret::new(b"a secret for the tests alone").expect("the secret is long enough");
     let job_id = rand::random();
     let start_timeout = Duration::from_secs(20);
-    let server =
-        Server::start(std::net::Ipv4Addr::LOCALHOST.into(), world, secret.clone(), job_id, start_timeout)
-            .expect("the rendezvous starts");
+    let server = Server::start(server_options(world, secret.clone(), job_id, start_timeout))
+        .expect("the rendezvous starts");
     let work = Arc::new(work);
     let threads: Vec<_> = world
         .ranks()

@@ -2,14 +2,11 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
-use std::time::Duration;
 
 use ringtrain::{Group, Messenger};
 
-use crate::{fork, interrupt};
-
-/// The time between two checks whether a signal handler has raised an exception, in a thread that waits for the lock.
-const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+use crate::fork;
+use crate::interrupt::{self, SIGNAL_CHECK_INTERVAL};
 
 /// The reason why a thread cannot use the group.
 pub(crate) enum LockError {

@@ -7,10 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringtrain::{Error, Status};
 
+use crate::interrupt::SIGNAL_CHECK_INTERVAL;
 use crate::{deferred_drop, errors, fork};
 
-/// The time between two checks whether a signal handler has raised an exception.
-const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// How long `wait_any` waits for the first operation before it tests all operations again.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 

@@ -1,7 +1,12 @@
 //! Lets a thread that waits in Rust notice that a Python signal handler has raised an exception.
 
-use pyo3::prelude::*;
 use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+/// The time between two checks whether a signal handler has raised an exception.
+pub(crate) const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 thread_local! {
     /// Whether this is Python's main thread, which runs signal handlers. `None` until this thread has checked.

@@ -2,24 +2,21 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, Once};
 use std::thread;
-use std::time::Duration;
 
 use pyo3::prelude::*;
 use ringtrain::group::{Checksums, LocalTransport};
-use ringtrain::rendezvous::{Launched, PeersFile, Server};
+use ringtrain::rendezvous::{Launched, Notices, PeersFile, Server, ServerOptions};
 use ringtrain::types::WorldSize;
 use ringtrain::wire::Secret;
 use ringtrain::{JoinMethod, JoinOptions, Rank, StartError};
 
 use crate::group::PyGroup;
 use crate::handle::duration;
+use crate::interrupt::SIGNAL_CHECK_INTERVAL;
 use crate::{errors, fork, interrupt};
-
-/// The time between two checks whether a signal handler has raised an exception.
-const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The rendezvous server of a job. A separate thread runs it until all ranks have joined or this object is dropped.
 #[pyclass(frozen, module = "ringtrain._core")]
@@ -46,7 +43,9 @@ impl Rendezvous {
         let host: IpAddr =
             host.parse().map_err(|_| errors::invalid(py, format!("`{host}` is not an IP address")))?;
         let timeout = duration(py, start_timeout)?;
-        let server = py.detach(|| Server::start(host, world, secret, job_id, timeout));
+        let notices = Notices::LowestRank;
+        let options = ServerOptions { host, world, secret, job_id, start_timeout: timeout, notices };
+        let server = py.detach(|| Server::start(options));
         let server = server.map_err(|error| errors::from_start_error(py, &error))?;
         Ok(Self { address: server.address().to_string(), server: Mutex::new(Some(server)) })
     }
@@ -142,7 +141,15 @@ pub(crate) fn join(
         Some(false) => Checksums::Off,
     };
     options.interrupt = Some(interrupt::is_interrupted);
+    log_to_stderr();
     join_in_thread(py, options)
+}
+
+/// Writes the library's warnings to standard error, as `ringtrain` does. Python's `logging` cannot be used, because threads that
+/// log may hold locks for which a thread with the interpreter's lock waits.
+fn log_to_stderr() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(ringtrain::cli::log_to_stderr);
 }
 
 /// Joins the job in a separate thread, so that signal handlers run meanwhile. If a handler raises an exception, this

@@ -1,7 +1,5 @@
 //! Messages of elements from one rank to another.
 
-use std::time::Duration;
-
 use pyo3::prelude::*;
 use ringtrain::{ReduceOp, SendMode, SendOptions, Source};
 
@@ -10,10 +8,8 @@ use crate::errors;
 use crate::fork;
 use crate::group::PyGroup;
 use crate::handle::{OperationResult, PyHandle, duration};
+use crate::interrupt::SIGNAL_CHECK_INTERVAL;
 use crate::region::Region;
-
-/// The time between two checks whether a signal handler has raised an exception.
-const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Converts the source and the tag of a receive; `None` matches any.
 pub(crate) fn source_and_tag(

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -139,6 +140,34 @@ def test_importing_the_package_imports_no_frameworks_and_prints_nothing():
         "error",
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
+
+
+def test_a_rank_prints_the_log_that_rust_log_selects(ringrun: Launcher):
+    """Regression test: a rank in Python printed nothing of the log, not even warnings."""
+    command = ("-c", "import ringtrain; ringtrain.init()")
+    assert "DEBUG ringtrain::" in ringrun(2, *command, env={"RUST_LOG": "debug"}).stderr
+    assert ringrun(2, *command, env={"RUST_LOG": ""}).stderr == ""
+
+
+@pytest.mark.full
+def test_a_rank_names_the_rank_for_which_it_waits(tmp_path: Path):
+    """Regression test: a rank in Python printed nothing for 30 s, until its start failed."""
+    peers = tmp_path / "hosts.txt"
+    peers.write_text("127.0.0.1:1\n127.0.0.1:2\n")
+    program = (
+        "import ringtrain, sys; ringtrain.init(rank=int(sys.argv[1]), peers=sys.argv[2], secret='a' * 16, start_timeout=2.2)"
+    )
+
+    def start(rank: int) -> subprocess.Popen:
+        command = [sys.executable, "-c", program, str(rank), str(peers)]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    rank_1 = start(1)
+    assert "WARN  ringtrain::rendezvous::client] waiting for rank 0 at 127.0.0.1:1" in rank_1.communicate(timeout=60)[1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        peers.write_text(f"127.0.0.1:{free.getsockname()[1]}\n127.0.0.1:2\n")
+    rank_0 = start(0)
+    assert "still waiting for rank 1 (127.0.0.1:2) to join the job, after 2 s" in rank_0.communicate(timeout=60)[1]
 
 
 def test_subclasses_are_refused_and_array_like_objects_accepted():
