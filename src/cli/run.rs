@@ -102,8 +102,8 @@ struct RunArgs {
     hostfile: Option<PathBuf>,
 
     /// Bind each rank to an even share of the processors (core), to the NUMA nodes of that share (numa), or not at all (none).
-    #[arg(long, value_name = "PLACE", default_value = "core", value_parser = parse_binding)]
-    bind_to: Binding,
+    #[arg(long, value_name = "PLACE", default_value = "core")]
+    bind_to: String,
 
     /// Print which processors each rank may use.
     #[arg(long)]
@@ -258,7 +258,7 @@ fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, Strin
             term_timeout: args.term_timeout,
             job_timeout: args.job_timeout,
         },
-        binding: args.bind_to,
+        binding: parse_binding(&args.bind_to)?,
         report_bindings: args.report_bindings,
         verbosity: if args.verbose { Verbosity::Verbose } else { Verbosity::Quiet },
     })
@@ -303,14 +303,26 @@ impl std::str::FromStr for RankCount {
     }
 }
 
-/// Parses a value of `--bind-to`. Open MPI allows a qualifier after a colon, which ringrun ignores.
+/// Parses a value of `--bind-to`. mpirun and mpiexec allow a qualifier after a colon, which ringrun ignores. The error for a
+/// place of these launchers is a sentence that says which place to use.
 fn parse_binding(text: &str) -> Result<Binding, String> {
-    match text.split_once(':').map_or(text, |(place, _)| place) {
-        "none" => Ok(Binding::None),
-        "core" => Ok(Binding::Core),
-        "numa" => Ok(Binding::Numa),
-        _ => Err("ringrun binds ranks to core, numa or none".to_owned()),
-    }
+    let instead = match text.split_once(':').map_or(text, |(place, _)| place) {
+        "none" => return Ok(Binding::None),
+        "core" => return Ok(Binding::Core),
+        "numa" => return Ok(Binding::Numa),
+        "socket" | "package" | "numanode" | "l3cache" | "l4cache" | "l5cache" => {
+            "use --bind-to numa, which binds each rank to the NUMA nodes of its share of the processors"
+        }
+        "hwthread" | "hwt" | "thread" | "pu" | "slot" | "rr" | "l1cache" | "l2cache" | "l1dcache" => {
+            "use --bind-to core, which gives each rank an even share of the processors"
+        }
+        "board" | "machine" | "node" | "host" | "system" => {
+            "use --bind-to none, because all ranks are on this host"
+        }
+        "user" => "start ringrun under `taskset -c LIST`; it uses the processors that it may run on",
+        _ => "ringrun binds ranks to core, numa or none",
+    };
+    Err(format!("--bind-to {text}: {instead}"))
 }
 
 fn parse_mpi4py(text: &str) -> Result<Mpi4py, String> {
@@ -400,7 +412,10 @@ mod tests {
             ("-n 2 -H node7 prog", "`node7` is not this host"),
             ("-hostfile /no/such -n 2 prog", "/no/such: it cannot be read"),
             ("-n gpu prog", "does not count GPUs"),
-            ("-n 2 --bind-to socket prog", "core, numa or none"),
+            ("-n 2 --bind-to hwthread prog", "--bind-to hwthread: use --bind-to core, which"),
+            ("-n 2 --bind-to board prog", "--bind-to board: use --bind-to none, because"),
+            ("-n 2 --bind-to user:0,1 prog", "--bind-to user:0,1: start ringrun under `taskset -c LIST`"),
+            ("-n 2 --bind-to roof prog", "--bind-to roof: ringrun binds ranks to core, numa or none"),
             ("-n 1 a : -n 1 b", "one command for all ranks"),
             ("-n 2 -x RING_SECRET=hush prog", "only ringrun sets"),
         ] {

@@ -35,7 +35,7 @@ use super::signals::Signals;
 use super::supervisor::{Supervisor, SupervisorAction};
 use super::topology::{self, Processor};
 use super::watchdog::Watchdog;
-use super::{LaunchError, LaunchPlan, Verbosity, shim};
+use super::{Binding, LaunchError, LaunchPlan, Verbosity, shim};
 use crate::exit::Exit;
 use crate::rendezvous::{Notices, Server, ServerOptions};
 use crate::wire::Secret;
@@ -71,7 +71,7 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         None => OutputFiles::default(),
     };
     let mut job = RunningJob::open(plan, files)?;
-    let (bindings, _claims) = assign_processors(plan);
+    let (bindings, _claims) = assign_processors(plan, &job.output);
     let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
     let server = serve_rendezvous(plan, &secret, &job)?;
     let master_port =
@@ -114,12 +114,22 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     Ok(if code == 0 && !incomplete.is_empty() { Exit::Failure as u8 } else { code })
 }
 
-/// Assigns processors to the ranks and claims them. The claims last until they are dropped.
-fn assign_processors(plan: &LaunchPlan) -> (BindingPlan, Vec<UnixDatagram>) {
+/// Assigns processors to the ranks and claims them. The claims last until they are dropped. If the system does not allow it to
+/// bind ranks, prints a warning and leaves the ranks unbound.
+fn assign_processors(plan: &LaunchPlan, output: &Output) -> (BindingPlan, Vec<UnixDatagram>) {
+    let mut binding = plan.binding;
+    if binding != Binding::None
+        && let Err(error) = topology::try_to_bind()
+    {
+        output.note(&format!(
+            "this system does not let ringrun bind ranks to processors, so it continues as with --bind-to none: {error}"
+        ));
+        binding = Binding::None;
+    }
     let cores = topology::cores();
     let registry = ClaimRegistry::open();
     let bindings =
-        BindingPlan::new(plan.binding, plan.world, &cores, &registry.count_jobs(&cores), usable_processors());
+        BindingPlan::new(binding, plan.world, &cores, &registry.count_jobs(&cores), usable_processors());
     let claims = bindings.claimed.iter().filter_map(|&core| registry.claim(&cores[core])).collect();
     (bindings, claims)
 }

@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use rustix::thread::{CpuSet, sched_getaffinity};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// A logical processor: its number in the kernel.
 pub(super) type Processor = usize;
@@ -21,6 +22,11 @@ pub(super) fn cores() -> Vec<PhysicalCore> {
     let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
     let allowed = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
     group_by_core(allowed.map(|processor| (processor, ProcessorPosition::of(processor))).collect())
+}
+
+/// Binds this thread to the processors that it already may use. A sandbox that forbids this also forbids it to the ranks.
+pub(super) fn try_to_bind() -> Result<(), Errno> {
+    sched_setaffinity(None, &sched_getaffinity(None)?)
 }
 
 /// The position of a processor. Processors with equal positions are hardware threads of one core.

@@ -121,9 +121,49 @@ fn a_job_finds_that_another_job_uses_all_processors() {
     finish(first);
 }
 
+/// Regression test: the error did not say which of the places to use, and showed how to print the help.
 #[test]
-fn an_unknown_binding_is_a_usage_error() {
+fn a_place_of_another_launcher_is_refused_with_one_sentence() {
     let done = run(&mut ringrun(&["-n", "2", "--bind-to", "socket", "true"]));
-    assert_eq!(done.code(), Some(2));
-    assert!(done.stderr().contains("core, numa or none"), "{}", done.stderr());
+    let sentence = "error: --bind-to socket: use --bind-to numa, which binds each rank to the NUMA nodes of its share of the processors\n";
+    assert_eq!((done.code(), done.stderr().as_str()), (Some(2), sentence));
+}
+
+/// Forbids `sched_setaffinity` (203 on x86-64, 122 on aarch64) as a sandbox does, and then runs its arguments. The program of
+/// the filter says: load the number of the system call; if it is this one, return EPERM; otherwise allow it.
+const SANDBOX: &str = "
+import ctypes, os, platform, struct, sys
+number = {'x86_64': 203, 'aarch64': 122}[platform.machine()]
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]
+program = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *line) for line in code))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+filter = struct.pack('HxxxxxxP', len(code), ctypes.addressof(program))
+assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, filter, 0, 0) == 0, os.strerror(ctypes.get_errno())
+os.execv(sys.argv[1], sys.argv[1:])
+";
+
+/// Regression test: ranks ran unbound without a message, and `--report-bindings` printed processors.
+#[test]
+fn a_sandbox_that_forbids_binding_causes_one_warning() {
+    let mut command = std::process::Command::new("python3");
+    command.args([
+        "-c",
+        SANDBOX,
+        env!("CARGO_BIN_EXE_ringrun"),
+        "-n",
+        "2",
+        "--report-bindings",
+        "--",
+        "true",
+    ]);
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let Ok(child) = command.spawn() else { return eprintln!("SKIPPED: there is no python3") };
+    let done = finish(child);
+    let messages = done.stderr();
+    if messages.contains("AssertionError") {
+        return eprintln!("SKIPPED: this system allows no seccomp filter: {messages}");
+    }
+    let expected = "ringrun: this system does not let ringrun bind ranks to processors, so it continues as with --bind-to none: \
+        Operation not permitted (os error 1)\nringrun: rank 0 is not bound\nringrun: rank 1 is not bound\n";
+    assert_eq!((done.code(), messages.as_str()), (Some(0), expected));
 }
