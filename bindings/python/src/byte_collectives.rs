@@ -66,6 +66,15 @@ fn header<T>(data: &Result<T, String>, length: impl FnOnce(&T) -> usize) -> u64 
     }
 }
 
+/// Returns a header for each of `n` ranks: the lengths of the parts, or zeros if this rank has no parts, or the header of a rank
+/// that refuses.
+fn part_headers(data: &Result<(Vec<u8>, Vec<usize>), String>, n: usize) -> Vec<u64> {
+    match data {
+        Ok((_, lengths)) if !lengths.is_empty() => lengths.iter().map(|&length| length as u64).collect(),
+        data => vec![header(data, |_| 0); n],
+    }
+}
+
 /// Returns the length of the reason if this is the header of a rank that refuses.
 fn reason_bytes(header: u64) -> Option<usize> {
     (header & REFUSED != 0).then_some(((header & !REFUSED) as usize).min(REASON_BYTES_MAX))
@@ -172,6 +181,26 @@ impl PyGroup {
             }
         }
     }
+
+    /// Sends the length of this rank's bytes to all ranks, and then calls `gather` with the bytes and the lengths of all ranks.
+    /// Returns the gathered bytes and the lengths.
+    fn exchange_lengths(
+        &self,
+        py: Python<'_>,
+        own: Contribution<Vec<u8>>,
+        gather: impl FnOnce(&mut ringtrain::Group, &[u8], &[usize]) -> Result<Vec<u8>, Error> + Send,
+    ) -> PyResult<(Vec<u8>, Vec<usize>)> {
+        self.exchange(py, own.error, move |group| {
+            let headers = group.all_gather_from(&[header(&own.data, Vec::len)])?;
+            match lengths_or_refusal(group, &headers, &own.data)? {
+                Ok(lengths) => {
+                    let own = own.data.unwrap_or_default();
+                    Ok(Ok((gather(group, &own, &lengths)?, lengths)))
+                }
+                Err(refusal) => Ok(Err(refusal)),
+            }
+        })
+    }
 }
 
 #[pymethods]
@@ -212,16 +241,10 @@ impl PyGroup {
         refusal: Option<String>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let own = Contribution::new(py, refusal, || copy_bytes(data, py));
-        let (all, lengths) = self.exchange(py, own.error, move |group| {
-            let headers = group.all_gather_from(&[header(&own.data, Vec::len)])?;
-            match lengths_or_refusal(group, &headers, &own.data)? {
-                Ok(lengths) => {
-                    let own = own.data.unwrap_or_default();
-                    Ok(Ok((group.all_gather_uneven(&own, &lengths)?, lengths)))
-                }
-                Err(refusal) => Ok(Err(refusal)),
-            }
-        })?;
+        let gather = |group: &mut ringtrain::Group, own: &[u8], lengths: &[usize]| {
+            group.all_gather_uneven(own, lengths)
+        };
+        let (all, lengths) = self.exchange_lengths(py, own, gather)?;
         Ok(divide(py, &all, &lengths))
     }
 
@@ -235,16 +258,10 @@ impl PyGroup {
     ) -> PyResult<Option<Vec<Bound<'py, PyBytes>>>> {
         let root = Self::rank(py, root)?;
         let own = Contribution::new(py, refusal, || copy_bytes(data, py));
-        let (all, lengths) = self.exchange(py, own.error, move |group| {
-            let headers = group.all_gather_from(&[header(&own.data, Vec::len)])?;
-            match lengths_or_refusal(group, &headers, &own.data)? {
-                Ok(lengths) => {
-                    let own = own.data.unwrap_or_default();
-                    Ok(Ok((group.gather_uneven(&own, &lengths, root)?, lengths)))
-                }
-                Err(refusal) => Ok(Err(refusal)),
-            }
-        })?;
+        let gather = |group: &mut ringtrain::Group, own: &[u8], lengths: &[usize]| {
+            group.gather_uneven(own, lengths, root)
+        };
+        let (all, lengths) = self.exchange_lengths(py, own, gather)?;
         Ok((self.rank == root).then(|| divide(py, &all, &lengths)))
     }
 
@@ -263,12 +280,7 @@ impl PyGroup {
             Contribution::none()
         };
         let bytes = self.exchange(py, own.error, move |group| {
-            let mut headers = match &own.data {
-                Ok((_, lengths)) if !lengths.is_empty() => {
-                    lengths.iter().map(|&length| length as u64).collect()
-                }
-                data => vec![header(data, |_| 0); n],
-            };
+            let mut headers = part_headers(&own.data, n);
             match broadcast_lengths(group, &mut headers, &own.data, root)? {
                 Ok(lengths) => {
                     let (all, _) = own.data.unwrap_or_default();
@@ -290,11 +302,7 @@ impl PyGroup {
         let n = self.size as usize;
         let own = Contribution::new(py, refusal, || concatenate(py, data, n));
         let (all, lengths) = self.exchange(py, own.error, move |group| {
-            let headers: Vec<u64> = match &own.data {
-                Ok((_, lengths)) => lengths.iter().map(|&length| length as u64).collect(),
-                data => vec![header(data, |_| 0); n],
-            };
-            let headers = group.all_to_all(&headers)?;
+            let headers = group.all_to_all(&part_headers(&own.data, n))?;
             match lengths_or_refusal(group, &headers, &own.data)? {
                 Ok(received_lengths) => {
                     let (all, lengths) = own.data.unwrap_or_default();
