@@ -342,23 +342,29 @@ class Group(Objects):
     def _scatter_arguments(
         self, x: ArrayLike | None, root: int, out: NDArray | None, counts: Sequence[int] | None
     ) -> tuple[NDArray | None, NDArray, list[int] | None]:
-        array = as_contiguous(x) if self.rank == root and x is not None else None
-        if self.rank == root and array is None:
-            raise InvalidArgument("the root has to pass the array to scatter")
-        if array is not None:
-            # Raises an error for elements that cannot be sent, before the root sends the shape to the other ranks.
-            as_sendable(array)
+        array = None
+
+        def checked_form() -> tuple[tuple[int, ...], np.dtype]:
+            nonlocal array
+            if x is None:
+                raise InvalidArgument("the root has to pass the array to scatter")
+            array = as_contiguous(x)
+            as_sendable(array)  # raises an error for elements that cannot be sent
+            return array.shape, array.dtype
+
         if counts is not None:
             self._check_counts(counts, None)
         if out is None:
-            form = None if array is None else (array.shape, array.dtype)
-            shape, dtype = self.broadcast_object(form, root)
+            # If the root's array is wrong, the other ranks get the reason.
+            shape, dtype = self._broadcast_from_root(checked_form, root)
             if counts is None and (not shape or shape[0] % self.size):
                 raise InvalidArgument(f"an array of shape {shape} cannot be divided into {self.size} equal parts of rows")
             if counts is not None and (not shape or shape[0] != sum(counts)):
                 raise InvalidArgument(f"counts {list(counts)} add up to {sum(counts)} rows, but the array has shape {shape}")
             own = shape[0] // self.size if counts is None else counts[self.rank]
             out = np.empty((own, *shape[1:]), dtype)
+        elif self.rank == root:
+            checked_form()
         scaled = None if counts is None else element_counts(list(counts), out.shape[1:])
         return array, check_writable(out), scaled
 
@@ -373,7 +379,9 @@ class Group(Objects):
         """Divides the root's array among the n ranks: rank r gets the r-th of n equal parts of its rows, or `counts[r]` rows. The
         other ranks pass `None` for `x`.
 
-        Either all ranks pass `out` or none does. Without `out`, the root first sends the shape and type to the other ranks.
+        Either all ranks pass `out` or none does. Without `out`, the root first sends the shape and type to the other ranks. If
+        the root cannot send its array, the other ranks then raise an `Error` with the reason. With `out`, they wait until their
+        deadline.
         """
         array, result, scaled = self._scatter_arguments(x, root, out, counts)
         self.core.scatter(as_sendable(result), None if array is None else as_sendable(array), root, scaled)

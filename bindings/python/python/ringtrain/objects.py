@@ -44,8 +44,19 @@ class Objects:
 
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
         """Returns the root's object on every rank. Other ranks need not pass one."""
+        return self._broadcast_from_root(lambda: value, root)
+
+    def _broadcast_from_root(self, make: Callable[[], Any], root: int) -> Any:
+        """Returns the object that `make` returns on the root on every rank. If `make` raises an exception, all ranks do."""
+        value = None
+
+        def encode() -> bytes:
+            nonlocal value
+            value = make()
+            return _dumps(value)
+
         is_root = self.rank == root
-        data = exchange(self.core.broadcast_bytes, lambda: _dumps(value) if is_root else None, root)
+        data = exchange(self.core.broadcast_bytes, encode if is_root else lambda: None, root)
         return value if is_root else pickle.loads(data)
 
     def all_gather_object(self, value: Any) -> list[Any]:

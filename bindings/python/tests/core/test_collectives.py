@@ -478,7 +478,7 @@ INVALID_CALLS = {
     "sum of None": lambda g, x: g.all_reduce(None),
     "all_gather of objects": lambda g, x: g.all_gather(np.array([None, 1])),
     "broadcast of objects": lambda g, x: g.broadcast(np.array([{}])),
-    "scatter of objects": lambda g, x: g.scatter(np.array([{}] * g.size), root=g.rank),
+    "scatter of objects": lambda g, x: g.scatter(np.array([{}] * g.size), root=g.rank, out=np.zeros(1)),
     "send of objects": lambda g, x: g.send(np.array([{}]), 0),
     "out of another shape": lambda g, x: g.all_reduce(x, out=np.zeros(len(x) + 1, np.float32)),
     "out of another type": lambda g, x: g.all_reduce(x, out=np.zeros(len(x))),
@@ -585,6 +585,24 @@ def arguments_of_ranks_that_are_not_the_root_are_ignored(world):
         given = [object()] if world.rank != root else list(range(world.size))
         assert world.scatter_object(given, root) == world.rank
         assert world.scatter(np.arange(world.size) if world.rank == root else object(), root).tolist() == [world.rank]
+
+
+@cases
+def all_ranks_fail_if_the_root_cannot_scatter_its_array(world):
+    """Regression test: the other ranks waited until their deadline."""
+    n, root = world.size, world.size - 1
+    for reason, x in (
+        ("the root has to pass the array", None),
+        ("cannot be sent", np.array([None] * n)),
+        ("inhomogeneous", [[1], [2, 3]]),
+    ):
+        for scatter in (world.scatter, world.scatter_async):
+            error = raised(Exception, scatter, x if world.rank == root else None, root)
+            assert reason in str(error), error
+            if world.rank != root:
+                assert type(error) is ring.Error and error.rank == root, repr(error)
+                assert str(error).startswith(f"rank {root} did not contribute to this collective: "), error
+        assert world.scatter(np.arange(n), root).tolist() == [world.rank], "the group must be able to go on"
 
 
 test_collectives = cases.tests()

@@ -1,6 +1,7 @@
 """Checks of messages and collectives of Python objects (methods in lower case)."""
 
 import pickle
+import warnings
 
 from ringtrain.mpi import MPI
 
@@ -119,6 +120,15 @@ def check_wrong_arguments(comm):
             assert error.Get_error_class() == expected, (error, expected)
         else:
             raise AssertionError(expected)
+
+
+def check_a_buffer_for_an_object_is_deprecated(comm):
+    sent = comm.isend("text", comm.rank)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert comm.recv(bytearray(100), comm.rank) == "text"
+    sent.wait()
+    assert [str(warning.message) for warning in caught] == ["the 'buf' argument is deprecated"]
 
 
 def check_isolation(comm):

@@ -100,6 +100,12 @@ def check_reduce_scatter(comm):
     values = values_of_rank(rank, "d", 3 * size)
     comm.Reduce_scatter_block(MPI.IN_PLACE, values)
     assert np.allclose(values[:3], expected_reduction(np.add, "d", range(size), 3 * size)[3 * rank :][:3])
+    counts = [other + 1 for other in range(size)]
+    own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+    for send_values in (lambda values: values, lambda values: None):  # the same buffer twice means in place
+        values = values_of_rank(rank, "d", sum(counts))
+        comm.Reduce_scatter(send_values(values), values, counts)
+        assert np.allclose(values[: rank + 1], expected_reduction(np.add, "d", range(size), sum(counts))[own])
 
 
 def check_locations(comm):

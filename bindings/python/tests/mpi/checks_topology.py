@@ -1,5 +1,7 @@
 """Checks of Cartesian grids and of exchanges between neighbours."""
 
+import pickle
+
 import numpy as np
 
 from ringtrain.mpi import MPI
@@ -68,6 +70,31 @@ def check_sub(comm):
     assert (column.size, column.rank) == (dims[0], grid.coords[0])
     for made in (row, column, grid):
         made.Free()
+
+
+def check_neighbours_of_a_rank_that_cannot_pickle_its_object_fail(comm):
+    """Regression test: the neighbours waited forever."""
+    grid = comm.Create_cart([comm.size], [True])
+    culprit = grid.size - 1
+    is_culprit, is_neighbour = grid.rank == culprit, culprit in grid.inedges
+    one = (lambda: 0) if is_culprit else "fine"
+    for call in (
+        lambda: grid.neighbor_allgather(one),
+        lambda: grid.neighbor_alltoall([one, one]),
+        lambda: grid.neighbor_alltoall([1] * (2 + is_culprit)),
+    ):
+        try:
+            received = call()
+        except MPI.Exception as error:
+            assert is_neighbour and not is_culprit
+            assert f"rank {culprit} did not contribute to this collective: " in str(error), error
+        except Exception as error:
+            assert is_culprit, repr(error)
+            assert isinstance(error, ValueError | TypeError | AttributeError | pickle.PicklingError), repr(error)
+        else:
+            assert len(received) == 2 and not is_neighbour and not is_culprit
+        assert grid.neighbor_allgather(grid.rank) == grid.inedges
+    grid.Free()
 
 
 def check_neighbours(comm):

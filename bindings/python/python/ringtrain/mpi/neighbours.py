@@ -1,15 +1,19 @@
 """Collectives among the neighbours of a topology, as messages beside those of the program."""
 
+import builtins
 from collections.abc import Sequence
 from typing import Any
 
 from .. import _core
 from . import constants as c
 from .buffers import Block, Blocks, parse_block, parse_blocks, parse_blocks_w
-from .errors import translated
+from .errors import Exception, translated
 from .info import INFO_NULL
 from .pickling import pickle
 from .requests import NOTHING, Outcome, Prequest, Request, Sequel
+
+_OBJECT, _REASON = b"o", b"r"
+"""The first byte of a message of `neighbor_alltoall`: the pickled object, or the reason why the sender has no object, follows."""
 
 
 class Neighbours:
@@ -133,19 +137,36 @@ class Neighbours:
 
     def neighbor_alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         """An object for each neighbour, and one from each; None from where there is nobody."""
-        ranks, items = self._neighbours(), list(sendobj)
-        if len(items) != len(ranks):
-            raise ValueError(f"expecting {len(ranks)} items, got {len(items)}")
+        ranks, own_error = self._neighbours(), None
+        try:
+            items = list(sendobj)
+            if len(items) != len(ranks):
+                raise ValueError(f"expecting {len(ranks)} items, got {len(items)}")
+            messages = [_OBJECT + pickle.dumps(item) for item in items]
+        except builtins.Exception as error:
+            own_error = error
+            messages = [_REASON + f"{type(error).__name__}: {error}".encode()] * len(ranks)
+        received = self._exchanged_messages(ranks, messages)
+        if own_error is not None:
+            raise own_error
+        for rank, data in zip(ranks, received, strict=True):
+            if data.startswith(_REASON):
+                reason = data.removeprefix(_REASON).decode()
+                raise Exception(c.ERR_OTHER, f"rank {self._group.members[rank]} did not contribute to this collective: {reason}")
+        return [pickle.loads(data[1:]) if data else None for data in received]
+
+    def _exchanged_messages(self, ranks: Sequence[int], messages: Sequence[bytes]) -> list[bytes]:
+        """Sends a message to each neighbour. Returns the message of each neighbour, and no bytes where there is no neighbour."""
         beside = self._state.beside
         try:
             sent = [
-                beside.send_bytes_async(pickle.dumps(item), rank, place ^ 1)
-                for place, (rank, item) in enumerate(zip(ranks, items, strict=True))
+                beside.send_bytes_async(message, rank, place ^ 1)
+                for place, (rank, message) in enumerate(zip(ranks, messages, strict=True))
                 if rank != c.PROC_NULL
             ]
-            received = [None if rank == c.PROC_NULL else beside.receive_bytes(rank, place)[0] for place, rank in enumerate(ranks)]
+            received = [b"" if rank == c.PROC_NULL else beside.receive_bytes(rank, place)[0] for place, rank in enumerate(ranks)]
             for handle in sent:
                 handle.wait()
         except _core.Error as error:
             raise translated(error) from error
-        return [None if data is None else pickle.loads(data) for data in received]
+        return received

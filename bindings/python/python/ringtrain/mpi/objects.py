@@ -1,5 +1,6 @@
 """Objects as they are: the lower case methods of communicators, which pickle."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,8 @@ class Objects:
 
     def recv(self, buf: Any = None, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Any:
         """Receives an object. `buf` is not needed: messages are taken whole."""
+        if buf is not None:
+            warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
         if source == c.PROC_NULL:
             if status is not None:
                 status._fill(*NO_PROCESS[1:])

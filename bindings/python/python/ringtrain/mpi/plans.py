@@ -201,6 +201,9 @@ def reduce_scatter(comm: Any, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[i
     target = parse_block(recvbuf, True)
     in_place = _in_place(sendbuf)
     source = target if in_place else parse_block(sendbuf, False)
+    if source.count == target.count and _address(source) == _address(target):
+        # The same buffer for sending and receiving means in place.
+        source, in_place = target, True
     counts = comm.allgather(target.count) if recvcounts is None and not in_place else [int(count) for count in recvcounts or ()]
     if len(counts) != comm.size:
         raise ValueError(f"expecting {comm.size} items, got {len(counts)}")
@@ -258,6 +261,12 @@ def exscan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
 
 def _in_place(sendbuf: Any) -> bool:
     return sendbuf is IN_PLACE or sendbuf is None
+
+
+def _address(block: Block) -> int | None:
+    """The address of a block's first byte; `None` if its memory has none."""
+    memory = np.frombuffer(block.memory, np.uint8) if block.nbytes else None
+    return None if memory is None else memory.ctypes.data + block.offset
 
 
 def _is_root(comm: Any, root: int) -> bool:
