@@ -146,7 +146,7 @@ def test_a_rank_prints_the_log_that_rust_log_selects(ringrun: Launcher):
     """Regression test: a rank in Python printed nothing of the log, not even warnings."""
     command = ("-c", "import ringtrain; ringtrain.init()")
     assert "DEBUG ringtrain::" in ringrun(2, *command, env={"RUST_LOG": "debug"}).stderr
-    assert ringrun(2, *command, env={"RUST_LOG": ""}).stderr == ""
+    assert "ringtrain::" not in ringrun(2, *command, env={"RUST_LOG": ""}).stderr
 
 
 @pytest.mark.full
@@ -305,7 +305,8 @@ def test_a_program_ends_although_objects_are_still_referenced(ringrun: Launcher,
     )
     for n in (1, 3):
         done = ringrun(n, path)
-        assert done.stderr == "", done
+        # On a busy machine, ringrun prints which ranks are late.
+        assert not any(done.errors(rank) for rank in range(n)), done
 
 
 @pytest.mark.parametrize("ending", ["sys.excepthook = print; raise ValueError('boom')", "raise ValueError('boom')"])
