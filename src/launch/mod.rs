@@ -22,6 +22,7 @@ mod mpi4py;
 mod mpi4py_guard;
 mod outcome;
 mod output;
+mod output_files;
 mod processes;
 mod rank_processes;
 mod shim;

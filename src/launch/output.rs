@@ -4,10 +4,9 @@
 //! If ringrun's output is read slowly (a pager, a stopped terminal), this thread blocks, and the ranks block once their pipes are
 //! full. The thread that supervises the job never blocks on output.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread;
@@ -20,6 +19,7 @@ use rustix::io::Errno;
 use super::OutputFormat;
 use super::lines::{LINE_BYTES_MAX, LINE_BYTES_MIN, LastLines, LineEnd, LineSplitter, UNFINISHED_BYTES_MAX};
 use super::outcome::EPIPE;
+use super::output_files::OutputFiles;
 use super::rank_processes::RankStreams;
 use crate::types::{Rank, WorldSize};
 
@@ -41,13 +41,13 @@ const WAKE: Token = Token(usize::MAX);
 
 /// One of the two output streams of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum OutputStream {
+pub(super) enum OutputStream {
     Stdout,
     Stderr,
 }
 
 impl OutputStream {
-    const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Stdout => "stdout",
             Self::Stderr => "stderr",
@@ -174,36 +174,6 @@ impl Drop for WakeOnDrop {
     fn drop(&mut self) {
         let _ = self.0.wake();
     }
-}
-
-/// The files of `--output-dir`: `DIR/rank.N/stdout` and `DIR/rank.N/stderr`, where N has leading zeros as in Horovod.
-#[derive(Default, Debug)]
-pub(super) struct OutputFiles {
-    /// The files of ranks that have not been started yet.
-    by_rank: BTreeMap<Rank, [File; 2]>,
-    directory: Option<PathBuf>,
-}
-
-impl OutputFiles {
-    /// Creates the files of all ranks. An error contains the path.
-    pub(super) fn create(directory: &Path, world: WorldSize) -> Result<Self, (PathBuf, io::Error)> {
-        let mut by_rank = BTreeMap::new();
-        for rank in world.ranks() {
-            let folder = directory.join(folder_name(rank, world));
-            fs::create_dir_all(&folder).map_err(|error| (folder.clone(), error))?;
-            let create = |stream: OutputStream| {
-                let path = folder.join(stream.name());
-                File::create(&path).map_err(|error| (path, error))
-            };
-            by_rank.insert(rank, [create(OutputStream::Stdout)?, create(OutputStream::Stderr)?]);
-        }
-        Ok(Self { by_rank, directory: Some(directory.to_owned()) })
-    }
-}
-
-fn folder_name(rank: Rank, world: WorldSize) -> String {
-    let width = (world.get() - 1).to_string().len();
-    format!("rank.{:0width$}", rank.get())
 }
 
 /// One pipe of a rank.
@@ -484,15 +454,6 @@ fn write_all(out: &mut impl Write, mut text: &[u8]) -> Result<(), i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn folder_names_sort_in_rank_order() {
-        for (rank, world, expected) in
-            [(0, 1, "rank.0"), (9, 10, "rank.9"), (9, 11, "rank.09"), (7, 1000, "rank.007")]
-        {
-            assert_eq!(folder_name(Rank::new(rank), WorldSize::new(world).unwrap()), expected);
-        }
-    }
 
     #[test]
     fn lines_are_formatted_with_and_without_tags() {

@@ -1,0 +1,53 @@
+//! The files of `--output-dir`.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::output::OutputStream;
+use crate::types::{Rank, WorldSize};
+
+/// The files of `--output-dir`: `DIR/rank.N/stdout` and `DIR/rank.N/stderr`, where N has leading zeros as in Horovod.
+#[derive(Default, Debug)]
+pub(super) struct OutputFiles {
+    /// The files of ranks that have not been started yet.
+    pub(super) by_rank: BTreeMap<Rank, [File; 2]>,
+    pub(super) directory: Option<PathBuf>,
+}
+
+impl OutputFiles {
+    /// Creates the files of all ranks. An error contains the path.
+    pub(super) fn create(directory: &Path, world: WorldSize) -> Result<Self, (PathBuf, io::Error)> {
+        let mut by_rank = BTreeMap::new();
+        for rank in world.ranks() {
+            let folder = directory.join(folder_name(rank, world));
+            fs::create_dir_all(&folder).map_err(|error| (folder.clone(), error))?;
+            let create = |stream: OutputStream| {
+                let path = folder.join(stream.name());
+                File::create(&path).map_err(|error| (path, error))
+            };
+            by_rank.insert(rank, [create(OutputStream::Stdout)?, create(OutputStream::Stderr)?]);
+        }
+        Ok(Self { by_rank, directory: Some(directory.to_owned()) })
+    }
+}
+
+fn folder_name(rank: Rank, world: WorldSize) -> String {
+    let width = (world.get() - 1).to_string().len();
+    format!("rank.{:0width$}", rank.get())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folder_names_sort_in_rank_order() {
+        for (rank, world, expected) in
+            [(0, 1, "rank.0"), (9, 10, "rank.9"), (9, 11, "rank.09"), (7, 1000, "rank.007")]
+        {
+            assert_eq!(folder_name(Rank::new(rank), WorldSize::new(world).unwrap()), expected);
+        }
+    }
+}
