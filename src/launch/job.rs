@@ -226,7 +226,8 @@ impl<'a> RunningJob<'a> {
             let batch = self.ranks.reap();
             let now = self.begin.elapsed();
             supervisor.handle_rank_ends(&batch, now);
-            for (rank, ended) in batch.iter().filter(|(_, ended)| !ended.is_success()) {
+            // A rank that has ended cannot join the job, even if it ended without an error.
+            for (rank, ended) in &batch {
                 server.rank_ended(*rank, format!("it {ended}"));
             }
             if self.plan.verbosity == Verbosity::Verbose {

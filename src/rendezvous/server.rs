@@ -144,7 +144,7 @@ impl Server {
         self.address
     }
 
-    /// Reports that the process of a rank has failed; `how` is, for example, "was killed by signal 9 (SIGKILL)". If the job
+    /// Reports that the process of a rank has ended; `how` is, for example, "was killed by signal 9 (SIGKILL)". If the job
     /// has not started, its start fails, and the waiting ranks receive this error.
     pub fn rank_ended(&self, rank: Rank, how: String) {
         self.send(Command::RankEnded { rank, how });

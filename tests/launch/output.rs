@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use crate::util::{finish, ringrun, ringrun_script, run, signal, wait_until, wait_until_gone};
 
@@ -275,10 +276,22 @@ fn a_rank_that_has_not_joined_is_named_after_two_seconds() {
     let mut child = command.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ringrun: still waiting for rank 1 to join the job, after 2 s\n");
     fs::write(&gate, "go\n").unwrap();
     let done = finish(child);
-    assert_eq!(line, "ringrun: still waiting for rank 1 to join the job, after 2 s\n");
     assert_eq!(done.code(), Some(0), "{}", done.stderr());
+}
+
+/// Regression test: the other ranks waited until their start timeout.
+#[test]
+fn a_rank_that_exits_before_it_joins_fails_the_start_at_once() {
+    let script = "[ $RANK = 1 ] || exec \"$RINGBENCH\" barrier";
+    let started = Instant::now();
+    let done = run(ringrun_script(&["-n", "2"], script).env("RINGBENCH", env!("CARGO_BIN_EXE_ringbench")));
+    let errors = done.stderr();
+    assert!(started.elapsed() < Duration::from_secs(20), "{errors}");
+    assert_ne!(done.code(), Some(0), "{errors}");
+    assert!(errors.contains("it exited with code 0"), "{errors}");
 }
 
 /// The reader begins to read only when all pipes are full, and must get all output.
