@@ -1,5 +1,5 @@
-//! Benchmarks of the fixed costs of an operation: creating its schedule or its plan, encoding and decoding frame headers, and
-//! passing its frames through the engine.
+//! Benchmarks of the fixed costs of an operation: creating a schedule (for links) or a plan (for shared memory),
+//! encoding and decoding frame headers, and passing frames through the engine.
 
 use std::hint::black_box;
 use std::panic::Location;
@@ -56,7 +56,7 @@ fn bench_schedules(c: &mut Criterion) {
     group.finish();
 }
 
-/// Measures the creation of all rounds of a rank in shared memory.
+/// Measures how long one rank takes to create the plan of a collective in shared memory, with all its rounds.
 fn bench_plans(c: &mut Criterion) {
     let mut group = c.benchmark_group("plan");
     for ranks in [2, 8, 64] {
@@ -130,7 +130,8 @@ impl EnginePair {
         Self([engine(Rank::ZERO), engine(Rank::new(1))])
     }
 
-    /// Runs an operation on both ranks until it ends. Returns the number of ranks on which it has ended.
+    /// Runs an operation on the two ranks until no frames are left to send. Returns the number of ranks on which the
+    /// operation has ended.
     fn run(&mut self, begin: Begin, schedules: &[Schedule; 2]) -> usize {
         let begun: Vec<OpId> = (self.0.iter_mut().zip(schedules))
             .filter_map(|(engine, schedule)| engine.begin(Duration::ZERO, begin, schedule.clone()).ok())
@@ -139,7 +140,8 @@ impl EnginePair {
         begun.len().min(self.0.iter_mut().filter_map(Engine::take_completed).count())
     }
 
-    /// Passes one frame from the rank `from` to the other rank, with an encoded header. Returns whether there was a frame.
+    /// Passes one frame of rank `from` to the other rank, and encodes and decodes the header of the frame. Returns
+    /// false if rank `from` has no frame to send.
     fn pass_frame(&mut self, from: usize) -> bool {
         let [sender, receiver] = [from, 1 - from].map(|rank| Rank::new(rank as u32));
         let header = match self.0[from].poll_transmit(receiver) {

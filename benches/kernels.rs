@@ -8,13 +8,14 @@ use ringtrain::codec::Narrow;
 use ringtrain::reduce::{Kernels, kernels};
 use ringtrain::{DType, ReduceOp};
 
-/// The size in bytes of each slice. Both slices stay in the L2 cache, like a segment that a rank receives and then reduces.
+/// The size of the accumulator and the size of the input in bytes. The accumulator and the input fit in the L2 cache,
+/// like a segment that a rank receives and then reduces.
 const SEGMENT_BYTES: usize = 128 << 10;
 
 fn bench_reductions(c: &mut Criterion) {
     let mut group = c.benchmark_group("reduce");
     group.throughput(Throughput::Bytes(SEGMENT_BYTES as u64));
-    // Elements of 8 bytes are aligned for every element type.
+    // A vector of `u64` is aligned for every element type.
     let mut accumulator = vec![0u64; SEGMENT_BYTES / 8];
     let input = vec![0u64; SEGMENT_BYTES / 8];
     let mut measure = |name: &str, dtype: DType, kernels: &Kernels| {
@@ -28,7 +29,7 @@ fn bench_reductions(c: &mut Criterion) {
     };
     let number_ops = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max];
     let on_numbers = DType::NUMBERS.iter().flat_map(|&dtype| number_ops.map(|op| (dtype, op)));
-    // One case of each other kind of reduction: bitwise, logical, and values with their locations.
+    // Examples of all kinds of reductions that are not arithmetic: bitwise, logical, and for values with a location.
     let other_kinds = [
         (DType::U64, ReduceOp::BitXor),
         (DType::F32, ReduceOp::LogicalAnd),

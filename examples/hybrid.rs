@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pipeline = world.split(Some(copy), i64::from(stage))?.ok_or("every rank is in a pipeline")?;
     let mut column = world.split(Some(stage), i64::from(copy))?.ok_or("every rank is in a column")?;
 
-    // y = b * tanh(a * x + c): the first stage holds a and c, the second b.
+    // The model is y = b * tanh(a * x + c). The first stage holds a and c, and the second stage holds b.
     let mut parameters = if stage == 0 { vec![0.1f32, 0.0] } else { vec![0.5f32] };
     let mut loss = 0.0;
     for step in 0..3000usize {

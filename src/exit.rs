@@ -1,4 +1,4 @@
-//! Exit codes, one for each kind of failure, so that a script or a scheduler can tell them apart.
+//! Exit codes, one for each kind of failure, so that a script or a scheduler can distinguish the failures.
 
 use std::process::ExitCode;
 
@@ -17,23 +17,24 @@ pub enum Exit {
     Configuration = 3,
     /// A data file is missing, truncated or has invalid content.
     Data = 4,
-    /// Some ranks did not connect within the start timeout, or another rank refused this rank.
+    /// Some ranks did not connect within the start timeout, or another rank refused the connection of this rank.
     Start = 5,
-    /// A rank was lost or left early.
+    /// A rank was lost, or a rank left the job while other ranks still needed it.
     PeerLost = 6,
     /// Ranks called different operations, or `ringbench` ranks were started with different flags.
     Mismatch = 7,
     /// An operation missed its deadline.
     Timeout = 8,
-    /// The loss became NaN or infinite, or is far above the loss of a constant prediction. Also: a rank aborted the job.
+    /// The loss became NaN or infinite, or is far above the loss of a constant prediction. A job that a rank aborted
+    /// also ends with this code.
     Diverged = 9,
     /// A checkpoint or report could not be written or read.
     Checkpoint = 10,
     /// The listening port is in use.
     PortInUse = 11,
-    /// A peer has another secret.
+    /// A peer has a different secret.
     Secret = 12,
-    /// A peer has another protocol version.
+    /// A peer has a different protocol version.
     Version = 13,
     /// A peer broke the protocol or the network corrupted its bytes.
     Protocol = 14,

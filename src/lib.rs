@@ -1,7 +1,7 @@
 //! Distributed training over TCP and shared memory: a launcher, a trainer, a benchmark, and the library that they use.
 //!
-//! The ranks of a job are processes that run the same program. A [`Group`] is a set of ranks. Its methods are collectives,
-//! which all ranks of the group call together, and messages between two ranks.
+//! The ranks of a job are processes that run the same program. A [`Group`] is a set of ranks. The methods of a group
+//! are collectives, which all ranks of the group call together, and messages between two ranks.
 //!
 //! ```
 //! use ringtrain::{Group, ReduceOp};

@@ -21,7 +21,7 @@ pub const WORLD_SIZE_MAX: u32 = 65_536;
 pub struct Rank(u32);
 
 impl Rank {
-    /// Rank 0. By convention it prints results, and initial parameters are broadcast from it.
+    /// Rank 0. By convention, rank 0 prints results and broadcasts the initial parameters.
     pub const ZERO: Self = Self(0);
 
     /// Returns the rank with this number, without comparing it with a world size.
@@ -247,7 +247,7 @@ wire_enum! {
         /// The bits that are set on an odd number of ranks. Only for integers.
         BitXor = 8 => "bxor",
         /// 1 if the elements of all ranks are true, else 0. In logical reductions zero is false (also -0.0) and every
-        /// other value is true (also NaN). They are defined for all types of numbers.
+        /// other value is true (also NaN). Logical reductions are defined for all types of numbers.
         LogicalAnd = 9 => "land",
         /// 1 if the element of at least one rank is true, else 0.
         LogicalOr = 10 => "lor",
@@ -259,10 +259,10 @@ wire_enum! {
         /// The largest value with its location. The rules for equal values and NaNs are those of [`ReduceOp::MinLoc`].
         /// Only for types with a location.
         MaxLoc = 13 => "maxloc",
-        /// The sum of contributions that each rank has already multiplied by its own factor. It is computed like
-        /// [`ReduceOp::Sum`]; the separate operation detects ranks that did not multiply.
+        /// The sum of contributions that each rank has already multiplied by its own factor. The result is computed
+        /// as for [`ReduceOp::Sum`]. A rank that calls [`ReduceOp::Sum`] instead is detected.
         PreMulSum = 14 => "premulsum",
-        /// A function of the caller, the same on every rank.
+        /// A function that the caller passes. All ranks must pass the same function.
         Custom = 15 => "custom",
     }
 }
@@ -334,12 +334,12 @@ wire_enum! {
     pub enum Algorithm {
         /// Each rank sends to its successor on a ring, one chunk in each step.
         Ring = 1 => "ring",
-        /// In each round, each rank signals the rank at distance 1, 2, 4, ...: the dissemination barrier of Hensgen, Finkel
-        /// and Manber.
+        /// In round k, each rank signals the rank at distance 2^k: the dissemination barrier of Hensgen, Finkel and
+        /// Manber.
         Dissemination = 2 => "dissemination",
         /// Data moves along the edges of a binomial tree.
         Tree = 3 => "tree",
-        /// Each rank sends the buffer to the next rank of a chain, pipelined.
+        /// The buffer passes along a chain of ranks, which forward the buffer segment by segment.
         Chain = 4 => "chain",
         /// Each rank sends data directly to the rank that needs the data.
         Direct = 5 => "direct",
@@ -350,8 +350,8 @@ wire_enum! {
         Doubling = 7 => "doubling",
         /// Each rank exchanges its whole buffer with partners at distances 1, 2, 4, ..., and reduces after each exchange.
         Butterfly = 8 => "butterfly",
-        /// Data moves along the edges of two binary trees, each for half of the buffer, pipelined. The inner ranks of one
-        /// tree are leaves of the other.
+        /// Each of two binary trees transfers one half of the buffer, block by block. The inner ranks of one tree are
+        /// leaves of the other tree.
         DoubleTree = 9 => "double-tree",
         /// The ranks of a host share memory, and hosts exchange data over links. Each rank transfers one slice of the
         /// buffer between hosts.
@@ -359,7 +359,7 @@ wire_enum! {
     }
 }
 
-/// The bits of a group's number that mark internal operations on the wire. They are 0 in the group's own number.
+/// The bits of a group's number that mark internal operations on the wire. In the group's own number they are 0.
 pub const GROUP_FLAGS: u32 = OBJECTS_GROUP | HOSTS_GROUP | LOCAL_GROUP;
 /// The bit that marks messages of asynchronous object operations.
 pub const OBJECTS_GROUP: u32 = 1 << 31;
@@ -368,7 +368,7 @@ pub const HOSTS_GROUP: u32 = 1 << 30;
 /// The bit that marks operations among a group's ranks on one host, before they share memory.
 pub const LOCAL_GROUP: u32 = 1 << 29;
 
-/// The tag of a receive that accepts messages with any tag. No message has this tag itself.
+/// The tag of a receive that accepts messages with any tag. No message is sent with this tag.
 pub const ANY_TAG: u32 = u32::MAX;
 
 /// The arguments of a collective call that must be the same on all ranks. Every message contains the contract of its
@@ -387,7 +387,8 @@ pub struct Contract {
     pub root: Rank,
     /// The number of elements in the whole buffer.
     pub count: u64,
-    /// For a message, its tag. For a collective with uneven parts, a digest of their lengths. Otherwise 0.
+    /// For a message, its tag. For a collective whose parts have different lengths, a digest of the lengths.
+    /// Otherwise 0.
     pub layout: u32,
 }
 

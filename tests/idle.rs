@@ -1,6 +1,6 @@
-//! Checks that a rank without an operation uses no processor time: no thread of the library polls.
+//! Checks that ranks without an operation use almost no processor time, which means that no thread of the library polls.
 //!
-//! There is only one test, because it measures the whole process.
+//! This program has only one test, because the test measures the whole process.
 
 mod util;
 
@@ -24,8 +24,8 @@ const WAKE_UPS_MAX: f64 = 5.0;
 /// The number of ranks of each job.
 const RANKS: u32 = 3;
 
-/// The settings of a job. With named tensors, the progress thread always waits for a message. Without them, the job has no
-/// operation.
+/// The settings of a job. In an idle job with named tensors, the progress thread waits for a message. An idle job without named
+/// tensors has no operation in progress.
 #[derive(Clone, Copy)]
 struct JobSettings {
     transport: LocalTransport,
@@ -48,7 +48,7 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Returns the number of voluntary context switches of all threads: how often they have gone to sleep and woken up.
+/// Returns the number of voluntary context switches of all threads. A thread makes one such switch each time it goes to sleep.
 fn voluntary_switches() -> u64 {
     let count = |line: &str| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok();
     thread_statuses().iter().filter_map(|status| status.lines().find_map(count)).sum()
@@ -66,8 +66,8 @@ fn thread_statuses() -> Vec<String> {
     entries.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok()).collect()
 }
 
-/// Runs operations of each kind after which a thread could continue to poll: blocking and asynchronous collectives, messages,
-/// and a collective in a subgroup.
+/// Runs blocking and asynchronous collectives, messages, and a collective in a subgroup. Threads could wrongly continue to poll
+/// after each of these kinds of operations.
 fn run_operations(group: &mut Group) {
     let mut buffer = vec![1f32; 1 << 18];
     group.all_reduce(&mut buffer, ReduceOp::Sum).expect("no rank fails");
@@ -126,7 +126,7 @@ fn idle_ranks_use_no_processor_time() {
     let jobs = JOBS.map(|settings| start_job(settings, &idle_start, &idle_end));
     idle_start.wait();
     wait_until("every other thread sleeps", other_threads_sleep);
-    // Counting the switches takes more processor time than the ranks may use, so it happens outside of the measured interval.
+    // Counting the switches takes more processor time than the ranks may use, so the test counts outside the measured interval.
     let switches_before = voluntary_switches();
     let (started, used_before) = (Instant::now(), processor_time());
     thread::sleep(IDLE);

@@ -69,13 +69,14 @@ const IMPURE: &[(&str, &str)] = &[
     ("rand::rng", "pass the random numbers as an argument"),
     ("rand::random", "pass the random numbers as an argument"),
 ];
-/// Names of [`IMPURE`] that a module may use all the same. `exit` defines exit codes with `std::process::ExitCode`.
+/// Exceptions: a module in [`PURE`], and a name in [`IMPURE`] that this module may use. `exit` defines exit codes with
+/// `std::process::ExitCode`.
 const PURE_EXCEPTIONS: &[(&str, &str)] = &[("exit", "std::process")];
 
 const MAY_READ_THE_CLOCK: &[&str] = &["rendezvous", "group", "named", "train", "launch", "cli"];
 const MAY_READ_THE_ENVIRONMENT: &[&str] = &["rendezvous", "launch", "cli", "bin"];
 const MAY_BE_UNSAFE: &[&str] = &["transport", "reduce", "bindings"];
-/// Further files that may contain `unsafe`: they access buffers of callers and of other libraries.
+/// Further files that may contain `unsafe`. These files access buffers of callers and of other libraries.
 const MAY_BE_UNSAFE_FILES: &[&str] = &["src/group/memory.rs", "src/group/foreign.rs"];
 /// The modules that process bytes from other processes, and so must not panic.
 const NEVER_PANIC: &[&str] = &["wire", "engine", "transport", "rendezvous", "named"];
@@ -88,15 +89,15 @@ const COLUMNS_MAX: usize = 130;
 
 /// Words that no text uses, because readers have to decode the sentence. The list may grow.
 const UNCLEAR_WORDS: &[&str] = &["nobody", "whoever", "whatever", "becomes of", "such as are"];
-/// Modules with older texts, which a later change replaces.
+/// Modules in which [`UNCLEAR_WORDS`] are allowed, because a later change replaces the modules.
 const OLDER_TEXTS: &[&str] =
     &["src/group", "src/engine", "src/transport/shm", "bindings/python/python/ringtrain/mpi"];
 
 /// Names of two types in modules that a later change replaces.
 const AMBIGUOUS_TYPES: &[&str] = &["Seat"];
 
-/// The files in which tests may sleep, with the number of calls: in the loop that waits for a condition, and in tests that
-/// are about the time itself.
+/// The files in which tests may sleep, with the number of calls of `sleep` in each file. Only the loop that waits for a condition
+/// and tests of time itself may sleep.
 const MAY_SLEEP: &[(&str, usize)] =
     &[("tests/util/mod.rs", 2), ("tests/launch/ending.rs", 1), ("tests/idle.rs", 1)];
 
@@ -251,7 +252,7 @@ fn check_expects(source: &Source) -> Vec<String> {
     found
 }
 
-/// (e) Checks the length of files. `known` has the files that may be longer.
+/// (e) Checks the length of files. `known` lists the files that may be longer.
 fn check_file_length(source: &Source, known: &[(&str, usize)]) -> Vec<String> {
     let lines = source.text.lines().count();
     match known.iter().find(|(path, _)| *path == source.path) {
@@ -397,7 +398,7 @@ fn files_are_short() {
 }
 
 #[test]
-fn lines_have_no_excess_width_and_no_markers() {
+fn lines_are_not_too_wide_and_have_no_markers_of_unfinished_work() {
     check(&all_sources(), check_lines);
 }
 
@@ -430,7 +431,8 @@ fn the_architecture_page_lists_every_module_and_every_page_is_linked() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap_or_default();
     let architecture = read("docs/ARCHITECTURE.md");
     let linking = format!("{architecture}{}", read("README.md"));
-    let missing = find_unmentioned(&architecture, &linking, &entries("src"), &entries("docs"));
+    let missing =
+        find_unmentioned(&architecture, &linking, &names_in_folder("src"), &names_in_folder("docs"));
     assert!(missing.is_empty(), "{missing:?}");
 }
 
@@ -448,7 +450,7 @@ fn find_unmentioned(architecture: &str, linking: &str, folders: &[String], pages
     modules.chain(pages).cloned().collect()
 }
 
-fn entries(folder: &str) -> Vec<String> {
+fn names_in_folder(folder: &str) -> Vec<String> {
     let entries = fs::read_dir(root().join(folder)).expect("the folder is there").flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }

@@ -3,7 +3,7 @@
     ringrun -n 4 python ddp_fashion_mnist.py --save model.pt
     torchrun --nproc-per-node 4 ddp_fashion_mnist.py --save model.pt
 
-It is an ordinary DDP program. Only the import of ringtrain.torch and the name of the backend are specific to ringtrain.
+This is an ordinary DDP program. Only the import of ringtrain.torch and the name of the backend are specific to ringtrain.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def train(model: nn.Module, data: TensorDataset, options: argparse.Namespace) ->
     sampler = DistributedSampler(data, seed=options.seed)
     loader = DataLoader(data, batch_size=max(1, options.batch // dist.get_world_size()), sampler=sampler)
     for epoch in range(options.epochs):
-        sampler.set_epoch(epoch)  # Makes a new order, the same on every rank, of which each rank takes its part.
+        sampler.set_epoch(epoch)  # Shuffles the images in the same way on all ranks. Each rank takes its part.
         total = torch.zeros(())
         for images, labels in loader:
             optimizer.zero_grad()

@@ -49,13 +49,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="points per step on each rank (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=0.02, help="learning rate for one rank (default: %(default)s)")
     parser.add_argument(
-        "--compression", choices=["none", "fp16", "bf16"], default="none", help="type as which gradients are sent"
+        "--compression", choices=["none", "fp16", "bf16"], default="none", help="type in which gradients are sent"
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of random numbers (default: %(default)s)")
     options = parser.parse_args()
 
     hvd.init()
-    # Each rank starts with different parameters, to show that the broadcast below makes them the same.
+    # Each rank starts with different parameters, to show that the broadcast below makes the parameters the same.
     torch.manual_seed(options.seed + hvd.rank())
     data = make_moons(options.points, options.seed)
     sampler = DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank(), seed=options.seed)

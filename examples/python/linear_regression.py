@@ -1,12 +1,12 @@
-"""Fits a linear regression on numpy arrays in two data-parallel ways: it averages models, and it averages gradients.
+"""Fits a linear regression on numpy arrays in two data-parallel ways: by averaging models, and by averaging gradients.
 
     ringrun -n 4 python linear_regression.py
 
 Rank 0 scatters the data. The program then fits the model in two ways:
 
 - Every rank fits a model to its part of the data. Rank 0 gathers the models and averages them. Each rank sends one message.
-- All ranks run gradient descent and average their gradients at every step. Except for rounding, the result is the same as that of
-  one process with all the data.
+- All ranks run gradient descent and average their gradients at every step. Except for rounding, one process with all the data
+  would get the same result.
 """
 
 import argparse
@@ -20,8 +20,8 @@ Array = NDArray[np.float64]
 
 
 def make_data(rows: int, features: int, seed: int) -> tuple[Array, Array]:
-    """Returns rows with the features and, in the last column, the target, and the weights from which the targets are computed.
-    The targets have noise."""
+    """Returns two arrays. The rows of the first array contain the features and, in the last column, the target. The second array
+    contains the weights from which the targets are computed. The targets have noise."""
     random = np.random.default_rng(seed)
     weights = random.normal(size=features)
     inputs = random.normal(size=(rows, features))
@@ -39,7 +39,7 @@ def descend(world: ring.Group, data: Array, rows: int, steps: int, rate: float) 
     inputs, targets = data[:, :-1], data[:, -1]
     weights = np.zeros(inputs.shape[1])
     for _ in range(steps):
-        # Ranks can have different numbers of rows, so divide by the number of all rows before the sum.
+        # Ranks can have different numbers of rows, so each rank divides by the number of all rows before the sum.
         gradient = 2 / rows * inputs.T @ (inputs @ weights - targets)
         weights -= rate * world.all_reduce(gradient)
     return weights

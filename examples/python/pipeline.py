@@ -1,12 +1,12 @@
-"""Combines model parallelism and data parallelism: a network has two stages. Half of the ranks have the first stage, the other
-half the second stage.
+"""Combines model parallelism and data parallelism. The network has two stages. Half of the ranks have the first stage, and the
+other half have the second stage.
 
     ringrun -n 4 python pipeline.py
 
 With n ranks, ranks 0 to n/2-1 have the first layers, and ranks n/2 to n-1 have the last layers. Rank r and rank n/2+r form one
-copy of the model. They exchange activations and gradients in micro-batches, so that both compute at the same time (Huang et al.,
-"GPipe", 2019). All ranks with the same stage average the gradients of that stage. At the end the program compares the model with
-the same network trained in one process.
+copy of the model. The two ranks exchange activations and gradients in micro-batches, so that both ranks compute at the same time
+(Huang et al., "GPipe", 2019). All ranks with the same stage average the gradients of that stage. At the end the program compares
+the model with the same network trained in one process.
 """
 
 import argparse
@@ -36,11 +36,11 @@ def make_batch(rows: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 def first_stage(world: ring.Group, partner: int, stage: nn.Module, parts: tuple[Tensor, ...]) -> None:
-    """Sends the activations of each micro-batch to the partner, and then receives their gradients."""
+    """Sends the activations of each micro-batch to the partner, and then receives the gradients of the activations."""
     outputs, sends = [], []
     for part in parts:
         outputs.append(stage(part))
-        # Does not wait, so that this rank computes the next micro-batch while the partner computes this one.
+        # `send_async` does not wait, so this rank computes the next micro-batch while the partner computes the current one.
         sends.append(world.send_async(outputs[-1].detach().numpy(), partner, FORWARD))
     for output in outputs:
         slope = torch.empty_like(output)
@@ -50,7 +50,7 @@ def first_stage(world: ring.Group, partner: int, stage: nn.Module, parts: tuple[
 
 
 def last_stage(world: ring.Group, partner: int, stage: nn.Module, targets: tuple[Tensor, ...]) -> Tensor:
-    """Receives activations, and sends back the gradients of the loss with respect to them. Returns the mean loss."""
+    """Receives activations, and sends back the gradients of the loss with respect to the activations. Returns the mean loss."""
     total = torch.zeros(())
     sends = []
     for target in targets:
@@ -67,13 +67,14 @@ def last_stage(world: ring.Group, partner: int, stage: nn.Module, targets: tuple
 
 
 def average_gradients(group: ring.Group, stage: nn.Module) -> None:
-    """Averages the gradients over all ranks that have this stage. Begins all operations before it waits for the first one."""
+    """Averages the gradients over all ranks that have this stage. Begins all operations before waiting for the first one."""
     gradients = [parameter.grad.numpy() for parameter in stage.parameters()]
     ring.wait_all([group.all_reduce_async(gradient, "avg", out=gradient) for gradient in gradients])
 
 
 def train_in_one_process(options: argparse.Namespace, rows: int) -> list[nn.Sequential]:
-    """Trains the same network in one process. Returns its stages, which differ from those of the pipeline only by rounding."""
+    """Trains the same network in one process. Returns the stages of this network. Except for rounding,
+    they are the same as the stages of the pipeline."""
     stages = make_stages(options.seed)
     model = nn.Sequential(*stages)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.rate)

@@ -1,5 +1,5 @@
-//! The program `ringrun`, with `ringtrain` and `ringbench` built in. Like busybox, it runs the program by whose name it is
-//! called.
+//! The program `ringrun`. The executable also contains `ringtrain` and `ringbench`: as in busybox, the name under which
+//! the executable is called selects the program.
 
 use std::env;
 use std::ffi::OsStr;

@@ -30,9 +30,9 @@ use crate::group::{Error, Group};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
 
 /// The target time of a row whose number of iterations is adaptive, in microseconds.
-const ROW_US: f64 = 500_000.0;
-/// The target time of all rows with an adaptive number of iterations together, in microseconds.
-const RUN_US: f64 = 30_000_000.0;
+const ROW_TARGET_US: f64 = 500_000.0;
+/// The target for the total time of all rows whose number of iterations is adaptive, in microseconds.
+const RUN_TARGET_US: f64 = 30_000_000.0;
 /// The size in bytes of the record in which a rank sends its process id and its host name.
 const HOST_RECORD_BYTES: usize = 128;
 
@@ -55,21 +55,23 @@ pub enum BenchError {
     /// The report could not be saved.
     #[error("the report {} cannot be written: {source}", path.display())]
     Json {
-        /// The file.
+        /// The path of the report.
         path: PathBuf,
         /// The error of the file system.
         source: io::Error,
     },
     /// Ranks were started with different flags.
-    #[error("rank {rank} was started with another {what} than rank 0; start all ranks with the same flags")]
+    #[error(
+        "rank {rank} and rank 0 were started with different flags ({what}); start all ranks with the same flags"
+    )]
     FlagsDiffer {
-        /// The lowest rank that differs from rank 0.
+        /// The lowest rank whose flags differ from the flags of rank 0.
         rank: Rank,
-        /// The flags that differ.
+        /// The names of the flags that differ.
         what: String,
     },
     /// Results were wrong.
-    #[error("{0} elements of results are wrong")]
+    #[error("{0} elements of the results are wrong")]
     Wrong(u64),
 }
 
@@ -103,7 +105,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Parses the options. Prints the help, the version or an error, and then returns the exit code as `Err`.
+/// Parses the options. On `--help`, `--version` or an error, prints the text and returns the exit code as `Err`.
 fn parse(args: impl Iterator<Item = OsString>) -> Result<BenchArgs, ExitCode> {
     BenchArgs::try_parse_from(args).map_err(|error| {
         // Help goes to standard output, errors to standard error. A closed pipe is not an error.
@@ -112,8 +114,8 @@ fn parse(args: impl Iterator<Item = OsString>) -> Result<BenchArgs, ExitCode> {
     })
 }
 
-/// Checks the arguments for a job of `world` ranks without joining it, so that ringrun prints an error once and not
-/// for every rank. Does not check paths of files. The ranks check them, because they may run in another directory.
+/// Checks the arguments for a job of `world` ranks without joining the job, so that ringrun prints an error once and
+/// not for every rank. Does not check file paths: the ranks check these paths, because ranks may run in another directory.
 pub(super) fn check_arguments(
     args: impl Iterator<Item = OsString>,
     world: WorldSize,
@@ -148,11 +150,12 @@ fn run_with(args: &BenchArgs) -> Result<(), BenchError> {
     }
 }
 
-/// Measures every row of the plan. All ranks must call it together. Rank 0 prints each row to `out` as soon as it is measured.
+/// Measures every row of the plan. All ranks must call this function together. Rank 0 prints each row to `out` as soon as
+/// the row is measured.
 ///
 /// # Errors
 ///
-/// [`BenchError`]. Wrong results are not an error here: the report counts them.
+/// [`BenchError`]. Wrong results are not an error of this function: the report counts the wrong elements.
 pub fn bench(
     group: &mut Group,
     plan: &BenchPlan,
@@ -172,18 +175,18 @@ pub fn bench(
     let mut sink = io::sink();
     let out: &mut dyn Write = if group.rank().get() == 0 { out } else { &mut sink };
     environment.write_header(out, group, plan, &ranks).map_err(BenchError::Output)?;
-    let method = MeasureOptions {
+    let options = MeasureOptions {
         iterations: plan.iterations,
         warm_up: plan.warm_up,
         checks: plan.checks,
         profiles: plan.profiles,
         allocates: plan.allocates,
-        budget_us: ROW_US.min(RUN_US / plan.cases.len().max(1) as f64),
+        budget_us: ROW_TARGET_US.min(RUN_TARGET_US / plan.cases.len().max(1) as f64),
     };
     group.set_profiling(plan.profiles);
     let mut results = Vec::with_capacity(plan.cases.len());
     for &case in &plan.cases {
-        let row = measure_any(group, case, method)?;
+        let row = measure_dtype(group, case, options)?;
         row.write(out).map_err(BenchError::Output)?;
         results.push(row);
     }
@@ -194,24 +197,24 @@ pub fn bench(
 }
 
 /// Calls [`measure`] for the element type of the case.
-fn measure_any(group: &mut Group, case: BenchCase, method: MeasureOptions) -> Result<BenchRow, Error> {
+fn measure_dtype(group: &mut Group, case: BenchCase, options: MeasureOptions) -> Result<BenchRow, Error> {
     match case.dtype {
-        DType::F16 => measure::<f16>(group, case, method),
-        DType::Bf16 => measure::<bf16>(group, case, method),
-        DType::F32 => measure::<f32>(group, case, method),
-        DType::F64 => measure::<f64>(group, case, method),
-        DType::I8 => measure::<i8>(group, case, method),
-        DType::U8 => measure::<u8>(group, case, method),
-        DType::I16 => measure::<i16>(group, case, method),
-        DType::U16 => measure::<u16>(group, case, method),
-        DType::I32 => measure::<i32>(group, case, method),
-        DType::U32 => measure::<u32>(group, case, method),
-        DType::I64 => measure::<i64>(group, case, method),
-        DType::U64 => measure::<u64>(group, case, method),
-        DType::F32Loc => measure::<F32Loc>(group, case, method),
-        DType::F64Loc => measure::<F64Loc>(group, case, method),
-        DType::I32Loc => measure::<I32Loc>(group, case, method),
-        DType::I64Loc => measure::<I64Loc>(group, case, method),
+        DType::F16 => measure::<f16>(group, case, options),
+        DType::Bf16 => measure::<bf16>(group, case, options),
+        DType::F32 => measure::<f32>(group, case, options),
+        DType::F64 => measure::<f64>(group, case, options),
+        DType::I8 => measure::<i8>(group, case, options),
+        DType::U8 => measure::<u8>(group, case, options),
+        DType::I16 => measure::<i16>(group, case, options),
+        DType::U16 => measure::<u16>(group, case, options),
+        DType::I32 => measure::<i32>(group, case, options),
+        DType::U32 => measure::<u32>(group, case, options),
+        DType::I64 => measure::<i64>(group, case, options),
+        DType::U64 => measure::<u64>(group, case, options),
+        DType::F32Loc => measure::<F32Loc>(group, case, options),
+        DType::F64Loc => measure::<F64Loc>(group, case, options),
+        DType::I32Loc => measure::<I32Loc>(group, case, options),
+        DType::I64Loc => measure::<I64Loc>(group, case, options),
     }
 }
 
@@ -234,14 +237,15 @@ fn gather_hosts(group: &mut Group) -> Result<Vec<(String, u32)>, Error> {
     Ok(records.chunks_exact(HOST_RECORD_BYTES).map(read).collect())
 }
 
-/// Returns how many bytes processes can allocate without swapping, or `None` if the kernel does not report it.
+/// Returns how many bytes processes can allocate without swapping, or `None` if the kernel does not report this number.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// A writer that ignores a closed pipe: the job continues, because the other ranks and the JSON report still need this rank.
+/// A writer that ignores a closed pipe. The job then continues, because the other ranks and the JSON report still need
+/// this rank.
 struct IgnoreBrokenPipe<W>(W);
 
 impl<W: Write> Write for IgnoreBrokenPipe<W> {

@@ -19,7 +19,7 @@ use crate::types::Rank;
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::{Cause, SECRET_BYTES_MAX, Secret};
 
-/// The maximal length of a secret file, in bytes: the longest secret and some white space.
+/// The maximal length of a secret file, in bytes. The file may hold the longest secret and some white space.
 const FILE_BYTES_MAX: u64 = 2 * SECRET_BYTES_MAX as u64;
 
 // These comments are also the text of --help, so they have no backticks.
@@ -29,7 +29,7 @@ const FILE_BYTES_MAX: u64 = 2 * SECRET_BYTES_MAX as u64;
 #[command(next_help_heading = "Joining the job")]
 pub struct GroupArgs {
     /// File with the address of every rank: one host:port per line, in rank order. A # begins a comment.
-    /// Not needed under ringrun
+    /// Under ringrun, you do not need this option
     #[arg(long, value_name = "FILE", requires = "rank")]
     pub peers: Option<PathBuf>,
 
@@ -37,20 +37,20 @@ pub struct GroupArgs {
     #[arg(long, value_name = "R", requires = "peers")]
     pub rank: Option<u32>,
 
-    /// Listen on this address instead of the address in the peers file. The port stays the same
+    /// Listen on this address instead of the address in the peers file. The port remains that of the peers file
     #[arg(long, value_name = "IP", requires = "peers")]
     pub bind: Option<IpAddr>,
 
-    /// File with the secret of the job. It must be the same on every rank [default: the variable RING_SECRET].
-    /// Without a secret, a job runs on loopback addresses only
+    /// File with the secret of the job. The secret must be the same on every rank [default: the variable RING_SECRET].
+    /// Without a secret, the job can use loopback addresses only
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
 
-    /// How long to wait until all ranks have joined [default: the --start-timeout of ringrun, or 30]
+    /// How long to wait until all ranks have joined [default: the --start-timeout of ringrun, or 30 without ringrun]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub start_timeout: Option<Duration>,
 
-    /// How long one collective operation may take. If it takes longer, the job fails on all ranks
+    /// How long one collective operation may take. If an operation takes longer, the job fails on all ranks
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub timeout: Duration,
 
@@ -64,9 +64,9 @@ pub struct GroupArgs {
     #[arg(long, value_name = "RATE")]
     pub tcp_pacing: Option<PacingRate>,
 
-    /// The number of TCP connections of each link, from 1 to 8. Use more than one if a single connection does not reach the
-    /// rate of the network. With auto, the ranks measure 1 and 4 connections when the job starts. They use 4 if that takes at
-    /// least 10% less time, otherwise 1. Rank 0's setting applies to all ranks
+    /// The number of TCP connections of each link, from 1 to 8. Use several connections if a single connection does not reach the
+    /// rate of the network. With auto, the ranks measure 1 and 4 connections when the job starts. The ranks use 4 connections
+    /// if these take at least 10% less time, otherwise 1. Rank 0's setting applies to all ranks
     #[arg(long, value_name = "K", default_value_t)]
     pub streams: Streams,
 
@@ -75,9 +75,9 @@ pub struct GroupArgs {
     #[arg(long, value_name = "BYTES", default_value_t = SEGMENT_BYTES, value_parser = parse_segment_bytes)]
     pub segment_bytes: usize,
 
-    /// The algorithm of the collectives. auto chooses one for each operation and size. To force one, give its name: one-shot,
-    /// butterfly, direct, doubling, double-tree, hierarchy, ring or tree. To force several, give ranges of bytes, such as
-    /// direct:0-65536;ring:65537-max. Rank 0's setting applies to all ranks
+    /// The algorithm of the collectives. auto chooses an algorithm for each operation and size. To force an algorithm, give its
+    /// name: one-shot, butterfly, direct, doubling, double-tree, hierarchy, ring or tree. To force different algorithms for
+    /// different sizes, give ranges of bytes, such as direct:0-65536;ring:65537-max. Rank 0's setting applies to all ranks
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub algorithm: Algorithms,
 
@@ -86,7 +86,7 @@ pub struct GroupArgs {
     pub transport: TransportName,
 
     /// A name for the host of this rank. Ranks with different names count as ranks on different hosts, even on one machine.
-    /// Use it to try out a job of several hosts, or for containers that cannot share memory
+    /// Use different names to try out a job of several hosts on one machine, or for containers that cannot share memory
     #[arg(long, value_name = "NAME")]
     pub host_id: Option<String>,
 
@@ -104,11 +104,11 @@ pub struct GroupArgs {
 /// How ranks on the same host exchange data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum TransportName {
-    /// Through shared memory if it is available, otherwise over TCP.
+    /// Through shared memory if shared memory is available, otherwise over TCP.
     Auto,
     /// Over TCP.
     Tcp,
-    /// Through shared memory. If it is not available, the job does not start.
+    /// Through shared memory. If shared memory is not available, the job does not start.
     Shm,
 }
 
@@ -226,8 +226,7 @@ impl GroupArgs {
 fn read_secret_file(path: &Path) -> Result<Secret, JoinError> {
     let wrong = |problem: String| JoinError::SecretFile { path: path.to_owned(), problem };
     let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
-    // Limit the number of bytes that are read. The length in the file's metadata is not reliable: a device has length
-    // 0.
+    // Limit the number of bytes to read. The length in the file's metadata is not reliable: devices have the length 0.
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| wrong(error.to_string()))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {

@@ -1,4 +1,4 @@
-//! The programs. Each parses its arguments, checks them together, runs and returns an exit code.
+//! The command-line programs. Each program parses and checks its arguments, runs, and returns an exit code.
 
 pub mod bench;
 pub mod group_args;

@@ -1,5 +1,5 @@
-//! The arguments of ringrun. First, options of other launchers are translated. Then clap checks each option, and this module
-//! checks their combination and makes a [`LaunchPlan`].
+//! Parses the arguments of ringrun. The module `other_launchers` first translates the options of other launchers. clap then
+//! checks each option, and this module checks that the options fit together and makes a [`LaunchPlan`].
 
 mod hosts;
 mod other_launchers;
@@ -34,7 +34,7 @@ ringtrain and ringbench are built into ringrun. If COMMAND is one of these names
 
 Each rank finds its number and the number of ranks in the environment variables RING_RANK and RING_WORLD_SIZE, and in the \
 variables that torchrun, Horovod and Open MPI set. The standard input of each rank is /dev/null. If there is more than one \
-rank and you have not set OMP_NUM_THREADS, ringrun sets it to the number of cores in the rank's share.
+rank and you have not set OMP_NUM_THREADS, ringrun sets this variable to the number of cores for each rank.
 
 ringrun divides the processors evenly among the ranks and binds each rank to its share (see --bind-to). It uses only \
 processors that taskset, Slurm or the container allow. Each job claims the processors to which it binds ranks, and jobs that \
@@ -45,17 +45,17 @@ ringrun prints a line of up to 16 MiB in one piece. It splits longer lines.
 With --mpi4py, `from mpi4py import MPI` imports the Python package ringtrain. ringrun runs the interpreter once to ask the \
 package for its mpi4py directory, and puts this directory first in the ranks' PYTHONPATH. The interpreter is COMMAND if \
 its name begins with python or pypy, otherwise python3. With --mpi4py=installed, the same statement imports the installed \
-mpi4py. Without the option, importing mpi4py on 2 or more ranks raises an ImportError, because with an installed MPI each \
+mpi4py. Without --mpi4py, importing mpi4py on 2 or more ranks raises an ImportError, because with an installed MPI each \
 rank would be a world of size 1. A program that catches the error can continue without mpi4py.
 
 If a rank fails, the other ranks have the time of --grace to exit. ringrun then sends SIGTERM to the ranks that still run. \
-If they have not exited after the time of --kill-after, it sends SIGKILL. ringrun also kills all processes that the ranks \
-have started. At the end, ringrun reports which rank failed first, how this rank failed, and the last lines that it printed. \
-When any rank ends, ringrun kills the processes that are left in the process group of this rank.
+If these ranks have not exited after the time of --kill-after, ringrun sends SIGKILL. It also kills all processes that the \
+ranks have started. At the end, ringrun reports which rank failed first, how this rank failed, and the last lines of its \
+output. When any rank ends, ringrun kills the processes that are left in the process group of this rank.
 
 ringrun passes these signals on to the ranks:
-  SIGINT (Ctrl-C), SIGHUP, SIGQUIT              the job ends within --kill-after; a second Ctrl-C ends it at once
-  SIGTERM                                       the ranks have --term-timeout to save and exit; ringrun exits with 0 if all do
+  SIGINT (Ctrl-C), SIGHUP, SIGQUIT              the job ends within --kill-after; a second Ctrl-C ends the job at once
+  SIGTERM                                       ranks have --term-timeout to save and exit; if all exit with 0, ringrun does too
   SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH  no other effect
 If ringrun itself is killed, its ranks are killed too. If the program that reads the standard output of ringrun exits, \
 ringrun stops the job, unless --output-dir is given.
@@ -70,7 +70,7 @@ Exit codes:
   124      the job took longer than --job-timeout
   126      COMMAND cannot be executed
   127      COMMAND was not found
-  129-143  a signal ended the job: 130 Ctrl-C, 143 SIGTERM; 141 if the reader of standard output exited
+  129-143  a signal ended the job: 130 for Ctrl-C, 143 for SIGTERM; 141 if the reader of standard output exited
 ";
 
 /// Runs COMMAND as N ranks of one job on this machine.
@@ -97,7 +97,7 @@ struct RunArgs {
     #[arg(short = 'H', long = "host", value_name = "HOSTS", value_delimiter = ',')]
     hosts: Vec<String>,
 
-    /// A file with hosts as for --host, one a line: HOST, HOST:N or HOST slots=N.
+    /// A file with one entry per line: HOST, HOST:N or HOST slots=N. As for --host, naming any other host is an error.
     #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
     hostfile: Option<PathBuf>,
 
@@ -121,8 +121,8 @@ struct RunArgs {
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     output_dir: Option<PathBuf>,
 
-    /// Set an environment variable for every rank. Without =VALUE, the value is that of ringrun's own variable. You
-    /// may repeat this option.
+    /// Set an environment variable for every rank. Without =VALUE, the ranks get the value of ringrun's own variable.
+    /// You may repeat this option.
     #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", action = ArgAction::Append)]
     variables: Vec<OsString>,
 
@@ -150,12 +150,12 @@ struct RunArgs {
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     grace: Duration,
 
-    /// How long the ranks have to exit after they get SIGTERM or Ctrl-C. Then ringrun kills them.
+    /// How long the ranks have to exit after they get SIGTERM or Ctrl-C. ringrun then kills the remaining ranks.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     kill_after: Duration,
 
-    /// How long the ranks have to save and exit after ringrun itself gets SIGTERM (schedulers kill a job after 30
-    /// seconds).
+    /// How long the ranks have to save and exit after ringrun itself gets SIGTERM (many schedulers kill a job 30 seconds
+    /// after SIGTERM).
     #[arg(long, value_name = "SECONDS", default_value = "25", value_parser = parse_seconds)]
     term_timeout: Duration,
 
@@ -225,9 +225,10 @@ fn error_without_usage(text: String) -> clap::Error {
     clap::Error::raw(ErrorKind::ValueValidation, text + "\n")
 }
 
-/// Checks the options together and converts them. `has_start_timeout`: whether the user gave `--start-timeout`.
+/// Checks that the options fit together, and converts them to a plan. `has_start_timeout` says whether the user gave
+/// `--start-timeout`.
 fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, String> {
-    let world = hosts::world(&args)?;
+    let world = hosts::count_ranks(&args)?;
     let mut start_timeout = args.start_timeout;
     if let Some(job) = args.job_timeout
         && job < start_timeout
@@ -303,7 +304,7 @@ impl std::str::FromStr for RankCount {
     }
 }
 
-/// Parses a value of `--bind-to`. mpirun and mpiexec allow a qualifier after a colon, which ringrun ignores. The error for a
+/// Parses a value of `--bind-to`. mpirun and mpiexec allow a qualifier after a colon. ringrun ignores this qualifier. The error for a
 /// place of these launchers is a sentence that says which place to use.
 fn parse_binding(text: &str) -> Result<Binding, String> {
     let instead = match text.split_once(':').map_or(text, |(place, _)| place) {
@@ -344,7 +345,7 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 fn parse_positive_seconds(text: &str) -> Result<Duration, String> {
     match parse_seconds(text)? {
         time if time.is_zero() => Err("must be more than 0".to_owned()),
-        // The ranks receive the time in whole milliseconds, so a shorter time would become 0.
+        // The ranks receive the time in whole milliseconds, so a time below one millisecond would become 0.
         time if time < Duration::from_millis(1) => Err("must be at least 0.001".to_owned()),
         time => Ok(time),
     }
@@ -386,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_arguments_are_refused() {
+    fn invalid_arguments_are_rejected() {
         for (line, part) in [
             ("", "required"),
             ("-n 2", "COMMAND"),
@@ -434,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn mpi4py_may_have_a_value() {
+    fn the_value_of_the_option_mpi4py_is_optional() {
         for (line, expected) in [
             ("-n 2 prog", Mpi4py::Refused),
             ("-n 2 prog --mpi4py", Mpi4py::Refused),
@@ -455,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_option_about_tags_wins() {
+    fn the_last_of_several_tag_options_applies() {
         assert_eq!(plan("-n 2 --no-tag-output prog").unwrap().output_format, OutputFormat::Raw);
         assert_eq!(
             plan("-n 2 --no-tag-output --tag-output prog").unwrap().output_format,

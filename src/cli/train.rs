@@ -20,13 +20,13 @@ use crate::group::Algorithms;
 use crate::train::{self, Console, Observer, Phase, ProgressDisplay, Silent, TrainError};
 use crate::types::{Rank, WorldSize};
 
-/// A failure, with the exit code and the message of the program.
+/// A failure of the program: its exit code and its message.
 struct ProgramFailure {
     exit: Exit,
     message: String,
 }
 
-/// Runs `ringtrain` with these arguments. The first one is the program's name.
+/// Runs `ringtrain` with these arguments, of which the first is the program's name, and returns its exit code.
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     super::log_to_stderr();
     let args = match parse(args) {
@@ -46,16 +46,16 @@ impl ProgramFailure {
     }
 }
 
-/// Parses the options. Prints the help, the version or an error, and then returns the exit code as `Err`.
+/// Parses the options. On `--help`, `--version` or an error, prints the text and returns the exit code as `Err`.
 fn parse(args: impl Iterator<Item = OsString>) -> Result<TrainArgs, ExitCode> {
     TrainArgs::try_parse_from(args).map_err(|error| {
-        // clap's own exit code: 0 for --help and --version, 2 otherwise. A closed pipe is no error.
+        // clap's exit code is 0 for --help and --version, otherwise 2. A closed pipe is not an error.
         let _ = error.print();
         ExitCode::from(error.exit_code() as u8)
     })
 }
 
-fn checked_config(args: TrainArgs) -> Result<train::Config, ProgramFailure> {
+fn make_config(args: TrainArgs) -> Result<train::Config, ProgramFailure> {
     args.into_config()
         .map_err(|message| ProgramFailure { exit: Exit::Usage, message: message + " (see --help)" })
 }
@@ -63,18 +63,18 @@ fn checked_config(args: TrainArgs) -> Result<train::Config, ProgramFailure> {
 /// Checks the arguments without joining a job, so that ringrun prints an error once and not on every rank. The first argument
 /// is the program's name.
 pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<(), ExitCode> {
-    checked_config(parse(args)?).map(drop).map_err(ProgramFailure::print)
+    make_config(parse(args)?).map(drop).map_err(ProgramFailure::print)
 }
 
 fn train(args: TrainArgs) -> Result<(), ProgramFailure> {
-    let mut joining = args.group.clone();
-    if joining.algorithm.is_automatic() {
+    let mut join_args = args.group.clone();
+    if join_args.algorithm.is_automatic() {
         // With these algorithms, two runs with the same options produce bitwise equal parameters.
-        joining.algorithm = Algorithms::reproducible();
+        join_args.algorithm = Algorithms::reproducible();
     }
-    let config = checked_config(args)?;
+    let config = make_config(args)?;
     let mut group =
-        joining.join().map_err(|error| ProgramFailure { exit: error.exit(), message: error.to_string() })?;
+        join_args.join().map_err(|error| ProgramFailure { exit: error.exit(), message: error.to_string() })?;
     let stop = stop_on_signals().map_err(|error| ProgramFailure {
         exit: Exit::Failure,
         message: format!("cannot listen for signals: {error}"),
@@ -83,7 +83,7 @@ fn train(args: TrainArgs) -> Result<(), ProgramFailure> {
     let display = if io::stderr().is_terminal() { ProgressDisplay::Bar } else { ProgressDisplay::Lines };
     let mut console = Console::new(display, io::stdout());
     if rank == Rank::ZERO && group.size() > WorldSize::ONE {
-        console.notice(&joining.describe(&group));
+        console.notice(&join_args.describe(&group));
     }
     let observer: &mut dyn Observer = if rank == Rank::ZERO { &mut console } else { &mut Silent };
     let summary = train::run(&mut group, &config, &stop, observer)
@@ -92,7 +92,7 @@ fn train(args: TrainArgs) -> Result<(), ProgramFailure> {
     if rank == Rank::ZERO {
         console.notice(&conclusion(&summary.report));
     }
-    // Every rank prints the hash of its parameters, so that the user sees that all are equal.
+    // Every rank prints the hash of its parameters, so that the user sees that all hashes are equal.
     console.notice(&format!("rank {rank}: parameters_hash {}", summary.report.parameters_hash));
     match console.failure() {
         None => Ok(()),
@@ -107,7 +107,8 @@ fn train(args: TrainArgs) -> Result<(), ProgramFailure> {
 fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
-        // The order matters: the handler that ends the process must see the flag before the first signal sets it.
+        // The order matters. At the first signal, the handler that ends the process must read the flag before the other
+        // handler sets the flag.
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }

@@ -222,7 +222,7 @@ impl Group {
         let has_prefixes = matches!(call.work, CollectiveSpec::Scan { .. } | CollectiveSpec::Exscan { .. });
         let is_result = self.world == WorldSize::ONE || (has_prefixes && self.rank == Rank::ZERO);
         if let Some(reduction) = call.reduction.as_ref().filter(|_| is_result) {
-            reduce::alone(T::DTYPE, reduction.op, bytemuck::cast_slice_mut(elements));
+            reduce::reduce_single_contribution(T::DTYPE, reduction.op, bytemuck::cast_slice_mut(elements));
         }
     }
 

@@ -1,5 +1,5 @@
-//! Assigns processors to ranks. Each rank gets an even share of the processors. If enough processors are free of
-//! claims by other jobs, the ranks share only these processors.
+//! Assigns processors to ranks. Each rank gets an even share of the processors. If other jobs have left enough processors
+//! unclaimed, the ranks use only unclaimed processors.
 //!
 //! If two ranks share a processor, a small message takes 40 times longer, so ranks are bound by default. The plan
 //! depends only on the cores and on the number of jobs on each core, which [`claims`](super::claims) counts.
@@ -17,15 +17,15 @@ pub(super) struct BindingPlan {
     pub(super) claimed: Vec<usize>,
     /// The number of OpenMP threads of each rank: one for each core of its share.
     pub(super) threads: usize,
-    /// The number of the job's processors that no other job has claimed. If ranks are not bound, the number of all
-    /// processors. Ranks poll for messages only if there are at least as many of these processors as ranks.
+    /// The number of the job's processors that no other job has claimed, or, if ranks are not bound, the number of all
+    /// processors. Ranks poll for messages only if this number is at least the number of ranks.
     pub(super) exclusive_processors: usize,
 }
 
 impl BindingPlan {
     /// Divides the cores among the ranks. `jobs` holds the number of other jobs on each core. `usable` is the number of
-    /// processors that this process may keep busy; the CPU limit of a container can make it lower than the number of
-    /// processors.
+    /// processors that this process may keep busy. The CPU limit of a container can make `usable` lower than the number
+    /// of processors.
     pub(super) fn new(
         binding: Binding,
         world: WorldSize,
@@ -73,8 +73,8 @@ impl BindingPlan {
     }
 }
 
-/// Returns the indices of the least used cores, in ascending order: all cores with the lowest number of jobs. If
-/// these are fewer than `ranks`, adds the next least used cores until there is one core for each rank.
+/// Returns the indices of the least used cores, in ascending order: all cores with the lowest number of jobs. If there
+/// are fewer such cores than ranks, adds the next least used cores until there is one core for each rank.
 fn least_used_cores(ranks: usize, jobs: &[usize]) -> Vec<usize> {
     let mut chosen: Vec<usize> = Vec::new();
     let most = jobs.iter().copied().max().unwrap_or_default();
@@ -93,7 +93,7 @@ fn least_used_cores(ranks: usize, jobs: &[usize]) -> Vec<usize> {
     chosen
 }
 
-/// Divides the hardware threads of each core among the ranks on it. Used if there are more ranks than cores.
+/// Divides the hardware threads of each core among the ranks that share the core, if there are more ranks than cores.
 fn divide_shared_cores(processors: &mut [Vec<Processor>]) {
     for sharing in processors.chunk_by_mut(|a, b| a == b) {
         let (count, all) = (sharing.len(), sharing[0].clone());
@@ -114,7 +114,7 @@ mod tests {
 
     /// Returns cores with `threads` hardware threads each, half of them on each of two NUMA nodes. As on many
     /// machines, the numbers of the first threads of all cores come before the numbers of the second threads.
-    fn machine(cores: usize, threads: usize) -> Vec<PhysicalCore> {
+    fn make_cores(cores: usize, threads: usize) -> Vec<PhysicalCore> {
         let core = |index: usize| PhysicalCore {
             numa_node: index * 2 / cores.max(2),
             processors: (0..threads).map(|thread| thread * cores + index).collect(),
@@ -126,7 +126,7 @@ mod tests {
         BindingPlan::new(binding, WorldSize::new(ranks).unwrap(), cores, jobs, usize::MAX)
     }
 
-    fn to_lists(plan: &BindingPlan) -> String {
+    fn format_processors(plan: &BindingPlan) -> String {
         plan.processors.iter().map(|own| format_list(own)).collect::<Vec<_>>().join(" ")
     }
 
@@ -138,7 +138,7 @@ mod tests {
             (1, 2, 1, "0-1", 2),
             (2, 8, 1, "0-3 4-7", 4),
             (3, 8, 1, "0-1 2-3 4-5", 2),
-            // Ranks outnumber processors.
+            // There are more ranks than processors.
             (4, 2, 1, "0 0 1 1", 1),
             (3, 1, 1, "0 0 0", 1),
             (5, 2, 1, "0 0 0 1 1", 1),
@@ -148,9 +148,9 @@ mod tests {
             (3, 2, 2, "0 2 1,3", 1),
             (8, 2, 2, "0 0 2 2 1 1 3 3", 1),
         ] {
-            let plan = plan(Binding::Core, ranks, &machine(cores, threads), &vec![0; cores]);
+            let plan = plan(Binding::Core, ranks, &make_cores(cores, threads), &vec![0; cores]);
             assert_eq!(
-                (to_lists(&plan).as_str(), plan.threads),
+                (format_processors(&plan).as_str(), plan.threads),
                 (expected, omp),
                 "{ranks} on {cores} x {threads}"
             );
@@ -166,15 +166,15 @@ mod tests {
             // Only one processor is free for two ranks: one rank gets it, the other rank shares a processor.
             (2, [1, 1, 1, 0], "0 3", 1),
             (3, [2, 1, 1, 0], "1 2 3", 1),
-            // No processor is free: the jobs share all evenly.
+            // No processor is free: the jobs share all processors evenly.
             (2, [1, 1, 1, 1], "0-1 2-3", 0),
             (4, [1, 1, 1, 1], "0 1 2 3", 0),
             (2, [2, 2, 1, 1], "2 3", 0),
             (8, [1, 1, 0, 0], "0 0 1 1 2 2 3 3", 2),
         ] {
-            let plan = plan(Binding::Core, ranks, &machine(4, 1), &jobs);
+            let plan = plan(Binding::Core, ranks, &make_cores(4, 1), &jobs);
             assert_eq!(
-                (to_lists(&plan).as_str(), plan.exclusive_processors),
+                (format_processors(&plan).as_str(), plan.exclusive_processors),
                 (expected, exclusive),
                 "{ranks} {jobs:?}"
             );
@@ -182,19 +182,22 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_bound_to_numa_nodes_or_not_at_all() {
-        let cores = machine(4, 1);
-        assert_eq!(to_lists(&plan(Binding::Numa, 2, &cores, &[0; 4])), "0-1 2-3");
-        assert_eq!(to_lists(&plan(Binding::Numa, 4, &cores, &[0; 4])), "0-1 0-1 2-3 2-3");
+    fn numa_binds_ranks_to_nodes_and_none_leaves_ranks_unbound() {
+        let cores = make_cores(4, 1);
+        assert_eq!(format_processors(&plan(Binding::Numa, 2, &cores, &[0; 4])), "0-1 2-3");
+        assert_eq!(format_processors(&plan(Binding::Numa, 4, &cores, &[0; 4])), "0-1 0-1 2-3 2-3");
         assert_eq!(plan(Binding::Numa, 4, &cores, &[0; 4]).threads, 1);
         let unbound = plan(Binding::None, 2, &cores, &[0; 4]);
-        assert_eq!((to_lists(&unbound).as_str(), unbound.threads, unbound.exclusive_processors), ("", 2, 4));
+        assert_eq!(
+            (format_processors(&unbound).as_str(), unbound.threads, unbound.exclusive_processors),
+            ("", 2, 4)
+        );
         assert!(unbound.claimed.is_empty());
     }
 
     #[test]
     fn a_cpu_limit_reduces_the_threads() {
-        let plan = BindingPlan::new(Binding::Core, WorldSize::new(2).unwrap(), &machine(8, 1), &[0; 8], 2);
+        let plan = BindingPlan::new(Binding::Core, WorldSize::new(2).unwrap(), &make_cores(8, 1), &[0; 8], 2);
         assert_eq!((plan.threads, plan.exclusive_processors), (1, 2));
     }
 }

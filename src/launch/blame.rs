@@ -1,8 +1,8 @@
 //! Finds the rank that failed first from the last lines that the ranks printed. This module performs no IO.
 //!
 //! Exit codes and times do not always show which rank failed first. A rank that panics or calls `Group::abort` first
-//! notifies the other ranks, so the other ranks may exit earlier, and with the same code. But their error messages
-//! name the rank at fault, in the words of [`Cause`](crate::wire::Cause), which are the same in every program.
+//! notifies the other ranks, so the other ranks may exit earlier, and with the same code. However, the error messages of
+//! these ranks name the rank at fault. Every program uses the words of [`Cause`](crate::wire::Cause) for these messages.
 
 use super::outcome::{JobOutcome, RankEnd, RankStatus};
 use crate::types::Rank;
@@ -33,7 +33,7 @@ pub(super) fn blame_named_rank(
         && exited_with_error(named)
     {
         if visited.contains(&named) {
-            // Ranks name each other, so keep the original outcome: it blames the rank that ended first.
+            // The ranks name each other, so keep the original outcome, which blames the rank that ended first.
             return outcome;
         }
         visited.push(named);
@@ -42,7 +42,7 @@ pub(super) fn blame_named_rank(
     JobOutcome::Failed(rank)
 }
 
-/// Returns the rank that a line names as being at fault.
+/// Returns the rank that `line` blames, or `None` if the line blames no rank.
 fn rank_at_fault(line: &str) -> Option<Rank> {
     line.match_indices("rank ").find_map(|(at, word)| {
         let rest = &line[at + word.len()..];
@@ -113,7 +113,7 @@ mod tests {
             (&[one, one, one], [&abort_message(2), &abort_message(2), &abort_message(2)], 2),
             // The blamed rank names a rank that names another rank.
             (&[one, one, one], ["out of memory", &abort_message(2), "rank 0 on h was lost: reset"], 0),
-            // No rank is named, or the named rank succeeded or was killed.
+            // Rank 1 stays blamed, because it names no rank, or because the named rank succeeded or was killed.
             (&[one, one, one], ["x", "y", "z"], 1),
             (&[one, one, RankEnd::Exited(0)], ["x", &abort_message(2), ""], 1),
             (&[one, one, RankEnd::Killed(15)], ["x", &abort_message(2), ""], 1),

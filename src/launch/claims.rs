@@ -1,8 +1,8 @@
-//! Claims of jobs on processors, so that several jobs on one machine use different processors.
+//! Lets jobs claim processors, so that several jobs on one machine use different processors.
 //!
 //! A claim is a Unix socket with an abstract name, which only one process at a time can bind. The kernel frees the name when the
 //! process ends, even by SIGKILL, and no file remains. Jobs in the same network namespace see each other's claims, including
-//! those of other users.
+//! the claims of other users.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
@@ -15,7 +15,7 @@ use super::topology::PhysicalCore;
 /// The maximal number of jobs that are counted on one core.
 const JOBS_COUNTED_MAX: usize = 16;
 
-/// How long to wait for the lock. Another job holds it for milliseconds, while it claims its processors.
+/// How long to wait for the lock. A job holds the lock only for the milliseconds in which it claims its processors.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The pause between two attempts to get the lock.
@@ -25,12 +25,13 @@ const LOCK_RETRY: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(super) struct ClaimRegistry {
     prefix: String,
-    /// Prevents other jobs from claiming processors at the same time. `None` if the wait for the lock timed out.
+    /// The lock that prevents other jobs from claiming processors at the same time. `None` if this job could not get the
+    /// lock.
     _lock: Option<UnixDatagram>,
 }
 
 impl ClaimRegistry {
-    /// Opens the registry of this machine and locks it until it is dropped.
+    /// Opens the registry of this machine, and locks the registry until the returned value is dropped.
     pub(super) fn open() -> Self {
         Self::with_prefix("ringrun.processor")
     }
@@ -38,7 +39,7 @@ impl ClaimRegistry {
     fn with_prefix(prefix: &str) -> Self {
         let until = Instant::now() + LOCK_TIMEOUT;
         let lock = loop {
-            match claim(&format!("{prefix}.lock")) {
+            match bind_name(&format!("{prefix}.lock")) {
                 Ok(lock) => break Some(lock),
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
                     thread::sleep(LOCK_RETRY);
@@ -52,7 +53,7 @@ impl ClaimRegistry {
     /// Returns how many jobs have claimed each of these cores.
     pub(super) fn count_jobs(&self, cores: &[PhysicalCore]) -> Vec<usize> {
         let is_claimed = |core: &PhysicalCore, job: usize| {
-            claim(&self.name(core, job)).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+            bind_name(&self.name(core, job)).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
         };
         let count = |core: &PhysicalCore| (0..JOBS_COUNTED_MAX).filter(|&job| is_claimed(core, job)).count();
         cores.iter().map(count).collect()
@@ -61,7 +62,7 @@ impl ClaimRegistry {
     /// Claims a core until the returned socket is dropped. Returns `None` if the system refuses a socket, or if too
     /// many jobs have claimed the core.
     pub(super) fn claim(&self, core: &PhysicalCore) -> Option<UnixDatagram> {
-        (0..JOBS_COUNTED_MAX).find_map(|job| claim(&self.name(core, job)).ok())
+        (0..JOBS_COUNTED_MAX).find_map(|job| bind_name(&self.name(core, job)).ok())
     }
 
     fn name(&self, core: &PhysicalCore, job: usize) -> String {
@@ -70,7 +71,7 @@ impl ClaimRegistry {
     }
 }
 
-fn claim(name: &str) -> io::Result<UnixDatagram> {
+fn bind_name(name: &str) -> io::Result<UnixDatagram> {
     UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
@@ -99,8 +100,8 @@ mod tests {
         let prefix = format!("ringrun.test.lock.{}", std::process::id());
         let first = ClaimRegistry::with_prefix(&prefix);
         let name = format!("{prefix}.lock");
-        assert!(claim(&name).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse));
+        assert!(bind_name(&name).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse));
         drop(first);
-        assert!(claim(&name).is_ok());
+        assert!(bind_name(&name).is_ok());
     }
 }

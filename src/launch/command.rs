@@ -9,13 +9,13 @@ use rustix::fs::{Access, access};
 use super::LaunchError;
 
 /// The programs that are built into ringrun's executable. So `ringrun -n 4 ringtrain` works even if only ringrun was
-/// built or copied, and it always runs a ringtrain of the same version.
+/// built or copied, and always runs the ringtrain that has the same version as ringrun.
 const BUILT_IN: [&str; 2] = ["ringtrain", "ringbench"];
 
 /// The search path if `PATH` is not set, as in glibc's `execvp`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// What each rank executes.
+/// The program that each rank executes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Program {
     /// A program that is built into ringrun's executable.
@@ -31,7 +31,7 @@ impl Program {
         if BUILT_IN.iter().any(|built_in| name == *built_in) {
             return Ok(Self::BuiltIn(name.to_owned()));
         }
-        let candidates = candidates(name, path, directory);
+        let candidates = candidate_paths(name, path, directory);
         let mut refused = None;
         for candidate in &candidates {
             match check_executable(candidate) {
@@ -59,14 +59,13 @@ impl Program {
     }
 }
 
-/// Returns whether `name` is a Python script. torchrun would run a script with its own interpreter, but ringrun does
-/// not.
+/// Returns whether `name` is a Python script. torchrun runs a script with its own interpreter, but ringrun does not.
 fn is_python_script(name: &OsStr) -> bool {
     name.as_bytes().ends_with(b".py")
 }
 
 /// Returns the paths at which to look for the program.
-fn candidates(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Vec<PathBuf> {
+fn candidate_paths(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Vec<PathBuf> {
     if name.is_empty() {
         return Vec::new();
     }
@@ -79,7 +78,8 @@ fn candidates(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Vec<PathB
         .collect()
 }
 
-/// Checks that the file can be executed. The error is the reason why not, or `None` if there is no such file.
+/// Checks that the file can be executed. The error is `None` if there is no such file. Otherwise, it contains the reason why
+/// the file cannot be executed.
 fn check_executable(path: &Path) -> Result<(), Option<&'static str>> {
     match path.metadata() {
         Ok(metadata) if metadata.is_dir() => Err(Some("it is a directory")),
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_looked_up_on_path_and_paths_in_the_working_directory() {
+    fn program_names_are_looked_up_on_path_and_paths_in_the_working_directory() {
         for (name, path, expected) in [
             ("sh", Some("/a:b::/c"), vec!["/a/sh", "/w/b/sh", "/w/sh", "/c/sh"]),
             ("sh", None, vec!["/bin/sh", "/usr/bin/sh"]),
@@ -104,7 +104,7 @@ mod tests {
             ("/x/sh", Some("/a"), vec!["/x/sh"]),
             ("", Some("/a"), vec![]),
         ] {
-            let found = candidates(OsStr::new(name), path.map(OsStr::new), Path::new("/w"));
+            let found = candidate_paths(OsStr::new(name), path.map(OsStr::new), Path::new("/w"));
             assert_eq!(found, expected.iter().map(PathBuf::from).collect::<Vec<_>>(), "{name} {path:?}");
         }
     }

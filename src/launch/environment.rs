@@ -1,11 +1,12 @@
-//! The environment variables of a rank: those of ringtrain, and those that `PyTorch`, Horovod and MPI programs read.
+//! The environment variables of a rank: the variables of ringtrain, and variables that `PyTorch`, Horovod and MPI programs
+//! read.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::types::{Rank, WorldSize};
 
-/// The prefix of variables that only ringrun may set. `-x` refuses them.
+/// The prefix of variables that only ringrun may set. `-x` refuses these variables.
 pub const OWN_PREFIX: &str = "RING_";
 
 /// The variable with the job's id. All processes that a rank starts inherit this variable, so the
@@ -15,13 +16,13 @@ pub(super) const JOB_ID: &str = "RING_JOB_ID";
 /// The values that are the same for all ranks of a job.
 #[derive(Clone, Debug)]
 pub struct JobVariables {
-    /// The number of ranks. All of them are on this machine.
+    /// The number of ranks. All ranks are on this machine.
     pub world: WorldSize,
     /// The address of the rendezvous server, from which the ranks learn the addresses of all ranks.
     pub rendezvous: SocketAddr,
     /// A free port on which rank 0 of a `PyTorch` job can listen.
     pub master_port: u16,
-    /// The job's secret in hex. It is passed only in the environment, because other users can read arguments.
+    /// The job's secret in hex. ringrun passes the secret only in the environment, because other users can read arguments.
     pub secret: String,
     /// The job's id: 16 random bytes in hex.
     pub job_id: String,
@@ -33,7 +34,7 @@ pub struct JobVariables {
     pub threads: Option<usize>,
 }
 
-/// Returns the variables of one rank, those of ringtrain first.
+/// Returns the variables of one rank, beginning with the variables of ringtrain.
 pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
     let rank = rank.to_string();
     let size = common.world.to_string();
@@ -90,7 +91,7 @@ pub fn environment(rank: Rank, common: &JobVariables) -> Vec<(String, String)> {
 mod tests {
     use super::*;
 
-    fn common(threads: Option<usize>) -> JobVariables {
+    fn job_variables(threads: Option<usize>) -> JobVariables {
         JobVariables {
             world: WorldSize::new(4).unwrap(),
             rendezvous: "127.0.0.1:4321".parse().unwrap(),
@@ -105,7 +106,7 @@ mod tests {
 
     #[test]
     fn every_variable_is_set() {
-        let found = environment(Rank::new(3), &common(Some(2)));
+        let found = environment(Rank::new(3), &job_variables(Some(2)));
         let expected = [
             ("RING_RANK", "3"),
             ("RING_WORLD_SIZE", "4"),
@@ -143,7 +144,9 @@ mod tests {
     }
 
     #[test]
-    fn omp_num_threads_of_the_user_is_kept() {
-        assert!(environment(Rank::ZERO, &common(None)).iter().all(|(name, _)| name != "OMP_NUM_THREADS"));
+    fn omp_num_threads_is_left_out_if_the_user_has_set_it() {
+        assert!(
+            environment(Rank::ZERO, &job_variables(None)).iter().all(|(name, _)| name != "OMP_NUM_THREADS")
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! The event loop of ringrun. The loop tells the [supervisor](super::supervisor) when a rank ends, when the output is
 //! closed, when a signal arrives and when time passes. The supervisor decides which signals to send to the ranks, and
-//! the loop performs these actions.
+//! the loop sends these signals.
 //!
 //! The loop waits in a single poll for all of these events, at most until the supervisor's next deadline.
 
@@ -41,18 +41,18 @@ use crate::exit::Exit;
 use crate::rendezvous::{Notices, Server, ServerOptions};
 use crate::wire::Secret;
 
-const WAKE: Token = Token(0);
-const SIGNALS: usize = 1;
+const WAKE_TOKEN: Token = Token(0);
+const FIRST_SIGNAL_TOKEN: usize = 1;
 
 /// How long ringrun tries to kill processes that the ranks have left behind.
-const SWEEP_TIME: Duration = Duration::from_secs(2);
+const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The number of open files that each rank needs: two pipes, a socket to its [`shim`], and two files of
 /// `--output-dir`.
 const FILES_PER_RANK: u64 = 5;
 
-/// The number of other open files: those of ringrun and its ranks, and temporary ones during the start. A claim on a processor
-/// needs one more.
+/// The number of other open files: files that ringrun or a rank opens, and temporary files during the start. Each claim on
+/// a processor needs one more open file.
 const OTHER_FILES: u64 = 64;
 
 /// Runs the job and returns the exit code of ringrun.
@@ -100,16 +100,16 @@ pub(super) fn run(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
         job.output.add_streams(rank, streams);
     }
-    let (outcome, members) = job.watch(Supervisor::new(plan.limits, &job.ranks.pids()), &server)?;
-    job.sweep()?;
-    let Some(OutputSummary { tails, incomplete }) = job.drain()? else {
+    let (outcome, members) = job.run_event_loop(Supervisor::new(plan.limits, &job.ranks.pids()), &server)?;
+    job.kill_leftovers()?;
+    let Some(OutputSummary { tails, incomplete }) = job.wait_for_output()? else {
         return Ok(exit_code(outcome, &members));
     };
     let outcome = blame_named_rank(outcome, &members, &tails);
     let mut text = report(outcome, &members, &tails);
     // These errors were already printed when they occurred. Print them again, because they may have scrolled away.
     text.extend(incomplete.iter().map(|sentence| format!("ringrun: {sentence}\n")));
-    // A closed standard error is ignored.
+    // Ignore the error of a closed standard error.
     let _ = io::stderr().write_all(text.as_bytes());
     let code = exit_code(outcome, &members);
     Ok(if code == 0 && !incomplete.is_empty() { Exit::Failure as u8 } else { code })
@@ -171,8 +171,8 @@ struct RunningJob<'a> {
     begin: Instant,
     poll: Poll,
     signals: Signals,
-    /// The waker with which the output thread wakes the poll. The job also owns it, because a wake-up is lost if the
-    /// last owner drops the waker before the poll has returned.
+    /// The waker with which the output thread wakes the poll. The job also owns the waker, because a wake-up is lost if
+    /// the last owner drops the waker before the poll has returned.
     _waker: Arc<Waker>,
     output: Output,
     ranks: RankProcesses,
@@ -185,9 +185,10 @@ impl<'a> RunningJob<'a> {
     fn open(plan: &'a LaunchPlan, files: OutputFiles) -> Result<Self, LaunchError> {
         let system = |what| move |source| LaunchError::System { what, source };
         let poll = Poll::new().map_err(system("a poll"))?;
-        let signals = Signals::register(poll.registry(), SIGNALS).map_err(system("the signal handlers"))?;
-        let waker = Arc::new(Waker::new(poll.registry(), WAKE).map_err(system("a waker"))?);
-        let id = hex(&rand::random::<[u8; 16]>());
+        let signals =
+            Signals::register(poll.registry(), FIRST_SIGNAL_TOKEN).map_err(system("the signal handlers"))?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKE_TOKEN).map_err(system("a waker"))?);
+        let id = to_hex(&rand::random::<[u8; 16]>());
         let ranks = RankProcesses::new(Watchdog::start(&id).map_err(system("the watchdog process"))?);
         let output = Output::start(plan.world, plan.output_format, files, Arc::clone(&waker))
             .map_err(system("the output thread"))?;
@@ -205,7 +206,7 @@ impl<'a> RunningJob<'a> {
     }
 
     /// Runs the event loop until every rank has ended or cannot be killed.
-    fn watch(
+    fn run_event_loop(
         &mut self,
         mut supervisor: Supervisor,
         server: &Server,
@@ -254,9 +255,9 @@ impl<'a> RunningJob<'a> {
         }
     }
 
-    /// Kills processes that the ranks have left behind, until there are none or [`SWEEP_TIME`] is over.
-    fn sweep(&mut self) -> Result<(), LaunchError> {
-        let until = Instant::now() + SWEEP_TIME;
+    /// Kills processes that the ranks have left behind, until no such process is left or [`LEFTOVERS_TIMEOUT`] is over.
+    fn kill_leftovers(&mut self) -> Result<(), LaunchError> {
+        let until = Instant::now() + LEFTOVERS_TIMEOUT;
         loop {
             // A process that ends after this call causes another SIGCHLD.
             self.ranks.reap();
@@ -273,9 +274,9 @@ impl<'a> RunningJob<'a> {
         Ok(())
     }
 
-    /// Waits until all output is written; returns `None` if a signal ends the wait. A pager may read slowly, so this is the
-    /// only wait without a deadline.
-    fn drain(&mut self) -> Result<Option<OutputSummary>, LaunchError> {
+    /// Waits until all output is written. Returns `None` if a signal ends the wait. This wait has no deadline, because a pager
+    /// may read slowly.
+    fn wait_for_output(&mut self) -> Result<Option<OutputSummary>, LaunchError> {
         self.output.finish();
         let mut stdout_errno = None;
         loop {
@@ -326,7 +327,8 @@ impl<'a> RunningJob<'a> {
             self.output
                 .note(&format!("job {} of {} ranks, rendezvous at {rendezvous}", self.id, self.plan.world));
             self.output.note(&format!(
-                "deadlines: start {}, job {job}; after a failure {}, then SIGTERM, then {}; after SIGTERM to ringrun {}",
+                "time limits: start {}, job {job}; from a failure to SIGTERM {}; from SIGTERM to SIGKILL {}; if ringrun gets \
+                 SIGTERM {}",
                 format_seconds(limits.start_timeout),
                 format_seconds(limits.grace),
                 format_seconds(limits.kill_after),
@@ -338,8 +340,8 @@ impl<'a> RunningJob<'a> {
 
 /// A free port for `MASTER_PORT`, on which a rank can listen.
 ///
-/// A socket that is bound but does not listen reserves the port: the kernel does not give it to programs that ask for any free
-/// port. A listener that sets `SO_REUSEADDR`, as all known programs do, can still bind to it.
+/// A socket that is bound but does not listen reserves the port: the kernel does not give this port to programs that ask for
+/// any free port. A listener that sets `SO_REUSEADDR`, as all known programs do, can still bind to the port.
 struct ReservedPort {
     number: u16,
     _socket: Socket,
@@ -376,7 +378,7 @@ fn user_variables(plan: &LaunchPlan) -> Result<BTreeMap<OsString, OsString>, Lau
     Ok(found)
 }
 
-/// Raises the soft limit on open files if the job needs more. The ranks inherit the limit.
+/// Raises the soft limit on open files if the job needs more open files. The ranks inherit the limit.
 fn raise_file_limit(plan: &LaunchPlan) -> Result<(), LaunchError> {
     let needed = u64::from(plan.world.get()) * FILES_PER_RANK + OTHER_FILES + usable_processors() as u64;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -395,7 +397,7 @@ fn raise_file_limit(plan: &LaunchPlan) -> Result<(), LaunchError> {
     Ok(())
 }
 
-fn hex(bytes: &[u8]) -> String {
+fn to_hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     bytes.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");

@@ -1,22 +1,24 @@
-//! Splits the output of a rank into lines, and keeps its last lines. This module uses no file descriptor and no
-//! thread.
+//! Splits the output of a rank into lines, and keeps the last lines of each rank. This module uses no file descriptor and
+//! no thread.
 
 use std::collections::VecDeque;
 
-/// A line longer than this is printed in pieces, so that a rank that never ends its line cannot exhaust the memory.
+/// The maximal length in bytes of a line that is printed in one piece. Longer lines are printed in pieces, so that a rank
+/// that never ends its line cannot exhaust the memory.
 pub(super) const LINE_BYTES_MAX: usize = 16 << 20;
 
-/// The limit on the unfinished lines of all ranks together. Above it, lines longer than [`LINE_BYTES_MIN`] are printed in pieces.
+/// The limit in bytes on the unfinished lines of all ranks together. If these lines exceed the limit, lines longer than
+/// [`LINE_BYTES_MIN`] are printed in pieces.
 pub(super) const UNFINISHED_BYTES_MAX: usize = 256 << 20;
 
-/// A line up to this length is always printed in one piece.
+/// The length in bytes up to which a line is always printed in one piece.
 pub(super) const LINE_BYTES_MIN: usize = 64 << 10;
 const _: () = assert!(LINE_BYTES_MIN <= LINE_BYTES_MAX && LINE_BYTES_MAX <= UNFINISHED_BYTES_MAX);
 
 /// The number of last lines of each rank that are kept for the report.
 const TAIL_LINES_MAX: usize = 20;
 
-/// The maximal number of bytes that are kept of each of these lines.
+/// The maximal number of bytes that are kept of each of these last lines.
 const TAIL_LINE_BYTES_MAX: usize = 512;
 
 /// How a piece of output ends.
@@ -40,7 +42,7 @@ impl LineSplitter {
         self.push_limited(bytes, LINE_BYTES_MAX, emit);
     }
 
-    /// Returns the length of the unfinished line.
+    /// Returns the length of the unfinished line in bytes.
     pub(super) fn unfinished_bytes(&self) -> usize {
         self.pending.len()
     }
@@ -57,7 +59,7 @@ impl LineSplitter {
         self.extend_line(rest, limit, &mut emit);
     }
 
-    /// Called at the end of the stream: calls `emit` with the unfinished line, if there is one.
+    /// Ends the stream: calls `emit` with the unfinished line, if there is one.
     pub(super) fn finish(&mut self, mut emit: impl FnMut(&[u8], LineEnd)) {
         if !self.pending.is_empty() {
             emit(&self.pending, LineEnd::Open);
@@ -92,7 +94,7 @@ pub(super) struct LastLines {
 }
 
 impl LastLines {
-    /// Adds a line, and removes the oldest one if there are too many.
+    /// Adds a line, and removes the oldest line if there are too many lines.
     pub(super) fn push(&mut self, line: &[u8]) {
         if self.lines.len() == TAIL_LINES_MAX {
             self.lines.pop_front();
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_below_the_unfinished_line_emits_it_first() {
+    fn an_unfinished_line_above_the_limit_is_emitted_first() {
         let mut splitter = LineSplitter::default();
         let mut found = Vec::new();
         splitter.push(b"abcdef", |_, _| panic!("an unfinished line was emitted"));
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_is_bounded_and_printable() {
+    fn the_last_lines_are_bounded_and_printable() {
         let mut tail = LastLines::default();
         for number in 0..100 {
             tail.push(format!("line {number}").as_bytes());

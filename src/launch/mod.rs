@@ -5,7 +5,7 @@
 //!   |  |  \---- output: a thread that reads the pipes of all ranks
 //!   |  |
 //!   |  +------- watchdog: a process that kills the other processes if ringrun is killed
-//!   +---------- rank 0, 1, ...: processes that lead a process group each, and run first the shim and then the command
+//!   +---------- rank 0, 1, ...: each process leads a process group, and runs first the shim (see `shim`) and then the command
 //! ```
 //!
 //! The module `supervisor` decides when to send which signal, and does no IO. This module does not parse command lines, and
@@ -64,7 +64,7 @@ pub struct LaunchPlan {
     pub variables: Vec<(OsString, Option<OsString>)>,
     /// The package that ranks import as `mpi4py`.
     pub mpi4py: Mpi4py,
-    /// The working directory of the ranks; `None` for that of ringrun.
+    /// The working directory of the ranks. `None` selects the working directory of ringrun.
     pub directory: Option<PathBuf>,
     /// The format in which ringrun prints the output of the ranks.
     pub output_format: OutputFormat,
@@ -93,7 +93,7 @@ pub enum Mpi4py {
     Installed,
 }
 
-/// The processors that each rank may use, among those that ringrun may use.
+/// The processors that each rank may use, among the processors that ringrun may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Binding {
     /// All processors.
@@ -118,27 +118,27 @@ pub enum OutputFormat {
 pub enum Verbosity {
     /// Only errors.
     Quiet,
-    /// Also the time limits, and how each rank ended.
+    /// Also messages about the time limits, and about how each rank ended.
     Verbose,
 }
 
 /// The time limits of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaunchLimits {
-    /// How long the ranks wait for each other when the job starts. Passed on to the ranks.
+    /// How long the ranks wait for each other when the job starts. ringrun passes this limit on to the ranks.
     pub start_timeout: Duration,
     /// The time from the first failure of a rank until the other ranks get SIGTERM.
     pub grace: Duration,
     /// The time from the moment when the ranks receive SIGTERM or Ctrl-C until ringrun kills them.
     pub kill_after: Duration,
-    /// The time from the moment when ringrun itself receives SIGTERM until it kills the ranks. They can save during
-    /// this time.
+    /// The time from the moment when ringrun itself receives SIGTERM until ringrun kills the ranks. The ranks can save
+    /// their state during this time.
     pub term_timeout: Duration,
     /// The time limit of the whole job; `None` for no limit.
     pub job_timeout: Option<Duration>,
 }
 
-/// Why a job could not be started. The failure of a rank is not such an error: it is a [`JobOutcome`].
+/// Why a job could not be started. If a rank of a started job fails, the result is a [`JobOutcome`] and not a `LaunchError`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
@@ -147,7 +147,7 @@ pub enum LaunchError {
     CommandNotFound {
         /// The name as the user typed it.
         name: OsString,
-        /// Where ringrun looked for it.
+        /// Where ringrun looked for the program.
         place: String,
     },
     /// The program cannot be executed.
@@ -193,17 +193,17 @@ pub enum LaunchError {
     },
     /// The job needs more open files than the system allows.
     #[error(
-        "{world} ranks need {needed} open files and this machine allows {allowed}: raise `ulimit -n` or lower -n"
+        "{world} ranks need {needed} open files and this machine allows {allowed}: raise `ulimit -n` or start fewer ranks"
     )]
     TooManyFiles {
         /// The number of ranks.
         world: WorldSize,
-        /// The number of open files that they need.
+        /// The number of open files that the ranks need.
         needed: u64,
         /// The hard limit on open files.
         allowed: u64,
     },
-    /// The process of a rank could not be started. The ranks before it were killed.
+    /// The process of a rank could not be started. ringrun killed the ranks that it had already started.
     #[error("cannot start rank {rank} of {world}: {source}; the ranks already started were killed")]
     Spawn {
         /// The rank.
@@ -214,7 +214,7 @@ pub enum LaunchError {
         source: io::Error,
     },
     /// The rendezvous server could not be started.
-    #[error("cannot serve the rendezvous: {0}")]
+    #[error("cannot start the rendezvous server: {0}")]
     Rendezvous(#[source] StartError),
     /// The operating system refused a resource.
     #[error("the operating system refused {what}: {source}")]
@@ -242,9 +242,9 @@ impl LaunchError {
     }
 }
 
-/// Runs a job to its end and returns the exit code of ringrun. After it returns, no process of the job is left.
+/// Runs a job to its end and returns the exit code of ringrun. When this function returns, no process of the job is left.
 ///
-/// Call it once, on the main thread: it installs signal handlers and reaps all children of the process.
+/// Call this function once, on the main thread, because it installs signal handlers and reaps all children of the process.
 ///
 /// # Errors
 ///
@@ -264,7 +264,8 @@ pub fn internal_program(name: &OsStr, arguments: impl Iterator<Item = OsString>)
     }
 }
 
-/// Sets the name of this process in `ps` and `top`. Without it, a process that runs `/proc/self/exe` is shown as `exe`.
+/// Sets the name of this process that `ps` and `top` show. By default, they show a process that runs `/proc/self/exe` as
+/// `exe`.
 pub fn name_process(name: &str) {
     let _ = std::fs::write("/proc/self/comm", name);
 }

@@ -2,7 +2,7 @@
 //!
 //! The package `ringtrain` contains a directory with its own package `mpi4py`, which ringrun puts first in the ranks'
 //! `PYTHONPATH`. ringrun asks the job's interpreter for this directory once, before it starts any rank. Without the
-//! option, a [`Mpi4pyGuard`] comes first instead. It is a package `mpi4py` whose import fails.
+//! option, ringrun puts a [`Mpi4pyGuard`] first instead: a package `mpi4py` whose import fails.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -25,7 +25,7 @@ use super::outcome::{RankEnd, format_seconds};
 use super::shim::{self, ShimSocket};
 use super::{LaunchError, LaunchPlan, Mpi4py, processes};
 
-/// The module that prints the directory, run as `python -m`.
+/// The Python module that prints the path of this directory when `python -m` runs it.
 const MODULE: &str = "ringtrain.mpi.path";
 
 /// The package that the directory must contain.
@@ -34,7 +34,7 @@ const PACKAGE: &str = "mpi4py";
 /// The interpreter to ask if the command is not an interpreter, but for example a shell script.
 const DEFAULT_INTERPRETER: &str = "python3";
 
-/// The variable with the directories that interpreters search before those of installed packages.
+/// The variable that lists the directories in which interpreters search before they search the installed packages.
 const PYTHONPATH: &str = "PYTHONPATH";
 
 /// The working directory and the search paths of the ranks.
@@ -67,13 +67,13 @@ pub(super) fn extend_python_path(
     Ok(guard)
 }
 
-/// Asks the interpreter for the directory. Waits for the answer for at most `--start-timeout`.
+/// Asks the interpreter for the directory of ringtrain's `mpi4py`. Waits at most `--start-timeout` for the answer.
 fn find_directory(
     plan: &LaunchPlan,
     search: SearchPaths<'_>,
     variables: &BTreeMap<OsString, OsString>,
 ) -> Result<PathBuf, LaunchError> {
-    let interpreter = interpreter(&plan.program);
+    let interpreter = choose_interpreter(&plan.program);
     let failed = |why| LaunchError::Mpi4py { interpreter: interpreter.to_owned(), why };
     let program = Program::find(interpreter, search.path, search.directory)
         .map_err(|error| failed(error.to_string()))?;
@@ -84,13 +84,13 @@ fn find_directory(
 }
 
 /// Returns the job's interpreter: the command, if its name is that of an interpreter, otherwise [`DEFAULT_INTERPRETER`].
-fn interpreter(command: &OsStr) -> &OsStr {
+fn choose_interpreter(command: &OsStr) -> &OsStr {
     let name = Path::new(command).file_name().unwrap_or_default().as_bytes();
     let is_interpreter = [&b"python"[..], b"pypy"].iter().any(|prefix| name.starts_with(prefix));
     if is_interpreter { command } else { OsStr::new(DEFAULT_INTERPRETER) }
 }
 
-/// Runs the command and returns the last line of its output. Kills its whole process group before it returns.
+/// Runs the command and returns the last line of its output. Before returning, kills the whole process group of the command.
 fn ask_interpreter(mut command: Command, timeout: Duration) -> Result<Vec<u8>, String> {
     let cannot = |error: io::Error| format!("it cannot be run: {error}");
     let (shim_socket, shim_stdin) = ShimSocket::pair().map_err(cannot)?;
@@ -106,7 +106,7 @@ fn ask_interpreter(mut command: Command, timeout: Duration) -> Result<Vec<u8>, S
     thread::spawn(move || {
         let answer = last_line(stdout);
         let error_line = error_line.join().unwrap_or_default();
-        // Does not reap the process: its process id must not be reused before its group is killed.
+        // NOWAIT does not reap the process, so that its process id is not reused before its group is killed.
         let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         let _ = sender.send((answer, error_line));
     });
@@ -169,7 +169,7 @@ fn check_directory(answer: &[u8]) -> Result<PathBuf, String> {
     Err(format!("it printed `{}`, which {problem}", printable(answer)))
 }
 
-/// Returns a program's line as text that is safe to print, and shortens it if it is long.
+/// Converts a line that a program printed to text that is safe to print. Shortens long lines.
 fn printable(line: &[u8]) -> String {
     let mut tail = LastLines::default();
     tail.push(line.trim_ascii());
@@ -202,7 +202,7 @@ mod tests {
             ("/python/bin/jupyter", "python3"),
             ("", "python3"),
         ] {
-            assert_eq!(interpreter(OsStr::new(command)), expected, "{command}");
+            assert_eq!(choose_interpreter(OsStr::new(command)), expected, "{command}");
         }
     }
 
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_interpreters_are_quoted() {
+    fn failures_of_the_interpreter_are_described() {
         let ask = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);
@@ -245,8 +245,8 @@ mod tests {
         );
         assert_eq!(ask("exit 3"), Err("it exited with code 3 without output".into()));
         assert_eq!(ask("kill -9 $$"), Err("it was killed by signal 9 (SIGKILL) without output".into()));
-        let error =
-            ask_interpreter(Command::new("/nowhere/python3"), Duration::from_secs(30)).expect_err("found");
+        let error = ask_interpreter(Command::new("/nowhere/python3"), Duration::from_secs(30))
+            .expect_err("the interpreter was found");
         assert!(error.starts_with("it cannot be run: No such file"), "{error}");
     }
 }

@@ -1,5 +1,5 @@
-//! The package `mpi4py` that ranks find when neither `--mpi4py` nor `--mpi4py=installed` was given. Importing it raises an error
-//! that names these options.
+//! The package `mpi4py` that ranks find when neither `--mpi4py` nor `--mpi4py=installed` was given. Importing this package raises
+//! an error that names these options.
 //!
 //! Python can import from zip archives, so the package is an archive in memory that ranks open as `/proc/PID/fd/N`.
 //! The archive needs neither a temporary directory nor an installed Python package.
@@ -17,7 +17,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 const SOURCE: &str = include_str!("mpi4py_guard.py");
 const NAME: &str = "mpi4py/__init__.py";
 
-/// Variables that MPI launchers set (Open MPI, then MPICH and Intel MPI) and ringrun does not.
+/// Variables that MPI launchers set, but ringrun does not: one variable of Open MPI, and one of MPICH and Intel MPI.
 const MPI_VARIABLES: [&str; 2] = ["PMIX_RANK", "PMI_RANK"];
 
 /// The archive with the package. Ranks can import from the archive until this value is dropped.
@@ -28,12 +28,12 @@ pub(super) struct Mpi4pyGuard {
 
 impl Mpi4pyGuard {
     pub(super) fn create() -> io::Result<Self> {
-        // If an MPI launcher started ringrun itself, the ranks inherit such a variable. It does not show that an MPI
-        // launcher started a process within a rank, so the guard does not look for it.
+        // If an MPI launcher started ringrun itself, the ranks inherit such a variable. An inherited variable does not show
+        // that a rank called an MPI launcher, so the guard does not look for this variable.
         let variables =
             MPI_VARIABLES.map(|name| if env::var_os(name).is_none() { name } else { "" }).join(" ");
         let mut archive = File::from(memfd_create("ringrun-mpi4py", MemfdFlags::CLOEXEC)?);
-        archive.write_all(&zip(NAME, SOURCE.replace("@MPI_VARIABLES@", &variables).as_bytes()))?;
+        archive.write_all(&make_zip(NAME, SOURCE.replace("@MPI_VARIABLES@", &variables).as_bytes()))?;
         Ok(Self { archive })
     }
 
@@ -44,10 +44,10 @@ impl Mpi4pyGuard {
 }
 
 /// Returns a zip archive of one file, not compressed (PKWARE APPNOTE 6.3.10, sections 4.3.7, 4.3.12 and 4.3.16).
-fn zip(name: &str, data: &[u8]) -> Vec<u8> {
+fn make_zip(name: &str, data: &[u8]) -> Vec<u8> {
     let size = u32::try_from(data.len()).expect("the guard is a small file").to_le_bytes();
     let name_size = u16::try_from(name.len()).expect("the name is short").to_le_bytes();
-    // Version 1.0, no flags, stored, 1980-01-01.
+    // The first fields say: version 1.0, no flags, not compressed, modified on 1980-01-01.
     let common = [
         &[10, 0, 0, 0, 0, 0, 0, 0, 0x21, 0][..],
         &crc32(data).to_le_bytes(),
@@ -65,7 +65,7 @@ fn zip(name: &str, data: &[u8]) -> Vec<u8> {
     [file, directory, end].concat()
 }
 
-/// Returns the CRC-32 of a zip file (ISO 3309). It is computed bit by bit, because the input is small.
+/// Returns the CRC-32 that zip files use (ISO 3309). The loop handles one bit at a time, because the input is small.
 fn crc32(data: &[u8]) -> u32 {
     !data.iter().fold(!0, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg()))
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_equals_that_of_the_zip_format() {
+    fn the_crc32_of_the_standard_test_input_is_correct() {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
     }
 }

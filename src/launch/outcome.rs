@@ -1,4 +1,4 @@
-//! How ranks and the job ended, and the final report about it. This module performs no IO and reads no clock.
+//! Describes how the ranks and the job ended, and makes the final report. This module performs no IO and reads no clock.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -17,11 +17,11 @@ const VICTIM_CODES: [Exit; 4] = [Exit::PeerLost, Exit::Mismatch, Exit::Timeout, 
 /// How one rank's process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RankEnd {
-    /// It exited with this code.
+    /// The process exited with this code.
     Exited(u8),
-    /// A signal killed it.
+    /// This signal killed the process.
     Killed(i32),
-    /// Its command could not be executed: `exec` failed with this `errno`.
+    /// The process could not execute its command: `exec` failed with this `errno`.
     NotRun(i32),
 }
 
@@ -46,7 +46,7 @@ impl RankEnd {
     /// Returns how likely it is that this rank failed first: a higher number is more likely. A rank that exited with one of
     /// [`VICTIM_CODES`], or was killed by SIGPIPE, probably failed because of another rank. A rank that another signal killed
     /// probably failed first.
-    pub(super) fn blame(self) -> u8 {
+    pub(super) fn blame_score(self) -> u8 {
         match self {
             Self::Exited(0) => 0,
             Self::Exited(code) if VICTIM_CODES.iter().any(|&exit| code == exit as u8) => 1,
@@ -83,7 +83,7 @@ pub(super) fn signal_name(signal: i32) -> &'static str {
 /// Why the job ended or is being stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum JobOutcome {
-    /// No failure so far. At the end of the job: every rank exited with 0.
+    /// No rank has failed so far. At the end of the job, this outcome means that every rank exited with 0.
     Success,
     /// This rank failed first.
     Failed(Rank),
@@ -95,7 +95,7 @@ pub enum JobOutcome {
     TimedOut,
     /// ringrun's standard output can no longer be written.
     OutputClosed {
-        /// The error: `EPIPE` if the reader closed it.
+        /// The error of the write: `EPIPE` if the reader closed the pipe.
         errno: i32,
     },
 }
@@ -105,9 +105,9 @@ pub enum JobOutcome {
 pub(super) struct RankStatus {
     /// The rank.
     pub(super) rank: Rank,
-    /// The id of its process.
+    /// The process id of the rank.
     pub(super) pid: i32,
-    /// How the rank ended, and how long after the start of the job. `None` while the rank runs, or if it cannot be
+    /// How the rank ended, and how long after the start of the job. `None` while the rank runs, or if the rank cannot be
     /// killed.
     pub(super) ended: Option<(RankEnd, Duration)>,
 }
@@ -146,8 +146,8 @@ pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
     }
 }
 
-/// Returns the report for standard error at the end of the job, with a newline after each line. It is empty if the job succeeded.
-/// `tails` holds the last lines of each rank.
+/// Returns the report for standard error at the end of the job, with a newline after each line. The report is empty if the
+/// job succeeded. `tails` holds the last lines of each rank.
 pub(super) fn report(outcome: JobOutcome, members: &[RankStatus], tails: &[Vec<String>]) -> String {
     let mut text = String::new();
     let all_succeeded = members.iter().all(RankStatus::is_success);
@@ -192,7 +192,7 @@ fn write_tail(text: &mut String, rank: Rank, lines: &[String]) {
     }
 }
 
-/// Groups all ranks but `blamed` by how they ended, so that a thousand ranks take a few lines.
+/// Groups all ranks except `blamed` by how they ended, so that a report about a thousand ranks has only a few lines.
 fn group_by_end(members: &[RankStatus], blamed: Option<Rank>) -> Vec<(String, String)> {
     let mut kinds: Vec<(Option<RankEnd>, Vec<Rank>)> = Vec::new();
     for member in members.iter().filter(|member| Some(member.rank) != blamed) {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_of_job_outcomes() {
+    fn each_job_outcome_has_its_exit_code() {
         let ok = Some(RankEnd::Exited(0));
         let one = Rank::new(1);
         for (outcome, ends, expected) in [

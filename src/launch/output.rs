@@ -1,8 +1,8 @@
-//! The output of the ranks. One thread reads the pipes of all ranks. It writes whole lines to ringrun's own output, and every
-//! byte to the files of `--output-dir`.
+//! The output of the ranks. One thread reads the pipes of all ranks. This thread writes whole lines to ringrun's own output,
+//! and every byte to the files of `--output-dir`.
 //!
-//! If ringrun's output is read slowly (a pager, a stopped terminal), this thread blocks, and the ranks block once their pipes are
-//! full. The thread that supervises the job never blocks on output.
+//! If a pager or a stopped terminal reads ringrun's output too slowly, this thread blocks, and the ranks block once their pipes
+//! are full. The thread that supervises the job never blocks on output.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write};
@@ -37,7 +37,7 @@ const DRAIN_BYTES_MAX: usize = 1024 * 1024;
 /// The pause before the next attempt to write to a full non-blocking output.
 const FULL_PAUSE: Duration = Duration::from_millis(5);
 
-const WAKE: Token = Token(usize::MAX);
+const WAKE_TOKEN: Token = Token(usize::MAX);
 
 /// One of the two output streams of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,7 +107,7 @@ impl CommandSender {
 }
 
 impl Output {
-    /// Starts the thread. It wakes `job` when there is an event.
+    /// Starts the output thread. The thread wakes `job` when there is an event.
     pub(super) fn start(
         world: WorldSize,
         output_format: OutputFormat,
@@ -156,18 +156,19 @@ impl Output {
         self.commands.clone()
     }
 
-    /// Called after every rank has ended. The thread writes what is still in the pipes and then sends [`OutputEvent::Drained`].
+    /// Tells the thread that every rank has ended. The thread then writes the output that is still in the pipes, and sends
+    /// [`OutputEvent::Drained`].
     pub(super) fn finish(&self) {
         self.commands.send(OutputCommand::Finish);
     }
 
-    /// Returns the next event; `Empty` if there is none, `Disconnected` if the thread has ended.
+    /// Returns the next event. The error is `Empty` if there is no event, and `Disconnected` if the thread has ended.
     pub(super) fn next_event(&self) -> Result<OutputEvent, TryRecvError> {
         self.events.try_recv()
     }
 }
 
-/// Wakes the job when it is dropped, even if the thread panics.
+/// A guard in the output thread that wakes the job when the guard is dropped, even if the thread panics.
 struct WakeOnDrop(Arc<Waker>);
 
 impl Drop for WakeOnDrop {
@@ -187,7 +188,7 @@ struct RankPipe {
     /// Whether the message about split lines has been printed for this pipe.
     has_cut_a_line: bool,
     readable: bool,
-    /// How many bytes may still be read after all ranks have ended.
+    /// The number of bytes that may still be read after all ranks have ended.
     drain_bytes: usize,
 }
 
@@ -221,7 +222,7 @@ impl OutputReader {
             {
                 break;
             }
-            for token in events.iter().map(mio::event::Event::token).filter(|token| *token != WAKE) {
+            for token in events.iter().map(mio::event::Event::token).filter(|token| *token != WAKE_TOKEN) {
                 if let Some(source) = self.pipes.get_mut(token.0) {
                     source.readable = true;
                 }
@@ -374,7 +375,7 @@ impl OutputReader {
     fn write(&mut self, stream: OutputStream, text: &[u8]) {
         let was_open = self.sink.stdout.is_ok();
         self.sink.write(stream, text);
-        // With --output-dir the files have all output, so the job continues without standard output.
+        // With --output-dir, the files contain all output, so the job continues without standard output.
         if let Err(errno) = self.sink.stdout
             && was_open
         {
@@ -395,8 +396,9 @@ impl OutputReader {
 /// Writes to ringrun's own standard output and standard error.
 struct TerminalWriter {
     output_format: OutputFormat,
-    /// The `errno` of the first failed write. Nothing is written after it.
+    /// The `errno` of the first failed write to standard output. After that failure, nothing is written to this stream.
     stdout: Result<(), i32>,
+    /// The `errno` of the first failed write to standard error. After that failure, nothing is written to this stream.
     stderr: Result<(), i32>,
 }
 
@@ -430,7 +432,8 @@ impl TerminalWriter {
     }
 }
 
-/// Returns the message at the end of a job that was not stopped although standard output could not be written.
+/// Returns the message that ringrun prints at the end of a job if standard output could not be written and the job was not
+/// stopped.
 pub(super) fn stdout_incomplete_message(errno: i32) -> String {
     format!("standard output is not complete: {}", io::Error::from_raw_os_error(errno))
 }

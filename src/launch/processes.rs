@@ -14,7 +14,7 @@ pub(super) fn signal_group(group: Pid, signal: i32) {
 }
 
 /// Returns the processes whose parent is `parent`, including zombies.
-pub(super) fn children(parent: Pid) -> Vec<Pid> {
+pub(super) fn find_children(parent: Pid) -> Vec<Pid> {
     all_pids()
         .filter(|pid| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -23,8 +23,8 @@ pub(super) fn children(parent: Pid) -> Vec<Pid> {
         .collect()
 }
 
-/// Kills every process that was started with this `NAME=value` in its environment, and returns how many there were. Processes
-/// that a rank starts inherit its environment, even if they leave its process group and session.
+/// Kills every process that was started with the `entry` `NAME=value` in its environment, and returns the number of killed
+/// processes. Processes that a rank starts inherit its environment, even if they leave its process group and session.
 pub(super) fn kill_by_environment(entry: &[u8]) -> usize {
     all_pids().filter(|&pid| kill_if_environment_contains(pid, entry)).count()
 }
@@ -39,7 +39,7 @@ fn kill_if_environment_contains(pid: Pid, entry: &[u8]) -> bool {
     }
     match pidfd {
         Ok(pidfd) => pidfd_send_signal(&pidfd, Signal::KILL).is_ok(),
-        // Linux before 5.3 and some sandboxes have no pidfd.
+        // Linux before 5.3 and some sandboxes have no pidfd. There, send the signal to the process id.
         Err(rustix::io::Errno::NOSYS) => kill_process(pid, Signal::KILL).is_ok(),
         Err(_) => false,
     }

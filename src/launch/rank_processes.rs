@@ -1,8 +1,8 @@
-//! Starts the processes of the ranks, detects their end, and kills all processes that they have started.
+//! Starts the processes of the ranks, detects their end, and kills all processes that the ranks have started.
 //!
-//! Each rank leads a process group, so that the processes that it starts can be killed with it. ringrun is also the subreaper of
-//! its descendants: a process whose parent has ended becomes a child of ringrun, even if it has left the process group of its
-//! rank.
+//! Each rank leads a process group, so that ringrun can kill a rank together with the processes that the rank has started.
+//! ringrun is also the subreaper of its descendants: a process whose parent has ended becomes a child of ringrun, even if
+//! the process has left the process group of its rank.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -29,7 +29,7 @@ struct RankProcess {
     running: bool,
 }
 
-/// The processes of all ranks and the watchdog. Dropping it kills them.
+/// The processes of all ranks, and the watchdog. Dropping this value kills the ranks that still run.
 #[derive(Debug)]
 pub(super) struct RankProcesses {
     processes: Vec<RankProcess>,
@@ -46,13 +46,13 @@ pub(super) struct RankStreams {
 
 impl RankProcesses {
     pub(super) fn new(watchdog: Watchdog) -> Self {
-        // Some sandboxes refuse this. Then only the watchdog kills descendants that have left their process group.
+        // Some sandboxes refuse this call. Then only the watchdog kills descendants that have left their process group.
         let _ = set_child_subreaper(Some(getpid()));
         Self { processes: Vec::new(), watchdog, watchdog_ended: false }
     }
 
-    /// Starts the next rank. Call it on a thread that lives as long as the job: the rank asks to be killed when its parent
-    /// dies, and for the kernel the parent is the thread that started it.
+    /// Starts the next rank. Call this function on a thread that lives as long as the job: the rank asks the kernel to kill it
+    /// when its parent dies, and for the kernel, the parent is the thread that started the rank.
     pub(super) fn start(&mut self, mut command: Command) -> io::Result<RankStreams> {
         let (shim, shim_stdin) = ShimSocket::pair()?;
         let mut child = command
@@ -61,7 +61,7 @@ impl RankProcesses {
             .stderr(Stdio::piped())
             .process_group(0)
             .spawn()?;
-        // Closes ringrun's copy of the shim's end of the socket.
+        // Close ringrun's copy of the shim's end of the socket.
         drop(command);
         let pid = Pid::from_child(&child);
         self.watchdog.add(pid);
@@ -114,7 +114,7 @@ impl RankProcesses {
                 self.watchdog_ended = true;
                 self.watchdog.set_lost();
             }
-            // The process may be a rank that ended after `reap` had looked at it.
+            // The process may be a rank that ended after `reap` had checked this rank.
             let found = self.processes.iter().position(|process| process.running && process.pid == pid);
             if let Some(index) = found {
                 let ended = self.finish_rank(index, status.exit_status(), status.terminating_signal());
@@ -123,7 +123,7 @@ impl RankProcesses {
         }
     }
 
-    /// Called when a rank has ended: kills the rest of its process group and returns how the rank ended.
+    /// Kills the rest of the process group of a rank that has ended, and returns how the rank ended.
     fn finish_rank(&mut self, index: usize, code: Option<i32>, signal: Option<i32>) -> RankEnd {
         let process = &mut self.processes[index];
         process.running = false;
@@ -141,14 +141,14 @@ impl RankProcesses {
         self.watchdog_ended
     }
 
-    /// Kills processes that the ranks have left behind outside their process groups, and returns how many there were, including
-    /// zombies. Call it again after the next SIGCHLD and `reap`, until it returns 0: the children of a killed process become
-    /// children of ringrun.
+    /// Kills processes that the ranks have left behind outside their process groups, and returns the number of these processes,
+    /// including zombies. Call this function again after the next SIGCHLD and `reap`, until the number is 0: the children of a
+    /// killed process become children of ringrun.
     ///
     /// Only ringrun reaps these processes, so their process ids cannot be reused meanwhile.
     pub(super) fn kill_leftovers(&self) -> usize {
         let watchdog = self.watchdog.pid();
-        let leftovers = processes::children(getpid());
+        let leftovers = processes::find_children(getpid());
         leftovers.iter().filter(|&&pid| pid != watchdog && kill_process(pid, Signal::KILL).is_ok()).count()
     }
 }
@@ -162,7 +162,7 @@ impl Drop for RankProcesses {
     }
 }
 
-/// Repeats a system call that a signal has interrupted.
+/// Repeats a system call until no signal interrupts the call.
 fn retry_interrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {

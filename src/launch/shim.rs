@@ -1,12 +1,12 @@
 //! The shim: the program that runs first in a rank's process and then executes the rank's command.
 //!
-//! The shim asks the kernel to kill this process when ringrun dies. It waits until ringrun has told the
-//! [watchdog](super::watchdog) about the rank. Then `exec` replaces the shim by the command, which does not cancel
-//! the request to the kernel. If `exec` fails, the shim sends the `errno` to ringrun. An exit code could not report
-//! this failure, because the command itself may exit with 127.
+//! The shim asks the kernel to kill the rank's process when ringrun dies. The shim then waits until ringrun has told the
+//! [watchdog](super::watchdog) about the rank. Then `exec` replaces the shim by the command. The request to the kernel
+//! remains in effect. If `exec` fails, the shim sends the `errno` to ringrun. An exit code could not report this
+//! failure, because the command itself may exit with 127.
 //!
 //! The standard input of the shim is a socket to ringrun. ringrun sends one byte, and the shim then executes the
-//! command. If `exec` fails, the shim sends the 4 bytes of the `errno`. If `exec` succeeds, it closes the socket.
+//! command. If `exec` fails, the shim sends the 4 bytes of the `errno`. If `exec` succeeds, the socket is closed.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read as _, Write as _};
@@ -28,8 +28,9 @@ pub const SHIM: &str = "ring-rank";
 /// The byte that tells the shim to execute the command.
 const GO: u8 = b'g';
 
-/// The arguments that say how to find the program.
+/// The argument for a program that is built into ringrun's executable.
 const BUILT_IN: &str = "built-in";
+/// The argument for a program on `PATH`, or for the path of a program.
 const NAMED: &str = "named";
 
 /// Returns the command that starts a rank through the shim. The rank is bound to `processors`. If `processors` is

@@ -16,9 +16,9 @@ use super::processes;
 const HANDLED: [i32; 10] =
     [SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH];
 
-const _: () = assert!(SIGKILL == 9, "the numbers of Linux");
+const _: () = assert!(SIGKILL == 9, "ringrun needs the signal numbers of Linux");
 
-/// One socket for each signal. The signal handler writes a byte to it.
+/// One socket for each signal. The signal handler writes a byte to the socket of its signal.
 #[derive(Debug)]
 pub(super) struct Signals {
     streams: Vec<(i32, UnixStream)>,
@@ -26,11 +26,11 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Installs handlers for the signals. Their sockets have consecutive tokens from `first`.
+    /// Installs handlers for the signals. The sockets of the signals have consecutive tokens, beginning with `first`.
     pub(super) fn register(registry: &Registry, first: usize) -> io::Result<Self> {
         let mut streams = Vec::new();
         for signal in HANDLED {
-            // A job under nohup continues when its terminal closes.
+            // ringrun under nohup ignores SIGHUP, so that the job continues when its terminal closes.
             if signal == SIGHUP && processes::is_ignored(SIGHUP) {
                 continue;
             }
@@ -44,7 +44,8 @@ impl Signals {
         Ok(Self { streams, first })
     }
 
-    /// Returns the signal of a token, if it has arrived. A signal that arrived several times counts once, as in the kernel.
+    /// Returns the signal of a token if this signal has arrived. A signal that arrived several times counts once, as in the
+    /// kernel.
     pub(super) fn take(&mut self, token: Token) -> Option<i32> {
         let (signal, stream) = self.streams.get_mut(token.0.checked_sub(self.first)?)?;
         let mut bytes = [0; 64];

@@ -1,9 +1,9 @@
-//! The state machine that decides when to send which signal to the ranks. It does no IO, and time is an argument: the time since
-//! the job started.
+//! The state machine that decides when to send which signal to the ranks. The state machine does no IO, and reads no clock:
+//! the caller passes the time since the job started.
 //!
-//! The caller reports events with `handle_rank_ends`, `handle_signal`, `handle_closed_output` and `tick`. It then performs
-//! the actions that `poll_action` returns, until it returns `None`, and waits for the next event until `deadline` at the
-//! latest.
+//! The caller reports events with `handle_rank_ends`, `handle_signal`, `handle_closed_output` and `tick`. The caller then
+//! performs the actions that `poll_action` returns, until `poll_action` returns `None`. After that, the caller waits for
+//! the next event, but at most until `deadline`.
 //!
 //! ```text
 //!            a rank fails          --grace passed            --kill-after passed
@@ -38,7 +38,7 @@ pub(super) enum SupervisorAction {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StopPhase {
     Running,
-    /// A rank failed. The other ranks have time to notice it and exit.
+    /// A rank failed. The other ranks have time to notice the failure and exit.
     Leaving {
         until: Duration,
     },
@@ -78,13 +78,13 @@ impl Supervisor {
         }
     }
 
-    /// Reports ranks that have ended. Their order in `batch` is not the order in which they ended.
+    /// Reports ranks that have ended. The order of the ranks in `batch` is not the order in which they ended.
     pub(super) fn handle_rank_ends(&mut self, batch: &[(Rank, RankEnd)], now: Duration) {
         for &(rank, ended) in batch {
             self.members[rank.index()].ended.get_or_insert((ended, now));
         }
         let Some(&(rank, ended)) =
-            batch.iter().max_by_key(|(rank, ended)| (ended.blame(), u32::MAX - rank.get()))
+            batch.iter().max_by_key(|(rank, ended)| (ended.blame_score(), u32::MAX - rank.get()))
         else {
             return;
         };
@@ -93,9 +93,11 @@ impl Supervisor {
         }
         match (self.phase, self.outcome) {
             (StopPhase::Running, _) => self.fail(rank, now),
-            // The kernel closes the sockets of a dying process before it notifies the parent. So a rank that lost its
-            // peer may end, and ringrun may see its end, before ringrun sees the end of the peer.
-            (StopPhase::Leaving { .. }, JobOutcome::Failed(first)) if ended.blame() > self.blame(first) => {
+            // The kernel closes the sockets of a dying process before it notifies ringrun. So ringrun may see the end of
+            // a rank that lost its peer before it sees the end of the peer. In this case, blame the peer.
+            (StopPhase::Leaving { .. }, JobOutcome::Failed(first))
+                if ended.blame_score() > self.blame_score(first) =>
+            {
                 self.outcome = JobOutcome::Failed(rank);
                 self.note(self.members[rank.index()].describe());
             }
@@ -135,7 +137,7 @@ impl Supervisor {
         }
     }
 
-    /// Reports that a write to ringrun's standard output failed with this `errno`: `EPIPE` if its reader closed it.
+    /// Reports that a write to ringrun's standard output failed with this `errno`: `EPIPE` if the reader closed the pipe.
     pub(super) fn handle_closed_output(&mut self, errno: i32, now: Duration) {
         if self.phase == StopPhase::Running {
             self.outcome = JobOutcome::OutputClosed { errno };
@@ -169,7 +171,7 @@ impl Supervisor {
         }
     }
 
-    /// Returns the next action, in the order in which they must be performed.
+    /// Returns the next action. The caller must perform the actions in the order in which this function returns them.
     pub(super) fn poll_action(&mut self) -> Option<SupervisorAction> {
         self.actions.pop_front()
     }
@@ -184,8 +186,8 @@ impl Supervisor {
         (self.outcome, self.members)
     }
 
-    fn blame(&self, rank: Rank) -> u8 {
-        self.members[rank.index()].ended.map_or(0, |(ended, _)| ended.blame())
+    fn blame_score(&self, rank: Rank) -> u8 {
+        self.members[rank.index()].ended.map_or(0, |(ended, _)| ended.blame_score())
     }
 
     fn fail(&mut self, rank: Rank, now: Duration) {
@@ -230,7 +232,7 @@ mod tests {
         job_timeout: Some(Duration::from_secs(100)),
     };
 
-    fn s(seconds: u64) -> Duration {
+    fn secs(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
 
@@ -256,7 +258,7 @@ mod tests {
         let mut job = supervise_three_ranks();
         for rank in 0..3 {
             assert!(!job.is_over());
-            end_rank(&mut job, rank, RankEnd::Exited(0), s(u64::from(rank)));
+            end_rank(&mut job, rank, RankEnd::Exited(0), secs(u64::from(rank)));
         }
         assert!(job.is_over());
         assert!(take_signals(&mut job).is_empty());
@@ -266,15 +268,15 @@ mod tests {
     #[test]
     fn after_a_failure_ranks_get_time_then_sigterm_then_sigkill() {
         let mut job = supervise_three_ranks();
-        end_rank(&mut job, 1, RankEnd::Exited(3), s(10));
-        assert_eq!((take_signals(&mut job), job.deadline()), (vec![], Some(s(12))));
-        job.tick(s(12));
-        assert_eq!((take_signals(&mut job), job.deadline()), (vec![SIGTERM, SIGCONT], Some(s(17))));
-        end_rank(&mut job, 0, RankEnd::Killed(SIGTERM), s(13));
-        job.tick(s(17));
-        assert_eq!((take_signals(&mut job), job.deadline()), (vec![SIGKILL], Some(s(27))));
+        end_rank(&mut job, 1, RankEnd::Exited(3), secs(10));
+        assert_eq!((take_signals(&mut job), job.deadline()), (vec![], Some(secs(12))));
+        job.tick(secs(12));
+        assert_eq!((take_signals(&mut job), job.deadline()), (vec![SIGTERM, SIGCONT], Some(secs(17))));
+        end_rank(&mut job, 0, RankEnd::Killed(SIGTERM), secs(13));
+        job.tick(secs(17));
+        assert_eq!((take_signals(&mut job), job.deadline()), (vec![SIGKILL], Some(secs(27))));
         assert!(!job.is_over());
-        end_rank(&mut job, 2, RankEnd::Killed(SIGKILL), s(17));
+        end_rank(&mut job, 2, RankEnd::Killed(SIGKILL), secs(17));
         assert!(job.is_over());
         assert_eq!(job.into_result().0, JobOutcome::Failed(Rank::new(1)));
     }
@@ -282,14 +284,14 @@ mod tests {
     #[test]
     fn the_job_ends_although_a_process_cannot_be_killed() {
         let mut job = supervise_three_ranks();
-        job.handle_signal(SIGINT, s(1));
-        job.tick(s(6));
-        job.tick(s(16));
+        job.handle_signal(SIGINT, secs(1));
+        job.tick(secs(6));
+        job.tick(secs(16));
         assert!(job.is_over());
         assert!(job.into_result().1.iter().all(|member| member.ended.is_none()));
     }
 
-    /// The ends of ranks may be seen together or one after another.
+    /// ringrun may see the ends of several ranks together or one after another.
     #[test]
     fn the_rank_that_failed_first_is_blamed() {
         let lost = RankEnd::Exited(6);
@@ -316,7 +318,7 @@ mod tests {
             let mut job = supervise_three_ranks();
             for batch in batches {
                 let batch: Vec<_> = batch.into_iter().map(|(rank, ended)| (Rank::new(rank), ended)).collect();
-                job.handle_rank_ends(&batch, s(1));
+                job.handle_rank_ends(&batch, secs(1));
             }
             assert_eq!(job.into_result().0, JobOutcome::Failed(Rank::new(expected)), "{name}");
         }
@@ -325,19 +327,19 @@ mod tests {
     #[test]
     fn ranks_that_ringrun_stopped_are_not_blamed() {
         let mut job = supervise_three_ranks();
-        end_rank(&mut job, 0, RankEnd::Exited(6), s(1));
-        job.tick(s(3));
-        end_rank(&mut job, 1, RankEnd::Killed(SIGTERM), s(3));
+        end_rank(&mut job, 0, RankEnd::Exited(6), secs(1));
+        job.tick(secs(3));
+        end_rank(&mut job, 1, RankEnd::Killed(SIGTERM), secs(3));
         assert_eq!(job.into_result().0, JobOutcome::Failed(Rank::ZERO));
     }
 
     #[test]
-    fn ctrl_c_sends_sigint_and_a_second_one_sigkill() {
+    fn ctrl_c_sends_sigint_and_a_second_ctrl_c_sends_sigkill() {
         let mut job = supervise_three_ranks();
-        job.handle_signal(SIGINT, s(1));
-        assert_eq!((take_signals(&mut job), job.deadline()), (vec![SIGINT, SIGCONT], Some(s(6))));
-        end_rank(&mut job, 0, RankEnd::Exited(1), s(2));
-        job.handle_signal(SIGINT, s(2));
+        job.handle_signal(SIGINT, secs(1));
+        assert_eq!((take_signals(&mut job), job.deadline()), (vec![SIGINT, SIGCONT], Some(secs(6))));
+        end_rank(&mut job, 0, RankEnd::Exited(1), secs(2));
+        job.handle_signal(SIGINT, secs(2));
         assert_eq!(take_signals(&mut job), [SIGKILL]);
         assert_eq!(job.into_result().0, JobOutcome::Interrupted(SIGINT));
     }
@@ -345,17 +347,17 @@ mod tests {
     #[test]
     fn a_second_sigterm_does_not_change_the_time_to_save() {
         let mut job = supervise_three_ranks();
-        job.handle_signal(SIGTERM, s(1));
-        job.handle_signal(SIGTERM, s(2));
-        assert_eq!((take_signals(&mut job), job.deadline()), (vec![SIGTERM, SIGCONT], Some(s(26))));
-        job.tick(s(26));
+        job.handle_signal(SIGTERM, secs(1));
+        job.handle_signal(SIGTERM, secs(2));
+        assert_eq!((take_signals(&mut job), job.deadline()), (vec![SIGTERM, SIGCONT], Some(secs(26))));
+        job.tick(secs(26));
         assert_eq!(take_signals(&mut job), [SIGKILL]);
     }
 
     #[test]
     fn other_signals_are_passed_on() {
         let mut job = supervise_three_ranks();
-        job.handle_signal(signal_hook::consts::SIGUSR1, s(1));
+        job.handle_signal(signal_hook::consts::SIGUSR1, secs(1));
         assert_eq!(take_signals(&mut job), [signal_hook::consts::SIGUSR1]);
         assert_eq!(job.into_result().0, JobOutcome::Success);
     }
@@ -363,10 +365,10 @@ mod tests {
     #[test]
     fn a_job_timeout_stops_the_job() {
         let mut job = supervise_three_ranks();
-        assert_eq!(job.deadline(), Some(s(100)));
-        job.tick(s(99));
+        assert_eq!(job.deadline(), Some(secs(100)));
+        job.tick(secs(99));
         assert!(take_signals(&mut job).is_empty());
-        job.tick(s(100));
+        job.tick(secs(100));
         assert_eq!(take_signals(&mut job), [SIGTERM, SIGCONT]);
         assert_eq!(job.into_result().0, JobOutcome::TimedOut);
     }
@@ -374,7 +376,7 @@ mod tests {
     #[test]
     fn without_grace_sigterm_is_sent_at_once() {
         let mut job = Supervisor::new(LaunchLimits { grace: Duration::ZERO, ..LIMITS }, &[10, 11]);
-        end_rank(&mut job, 0, RankEnd::Exited(1), s(1));
+        end_rank(&mut job, 0, RankEnd::Exited(1), secs(1));
         assert_eq!(take_signals(&mut job), [SIGTERM, SIGCONT]);
     }
 }

@@ -16,12 +16,12 @@ pub(super) struct PhysicalCore {
 }
 
 /// Returns the cores that this process may use, sorted by NUMA node, package and core. Respects the affinity mask that the
-/// process inherited, for example from `taskset`, Slurm or a container's cpuset. Returns nothing if the kernel does not
-/// report the mask.
+/// process inherited, for example from `taskset`, Slurm or a container's cpuset. Returns an empty list if the kernel does
+/// not report the mask.
 pub(super) fn cores() -> Vec<PhysicalCore> {
     let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
     let allowed = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
-    group_by_core(allowed.map(|processor| (processor, ProcessorPosition::of(processor))).collect())
+    group_by_core(allowed.map(|processor| (processor, ProcessorPosition::read(processor))).collect())
 }
 
 /// Binds this thread to the processors that it already may use. A sandbox that forbids this also forbids it to the ranks.
@@ -39,14 +39,15 @@ struct ProcessorPosition {
 
 impl ProcessorPosition {
     /// Reads the position from `/sys`. Without `/sys`, each processor counts as a core.
-    fn of(processor: Processor) -> Self {
+    fn read(processor: Processor) -> Self {
         let folder = format!("/sys/devices/system/cpu/cpu{processor}");
         let number =
             |file: &str| fs::read_to_string(format!("{folder}/topology/{file}")).ok()?.trim().parse().ok();
         let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
         let mut nodes =
             entries.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("node")?.parse().ok());
-        // The first sibling identifies a core: the number in `core_id` is not unique on all machines.
+        // The number of the first hardware thread of a core identifies the core, because the number in `core_id` is not
+        // unique on all machines.
         let siblings = fs::read_to_string(format!("{folder}/topology/thread_siblings_list")).ok();
         let first = siblings.and_then(|list| list.split([',', '-', '\n']).next()?.parse().ok());
         Self {
@@ -67,7 +68,7 @@ fn group_by_core(mut processors: Vec<(Processor, ProcessorPosition)>) -> Vec<Phy
     processors.chunk_by(same_core).map(core).collect()
 }
 
-/// Formats processors as a list such as `0-3,8`, as for `taskset`.
+/// Formats processors as a list such as `0-3,8`, in the format of `taskset`.
 pub(super) fn format_list(processors: &[Processor]) -> String {
     let runs = processors.chunk_by(|a, b| a + 1 == *b);
     let runs = runs.map(|run| match run {

@@ -2,11 +2,11 @@
 //!
 //! ringrun tells the watchdog through a pipe which process groups exist. Only ringrun has the writing end. If the
 //! pipe is closed before the line `done` has arrived, ringrun has died. The watchdog then kills these groups, and all
-//! processes that have the job's id in their environment. The environment also identifies a rank that was started,
-//! but whose process group the watchdog does not know yet.
+//! processes that have the job's id in their environment. The environment also identifies a rank whose process group
+//! ringrun has not reported yet.
 //!
-//! The watchdog runs in a new session, under another name than ringrun's, and without the job's environment. It ignores the
-//! signals that stop jobs, so that Ctrl-C, `killall ringrun` or `systemctl stop` do not end it before ringrun.
+//! The watchdog runs in a new session, under a different name than ringrun, and without the job's environment. The watchdog
+//! ignores the signals that stop jobs, so that Ctrl-C, `killall ringrun` or `systemctl stop` do not end it before ringrun.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -27,13 +27,13 @@ use super::processes;
 /// The name (`argv[0]`) under which ringrun's executable runs as the watchdog.
 pub const WATCHDOG: &str = "ring-watchdog";
 
-/// How long the watchdog keeps killing processes if new ones appear.
+/// How long the watchdog keeps killing processes if new processes appear.
 const SWEEP_TIME: Duration = Duration::from_secs(5);
 
 /// The pause between two searches for processes.
 const SWEEP_PAUSE: Duration = Duration::from_millis(5);
 
-/// ringrun's handle of the watchdog.
+/// The handle with which ringrun controls the watchdog.
 #[derive(Debug)]
 pub(super) struct Watchdog {
     pid: Pid,
@@ -42,7 +42,7 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts the watchdog and waits until signals of the terminal no longer reach it.
+    /// Starts the watchdog and waits until signals of the terminal no longer reach the watchdog.
     pub(super) fn start(job_id: &str) -> io::Result<Self> {
         let mut child = Command::new("/proc/self/exe")
             .arg0(WATCHDOG)
@@ -68,12 +68,13 @@ impl Watchdog {
         self.send_line(&format!("+{group}"));
     }
 
-    /// Removes a process group that has been killed: the kernel may use its number again.
+    /// Tells the watchdog to forget a process group that has been killed, because the kernel may reuse the group's number.
     pub(super) fn remove(&mut self, group: Pid) {
         self.send_line(&format!("-{group}"));
     }
 
-    /// Ends the watchdog, because the job is over. SIGKILL also ends a watchdog that was stopped and does not read the pipe.
+    /// Ends the watchdog, because the job is over. SIGKILL also ends a watchdog that SIGSTOP has stopped, and that does not
+    /// read the pipe.
     pub(super) fn dismiss(&mut self) {
         self.send_line("done");
         self.pipe = None;
@@ -81,13 +82,13 @@ impl Watchdog {
         let _ = waitpid(Some(self.pid), WaitOptions::empty());
     }
 
-    /// Called when the watchdog has ended unexpectedly.
+    /// Stops sending lines to the watchdog, because the watchdog has ended unexpectedly.
     pub(super) fn set_lost(&mut self) {
         self.pipe = None;
     }
 
     /// Sends one line. A line is short enough for an atomic write, so the watchdog never reads half a line. A pipe has space for
-    /// several thousand lines, more than there are ranks, so ringrun never blocks on a watchdog that was stopped.
+    /// several thousand lines, more than ringrun sends, so ringrun never blocks on a watchdog that SIGSTOP has stopped.
     fn send_line(&mut self, line: &str) {
         if let Some(pipe) = &mut self.pipe
             && pipe.write_all(format!("{line}\n").as_bytes()).is_err()
@@ -97,7 +98,7 @@ impl Watchdog {
     }
 }
 
-/// The state of the job, from the lines that ringrun has sent.
+/// The state of the job, which the watchdog learns from the lines that ringrun sends.
 #[derive(Default, Debug, PartialEq, Eq)]
 struct WatchedJob {
     job: Option<String>,

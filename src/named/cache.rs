@@ -1,7 +1,8 @@
-//! The response cache, which identifies tensors that have run before by a small number, the slot.
+//! The response cache. Each tensor in the cache has a number, its slot, so that ranks can identify a tensor that has
+//! run before by the slot instead of the name.
 //!
 //! Only the coordinator, which runs on rank 0 of the group, assigns and retires slots ([`CacheDirectory`]). Each rank
-//! keeps a copy of the cache, and updates it when it reads the coordinator's messages ([`CacheView`]).
+//! keeps a copy of the cache, and updates this copy when the rank reads the coordinator's messages ([`CacheView`]).
 //!
 //! A slot gets a new tensor in two steps. First the coordinator sends a message that retires the slot, and ranks that
 //! have read this message no longer use the slot. When every rank has reported that it has read the message, the
@@ -21,7 +22,7 @@ pub(super) struct CacheView {
 }
 
 impl CacheView {
-    /// Returns the slot of the tensor with this name and signature, if it has one.
+    /// Returns the slot of the tensor with this name and signature, or `None` if the tensor has no slot.
     pub(super) fn find(&self, name: &str, signature: &Signature) -> Option<u16> {
         let slot = *self.by_name.get(name)?;
         self.requests.get(&slot).filter(|request| request.signature == *signature).map(|_| slot)
@@ -78,13 +79,14 @@ impl CacheDirectory {
         Self { slots, by_name: BTreeMap::new(), use_count: 0, retired_count: 0 }
     }
 
-    /// Returns the tensor that a rank reports by this slot, also if the slot is retired.
+    /// Returns the tensor that a rank reports by this slot, even if the slot is retired.
     pub(super) fn resolve(&self, slot: u16) -> Option<&Request> {
         self.slots.get(usize::from(slot))?.as_ref().map(|slot| &slot.request)
     }
 
-    /// Returns the announcement of a tensor for message `number`. If there is no slot for the tensor, retires the least
-    /// recently used slot for later tensors and adds it to `retired`.
+    /// Returns the announcement of a tensor, which becomes part of message `number`. If no slot is free for the
+    /// tensor, retires the least recently used slot, so that a later tensor can get the slot, and adds the slot to
+    /// `retired`.
     pub(super) fn announce(
         &mut self,
         request: Request,
@@ -100,7 +102,8 @@ impl CacheDirectory {
             if slot.request.signature == request.signature {
                 return AnnouncedTensor::Cached(index);
             }
-            // All ranks have submitted the new signature in full, so no rank uses this slot for the old one any more.
+            // All ranks have submitted the new signature in full, so no rank uses this slot for the old signature any
+            // more.
             slot.request = request.clone();
             return AnnouncedTensor::Named(request, Some(index));
         }
@@ -166,8 +169,8 @@ mod tests {
             AnnouncedTensor::Named(request("b", 1), Some(1))
         );
         assert_eq!(directory.announce(request("a", 1), 2, &mut retired), AnnouncedTensor::Cached(0));
-        // `b` was used least recently, so its slot is retired. A rank that has not read the message about this may
-        // still use the slot.
+        // `b` was used least recently, so the slot of `b` is retired. A rank that has not read the message that
+        // retires the slot may still use the slot.
         assert_eq!(
             directory.announce(request("c", 1), 3, &mut retired),
             AnnouncedTensor::Named(request("c", 1), None)

@@ -1,5 +1,6 @@
-//! The client of the negotiation, which runs on every rank. It keeps the tensors in flight, decides what to report to
-//! the coordinator on rank 0, and processes the coordinator's messages. It uses no clock and no IO.
+//! The client side of the negotiation, in which the ranks agree on the tensors that run next. Every rank runs a
+//! client. The client keeps the tensors in flight, decides what to report to the coordinator on rank 0, and processes
+//! the coordinator's messages. The client uses no clock and no IO.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ pub const TENSORS_MAX: usize = 1 << 16;
 pub(super) struct Client<P> {
     world: WorldSize,
     slots: CacheView,
-    /// The tensors in flight by name. A tensor whose operation has begun has no data here any more.
+    /// The tensors in flight by name. When the operation of a tensor begins, its data are removed (`None`).
     tensors: BTreeMap<String, (Signature, Option<P>)>,
     report: RankReport,
     has_joined: bool,
@@ -33,7 +34,7 @@ pub(super) enum ClientAction<P> {
     Run(Vec<(Request, Option<P>)>),
     /// Report this error to the handle of the tensor with these data.
     Fail(P, NamedError),
-    /// Report that all ranks have joined. The rank is the one that joined last.
+    /// Report that all ranks have joined. The field is the rank that joined last.
     Joined(Rank),
     /// End the named tensors, because all ranks have closed.
     End,
@@ -117,8 +118,8 @@ impl<P> Client<P> {
     }
 
     /// Returns the next report to the coordinator, or `None` if there is nothing to report. A report contains at most
-    /// [`REQUESTS_MAX`] tensors in full. If there are more, only the last of the reports says that this rank joins or
-    /// closes, so that the coordinator first receives all tensors of this rank.
+    /// [`REQUESTS_MAX`] tensors in full. If more tensors must be reported, only the last report says that this rank
+    /// joins or closes, so that the coordinator first receives all tensors of this rank.
     pub(super) fn take_report(&mut self) -> Option<RankReport> {
         let report = &mut self.report;
         if report.slots.is_empty() && report.requests.is_empty() && !report.joins && !report.closes {
@@ -170,7 +171,7 @@ impl<P> Client<P> {
         }
         for slot in message.retired {
             let Some(request) = self.slots.retire(slot) else { continue };
-            // The next report would name this tensor by its slot. It must now contain the tensor in full.
+            // The next report would name this tensor by its slot. The report must now contain the tensor in full.
             if self.report.slots.remove(&slot) {
                 self.report.requests.push(request);
             }
@@ -185,8 +186,9 @@ impl<P> Client<P> {
         let Request { name, signature } = request;
         match self.tensors.get_mut(name) {
             Some((own, payload @ Some(_))) if *own == *signature => Ok(payload.take()),
-            // In the second case (`Some((_, None))`) this rank submitted the tensor before it joined. That tensor's
-            // operation still runs here. It has ended on other ranks, and they have submitted the name again.
+            // In the second case (`Some((_, None))`) this rank submitted a tensor with this name before this rank
+            // joined. The operation of that tensor still runs on this rank. On other ranks the operation has ended,
+            // and those ranks have submitted the name again.
             None | Some((_, None)) if self.has_joined => Ok(None),
             Some((own, _)) => {
                 Err(Violation(format!("it ran `{name}` as {signature}, but this rank submitted {own}")))
@@ -288,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_report_is_split_and_only_its_last_part_joins() {
+    fn a_long_report_is_split_and_only_the_last_part_contains_the_join() {
         let mut client = client();
         for index in 0..=REQUESTS_MAX as u32 {
             client.submit(&index.to_string(), SUM, || index).unwrap();

@@ -1,5 +1,6 @@
-//! The coordinator of the negotiation, which runs on rank 0 of the group. It records which ranks have submitted which
-//! tensors, and decides which tensors run. It uses no clock and no IO: the time since the start of the
+//! The coordinator side of the negotiation, in which the ranks agree on the tensors that run next. Rank 0 of the
+//! group runs the coordinator. The coordinator records which ranks have submitted which tensors, and decides which
+//! tensors run. The coordinator uses no clock and no IO: the time since the start of the
 //! coordinator is an argument.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -23,7 +24,8 @@ pub(super) struct CoordinatorLimits {
     pub(super) fusion_bytes: u64,
     /// The number of tensors in the response cache.
     pub(super) capacity: u16,
-    /// The largest number of operations that run at the same time. Tensors that become ready in the meantime are fused.
+    /// The largest number of operations that run at the same time. Tensors that become ready while this many
+    /// operations run are fused.
     pub(super) outstanding_max: usize,
 }
 
@@ -45,7 +47,7 @@ pub(super) struct Coordinator {
     directory: CacheDirectory,
     /// The number of messages sent so far.
     messages: u64,
-    /// The number of operations that run.
+    /// The number of operations that are running.
     outstanding: usize,
     last_joined: Option<Rank>,
     has_ended: bool,
@@ -77,7 +79,7 @@ pub(super) struct PendingTensor {
 }
 
 impl Coordinator {
-    /// `members` contains, for each rank of the group, its number in the job, which error messages show.
+    /// Creates a coordinator. `members` contains the job rank of each rank of the group, which error messages show.
     pub(super) fn new(limits: CoordinatorLimits, members: Arc<[Rank]>, watch: StallWatch) -> Self {
         Self {
             limits,
@@ -160,8 +162,8 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Decides whether a tensor runs or is refused. Decides nothing while the tensor still waits for a rank, unless
-    /// another rank has closed without submitting the tensor: then the tensor is refused.
+    /// Decides whether a tensor runs or is refused. If a rank has closed without submitting the tensor, refuses the
+    /// tensor. Otherwise waits with the decision until all ranks have submitted the tensor or have joined.
     fn decide(&mut self, name: &str) {
         let Some(entry) = self.pending.get(name) else { return };
         let (mut joined, mut closed, mut is_awaited) = (Vec::new(), Vec::new(), false);
@@ -233,7 +235,7 @@ impl Coordinator {
         super::stalls::describe_ranks(ranks.iter().map(|rank| self.members[rank.index()]))
     }
 
-    /// Records that an operation has ended on this rank, so that another one may begin.
+    /// Records that an operation has ended on this rank, so that another operation may begin.
     pub(super) fn complete(&mut self, now: Duration) {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.watch.record_activity(now);
@@ -277,8 +279,8 @@ impl Coordinator {
             let fits = fused.first().is_none_or(|first: &Request| {
                 let is_same_kind = (first.signature.kind, first.signature.dtype)
                     == (request.signature.kind, request.signature.dtype);
-                // A gathered or scattered buffer has one part for each rank, so the parts of several tensors would have
-                // to be interleaved.
+                // A gathered or scattered buffer has one part for each rank, so a fused operation would have to
+                // interleave the parts of several tensors.
                 is_same_kind
                     && !matches!(request.signature.kind, TensorOp::AllGather | TensorOp::ReduceScatter(_))
                     && bytes.saturating_add(request.signature.bytes()) <= self.limits.fusion_bytes
@@ -294,7 +296,8 @@ impl Coordinator {
         fused
     }
 
-    /// Returns the instruction that all ranks have joined or closed. It is sent after all other instructions.
+    /// Returns the instruction which says that all ranks have joined or closed. The coordinator sends this
+    /// instruction after all other instructions.
     fn take_final_instruction(&mut self, number: u64) -> Option<Instruction> {
         if self.has_ended {
             return None;

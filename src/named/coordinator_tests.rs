@@ -1,4 +1,5 @@
-//! Tests of the coordinator alone: the messages that it returns after single reports.
+//! Tests of the coordinator without clients. Each test passes reports to the coordinator, and checks the
+//! coordinator's messages.
 
 use std::time::Duration;
 

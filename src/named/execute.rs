@@ -140,7 +140,8 @@ pub(super) trait BegunOperation: Send {
     fn finish(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error>;
 }
 
-/// The range of a tensor in the operation's buffer, and the receiver of its result.
+/// The range of a tensor in the operation's buffer, and the promise of the tensor's result with the function to apply
+/// to the result. The promise is `None` if this rank has joined and contributes zeros.
 type FusedPart<T> = (Range<usize>, Option<(Promise<Vec<T>>, PostProcess<T>)>);
 
 struct FusedOperation<T> {
@@ -211,8 +212,8 @@ fn begin_typed<T: Element>(group: &mut Group, items: Vec<RunItem>) -> Box<dyn Be
     Box::new(FusedOperation { handle, names, parts })
 }
 
-/// Gathers tensors whose lengths may differ between ranks. It gathers the lengths first, so that all ranks detect an
-/// excessive length.
+/// Gathers tensors whose lengths may differ between ranks. This function gathers the lengths first, so that all ranks
+/// detect an excessive length.
 fn gather<T: Element>(group: &mut Group, own: &[T]) -> Result<Handle<Vec<T>>, Error> {
     let counts = group.all_gather_from(&[own.len() as u64])?;
     let total = counts.iter().fold(0u64, |total, &count| total.saturating_add(count));
@@ -237,7 +238,8 @@ impl<T: Element> BegunOperation for FusedOperation<T> {
             Err(error) => {
                 let promises = parts.into_iter().filter_map(|(_, promise)| promise);
                 promises.for_each(|(promise, _)| promise.fulfil(Err(error.clone().into())));
-                // If the lengths of an all-gather are invalid, only this tensor fails, on all ranks.
+                // If the lengths of an all-gather are invalid, the all-gather fails on all ranks, and all other
+                // tensors continue.
                 return if matches!(error, Error::InvalidCounts(_)) { Ok(()) } else { Err(error) };
             }
         };

@@ -1,7 +1,7 @@
 //! The encoding of the messages between the ranks and the coordinator. Every value that a peer sends is compared with a
 //! limit before it is used.
 //!
-//! The encoding is custom: it has a bit vector in reports, and limits of names and counts. Numbers are little-endian.
+//! The encoding is custom: reports contain a bit vector, and names and counts have limits. Numbers are little-endian.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -38,7 +38,7 @@ const _: () = assert!(
 pub(super) enum TensorOp {
     AllReduce(ReduceOp),
     Broadcast(Rank),
-    /// An all-gather. Its count is 0, because the counts of the ranks may differ.
+    /// An all-gather. The count in its signature is 0, because the counts of the ranks may differ.
     AllGather,
     ReduceScatter(ReduceOp),
 }
@@ -114,7 +114,7 @@ pub(super) struct RankReport {
     pub(super) messages_read: u64,
     /// The submitted tensors that are in the response cache, by their slots.
     pub(super) slots: BTreeSet<u16>,
-    /// The other submitted tensors.
+    /// The submitted tensors that are not in the response cache.
     pub(super) requests: Vec<Request>,
     /// Whether the rank joins: it has no more data, and waits until all ranks have joined.
     pub(super) joins: bool,
@@ -137,7 +137,7 @@ pub(super) enum Instruction {
     Run(Vec<AnnouncedTensor>),
     /// Report an error to the handle of this tensor.
     Refuse { name: String, refusal: RefusalKind, reason: String },
-    /// All ranks have joined. The rank is the one that joined last.
+    /// All ranks have joined. The field is the rank that joined last.
     Joined(Rank),
     /// All ranks have closed. This is the last instruction.
     End,
@@ -148,7 +148,7 @@ pub(super) enum Instruction {
 pub(super) enum AnnouncedTensor {
     /// The tensor in this slot of the response cache.
     Cached(u16),
-    /// A tensor in full. If there is a slot, the tensor is stored in it.
+    /// A tensor in full, and the slot in which every rank stores the tensor, if the tensor gets a slot.
     Named(Request, Option<u16>),
 }
 

@@ -1,11 +1,11 @@
 //! Named tensors: collectives that each rank may start in a different order.
 //!
-//! The ranks of a group must call its collectives in the same order. A framework that computes gradients in parallel has
-//! no such order: the threads of each rank finish tensors at different times. [`NamedTensors`] accepts tensors by name
-//! and determines which tensors all ranks have submitted. It runs these tensors in an order that rank 0 of the group
-//! chooses, and fuses small tensors into one operation. This is Horovod's model (Sergeev and Del Balso, "Horovod: fast
-//! and easy distributed deep learning in TensorFlow", arXiv:1802.05799), but without a fixed cycle time: a tensor runs as
-//! soon as it is ready, and tensors that become ready while an operation runs are fused.
+//! The ranks of a group must call its collectives in the same order. A framework that computes gradients in parallel
+//! has no such order: the threads of each rank finish tensors at different times. [`NamedTensors`] accepts tensors by
+//! name and determines which tensors all ranks have submitted. [`NamedTensors`] runs these tensors in an order that
+//! rank 0 of the group chooses, and fuses small tensors into one operation. This is Horovod's model (Sergeev and Del
+//! Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", arXiv:1802.05799), but without a fixed
+//! cycle time: a tensor runs as soon as it is ready, and tensors that become ready while an operation runs are fused.
 //!
 //! ```
 //! use ringtrain::{Group, NamedOptions, NamedTensors, ReduceOp};
@@ -54,23 +54,23 @@ use self::stalls::StallWatch;
 use crate::group::{Error, Group};
 use crate::types::{Element, Rank, ReduceOp};
 
-/// The largest number of operations that run at the same time: one sends and receives, while the tensors of the next one
-/// are copied into its buffer.
+/// The largest number of operations that run at the same time. While one operation sends and receives, the tensors of
+/// the next operation are copied into a buffer.
 const OUTSTANDING_MAX: usize = 2;
 
 /// The options of named tensors. All ranks use the options that rank 0 of the group passes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct NamedOptions {
-    /// The largest number of bytes that are fused into one operation. Tensors with more bytes are not fused. With 0 no
-    /// tensors are fused.
+    /// The largest number of bytes that are fused into one operation. Tensors with more bytes are not fused. If the
+    /// value is 0, no tensors are fused.
     ///
-    /// The default is 16 MiB. Horovod's default is 64 MiB (now 128 MiB), for networks and GPUs on which an operation has a
-    /// higher fixed cost. Fusing costs two copies. An operation of 16 MiB takes milliseconds, so the fixed cost of its
-    /// 2(n-1) messages is small; a longer operation would only delay the first results.
+    /// The default is 16 MiB. Horovod's default is 64 MiB (now 128 MiB), for networks and GPUs on which an operation
+    /// has a higher fixed cost. Fusing copies each tensor twice. An operation of 16 MiB takes milliseconds, so the
+    /// fixed cost of its 2(n-1) messages is small. A longer operation would only delay the first results.
     pub fusion_bytes: usize,
-    /// The number of tensors in the response cache, at most 16 384. If a rank submits a cached tensor again, it sends only
-    /// one bit for the tensor.
+    /// The number of tensors in the response cache, at most 16 384. If a rank submits a cached tensor again, the rank
+    /// sends only one bit for the tensor.
     pub cache_capacity: usize,
     /// The time that a tensor may wait for ranks that have not submitted it, before rank 0 logs a warning.
     pub stall_warning: Duration,
@@ -98,7 +98,8 @@ pub struct NamedStatistics {
     pub tensors: u64,
     /// The number of submitted tensors that were in the response cache, so that one bit reported each of them.
     pub cached: u64,
-    /// The number of operations that have run. It is smaller than the number of tensors if tensors were fused.
+    /// The number of operations that have run. This number is smaller than the number of tensors if tensors were
+    /// fused.
     pub operations: u64,
     /// The number of messages that this rank has sent to the coordinator on rank 0.
     pub reports: u64,
@@ -116,8 +117,8 @@ pub struct NamedTensors {
 }
 
 impl NamedTensors {
-    /// Starts the collectives by name of the ranks of a group. All ranks of the group must call this function. You can still use
-    /// the group for other calls.
+    /// Creates named tensors for a group. All ranks of the group must call this function. You can still use the group
+    /// for other calls.
     ///
     /// # Errors
     ///
@@ -126,7 +127,8 @@ impl NamedTensors {
     pub fn new(group: &mut Group, options: NamedOptions) -> Result<Self, Error> {
         let mut control = group.duplicate()?;
         let data = group.duplicate()?;
-        // This group is idle while no tensors are submitted, so it has no timeout. The coordinator detects stalls.
+        // The control group is idle while no tensors are submitted, so it has no timeout. The coordinator detects
+        // stalls.
         control.set_timeout(Duration::MAX);
         let coordinator = (control.rank() == Rank::ZERO).then(|| {
             let limits = CoordinatorLimits {
@@ -217,8 +219,8 @@ impl NamedTensors {
         self.submit(name, elements, TensorOp::Broadcast(root), None)
     }
 
-    /// Submits a tensor for an all-gather: the result is the concatenation of the tensors with this name on all ranks.
-    /// Their lengths may differ. The tensor is not fused.
+    /// Submits a tensor for an all-gather: the result is the concatenation of the tensors with this name on all
+    /// ranks. The lengths of these tensors may differ. The tensor is not fused.
     ///
     /// # Errors
     ///
@@ -255,9 +257,9 @@ impl NamedTensors {
     /// Declares that this rank has no more data, and waits until all ranks have joined. Returns the rank that joined last.
     /// Then all ranks can submit tensors again.
     ///
-    /// Until all ranks have joined, this rank contributes zeros to sums and averages that other ranks submit. Averages are
-    /// still divided by the number of all ranks. If other ranks submit another operation that this rank has not submitted,
-    /// they get an error.
+    /// Until all ranks have joined, this rank contributes zeros to sums and averages that other ranks submit.
+    /// Averages are still divided by the number of all ranks. If other ranks submit any other operation, and this
+    /// rank has not submitted the same tensor, those ranks get an error.
     ///
     /// # Errors
     ///
@@ -287,9 +289,9 @@ impl NamedTensors {
         lock(&self.shared.local).client.statistics()
     }
 
-    /// Declares that this rank will submit no more tensors, and waits until all ranks have closed. Tensors that this rank
-    /// has submitted still run if the other ranks submit them too. If other ranks submit a tensor that this rank has not
-    /// submitted, they get an error. Dropping the named tensors also closes them.
+    /// Declares that this rank will submit no more tensors, and waits until all ranks have closed. Tensors that this
+    /// rank has submitted still run if the other ranks submit them too. If other ranks submit a tensor that this rank
+    /// has not submitted, those ranks get an error. Dropping the [`NamedTensors`] has the same effect.
     ///
     /// # Errors
     ///
@@ -306,7 +308,7 @@ impl NamedTensors {
         lock(&self.shared.local).client.close();
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // The result would only say that a thread has panicked, and these threads do not panic.
+            // `join` returns an error only if the thread has panicked, and these threads do not panic.
             let _ = thread.join();
         }
     }

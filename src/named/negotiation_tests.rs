@@ -1,5 +1,5 @@
-//! Tests of the negotiation without IO: a coordinator and its clients exchange messages, whose delivery is interleaved in
-//! all orders that links allow.
+//! Tests of the negotiation without IO: a coordinator and its clients exchange messages. The messages are delivered
+//! in all interleavings that links allow.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ enum TestAction {
     Close,
 }
 
-/// The name of a tensor that has run, and this rank's contribution to it: the number of the tensor and the step.
-/// `None` if the rank contributed zeros.
+/// The name of a tensor that has run, and this rank's contribution: the number of the tensor and the step. The
+/// contribution is `None` if the rank contributed zeros.
 type FinishedTensor = (String, Option<(usize, usize)>);
 
 struct SimulatedRank {
@@ -30,10 +30,11 @@ struct SimulatedRank {
     actions: VecDeque<TestAction>,
     reports: VecDeque<RankReport>,
     messages: VecDeque<CoordinatorMessage>,
-    /// The operations that run, the oldest first. Each has the names of the tensors that this rank has submitted.
+    /// The running operations, the oldest first. Each operation lists the names of the tensors that this rank has
+    /// submitted.
     running: VecDeque<Vec<String>>,
     /// All operations that have begun.
-    done: Vec<Vec<FinishedTensor>>,
+    begun: Vec<Vec<FinishedTensor>>,
     joined: usize,
     has_ended: bool,
 }
@@ -63,7 +64,7 @@ impl SimulatedGroup {
             reports: VecDeque::new(),
             messages: VecDeque::new(),
             running: VecDeque::new(),
-            done: Vec::new(),
+            begun: Vec::new(),
             joined: 0,
             has_ended: false,
         };
@@ -80,15 +81,16 @@ impl SimulatedGroup {
         }
     }
 
-    /// Makes the move with number `what` on one rank. Returns whether the move was possible.
+    /// Makes one move on one rank. `what` selects the move: 0 makes the next call, 1 takes a report, 2 delivers a
+    /// report, 3 delivers a message, and 4 ends an operation. Returns whether the move was possible.
     fn make_move(&mut self, rank: usize, what: usize) -> bool {
         let node = &mut self.nodes[rank];
         match what {
             0 => match node.actions.front().copied() {
                 Some(TestAction::Submit { tensor, step }) => {
                     let name = format!("t{tensor}");
-                    // The submission fails while the tensor of the previous step is in flight. It also fails if this
-                    // rank has joined, until all ranks have.
+                    // The submission fails while the tensor of the previous step is in flight. The submission also
+                    // fails if this rank has joined and other ranks have not.
                     let submitted = node.client.submit(&name, signature(tensor, step), || (tensor, step));
                     if submitted.is_ok() {
                         node.actions.pop_front();
@@ -124,7 +126,7 @@ impl SimulatedGroup {
                             node.running.push_back(own.map(|(request, _)| request.name.clone()).collect());
                             let named =
                                 |(request, payload): (super::message::Request, _)| (request.name, payload);
-                            node.done.push(run.into_iter().map(named).collect());
+                            node.begun.push(run.into_iter().map(named).collect());
                         }
                         ClientAction::Joined(_) => node.joined += 1,
                         ClientAction::End => node.has_ended = true,
@@ -157,9 +159,10 @@ impl SimulatedGroup {
     }
 }
 
-/// Returns the actions of a rank. In each step it submits every tensor once, in an order that differs from rank to rank.
-/// The number of steps in an epoch also differs from rank to rank, and each rank joins at the end of an epoch.
-fn plan(rank: usize, tensors: usize, epochs: usize, order: &[usize]) -> Vec<TestAction> {
+/// Returns the actions of a rank. In each step the rank submits every tensor once, in an order that differs from rank
+/// to rank. The number of steps in an epoch also differs from rank to rank, and each rank joins at the end of an
+/// epoch.
+fn make_actions(rank: usize, tensors: usize, epochs: usize, order: &[usize]) -> Vec<TestAction> {
     let mut actions = Vec::new();
     let mut index = rank;
     for epoch in 0..epochs {
@@ -191,26 +194,26 @@ proptest! {
         order in proptest::collection::vec(0usize..1000, 64),
         choices in proptest::collection::vec((0usize..4, 0usize..5), 0..600),
     ) {
-        let orders: Vec<Vec<TestAction>> = (0..n).map(|rank| plan(rank, tensors, epochs, &order)).collect();
+        let orders: Vec<Vec<TestAction>> = (0..n).map(|rank| make_actions(rank, tensors, epochs, &order)).collect();
         let submitted: Vec<usize> =
             orders.iter().map(|actions| actions.iter().filter(|d| matches!(d, TestAction::Submit { .. })).count()).collect();
         let mut world = SimulatedGroup::new(orders, capacity, fusion);
         world.run(&choices);
         let names = |node: &SimulatedRank| -> Vec<Vec<String>> {
-            node.done.iter().map(|run| run.iter().map(|(name, _)| name.clone()).collect()).collect()
+            node.begun.iter().map(|run| run.iter().map(|(name, _)| name.clone()).collect()).collect()
         };
         let first = names(&world.nodes[0]);
         for (rank, node) in world.nodes.iter().enumerate() {
             prop_assert!(node.has_ended && node.actions.is_empty(), "rank {} is stuck at {:?}", rank, node.actions);
             prop_assert_eq!(node.joined, epochs);
             prop_assert_eq!(&names(node), &first);
-            let contributed = node.done.iter().flatten().filter(|(_, payload)| payload.is_some()).count();
+            let contributed = node.begun.iter().flatten().filter(|(_, payload)| payload.is_some()).count();
             prop_assert_eq!(contributed, submitted[rank]);
         }
-        // In each operation, all ranks that contribute to a tensor contribute it from the same step.
+        // In each operation, all ranks that contribute to a tensor contribute their data of the same step.
         for (operation, names) in first.iter().enumerate() {
             for tensor in 0..names.len() {
-                let contribution = |node: &SimulatedRank| node.done[operation][tensor].1;
+                let contribution = |node: &SimulatedRank| node.begun[operation][tensor].1;
                 let mut contributions = world.nodes.iter().filter_map(contribution);
                 let first = contributions.next();
                 prop_assert!(first.is_some() && contributions.all(|other| Some(other) == first));

@@ -1,5 +1,5 @@
-//! The threads and the messages of named tensors. They connect the client and, on rank 0, the coordinator to a group and
-//! to the clock.
+//! The threads and the messages of named tensors. The threads connect the client and, on rank 0, the coordinator to a
+//! group and to the clock.
 //!
 //! Every rank has three threads. The reporter sends the reports of the client, the reader carries out the instructions of
 //! the coordinator, and the finisher waits for operations and delivers their results. On rank 0 a fourth thread, the
@@ -22,7 +22,8 @@ use crate::types::Rank;
 const REPORT: u32 = 0;
 /// The tag of a message of the coordinator.
 const MESSAGE: u32 = 1;
-/// The largest number of begun operations that wait for the finisher. If there are so many, the reader waits too.
+/// The largest number of begun operations that wait for the finisher. If more operations begin, the reader waits for
+/// the finisher.
 const RUNNING_MAX: usize = 4;
 
 /// The state that a rank's threads share.
@@ -34,7 +35,7 @@ pub(super) struct NamedShared {
     control: Mutex<Group>,
     /// The additional state on rank 0; `None` on other ranks.
     pub(super) leader: Option<LeaderState>,
-    /// The time 0 of the coordinator's timestamps.
+    /// The instant from which the coordinator's timestamps count.
     epoch: Instant,
 }
 
@@ -88,7 +89,7 @@ pub(super) fn start(
     let mut spawn = |name: &str, work: Box<dyn FnOnce(&NamedShared) + Send>| {
         let own = Arc::clone(&shared);
         let thread = thread::Builder::new().name(name.into()).spawn(move || work(&own));
-        // On an error the job ends, and with it the threads that already run.
+        // If a thread cannot be started, the job ends. The threads that already run then end too.
         thread.map(|thread| threads.push(thread)).map_err(|error| {
             let error = Error::System { what: "a thread", detail: error.to_string() };
             shared.abort(&error.to_string());
@@ -184,7 +185,7 @@ impl NamedShared {
             let bytes = message.encode();
             let control = lock(&self.control);
             for peer in control.size().ranks().skip(1) {
-                // The send continues after its handle is dropped. If it fails, the job has failed.
+                // The send continues after its handle is dropped. If the send fails, the job has failed.
                 drop(control.send_async(bytes.clone(), peer, MESSAGE)?);
             }
             drop(control);
@@ -247,7 +248,8 @@ impl NamedShared {
                 Ok(ReaderInput::Message(message)) => return Ok(message),
                 Ok(ReaderInput::Failed(error)) => return Err(error),
                 Err(RecvTimeoutError::Timeout) => {}
-                // This cannot happen, because `leader` owns a sender. If it did, the named tensors would end.
+                // The channel cannot be disconnected, because `leader` owns a sender. If the channel were
+                // disconnected, the named tensors would end.
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Taken),
             }
         }
@@ -265,7 +267,7 @@ impl NamedShared {
             match action {
                 ClientAction::Run(items) => {
                     if let Some(operation) = execute::begin(data, items) {
-                        // This cannot fail: the finisher runs until this sender is dropped.
+                        // The send cannot fail, because the finisher runs until this sender is dropped.
                         let _ = running.send(operation);
                     }
                 }
@@ -312,8 +314,8 @@ impl NamedShared {
         lock(&self.control).abort(message)
     }
 
-    /// Ends the named tensors. Tensors without a result and a waiting `join` get the first error with which this function
-    /// was called.
+    /// Ends the named tensors. The handles of tensors without a result, and a waiting `join`, get the error of the
+    /// first call of this function.
     fn end(&self, error: &NamedError) {
         let mut local = lock(&self.local);
         local.ended.get_or_insert_with(|| error.clone());
@@ -329,7 +331,8 @@ impl NamedShared {
             promise.fulfil(Err(error.clone()));
         }
         if let (Some(leader), NamedError::Job(error)) = (&self.leader, error) {
-            // Wakes the reader if it waits for a message of the coordinator. Its other waits end when the job fails.
+            // Wakes the reader if it waits for a message of the coordinator. All other waits of the reader end when
+            // the job fails.
             let _ = leader.inbox.send(ReaderInput::Failed(error));
         }
     }

@@ -8,7 +8,7 @@ use super::coordinator::Coordinator;
 use crate::types::Rank;
 
 /// The largest number of ranks that a message lists.
-const NAMED_MAX: usize = 8;
+const LISTED_RANKS_MAX: usize = 8;
 
 /// A tensor, join or close that waits for ranks: some ranks have submitted the tensor, or have joined or closed, and
 /// others have not.
@@ -36,7 +36,7 @@ impl fmt::Display for Stall {
 /// Returns a list of ranks for messages: `rank 3`, or `ranks 1, 2 and 3`.
 pub(super) fn describe_ranks(ranks: impl ExactSizeIterator<Item = Rank>) -> String {
     let count = ranks.len();
-    let mut words: Vec<String> = ranks.take(NAMED_MAX).map(|rank| rank.to_string()).collect();
+    let mut words: Vec<String> = ranks.take(LISTED_RANKS_MAX).map(|rank| rank.to_string()).collect();
     if count > words.len() {
         words.push(format!("{} more", count - words.len()));
     }
@@ -53,7 +53,7 @@ pub(super) struct StallWatch {
     abort: Option<Duration>,
     /// The time of the last activity: a report of a rank, or the end of an operation.
     last_activity: Duration,
-    /// The reported stalls that still wait, by the name of the tensor.
+    /// The reported stalls that have not ended, by the name of the tensor.
     reported: BTreeMap<Option<String>, Stall>,
 }
 
@@ -84,7 +84,7 @@ impl StallWatch {
         }
     }
 
-    /// Returns the interval between checks: a quarter of the smaller limit.
+    /// Returns the interval between checks: a quarter of the smaller of the two limits.
     pub(super) fn interval(&self) -> Duration {
         let limit_min = self.abort.unwrap_or(self.warning).min(self.warning);
         (limit_min / 4).max(Duration::from_millis(1))
@@ -133,7 +133,7 @@ impl Coordinator {
         self.watch.reported.values().cloned().collect()
     }
 
-    /// Returns the active ranks that have not submitted the tensor, or all active ranks if there is no name.
+    /// Returns the active ranks that have not submitted the tensor. If `name` is `None`, returns all active ranks.
     fn missing_ranks(&self, name: Option<&str>) -> Vec<Rank> {
         let entry = name.and_then(|name| self.pending.get(name));
         let ranks = self.ranks.iter().zip(self.members.iter()).enumerate();

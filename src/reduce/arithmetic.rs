@@ -1,7 +1,8 @@
-//! The reductions of two single elements. They are inlined into loops that the compiler vectorises.
+//! Functions that reduce two single elements. These functions are inlined into loops that the compiler vectorises.
 //!
-//! Every reduction gives the same bits if its two operands are swapped. This is necessary for a butterfly (recursive
-//! doubling): two ranks reduce the same two contributions, each with its own contribution as the right operand.
+//! Every reduction gives the same bits if its two operands are swapped. This property is necessary for a butterfly
+//! (recursive doubling): two ranks reduce the same two contributions, each with its own contribution as the right
+//! operand.
 
 use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc};
 
@@ -18,7 +19,7 @@ pub(super) trait Number: bytemuck::Pod {
     fn from_bool(truth: bool) -> Self;
 }
 
-/// The operations that reductions need for an integer type: those of a number, and bitwise ones.
+/// The operations that reductions need for an integer type: the operations of a number, and bitwise operations.
 pub(super) trait Integer: Number {
     fn and(self, other: Self) -> Self;
     fn or(self, other: Self) -> Self;
@@ -62,7 +63,8 @@ macro_rules! floats {
             fn add(self, other: Self) -> Self { with_canonical_nan!(self + other, $ty, $nan) }
             #[inline(always)]
             fn multiply(self, other: Self) -> Self { with_canonical_nan!(self * other, $ty, $nan) }
-            // `one` and `two` are the same number, or zeros of different signs. Of two zeros, -0 is the smaller one.
+            // If neither number is NaN, `one` and `two` are equal, or zeros of different signs. Of two zeros, -0 is
+            // the smaller.
             #[inline(always)]
             fn smaller(self, other: Self) -> Self {
                 let one = if self < other { self } else { other }.to_bits();
@@ -148,7 +150,7 @@ pub(super) trait BinaryReduction<N> {
     fn apply(a: N, b: N) -> N;
 }
 
-/// Defines the reductions of one kind of elements.
+/// Defines the reductions for all element types that implement one trait.
 macro_rules! reductions {
     ($kind:ident: $( $name:ident => |$a:ident, $b:ident| $result:expr; )+) => { $(
         pub(super) struct $name;

@@ -1,4 +1,5 @@
-//! Compiles the loop of each kernel for several vector units, and chooses one of them when a kernel is made.
+//! Compiles the loop of each kernel for several vector units. When a kernel is created, one of the compiled loops is
+//! chosen.
 
 use half::{bf16, f16};
 
@@ -87,7 +88,7 @@ struct LoopOver<S, R, F>(std::marker::PhantomData<(S, R, F)>);
 impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: Epilogue<S::Computed>> Loop for LoopOver<S, R, F> {
     #[inline(always)]
     fn run(accumulator: &mut [u8], input: &[u8], divisor: u32) {
-        assert_eq!(accumulator.len(), input.len(), "both slices of a kernel have the same length");
+        assert_eq!(accumulator.len(), input.len(), "both slices of a kernel must have the same length");
         let accumulator: &mut [S] = bytemuck::cast_slice_mut(accumulator);
         S::reduce_slice::<R, F>(accumulator, bytemuck::cast_slice(input), divisor);
     }
@@ -104,7 +105,7 @@ fn kernel_for_width<L: Loop>(width: VectorWidth) -> Kernel {
     })
 }
 
-/// Returns the kernels of a reduction that treats the last contribution like all others.
+/// Returns the kernels of a reduction that treats the last contribution like all other contributions.
 fn kernels_without_division<S: StoredElement, R: BinaryReduction<S::Computed>>(
     width: VectorWidth,
 ) -> Kernels {
@@ -127,12 +128,14 @@ mod x86 {
     }
 
     pub(super) fn avx2<L: Loop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
-        // SAFETY: `VectorWidth::Avx2` is made only by `VectorWidth::detect`, after it found AVX2 on this processor.
+        // SAFETY: `VectorWidth::Avx2` is made only by `VectorWidth::detect`, after `detect` has found AVX2 on this
+        // processor.
         unsafe { with_avx2::<L>(accumulator, input, divisor) }
     }
 
     pub(super) fn avx512<L: Loop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
-        // SAFETY: `VectorWidth::Avx512` is made only by `VectorWidth::detect`, after it found these features on this processor.
+        // SAFETY: `VectorWidth::Avx512` is made only by `VectorWidth::detect`, after `detect` has found AVX-512 on
+        // this processor.
         unsafe { with_avx512::<L>(accumulator, input, divisor) }
     }
 }

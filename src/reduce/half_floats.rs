@@ -83,8 +83,8 @@ impl Half for bf16 {
     fn round(from: &[f32], to: &mut [Self]) {
         for (narrow, wide) in to.iter_mut().zip(from) {
             let bits = wide.to_bits();
-            // The addition carries into the upper half and so rounds to nearest, ties to even. In a NaN one bit is set, so
-            // that it stays a quiet NaN.
+            // The addition carries into the upper half and so rounds to nearest, ties to even. For a NaN, one bit is
+            // set instead, so that the result is a quiet NaN.
             let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
             let nan = ((bits >> 16) as u16) | 0x40;
             *narrow = Self::from_bits(if wide.is_nan() { nan } else { rounded });
@@ -130,7 +130,7 @@ mod tests {
             let wide = f32::from_bits(bits);
             assert_eq!(round_to_f16(wide).to_bits(), f16::from_f32_const(wide).to_bits(), "{bits:08x}");
         };
-        // Checks every f16, the value half-way to the next one, and the neighbours of both.
+        // Checks every f16, the f32 half-way to the next f16, and the neighbours of these two values.
         for narrow in 0..=u16::MAX {
             let exact = f16::from_bits(narrow).to_f32_const().to_bits();
             for near in [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff] {

@@ -45,11 +45,11 @@ impl Kernel {
     }
 
     /// Reduces `input` into `accumulator` as [`Kernel::apply`] does, but with `input` as the right operand. The side
-    /// matters only for a function of the caller, because the built-in reductions commute.
+    /// of `input` matters only for a function of the caller, because the built-in reductions commute.
     ///
     /// # Panics
     ///
-    /// As [`Kernel::apply`].
+    /// In the same cases as [`Kernel::apply`].
     pub fn apply_on_right(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
         match &self.0 {
             KernelKind::Plain(run) => run(accumulator, input, divisor),
@@ -70,14 +70,15 @@ impl fmt::Debug for Kernel {
 /// The two kernels that a reduction of one element type needs.
 #[derive(Clone, Debug)]
 pub struct Kernels {
-    /// The kernel for every contribution but the last.
+    /// The kernel for every contribution except the last one.
     pub reduce: Kernel,
     /// The kernel for the last contribution. For an average, this kernel also divides the result.
     pub reduce_last: Kernel,
 }
 
 impl Kernels {
-    /// Returns kernels that compute a partial result: they treat the last contribution like all others.
+    /// Returns kernels that compute a partial result: these kernels treat the last contribution like all other
+    /// contributions.
     #[must_use]
     pub fn for_partial_result(&self) -> Self {
         Self { reduce: self.reduce.clone(), reduce_last: self.reduce.clone() }
@@ -85,16 +86,17 @@ impl Kernels {
 
     /// Returns the kernels of a function of the caller: `accumulator = f(input, accumulator)`, element by element.
     ///
-    /// The arriving data are the left operand and this rank's data are the right operand. If a chain of ranks reduces in
-    /// rank order, the arriving data come from the lower ranks. So a function that is associative but not commutative gives
-    /// the reduction in rank order. Both kernels are the same, without a division.
+    /// The arriving data are the left operand and this rank's data are the right operand. If a chain of ranks reduces
+    /// in rank order, the arriving data come from the lower ranks. So a function that is associative but not
+    /// commutative gives the reduction in rank order. The kernels for the last and for all other contributions are
+    /// the same, without a division.
     ///
     /// # Panics
     ///
-    /// Does not panic itself; [`Kernel::apply`] describes when the kernels do.
+    /// This function does not panic. [`Kernel::apply`] describes when the kernels panic.
     pub fn custom<T: Element>(f: impl Fn(&T, &T) -> T + Send + Sync + 'static) -> Self {
         let function: Arc<CustomFn> = Arc::new(move |accumulator: &mut [u8], input: &[u8], operand| {
-            assert_eq!(accumulator.len(), input.len(), "both slices of a kernel have the same length");
+            assert_eq!(accumulator.len(), input.len(), "both slices of a kernel must have the same length");
             let accumulator: &mut [T] = bytemuck::cast_slice_mut(accumulator);
             for (own, arrived) in accumulator.iter_mut().zip(bytemuck::cast_slice(input)) {
                 *own = if operand == InputOperand::Left { f(arrived, own) } else { f(own, arrived) };

@@ -1,5 +1,5 @@
-//! Elementwise reduction kernels: functions that reduce one slice into another. They use the widest vector unit of the
-//! processor, which is detected at run time.
+//! Elementwise reduction kernels: functions that reduce one slice into another. The kernels use the widest vector
+//! unit of the processor, which is detected at run time.
 //!
 //! Half-precision elements are converted to `f32` and reduced, and the result is rounded once (to nearest, ties to even).
 //! Integers wrap around.
@@ -22,7 +22,7 @@ use self::dispatch::{VectorWidth, integer_kernels, located_kernels, number_kerne
 pub use self::kernel::{Kernel, Kernels};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 
-/// The number of 8-byte words in the block of zeros with which [`alone`] reduces its contribution.
+/// The number of 8-byte words in the block of zeros with which [`reduce_single_contribution`] reduces a contribution.
 const ZEROS: usize = 512;
 
 /// Returns the kernels of `op` on elements of `dtype`. Returns `None` if the reduction is not defined for this type
@@ -58,7 +58,7 @@ fn kernels_for(width: VectorWidth, dtype: DType, op: ReduceOp) -> Option<Kernels
 /// # Panics
 ///
 /// If `memory` does not contain complete, aligned elements of `dtype`.
-pub fn alone(dtype: DType, op: ReduceOp, memory: &mut [u8]) {
+pub fn reduce_single_contribution(dtype: DType, op: ReduceOp, memory: &mut [u8]) {
     if !op.is_logical() {
         return;
     }

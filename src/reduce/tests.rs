@@ -12,34 +12,34 @@ struct Lengths {
     default: usize,
     /// The longest buffer for comparisons between vector widths.
     longest: usize,
-    /// More elements than `alone` reduces at a time.
-    alone: usize,
+    /// More elements than `reduce_single_contribution` reduces at a time.
+    single: usize,
     /// The step between tested bit patterns of a half-precision type. Even with this step, there are more tested
     /// patterns than elements in a block.
     stride: usize,
 }
 
-/// Whether two NaN results may have different bits. Processors return one of their operands, but Rust does not
+/// Whether two NaN results may have different bits. A processor returns the bits of one operand, but Rust does not
 /// specify the bits of a NaN, and Miri chooses them at random.
 const ANY_NAN: bool = cfg!(miri);
 
 const LENGTHS: Lengths = if cfg!(miri) {
     // These lengths are greater than those of the vectors that Miri supports.
-    Lengths { default: 35, longest: 67, alone: 67, stride: 97 }
+    Lengths { default: 35, longest: 67, single: 67, stride: 97 }
 } else {
-    Lengths { default: 1100, longest: 4099, alone: 5000, stride: 1 }
+    Lengths { default: 1100, longest: 4099, single: 5000, stride: 1 }
 };
 
 /// Sample values of a type, and reductions of two of them without a kernel.
 trait Reference: Element {
     fn samples() -> Vec<Self>;
-    /// Returns the expected result. An average is divided by `divisor`, if there is one.
+    /// Returns the expected result. If `divisor` is `Some`, an average is divided by the divisor.
     fn expected(op: ReduceOp, a: Self, b: Self, divisor: Option<u32>) -> Self;
     fn agrees(self, expected: Self) -> bool;
     fn is_nan(self) -> bool;
 }
 
-fn truth(op: ReduceOp, a: bool, b: bool) -> bool {
+fn logical_result(op: ReduceOp, a: bool, b: bool) -> bool {
     match op {
         ReduceOp::LogicalAnd => a && b,
         ReduceOp::LogicalOr => a || b,
@@ -75,7 +75,7 @@ macro_rules! floats {
                     ReduceOp::Min | ReduceOp::Max if has_nan => <$computed>::NAN,
                     ReduceOp::Min => a.min(b),
                     ReduceOp::Max => a.max(b),
-                    op => u8::from(truth(op, a != 0.0, b != 0.0)).into(),
+                    op => u8::from(logical_result(op, a != 0.0, b != 0.0)).into(),
                 })
             }
 
@@ -115,7 +115,7 @@ macro_rules! integers {
                     ReduceOp::BitAnd => (x & y) as $ty,
                     ReduceOp::BitOr => (x | y) as $ty,
                     ReduceOp::BitXor => (x ^ y) as $ty,
-                    op => truth(op, a != 0, b != 0).into(),
+                    op => logical_result(op, a != 0, b != 0).into(),
                 }
             }
 
@@ -167,8 +167,8 @@ fn run<T: Element>(kernel: &Kernel, mut a: Vec<T>, b: &[T], divisor: u32) -> Vec
     a
 }
 
-/// Reduces `b` into `a` and returns the result. If there is a `divisor`, uses the kernel for the last contribution,
-/// which divides an average by it.
+/// Reduces `b` into `a` and returns the result. If `divisor` is `Some`, uses the kernel for the last contribution,
+/// which divides an average by the divisor.
 fn reduce<T: Element>(op: ReduceOp, a: Vec<T>, b: &[T], divisor: Option<u32>) -> Vec<T> {
     let kernels = kernels(T::DTYPE, op).expect("the reduction is defined");
     let (kernel, divisor) = select_kernel(&kernels, divisor);
@@ -216,8 +216,8 @@ macro_rules! for_every_type {
     };
 }
 
-/// Returns a kernel and its divisor: with a divisor the kernel for the last contribution, and without one the kernel
-/// for the other contributions, with divisor 1.
+/// Returns a kernel and the divisor to pass to the kernel. If `divisor` is `Some`, returns the kernel for the last
+/// contribution. Otherwise returns the kernel for all other contributions, and the divisor 1.
 fn select_kernel(kernels: &Kernels, divisor: Option<u32>) -> (&Kernel, u32) {
     (if divisor.is_some() { &kernels.reduce_last } else { &kernels.reduce }, divisor.unwrap_or(1))
 }
@@ -294,8 +294,8 @@ fn check_bits_with_exchanged_operands<T: Reference>() {
     }
 }
 
-/// Regression test: the ranks of a butterfly had different zeros and NaNs, because the operands have a different order on
-/// each rank.
+/// Regression test: the ranks of a butterfly got zeros of different signs and different NaNs, because the order of
+/// the two operands differs from rank to rank.
 #[test]
 #[cfg_attr(miri, ignore = "Miri gives the quotient of a NaN random bits")]
 fn exchanging_the_operands_gives_the_same_bits() {
@@ -436,17 +436,17 @@ fn a_custom_kernel_panics_if_the_lengths_of_its_slices_differ() {
     kernels.reduce.apply(&mut [0; 3], &[0; 2], 1);
 }
 
-/// Returns a contribution before and after `alone`.
-fn apply_alone<T: Reference>(op: ReduceOp) -> (Vec<T>, Vec<T>) {
-    let (before, _) = pairs::<T>(LENGTHS.alone);
+/// Returns a contribution before and after `reduce_single_contribution`.
+fn apply_to_single_contribution<T: Reference>(op: ReduceOp) -> (Vec<T>, Vec<T>) {
+    let (before, _) = pairs::<T>(LENGTHS.single);
     let mut after = before.clone();
-    alone(T::DTYPE, op, bytemuck::cast_slice_mut(&mut after));
+    reduce_single_contribution(T::DTYPE, op, bytemuck::cast_slice_mut(&mut after));
     (before, after)
 }
 
 fn check_single_contribution<T: Reference>() {
     for &op in ReduceOp::ALL {
-        let (before, after) = apply_alone::<T>(op);
+        let (before, after) = apply_to_single_contribution::<T>(op);
         for (before, after) in before.into_iter().zip(after) {
             if op.is_logical() && op.applies_to(T::DTYPE) {
                 let zero = T::zeroed();

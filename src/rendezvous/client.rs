@@ -50,7 +50,7 @@ pub fn register(
 ) -> Result<Roster, StartError> {
     let started = Instant::now();
     let mut stream = registration.connect(started)?;
-    let local = stream.local_addr().map_err(|error| registration.lost(&error.to_string()))?;
+    let local = stream.local_addr().map_err(|error| registration.lost_error(&error.to_string()))?;
     let member = listen(local.ip())?;
     registration.send(&mut stream, &FromRank::Register(member))?;
     let mut input = Vec::new();
@@ -66,7 +66,7 @@ pub fn register(
     registration.send(&mut stream, &FromRank::Ask)?;
     match registration.receive(&mut stream, &mut input, Instant::now() + ASK_TIMEOUT)? {
         Some(answer) => registration.interpret(answer, &name),
-        None => Err(registration.lost("it did not say which ranks are missing")),
+        None => Err(registration.lost_error("it did not say which ranks are missing")),
     }
 }
 
@@ -124,7 +124,7 @@ impl Registration<'_> {
     }
 
     fn send(&self, stream: &mut TcpStream, message: &FromRank) -> Result<(), StartError> {
-        stream.write_all(&message::encode(message)).map_err(|error| self.lost(&error.to_string()))
+        stream.write_all(&message::encode(message)).map_err(|error| self.lost_error(&error.to_string()))
     }
 
     /// Receives the next message. Returns `None` at the deadline.
@@ -137,19 +137,21 @@ impl Registration<'_> {
         let bytes_max = message::to_rank_bytes_max(self.world);
         let mut bytes = [0; 4096];
         loop {
-            if let Some(message) = message::decode(input, bytes_max).map_err(|error| self.lost(&error))? {
+            if let Some(message) =
+                message::decode(input, bytes_max).map_err(|error| self.lost_error(&error))?
+            {
                 return Ok(Some(message));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(None);
             }
-            stream.set_read_timeout(Some(left)).map_err(|error| self.lost(&error.to_string()))?;
+            stream.set_read_timeout(Some(left)).map_err(|error| self.lost_error(&error.to_string()))?;
             match stream.read(&mut bytes) {
-                Ok(0) => return Err(self.lost("it closed the connection")),
+                Ok(0) => return Err(self.lost_error("it closed the connection")),
                 Ok(count) => input.extend_from_slice(&bytes[..count]),
                 Err(error) if is_timeout(&error) => {}
-                Err(error) => return Err(self.lost(&error.to_string())),
+                Err(error) => return Err(self.lost_error(&error.to_string())),
             }
         }
     }
@@ -158,7 +160,7 @@ impl Registration<'_> {
     fn interpret(&self, answer: ToRank, name: &dyn Fn(Rank) -> String) -> Result<Roster, StartError> {
         match answer {
             ToRank::Ready(roster) if roster.members.len() == self.world.as_usize() => Ok(roster),
-            ToRank::Ready(_) => Err(self.lost("its roster has another number of ranks")),
+            ToRank::Ready(_) => Err(self.lost_error("its roster has another number of ranks")),
             ToRank::Missing(absent) | ToRank::Waiting(absent) => {
                 let missing = describe_absent(&absent, name);
                 Err(StartError::Missing { missing, timeout: self.start_timeout })
@@ -173,13 +175,14 @@ impl Registration<'_> {
     }
 
     /// Creates the error for a rendezvous that ended or broke the protocol.
-    fn lost(&self, detail: &str) -> StartError {
+    fn lost_error(&self, detail: &str) -> StartError {
         let detail = detail.to_owned();
         StartError::RendezvousLost { who: self.who.clone(), address: self.address, detail }
     }
 }
 
-/// Returns whether a read ended because of its time-out or a signal, and the connection still works.
+/// Returns whether a read ended because of its time-out or because of a signal. In both cases the connection still
+/// works.
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }

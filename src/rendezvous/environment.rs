@@ -40,7 +40,7 @@ pub struct Launched {
     /// The start timeout, if the launcher sets one.
     pub start_timeout: Option<Duration>,
     /// The number of this host's processors that the job may use, if the launcher sets it. A rank that is bound to
-    /// some of these processors cannot find out their number.
+    /// some of these processors cannot find out how many processors the job may use.
     pub local_processors: Option<u32>,
 }
 
@@ -48,7 +48,7 @@ pub struct Launched {
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvironmentError {
-    /// A variable of `ringrun` is missing, although another one is set.
+    /// A variable of `ringrun` is missing, although another variable of `ringrun` is set.
     #[error("{present} is set but {missing} is not; start the ranks with ringrun, or unset {present}")]
     Incomplete {
         /// A variable that is set.
@@ -140,7 +140,7 @@ fn interpret(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>, E
         rendezvous: rendezvous
             .parse()
             .map_err(|_| invalid(RENDEZVOUS, &rendezvous, "an address, ip:port"))?,
-        job_id: hex16(&id).ok_or_else(|| invalid(JOB_ID, &id, "32 hexadecimal digits"))?,
+        job_id: parse_16_hex_bytes(&id).ok_or_else(|| invalid(JOB_ID, &id, "32 hexadecimal digits"))?,
         start_timeout: get(START_TIMEOUT_MS)
             .map(|ms| ms.parse().map_err(|_| invalid(START_TIMEOUT_MS, &ms, "a number of milliseconds")))
             .transpose()?
@@ -153,7 +153,7 @@ fn interpret(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>, E
     }))
 }
 
-fn hex16(text: &str) -> Option<[u8; 16]> {
+fn parse_16_hex_bytes(text: &str) -> Option<[u8; 16]> {
     let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32)?;
     Some(number.to_be_bytes())
 }

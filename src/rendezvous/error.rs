@@ -100,11 +100,11 @@ pub enum StartError {
         "rank {rank} on {host} was lost while the job was starting: {detail}; see the output of that rank, and if it still runs, check the network to it"
     )]
     PeerLost {
-        /// The rank.
+        /// The rank that was lost.
         rank: Rank,
         /// The host of that rank.
         host: String,
-        /// What happened.
+        /// A description of the failure.
         detail: String,
     },
     /// The rendezvous ended or broke the protocol.
@@ -114,7 +114,7 @@ pub enum StartError {
         who: String,
         /// The address of that process.
         address: SocketAddr,
-        /// What happened.
+        /// A description of the failure.
         detail: String,
     },
     /// The job failed in the barrier at the end of its start.
@@ -125,7 +125,7 @@ pub enum StartError {
     System {
         /// The system call or resource.
         what: &'static str,
-        /// The error.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -138,7 +138,7 @@ impl fmt::Debug for StartError {
 }
 
 impl StartError {
-    /// Returns whether the peers' secrets differ.
+    /// Returns whether this error means that the peers' secrets differ.
     pub fn is_secret(&self) -> bool {
         matches!(
             self,
@@ -146,7 +146,7 @@ impl StartError {
         )
     }
 
-    /// Returns whether the peers' protocol versions differ.
+    /// Returns whether this error means that the peers' protocol versions differ.
     pub fn is_version(&self) -> bool {
         matches!(
             self,
@@ -157,8 +157,8 @@ impl StartError {
         )
     }
 
-    /// Returns whether the peers were started with different settings of the job: its id, its size, its peers file or their
-    /// ranks.
+    /// Returns whether this error means that the peers were started with different settings of the job: its id, its
+    /// size, its peers file or their ranks.
     pub fn is_configuration(&self) -> bool {
         let Self::Handshake { source: HandshakeError::Refused(refusal), .. } = self else { return false };
         matches!(

@@ -1,4 +1,5 @@
-//! The messages between a rank and the rendezvous after the handshake. Each message is its length in four bytes, and JSON.
+//! The messages between a rank and the rendezvous after the handshake. Each message consists of its length in four
+//! bytes, followed by JSON.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -38,11 +38,12 @@ const HOST_ID_SEPARATOR: &str = " as ";
 pub struct Member {
     /// The name of the rank's host in errors.
     pub host: String,
-    /// The text that identifies the rank's machine, which the function [`machine`] returns.
+    /// The text that [`machine`] returns to identify the rank's machine.
     pub machine: String,
     /// The address on which the rank listens.
     pub address: SocketAddr,
-    /// This rank's values of the settings that must be the same on all ranks. If they differ, those of rank 0 apply.
+    /// This rank's values of the settings that must be the same on all ranks. If the ranks' values differ, those of
+    /// rank 0 apply.
     pub shared: Shared,
 }
 
@@ -73,7 +74,7 @@ pub struct Shared {
     pub streams: u8,
 }
 
-/// All ranks of the job.
+/// The list of all ranks of the job and their addresses.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Roster {
     /// The members, in rank order.
@@ -110,7 +111,7 @@ impl Roster {
         machines.iter().map(is_checked).collect()
     }
 
-    /// Returns the number of `rank` among the ranks of its machine, and the number of these ranks.
+    /// Returns the local rank of `rank` on its machine, and the number of ranks on this machine.
     pub fn local_rank_and_size(&self, rank: Rank) -> (Rank, WorldSize) {
         let machine = self.members.get(rank.index()).map(|member| &member.machine);
         let same = |members: &[Member]| members.iter().filter(|m| Some(&m.machine) == machine).count() as u32;
@@ -138,9 +139,9 @@ pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Returns a text that identifies this machine, also among machines with the same name. It contains the host's name, the
-/// kernel's boot id, the network namespace (so that a container with its own network counts as a separate host), and a digest
-/// of the name from `--host-id`.
+/// Returns a text that identifies this machine, even if another machine has the same name. The text contains the
+/// host's name, the kernel's boot id, the network namespace (so that a container with its own network counts as a
+/// separate host), and a digest of the name from `--host-id`.
 pub fn machine(host_id: Option<&str>) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
@@ -152,7 +153,8 @@ pub fn machine(host_id: Option<&str>) -> String {
     format!("{} {} {}{host_id_part}", host_name(), boot.trim(), network.display())
 }
 
-/// Returns whether only processes of this machine can reach the address, so that a job on it needs no secret.
+/// Returns whether only processes of this machine can reach the address, so that a job on this address needs no
+/// secret.
 pub(crate) fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }

@@ -1,5 +1,5 @@
-//! The serving side of the rendezvous. It registers ranks. When the last rank has registered, it sends all ranks the
-//! roster, which is the list of all ranks and their addresses.
+//! The serving side of the rendezvous. The server registers ranks. When the last rank has registered, the server
+//! sends all ranks the roster, which is the list of all ranks and their addresses.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
@@ -24,7 +24,7 @@ use crate::wire::handshake::{Job, Purpose};
 const FINAL_SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time after which a rank that waits for the start of the job first logs what it waits for.
 pub(super) const NOTICE_AFTER: Duration = Duration::from_secs(2);
-/// The factor by which the waiting time before each further notice grows: the notices are after 2 s, 10 s, 50 s, ...
+/// The ratio of the times of two successive notices: the notices come after 2 s, 10 s, 50 s, ...
 const NOTICE_GROWTH: u32 = 5;
 
 /// Serves the rendezvous on `listener` until all ranks of `world` have registered. `own` is the registration of the serving
@@ -122,7 +122,8 @@ impl Server {
                 RankRegistry::new(&mut listener, world, start_timeout, Audience::Launcher(notices));
             match registry.run(&receiver, &|rank| format!("rank {rank}")) {
                 Ok(_) => log::debug!("all {world} ranks have registered"),
-                // The ranks that have registered know the error and report it. Other ranks may still register.
+                // The ranks that have registered know the error and report it. Ranks that register later also get the
+                // error.
                 Err(StartError::PeerLost { rank, host, detail }) => {
                     let started = registry.started;
                     let lost = message::encode(&ToRank::Lost { rank, host, detail });
@@ -151,7 +152,7 @@ impl Server {
     }
 
     fn send(&self, command: Command) {
-        // Both calls may fail after all ranks have registered, because the thread has ended then.
+        // The send and the wake-up may fail after all ranks have registered, because then the thread has ended.
         if self.commands.send(command).is_ok()
             && let Some(waker) = &self.waker
             && let Err(error) = waker.wake()
@@ -192,7 +193,7 @@ fn reply_until_stopped(
 
 /// Who is told that the job waits for missing ranks.
 enum Audience {
-    /// All registered ranks, including the serving rank, because each may have been started in another terminal.
+    /// All registered ranks, including the serving rank, because each rank may have been started in another terminal.
     AllRanks,
     /// One receiver, because the launcher shows the output of all ranks.
     Launcher(Notices),
@@ -235,7 +236,7 @@ enum ClientState {
 enum ServeError {
     /// A rank has disconnected or sent an invalid message.
     RankLost { rank: Rank, detail: String },
-    /// The operating system refused to wait.
+    /// The system call that waits for events failed.
     System(io::Error),
 }
 
@@ -258,7 +259,7 @@ impl<'a> RankRegistry<'a> {
         }
     }
 
-    /// Registers a rank.
+    /// Adds a rank to the registered ranks.
     fn add(&mut self, rank: Rank, member: Member) {
         self.members.insert(rank, member);
         let now = self.started.elapsed();

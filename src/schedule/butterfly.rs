@@ -4,23 +4,23 @@
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// All-reduces in log2 n steps, for worlds whose size is a power of two. Each rank sends S log2 n bytes.
+/// Creates an all-reduce in log2 n steps, for worlds whose size is a power of two. Each rank sends S log2 n bytes.
 ///
-/// In the step of distance d = 1, 2, 4, .. rank r exchanges its whole buffer with rank r XOR d. Then both have the
-/// reduction of the contributions of 2d ranks. This is recursive doubling, as in Thakur, Rabenseifner and Gropp,
-/// "Optimization of collective communication operations in MPICH", Int. J. High Performance Computing Applications 19
-/// (2005). Partners reduce the same two values, so the result has the same bits on all ranks, except that NaNs may
-/// have different bits.
+/// In the step of distance d = 1, 2, 4, .. rank r exchanges its whole buffer with rank r XOR d. After this step, both
+/// ranks have the reduction of the contributions of 2d ranks. This is recursive doubling, as in Thakur, Rabenseifner
+/// and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Performance Computing
+/// Applications 19 (2005). Partners reduce the same two values, so the result has the same bits on all ranks, except
+/// that NaNs may have different bits.
 ///
-/// A receive writes to the range that the same step sends. So the arriving data must wait until that range has been
-/// sent and all earlier data have been applied. The algorithm is therefore for messages that the receiver can store
-/// until then.
+/// A receive writes to the range that the same step sends. So the arriving data must wait until the rank has sent
+/// that range and applied all earlier data. The algorithm is therefore for short messages, which the receiver can
+/// store while they wait.
 ///
 /// # Panics
 ///
 /// If the world's size is not a power of two.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
-    assert!(world.get().is_power_of_two(), "every rank has a partner in every step");
+    assert!(world.get().is_power_of_two(), "the size of the world must be a power of two");
     let mut schedule = Schedule::default();
     let mut distance = 1;
     while distance < world.get() {

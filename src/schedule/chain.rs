@@ -1,9 +1,9 @@
 //! Schedules in which the buffer passes along a chain of ranks. Each rank reduces its own elements into the buffer or
 //! copies the buffer. The comments of `schedule/mod.rs` define n, S, B and s.
 //!
-//! A rank forwards each segment as soon as it has applied it. So a chain of n-1 hops takes S/B + (n-2)s/B and not
-//! (n-1)S/B. This is the pipeline of Watts and van de Geijn, "A pipelined broadcast for multidimensional meshes",
-//! Parallel Processing Letters 5 (1995), with a reduction at each hop.
+//! A rank forwards each segment as soon as the rank has applied the segment. So a chain of n-1 hops takes S/B +
+//! (n-2)s/B and not (n-1)S/B. This is the pipeline of Watts and van de Geijn, "A pipelined broadcast for
+//! multidimensional meshes", Parallel Processing Letters 5 (1995), with a reduction at each hop.
 
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
@@ -18,7 +18,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedul
     let previous = (rank != world.after(root, 1)).then(|| world.before(rank, 1));
     let action = if rank == root { Action::ReduceLast } else { Action::Reduce };
     let mut schedule = Schedule::default();
-    schedule.push_link(previous, next, 0..count, action);
+    schedule.push_chain_step(previous, next, 0..count, action);
     schedule
 }
 
@@ -26,11 +26,11 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedul
 /// rank but the last sends S bytes. The operation takes S/B + (n-2)s/B.
 ///
 /// The alternative of Hillis and Steele, "Data parallel algorithms", Comm. ACM 29 (1986), has only ceil(log2 n)
-/// rounds, but most ranks send S bytes in each of them.
+/// rounds, but most ranks send S bytes in each round.
 pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (previous, next) = neighbours(world, rank);
     let mut schedule = Schedule::default();
-    schedule.push_link(previous, next, 0..count, Action::Reduce);
+    schedule.push_chain_step(previous, next, 0..count, Action::Reduce);
     schedule
 }
 
@@ -59,18 +59,18 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 }
 
 /// Reduces to `root` in rank order, for a function that is associative but does not commute. There are n-1 hops, and
-/// one more if the root is not the last rank. Each rank but the last sends S bytes, and so does the last rank if it is
-/// not the root. The operation takes at most S/B + (n-1)s/B.
+/// one more if the root is not the last rank. Each rank but the last sends S bytes. If the last rank is not the root,
+/// the last rank also sends S bytes. The operation takes at most S/B + (n-1)s/B.
 ///
 /// The buffers of the other ranks contain partial results.
 pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let (mut schedule, last) = (scan(world, rank, count), last_rank(world));
     if root != last {
-        // The result contains the root's own data. So the root has already sent its data when the result overwrites
-        // them.
+        // The result contains the root's own data. So the root has already sent its own data when the result
+        // overwrites these data.
         let previous = (rank == root).then_some(last);
         let next = (rank == last).then_some(root);
-        schedule.push_link(previous, next, 0..count, Action::Copy);
+        schedule.push_chain_step(previous, next, 0..count, Action::Copy);
     }
     schedule
 }
@@ -80,11 +80,12 @@ pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 /// each other rank sends 2S. The operation takes S/B + (2n-3)s/B, because a link carries data in both directions at
 /// once.
 ///
-/// The last rank computes the result and the other ranks copy it, so the result has the same bits on all ranks.
+/// The last rank computes the result and the other ranks copy the result, so the result has the same bits on all
+/// ranks.
 pub fn all_ordered_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let mut schedule = scan(world, rank, count);
     let (previous, next) = neighbours(world, rank);
-    schedule.push_link(next, previous, 0..count, Action::Copy);
+    schedule.push_chain_step(next, previous, 0..count, Action::Copy);
     schedule
 }
 

@@ -28,14 +28,15 @@ const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
 const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
 /// The size of the longest workspace of an all-reduce in which every rank gets the buffers of all other ranks.
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
-/// The time to allocate, fill and reduce a byte of that workspace, in nanoseconds.
+/// The time to allocate, fill and reduce a byte of the workspace of such an all-reduce, in nanoseconds.
 const WORKSPACE_BYTE: f64 = 0.1;
 /// The size of the longest buffer for a butterfly. A receiver may have to store a whole buffer.
 const BUTTERFLY_BYTES_MAX: u64 = 256 << 10;
 /// The size of the smallest world in which no two ranks are neighbours in both trees of a double tree.
 const DOUBLE_TREE_WORLD_MIN: u32 = 4;
 /// The largest cost of a message in a sequence of messages to few peers, as a fraction of the latency. The measured
-/// overhead can be larger, because it is measured with messages to all peers at once, which also wait for each other.
+/// overhead can be larger, because the overhead is measured with messages to all peers at once, which delay each
+/// other.
 const PIPELINED_LATENCY_FRACTION_MAX: f64 = 0.25;
 /// The size of the largest world in which the automatic choice of an algorithm may open links between all ranks.
 const DIRECT_WORLD_MAX: u32 = 32;
@@ -59,7 +60,7 @@ impl Default for LinkCost {
     }
 }
 
-/// Returns the algorithms of an operation over links. The last one is for the longest buffers.
+/// Returns the algorithms of an operation over links. The last algorithm in the list is for the longest buffers.
 pub fn possible_algorithms(operation: Operation) -> &'static [Algorithm] {
     match operation {
         Operation::AllReduce => &[
@@ -152,8 +153,8 @@ impl LinkCost {
                 (is_small_world && workspace <= WORKSPACE_BYTES_MAX, direct_step + gathered)
             }
             (_, Algorithm::Doubling) => (workspace <= WORKSPACE_BYTES_MAX, rounds * self.latency + gathered),
-            // With two ranks the one-shot algorithm replaces the butterfly: it also exchanges whole buffers, but
-            // reduces them in rank order.
+            // With two ranks the one-shot algorithm replaces the butterfly: the one-shot algorithm also exchanges
+            // whole buffers, but reduces the buffers in rank order.
             (_, Algorithm::Butterfly) => (world.get() > 2, rounds * (self.latency + whole_buffer)),
             (Operation::AllReduce, Algorithm::Direct) => {
                 (is_small_world && is_storable, 2.0 * (direct_step + parts))
@@ -161,8 +162,8 @@ impl LinkCost {
             (Operation::AllReduce, Algorithm::DoubleTree) => {
                 (world.get() >= DOUBLE_TREE_WORLD_MIN, 2.0 * self.double_tree(world, bytes))
             }
-            // From or to a root, a chain is better than a double tree: successive operations keep all links of the
-            // chain busy at once.
+            // For a broadcast or reduce, a chain is better than a double tree: successive operations keep all links
+            // of the chain busy at once.
             (_, Algorithm::DoubleTree) => (false, f64::INFINITY),
             (Operation::AllReduce, _) => (true, 2.0 * ((n - 1.0) * self.latency + parts)),
             (Operation::ReduceScatter | Operation::AllGather, Algorithm::Direct) => {
@@ -176,7 +177,7 @@ impl LinkCost {
         if is_sensible && can_run(algorithm, world, bytes) { time } else { f64::INFINITY }
     }
 
-    /// Returns the estimated time of a double tree in one direction, in nanoseconds. It is the sum of:
+    /// Returns the estimated time of a double tree in one direction, in nanoseconds. This time is the sum of:
     /// - the latency of the hops, each with a message, a ready message, and a block for each of two children;
     /// - the overhead of a rank's messages;
     /// - the transfer of all bytes over a rank's link.

@@ -1,21 +1,21 @@
 //! Schedules in which ranks send every chunk directly to its owner, and the owner sends its chunk directly to all
 //! ranks. The comments of `schedule/mod.rs` define n, S, B and s.
 //!
-//! Each of these schedules takes the time of one step, with n-1 messages. The ring has n-1 steps of one message.
-//! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High
-//! Performance Computing Applications 19 (2005), describe them as pairwise exchange. A reduce-scatter and an
-//! all-gather of this kind form a two-shot all-reduce.
+//! In each of these schedules, the n-1 messages of a rank are sent at once, so they take the time of one step. The
+//! ring has n-1 steps of one message. Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+//! operations in MPICH", Int. J. High Performance Computing Applications 19 (2005), describe these schedules as
+//! pairwise exchange. A reduce-scatter and an all-gather of this kind form a two-shot all-reduce.
 
 use super::partition::Partition;
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Reduce-scatters: each rank sends every other rank the contribution to that rank's part, and reduces n-1
+/// Creates a reduce-scatter: each rank sends every other rank the contribution to that rank's part, and reduces n-1
 /// contributions into its own part. Each rank sends S bytes minus its own part, in n-1 messages.
 ///
-/// The contributions are reduced in a fixed order, that of the previous rank first, so the same data give the same
-/// bits. Each receive therefore waits for the previous receive, and the receiver must be able to store parts that
-/// arrive early.
+/// The contributions are reduced in a fixed order, which begins with the contribution of the previous rank, so the
+/// same data give the same bits. Each receive therefore waits for the receive before it, and the receiver must be
+/// able to store parts that arrive early.
 ///
 /// # Panics
 ///
@@ -38,7 +38,8 @@ pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Sc
     schedule
 }
 
-/// All-gathers: each rank sends its own part to each of the n-1 other ranks. No step waits for another step.
+/// Creates an all-gather: each rank sends its own part to each of the n-1 other ranks. No step waits for another
+/// step.
 ///
 /// # Panics
 ///
@@ -50,9 +51,11 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
     schedule
 }
 
-/// All-reduces in two shots: a reduce-scatter, then an all-gather. Each rank sends 2(n-1)/n S bytes in 2(n-1) messages.
+/// Creates a two-shot all-reduce: a reduce-scatter, then an all-gather. Each rank sends 2(n-1)/n S bytes in 2(n-1)
+/// messages.
 ///
-/// The owner of a chunk reduces it and the other ranks copy it, so the result has the same bits on all ranks.
+/// The owner of a chunk reduces the chunk and the other ranks copy the result, so the result has the same bits on all
+/// ranks.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let partition = Partition::even(count, world);
     let mut schedule = reduce_scatter(world, rank, &partition);
@@ -60,8 +63,8 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     schedule
 }
 
-/// Adds the steps of an all-gather. If the schedule has steps already (a reduce-scatter), the sends wait for the
-/// receive of the last one.
+/// Adds the steps of an all-gather. If the schedule already has the steps of a reduce-scatter, the sends wait for the
+/// last receive of the reduce-scatter.
 fn push_all_gather(schedule: &mut Schedule, world: WorldSize, rank: Rank, partition: &Partition) {
     let after = schedule.steps.len().checked_sub(1).map(After);
     for distance in 1..world.get() {

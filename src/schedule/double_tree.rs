@@ -1,19 +1,19 @@
 //! Two binary trees over all ranks. Each tree transfers one half of the buffer, block by block. The comments of
 //! `schedule/mod.rs` define n, S, B and s.
 //!
-//! The inner ranks of one tree are leaves of the other. In a single tree the leaves are idle half of the time. With
-//! two trees each rank uses the full bandwidth of its link in both directions, and the number of hops is still the
-//! height of a tree. The method is from Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast,
-//! reduction and scan", Parallel Computing 35 (2009). NCCL has had such trees since version 2.4.
+//! The inner ranks of one tree are leaves of the other tree. In a single tree the leaves are idle half of the time.
+//! With two trees each rank uses the full bandwidth of its link in both directions, and the number of hops is still
+//! the height of a tree. The method is from Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
+//! broadcast, reduction and scan", Parallel Computing 35 (2009). NCCL has used two such trees since version 2.4.
 //!
-//! These trees work for any number of ranks. At most one rank is a leaf of both trees. With four or more ranks, no two
-//! ranks are neighbours in both trees, so messages of one tree never wait on a link for messages of the other. (If one
-//! tree were the other one mirrored or shifted by one rank, the two trees could share an edge.)
+//! These trees work for any number of ranks. At most one rank is a leaf of both trees. With four or more ranks, no
+//! two ranks are neighbours in both trees, so messages of one tree never wait on a link for messages of the other
+//! tree. (If the second tree were a mirrored or shifted copy of the first tree, the two trees could share an edge.)
 //!
-//! The contributions of two children to an element are reduced in a fixed order, so the same data give the same bits:
-//! the receive from the second child waits for the receive from the first, segment by segment. No other receive waits.
-//! The second child may send as much as the receiver can store, and sends the rest block by block when the receiver
-//! reports that it is ready.
+//! The contributions of two children to an element are reduced in a fixed order, so the same data give the same bits.
+//! For this purpose, the receive from the second child waits for the receive from the first child, segment by
+//! segment. No other receive waits. The second child may send as much as the receiver can store, and sends the rest
+//! block by block when the receiver reports that it is ready.
 
 use std::ops::Range;
 
@@ -33,11 +33,11 @@ pub fn block_bytes(bytes: u64) -> u64 {
     (32 * bytes.isqrt()).max(BLOCK_BYTES_MIN).max((bytes / 2).div_ceil(BLOCKS_MAX))
 }
 
-/// All-reduces: each half is reduced up its tree and broadcast down the same tree, in 2 floor(log2 n) hops. Each rank
-/// sends at most 2S bytes.
+/// Creates an all-reduce: each half is reduced up its tree and broadcast down the same tree, in 2 floor(log2 n) hops.
+/// Each rank sends at most 2S bytes.
 ///
-/// The root of a tree computes the result of its half and the other ranks copy it, so the result has the same bits on
-/// all ranks.
+/// The root of a tree computes the result of its half and the other ranks copy the result, so the result has the same
+/// bits on all ranks.
 ///
 /// # Panics
 ///
@@ -65,7 +65,7 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH.into_iter().enumerate() {
-        let links = TreeLinks::below(root, tree, world, rank);
+        let links = TreeLinks::with_root_on_top(root, tree, world, rank);
         links.push_up(&mut schedule, half(count, index), block);
     }
     schedule
@@ -80,7 +80,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usi
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH.into_iter().enumerate() {
-        let links = TreeLinks::below(root, tree, world, rank);
+        let links = TreeLinks::with_root_on_top(root, tree, world, rank);
         links.push_down(&mut schedule, half(count, index), block, &[]);
     }
     schedule
@@ -92,8 +92,8 @@ fn half(count: usize, tree: usize) -> Range<usize> {
     if tree == 0 { 0..middle } else { middle..count }
 }
 
-/// Returns the blocks of a half. An empty half has one empty block: with its message the receiver can detect that a
-/// peer's half is not empty.
+/// Returns the blocks of a half. An empty half has one empty block, so that the ranks exchange a message and can
+/// detect that a peer's half is not empty.
 fn blocks(half: Range<usize>, block: usize) -> impl Iterator<Item = Range<usize>> {
     let end = half.end;
     (half.start..end.max(half.start + 1)).step_by(block).map(move |start| start..end.min(start + block))
@@ -114,9 +114,9 @@ impl TreeLinks {
         Self { parent: parent.map(rank), children: children.into_iter().map(rank).collect() }
     }
 
-    /// Returns the neighbours of `rank` if `root` is above a tree of all other ranks, whose place 0 is the successor of
-    /// `root`. The only child of `root` is the top of this tree.
-    fn below(root: Rank, tree: Tree, world: WorldSize, rank: Rank) -> Self {
+    /// Returns the neighbours of `rank` in a tree with `root` at the top. The only child of `root` is the top of a
+    /// tree of all other ranks, in which the successor of `root` has place 0.
+    fn with_root_on_top(root: Rank, tree: Tree, world: WorldSize, rank: Rank) -> Self {
         let others = world.as_usize() - 1;
         let at = |place: usize| world.after(root, 1 + place as u32);
         if rank == root {
@@ -130,7 +130,7 @@ impl TreeLinks {
     }
 
     /// Adds the steps that receive every block from the children and send it to the parent. Returns, for each block,
-    /// the last step that receives it, or `None` without children.
+    /// the last step that receives it, or `None` if the rank has no children.
     fn push_up(&self, schedule: &mut Schedule, half: Range<usize>, block: usize) -> Vec<Option<After>> {
         let mut ends = Vec::new();
         for range in blocks(half, block) {
@@ -152,8 +152,8 @@ impl TreeLinks {
     }
 
     /// Adds the steps that receive every block from the parent and send it to the children, first to the child with
-    /// the larger subtree. A rank without a parent sends a block after the step that `ups` has for the block. If `ups`
-    /// has none, the block can be sent at once.
+    /// the larger subtree. A rank without a parent sends each block after the block's step in `ups`, or at once if
+    /// this entry is `None`.
     fn push_down(&self, schedule: &mut Schedule, half: Range<usize>, block: usize, ups: &[Option<After>]) {
         for (index, range) in blocks(half, block).enumerate() {
             let mut after = ups.get(index).copied().flatten();
@@ -180,9 +180,9 @@ impl TreeLinks {
 enum Tree {
     /// The tree in which leaves and inner nodes alternate, starting with a leaf at place 0.
     First,
-    /// The tree whose inner nodes are leaves of the first tree. The inner nodes of the first tree are leaves here, in
-    /// the same order but rotated: the first of them is the last leaf, the second is leaf 0, the third is leaf 1, and
-    /// so on.
+    /// The tree whose inner nodes are the leaves of the first tree. The leaves of the second tree are the inner nodes
+    /// of the first tree, in the same order but rotated: inner node 0 of the first tree is the last leaf of the
+    /// second tree, inner node 1 is leaf 0, inner node 2 is leaf 1, and so on.
     Second,
 }
 
@@ -198,7 +198,7 @@ impl Tree {
 
     /// Returns the place of the top node, or `None` for an empty tree.
     fn top(self, places: usize) -> Option<usize> {
-        Some(self.place(places, top_of(places, &(0..places / 2))?))
+        Some(self.place(places, top_of_subtree(places, &(0..places / 2))?))
     }
 
     /// Returns the places of the parent and of the children, first the child with the smaller subtree.
@@ -211,7 +211,8 @@ impl Tree {
             let (before, after) = (inner.start..middle, middle + 1..inner.end);
             let is_before = match node {
                 Node::Inner(index) if index == middle => {
-                    let children = [before, after].into_iter().filter_map(|inner| top_of(places, &inner));
+                    let children =
+                        [before, after].into_iter().filter_map(|inner| top_of_subtree(places, &inner));
                     return (parent, children.map(|node| self.place(places, node)).collect());
                 }
                 Node::Inner(index) => index < middle,
@@ -249,9 +250,9 @@ impl Tree {
     }
 }
 
-/// Returns the top node of the subtree that consists of a range of inner nodes and the leaves beside them. If the range
-/// is empty, it is the leaf in this gap, or `None` if the gap has no leaf.
-fn top_of(places: usize, inner: &Range<usize>) -> Option<Node> {
+/// Returns the top node of the subtree that consists of a range of inner nodes and the leaves beside them. For an
+/// empty range, returns the leaf in the gap between the inner nodes, or `None` if the gap has no leaf.
+fn top_of_subtree(places: usize, inner: &Range<usize>) -> Option<Node> {
     if !inner.is_empty() {
         return Some(Node::Inner(middle(inner)));
     }
@@ -259,8 +260,8 @@ fn top_of(places: usize, inner: &Range<usize>) -> Option<Node> {
     (inner.start < leaves).then_some(Node::Leaf(inner.start))
 }
 
-/// Returns the middle of a range of inner nodes that is not empty: the top of its subtree. If the range has an even
-/// length, it is the lower of the two nodes in the middle.
+/// Returns the middle of a nonempty range of inner nodes, which is the top of the range's subtree. If the range has
+/// an even length, returns the lower of the two nodes in the middle.
 fn middle(inner: &Range<usize>) -> usize {
     inner.start + (inner.len() - 1) / 2
 }

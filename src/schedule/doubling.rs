@@ -3,8 +3,8 @@
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// All-gathers `count` elements from each rank in ceil(log2 n) steps, for any n. Each rank sends (n-1) `count`
-/// elements.
+/// Creates an all-gather of `count` elements from each rank in ceil(log2 n) steps, for any n. Each rank sends (n-1)
+/// `count` elements.
 ///
 /// The buffer has a slot of `count` elements for each rank. Slot i of rank r is for the data of rank r + i (modulo
 /// n), so slot 0 contains the rank's own data. Before the step of distance d = 1, 2, 4, .., the first d slots are
@@ -13,7 +13,7 @@ use crate::types::{Rank, WorldSize};
 /// algorithms for all-to-all communications in multiport message-passing systems", IEEE Trans. Parallel and
 /// Distributed Systems 8 (1997).
 ///
-/// A step sends the data of all earlier receives, so each receive waits for the previous one. The algorithm is
+/// A step sends the data of all earlier receives, so each receive waits for the receive before it. The algorithm is
 /// therefore for short messages.
 ///
 /// # Panics
@@ -21,7 +21,7 @@ use crate::types::{Rank, WorldSize};
 /// If the number of elements in all slots overflows a `usize`.
 pub fn all_gather(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let n = world.as_usize();
-    assert!(count.checked_mul(n).is_some(), "the length of the buffer fits a usize");
+    assert!(count.checked_mul(n).is_some(), "the length of the buffer must fit a usize");
     let mut schedule = Schedule::default();
     let mut distance = 1;
     while distance < n {

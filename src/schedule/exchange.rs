@@ -5,12 +5,12 @@ use super::partition::Partition;
 use super::{Action, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Exchanges one part between each pair of ranks (all-to-all) in n-1 steps. Each rank sends S bytes minus its part for
-/// itself, which are (n-1)/n S bytes if the parts are even.
+/// Exchanges one part between each pair of ranks (all-to-all) in n-1 steps. Each rank sends S bytes minus its part
+/// for itself, which are (n-1)/n S bytes if all parts have the same length.
 ///
-/// The buffer contains the elements to send, divided by `send`, and then the elements to receive, divided by `receive`.
-/// The part for a peer in a rank's `send` must be as long as the part for that rank in the peer's `receive`. The caller
-/// copies the part that a rank has for itself.
+/// The buffer contains the elements to send, divided by `send`, and then the elements to receive, divided by
+/// `receive`. The part for a peer in a rank's `send` must be as long as the part for that rank in the peer's
+/// `receive`. The caller copies the part that a rank sends to itself.
 ///
 /// In step k rank r sends to rank r + k and receives from rank r - k (modulo n), so no two ranks send to the same rank.
 /// This is the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective communication
@@ -24,7 +24,7 @@ pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Part
     receive.assert_fits(world);
     let received = send.total();
     let length = received.checked_add(receive.total());
-    assert!(length.is_some(), "the length of the buffer fits a usize");
+    assert!(length.is_some(), "the length of the buffer must fit a usize");
     let step = |distance| {
         let (to, from) = (world.after(rank, distance), world.before(rank, distance));
         let part = receive.range(from);

@@ -15,7 +15,7 @@ use super::partition::Partition;
 use super::{After, CollectiveSpec, Schedule, barrier};
 use crate::types::{Algorithm, Rank, WorldSize};
 
-/// The placement of a group's ranks on hosts, with the position of one of them, which the code calls "this rank".
+/// The placement of a group's ranks on hosts, and the position of one rank, which the code calls "this rank".
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// The ranks of each host, in ascending order. The hosts are in the order of their first ranks.
@@ -29,11 +29,11 @@ pub struct Layout {
 /// The three phases of an operation on one rank, which run one after another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Phases {
-    /// The first phase, with the ranks of the same host. Its ranks are local ranks.
+    /// The first phase, among the ranks of this host. The ranks in this specification are local ranks.
     pub before: CollectiveSpec,
-    /// The second phase, with ranks of other hosts. Its ranks are ranks of the group.
+    /// The second phase, among ranks of different hosts. The ranks in this schedule are ranks of the group.
     pub across: Schedule,
-    /// The third phase, with the ranks of the same host. Its ranks are local ranks.
+    /// The third phase, among the ranks of this host. The ranks in this specification are local ranks.
     pub after: CollectiveSpec,
 }
 
@@ -86,7 +86,8 @@ impl Layout {
     }
 
     /// Returns the phases of this rank for an operation on a buffer, or on a block of a buffer. `algorithm` is the
-    /// algorithm between hosts. If it divides a slice into blocks, they have `block` elements.
+    /// algorithm between hosts. `block` is the number of elements in each block if `algorithm` divides a slice into
+    /// blocks.
     ///
     /// # Panics
     ///
@@ -102,7 +103,7 @@ impl Layout {
                 return Phases { before: barrier.clone(), across, after: barrier };
             }
             CollectiveSpec::AllReduce { .. } => (CollectiveSpec::ReduceScatter(parts), gather),
-            // On the root's host all ranks get the result, though only the root needs it.
+            // On the root's host all ranks get the result, although only the root needs the result.
             CollectiveSpec::Reduce { .. } => (
                 CollectiveSpec::ReduceScatter(parts),
                 if local_root(root).is_some() { gather } else { barrier },
@@ -113,11 +114,11 @@ impl Layout {
             },
             _ => unreachable!("no hierarchy for {spec:?}"),
         };
-        Phases { before, across: self.across(spec, algorithm, block), after }
+        Phases { before, across: self.schedule_between_hosts(spec, algorithm, block), after }
     }
 
     /// Returns the schedule in which this rank reduces or copies each of its slices with the slice's other carriers.
-    fn across(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Schedule {
+    fn schedule_between_hosts(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Schedule {
         let root_host = self.hosts.iter().position(|ranks| ranks.contains(&spec.root())).unwrap_or_default();
         let root = Rank::new(root_host as u32);
         let slices = Partition::even(spec.count(), self.slice_count());

@@ -1,18 +1,19 @@
-//! Collective algorithms as data: which rank sends which elements to which other rank, and what the receiver does with
-//! them.
+//! Collective algorithms as data: which rank sends which elements to which other rank, and what the receiver does
+//! with these elements.
 //!
-//! A [`Schedule`] lists what one rank does in one operation. It contains no bytes, clocks or sockets. So one executor
-//! (the [engine](crate::engine)) runs every algorithm, and a symbolic executor proves each algorithm for many world
-//! sizes (see this module's tests).
+//! A [`Schedule`] lists what one rank does in one operation. A schedule contains no bytes, clocks or sockets. So one
+//! executor (the [engine](crate::engine)) runs every algorithm, and a symbolic executor proves each algorithm for
+//! many world sizes (see this module's tests).
 //!
 //! `docs/algorithms.md` lists the cost of each schedule in steps and bytes. In the comments of this module, n is the
 //! number of ranks, S the size of the whole buffer in bytes, B the bandwidth of a link in bytes per second, and s the
 //! size of a segment in bytes. A segment is the part of a message that is sent and applied at a time.
 //!
-//! In schedules for long messages no receive depends on another receive, so arriving data is applied at once. In other
-//! schedules a receive waits for another receive: the tree that reduces, the barrier, direct reduction, doubling and
-//! the butterfly. They are for short messages, which the receiver can store until then. In the double tree a receive
-//! may wait for one other receive of the same block, which itself waits for no receive.
+//! In schedules for long messages no receive depends on another receive, so arriving data is applied at once. In
+//! other schedules a receive waits for another receive: the tree that reduces, the barrier, direct reduction,
+//! doubling and the butterfly. These schedules are for short messages, which the receiver can store while the receive
+//! waits. In the double tree a receive may wait for one other receive of the same block, which itself waits for no
+//! receive.
 
 pub mod butterfly;
 mod chain;
@@ -54,16 +55,16 @@ pub struct Schedule {
 /// One step: a send, a receive, or both at once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// The send.
+    /// What the step sends; `None` if it only receives.
     pub send: Option<Outbound>,
-    /// The receive.
+    /// What the step receives; `None` if it only sends.
     pub receive: Option<Inbound>,
 }
 
 /// Elements to send to a peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outbound {
-    /// The receiver.
+    /// The rank that receives the elements.
     pub peer: Rank,
     /// The elements to send. An empty range still sends a message, so that the receiver can detect in every step that
     /// the two ranks call different operations.
@@ -75,14 +76,14 @@ pub struct Outbound {
 /// Elements to receive from a peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Inbound {
-    /// The sender.
+    /// The rank that sends the elements.
     pub peer: Rank,
     /// The elements of this rank's buffer that receive the data. The sender's range has the same length but may start
     /// at another index, so an offset in a message is relative to the start of the range.
     pub range: Range<usize>,
-    /// What is done with the arriving elements.
+    /// What this rank does with the arriving elements.
     pub action: Action,
-    /// The step whose receive must be applied before this one.
+    /// The step whose receive must be applied before this receive.
     pub after: Option<After>,
 }
 
@@ -93,7 +94,7 @@ pub struct Inbound {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct After(pub usize);
 
-/// What is done with arriving elements.
+/// What a rank does with arriving elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// The arriving elements replace the rank's elements.
@@ -101,13 +102,14 @@ pub enum Action {
     /// The arriving elements are reduced into the rank's elements. The arriving element is the left operand and the
     /// rank's own element the right operand, which matters if the function does not commute.
     Reduce,
-    /// As [`Action::Reduce`], for the last contribution: then the result is completed (an average is divided).
+    /// Like [`Action::Reduce`], but for the last contribution. This action also completes the result, for example
+    /// divides an average.
     ReduceLast,
 }
 
 impl Step {
-    /// Returns whether this step, whose index is `index`, must send its elements before its receive overwrites them.
-    /// Returns false if the step sends the elements that it has received.
+    /// Returns whether this step, whose index is `index`, must send its elements before the receive of this step
+    /// overwrites the elements. Returns false if the step sends the elements that it has received.
     pub fn must_send_before_receiving(&self, index: usize) -> bool {
         let (Some(send), Some(receive)) = (&self.send, &self.receive) else { return false };
         let overlaps = send.range.start.max(receive.range.start) < send.range.end.min(receive.range.end);
@@ -144,10 +146,16 @@ impl Schedule {
         receives.filter(|receive| receive.peer == peer).map(|receive| receive.range.len()).sum()
     }
 
-    /// Adds the step of one rank in a chain: it receives the range from `previous` and forwards it to `next`, segment
-    /// by segment. The first rank of the chain has no `previous` and the last has no `next`. A step that only sends
-    /// waits for the last receive before it.
-    fn push_link(&mut self, previous: Option<Rank>, next: Option<Rank>, range: Range<usize>, action: Action) {
+    /// Adds the step of one rank in a chain: the rank receives the range from `previous` and forwards it to `next`,
+    /// segment by segment. The first rank of the chain has no `previous` and the last rank has no `next`. A step that
+    /// only sends waits for the last receive before it.
+    fn push_chain_step(
+        &mut self,
+        previous: Option<Rank>,
+        next: Option<Rank>,
+        range: Range<usize>,
+        action: Action,
+    ) {
         if previous.is_none() && next.is_none() {
             return;
         }

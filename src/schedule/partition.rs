@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::types::{Rank, WorldSize};
 
-/// Returns the chunk of `rank` in a buffer of `count` elements. Chunks are contiguous and in rank order. Their lengths
-/// differ by at most one; the first `count % world` chunks are the longer ones.
+/// Returns the chunk of `rank` in a buffer of `count` elements. Chunks are contiguous and in rank order. The lengths
+/// of two chunks differ by at most one, and the first `count % world` chunks are longer than the rest.
 pub fn chunk(count: usize, world: WorldSize, rank: Rank) -> Range<usize> {
     let (base, longer) = (count / world.as_usize(), count % world.as_usize());
     let index = rank.index();
@@ -34,7 +34,8 @@ impl Partition {
     ///
     /// If the number of elements of all ranks overflows a `usize`.
     pub fn of_equal_parts(count: usize, world: WorldSize) -> Self {
-        let bound = |index: usize| index.checked_mul(count).expect("the length of the buffer fits a usize");
+        let bound =
+            |index: usize| index.checked_mul(count).expect("the length of the buffer must fit a usize");
         Self { bounds: (0..=world.as_usize()).map(bound).collect() }
     }
 
@@ -76,12 +77,12 @@ impl Partition {
 
     /// Panics unless the partition has exactly one part for each rank of `world`.
     pub(super) fn assert_fits(&self, world: WorldSize) {
-        assert_eq!(self.len(), world.as_usize(), "a partition has one part for each rank");
+        assert_eq!(self.len(), world.as_usize(), "a partition must have one part for each rank");
     }
 }
 
-/// Returns the segment of `range` that starts after the first `sent` elements and has at most `segment` elements. It is
-/// empty if `range` is empty.
+/// Returns the segment of `range` that starts after the first `sent` elements and has at most `segment` elements. The
+/// segment is empty if `range` is empty.
 pub fn segment(range: &Range<usize>, sent: usize, segment: usize) -> Range<usize> {
     let start = range.start + sent;
     start..range.end.min(start + segment)

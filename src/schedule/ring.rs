@@ -1,4 +1,4 @@
-//! Schedules in which each rank sends to the next rank on the ring and receives from the previous one. The comments
+//! Schedules in which each rank sends to the next rank on the ring and receives from the previous rank. The comments
 //! of `schedule/mod.rs` define n, S, B and s.
 //!
 //! The method is from Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC
@@ -10,12 +10,12 @@ use super::partition::Partition;
 use super::{Action, After, Inbound, Outbound, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Reduce-scatters in n-1 steps: each rank gets its part of the reduction. Each rank sends S bytes minus its own part,
-/// which are (n-1)/n S bytes if the parts are even.
+/// Creates a reduce-scatter in n-1 steps: each rank gets its part of the reduction. Each rank sends S bytes minus its
+/// own part, which are (n-1)/n S bytes if all parts have the same length.
 ///
-/// In step k, counted from 0, rank r sends part r - k - 1 and receives part r - k - 2 (modulo n), to which it adds its
-/// contribution. So each part travels once around the ring, from its owner's successor to its owner. With uneven parts,
-/// every step takes as long as the longest part that is sent in it.
+/// In step k, counted from 0, rank r sends part r - k - 1 and receives part r - k - 2 (modulo n), to which rank r
+/// adds its contribution. So each part travels once around the ring, from its owner's successor to its owner. If the
+/// parts have different lengths, every step takes as long as the longest part that is sent in the step.
 ///
 /// # Panics
 ///
@@ -27,8 +27,8 @@ pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Sc
     schedule
 }
 
-/// All-gathers in n-1 steps: every rank gets the parts of all ranks. Each rank sends S bytes minus the next rank's part,
-/// which are (n-1)/n S bytes if the parts are even.
+/// Creates an all-gather in n-1 steps: every rank gets the parts of all ranks. Each rank sends S bytes minus the next
+/// rank's part, which are (n-1)/n S bytes if all parts have the same length.
 ///
 /// # Panics
 ///
@@ -40,19 +40,19 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
     schedule
 }
 
-/// All-reduces block by block: a reduce-scatter, then an all-gather. Each block takes 2(n-1) steps. Each rank sends
-/// 2(n-1)/n S bytes in all.
+/// Creates an all-reduce that handles one block after another: a reduce-scatter, then an all-gather. Each block takes
+/// 2(n-1) steps. Each rank sends 2(n-1)/n S bytes in all.
 ///
-/// The owner of a chunk computes its result and the other ranks copy it, so the result has the same bits on all ranks. A
-/// block has at most `block` elements. Blocks are sent one after another on each link, so that the all-gather of a block
-/// finds the data of its reduce-scatter in the processor's cache.
+/// The owner of a chunk computes the chunk's result and the other ranks copy the result, so the result has the same
+/// bits on all ranks. A block has at most `block` elements. Blocks are sent one after another on each link, so that
+/// the all-gather of a block finds the data of its reduce-scatter in the processor's cache.
 ///
 /// # Panics
 ///
 /// If `block` is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
-    // An empty buffer has one empty block: with its messages a rank detects that a peer's buffer is not empty.
+    // An empty buffer has one empty block, whose messages let a rank detect that a peer's buffer is not empty.
     for start in (0..count.max(1)).step_by(block) {
         let partition = Partition::even(block.min(count - start), world);
         let place = RingPosition { world, rank, partition: &partition, start };
@@ -68,11 +68,11 @@ pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sche
     let previous = (rank != root).then(|| world.before(rank, 1));
     let next = Some(world.after(rank, 1)).filter(|&next| next != root);
     let mut schedule = Schedule::default();
-    schedule.push_link(previous, next, 0..count, Action::Copy);
+    schedule.push_chain_step(previous, next, 0..count, Action::Copy);
     schedule
 }
 
-/// One rank's position on the ring. It is for the partition of one block of the buffer, which begins at index `start`.
+/// One rank's position on the ring, with the partition of one block of the buffer. The block begins at index `start`.
 struct RingPosition<'a> {
     world: WorldSize,
     rank: Rank,
@@ -87,22 +87,22 @@ impl RingPosition<'_> {
             let action = if hop + 1 == hops { Action::ReduceLast } else { Action::Reduce };
             // The first hop sends this rank's own contribution and depends on no receive.
             let after = (hop > 0).then(|| After(schedule.steps.len() - 1));
-            schedule.steps.push(self.hop(hop + 1, action, after));
+            schedule.steps.push(self.ring_step(hop + 1, action, after));
         }
     }
 
-    /// Adds the steps of an all-gather. If the schedule has steps already (a reduce-scatter), the first hop sends the
-    /// result of the last one.
+    /// Adds the steps of an all-gather. If the schedule already has the steps of a reduce-scatter, the first hop
+    /// sends the result of the last of these steps.
     fn push_all_gather(&self, schedule: &mut Schedule) {
         for hop in 0..self.world.get() - 1 {
             let after = schedule.steps.len().checked_sub(1).map(After);
-            schedule.steps.push(self.hop(hop, Action::Copy, after));
+            schedule.steps.push(self.ring_step(hop, Action::Copy, after));
         }
     }
 
     /// Returns the step that sends part r - `distance` and receives part r - `distance` - 1 (modulo n), where r is this
     /// rank.
-    fn hop(&self, distance: u32, action: Action, after: Option<After>) -> Step {
+    fn ring_step(&self, distance: u32, action: Action, after: Option<After>) -> Step {
         let peer = self.world.before(self.rank, 1);
         let range = self.part_before(distance + 1);
         let to = self.world.after(self.rank, 1);

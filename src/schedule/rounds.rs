@@ -1,15 +1,15 @@
-//! Collectives of ranks that share memory, as a sequence of rounds. Every rank has a slot in the shared memory. In each
-//! round every rank posts data: it copies them into its slot and signals that they are there. Then it takes data from
-//! the slots of the ranks that have posted: it copies or reduces them into its buffer.
+//! Collectives of ranks that share memory, as a sequence of rounds. Every rank has a slot in the shared memory. In
+//! each round every rank posts data: the rank copies the data into its slot and signals that the data are there. Then
+//! the rank takes data from the slots of ranks that have posted: it copies or reduces these data into its buffer.
 //!
 //! Contributions are reduced in rank order; the lower rank is the left operand. So the result depends only on the
 //! contributions, and not on the index of an element, the size of the slots, or the algorithm. A reduction function of
 //! the caller need not commute.
 //!
-//! If all ranks can access the buffers of all ranks, an all-reduce of any length has two rounds. In the first round each
-//! rank posts the address of its buffer. When all ranks have posted, each rank reduces its own chunk of all buffers and
-//! writes the result into all of them. In the second round each rank posts that it is done, and leaves the operation when
-//! all ranks have posted.
+//! If all ranks can access the buffers of all ranks, an all-reduce of any length has two rounds. In the first round
+//! each rank posts the address of its buffer. When all ranks have posted, each rank reduces its own chunk of all
+//! buffers and writes the result into all buffers. In the second round each rank signals that it is done, and leaves
+//! the operation when all ranks have posted.
 
 use std::ops::Range;
 
@@ -22,38 +22,38 @@ use crate::types::{Rank, WorldSize};
 pub struct Put {
     /// The range of the elements in the rank's buffer.
     pub range: Range<usize>,
-    /// The index of the first of these elements in the slot.
+    /// The index of the first element in the slot.
     pub at: usize,
 }
 
-/// Elements that a rank takes from a slot, which may be its own.
+/// Elements that a rank takes from a slot, which may be the rank's own slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Take {
-    /// The rank whose slot it is.
+    /// The rank that owns the slot.
     pub from: Rank,
-    /// The index of the first of these elements in the slot.
+    /// The index of the first element in the slot.
     pub at: usize,
     /// The range of the elements in the buffer.
     pub range: Range<usize>,
-    /// What is done with the elements. In a reduction the element in the buffer is the left operand.
+    /// What the rank does with the elements. In a reduction the element in the buffer is the left operand.
     pub action: Action,
 }
 
-/// Elements that a rank reduces in rank order. It finds its own contribution in its buffer, and the contributions of the
-/// other ranks in their slots.
+/// Elements that a rank reduces in rank order. The rank reads its own contribution from its buffer, and the
+/// contributions of the other ranks from their slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OrderedReduce {
-    /// The range of the elements in the rank's buffer. The result replaces them.
+    /// The range of the elements in the rank's buffer. The result replaces these elements.
     pub range: Range<usize>,
-    /// The index of the first of these elements in the slots of the other ranks.
+    /// The index of the first element in the slots of the other ranks.
     pub at: usize,
-    /// Whether the rank also posts the result in the next round, at the beginning of its slot. It copies the result there
-    /// while it is still in the processor's L1 cache.
+    /// Whether the rank also posts the result in the next round, at the beginning of its slot. The rank copies the
+    /// result to the slot while the result is still in the processor's L1 cache.
     pub is_posted_next: bool,
 }
 
-/// Elements of all ranks' buffers that this rank reduces in place. It writes the result into all buffers. No other rank
-/// reads or writes these elements.
+/// Elements of all ranks' buffers that this rank reduces in place. This rank writes the result into all buffers. No
+/// other rank reads or writes these elements.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Exchange {
     /// The range of the elements in each buffer.
@@ -63,7 +63,7 @@ pub struct Exchange {
 /// What one rank does in a round.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Round {
-    /// The elements that the rank posts. If there are none, its post is only a signal.
+    /// The elements that the rank posts. If this list is empty, the rank posts only a signal.
     pub puts: Vec<Put>,
     /// The elements of all ranks that the rank reduces in rank order.
     pub ordered_reduce: Option<OrderedReduce>,
@@ -71,7 +71,8 @@ pub struct Round {
     /// ([`RoundPlan::go_in_place`]). A rank that has posted its address posts no elements: the other ranks read its
     /// buffer instead of its slot.
     pub exchange: Option<Exchange>,
-    /// The elements that the rank takes, in this order. A take with an empty range only waits for the post of that rank.
+    /// The elements that the rank takes, in this order. A [`Take`] with an empty range only waits until the other
+    /// rank has posted.
     pub takes: Vec<Take>,
 }
 
@@ -90,8 +91,8 @@ pub struct RoundPlan {
 }
 
 impl RoundPlan {
-    /// Returns the rounds of `rank`. A slot has `slot_len` elements, or one for each rank if that is more. In an
-    /// all-reduce of at most `one_shot_max` elements, and at most one slot, every rank reduces all elements.
+    /// Returns the rounds of `rank`. A slot has `slot_len` elements, or one for each rank if that is more. If an
+    /// all-reduce has at most `one_shot_max` elements and fits into one slot, every rank reduces all elements.
     ///
     /// # Panics
     ///
@@ -103,15 +104,15 @@ impl RoundPlan {
         one_shot_max: usize,
         spec: CollectiveSpec,
     ) -> Self {
-        assert!(spec.has_known_part_lengths(), "every rank knows the lengths of all parts");
+        assert!(spec.has_known_part_lengths(), "every rank must know the lengths of all parts");
         let slot_len = slot_len.max(world.as_usize());
         let is_one_shot =
             matches!(spec, CollectiveSpec::AllReduce { count } if count <= slot_len.min(one_shot_max));
         Self { world, rank, slot_len, spec, is_one_shot, is_in_place: false }
     }
 
-    /// Continues in place, without slots. All ranks must decide so in the round with [`Round::exchange`], in which each
-    /// rank sees whether all ranks have posted the addresses of their buffers.
+    /// Makes the remaining rounds work in place, without slots. All ranks must call this function in the round with
+    /// [`Round::exchange`], in which each rank sees whether all ranks have posted the addresses of their buffers.
     pub fn go_in_place(&mut self) {
         self.is_in_place = true;
     }
@@ -220,8 +221,8 @@ impl RoundPlan {
         }
     }
 
-    /// Fills a round of an all-reduce over slots or in place. In the first round it is not yet known which of the two the
-    /// ranks will do.
+    /// Fills a round of an all-reduce over slots or in place. In the first round, the ranks do not know yet whether
+    /// they will use slots or work in place.
     fn all_reduce(&self, round: &mut Round, number: usize, count: usize) {
         if self.is_in_place && number > 0 {
             return self.take_from_others(round, |_| (0, 0..0));
@@ -232,8 +233,9 @@ impl RoundPlan {
         }
     }
 
-    /// Fills a round of a two-shot reduction. In even rounds every rank posts a block and reduces its own chunk of all
-    /// ranks' blocks. In odd rounds it posts the reduced chunk, and `root` (or every rank, if `None`) takes all chunks.
+    /// Fills a round of a two-shot reduction. In even rounds every rank posts a block and reduces its own chunk of
+    /// all ranks' blocks. In odd rounds every rank posts its reduced chunk, and `root` (or every rank, if `None`)
+    /// takes all chunks.
     fn two_shot(&self, round: &mut Round, number: usize, count: usize, root: Option<Rank>) {
         let block = piece(&(0..count), number / 2, self.slot_len);
         let partition = Partition::even(block.len(), self.world);
@@ -255,7 +257,7 @@ impl RoundPlan {
         }
     }
 
-    /// Adds takes that reduce the contributions of the first `ranks` ranks in rank order.
+    /// Adds [`Take`]s that reduce the contributions of the first `ranks` ranks in rank order.
     fn reduce(&self, round: &mut Round, at: usize, range: &Range<usize>, ranks: u32) {
         for rank in self.world.ranks().take(ranks as usize) {
             let action = match rank.get() {
@@ -267,8 +269,8 @@ impl RoundPlan {
         }
     }
 
-    /// Adds a take from the slot of each other rank, starting with the rank after this one. `source_and_target` returns
-    /// the index of the elements in a rank's slot, and their range in this rank's buffer.
+    /// Adds a [`Take`] from the slot of each other rank, starting with the rank after this rank. `source_and_target`
+    /// returns the index of the elements in a rank's slot, and their range in this rank's buffer.
     fn take_from_others(&self, round: &mut Round, source_and_target: impl Fn(Rank) -> (usize, Range<usize>)) {
         for rank in self.others() {
             let (at, range) = source_and_target(rank);
@@ -291,8 +293,8 @@ impl Round {
     }
 }
 
-/// Returns piece `number` of a range that is divided into pieces of `piece_len` elements. It is empty after the last
-/// piece.
+/// Returns piece `number` of a range that is divided into pieces of `piece_len` elements. The pieces after the last
+/// one are empty.
 fn piece(range: &Range<usize>, number: usize, piece_len: usize) -> Range<usize> {
     let start = range.end.min(range.start + number * piece_len);
     start..range.end.min(start + piece_len)

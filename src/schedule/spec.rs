@@ -35,18 +35,19 @@ pub enum CollectiveSpec {
     Broadcast {
         /// The number of elements in each buffer.
         count: usize,
-        /// The rank whose buffer all ranks get.
+        /// The rank whose buffer is sent to all ranks.
         root: Rank,
     },
-    /// The root gets the parts of all ranks. The root's buffer is for all parts; another rank's buffer is only its own
-    /// part.
+    /// The root gets the parts of all ranks. The root's buffer has space for all parts. The buffer of any other rank
+    /// contains only that rank's part.
     Gather {
         /// The division of the root's buffer into parts.
         partition: Partition,
         /// The rank that gets the parts.
         root: Rank,
     },
-    /// Every rank gets its part of the root's buffer. The buffers are those of [`CollectiveSpec::Gather`].
+    /// Every rank gets its part of the root's buffer. The buffers have the same lengths as in
+    /// [`CollectiveSpec::Gather`].
     Scatter {
         /// The division of the root's buffer into parts.
         partition: Partition,
@@ -54,11 +55,11 @@ pub enum CollectiveSpec {
         root: Rank,
     },
     /// Each rank sends a part to each other rank. The buffer contains the elements to send and then the elements to
-    /// receive. The caller copies the part from the rank to itself.
+    /// receive. The caller copies the part that the rank sends to itself.
     AllToAll {
-        /// This rank's parts for all ranks.
+        /// The division of the elements to send into one part for each rank.
         send: Partition,
-        /// The parts of all ranks for this rank.
+        /// The division of the elements to receive into one part from each rank.
         receive: Partition,
         /// Whether all parts have the same length, so that every rank knows the lengths of all parts.
         is_even: bool,
@@ -147,9 +148,9 @@ impl CollectiveSpec {
     /// Returns the schedule of `rank` over links. `block` is the number of elements in a block of the ring all-reduce,
     /// or in a message of the double tree. `in_rank_order` must be true if the reduction does not commute.
     ///
-    /// With [`Algorithm::OneShot`] and [`Algorithm::Doubling`] every rank gets the buffers of all ranks and reduces them
-    /// itself. Its buffer then has a slot for each rank: in rank order for `OneShot`, starting with the rank itself for
-    /// `Doubling`.
+    /// With [`Algorithm::OneShot`] and [`Algorithm::Doubling`] every rank gets the buffers of all ranks and reduces
+    /// them itself. The buffer of a rank then has a slot for each rank. The slots are in rank order for `OneShot`,
+    /// and start with the rank's own slot for `Doubling`.
     ///
     /// # Panics
     ///

@@ -24,7 +24,7 @@ use super::{Action, After, Schedule};
 use crate::types::{Rank, WorldSize};
 
 /// The limits of the proofs.
-struct Extent {
+struct ProofLimits {
     /// The number of ranks in the largest world.
     world_size_max: u32,
     /// The number of elements in the longest operation.
@@ -36,12 +36,12 @@ struct Extent {
 /// Only `tools/test --full` proves the schedules for large worlds, because the time grows with the cube of the number
 /// of ranks. Miri is a thousand times slower and looks only for undefined behaviour, in code that is the same for
 /// worlds of all sizes.
-fn extent() -> Extent {
+fn proof_limits() -> ProofLimits {
     if cfg!(miri) {
-        Extent { world_size_max: 3, count_max: 7, random_orders: 1 }
+        ProofLimits { world_size_max: 3, count_max: 7, random_orders: 1 }
     } else {
         let is_full = std::env::var_os("TEST_FULL").is_some();
-        Extent { world_size_max: if is_full { 64 } else { 17 }, count_max: 97, random_orders: 8 }
+        ProofLimits { world_size_max: if is_full { 64 } else { 17 }, count_max: 97, random_orders: 8 }
     }
 }
 
@@ -68,8 +68,8 @@ impl Value {
         Self { ranks: u64::MAX >> (64 - ranks), element }
     }
 
-    /// Returns whether the last rank in this value is just before the first rank in `other`. If all values were reduced
-    /// only in such pairs, each value is the reduction of consecutive ranks in rank order.
+    /// Returns whether the last rank in this value is just before the first rank in `other`. If values are reduced
+    /// only in pairs for which this holds, each value is the reduction of consecutive ranks in rank order.
     fn comes_just_before(self, other: Self) -> bool {
         64 - self.ranks.leading_zeros() == other.ranks.trailing_zeros()
     }
@@ -131,7 +131,8 @@ impl RankState {
     }
 
     /// Checks that the receive of step `receiving` does not change elements that another step still has to send. An
-    /// earlier step must have sent them already. A later step must wait for this receive or for a later one.
+    /// earlier step must have sent these elements already. A later step must wait for this receive or for a later
+    /// receive.
     fn assert_no_unsent_data_is_overwritten(&self, receiving: usize, changed: &Range<usize>) {
         for (step, s) in self.schedule.steps.iter().enumerate().skip(self.first_open) {
             let Some(send) = s.send.as_ref().filter(|_| !self.sent[step].done) else { continue };
@@ -144,16 +145,16 @@ impl RankState {
 }
 
 /// The order in which ranks make their moves. A move is the send or the receive of one message.
-enum DeliveryOrder {
-    /// Each rank makes all moves that it can, then the next rank does.
+enum MoveOrder {
+    /// One rank makes all moves that it can, then the next rank makes all its moves, and so on.
     Eager,
-    /// Each rank makes one move, then the rank before it does.
+    /// One rank makes one move, then the previous rank makes one move, and so on.
     Lockstep,
     /// The order is random.
     Random(Box<StdRng>),
 }
 
-impl DeliveryOrder {
+impl MoveOrder {
     fn rank_order(&mut self, n: usize) -> Vec<usize> {
         let mut ranks: Vec<usize> = (0..n).collect();
         match self {
@@ -172,8 +173,8 @@ impl DeliveryOrder {
         }
     }
 
-    /// Returns the number of possible moves among which the next move is chosen. It is large enough for all peers of a
-    /// rank in a ring or a tree.
+    /// Returns the number of possible moves among which the next move is chosen. This number is large enough for all
+    /// peers of a rank in a ring or a tree.
     fn choice_count(&self) -> usize {
         if matches!(self, Self::Random(_)) { 16 } else { 1 }
     }
@@ -212,7 +213,8 @@ impl SimulatedWorld {
         Self { ranks, links, segment, in_rank_order: false }
     }
 
-    /// Returns whether the receive in `after` has been applied as far as the first `upto` elements of `range` need it.
+    /// Returns whether the receive in `after` has been applied far enough to use the first `upto` elements of
+    /// `range`.
     fn is_satisfied(&self, rank: usize, after: Option<After>, range: &Range<usize>, upto: usize) -> bool {
         let Some(After(step)) = after else { return true };
         let state = &self.ranks[rank];
@@ -221,7 +223,7 @@ impl SimulatedWorld {
         progress.done || (awaited.range == *range && !range.is_empty() && progress.elements >= upto)
     }
 
-    /// Returns the moves that `rank` can make now, at most `moves_max` of them. Only the next message to each peer and
+    /// Returns the moves that `rank` can make now, at most `moves_max` moves. Only the next message to each peer and
     /// the next message from each peer are considered.
     fn possible_moves(&mut self, rank: usize, moves_max: usize) -> Vec<Move> {
         self.ranks[rank].skip_finished_steps();
@@ -295,7 +297,10 @@ impl SimulatedWorld {
                 *mine = arrived;
                 continue;
             }
-            assert_eq!(mine.element, arrived.element, "rank {rank} step {step}: different elements");
+            assert_eq!(
+                mine.element, arrived.element,
+                "rank {rank} step {step}: different elements are reduced"
+            );
             assert_eq!(
                 mine.ranks & arrived.ranks,
                 0,
@@ -314,7 +319,7 @@ impl SimulatedWorld {
     }
 
     /// Makes moves in the given order until none is possible. Checks that every step is done.
-    fn run(&mut self, order: &mut DeliveryOrder) {
+    fn run(&mut self, order: &mut MoveOrder) {
         loop {
             let mut moved = false;
             for rank in order.rank_order(self.ranks.len()) {
@@ -341,7 +346,10 @@ impl SimulatedWorld {
                 );
             }
         }
-        assert!(self.links.iter().flatten().all(VecDeque::is_empty), "a message without a receive");
+        assert!(
+            self.links.iter().flatten().all(VecDeque::is_empty),
+            "every message should have been received"
+        );
     }
 }
 
@@ -363,7 +371,7 @@ struct Proof {
 
 impl Proof {
     fn new() -> Self {
-        Self { worlds: 1..=extent().world_size_max, in_rank_order: false, receives_may_wait: false }
+        Self { worlds: 1..=proof_limits().world_size_max, in_rank_order: false, receives_may_wait: false }
     }
 
     /// Runs one collective for every world, every length and several orders of moves, and passes the final state of every
@@ -382,15 +390,15 @@ impl Proof {
                     world.ranks().map(|rank| initial(world, rank, count)).collect();
                 self.check_schedules(&schedules);
                 // Small worlds are cheap to simulate and can have every race that large worlds have.
-                let orders = if ranks <= 8 { extent().random_orders } else { 1 };
+                let orders = if ranks <= 8 { proof_limits().random_orders } else { 1 };
                 let more_orders = (0..orders).map(|order| (3 + order, 1 + order as usize % 3));
                 for (seed, segment) in [(0, 1), (1, 3), (2, usize::MAX >> 1)].into_iter().chain(more_orders) {
                     let mut run = SimulatedWorld::new(schedules.clone(), buffers.clone(), segment);
                     run.in_rank_order = self.in_rank_order;
                     run.run(&mut match seed {
-                        0 => DeliveryOrder::Eager,
-                        1 => DeliveryOrder::Lockstep,
-                        _ => DeliveryOrder::Random(Box::new(StdRng::seed_from_u64(seed))),
+                        0 => MoveOrder::Eager,
+                        1 => MoveOrder::Lockstep,
+                        _ => MoveOrder::Random(Box::new(StdRng::seed_from_u64(seed))),
                     });
                     for rank in world.ranks() {
                         check(world, rank, count, &run.ranks[rank.index()]);
@@ -400,7 +408,7 @@ impl Proof {
         }
     }
 
-    /// Checks all ranks' schedules without running them.
+    /// Checks all ranks' schedules without simulating a run.
     fn check_schedules(&self, schedules: &[Schedule]) {
         for (rank, schedule) in schedules.iter().enumerate() {
             let this = Rank::new(rank as u32);
@@ -438,7 +446,7 @@ fn assert_reduction_order_is_fixed(schedule: &Schedule) {
 
 fn lengths(world: WorldSize) -> Vec<usize> {
     let n = world.as_usize();
-    let mut lengths = vec![0, 1, n - 1, n, n + 1, 2 * n + 1, 3 * n - 1, extent().count_max];
+    let mut lengths = vec![0, 1, n - 1, n, n + 1, 2 * n + 1, 3 * n - 1, proof_limits().count_max];
     lengths.sort_unstable();
     lengths.dedup();
     lengths
@@ -462,8 +470,9 @@ fn all_contributions(world: WorldSize, count: usize) -> Vec<Value> {
     (0..count).map(|element| Value::from_first_ranks(world.get(), element)).collect()
 }
 
-/// Returns the partition to test in case `which`. If `which` is even, the parts are even. Otherwise, depending on the
-/// sizes, either the parts grow with the rank and the first ones are often empty, or one rank has all elements.
+/// Returns the partition for the test case with number `which`. If the number is even, the parts have equal lengths.
+/// If it is odd, either the parts grow with the rank and the first parts are often empty, or one rank has all
+/// elements.
 fn tested_partition(count: usize, world: WorldSize, which: usize) -> Partition {
     let n = world.as_usize();
     let upto = |index: usize| count * index.pow(2) / n.pow(2);

@@ -12,8 +12,9 @@ use crate::types::{Rank, WorldSize};
 /// ceil(log2 n) S bytes.
 ///
 /// The contributions of the children are reduced in a fixed order, the smallest subtree first, so the result does not
-/// depend on the order of arrival. Each receive waits for the previous one, and data that arrives early must be stored
-/// until then. The algorithm is therefore for short messages. The buffers of the other ranks contain partial results.
+/// depend on the order of arrival. Each receive waits for the receive before it, and a rank must store data that
+/// arrives early. The algorithm is therefore for short messages. The buffers of the other ranks contain partial
+/// results.
 pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let place = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
@@ -67,7 +68,7 @@ impl TreePosition {
         (self.distance != 0).then(|| self.world.after(self.root, rest))
     }
 
-    /// Returns the children, first the one with the smallest subtree.
+    /// Returns the children, first the child with the smallest subtree.
     fn children(&self) -> Vec<Rank> {
         let mut children = Vec::new();
         let mut bit = 1;

@@ -1,4 +1,4 @@
-//! Replaces files atomically: a reader sees either the old content or the new content, never a part of it.
+//! Replaces files atomically: a reader sees either the complete old content or the complete new content.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -8,17 +8,18 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FallocateFlags;
 
-/// Replaces the file at `path`: writes the temporary file `NAME.tmp` in the same directory, syncs it to the disk and renames it.
+/// Replaces the file at `path`: writes the temporary file `NAME.tmp` in the same directory, syncs the temporary file to the
+/// disk and renames it to `path`.
 ///
 /// If the process is killed, the temporary file remains, and the next call of this function or of [`check_space`] overwrites
-/// it. A lock prevents two processes from writing the temporary file at the same time. If `path` is not a regular file (a pipe,
-/// a terminal, `/dev/null`), then this function writes to it directly.
+/// that file. A lock prevents two processes from writing the temporary file at the same time. If `path` is not a regular file
+/// (a pipe, a terminal, `/dev/null`), then this function writes directly to `path`.
 ///
 /// # Errors
 ///
 /// Any error of the operating system. The old file is then unchanged, and the temporary file is removed.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let target = resolve(path);
+    let target = resolve_symlink(path);
     if is_special(&target) {
         return OpenOptions::new().write(true).open(&target)?.write_all(bytes);
     }
@@ -41,7 +42,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 ///
 /// Any error of the operating system, such as a full disk or a missing permission.
 pub(crate) fn check_space(path: &Path, len: u64) -> io::Result<()> {
-    let target = resolve(path);
+    let target = resolve_symlink(path);
     if is_special(&target) {
         return OpenOptions::new().write(true).open(&target).map(drop);
     }
@@ -50,7 +51,7 @@ pub(crate) fn check_space(path: &Path, len: u64) -> io::Result<()> {
     }
     let temporary = TemporaryFile::create(&target)?;
     match rustix::fs::fallocate(temporary.file(), FallocateFlags::empty(), 0, len) {
-        // This file system cannot allocate space without writing.
+        // If the file system cannot allocate space without writing, write zeros.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
             let block = vec![0; 1 << 20];
             let mut left = len;
@@ -66,7 +67,7 @@ pub(crate) fn check_space(path: &Path, len: u64) -> io::Result<()> {
 }
 
 /// Returns the file that a symbolic link points to, so that the file is replaced, and the link remains.
-fn resolve(path: &Path) -> PathBuf {
+fn resolve_symlink(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
@@ -99,11 +100,11 @@ impl TemporaryFile {
                     let problem = format!("another process is writing {}", path.display());
                     return Err(io::Error::new(io::ErrorKind::ResourceBusy, problem));
                 }
-                // If the file system has no locks, continue without one.
+                // If the file system has no locks, continue without a lock.
                 Ok(()) | Err(TryLockError::Error(_)) => {}
             }
-            // Before the lock was acquired, another process may have renamed or removed the file. In this case, open
-            // it again.
+            // Before this process acquired the lock, another process may have renamed or removed the file. In this case,
+            // open the file again.
             let same = fs::metadata(&path).is_ok_and(|found| {
                 file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (found.dev(), found.ino()))
             });
@@ -128,7 +129,7 @@ impl TemporaryFile {
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
         if self.file.is_some() {
-            // The caller returns the earlier error, because of which the file was not renamed.
+            // Ignore an error here: the caller returns the earlier error that prevented the rename.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn replaces_the_file_and_leaves_no_temporary_file() {
+    fn write_replaces_the_file_and_leaves_no_temporary_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         write(&path, b"one").unwrap();
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_larger_than_the_disk_is_refused_and_removed() {
+    fn check_space_fails_and_leaves_no_file_if_the_disk_is_too_small() {
         let directory = tempfile::tempdir().unwrap();
         assert!(check_space(&directory.path().join("file"), 1 << 60).is_err());
         assert!(file_names(directory.path()).is_empty());

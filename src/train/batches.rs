@@ -22,7 +22,7 @@ impl Batches {
     ///
     /// # Panics
     ///
-    /// If `batch_size` is 0, or if `samples` does not fit 32 bits. Checked configurations and data sets exclude both.
+    /// If `batch_size` is 0, or if `samples` does not fit 32 bits. Checked configurations and data sets exclude both cases.
     pub fn new(seed: u64, epoch: u64, samples: usize, batch_size: usize) -> Self {
         assert!(batch_size > 0, "a batch holds at least one sample");
         let samples = u32::try_from(samples).expect("data sets are limited to 2^31 samples");

@@ -4,8 +4,8 @@
 //! of the bucket are final. Li et al. describe this method in "`PyTorch` Distributed: experiences on accelerating data parallel
 //! training", VLDB 13 (2020).
 //!
-//! Bucket boundaries depend only on the number of parameters and on the bucket size, so they are the same on all
-//! ranks. The boundaries do not depend on the ranges in which the backward pass reports gradients. These ranges may
+//! Bucket boundaries depend only on the number of parameters and on the bucket size, so all ranks use the same
+//! boundaries. The boundaries do not depend on the ranges in which the backward pass reports gradients. These ranges may
 //! differ between ranks: a rank without samples reports whole layers.
 //!
 //! The first step allocates a buffer for each bucket with [`Group::alloc`]. Ranks on the same host reduce these
@@ -28,11 +28,11 @@ pub(crate) struct Buckets {
     /// The number of elements in a full bucket.
     elements: usize,
     compression: Compression,
-    /// The range of gradients that are final but not yet in a bucket. The backward pass extends it towards index 0.
+    /// The range of gradients that are final but not yet in a bucket. The backward pass extends this range towards index 0.
     ready: Range<usize>,
     /// The buckets that are being reduced, each with its range of gradients, in the order in which they were started.
     in_flight: VecDeque<(Range<usize>, PendingBucket)>,
-    /// Buffers of earlier steps. `compression` decides which of the three lists is used.
+    /// The reusable buffers of earlier steps. Only the list of the type that `compression` selects holds buffers.
     free_f32: FreeBuffers<f32>,
     free_f16: FreeBuffers<f16>,
     free_bf16: FreeBuffers<bf16>,
@@ -107,8 +107,8 @@ impl Buckets {
         if rest.is_empty() { Ok(()) } else { self.start_all_reduce(group, rest, gradients) }
     }
 
-    /// Waits for all buckets. Calls `on_reduced` with the range and the sums of each bucket, in the order in which the buckets
-    /// were started, while later buckets are still being reduced. Afterwards, the content of `gradients` is unspecified.
+    /// Waits for the buckets, in the order in which they were started. Calls `on_reduced` with the range and the sums of each
+    /// bucket while later buckets are still being reduced. Afterwards, the content of `gradients` is unspecified.
     pub(crate) fn drain(
         &mut self,
         gradients: &mut [f32],
@@ -139,7 +139,7 @@ impl Buckets {
         Ok(())
     }
 
-    /// Copies the gradients of `range` into a buffer and starts its all-reduce.
+    /// Copies the gradients of `range` into a buffer and starts the all-reduce of this buffer.
     fn start_all_reduce(
         &mut self,
         group: &mut Group,
@@ -178,8 +178,8 @@ fn encode<H: Narrow>(source: &[f32], mut buffer: SharedBuffer<H>) -> SharedBuffe
 mod tests {
     use super::*;
 
-    /// Regression test: a rank without samples reports a layer as one range, while other ranks report it in several ranges. When
-    /// bucket boundaries depended on these ranges, the ranks started all-reduces of different lengths and the job failed.
+    /// Regression test: a rank without samples reports a layer as one range, but other ranks report this layer as several ranges.
+    /// When bucket boundaries depended on these ranges, the ranks started all-reduces of different lengths and the job failed.
     #[test]
     fn bucket_boundaries_do_not_depend_on_the_reported_ranges() {
         let gradients: Vec<f32> = (0..1000).map(|value| value as f32).collect();

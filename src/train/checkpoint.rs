@@ -27,7 +27,7 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The size in bytes that [`check_space`] assumes for the names, the metadata and the history.
 const HEADER_BYTES_ASSUMED: u64 = 1 << 16;
 
-/// A checkpoint or report that cannot be used or written.
+/// The reason why a checkpoint or a report cannot be used or written.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
@@ -172,7 +172,7 @@ pub(crate) struct TrainingState {
 /// the same in the run and in the checkpoint.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct RunIdentity {
-    /// The options and the sizes of the data. They are compared in this order, and the first difference is reported.
+    /// The options and the sizes of the data. Resuming compares the entries in this order, and reports the first difference.
     pub(crate) entries: Vec<IdentityEntry>,
     /// The name of the data, used only in messages, because a file may have been moved.
     pub(crate) data_name: String,
@@ -180,9 +180,11 @@ pub(crate) struct RunIdentity {
     pub(crate) data_hash: String,
     /// The names of the optimizer's state vectors.
     pub(crate) optimizer_names: &'static [&'static str],
-    /// The mean and deviation with which features are standardized. They are saved for programs that use the model.
+    /// The mean and deviation with which features are standardized. The checkpoint contains these values for programs that use
+    /// the model.
     pub(crate) standardizer: Option<Standardizer>,
-    /// The mean and deviation that convert outputs to the unit of the target. They are saved for programs that use the model.
+    /// The mean and deviation that convert outputs to the unit of the target. The checkpoint contains these values for programs
+    /// that use the model.
     pub(crate) scale: Scale,
     /// The names of the classes.
     pub(crate) classes: Vec<String>,
@@ -274,7 +276,8 @@ pub(crate) fn check_space(
     identity: &RunIdentity,
 ) -> Result<(), CheckpointError> {
     create_directory(directory)?;
-    // While a checkpoint is being saved, the previous one still exists.
+    // While a checkpoint is being saved, the previous checkpoint still exists. If there is no checkpoint yet, the disk needs
+    // space for two checkpoints.
     let copies = if exists(directory)? { 1 } else { 2 };
     let bytes = copies * (tensor_bytes(network, identity) + HEADER_BYTES_ASSUMED);
     let path = directory.join(FILE_NAME);

@@ -7,12 +7,12 @@ use super::model::ModelSpec;
 use super::optimizer::Rule;
 use crate::codec::Compression;
 
-/// The checked configuration of a run. It must be the same on all ranks, except for paths.
+/// The checked configuration of a run. The configuration must be the same on all ranks, except for paths.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
     /// The source of the data.
     pub source: DataSource,
-    /// The name or number of the column to predict. Needed only for a table.
+    /// The name or number of the column to predict. Only a table needs this option.
     pub target: Option<String>,
     /// Whether the first row of a table holds the names of the columns.
     pub header: HeaderRow,
@@ -35,7 +35,7 @@ pub struct Config {
     /// The number of samples that all ranks together process in a step; at least 1. `None` selects the whole training set for
     /// [`Rule::Nesterov`], and [`BATCH_SIZE_DEFAULT`](super::BATCH_SIZE_DEFAULT) for other rules.
     pub batch_size: Option<usize>,
-    /// The number of passes over the training set, including those before a resumption. If `None`, a run with
+    /// The number of passes over the training set, including the passes before a resumption. If `None`, a run with
     /// [`Rule::Nesterov`] whose batch is the whole training set ends when the loss no longer falls. Other runs take
     /// [`EPOCHS_DEFAULT`](super::EPOCHS_DEFAULT) epochs. If no batch size is given, they take at least
     /// [`STEPS_DEFAULT_MIN`](super::STEPS_DEFAULT_MIN) steps, and so more epochs on a small data set.
@@ -44,7 +44,7 @@ pub struct Config {
     pub seed: u64,
     /// The format in which gradients are sent.
     pub compression: Compression,
-    /// The size in bytes of a bucket of gradients. Each bucket is reduced while the backward pass computes the next one.
+    /// The size in bytes of a bucket of gradients. Each bucket is reduced while the backward pass computes the next bucket.
     /// `None` reduces all gradients after the backward pass.
     pub bucket_bytes: Option<usize>,
     /// Where to save checkpoints. `None` saves no checkpoints.
@@ -53,7 +53,7 @@ pub struct Config {
     pub report: Option<PathBuf>,
 }
 
-/// Where to save checkpoints, and what to do if one already exists.
+/// Where to save checkpoints, and what to do if a checkpoint already exists.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Checkpoint {
     /// The directory.
@@ -107,7 +107,8 @@ impl Config {
     /// Returns the names and values of the options that must be the same on all ranks.
     pub(crate) fn shared_options(&self) -> Vec<(&'static str, String)> {
         vec![
-            // The path of the data may differ between hosts. The content is compared after it has been read.
+            // The list does not contain `--data`, because hosts may store the data under different paths. The ranks
+            // compare the content of the data after they have read it.
             ("--target", format!("{:?}", self.target)),
             ("--header or --no-header", format!("{:?}", self.header)),
             ("--test-fraction", self.test_fraction.to_string()),

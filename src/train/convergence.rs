@@ -1,20 +1,21 @@
-//! Decides whether the loss still falls: when to end a run, and when to advise a longer run.
+//! Decides from the history of the loss when to end a run, and when to advise a longer run.
 
 use super::report::EpochRecord;
 
-/// The loss has converged if, from one record to the next, it changes by less than this fraction of the loss of the
-/// best constant prediction (a model that ignores its inputs).
-const CONVERGED: f64 = 1e-6;
-/// A longer run is advised if, in the last tenth of the run, the loss falls by more than this fraction of its total
-/// fall. The limit is smaller for a convex model, because the run should reach the optimum of the loss. For other
-/// models it is larger, because their training loss may fall forever even if the test loss rises.
+/// The loss has converged if the difference between the losses of the last two records is less than this fraction of the
+/// loss of the best constant prediction (a model that ignores its inputs).
+const CONVERGED_FRACTION: f64 = 1e-6;
+/// For a convex model, a longer run is advised if the loss falls in the last tenth of the run by more than this fraction
+/// of its total fall. This limit is small, because the run should reach the optimum of the loss.
 const STILL_FALLING_CONVEX: f64 = 0.001;
+/// For other models, a longer run is advised if the loss falls in the last tenth of the run by more than this fraction of
+/// its total fall. This limit is larger, because their training loss may fall forever even if the test loss rises.
 const STILL_FALLING: f64 = 0.01;
 
 /// Returns whether the training loss has stopped changing. `constant_loss` is the mean loss of the best constant prediction.
 pub(crate) fn has_converged(history: &[EpochRecord], constant_loss: f64) -> bool {
     let [.., before, last] = history else { return false };
-    (before.train_loss - last.train_loss).abs() < CONVERGED * constant_loss
+    (before.train_loss - last.train_loss).abs() < CONVERGED_FRACTION * constant_loss
 }
 
 /// Returns whether the training loss still fell noticeably in the last tenth of the run.
@@ -24,7 +25,7 @@ pub(crate) fn is_still_improving(history: &[EpochRecord], constant_loss: f64, co
     let recent_fall = history[history.len() - 1 - tenth].train_loss - last.train_loss;
     let total_fall = first.train_loss.max(constant_loss) - last.train_loss;
     recent_fall > if convex { STILL_FALLING_CONVEX } else { STILL_FALLING } * total_fall
-        && recent_fall > CONVERGED * constant_loss
+        && recent_fall > CONVERGED_FRACTION * constant_loss
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The learning rate of Nesterov's rule: 1 / (the largest curvature of the loss). All ranks compute it together.
+//! The learning rate of Nesterov's rule: 1 / (the largest curvature of the loss). All ranks compute this rate together.
 
 use ndarray::{Array2, s};
 
@@ -14,11 +14,11 @@ use crate::types::ReduceOp;
 const ITERATIONS_MAX: usize = 50;
 /// The number of samples that are read at once.
 const BLOCK_ROWS: usize = 256;
-/// The factor by which the computed eigenvalue is increased, because the power method approaches it from below.
+/// The factor by which the computed eigenvalue is increased, because the power method approaches the eigenvalue from below.
 const MARGIN: f64 = 1.05;
 
-/// Returns the largest learning rate that is safe for a model without hidden layers, rounded down to three digits. The order in
-/// which sums are added depends on the number of ranks. Rounding removes this difference from the rate.
+/// Returns the largest learning rate that is safe for a model without hidden layers, rounded down to three digits. Without
+/// rounding, the last bits of the rate would depend on the number of ranks, because this number changes the order of additions.
 ///
 /// The curvature of the squared error is twice the covariance of the features. The curvature of the cross-entropy is at most half
 /// of the covariance (Böhning 1992). For models with hidden layers, the covariance gives no bound.
@@ -67,7 +67,7 @@ fn largest_eigenvalue(group: &mut Group, setup: &Setup) -> Result<f64, TrainErro
         let previous = eigenvalue;
         eigenvalue = normalize(&mut product);
         vector = product;
-        // All ranks hold the same sums, so they leave the loop together.
+        // All ranks hold the same sums, so all ranks leave the loop in the same iteration.
         if (eigenvalue - previous).abs() < 1e-3 * eigenvalue {
             break;
         }

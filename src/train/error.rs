@@ -30,11 +30,11 @@ pub enum TrainError {
     /// Another rank failed and sent its error to all ranks.
     #[error("rank {rank} failed: {message}")]
     Elsewhere {
-        /// The rank that failed; the lowest if there are several.
+        /// The lowest rank that failed.
         rank: Rank,
-        /// The phase in which it failed.
+        /// The phase in which this rank failed.
         phase: Phase,
-        /// The message of its error.
+        /// The error message of this rank.
         message: String,
     },
     /// Ranks were started with different arguments.
@@ -42,7 +42,7 @@ pub enum TrainError {
         "rank {rank} and rank 0 were started with different options ({what}); start all ranks with the same arguments"
     )]
     ArgumentsDiffer {
-        /// The lowest rank that differs from rank 0.
+        /// The lowest rank whose options differ from the options of rank 0.
         rank: Rank,
         /// The names of the options that differ.
         what: String,
@@ -53,7 +53,7 @@ pub enum TrainError {
          sha256sum)"
     )]
     DataDiffer {
-        /// The lowest rank that differs from rank 0.
+        /// The lowest rank whose data differs from the data of rank 0.
         rank: Rank,
         /// The name of the data.
         name: String,
@@ -62,10 +62,10 @@ pub enum TrainError {
     #[error(
         "{} after epoch {epoch}: the memory of a host or the network between the hosts corrupted a value; resume from the last \
          checkpoint without --no-checksum; if the error occurs again, test the memory of the hosts of these ranks",
-        differing_ranks(ranks, *majority)
+        describe_differing_ranks(ranks, *majority)
     )]
     ParametersDiffer {
-        /// The ranks whose parameters differ from those of the majority; without a majority, all ranks.
+        /// The ranks whose parameters differ from the parameters of the majority. If there is no majority, all ranks.
         ranks: Vec<Rank>,
         /// Whether more than half of the ranks hold the same parameters.
         majority: bool,
@@ -81,7 +81,7 @@ pub enum TrainError {
 }
 
 /// Returns the first clause of the message of [`TrainError::ParametersDiffer`].
-fn differing_ranks(ranks: &[Rank], majority: bool) -> String {
+fn describe_differing_ranks(ranks: &[Rank], majority: bool) -> String {
     let names: Vec<String> = ranks.iter().map(Rank::to_string).collect();
     let names = names.join(", ");
     match ranks.len() {

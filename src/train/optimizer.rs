@@ -1,9 +1,10 @@
-//! Optimizers, which compute new parameters from gradients. They use no random numbers, so the parameters stay the same on all
+//! Optimizers compute new parameters from gradients. Optimizers use no random numbers, so the parameters stay the same on all
 //! ranks, bit for bit.
 
 use std::ops::Range;
 
-/// The rule by which parameters are updated. `PyTorch`'s `SGD` and `Adam` have the same definitions and defaults.
+/// The rule by which parameters are updated. `PyTorch`'s `SGD` and `Adam` have the same definitions and defaults. In the
+/// formulas, p is a parameter, g its gradient, v its velocity, and lr the learning rate.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Rule {
     /// p -= lr g.
@@ -15,7 +16,7 @@ pub enum Rule {
     },
     /// Nesterov's accelerated gradient: v = m v - lr g; p += m' v - lr g, where m' is the momentum of the next step. The
     /// momentum grows with the number of steps k as k / (k + 3), and is reset to 0 when v points uphill (O'Donoghue and
-    /// Candès 2015). Use this rule for convex losses with the whole training set as one batch. It then needs no tuning,
+    /// Candès 2015). Use this rule for convex losses with the whole training set as one batch. The rule then needs no tuning,
     /// because the learning rate is 1 / (the largest curvature).
     Nesterov,
     /// Adam (Kingma and Ba 2015) with betas 0.9 and 0.999 and epsilon 1e-8.
@@ -66,7 +67,7 @@ pub struct Optimizer {
     pub steps: u64,
     /// The value of `steps` when Nesterov's momentum was last reset to 0.
     pub momentum_start: u64,
-    /// The dot product of velocity and gradient in the current step. It is positive if the velocity points uphill.
+    /// The dot product of velocity and gradient in the current step. This product is positive if the velocity points uphill.
     ascent: f64,
     /// The vectors named by [`Rule::state_names`], each as long as the parameters.
     pub state: Vec<Vec<f32>>,
@@ -99,7 +100,7 @@ impl Optimizer {
     ///
     /// If `range` exceeds the parameters or the state vectors, or if its length differs from the length of `gradients`.
     pub fn update(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &mut [f32]) {
-        assert_eq!(gradients.len(), range.len(), "a gradient for each parameter");
+        assert_eq!(gradients.len(), range.len(), "there must be one gradient for each parameter");
         let parameters = &mut parameters[range.clone()];
         if self.weight_decay != 0.0 {
             let decay = self.weight_decay;
@@ -188,7 +189,8 @@ mod tests {
             (Rule::Sgd, 0.1, 0.5, [0.75, 0.5625, 0.421_875]),
             (Rule::Momentum { momentum: 0.9 }, 0.1, 0.0, [0.8, 0.46, 0.062]),
             (Rule::Momentum { momentum: 0.0 }, 0.1, 0.0, [0.8, 0.64, 0.512]),
-            // Before the momentum is added, the parameter is 0.8, 0.6 and 0.416. The momentum is 0.25, 0.4 and 0.5.
+            // Before the three steps add the momentum, the parameter is 0.8, 0.6 and 0.416. The momentum factors are 0.25,
+            // 0.4 and 0.5.
             (Rule::Nesterov, 0.1, 0.0, [0.75, 0.52, 0.324]),
             (Rule::Adam, 0.1, 0.0, [0.9, 0.800_412, 0.701_586_5]),
         ];

@@ -12,15 +12,15 @@ pub trait Observer {
     /// Called with a line of text for the user.
     fn notice(&mut self, line: &str);
     /// Called when an epoch begins. `epoch` counts from 1 to `epochs`, and `step` is the next of the `steps` steps.
-    /// If an epoch is one step, several epochs are reported together, and `epoch` is the last of them.
+    /// If an epoch has only one step, several epochs are reported together, and `epoch` is the last of these epochs.
     fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64);
     /// Called after each step with the mean loss of the step, and with the samples per second since `epoch_started`.
     fn step_taken(&mut self, loss: f64, samples_per_second: f64);
     /// Called at the end of an epoch. `record` is `None` if a signal stopped the epoch.
     fn epoch_ended(&mut self, epochs: u64, record: Option<&EpochRecord>);
-    /// Called with the parameters at the end of each epoch, before they are tested and saved. A program can change the
-    /// parameters here, for example to clip them. It must change them in the same way on all ranks, because the run then checks
-    /// that they are the same.
+    /// Called with the parameters at the end of each epoch, before the run tests and saves the parameters. A program can change
+    /// the parameters here, for example to clip them. The program must make the same changes on all ranks, because the run then
+    /// checks that all ranks have the same parameters.
     fn adjust_parameters(&mut self, _parameters: &mut [f32]) {}
 }
 
@@ -59,7 +59,7 @@ impl<W: Write> Console<W> {
         Self { display, out: Some(out), failure: None, bar: None }
     }
 
-    /// Returns the error of a failed write. Returns `None` if the error was a closed pipe.
+    /// Returns the error of a failed write. Returns `None` if no write failed, or if the error was a closed pipe.
     pub fn failure(&self) -> Option<&io::Error> {
         self.failure.as_ref()
     }

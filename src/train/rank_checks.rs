@@ -1,7 +1,7 @@
 //! Checks that all ranks succeeded and that all ranks hold the same values.
 //!
-//! If only one rank returned an error, the other ranks would wait for it in the next collective. These functions report the
-//! error to all ranks, so that every rank returns an error.
+//! If only one rank returned an error, the other ranks would wait for this rank in the next collective. So the functions of
+//! this module report the error to all ranks, and every rank returns an error.
 
 use sha2::{Digest, Sha256};
 
@@ -12,10 +12,10 @@ use crate::types::{Rank, ReduceOp, WORLD_SIZE_MAX, WorldSize};
 /// The maximum length in bytes of an error message that is sent to the other ranks.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// Returns `local` if it is `Ok` on every rank. Otherwise, a rank that failed returns its own error, and each other rank
+/// Returns `local` if `local` is `Ok` on every rank. Otherwise, a rank that failed returns its own error, and each other rank
 /// returns [`TrainError::Elsewhere`] with the message of the lowest rank that failed.
 ///
-/// All ranks must call this function. It costs a small all-reduce and, after a failure, a broadcast.
+/// All ranks must call this function. A call costs a small all-reduce and, after a failure, a broadcast.
 pub(crate) fn check_all_succeeded<T>(
     group: &mut Group,
     phase: Phase,
@@ -24,7 +24,7 @@ pub(crate) fn check_all_succeeded<T>(
     let mut failed = [local.as_ref().map_or_else(|_| u64::from(group.rank().get()), |_| u64::MAX)];
     group.all_reduce(&mut failed, ReduceOp::Min)?;
     let Some(rank) = u32::try_from(failed[0]).ok().map(Rank::new) else { return local };
-    // The other ranks do not know how long the message is, so it has a fixed length.
+    // The other ranks do not know how long the message is, so all ranks use a buffer of the same fixed length.
     let mut message = vec![0_u8; MESSAGE_BYTES_MAX];
     if let Err(error) = &local {
         let text = error.to_string();
@@ -38,9 +38,9 @@ pub(crate) fn check_all_succeeded<T>(
     })
 }
 
-/// Compares the `digests` of all ranks with those of rank 0. Returns the lowest rank whose digests differ, and the indices of
-/// the digests that differ. All ranks must pass the same number of digests.
-pub(crate) fn first_difference(
+/// Compares the `digests` of all ranks with the digests of rank 0. Returns the lowest rank whose digests differ, and the
+/// indices of the digests that differ. All ranks must pass the same number of digests.
+pub(crate) fn find_first_difference(
     group: &mut Group,
     digests: &[u64],
 ) -> Result<Option<(Rank, Vec<usize>)>, TrainError> {

@@ -52,15 +52,15 @@ pub struct Report {
     pub seed: u64,
     /// The format in which gradients were sent.
     pub compression: String,
-    /// The number of completed epochs, including those before a resumption.
+    /// The number of completed epochs, including the epochs before a resumption.
     pub epochs: u64,
-    /// The number of steps, including those before a resumption.
+    /// The number of steps, including the steps before a resumption.
     pub steps: u64,
     /// Whether a signal ended the run. Such a run does not evaluate the model, so the optional metrics below are
     /// `None`.
     pub stopped: bool,
     /// The mean loss of the training set with the final parameters: the squared error (in the squared unit of the
-    /// target) for regression, and otherwise the cross-entropy in nats. After a signal, this is the mean over the
+    /// target) for regression, and otherwise the cross-entropy in nats. After a signal, `train_loss` is the mean over the
     /// samples that the current epoch has used.
     pub train_loss: f64,
     /// The mean loss of the test set with the final parameters.
@@ -88,7 +88,7 @@ pub struct Report {
     pub bytes_sent: u64,
     /// [`parameters_hash`] of the final parameters.
     pub parameters_hash: String,
-    /// The results of the recorded epochs, including those before a resumption.
+    /// The results of the recorded epochs, including the epochs before a resumption.
     pub history: Vec<EpochRecord>,
 }
 
@@ -113,8 +113,8 @@ mod tests {
     #[test]
     fn the_hash_is_the_sha256_of_the_little_endian_bytes() {
         // python3 -c "import hashlib,struct; print(hashlib.sha256(struct.pack('<2f',1,-2)).hexdigest()[:32])"
-        assert_eq!(super::parameters_hash(&[1.0, -2.0]), HASH);
+        assert_eq!(super::parameters_hash(&[1.0, -2.0]), EXPECTED_HASH);
     }
 
-    const HASH: &str = "ee4ac73c2bd27756ab82780f27c73a7b";
+    const EXPECTED_HASH: &str = "ee4ac73c2bd27756ab82780f27c73a7b";
 }

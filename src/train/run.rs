@@ -8,7 +8,7 @@ use super::checkpoint::{self, CheckpointError, Position, TrainingState};
 use super::config::{Config, Existing, default_learning_rate};
 use super::optimizer::Rule;
 use super::progress::Observer;
-use super::rank_checks::{check_all_succeeded, first_difference, short_digest};
+use super::rank_checks::{check_all_succeeded, find_first_difference, short_digest};
 use super::report::{Report, parameters_hash};
 use super::setup::{Setup, TrainingSettings};
 use super::trainer::{Metrics, Trainer};
@@ -19,14 +19,14 @@ use crate::types::Rank;
 /// The result of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Summary {
-    /// The results of the run. Times and numbers of bytes are those of this rank.
+    /// The results of the run. The times and the numbers of bytes were measured on this rank.
     pub report: Report,
     /// The final parameters, the same on all ranks.
     pub parameters: Vec<f32>,
 }
 
-/// Trains the model that `config` describes. All ranks of `group` must call this function. It reports progress to `observer`
-/// (pass [`Silent`](super::Silent) on all ranks except rank 0).
+/// Trains the model that `config` describes. All ranks of `group` must call this function. The function reports progress to
+/// `observer`. Pass [`Silent`](super::Silent) on all ranks except rank 0.
 ///
 /// If `stop` becomes true on any rank, all ranks finish the current step, save a checkpoint, write the report and return,
 /// without another evaluation.
@@ -71,8 +71,9 @@ const REPORT_BYTES_ASSUMED: u64 = 1 << 16;
 /// A run fails if its training loss is more than this many times the loss of the best constant prediction.
 const DIVERGED_RATIO: f64 = 10.0;
 
-/// Compares the training loss with the loss of the best constant prediction. A larger training loss means that the model has
-/// learned nothing: the user is warned, or the run fails.
+/// Compares the training loss with the loss of the best constant prediction. If the training loss is larger, the model has
+/// learned nothing, and this function warns the user. If the training loss is more than [`DIVERGED_RATIO`] times as large, this
+/// function returns an error instead.
 fn check_against_constant(
     setup: &Setup,
     trainer: &Trainer<'_>,
@@ -108,7 +109,7 @@ fn closing_line(config: &Config, setup: &Setup, trainer: &Trainer<'_>) -> String
             None => "nothing was saved, because --checkpoint was not given".into(),
         };
         format!("stopped by a signal after step {}: {saved}", position.steps_total)
-    } else if trainer.converged() {
+    } else if trainer.has_converged() {
         format!("converged: the loss no longer falls after epoch {}", position.epoch)
     } else if convergence::is_still_improving(&trainer.state.history, setup.constant_loss(), convex) {
         "still improving: raise --epochs or --lr".into()
@@ -128,7 +129,7 @@ fn create_report(
 ) -> Report {
     let after = group.statistics();
     let communication = after.communication.saturating_sub(before.communication);
-    // The time in which callers wait includes the time to begin and to end operations, so it can exceed `communication`.
+    // The time in which callers wait includes the time to begin and to end operations, so `exposed` can exceed `communication`.
     let exposed = after.exposed.saturating_sub(before.exposed).min(communication);
     let metric = |metrics: Option<Metrics>, get: fn(Metrics) -> Option<f64>| metrics.and_then(get);
     let state = &trainer.state;
@@ -197,20 +198,20 @@ fn opening_line(group: &Group, config: &Config, setup: &Setup, learning_rate: Op
 fn check_same_arguments(group: &mut Group, config: &Config) -> Result<(), TrainError> {
     let options = config.shared_options();
     let digests: Vec<u64> = options.iter().map(|(_, value)| short_digest(value.as_bytes())).collect();
-    let Some((rank, different)) = first_difference(group, &digests)? else { return Ok(()) };
+    let Some((rank, different)) = find_first_difference(group, &digests)? else { return Ok(()) };
     let names: Vec<&str> = different.iter().map(|&index| options[index].0).collect();
     Err(TrainError::ArgumentsDiffer { rank, what: names.join(", ") })
 }
 
 fn check_same_data(group: &mut Group, setup: &Setup) -> Result<(), TrainError> {
-    match first_difference(group, &[short_digest(&setup.digest)])? {
+    match find_first_difference(group, &[short_digest(&setup.digest)])? {
         None => Ok(()),
         Some((rank, _)) => Err(TrainError::DataDiffer { rank, name: setup.dataset.name.clone() }),
     }
 }
 
-/// Returns the state from which the run starts: the checkpoint that rank 0 read, or initial parameters. It is the same on all
-/// ranks.
+/// Returns the state from which the run starts: the checkpoint that rank 0 read, or initial parameters. The state is the same
+/// on all ranks.
 fn starting_state(
     group: &mut Group,
     config: &Config,

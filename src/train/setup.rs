@@ -7,17 +7,19 @@ use super::model::{Loss, ModelSpec, Network, Scale};
 use super::optimizer::Rule;
 use super::report::parameters_hash;
 
-/// By default, the whole training set is one batch of a convex model if it holds at most this many values (rows times features).
+/// By default, a convex model is trained with the whole training set as one batch if the training set holds at most this many
+/// values (rows times features).
 const WHOLE_BATCH_VALUES_MAX: usize = 1 << 24;
-/// The approximate number of values that a whole-batch run reads in its default number of epochs. Reading them takes
-/// a few seconds on one processor.
+/// The approximate number of values that a whole-batch run reads in its default number of epochs. Reading these values
+/// takes a few seconds on one processor.
 const WHOLE_BATCH_VALUES_READ: usize = 1 << 32;
-/// The number of records in a run with the default number of epochs. With each record, the run tests, prints a line and saves a
+/// The number of records in a run with the default number of epochs. With each record, the run tests the model,
+/// prints a line and saves a
 /// checkpoint.
 const RECORDS_DEFAULT: u64 = 40;
-/// The default batch size in samples. It does not apply if the whole training set is one batch.
+/// The default batch size in samples. This default does not apply if the whole training set is one batch.
 pub const BATCH_SIZE_DEFAULT: usize = 128;
-/// The default number of epochs. It does not apply if the whole training set is one batch. On small data sets the default is
+/// The default number of epochs. This default does not apply if the whole training set is one batch. On small data sets the default is
 /// larger, so that a run takes at least [`STEPS_DEFAULT_MIN`] steps.
 pub const EPOCHS_DEFAULT: u64 = 40;
 /// The minimum number of steps of a run without `--epochs` and `--batch-size`: as many as 40 epochs of the built-in digits. With
@@ -46,14 +48,15 @@ pub(crate) struct TrainingSettings {
     pub(crate) epochs: u64,
     /// Whether the run ends when the loss no longer falls.
     pub(crate) stops_when_converged: bool,
-    /// The number of epochs between two records. With each record, the run tests, prints a line and saves a checkpoint.
+    /// The number of epochs between two records. With each record, the run tests the model, prints a line and saves a
+    /// checkpoint.
     pub(crate) epochs_per_record: u64,
 }
 
 impl TrainingSettings {
     /// Chooses the settings. By default, a convex model on a table of moderate size is trained with Nesterov's rule and the
-    /// whole training set as one batch, until the loss no longer falls. This needs no tuning and reaches the optimum, which
-    /// small batches at a constant rate do not reach.
+    /// whole training set as one batch, until the loss no longer falls. This method needs no tuning and reaches the optimum of
+    /// the loss. Small batches at a constant rate do not reach the optimum.
     fn new(config: &Config, model: &ModelSpec, dataset: &Dataset) -> Self {
         let (rows, columns) = (dataset.train.len(), dataset.train.features.columns());
         let convex = model.hidden().is_empty();
@@ -98,8 +101,8 @@ impl Setup {
             task: config.task(),
         })?;
         let model = config.model.clone().unwrap_or_else(|| default_model(dataset.task()));
-        // Networks do not need standardized pixels, which are from 0 to 1. A linear model converges faster with standardized
-        // pixels.
+        // Pixels are from 0 to 1, so other models do not need standardized pixels. A linear model converges faster with
+        // standardized pixels.
         let standardize = config.standardize && (dataset.tabular || model == ModelSpec::Linear);
         let standardizer = standardize.then(|| Standardizer::fit(&dataset.train.features));
         let (loss, outputs) = match &dataset.train.targets {
@@ -117,9 +120,9 @@ impl Setup {
         Ok(Self { dataset, model, network, standardizer, digest, settings })
     }
 
-    /// Returns the properties that must be the same in a run and in the checkpoint from which it resumes: everything that decides
-    /// which loss is minimized and which steps are taken. The learning rate, the number of epochs and the format in which
-    /// gradients are sent may change.
+    /// Returns the properties that must be the same in a checkpoint and in a run that resumes from the checkpoint. These
+    /// properties decide which loss is minimized and which steps are taken. The learning rate, the number of epochs and the
+    /// format in which gradients are sent may change.
     pub(crate) fn identity(&self, config: &Config) -> RunIdentity {
         let digest: Vec<f32> = self.digest.iter().map(|&byte| f32::from(byte)).collect();
         let task = if self.dataset.task() == Task::Classification { "classification" } else { "regression" };

@@ -32,14 +32,15 @@ pub(crate) struct Trainer<'a> {
     /// Becomes true when this rank receives a stop signal.
     stop: &'a AtomicBool,
     optimizer: Optimizer,
-    /// The parameters, the position and the history. The field `state.optimizer` is empty, except while a checkpoint is saved:
-    /// otherwise, the state vectors are in `optimizer`.
+    /// The parameters, the position and the history. The state vectors of the optimizer are in `optimizer`. Only while a
+    /// checkpoint is saved, they are in `state.optimizer`.
     pub(crate) state: TrainingState,
     gradients: Vec<f32>,
     /// Reduces gradients during the backward pass. If `None`, all gradients are reduced after the backward pass.
     buckets: Option<Buckets>,
     workspace: Workspace,
-    /// Whether any rank has received a stop signal. All ranks set it in the same step or in the same block of an evaluation.
+    /// Whether any rank has received a stop signal. All ranks set this flag in the same step, or in the same block of an
+    /// evaluation.
     pub(crate) stopped: bool,
     /// The hash of the parameters at the end of an epoch, if the ranks have not compared it yet.
     unchecked: Option<ReplicaHash>,
@@ -47,7 +48,7 @@ pub(crate) struct Trainer<'a> {
     epoch_loss: f64,
     /// The duration in seconds of all steps that this process took.
     pub(crate) step_seconds: f64,
-    /// The number of samples in these steps, of all ranks together.
+    /// The number of samples that all ranks together processed in these steps.
     pub(crate) step_samples: u64,
 }
 
@@ -79,8 +80,8 @@ impl<'a> Trainer<'a> {
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }
-        // A single bucket would be reduced only after the backward pass, so its communication would not overlap with
-        // computation.
+        // Use buckets only if there is more than one bucket. The all-reduce of a single bucket would start after the backward
+        // pass, so communication would not overlap with computation.
         let bytes = config.bucket_bytes.filter(|&bytes| group.size() != WorldSize::ONE && bytes < 4 * count);
         let batch =
             setup.settings.batch_size.min(setup.dataset.train.len()).div_ceil(group.size().as_usize());
@@ -114,14 +115,15 @@ impl<'a> Trainer<'a> {
 
     /// Trains until the last epoch is completed, the loss no longer falls, or a rank receives a stop signal.
     pub(crate) fn train(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        while self.state.position.epoch < self.setup.settings.epochs && !self.stopped && !self.converged() {
+        while self.state.position.epoch < self.setup.settings.epochs && !self.stopped && !self.has_converged()
+        {
             self.train_until_next_record(group, observer)?;
         }
         Ok(())
     }
 
     /// Returns whether the run ends because the loss no longer falls.
-    pub(crate) fn converged(&self) -> bool {
+    pub(crate) fn has_converged(&self) -> bool {
         self.setup.settings.stops_when_converged
             && convergence::has_converged(&self.state.history, self.setup.constant_loss())
     }
@@ -201,7 +203,7 @@ impl<'a> Trainer<'a> {
         self.save(group)
     }
 
-    /// Takes one step on a global batch. Returns the sum of the losses of its samples.
+    /// Takes one step on a global batch. Returns the sum of the losses of all samples in the batch.
     fn step(&mut self, group: &mut Group, batch: &[u32]) -> Result<f64, TrainError> {
         let setup = self.setup;
         let local_batch = &batch[part(batch.len(), group.rank(), group.size())];
@@ -283,8 +285,8 @@ impl<'a> Trainer<'a> {
             self.optimizer.learning_rate,
             if self.config.standardize { "" } else { ", or do not pass --no-standardize" },
         );
-        // Every rank returns an error. If another rank aborted first, ignore the error, so that this rank still
-        // returns its own message.
+        // If another rank has aborted the job first, `abort` fails. Ignore this failure, so that this rank returns its own
+        // message.
         let _ = group.abort(&message);
         TrainError::Diverged(message)
     }
@@ -297,7 +299,8 @@ impl<'a> Trainer<'a> {
         samples: &Samples,
     ) -> Result<Option<Metrics>, TrainError> {
         let local_rows = part(samples.len(), group.rank(), group.size());
-        // All ranks evaluate the same number of blocks as rank 0, whose part is the longest. Their last blocks may be empty.
+        // All ranks evaluate the same number of blocks as rank 0, whose part is the longest. So the last block of another rank
+        // may be empty.
         let longest = part(samples.len(), Rank::ZERO, group.size()).len();
         let block = self.workspace.input.nrows();
         let mut sums = [0.0; 3];
@@ -322,7 +325,7 @@ impl<'a> Trainer<'a> {
         }
         let [loss, correct, _] = sums;
         if !loss.is_finite() {
-            // All ranks hold the same sum, so they return together.
+            // All ranks hold the same sum, so all ranks return this error.
             let steps = self.state.position.steps_total;
             let rate = self.optimizer.learning_rate;
             let message =

@@ -13,7 +13,7 @@ use crate::wire::handshake::{Dialer, Handshake, HandshakeError, Introduction, Jo
 pub struct Identity {
     /// The job's secret.
     pub secret: Secret,
-    /// The job.
+    /// The job to which this process belongs.
     pub job: Job,
     /// This process's rank; `None` for a launcher's rendezvous.
     pub rank: Option<Rank>,
@@ -68,7 +68,9 @@ impl OutgoingHandshake {
         match advance(stream, &mut self.handshake) {
             Ok(true) => DialProgress::Ready,
             Ok(false) => DialProgress::Pending,
-            Err(DialError::Io(error)) if !self.handshake.has_proved() && is_closed_by_peer(&error) => {
+            Err(DialError::Io(error))
+                if !self.handshake.has_produced_proof() && is_closed_by_peer(&error) =>
+            {
                 DialProgress::Closed(error)
             }
             Err(error) => DialProgress::Failed(error),
@@ -84,7 +86,7 @@ fn is_closed_by_peer(error: &io::Error) -> bool {
 
 /// Sends and receives a handshake's messages. Returns true if the handshake is complete, and false if it must wait
 /// for more data. The messages are smaller than any socket buffer and alternate strictly, so a write that would block
-/// is an error. The caller sends the acceptor's last message, the verdict, which accepts the connection.
+/// is an error. On the acceptor's side, the caller sends the last message: the verdict, which accepts the connection.
 pub(crate) fn advance<S: io::Read + io::Write>(
     stream: &mut S,
     handshake: &mut dyn Handshake,

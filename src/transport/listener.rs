@@ -2,8 +2,8 @@
 //!
 //! Each connection gets a limited time to complete the [handshake](crate::wire::handshake), and the number of such
 //! connections is limited. If a handshake fails, the failure is logged, the connection is closed, and the job
-//! continues. The owner of the listener takes the accepted connections. It also sends the last message of a link's
-//! handshake, the verdict, because it may prefer another connection to the same peer.
+//! continues. The owner of the listener takes the accepted connections. The owner also sends the last message of a
+//! link's handshake, the verdict, because the owner may prefer another connection to the same peer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -27,8 +27,8 @@ use crate::wire::handshake::{Acceptor, Handshake as _, HandshakeError, Introduct
 
 /// The time-out of a handshake. The time in which this rank does not call [`Listener::serve`] does not count.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum number of handshakes in progress. If a further connection arrives, the listener closes the one that is
-/// least likely to be a rank's.
+/// The maximum number of handshakes in progress. If a further connection arrives, the listener closes the connection
+/// that is least likely to belong to a rank.
 pub const PENDING_MAX: usize = 256;
 /// The longest interval between two calls of [`Listener::serve`] while handshakes are in progress. If an interval is longer,
 /// this rank was busy, and only this much of the interval counts toward the time-out of the handshakes.
@@ -40,10 +40,10 @@ const ACCEPTS_MAX: usize = 64;
 const _: () = assert!(ACCEPTS_MAX * 2 <= PENDING_MAX);
 /// The pause before the next attempt to accept when the operating system had no free file descriptor.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// The maximum number of refused ranks that are remembered.
+/// The maximum number of refused ranks that are remembered, for the message that lists the missing ranks.
 const REFUSED_MAX: usize = 8;
-/// The maximum number of connections that stay open after the reply to a late rank. Closing at once could reset the connection
-/// and lose the reply.
+/// The maximum number of connections that stay open after the reply to a late rank. If the listener closed the
+/// connection at once, a reset could discard the reply.
 const REPLIED_MAX: usize = 64;
 /// The number of connections that the kernel keeps until the process accepts them (`somaxconn` may lower this number). The
 /// kernel does not answer further connections, so their dialers wait and may time out.
@@ -97,7 +97,7 @@ impl Accepted {
 /// A process that was refused: it belongs to another job, or it was started with different options.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RefusedRank {
-    /// The rank that the process claims to be, if it has sent that.
+    /// The rank that the process claims to be, or `None` if the process has not sent a rank.
     claimed: Option<Rank>,
     host: IpAddr,
     reason: String,
@@ -136,9 +136,9 @@ pub struct Listener {
     /// Which of the pending connections to close if there are too many.
     eviction: EvictionOrder,
     accepted: VecDeque<Accepted>,
-    /// Whether there may be connections to accept. The kernel reports each of them only once.
+    /// Whether connections may wait to be accepted. The kernel reports each waiting connection only once.
     may_have_waiting: bool,
-    /// The earliest time of the next attempt to accept. It is in the future if the last attempt failed.
+    /// The earliest time of the next attempt to accept. This time is in the future if the last attempt failed.
     accept_at: Duration,
     /// The time of the last call of [`Listener::serve`].
     served_at: Duration,
@@ -146,7 +146,7 @@ pub struct Listener {
     log: RefusalLog,
     refused: VecDeque<RefusedRank>,
     late_reply: Option<LateReply>,
-    /// Connections of ranks that have been sent the reply to late ranks.
+    /// The connections on which the reply to a late rank has been sent.
     replied: VecDeque<TcpStream>,
 }
 
@@ -192,7 +192,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// If the operating system does not return it.
+    /// If the operating system does not return the address.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
@@ -219,7 +219,7 @@ impl Listener {
         self.accepted.remove(index)
     }
 
-    /// Returns the ranks that were refused first, each of them once.
+    /// Returns the ranks that were refused first, each rank once.
     pub fn refused(&self) -> impl Iterator<Item = &RefusedRank> {
         self.refused.iter()
     }
@@ -243,7 +243,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// If the operating system refuses to wait, or the event queue has been taken.
+    /// If the system call fails, or the event queue has been taken.
     pub fn wait(
         &mut self,
         now: Duration,
@@ -298,8 +298,8 @@ impl Listener {
                         io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
                     ) => {}
                 Err(error) => {
-                    // For example, there is no free file descriptor. The kernel reports waiting connections only once, so try
-                    // again later.
+                    // An attempt to accept fails, for example, if there is no free file descriptor. The kernel
+                    // reports waiting connections only once, so try again later.
                     self.accept_at = now + ACCEPT_RETRY;
                     self.log.log_or_count(
                         now,

@@ -47,11 +47,11 @@ impl Poller {
         Ok(Self { poll, events: Events::with_capacity(EVENTS_MAX), waker })
     }
 
-    /// Returns the registry for sockets. It can be used while another thread waits.
+    /// Returns the registry for sockets. The registry can be used while another thread waits for events.
     ///
     /// # Errors
     ///
-    /// If the operating system refuses.
+    /// If the operating system cannot duplicate the file descriptor of the queue.
     pub fn registry(&self) -> io::Result<Registry> {
         self.poll.registry().try_clone()
     }
@@ -67,7 +67,7 @@ impl Poller {
     ///
     /// # Errors
     ///
-    /// If the operating system refuses to wait.
+    /// If the system call that waits for events fails.
     pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<bool> {
         // The kernel counts whole milliseconds. The timeout is rounded up, so that a deadline has passed after the wait.
         let timeout = timeout.map(|timeout| round_up_to_ms(timeout.min(TIMEOUT_MAX)));
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_reports_the_waker_once() {
+    fn a_wake_up_ends_only_one_wait() {
         let mut poller = Poller::new().unwrap();
         let mut events = Vec::new();
         assert!(!poller.wait(Some(Duration::ZERO), &mut events).unwrap());

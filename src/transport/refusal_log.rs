@@ -34,7 +34,7 @@ impl RefusalLog {
         }
     }
 
-    /// Returns when the count of suppressed lines has to be logged; `None` if there are none.
+    /// Returns when the count of suppressed lines has to be logged, or `None` if no lines were suppressed.
     pub(super) fn deadline(&self) -> Option<Duration> {
         (self.suppressed > 0).then_some(self.began + INTERVAL)
     }

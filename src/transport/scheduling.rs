@@ -18,7 +18,7 @@ const NO_FLAGS: libc::c_uint = 0;
 ///
 /// # Errors
 ///
-/// The error of the operating system if it refuses. The thread then works as before, but slower.
+/// The operating system's error if it refuses the request. The thread then works as before, but slower.
 pub(crate) fn request_short_slices() -> io::Result<()> {
     let mut attributes = read_attributes()?;
     if attributes.sched_policy != libc::SCHED_OTHER as u32 {

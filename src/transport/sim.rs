@@ -1,5 +1,5 @@
-//! A simulated network with virtual time. It has delays, short reads and writes, broken links and corrupted data, all of which
-//! depend on a seed.
+//! A simulated network with virtual time. The simulated network has delays, short reads and writes, broken links and
+//! corrupted data, all of which depend on a seed.
 //!
 //! The simulation runs in one thread: the [`SimTransport`]s of all ranks share a [`SimNetwork`], whose clock moves only in
 //! [`SimNetwork::advance`]. Links are ordered streams, like TCP connections, but data on different links arrive in any order. A
@@ -40,18 +40,18 @@ pub struct SimConfig {
 /// A fault at a moment of virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// A rank's process ends. Its links close after all data that it had sent have arrived.
+    /// A rank's process ends. The links of this rank close after all data that the rank had sent have arrived.
     Kill {
-        /// The rank.
+        /// The rank whose process ends.
         rank: Rank,
         /// The time of the fault.
         at: Duration,
     },
     /// The link between two ranks breaks. Data in flight are lost.
     Cut {
-        /// One end.
+        /// One end of the link.
         a: Rank,
-        /// The other end.
+        /// The other end of the link.
         b: Rank,
         /// The time of the fault.
         at: Duration,
@@ -65,9 +65,9 @@ pub enum Fault {
         /// The time of the fault.
         at: Duration,
     },
-    /// A rank's process is stopped: no more data arrive from it, and it receives none.
+    /// A rank's process is stopped: no more data arrive from it, and the process receives none.
     Stall {
-        /// The rank.
+        /// The rank whose process is stopped.
         rank: Rank,
         /// The time of the fault.
         at: Duration,
@@ -185,7 +185,7 @@ impl SimNetwork {
         if self.links.contains_key(&ends) {
             return;
         }
-        // One latency for the connection, and one each for the hello, the answer and the proof.
+        // The request takes one latency each for the connection, the hello, the answer and the proof.
         let arrives = self.now + self.config.latency * 4 + self.jitter();
         self.links.insert(ends, SimLink { requested_by: from, arrives, opens: None });
     }

@@ -2,14 +2,14 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// Defines types of a value and an index. They have no padding, so their wire format is their memory layout.
+/// Defines types of a value and an index. These types have no padding, so their wire format is their memory layout.
 macro_rules! located {
     ($( $(#[$meta:meta])* $name:ident { $value:ty, $index:ty } )+) => { $(
         $(#[$meta])*
         ///
-        /// It is the element type of [`MinLoc`](super::ReduceOp::MinLoc) and [`MaxLoc`](super::ReduceOp::MaxLoc). Of equal
-        /// values the one with the lowest index wins. You choose the meaning of the index, for instance a rank or an index
-        /// into a larger array.
+        /// Use this type with [`MinLoc`](super::ReduceOp::MinLoc) and [`MaxLoc`](super::ReduceOp::MaxLoc). Of several
+        /// equal values, the value with the lowest index wins. You choose the meaning of the index, for instance a
+        /// rank or an index into a larger array.
         #[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
         #[repr(C)]
         pub struct $name {

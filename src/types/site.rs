@@ -6,7 +6,7 @@ use std::panic::Location;
 /// The number of bytes at the end of a file's path that are shown.
 const FILE_BYTES_MAX: usize = 60;
 
-/// A line of the caller's program. Error messages show it, for example as `train.py:12`.
+/// A line of the caller's program. Error messages show the line, for example as `train.py:12`.
 ///
 /// If the program is in Rust, this is the line of the call. A binding to another language sets the line with
 /// [`group::at`](crate::group::at).
@@ -52,7 +52,8 @@ mod tests {
         assert_eq!(Site::new("", 0).to_string(), ":0");
         let here = Location::caller();
         assert_eq!(Site::from(here).to_string(), format!("src/types/site.rs:{}", here.line()));
-        // The path has 61 bytes. The first character has two bytes, so the limit of 60 bytes would split it.
+        // The path has 61 bytes. The first character has two bytes, so the limit of 60 bytes would split this
+        // character.
         let long = format!("ä{}", "x".repeat(59)).leak();
         assert_eq!(Site::new(long, 7).to_string(), format!("{}:7", "x".repeat(59)));
     }

@@ -11,7 +11,7 @@ use crate::types::{Algorithm, Contract, DType, GROUP_FLAGS, Operation, Rank, Red
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// A process ended, or the network between it and another rank failed. The other rank cannot distinguish these cases.
+    /// A process ended, or the network between two ranks failed. The reporting rank cannot tell which.
     #[error(
         "rank {seen_by}'s connection to rank {rank} on {host} was lost: {detail}; see the output of rank {rank}, and if that rank still runs, check the network between ranks {seen_by} and {rank}"
     )]
@@ -95,7 +95,7 @@ pub enum Cause {
 /// A rank that waits in an operation.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Waiting {
-    /// The rank.
+    /// The rank that waits.
     pub rank: Rank,
     /// The group of the operation.
     pub group: u32,
@@ -109,7 +109,7 @@ pub struct Waiting {
     pub awaited: Vec<(Rank, String)>,
 }
 
-/// The maximum number of waiting ranks that a cause names. If more ranks wait, it names the lowest ones.
+/// The maximum number of waiting ranks that a cause names. If more ranks wait, the cause names the lowest ranks.
 pub const WAITING_MAX: usize = 12;
 /// The maximum number of awaited ranks that a cause names for each waiting rank.
 pub const AWAITED_MAX: usize = 3;
@@ -179,8 +179,8 @@ const _: () = assert!(2 * (TEXT_BYTES_MAX as usize + 2) + 128 <= CONTROL_BYTES_M
 impl Cause {
     /// Combines this cause with a cause that a peer has sent. The order in which several causes are combined does not matter.
     ///
-    /// Merges two causes about the same mismatch, and two missed deadlines. Otherwise keeps one cause: of different
-    /// kinds the one that more likely explains the other, of the same kind the one with the lower rank.
+    /// Merges two causes about the same mismatch, and two missed deadlines. Otherwise keeps one cause: the cause whose
+    /// kind more likely explains the other kind, or, if both have the same kind, the cause with the lower rank.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         match (self, other) {
@@ -210,7 +210,7 @@ impl Cause {
         matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
     }
 
-    /// Adds the file and line of `rank`'s call to a mismatch that names `rank` and does not have them.
+    /// Adds the file and line of `rank`'s call to a mismatch that names `rank` but not this line.
     pub fn add_site(&mut self, rank: Rank, site: &str) {
         if let Self::Mismatch { first, first_site, second, second_site, .. } = self {
             for (who, known) in [(*first, first_site), (*second, second_site)] {
@@ -221,7 +221,7 @@ impl Cause {
         }
     }
 
-    /// If only one of two causes about the same mismatch has the file and line of a call, adds them to the other.
+    /// If only one of two causes about the same mismatch has a call's file and line, adds these to the other cause.
     fn exchange_sites(&mut self, other: &mut Self) {
         if self.precedence() != other.precedence() || self.encoded_contracts() != other.encoded_contracts() {
             return;
@@ -241,7 +241,7 @@ impl Cause {
         }
     }
 
-    /// Returns a sort key: [`Cause::join`] keeps the lower one. Kinds that explain other kinds have lower keys.
+    /// Returns a sort key: [`Cause::join`] keeps the lower key. Kinds that explain other kinds have lower keys.
     fn precedence(&self) -> (u8, u32, u64, Rank, Rank) {
         match self {
             Self::PeerLost { rank, seen_by, .. } => (0, 0, 0, *rank, *seen_by),
@@ -253,8 +253,8 @@ impl Cause {
         }
     }
 
-    /// Returns the encoded contracts of a mismatch. They distinguish mismatches with the same ranks and number, which
-    /// exist because messages in the two directions of a link are numbered separately.
+    /// Returns the encoded contracts of a mismatch. The contracts distinguish mismatches with the same ranks and
+    /// number, which exist because messages in the two directions of a link are numbered separately.
     fn encoded_contracts(&self) -> Vec<u8> {
         let mut contracts = Vec::new();
         if let Self::Mismatch { first_asked, second_asked, .. } = self {

@@ -11,12 +11,12 @@ mod tests {
 
     /// The check value of CRC-32C in the catalogue of CRC algorithms.
     #[test]
-    fn the_check_value_is_right() {
+    fn crc32c_matches_the_published_check_value() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     }
 
     #[test]
-    fn two_implementations_agree_on_all_lengths() {
+    fn crc32c_agrees_with_another_implementation_for_all_lengths() {
         let bytes: Vec<u8> = (0..1000usize).map(|index| (index * 7 + index / 251) as u8).collect();
         for end in 0..bytes.len() {
             let start = end / 3;

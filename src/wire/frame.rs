@@ -27,13 +27,13 @@ pub enum FrameKind {
     Data = 1,
     /// The job failed; the payload is the root cause.
     Abort = 2,
-    /// The sender leaves the job without a failure. This is the last frame that it sends.
+    /// The sender leaves the job without a failure. A goodbye is the last frame of its sender.
     Goodbye = 3,
     /// The sender has begun the operation. The peer may now send all data of its first `offset` steps to the sender
     /// of this frame, without a limit by credit.
     Ready = 4,
     /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the total number of bytes
-    /// of such data since the link was opened.
+    /// that the peer sent on credit and that were consumed since the link was opened.
     Credit = 5,
     /// The sender has data for the operation that it may not send on credit.
     Announce = 6,
@@ -67,8 +67,8 @@ pub struct FrameHeader {
     pub group: u32,
     /// The operation's number within its group; for a point-to-point message, its number on the link.
     pub sequence: u64,
-    /// The arguments of the sender's call: operation, element type, count and so on. The receiver compares them with
-    /// those of its own call.
+    /// The arguments of the sender's call: operation, element type, count and so on. The receiver compares these
+    /// arguments with those of its own call.
     pub contract: Contract,
     /// The number of the step among the operation's steps from this sender to this receiver, counted from 0.
     pub message: u32,
@@ -127,7 +127,7 @@ impl FrameHeader {
         payload_crc: None,
     };
 
-    /// Encodes the header. Its last four bytes are its checksum.
+    /// Encodes the header. The last four bytes of the header are the checksum.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let Contract { operation, dtype, reduction, algorithm, root, count, layout } = self.contract;
         let mut flags = if self.payload_crc.is_some() { FLAG_PAYLOAD_CRC } else { 0 };

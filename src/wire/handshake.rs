@@ -5,7 +5,7 @@
 //! The dialer sends an HMAC under another label, so that a dialer cannot send the acceptor's proof back as its own.
 //! The acceptor answers with its verdict, which accepts or refuses the connection. No frame is read before the
 //! verdict. Both sides are state machines without IO: [`Handshake::wanted`] returns how many bytes a side needs next,
-//! and [`Handshake::feed`] processes them.
+//! and [`Handshake::feed`] processes received bytes.
 
 use super::VERSION;
 use super::reader::{Excerpt, Reader};
@@ -55,7 +55,8 @@ pub const STREAMS_MAX: u8 = 8;
 /// Identifies one of a link's connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StreamId {
-    /// The number of the connection, counted from 0. Connection 0 is opened first. The same rank opens all of them.
+    /// The number of the connection, counted from 0. Connection 0 is opened first. One rank opens all connections of
+    /// a link.
     pub index: u8,
     /// The number of connections of the link.
     pub total: u8,
@@ -65,7 +66,7 @@ impl StreamId {
     /// The only connection of a link.
     pub const ONLY: Self = Self { index: 0, total: 1 };
 
-    /// Returns whether a link may have `total` connections and `index` is below that number.
+    /// Returns whether a link may have `total` connections and `index` is below `total`.
     pub fn is_valid(self) -> bool {
         self.total <= STREAMS_MAX && self.index < self.total
     }
@@ -84,7 +85,7 @@ pub struct Introduction {
     pub stream: StreamId,
 }
 
-/// Why the acceptor refused a connection. The verdict contains it. The texts describe the dialer.
+/// Why the acceptor refused a connection. The verdict contains this reason. In the texts, "it" is the dialer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -153,7 +154,7 @@ pub enum HandshakeError {
         /// The peer's version.
         theirs: u16,
     },
-    /// The peer's proof is wrong, so its secret is another one.
+    /// The peer's proof is wrong, so the peer has a different secret.
     #[error("its secret is not ours; give every rank the same --secret-file")]
     Secret,
     /// The peer refused this rank, before or after this rank sent its proof.
@@ -220,7 +221,7 @@ impl Dialer {
     }
 
     /// Returns whether the dialer has produced its proof. From then on the acceptor may accept the connection at any moment.
-    pub fn has_proved(&self) -> bool {
+    pub fn has_produced_proof(&self) -> bool {
         self.state != DialerState::Hello
     }
 
@@ -314,8 +315,8 @@ enum AcceptorState {
 }
 
 impl Acceptor {
-    /// Creates the acceptor's side of a handshake. It refuses connections that are meant for another rank than `own_rank`. A
-    /// launcher's rendezvous is not a rank and passes `None`. `nonce` must be random.
+    /// Creates the acceptor's side of a handshake. The acceptor refuses connections that are meant for another rank
+    /// than `own_rank`. A launcher's rendezvous is not a rank and passes `None`. `nonce` must be random.
     pub fn new(secret: Secret, job: Job, own_rank: Option<Rank>, nonce: [u8; NONCE_BYTES]) -> Self {
         let state = AcceptorState::Hello;
         Self { secret, job, own_rank, nonce, state, claimed: None, input: Vec::new(), output: Vec::new() }
@@ -466,7 +467,8 @@ impl Handshake for Acceptor {
     }
 }
 
-/// Checks the bytes received so far against the magic. Another kind of program is thus refused at its first wrong byte.
+/// Checks the bytes received so far against the magic bytes. So another kind of program is refused at its first wrong
+/// byte.
 fn check_magic(input: &[u8]) -> Result<(), HandshakeError> {
     let received = input.len().min(MAGIC.len());
     if input[..received] == MAGIC[..received] {

@@ -1,4 +1,4 @@
-//! Tests of the handshake: both sides with each other, and each side with other programs.
+//! Tests of the handshake: between a dialer and an acceptor, and between either side and another program.
 
 use super::Secret;
 use super::handshake::{
@@ -66,7 +66,7 @@ fn the_handshake_succeeds_with_pieces_of_any_size() {
 }
 
 #[test]
-fn both_sides_report_different_secrets() {
+fn both_sides_report_that_their_secrets_differ() {
     let (mut dialer, mut acceptor) = (dialer(&job(), 1, 2), acceptor(&job(), b"another secret altogether"));
     let (dialed, _) = run_handshake(&mut dialer, &mut acceptor, 50);
     assert_eq!(dialed, Err(HandshakeError::Secret));
@@ -100,7 +100,7 @@ fn a_dialer_with_a_valid_proof_learns_the_reason_of_the_refusal() {
 }
 
 #[test]
-fn both_sides_report_different_versions() {
+fn both_sides_report_that_their_versions_differ() {
     let mut acceptor = acceptor(&job(), b"sixteen bytes or more");
     let mut hello = dialer(&job(), 1, 2).take_output();
     hello[8] = 9;

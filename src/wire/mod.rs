@@ -1,5 +1,5 @@
-//! Encodes and decodes the bytes that ranks send each other: the handshake, frames, records and root causes. Nothing here
-//! does IO.
+//! Encodes and decodes the bytes that ranks send each other: the handshake, frames, records and root causes. This
+//! module does no IO.
 //!
 //! All integers are little-endian. `docs/wire-format.md` describes every layout. Every length that a peer can send has a limit
 //! here, and no input from the network causes a panic.

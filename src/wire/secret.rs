@@ -24,7 +24,7 @@ pub enum SecretError {
     TooLong(usize),
 }
 
-/// The secret that only the ranks of a job know. It is never printed.
+/// The secret that only the ranks of a job know. The secret is never printed.
 #[derive(Clone)]
 pub struct Secret(Vec<u8>);
 

@@ -1,5 +1,5 @@
-//! Runs `ringbench` as a process. Checks its error messages for wrong arguments, its table, its JSON report and its
-//! exit code.
+//! Runs `ringbench` as a process. Checks the error messages for wrong arguments, the table, the JSON report and the exit
+//! code.
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
@@ -125,8 +125,8 @@ fn without_checks_the_table_says_not_applicable() {
     assert!(table.contains("# Out of bounds values : N/A"), "{table}");
 }
 
-/// A reader such as `head` may close the pipe early. The other ranks must still finish, and the report must still be
-/// written.
+/// A reader such as `head` may close the pipe before `ringbench` has printed its table. `ringbench` must then still finish
+/// and exit with 0.
 #[test]
 fn a_closed_standard_output_is_ignored() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ringbench"))

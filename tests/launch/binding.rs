@@ -1,11 +1,11 @@
-//! The processors to which ringrun binds its ranks. Other jobs (for example, of other tests) may run at the same
+//! Tests of the processors to which ringrun binds its ranks. Other jobs (for example, of other tests) may run at the same
 //! time, so these tests do not assume which processors are free.
 
 use std::fs;
 
 use crate::util::{FinishedProgram, finish, read_pid, ringrun, ringrun_script, run, signal};
 
-/// A script that prints the rank, its processors and its number of threads.
+/// A script that prints the rank, the processors that the rank may use, and `OMP_NUM_THREADS`.
 const SCRIPT: &str = "echo $RANK $(sed -n 's/Cpus_allowed_list:\t//p' /proc/self/status) $OMP_NUM_THREADS";
 
 /// Parses a list of numbers such as `0-3,8`.
@@ -23,7 +23,7 @@ fn allowed_processors() -> Vec<usize> {
     parse_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).unwrap())
 }
 
-/// Returns the processors and the number of threads of each rank.
+/// Parses the output of [`SCRIPT`]. Returns the processors and the number of threads of each rank, in rank order.
 fn parse_shares(done: &FinishedProgram) -> Vec<(Vec<usize>, usize)> {
     assert_eq!(done.code(), Some(0), "{}", done.stderr());
     let share = |line: &String| {
@@ -38,7 +38,7 @@ fn run_job(arguments: &[&str]) -> FinishedProgram {
     run(ringrun_script(&all, SCRIPT).env_remove("OMP_NUM_THREADS"))
 }
 
-/// A small message between two ranks takes 0.5 us on two processors, but 20 us on one.
+/// Ranks should not share a processor: a small message between two ranks takes 0.5 us on two processors, but 20 us on one.
 #[test]
 fn every_rank_is_bound_to_an_even_share() {
     let processors = allowed_processors().len();
@@ -106,8 +106,8 @@ fn omp_num_threads_of_the_user_is_kept() {
     assert_eq!(done.sorted_lines(), ["[0]<stdout>:5"]);
 }
 
-/// If one job has claimed all processors, a second job has no processor for itself alone. Its ranks must not poll for
-/// messages.
+/// If a first job has claimed all processors, a second job shares every processor with the first job. The ranks of the second
+/// job must then not poll for messages.
 #[test]
 fn a_job_finds_that_another_job_uses_all_processors() {
     let folder = tempfile::tempdir().unwrap();

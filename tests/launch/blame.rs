@@ -1,6 +1,7 @@
-//! ringrun must blame the rank that failed first, while the other ranks wait for it in a barrier.
+//! Tests that ringrun blames rank 2, which fails while the other ranks wait in a barrier. The other ranks fail only because
+//! rank 2 has failed.
 //!
-//! Each rank is a process that runs only the test `rank` of this test program.
+//! Each rank is a process that runs only the test `program_of_a_rank` of this test program.
 
 use std::error::Error;
 use std::process::exit;
@@ -8,12 +9,12 @@ use std::process::exit;
 use crate::util::{FinishedProgram, ringrun, run};
 use ringtrain::Group;
 
-/// The variable that says how rank 2 fails.
+/// The environment variable that says how rank 2 fails.
 const FAILURE_VARIABLE: &str = "LAUNCH_BLAME_FAILURE";
 
-/// The program of a rank. It does nothing if it runs as an ordinary test, without ringrun.
+/// The program that ringrun starts for each rank. As an ordinary test, without ringrun, this function does nothing.
 #[test]
-fn rank() -> Result<(), Box<dyn Error>> {
+fn program_of_a_rank() -> Result<(), Box<dyn Error>> {
     let Ok(failure) = std::env::var(FAILURE_VARIABLE) else { return Ok(()) };
     let mut group = Group::from_environment()?;
     group.barrier()?;
@@ -31,12 +32,12 @@ fn rank() -> Result<(), Box<dyn Error>> {
 fn run_job(failure: &str) -> FinishedProgram {
     let program = std::env::current_exe().unwrap();
     run(ringrun(&["-n", "4", "--", program.to_str().unwrap()])
-        .args(["--exact", "blame::rank", "--nocapture"])
+        .args(["--exact", "blame::program_of_a_rank", "--nocapture"])
         .env(FAILURE_VARIABLE, failure))
 }
 
 #[test]
-fn the_rank_that_failed_first_is_blamed_however_it_failed() {
+fn the_rank_that_failed_first_is_blamed_for_every_kind_of_failure() {
     for (failure, code, message) in [
         ("panic", 101, "rank 2 on "),
         ("abort", 101, "stopped the job: out of ideas"),
@@ -58,7 +59,7 @@ fn the_rank_that_failed_first_is_blamed_however_it_failed() {
 }
 
 #[test]
-fn other_ranks_report_that_the_program_of_the_rank_panicked() {
+fn other_ranks_report_that_the_program_of_rank_2_panicked() {
     let errors = run_job("panic").stderr();
     let victims =
         errors.lines().filter(|line| line.contains("rank 2 on ") && line.contains("its program panicked"));

@@ -10,8 +10,8 @@ use crate::util::{
     wait_until, wait_until_gone,
 };
 
-/// A rank that starts one child in its own process group and one child in a new session. All three write their process ids to
-/// `$DIR`.
+/// A script for a rank. The rank starts one child in the process group of the rank, and one child in a new session. The rank and
+/// both children write their process ids to the directory `$DIR`.
 const RANK_WITH_CHILDREN: &str = r#"
     put() { echo "$2" > "$DIR/part.$RANK.$1" && mv "$DIR/part.$RANK.$1" "$DIR/$1.$RANK"; }
     sleep 1000 & put child $!
@@ -19,7 +19,8 @@ const RANK_WITH_CHILDREN: &str = r#"
     put rank $$
     wait"#;
 
-/// Starts a job of such ranks and waits until all their processes run. Returns ringrun and the ids of these processes.
+/// Starts a job whose ranks run `script`, which must contain [`RANK_WITH_CHILDREN`]. Waits until all processes of the job run.
+/// Returns the process of ringrun and the ids of the job's processes.
 fn start_ranks_with_children(
     ranks: u32,
     arguments: &[&str],
@@ -51,14 +52,14 @@ fn find_watchdog(ringrun: u32) -> u32 {
     watchdogs[0]
 }
 
-fn assert_nothing_left(folder: &Path, pids: &[u32]) {
+fn assert_no_process_left(folder: &Path, pids: &[u32]) {
     wait_until_gone(pids);
     let entry = format!("DIR={}", folder.display());
     wait_until("no process of the job is left", || processes_with_environment(&entry).is_empty());
 }
 
 #[track_caller]
-fn assert_says(done: &FinishedProgram, parts: &[&str]) {
+fn assert_stderr_contains(done: &FinishedProgram, parts: &[&str]) {
     let text = done.stderr();
     for part in parts {
         assert!(text.contains(part), "`{part}` is not in:\n{text}");
@@ -70,7 +71,7 @@ fn the_job_has_the_exit_code_of_the_rank_that_failed_first() {
     let script = r#"echo "I am $RANK"; [ $RANK = 1 ] && exit 7; sleep 1000"#;
     let done = run(&mut ringrun_script(&["-n", "3", "--grace", "0"], script));
     assert_eq!(done.code(), Some(7));
-    assert_says(
+    assert_stderr_contains(
         &done,
         &[
             "ringrun: rank 1 (pid ",
@@ -81,8 +82,8 @@ fn the_job_has_the_exit_code_of_the_rank_that_failed_first() {
     );
 }
 
-/// A surviving rank exits with the code for a lost peer. ringrun does not blame this rank, even if ringrun sees its
-/// end first.
+/// A surviving rank exits with the code for a lost peer. ringrun does not blame the survivor, even if ringrun notices the end
+/// of the survivor before the end of the killed rank.
 #[test]
 fn survivors_that_exit_because_of_a_lost_peer_are_not_blamed() {
     let folder = tempfile::tempdir().unwrap();
@@ -92,7 +93,7 @@ fn survivors_that_exit_because_of_a_lost_peer_are_not_blamed() {
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let done = run(ringrun_script(&["-n", "2"], script).env("FIFO", &fifo));
     assert_eq!(done.code(), Some(137));
-    assert_says(
+    assert_stderr_contains(
         &done,
         &["rank 1 (pid ", "was killed by signal 9 (SIGKILL)", "ringrun: rank 0 exited with code 6"],
     );
@@ -105,11 +106,11 @@ fn a_killed_rank_ends_the_job() {
     signal("KILL", read_pid(&folder.path().join("rank.1")));
     let done = finish(child);
     assert_eq!(done.code(), Some(137));
-    assert_says(
+    assert_stderr_contains(
         &done,
         &["rank 1 (pid ", "killed by signal 9 (SIGKILL)", "ranks 0,2 were killed by signal 15 (SIGTERM)"],
     );
-    assert_nothing_left(folder.path(), &pids);
+    assert_no_process_left(folder.path(), &pids);
 }
 
 #[test]
@@ -124,7 +125,7 @@ fn ranks_that_ignore_sigterm_are_killed() {
     let arguments = ["-n", "2", "--grace", "0", "--kill-after", "0.2"];
     let done = run(ringrun_script(&arguments, script).env("FIFO", &fifo));
     assert_eq!(done.code(), Some(5));
-    assert_says(&done, &["ringrun: rank 1 was killed by signal 9 (SIGKILL)"]);
+    assert_stderr_contains(&done, &["ringrun: rank 1 was killed by signal 9 (SIGKILL)"]);
 }
 
 #[test]
@@ -133,24 +134,24 @@ fn no_process_is_left_when_ringrun_is_killed() {
     let (child, pids) = start_ranks_with_children(3, &[], RANK_WITH_CHILDREN, folder.path());
     signal("KILL", child.id());
     assert_eq!(finish(child).code(), None);
-    assert_nothing_left(folder.path(), &pids);
+    assert_no_process_left(folder.path(), &pids);
 }
 
-/// The test kills ringrun at different moments of its start, for example before ringrun has told the watchdog (the
-/// process that then kills the ranks) about a rank.
+/// The watchdog is a process that kills the ranks if ringrun dies. The test kills ringrun at different moments of its start,
+/// for example before ringrun has told the watchdog about a rank.
 #[test]
 fn no_process_is_left_when_ringrun_is_killed_while_it_starts() {
     let folder = tempfile::tempdir().unwrap();
     let script = "sleep 1000 & setsid sleep 1000 & sleep 1000";
     for step in 0..12 {
         let mut child = ringrun_script(&["-n", "16"], script).env("DIR", folder.path()).spawn().unwrap();
-        // This sleep does not synchronise: each round kills ringrun at a different moment.
+        // The test waits for no condition here: each round sleeps for a different time before it kills ringrun.
         std::thread::sleep(Duration::from_millis(step * 2));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_nothing_left(folder.path(), &[]);
+        assert_no_process_left(folder.path(), &[]);
     }
-    assert_nothing_left(folder.path(), &[]);
+    assert_no_process_left(folder.path(), &[]);
 }
 
 #[test]
@@ -160,12 +161,12 @@ fn ctrl_c_ends_all_processes() {
     signal("INT", child.id());
     let done = finish(child);
     assert_eq!(done.code(), Some(130));
-    assert_says(&done, &["ringrun: stopped by signal 2 (SIGINT)"]);
-    assert_nothing_left(folder.path(), &pids);
+    assert_stderr_contains(&done, &["ringrun: stopped by signal 2 (SIGINT)"]);
+    assert_no_process_left(folder.path(), &pids);
 }
 
 #[test]
-fn a_second_ctrl_c_kills_at_once() {
+fn a_second_ctrl_c_kills_all_processes_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let ignores_ctrl_c =
         format!("trap 'echo > \"$DIR/trapped.$RANK\"' INT; {RANK_WITH_CHILDREN}; while :; do wait; done");
@@ -175,11 +176,11 @@ fn a_second_ctrl_c_kills_at_once() {
     wait_until("the rank has got the first signal", || folder.path().join("trapped.0").exists());
     signal("INT", child.id());
     assert_eq!(finish(child).code(), Some(130));
-    assert_nothing_left(folder.path(), &pids);
+    assert_no_process_left(folder.path(), &pids);
 }
 
 #[test]
-fn sigterm_leaves_time_to_save() {
+fn ranks_have_time_to_save_after_sigterm() {
     let folder = tempfile::tempdir().unwrap();
     for (code, expected) in [(0, 0), (3, 143)] {
         let script = format!("trap 'echo saved; exit {code}' TERM; {RANK_WITH_CHILDREN}");
@@ -190,7 +191,7 @@ fn sigterm_leaves_time_to_save() {
             (done.code(), done.sorted_lines()),
             (Some(expected), vec!["[0]<stdout>:saved".to_owned(), "[1]<stdout>:saved".to_owned()])
         );
-        assert_nothing_left(folder.path(), &pids);
+        assert_no_process_left(folder.path(), &pids);
         for file in fs::read_dir(folder.path()).unwrap().flatten() {
             fs::remove_file(file.path()).unwrap();
         }
@@ -198,7 +199,7 @@ fn sigterm_leaves_time_to_save() {
 }
 
 #[test]
-fn other_signals_are_passed_on() {
+fn other_signals_are_forwarded_to_the_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let script = format!("trap 'echo got it; exit 0' USR1; {RANK_WITH_CHILDREN}");
     let (child, _) = start_ranks_with_children(2, &[], &script, folder.path());
@@ -211,7 +212,7 @@ fn other_signals_are_passed_on() {
 fn a_job_timeout_stops_the_job() {
     let done = run(&mut ringrun(&["-n", "2", "--job-timeout", "0.2", "sleep", "1000"]));
     assert_eq!(done.code(), Some(124));
-    assert_says(&done, &["--job-timeout"]);
+    assert_stderr_contains(&done, &["--job-timeout"]);
 }
 
 #[test]
@@ -227,8 +228,8 @@ fn the_watchdog_ignores_signals_that_stop_jobs_and_a_killed_watchdog_is_reported
     signal("INT", child.id());
     let done = finish(child);
     assert_eq!(done.code(), Some(130));
-    assert_says(&done, &["watchdog process was killed"]);
-    assert_nothing_left(folder.path(), &pids);
+    assert_stderr_contains(&done, &["watchdog process was killed"]);
+    assert_no_process_left(folder.path(), &pids);
 }
 
 /// When ringrun dies, the kernel continues a watchdog that was stopped with SIGSTOP.
@@ -242,7 +243,7 @@ fn a_stopped_watchdog_still_kills_the_job_when_ringrun_dies() {
     }
     signal("KILL", child.id());
     assert_eq!(finish(child).code(), None);
-    assert_nothing_left(folder.path(), &pids);
+    assert_no_process_left(folder.path(), &pids);
     wait_until_gone(&[watchdog]);
 }
 
@@ -265,7 +266,7 @@ fn commands_that_cannot_run_are_reported_once() {
     ] {
         let done = run(&mut ringrun(&["-n", "3", "--", command]));
         assert_eq!(done.code(), Some(code), "{command}: {}", done.stderr());
-        assert_says(&done, &[part]);
+        assert_stderr_contains(&done, &[part]);
         assert!(done.stderr().lines().count() <= 4, "{}", done.stderr());
     }
 }
@@ -288,7 +289,7 @@ fn bad_arguments_are_refused() {
     ] {
         let done = run(&mut ringrun(arguments));
         assert_eq!(done.code(), Some(code), "{arguments:?}: {}", done.stderr());
-        assert_says(&done, &[part]);
+        assert_stderr_contains(&done, &[part]);
     }
 }
 
@@ -309,7 +310,7 @@ fn options_of_other_launchers_work() {
     }
 }
 
-/// ringrun checks the arguments of built-in programs itself, because otherwise every rank would print the same error.
+/// ringrun itself checks the arguments of `ringtrain` and `ringbench`, because otherwise every rank would print the same error.
 #[test]
 fn wrong_arguments_of_built_in_programs_are_reported_once() {
     for (command, part) in [

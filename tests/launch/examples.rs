@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::util::{FinishedProgram, ringrun, run};
 
-/// Builds an example, because `cargo test --test launch` does not, and returns its path.
+/// Builds an example and returns the path of its program. `cargo test --test launch` does not build examples.
 fn build_example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
     let folder = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
@@ -25,7 +25,7 @@ fn run_example(name: &str, n: u32) -> FinishedProgram {
     done
 }
 
-/// Runs an example in worlds of these sizes, and checks that it prints `expected`.
+/// Runs an example in worlds of these sizes, and checks that the example prints `expected`.
 fn assert_prints(name: &str, worlds: &[u32], expected: &str) {
     for &n in worlds {
         let done = run_example(name, n);
@@ -34,27 +34,27 @@ fn assert_prints(name: &str, worlds: &[u32], expected: &str) {
 }
 
 #[test]
-fn model_averaging_runs() {
+fn the_example_model_averaging_runs() {
     assert_prints("model_averaging", &[1, 4], "largest error");
 }
 
 #[test]
-fn all_reduce_regression_runs() {
+fn the_example_all_reduce_regression_runs() {
     assert_prints("all_reduce_regression", &[1, 3, 4], "the same model on all");
 }
 
 #[test]
-fn pipeline_runs() {
+fn the_example_pipeline_runs() {
     assert_prints("pipeline", &[1, 2, 4], "stages: loss");
 }
 
 #[test]
-fn hybrid_runs() {
+fn the_example_hybrid_runs() {
     assert_prints("hybrid", &[2, 4], "x 2 ranks");
 }
 
 #[test]
-fn named_tensors_runs_and_all_ranks_agree() {
+fn the_example_named_tensors_gives_the_same_results_on_all_ranks() {
     let done = run_example("named_tensors", 4);
     let agreed = done.stdout().lines().filter(|line| line.contains("of 4: all results agree")).count();
     assert_eq!(agreed, 4, "{}", done.stdout());

@@ -1,4 +1,5 @@
-//! Error messages and exit codes of `ringtrain` and `ringbench` when a job cannot start or its ranks have different flags.
+//! Tests of the error messages and exit codes of `ringtrain` and `ringbench` when a job cannot start or its ranks have
+//! different flags.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -35,7 +36,7 @@ fn assert_fails(done: &FinishedProgram, exit: Exit, message: &str) {
 
 /// Each case starts a single rank with wrong arguments or files.
 #[test]
-fn wrong_arguments_and_files_have_their_exit_codes_and_messages() {
+fn wrong_arguments_and_files_are_reported_with_the_right_exit_codes() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
     let two = peers_text(2);
@@ -175,7 +176,7 @@ fn another_protocol_version_is_reported() {
 }
 
 #[test]
-fn ranks_that_were_started_with_different_flags_name_them() {
+fn flags_that_differ_between_ranks_are_named() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("hosts.txt"), peers_text(2)).unwrap();
     let start = |rank: &str, flags: &[&str]| {

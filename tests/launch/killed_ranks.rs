@@ -1,5 +1,5 @@
-//! Kills ranks by SIGKILL at different moments. The surviving ranks must name the killed rank, and nothing may be
-//! left behind.
+//! Kills ranks by SIGKILL at different moments. The surviving ranks must name the killed rank, and no process, file or
+//! listening socket may be left behind.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -15,14 +15,14 @@ use crate::util::{
 };
 use ringtrain::exit::Exit;
 
-/// Arguments of a training that lasts longer than any test.
+/// The arguments of a training run that lasts longer than any test.
 const ENDLESS: [&str; 6] = ["--epochs", "1000000", "--report", "report.json", "--start-timeout", "2"];
 
-/// The transports: shared memory, TCP, and (`hosts`) two simulated hosts with two ranks each.
+/// The names of the tested transports: shared memory, TCP, and two simulated hosts with two ranks each (`hosts`).
 const TRANSPORTS: [&str; 3] = ["shm", "tcp", "hosts"];
 
 /// Starts ranks in the folder, with a peers file (a list of the addresses of all ranks) and without a launcher.
-fn start_by_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
+fn start_with_peers_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
     fs::write(folder.join("hosts.txt"), crate::util::ranks::peers_text(n)).unwrap();
     (0..n)
         .map(|rank| {
@@ -40,7 +40,7 @@ fn start_by_file(folder: &Path, n: usize, transport: &str) -> Vec<Child> {
         .collect()
 }
 
-/// Returns the arguments that make a rank use the transport.
+/// Returns the arguments of `ringtrain` that make a rank use the transport.
 fn transport_arguments(transport: &str, rank: usize) -> Vec<String> {
     match transport {
         "hosts" => vec!["--host-id".into(), (rank / 2).to_string()],
@@ -48,7 +48,7 @@ fn transport_arguments(transport: &str, rank: usize) -> Vec<String> {
     }
 }
 
-/// Returns a shell script that adds these arguments to its own arguments and executes them.
+/// Returns a shell script that executes the command in its arguments, with additional arguments that select the transport.
 fn transport_script(transport: &str) -> &'static str {
     match transport {
         "hosts" => r#"exec "$0" "$@" --host-id $((RING_RANK / 2))"#,
@@ -66,8 +66,8 @@ fn kill_and_check(mut ranks: Vec<Child>, victim: usize, folder: &Path) -> Durati
     for survivor in ranks {
         let done = finish(survivor);
         let errors = done.stderr();
-        // If the victim was killed before it had proved that it knows the secret, the survivors report it as missing
-        // and exit with another code.
+        // If the victim was killed before it had proved that it knows the secret, the survivors report that the victim
+        // is missing, and exit with another code than for a lost peer.
         let was_missing = done.code() == Some(Exit::Start as i32)
             && (errors.contains("missing rank") || (victim == 0 && errors.contains("did not answer")));
         assert!(was_missing || done.code() == Some(Exit::PeerLost as i32), "{errors}");
@@ -75,7 +75,7 @@ fn kill_and_check(mut ranks: Vec<Child>, victim: usize, folder: &Path) -> Durati
         assert!(errors.contains("127.0.0.1"), "the message should name the host: {errors}");
     }
     let took = killed_at.elapsed();
-    // No listener is left, and no file except those of the test itself.
+    // No listening socket may be left, and no file except the files of the test.
     for line in fs::read_to_string(folder.join("hosts.txt")).unwrap().lines() {
         let address: SocketAddr = line.parse().unwrap();
         wait_until("the port is free again", || TcpListener::bind(address).is_ok());
@@ -93,7 +93,7 @@ fn kill_and_check(mut ranks: Vec<Child>, victim: usize, folder: &Path) -> Durati
 fn all_other_ranks_name_a_rank_that_is_killed_while_training() {
     for (victim, transport) in (0..4).flat_map(|victim| TRANSPORTS.map(|transport| (victim, transport))) {
         let folder = tempfile::tempdir().unwrap();
-        let ranks = start_by_file(folder.path(), 4, transport);
+        let ranks = start_with_peers_file(folder.path(), 4, transport);
         wait_until("training is under way", || {
             fs::read_to_string(folder.path().join("0.out")).unwrap().contains("epoch 2/")
         });
@@ -102,8 +102,8 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_training() {
     }
 }
 
-/// The delays cover the time from the rendezvous to the first epochs. The victim prints nothing at these moments that
-/// the test could wait for, so the test uses delays.
+/// The test kills the victim after different delays, which cover the time from the rendezvous to the first epochs. The test
+/// cannot wait for a condition instead, because the victim prints nothing at these moments.
 #[test]
 fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
     let moments = [(1, 0), (2, 3), (3, 8), (1, 15), (2, 25), (3, 40), (0, 30), (1, 80), (0, 120)];
@@ -111,8 +111,8 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
         moments.into_iter().flat_map(|moment| TRANSPORTS.map(|transport| (moment, transport)))
     {
         let folder = tempfile::tempdir().unwrap();
-        let ranks = start_by_file(folder.path(), 4, transport);
-        // Wait until every rank has reached rank 0. Before that, a rank can only report that rank 0 did not answer.
+        let ranks = start_with_peers_file(folder.path(), 4, transport);
+        // Wait until every rank has connected to rank 0. Before that, a rank can only report that rank 0 did not answer.
         let rank0: SocketAddr = fs::read_to_string(folder.path().join("hosts.txt"))
             .unwrap()
             .lines()

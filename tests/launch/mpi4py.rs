@@ -1,5 +1,5 @@
-//! Checks which package `from mpi4py import MPI` imports on the ranks, with and without `ringrun --mpi4py`. The tests
-//! use a fake package mpi4py as the installed one.
+//! Checks which package `from mpi4py import MPI` imports on the ranks, with and without `ringrun --mpi4py`. In
+//! these tests, a fake package takes the place of an installed mpi4py.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use std::process::Command;
 use crate::util::{FinishedProgram, processes_with_environment, ringrun, run, wait_until};
 use tempfile::TempDir;
 
-/// A module `ringtrain.mpi.path` that prints the directory of ringtrain's `mpi4py`, and writes a line to a file each time it
-/// runs.
+/// The source of a fake module `ringtrain.mpi.path`. The module prints the directory of ringtrain's `mpi4py`, and writes a line
+/// to a file each time the module runs.
 const PRINT_DIRECTORY: &str = "
 import os
 home = os.environ['HOME_OF_FAKES']
@@ -18,7 +18,7 @@ print('a line before the directory')
 print(home + '/shim')
 ";
 
-/// A script that prints which `mpi4py` it imports, and its search path.
+/// A Python script that prints which `mpi4py` the script imports, and the variable `PYTHONPATH`.
 const SCRIPT: &str = "from mpi4py import MPI; import os; print(MPI.NAME, os.environ['PYTHONPATH'])";
 
 /// Returns whether python3 is on PATH. If not, prints that the test is skipped.
@@ -35,8 +35,8 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// Makes a folder with a fake package `ringtrain`, its `mpi4py`, and an installed `mpi4py`. `module` is the source of
-/// `ringtrain.mpi.path`.
+/// Makes a folder with three fake packages: `ringtrain`, the `mpi4py` of ringtrain, and an installed `mpi4py`. `module` is
+/// the source of `ringtrain.mpi.path`. Returns the folder and its path.
 fn make_fake_packages(module: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().canonicalize().unwrap();
@@ -50,15 +50,15 @@ fn make_fake_packages(module: &str) -> (TempDir, PathBuf) {
     (folder, home)
 }
 
-/// Runs ringrun with the packages on the ranks' search path.
+/// Runs ringrun with the fake packages in the variable `PYTHONPATH` of the ranks.
 fn run_with(home: &Path, arguments: &[&str]) -> FinishedProgram {
     let packages = home.join("packages");
     run(ringrun(arguments).env("HOME_OF_FAKES", home).env("PYTHONPATH", packages).env("NAMED", "PYTHONPATH"))
 }
 
 #[test]
-fn every_rank_imports_from_ringtrain() {
-    if !has_python("every_rank_imports_from_ringtrain") {
+fn with_the_option_every_rank_imports_mpi4py_from_ringtrain() {
+    if !has_python("with_the_option_every_rank_imports_mpi4py_from_ringtrain") {
         return;
     }
     let (_folder, home) = make_fake_packages(PRINT_DIRECTORY);
@@ -67,7 +67,7 @@ fn every_rank_imports_from_ringtrain() {
     let script = format!("exec python3 -c \"{SCRIPT}\"");
     let cases: [(&[&str], &[&str], String); 4] = [
         (&[], &["python3", "-c", SCRIPT], format!("ringtrain {shown}/shim:{shown}/packages")),
-        // A command that is not an interpreter.
+        // The command is a shell and not a Python interpreter.
         (&[], &["sh", "-c", &script], format!("ringtrain {shown}/shim:{shown}/packages")),
         (
             &["-x", "PYTHONPATH"],
@@ -95,8 +95,8 @@ fn every_rank_imports_from_ringtrain() {
 
 /// Regression test: with an installed MPI, each of two ranks was a world of size 1, and the program printed its result twice.
 #[test]
-fn without_the_option_the_import_error_names_it() {
-    if !has_python("without_the_option_the_import_error_names_it") {
+fn without_the_option_the_import_error_names_the_option() {
+    if !has_python("without_the_option_the_import_error_names_the_option") {
         return;
     }
     let (_folder, home) = make_fake_packages(PRINT_DIRECTORY);
@@ -145,14 +145,15 @@ fn without_the_option_single_ranks_and_mpiexec_use_the_installed_package() {
         let done = run_with(&home, arguments);
         assert_eq!((done.code(), done.stdout().as_str()), (Some(0), expected), "{}", done.stderr());
     }
-    // An MPI launcher may have started ringrun itself, for example in a scheduler's allocation. It did not start the ranks.
+    // Here an MPI launcher started ringrun itself, as in a scheduler's allocation. ringrun started the ranks, so importing mpi4py
+    // must still be an error.
     let packages = home.join("packages");
     let arguments = ["-n", "2", "python3", "-c", script];
     let done = run(ringrun(&arguments).env("PYTHONPATH", packages).env("PMI_RANK", "0"));
     assert!(done.stderr().contains("`ringrun --mpi4py`"), "{}", done.stderr());
 }
 
-/// No rank is started after any of these errors.
+/// After each of these errors, ringrun must not start a rank.
 #[test]
 fn a_missing_package_is_an_error_that_says_how_to_install_it() {
     if !has_python("a_missing_package_is_an_error_that_says_how_to_install_it") {

@@ -97,7 +97,7 @@ fn untagged_output_is_unchanged() {
 }
 
 #[test]
-fn output_dir_gets_every_byte_and_the_terminal_a_copy() {
+fn the_output_goes_unchanged_to_output_dir_and_also_to_the_terminal() {
     let folder = tempfile::tempdir().unwrap();
     let logs = folder.path().join("new/logs");
     let script = r#"printf 'rank %s\377' $RANK; echo "problem $RANK" >&2"#;
@@ -120,7 +120,8 @@ fn an_output_dir_that_cannot_be_created_is_reported_before_ranks_start() {
     assert!(done.stderr().contains("/proc/nowhere"), "{}", done.stderr());
 }
 
-/// A reader of JSON lines must get each record as one line. ringrun splits longer lines and prints a message about it.
+/// A program that reads JSON lines must get each record as one line. ringrun splits only lines of more than 16 MiB, and prints a
+/// message when it splits a line.
 #[test]
 fn lines_of_up_to_16_mib_are_not_split() {
     let megabyte = 1 << 20;
@@ -140,7 +141,8 @@ fn lines_of_up_to_16_mib_are_not_split() {
     }
 }
 
-/// Lines of several ranks must not be mixed or lost, even if each is longer than the buffers between the ranks and the terminal.
+/// Lines of several ranks must not be mixed or lost, even if each line is longer than the
+/// buffers between the ranks and the terminal.
 #[test]
 fn long_lines_of_several_ranks_are_not_mixed() {
     let script = "head -c 200000 /dev/zero | tr '\\0' $RANK; echo; head -c 200000 /dev/zero | tr '\\0' $RANK";
@@ -157,14 +159,14 @@ fn long_lines_of_several_ranks_are_not_mixed() {
 }
 
 #[test]
-fn the_report_has_the_output_of_a_rank_that_closed_it_early() {
+fn the_report_has_the_output_of_a_rank_that_closed_its_output_early() {
     let done = run(&mut ringrun_script(&["-n", "2"], "echo before; exec >&- 2>&-; exit 4"));
     assert_eq!(done.code(), Some(4));
     assert!(done.stderr().contains("  | before"), "{}", done.stderr());
 }
 
 #[test]
-fn sixty_four_ranks_run() {
+fn a_job_of_64_ranks_runs() {
     let done = run(&mut ringrun(&["-n", "64", "true"]));
     assert_eq!((done.code(), done.stdout.len(), done.stderr()), (Some(0), 0, String::new()));
 }
@@ -201,7 +203,7 @@ fn open_full_device() -> fs::File {
 }
 
 #[test]
-fn an_error_of_stdout_names_the_full_device() {
+fn an_error_reports_that_the_device_of_stdout_is_full() {
     let done =
         run(ringrun_script(&["-n", "2"], "while echo line; do sleep 0.01; done").stdout(open_full_device()));
     assert_eq!(done.code(), Some(1), "{}", done.stderr());

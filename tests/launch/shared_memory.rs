@@ -5,8 +5,9 @@ use std::process::{Command, Stdio};
 
 use crate::util::{run, signal, wait_for, wait_until_gone};
 
-/// Returns a command that runs `ringrun` in a new mount namespace in which /dev/shm is full. `None` if the user is not root.
-fn with_full_dev_shm(arguments: &[&str]) -> Option<Command> {
+/// Returns a command that runs `ringrun` in a new mount namespace in which /dev/shm is full. Returns
+/// `None` if the user is not root.
+fn command_with_full_dev_shm(arguments: &[&str]) -> Option<Command> {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
         println!("SKIPPED: only root can mount a small /dev/shm");
@@ -23,13 +24,13 @@ fn with_full_dev_shm(arguments: &[&str]) -> Option<Command> {
 }
 
 #[test]
-fn a_full_dev_shm_does_not_matter() {
+fn a_full_dev_shm_does_not_change_results() {
     let ringbench = env!("CARGO_BIN_EXE_ringbench");
     let bench =
         ["-n", "3", ringbench, "all_reduce", "--transport", "shm", "-b", "64", "-e", "4M", "-f", "16"];
     for buffers in [&[][..], &["--alloc"]] {
         let arguments = [&bench[..], &["-n", "3", "-w", "1"], buffers].concat();
-        let Some(mut command) = with_full_dev_shm(&arguments) else { return };
+        let Some(mut command) = command_with_full_dev_shm(&arguments) else { return };
         let done = run(&mut command);
         assert_eq!(done.code(), Some(0), "{}{}", done.stdout(), done.stderr());
         assert!(done.stdout().contains("Out of bounds values : 0 OK"), "{}", done.stdout());
@@ -42,7 +43,7 @@ fn count_shared_mappings(pid: u32) -> usize {
     maps.lines().filter(|line| line.contains(" rw-s ") && line.contains("memfd:ringtrain")).count()
 }
 
-/// The shared memory has no name in a file system, and the kernel frees it when the last process ends.
+/// The shared memory has no name in a file system, and the kernel frees the memory when the last rank ends.
 #[test]
 fn killed_ranks_leave_no_shared_memory() {
     let before = names_in_dev_shm();
@@ -56,7 +57,7 @@ fn killed_ranks_leave_no_shared_memory() {
         found.retain(|&pid| count_shared_mappings(pid) > 0);
         (found.len() == 3).then_some(found)
     });
-    // All ranks are stopped first, so that none of them exits because it lost another rank.
+    // Stop all ranks before killing them, so that no rank exits because it lost another rank.
     for name in ["STOP", "KILL"] {
         for &pid in &ranks {
             signal(name, pid);
@@ -68,7 +69,8 @@ fn killed_ranks_leave_no_shared_memory() {
     assert_eq!(names_in_dev_shm(), before);
 }
 
-/// A rank is killed while the ranks read and write each other's buffers. The survivors name it, and no shared memory is left.
+/// A rank is killed while the ranks read and write each other's buffers. The survivors must name the killed rank, and no shared
+/// memory may be left.
 #[test]
 fn a_rank_that_is_killed_during_an_all_reduce_in_shared_buffers_is_named() {
     let before = names_in_dev_shm();

@@ -1,4 +1,5 @@
-//! Benchmarks of whole jobs: the results of every operation, element type and reduction are right, and reports are complete.
+//! Runs benchmarks on all ranks of a job. Checks that the results of every operation, element type and reduction are right, and
+//! that the reports are complete.
 
 use clap::Parser as _;
 use ringtrain::cli::bench::args::BenchArgs;
@@ -11,7 +12,7 @@ use ringtrain::cli::exit::Exit;
 use ringtrain::group::LocalTransport;
 use ringtrain::{Group, JoinOptions, Rank};
 
-use crate::util::{full_or, ranks};
+use crate::util::{if_full_else, ranks};
 
 const SEGMENT_BYTES: usize = 1024;
 
@@ -39,7 +40,7 @@ fn operations(n: u32) -> impl Iterator<Item = BenchOperation> {
 
 #[test]
 fn every_operation_type_and_reduction_is_right_at_every_world_size() {
-    for &n in full_or(&[1, 2, 3, 4, 5][..], &[3]) {
+    for &n in if_full_else(&[1, 2, 3, 4, 5][..], &[3]) {
         for operation in operations(n) {
             let root = n / 2;
             let flags = format!("{operation} -b 1 -e 3001 -f 50 -t all -o all -n 1 -w 0 --root {root}");
@@ -170,5 +171,5 @@ fn ranks_with_different_flags_fail_with_a_mismatch() {
 #[test]
 fn wrong_results_have_a_separate_exit_code() {
     assert_eq!(BenchError::Wrong(3).exit() as u8, 15);
-    assert_eq!(BenchError::Wrong(3).to_string(), "3 elements of results are wrong");
+    assert_eq!(BenchError::Wrong(3).to_string(), "3 elements of the results are wrong");
 }

@@ -1,4 +1,5 @@
-//! Collectives of values with an index, compressed sums and arrays, refused arguments, and statistics.
+//! Tests of collectives of values with an index (`MinLoc` and `MaxLoc`), compressed sums, arrays, refused arguments and
+//! statistics.
 
 use crate::util::ranks;
 use ndarray::{Array2, Array3};
@@ -8,7 +9,8 @@ use ringtrain::{Compression, DType, Error, F64Loc, Rank, ReduceOp};
 
 const WORLDS: [u32; 6] = [1, 2, 3, 4, 5, 8];
 
-/// Rank r contributes its distance from the middle rank, so the largest value is tied between the first and the last rank.
+/// Rank r contributes its distance from the middle rank, so the first and the last rank both contribute the
+/// largest value.
 #[test]
 fn min_loc_and_max_loc_return_the_value_with_the_lowest_index() {
     for n in WORLDS {
@@ -33,7 +35,7 @@ fn min_loc_and_max_loc_return_the_value_with_the_lowest_index() {
 
 #[test]
 fn compressed_sums_are_close_and_equal_on_all_ranks() {
-    // The buffer has several blocks, and the last one is shorter.
+    // With this length, the buffer has several blocks, and the last block is shorter than the other blocks.
     let count = (1 << 20) + 1234;
     for (compression, tolerance) in
         [(Compression::None, 1e-6), (Compression::Fp16, 2e-3), (Compression::Bf16, 2e-2)]
@@ -90,7 +92,7 @@ fn statistics_count_operations_and_sent_bytes() {
     });
     // Each rank sends 2(n-1) = 6 chunks of 1 MB. Each chunk has 4 segments of at most 256 KiB, and each segment has a header.
     // Besides, each rank sends one ready frame, and credit frames, which tell a peer how much it may send before this rank is
-    // ready. Their number depends on how much data came early, in this operation and while the group formed.
+    // ready. The number of credit frames depends on how much data came early, in this operation and while the group formed.
     let payload = 6_000_000;
     let headers = 6 * 4 + 1;
     let header_bytes = HEADER_BYTES as u64;

@@ -1,5 +1,5 @@
-//! Operations that run at the same time do not delay or disturb each other: long and short operations, very many messages,
-//! cancelled receives, and reduction functions that own groups.
+//! Tests that operations that run at the same time do not delay or disturb each other: long and short operations, very many
+//! messages, cancelled receives, and reduction functions that own groups.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -19,8 +19,8 @@ fn receive(group: &mut Group, count: usize, source: Rank, tag: u32) -> Vec<u64> 
     elements
 }
 
-/// A sender may begin many messages before their receives: at most 1 MiB of them is sent at once (the credit of the link), and
-/// up to 1,048,576 further messages are announced with a header.
+/// A sender may begin many messages before the receives are posted. At once it transmits only the first 1 MiB of these messages
+/// (the credit of the link). Of up to 1,048,576 further messages it transmits only the header.
 #[test]
 fn a_receiver_gets_many_unexpected_messages() {
     TestTransport::Tcp.run(2, |mut group| {
@@ -39,8 +39,8 @@ fn a_receiver_gets_many_unexpected_messages() {
     });
 }
 
-/// Regression test: a receive without a handle took the next message that matched it, ended the job at its deadline, and delayed
-/// the closing of the last group.
+/// Regression test: a receive whose handle was dropped took the next matching message, ended the job when the deadline of the
+/// receive passed, and delayed the closing of the last group.
 fn a_receive_whose_handle_is_dropped_is_cancelled(transport: TestTransport) {
     transport.run_with(
         2,
@@ -79,7 +79,7 @@ fn a_receive_whose_handle_is_dropped_is_cancelled(transport: TestTransport) {
     );
 }
 
-/// Regression test: the message, which was begun first, occupied the link until its last byte.
+/// Regression test: a long message that began before the barrier occupied the link until its last byte was sent.
 fn a_barrier_completes_while_a_long_message_is_sent(transport: TestTransport) {
     transport.run(2, |mut group| {
         const LONG: usize = 32 << 20;
@@ -98,8 +98,7 @@ fn a_barrier_completes_while_a_long_message_is_sent(transport: TestTransport) {
     });
 }
 
-/// A thread that completes the operation of another thread wakes the other thread at once, although its own operation has not
-/// ended.
+/// If thread A completes the operation of thread B, then A wakes B at once, although the operation of A has not ended.
 fn short_operations_of_one_thread_complete_during_a_long_operation_of_another(transport: TestTransport) {
     transport.run(2, |mut group| {
         const LONG: usize = 8 << 20;
@@ -124,12 +123,13 @@ fn short_operations_of_one_thread_complete_during_a_long_operation_of_another(tr
         is_over.store(true, Ordering::SeqCst);
         let rounds = short.join().unwrap();
         println!("{rounds} short operations");
-        // If short operations waited for the long one, a rank would complete at most one of them.
+        // If short operations waited for the long operation, a rank would complete at most one short operation.
         assert!(rounds >= 3, "only {rounds} short operations completed during the long one");
     });
 }
 
-/// Regression test: a reduction function that used its group waited forever for the lock under which it runs.
+/// Regression test: a reduction function that used a group waited forever for a lock, which the library holds while it calls the
+/// function.
 fn a_reduction_function_may_own_groups_but_using_one_ends_the_job(transport: TestTransport) {
     transport.run(2, |mut group| {
         // The values that a function captures are dropped with its operation, on any thread.
@@ -177,8 +177,8 @@ fn butterfly_exchanges_that_exceed_the_credit_complete(transport: TestTransport)
     }
 }
 
-/// A thread that sleeps in a shared-memory collective also waits for the sockets. When it wakes up, it hands that task over to
-/// the progress thread.
+/// A thread that sleeps in a shared-memory collective also waits for the sockets. When this thread wakes up, the
+/// progress thread must wait for the sockets instead.
 #[test]
 fn background_operations_continue_after_a_thread_slept_in_shared_memory() {
     let (report, reports) = mpsc::channel();
@@ -186,11 +186,11 @@ fn background_operations_continue_after_a_thread_slept_in_shared_memory() {
     TestTransport::Shm.run(2, move |mut group| {
         for round in 0..20u64 {
             if group.rank() == R0 {
-                // This is longer than the part of a message that may be sent before a receive matches it.
+                // This message is longer than the part that may be sent before a receive matches the message.
                 let handle = group.send_async(vec![round; 400_000], R1, 0).unwrap();
                 let short = group.receive_async::<u64>(1, R1, 1).unwrap();
                 group.barrier().unwrap();
-                // From here on this rank is inside no call of the library.
+                // From here on, this rank makes no call of the library.
                 let received_round = reports.lock().unwrap().recv_timeout(TEST_TIMEOUT);
                 assert_eq!(received_round, Ok(round), "the message is sent in the background");
                 handle.wait().unwrap();

@@ -1,5 +1,6 @@
 //! Compares every collective, blocking and asynchronous, with a naive reference for every reduction, world size, length and
-//! transport. A few element types stand for all: the kernels' tests and `bench_results` cover every type with every reduction.
+//! transport. The tests use only a few element types. The kernels' tests and `bench_results` cover every type with every
+//! reduction.
 //! All values are small, so that every result is exact in any order of the operands.
 
 mod forms;
@@ -7,13 +8,13 @@ mod functions;
 use std::ops::Range;
 
 use crate::util::ranks::{self, TestTransport};
-use crate::util::{full_or, is_full};
+use crate::util::{if_full_else, is_full};
 use half::bf16;
 use ringtrain::group::Checksums;
 use ringtrain::{DType, Element, F32Loc, Group, I64Loc, JoinOptions, Rank, ReduceOp};
 
 const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
-/// The worlds of a run without `--full`: a power of two, and one with hosts of different sizes.
+/// The world sizes of a run without `--full`: 4 is a power of two, and 5 ranks are on hosts of different sizes.
 const SOME_WORLDS: [u32; 2] = [4, 5];
 const LONG: usize = 300_007;
 
@@ -39,14 +40,16 @@ numbers! {
     i64: |v| v as i64, |v| v as f64;
 }
 
-/// A reduction, with functions that return a rank's contribution at an index and the expected result of some ranks.
+/// A reduction to check. `value` returns the contribution of a rank at an index. `expected` returns the result at an index of
+/// the reduction over some ranks.
 struct Case<'a, T> {
     op: ReduceOp,
     value: &'a dyn Fn(u32, usize) -> T,
     expected: &'a dyn Fn(Range<u32>, usize) -> T,
 }
 
-/// Returns a small value that differs between ranks. For products it is mostly 1, so that they stay exact.
+/// Returns a small value that differs between ranks. For products the value is mostly 1, so that the
+/// products stay exact.
 fn value<T: Number>(op: ReduceOp, rank: u32, index: usize) -> T {
     let is_signed = T::DTYPE != DType::U8;
     let mixed = (index as i64 * 7 + i64::from(rank) * 13) % 11 - 5;
@@ -80,13 +83,13 @@ fn expected<T: Number>(op: ReduceOp, ranks: Range<u32>, index: usize) -> T {
 }
 
 /// Returns the lengths of `n` parts. Some are 0, and their sum is `count`.
-fn uneven(n: usize, count: usize) -> Vec<usize> {
+fn uneven_counts(n: usize, count: usize) -> Vec<usize> {
     let mut counts: Vec<usize> = (0..n).map(|rank| count / n * (rank % 3) / 2).collect();
     counts[n / 2] += count - counts.iter().sum::<usize>();
     counts
 }
 
-fn part(counts: &[usize], rank: Rank) -> Range<usize> {
+fn part_range(counts: &[usize], rank: Rank) -> Range<usize> {
     let start = counts[..rank.index()].iter().sum();
     start..start + counts[rank.index()]
 }
@@ -106,15 +109,15 @@ fn assert_elements<T: Element>(
     }
 }
 
-/// Checks all reductions. The asynchronous ones are in progress while the blocking ones run.
-fn reduce<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
+/// Checks all collectives that reduce. The asynchronous operations are in progress while the blocking operations run.
+fn check_reduction<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
     let Case { op, value, expected } = *case;
     let (n, rank) = (group.size().get(), group.rank());
     let root = Rank::new(count as u32 % n);
     let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
     let all = || (0..count).map(|index| expected(0..n, index));
-    let counts = uneven(n as usize, count);
-    let (even_part, uneven_part) = (group.chunk(count, rank), part(&counts, rank));
+    let counts = uneven_counts(n as usize, count);
+    let (even_part, uneven_part) = (group.chunk(count, rank), part_range(&counts, rank));
     let of_part = |part: &Range<usize>| part.clone().map(|index| expected(0..n, index));
 
     let all_reduced = group.all_reduce_async(own.clone(), op).unwrap();
@@ -148,7 +151,7 @@ fn reduce<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
 }
 
 /// Checks `scan` and `exscan`.
-fn prefixes<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
+fn check_scans<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
     let Case { op, value, expected } = *case;
     let rank = group.rank().get();
     let own: Vec<T> = (0..count).map(|index| value(rank, index)).collect();
@@ -170,12 +173,12 @@ fn prefixes<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
 }
 
 /// Checks the collectives that only move elements, from all ranks to all ranks.
-fn spread<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+fn check_unrooted_moves<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
     let (size, rank) = (group.size(), group.rank());
     let n = size.as_usize();
     let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
-    let counts = uneven(n, count);
-    let uneven_part = part(&counts, rank);
+    let counts = uneven_counts(n, count);
+    let uneven_part = part_range(&counts, rank);
 
     let mut chunks = own.clone();
     let gathered = group.all_gather_async(own.clone()).unwrap();
@@ -186,7 +189,7 @@ fn spread<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize
     assert_elements(&chunks, expected.iter().copied(), "all_gather", group);
     assert_elements(&gathered.wait().unwrap(), expected.into_iter(), "all_gather_async", group);
 
-    let of_part = |owner: Rank| part(&counts, owner).map(move |index| value(owner.get(), index));
+    let of_part = |owner: Rank| part_range(&counts, owner).map(move |index| value(owner.get(), index));
     let expected: Vec<T> = size.ranks().flat_map(of_part).collect();
     let found = group.all_gather_uneven(&own[uneven_part.clone()], &counts).unwrap();
     assert_elements(&found, expected.iter().copied(), "all_gather_uneven", group);
@@ -202,10 +205,10 @@ fn spread<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize
 }
 
 /// Checks the collectives with a root.
-fn rooted<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+fn check_rooted_moves<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
     let (size, rank) = (group.size(), group.rank());
     let root = Rank::new((count as u32 + 1) % size.get());
-    let (is_root, counts) = (rank == root, uneven(size.as_usize(), count));
+    let (is_root, counts) = (rank == root, uneven_counts(size.as_usize(), count));
     let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
     let of_root = |range: Range<usize>| range.map(|index| value(root.get(), index));
 
@@ -220,7 +223,7 @@ fn rooted<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize
     let chunk = group.chunk(count, rank);
     let found = group.scatter(if is_root { &own[..] } else { &[] }, count, root).unwrap();
     assert_elements(&found, of_root(chunk.clone()), "scatter", group);
-    let own_part = part(&counts, rank);
+    let own_part = part_range(&counts, rank);
     let found = group.scatter_uneven(if is_root { &own[..] } else { &[] }, &counts, root).unwrap();
     assert_elements(&found, of_root(own_part.clone()), "scatter_uneven", group);
 
@@ -228,7 +231,7 @@ fn rooted<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize
     let even: Vec<T> = size.ranks().filter(|_| is_root).flat_map(|owner| of(owner, 0..each)).collect();
     let found = group.gather(&own[..each], root).unwrap();
     assert_elements(&found, even.iter().copied(), "gather", group);
-    let parts = size.ranks().filter(|_| is_root).flat_map(|owner| of(owner, part(&counts, owner)));
+    let parts = size.ranks().filter(|_| is_root).flat_map(|owner| of(owner, part_range(&counts, owner)));
     let parts: Vec<T> = parts.collect();
     let found = group.gather_uneven(&own[own_part], &counts, root).unwrap();
     assert_elements(&found, parts.into_iter(), "gather_uneven", group);
@@ -238,11 +241,11 @@ fn rooted<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize
     assert_elements(&scattered.wait().unwrap(), of_root(chunk), "scatter_async", group);
 }
 
-/// Checks the collectives in which every rank sends a part to every rank, itself included.
-fn exchange<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+/// Checks the collectives in which every rank sends a part to every rank, also to itself.
+fn check_exchanges<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
     let (size, rank) = (group.size(), group.rank());
     let n = size.as_usize();
-    // The elements that `from` sends to `to`.
+    // Returns the elements that rank `from` sends to rank `to`.
     let of_pair = |from: Rank, to: Rank, count: usize| {
         (0..count).map(move |index| value(from.get() * 31 + to.get(), index))
     };
@@ -267,7 +270,7 @@ fn exchange<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usi
     group.barrier().unwrap();
 }
 
-fn lengths(n: u32) -> [usize; 5] {
+fn tested_lengths(n: u32) -> [usize; 5] {
     [0, 1, n as usize - 1, n as usize + 1, 1000]
 }
 
@@ -276,19 +279,19 @@ fn check_numbers<T: Number>(group: &mut Group) {
     check_reductions::<T>(group, ReduceOp::ALL);
 }
 
-/// Checks one element type with the given reductions, except those that are not defined on the type.
+/// Checks one element type with the given reductions, except reductions that are not defined on the type.
 fn check_reductions<T: Number>(group: &mut Group, reductions: &[ReduceOp]) {
     let n = group.size().get();
-    for count in lengths(n) {
+    for count in tested_lengths(n) {
         for &op in reductions.iter().filter(|op| op.applies_to(T::DTYPE) && **op != ReduceOp::Custom) {
             let case = Case {
                 op,
                 value: &|rank, index| value::<T>(op, rank, index),
                 expected: &|ranks, index| expected::<T>(op, ranks, index),
             };
-            reduce(group, count, &case);
+            check_reduction(group, count, &case);
             if op != ReduceOp::Average {
-                prefixes(group, count, &case);
+                check_scans(group, count, &case);
             }
         }
         check_moves::<T>(group, count, &|rank, index| value(ReduceOp::Sum, rank, index));
@@ -296,18 +299,18 @@ fn check_reductions<T: Number>(group: &mut Group, reductions: &[ReduceOp]) {
 }
 
 fn check_moves<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
-    spread(group, count, value);
-    rooted(group, count, value);
-    exchange(group, count, value);
+    check_unrooted_moves(group, count, value);
+    check_rooted_moves(group, count, value);
+    check_exchanges(group, count, value);
 }
 
 /// Checks one type of values with an index. The lowest index decides ties between ranks.
-fn check_located<T: Element>(group: &mut Group, make: fn(i64, u64) -> T) {
+fn check_values_with_index<T: Element>(group: &mut Group, make: fn(i64, u64) -> T) {
     let pair = |rank: u32, index: usize| {
         let mixed = (index as i64 * 5 + i64::from(rank) * 7) % 3 - 1;
         (mixed, u64::from(rank * 5 % 8))
     };
-    for count in lengths(group.size().get()) {
+    for count in tested_lengths(group.size().get()) {
         for op in [ReduceOp::MinLoc, ReduceOp::MaxLoc] {
             let sign = if op == ReduceOp::MinLoc { 1 } else { -1 };
             let case = Case {
@@ -322,25 +325,26 @@ fn check_located<T: Element>(group: &mut Group, make: fn(i64, u64) -> T) {
                     make(value, place)
                 },
             };
-            reduce(group, count, &case);
-            prefixes(group, count, &case);
+            check_reduction(group, count, &case);
+            check_scans(group, count, &case);
             check_moves(group, count, case.value);
         }
     }
 }
 
 /// Runs `work` on `n` ranks over sockets, then in shared memory, then on several hosts.
-fn on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 'static) {
+fn run_on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 'static) {
     for transport in TestTransport::ALL {
         ranks::run_with(n, |options| transport.apply(options), work);
     }
 }
 
-/// Each algorithm must work at every length, also at lengths for which it is never chosen.
+/// Each algorithm must work at every length, also at lengths for which the library never chooses the
+/// algorithm.
 #[test]
 fn every_algorithm_gives_right_results_at_every_length() {
-    for &n in full_or(&[2, 3, 4, 5, 8][..], &SOME_WORLDS) {
-        // Without `--full`: sockets with 5 ranks, shared memory and hosts with 4 ranks.
+    for &n in if_full_else(&[2, 3, 4, 5, 8][..], &SOME_WORLDS) {
+        // Without `--full`, test sockets with 5 ranks, and test shared memory and several hosts with 4 ranks.
         let is_chosen =
             |transport: &TestTransport| is_full() || (*transport == TestTransport::Tcp) == (n == 5);
         for transport in TestTransport::ALL.into_iter().filter(is_chosen) {
@@ -368,8 +372,8 @@ fn every_algorithm_gives_right_results_at_every_length() {
     }
 }
 
-/// The buffer is so long that a parent's second child must wait before it sends all of its part: the parent first sends a
-/// frame that says that it is ready.
+/// The buffer is so long that the second child of a parent cannot send all of it at once. The child must first receive a frame
+/// that says that the parent is ready.
 #[test]
 fn a_double_tree_reduces_long_buffers() {
     for n in [2, 3, 4, 8] {
@@ -380,22 +384,26 @@ fn a_double_tree_reduces_long_buffers() {
         ranks::run_with(n, adjust, |mut group| {
             let value = |rank, index| value::<f32>(ReduceOp::Average, rank, index);
             let expected = |ranks, index| expected::<f32>(ReduceOp::Average, ranks, index);
-            reduce(&mut group, LONG, &Case { op: ReduceOp::Average, value: &value, expected: &expected });
+            check_reduction(
+                &mut group,
+                LONG,
+                &Case { op: ReduceOp::Average, value: &value, expected: &expected },
+            );
         });
     }
 }
 
 #[test]
 fn every_collective_is_right_for_every_reduction() {
-    for &n in full_or(&WORLDS[..], &[3]) {
-        on_every_transport(n, |mut group| {
+    for &n in if_full_else(&WORLDS[..], &[3]) {
+        run_on_every_transport(n, |mut group| {
             check_numbers::<bf16>(&mut group);
             check_numbers::<u8>(&mut group);
             check_numbers::<i64>(&mut group);
         });
     }
-    for &n in full_or(&WORLDS[..], &[1, 2, 5]) {
-        on_every_transport(n, |mut group| check_numbers::<f32>(&mut group));
+    for &n in if_full_else(&WORLDS[..], &[1, 2, 5]) {
+        run_on_every_transport(n, |mut group| check_numbers::<f32>(&mut group));
     }
 }
 
@@ -414,10 +422,10 @@ fn small_segments_with_checksums_give_right_results() {
 
 #[test]
 fn every_collective_is_right_for_values_with_an_index() {
-    for &n in full_or(&WORLDS[..], &[3]) {
-        on_every_transport(n, |mut group| {
-            check_located(&mut group, |value, index| F32Loc::new(value as f32, index as u32));
-            check_located(&mut group, I64Loc::new);
+    for &n in if_full_else(&WORLDS[..], &[3]) {
+        run_on_every_transport(n, |mut group| {
+            check_values_with_index(&mut group, |value, index| F32Loc::new(value as f32, index as u32));
+            check_values_with_index(&mut group, I64Loc::new);
         });
     }
 }
@@ -427,12 +435,12 @@ fn every_collective_is_right_for_long_buffers() {
     fn check<T: Number>(group: &mut Group, op: ReduceOp) {
         let value = |rank, index| value::<T>(op, rank, index);
         let case = Case { op, value: &value, expected: &|ranks, index| expected::<T>(op, ranks, index) };
-        reduce(group, LONG, &case);
-        prefixes(group, LONG, &case);
+        check_reduction(group, LONG, &case);
+        check_scans(group, LONG, &case);
         check_moves(group, LONG, &value);
     }
-    for &n in full_or(&WORLDS[..], &[3]) {
-        on_every_transport(n, |mut group| {
+    for &n in if_full_else(&WORLDS[..], &[3]) {
+        run_on_every_transport(n, |mut group| {
             check::<f32>(&mut group, ReduceOp::Sum);
             check::<u8>(&mut group, ReduceOp::Max);
         });
@@ -446,27 +454,28 @@ fn every_form_of_every_collective_is_right() {
         for &count in counts {
             let value = |rank, index| value::<T>(op, rank, index);
             let case = Case { op, value: &value, expected: &|ranks, index| expected::<T>(op, ranks, index) };
-            forms::reduce(group, count, &case);
+            forms::check_reduction_forms(group, count, &case);
             if op != ReduceOp::Average {
-                forms::prefixes(group, count, &case);
+                forms::check_scan_forms(group, count, &case);
             }
-            forms::moves(group, count, &value);
+            forms::check_move_forms(group, count, &value);
         }
     }
-    for &n in full_or(&WORLDS[..], &[3]) {
-        on_every_transport(n, |mut group| {
-            let lengths = lengths(group.size().get());
+    for &n in if_full_else(&WORLDS[..], &[3]) {
+        run_on_every_transport(n, |mut group| {
+            let lengths = tested_lengths(group.size().get());
             check::<f32>(&mut group, ReduceOp::Average, &lengths);
             check::<bf16>(&mut group, ReduceOp::Max, &lengths);
             check::<u8>(&mut group, ReduceOp::LogicalOr, &lengths);
             check::<i64>(&mut group, ReduceOp::Sum, &lengths);
             check::<f32>(&mut group, ReduceOp::Min, &[LONG / 4]);
-            forms::refusals(&mut group);
+            forms::check_refusals(&mut group);
         });
     }
 }
 
-/// Rounded sums depend on the order of the operands. All ranks must still get the same bits, from both kinds of calls.
+/// Rounded sums depend on the order of the operands. All ranks must still get the same bits, with
+/// blocking and with asynchronous calls.
 #[test]
 fn rounded_sums_have_the_same_bits_on_every_rank() {
     for n in WORLDS {

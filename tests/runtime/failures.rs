@@ -32,7 +32,7 @@ fn causes(
     })
 }
 
-fn assert_same(causes: &[Cause]) -> &Cause {
+fn assert_equal_causes(causes: &[Cause]) -> &Cause {
     assert!(causes.windows(2).all(|pair| pair[0] == pair[1]), "{causes:#?}");
     &causes[0]
 }
@@ -87,7 +87,7 @@ fn a_mismatch_is_reported_with_the_call_of_the_differing_rank(transport: TestTra
     }
 }
 
-/// Rank 1 makes an extra call, so it waits there while the other ranks are in their next call.
+/// Rank 1 makes an extra call, so rank 1 waits in the extra call while the other ranks wait in the call after it.
 fn an_extra_call_on_one_rank_is_reported_as_a_mismatch(transport: TestTransport) {
     let causes = causes(transport, 3, LONG_TIMEOUT, |group| {
         if group.rank().get() == 1 {
@@ -113,7 +113,7 @@ fn an_abort_reaches_every_rank_with_its_reason(transport: TestTransport) {
             group.all_reduce(&mut [1f32; 1000], ReduceOp::Sum)?;
         }
     });
-    let cause = assert_same(&causes);
+    let cause = assert_equal_causes(&causes);
     assert!(
         matches!(cause, Cause::Aborted { rank, message, .. } if rank.get() == 3 && message.contains("step 17"))
     );
@@ -128,14 +128,15 @@ fn a_missed_deadline_names_the_late_rank(transport: TestTransport) {
                 thread::yield_now();
             }
         }
-        // The late rank may complete its first call with data that were sent before the failure. Its next call fails.
+        // The late rank may complete its first call with data that were sent before the failure. The next call of the late
+        // rank fails.
         loop {
             group.all_reduce(&mut [1f32; 10], ReduceOp::Sum)?;
         }
     });
     let Cause::Timeout { timeout_ms, .. } = &causes[0] else { panic!("{}", causes[0]) };
     assert_eq!(*timeout_ms, 300);
-    assert_same(&causes);
+    assert_equal_causes(&causes);
     assert!(causes[0].to_string().contains("all other ranks wait for rank 1"), "{}", causes[0]);
 }
 
@@ -157,7 +158,8 @@ fn a_rank_that_leaves_early_is_named(transport: TestTransport) {
     }
 }
 
-/// A "stranger" is a connection to a rank's port that does not belong to the job, such as one of a port scanner.
+/// A "stranger" is a connection to a rank's port that does not belong to the job, such as a connection of a
+/// port scanner.
 #[test]
 fn a_job_continues_while_its_ranks_refuse_strangers() {
     let (file, secret) = (peers_file(3), Secret::new(b"a secret for this test").unwrap());
@@ -205,10 +207,10 @@ fn a_job_continues_while_its_ranks_refuse_strangers() {
     }
 }
 
-/// The number of kinds of strangers that [`connect_as_stranger`] knows.
+/// The number of kinds of strangers: [`connect_as_stranger`] accepts the numbers 0 to 6.
 const STRANGER_KINDS: usize = 7;
 
-/// Connects as the stranger with this number and returns when the rank has closed the connection.
+/// Connects as the kind of stranger with the number `stranger`, and returns when the rank has closed the connection.
 fn connect_as_stranger(address: SocketAddr, stranger: usize, file: &ringtrain::rendezvous::PeersFile) {
     let mut stream = None;
     crate::util::wait_until("the rank listens", || {
@@ -239,7 +241,7 @@ fn connect_as_stranger(address: SocketAddr, stranger: usize, file: &ringtrain::r
             bytes[8] = 42;
             drop(stream.write_all(&bytes));
         }
-        // The stranger has another secret. It sends a proof, although it cannot verify the rank's answer.
+        // The stranger has another secret. The stranger sends a proof, although it cannot verify the rank's answer.
         _ => {
             let mut dialer = hello(b"some other secret!!", &right_job, 0);
             drop(stream.write_all(&dialer.take_output()));

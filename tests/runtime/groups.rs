@@ -1,5 +1,5 @@
-//! Groups made with `split`, `subgroup` and `duplicate`: their members and the order of the members. Operations of one group do
-//! not disturb those of another.
+//! Tests of groups made with `split`, `subgroup` and `duplicate`. Each group has the right members in the right order, and the
+//! operations of one group do not disturb the operations of another group.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -9,13 +9,13 @@ use std::time::Instant;
 use crate::util::ranks::TestTransport;
 use ringtrain::{Error, Group, Rank, ReduceOp};
 
-fn numbers(ranks: &[Rank]) -> Vec<u32> {
+fn rank_numbers(ranks: &[Rank]) -> Vec<u32> {
     ranks.iter().map(|rank| rank.get()).collect()
 }
 
-/// Checks the members of a group and their order, and that its collectives reach exactly these members.
-fn check(transport: TestTransport, group: &mut Group, world_rank: u32, members: &[u32]) {
-    assert_eq!(numbers(group.members()), members);
+/// Checks the members of a group and their order, and that the collectives of the group reach exactly these members.
+fn check_members(transport: TestTransport, group: &mut Group, world_rank: u32, members: &[u32]) {
+    assert_eq!(rank_numbers(group.members()), members);
     assert_eq!(group.size().as_usize(), members.len());
     assert_eq!(members[group.rank().index()], world_rank);
     if transport != TestTransport::Hosts {
@@ -39,17 +39,22 @@ fn a_split_sorts_by_colour_then_key_then_rank(transport: TestTransport) {
         let rank = world.rank().get();
         // Two colours, each with its ranks in descending order.
         let mut half = world.split(Some(rank % 2), -i64::from(rank)).unwrap().unwrap();
-        check(transport, &mut half, rank, if rank.is_multiple_of(2) { &[6, 4, 2, 0] } else { &[5, 3, 1] });
+        check_members(
+            transport,
+            &mut half,
+            rank,
+            if rank.is_multiple_of(2) { &[6, 4, 2, 0] } else { &[5, 3, 1] },
+        );
         // Ranks with equal keys keep their order. A rank without a colour gets no group.
         let part = world.split((rank != 3).then_some(9), i64::from(rank < 2)).unwrap();
         assert_eq!(part.is_none(), rank == 3);
         if let Some(mut part) = part {
-            check(transport, &mut part, rank, &[2, 4, 5, 6, 0, 1]);
+            check_members(transport, &mut part, rank, &[2, 4, 5, 6, 0, 1]);
         }
         // The largest colour, the largest key, and keys close to the smallest key.
         let key = if rank == 0 { i64::MAX } else { i64::MIN + i64::from(rank) };
         let mut all = world.split(Some(u32::MAX), key).unwrap().unwrap();
-        check(transport, &mut all, rank, &[1, 2, 3, 4, 5, 6, 0]);
+        check_members(transport, &mut all, rank, &[1, 2, 3, 4, 5, 6, 0]);
         // Splits a subgroup: `half.rank()` is the rank within the subgroup, not in the world.
         let mut quarter = half.split(Some(half.rank().get() / 2), 0).unwrap().unwrap();
         let members: &[u32] = match rank {
@@ -58,9 +63,14 @@ fn a_split_sorts_by_colour_then_key_then_rank(transport: TestTransport) {
             5 | 3 => &[5, 3],
             _ => &[1],
         };
-        check(transport, &mut quarter, rank, members);
-        check(transport, &mut half, rank, if rank.is_multiple_of(2) { &[6, 4, 2, 0] } else { &[5, 3, 1] });
-        check(transport, &mut world, rank, &[0, 1, 2, 3, 4, 5, 6]);
+        check_members(transport, &mut quarter, rank, members);
+        check_members(
+            transport,
+            &mut half,
+            rank,
+            if rank.is_multiple_of(2) { &[6, 4, 2, 0] } else { &[5, 3, 1] },
+        );
+        check_members(transport, &mut world, rank, &[0, 1, 2, 3, 4, 5, 6]);
     });
 }
 
@@ -78,15 +88,15 @@ fn a_subgroup_has_the_order_of_its_list(transport: TestTransport) {
         let group = world.subgroup(&[4, 0, 3].map(Rank::new)).unwrap();
         assert_eq!(group.is_some(), [4, 0, 3].contains(&rank));
         let Some(mut group) = group else { return };
-        check(transport, &mut group, rank, &[4, 0, 3]);
+        check_members(transport, &mut group, rank, &[4, 0, 3]);
         for wrong in [&[Rank::new(3)][..], &[Rank::ZERO, Rank::ZERO]] {
             assert!(matches!(group.subgroup(wrong), Err(Error::InvalidPeer { .. })));
         }
-        // These are ranks within the subgroup, not within the world.
+        // The list has ranks within the subgroup, not within the world.
         let pair = group.subgroup(&[2, 0].map(Rank::new)).unwrap();
         assert_eq!(pair.is_some(), rank != 0);
         if let Some(mut pair) = pair {
-            check(transport, &mut pair, rank, &[3, 4]);
+            check_members(transport, &mut pair, rank, &[3, 4]);
             let other = Rank::new(1 - pair.rank().get());
             let mut received = [0];
             pair.send_receive((&[rank], other, 1), (&mut received, other.into(), Some(1))).unwrap();
@@ -95,12 +105,12 @@ fn a_subgroup_has_the_order_of_its_list(transport: TestTransport) {
     });
 }
 
-/// A group of one rank uses no links, although its job has links.
+/// A group of one rank uses no links, even if the job of the group has links.
 fn a_group_of_one_gives_the_same_results_as_a_world_of_one(transport: TestTransport) {
     transport.run(3, move |mut world| {
         let rank = world.rank().get();
         let mut alone = world.split(Some(rank), 0).unwrap().unwrap();
-        check(transport, &mut alone, rank, &[rank]);
+        check_members(transport, &mut alone, rank, &[rank]);
         let solo = Group::solo();
         for (mut group, what) in [(solo, "a world of one"), (alone, "a group of one")] {
             let mut values = [0u8, 5, 1];
@@ -135,7 +145,8 @@ fn a_group_of_one_gives_the_same_results_as_a_world_of_one(transport: TestTransp
     });
 }
 
-/// A message or collective of a group never matches one of the group's duplicate, although both groups have the same ranks.
+/// A message or collective of a group never matches a message or collective of the group's duplicate, although the group and the
+/// duplicate have the same ranks.
 fn a_duplicate_has_separate_messages_and_collectives(transport: TestTransport) {
     transport.run(2, |mut world| {
         let mut twin = world.duplicate().unwrap();
@@ -200,7 +211,7 @@ fn threads_of_one_rank_use_groups_at_the_same_time(transport: TestTransport) {
     }
 }
 
-/// A thread that calls `test` may complete operations that other threads wait for. It must wake them at once.
+/// A thread that calls `test` may complete operations for which other threads wait. Those other threads must wake up at once.
 fn a_thread_that_polls_with_test_does_not_delay_other_threads(transport: TestTransport) {
     transport.run(2, |mut world| {
         let mut busy = world.duplicate().unwrap();
@@ -259,7 +270,7 @@ fn threads_of_one_rank_split_groups_at_the_same_time(transport: TestTransport) {
     });
 }
 
-fn a_dropped_group_leaves_the_others_working(transport: TestTransport) {
+fn other_groups_still_work_after_a_group_is_dropped(transport: TestTransport) {
     transport.run(4, move |mut world| {
         let rank = world.rank().get();
         for round in 0..20 {
@@ -270,13 +281,13 @@ fn a_dropped_group_leaves_the_others_working(transport: TestTransport) {
             assert!(handle.wait().unwrap().iter().all(|&sum| sum == 2));
         }
         let mut twin = world.duplicate().unwrap();
-        // The job continues in the duplicate when its first group is closed.
+        // The job continues in the duplicate after the first group of the job is closed.
         world.close();
-        check(transport, &mut twin, rank, &[0, 1, 2, 3]);
+        check_members(transport, &mut twin, rank, &[0, 1, 2, 3]);
     });
 }
 
-/// An operation keeps its job alive: a rank that drops the handle and the group still takes part.
+/// An operation keeps its job alive: a rank that drops the handle and the group still takes part in the operation.
 fn operations_outlive_their_groups(transport: TestTransport) {
     transport.run(3, |mut world| {
         let unawaited = world.all_reduce_async(vec![1u32; 500_000], ReduceOp::Sum).unwrap();
@@ -291,11 +302,11 @@ fn operations_outlive_their_groups(transport: TestTransport) {
 }
 
 /// A failure ends the whole job: a group that took no part in the failed operation fails too, with the same cause.
-fn a_failure_in_one_group_ends_the_others(transport: TestTransport) {
+fn a_failure_in_one_group_ends_all_groups_of_the_job(transport: TestTransport) {
     let causes = transport.run(4, |mut world| {
         let rank = world.rank().get();
         let mut half = world.split(Some(rank / 2), 0).unwrap().unwrap();
-        // A rank that is still in this barrier may get the error here.
+        // A rank that is still in this barrier may get the error from the barrier.
         let mut called = world.barrier();
         if rank == 0 {
             called = Err(half.abort("enough"));
@@ -310,7 +321,7 @@ fn a_failure_in_one_group_ends_the_others(transport: TestTransport) {
     assert!(causes.iter().all(|cause| *cause == causes[0]), "{causes:#?}");
 }
 
-/// Asynchronous calls give the results of blocking calls, also with uneven parts and custom functions.
+/// Asynchronous calls give the same results as blocking calls, also with uneven parts and custom functions.
 fn asynchronous_operations_accept_uneven_parts_and_custom_functions(transport: TestTransport) {
     transport.run(3, |mut group| {
         let (rank, root) = (group.rank().index(), Rank::new(1));
@@ -358,9 +369,9 @@ on_every_transport! {
     threads_of_one_rank_use_groups_at_the_same_time,
     a_thread_that_polls_with_test_does_not_delay_other_threads,
     threads_of_one_rank_split_groups_at_the_same_time,
-    a_dropped_group_leaves_the_others_working,
+    other_groups_still_work_after_a_group_is_dropped,
     operations_outlive_their_groups,
-    a_failure_in_one_group_ends_the_others,
+    a_failure_in_one_group_ends_all_groups_of_the_job,
     asynchronous_operations_accept_uneven_parts_and_custom_functions,
     all_ranks_fail_if_one_lists_different_members,
 }

@@ -1,15 +1,17 @@
-//! Groups of ranks on several hosts: they use shared memory within each host and sockets between hosts.
+//! Tests of groups whose ranks are on several simulated hosts. The ranks use shared memory within each host and sockets between
+//! hosts.
 
 use crate::util::{is_full, ranks};
 use ringtrain::group::{Algorithms, LocalTransport};
 use ringtrain::types::{Algorithm, Operation};
 use ringtrain::{Group, JoinMethod, JoinOptions, Rank, ReduceOp};
 
-/// The host of each rank. Hosts have consecutive or interleaved ranks, and equal or different numbers of ranks.
+/// The tested placements, each with the number of the host of each rank. Hosts have consecutive or interleaved ranks, and equal
+/// or different numbers of ranks.
 const PLACEMENTS: [&[u32]; 5] =
     [&[0, 0, 1, 1], &[0, 1, 0, 1], &[0, 0, 0, 1], &[0, 1, 1, 2, 2, 2], &[0, 0, 1, 1, 2, 2, 3, 3]];
-/// The number of elements of a long buffer. Between hosts each rank transfers a slice of it; each slice has more than 512 KiB,
-/// so it is divided into several blocks.
+/// The number of elements of a long buffer. Between hosts, each rank transfers one slice of the buffer. Each slice has more than
+/// 512 KiB, so the ranks transfer a slice in several blocks.
 const LONG: usize = 3 << 20;
 
 fn run_on<R: Send + 'static>(
@@ -80,10 +82,11 @@ fn collectives_of_all_lengths_are_right_on_all_placements() {
     }
 }
 
-/// Hierarchical operations and direct operations between ranks run at once and are waited for in reverse order.
+/// Hierarchical operations and direct operations between ranks run at the same time, and the test waits for the operations
+/// in reverse order.
 #[test]
 fn hierarchical_and_direct_operations_run_at_the_same_time() {
-    // Without `--full`: hosts with different numbers of ranks.
+    // Without `--full`, use only the placements in which hosts have different numbers of ranks.
     for hosts in if is_full() { &PLACEMENTS[..] } else { &PLACEMENTS[2..4] } {
         run_on(hosts, |mut group| {
             let n = group.size().as_usize();
@@ -116,7 +119,7 @@ fn hierarchical_and_direct_operations_run_at_the_same_time() {
     }
 }
 
-/// An operation without a handle continues, because the other ranks need it.
+/// An operation continues after its handle is dropped, because the other ranks need the operation.
 #[test]
 fn operations_complete_after_their_handles_are_dropped() {
     run_on(&[0, 0, 1, 1], |mut group| {
@@ -140,7 +143,7 @@ fn all_ranks_get_the_same_bits() {
     }
 }
 
-/// The groups have all ranks of one host, one rank of each host, or three ranks of two hosts.
+/// The groups consist of all ranks of one host, of one rank of each host, or of three ranks on two hosts.
 #[test]
 fn groups_use_the_transport_that_their_hosts_allow() {
     run_on(&[0, 0, 1, 1], |mut world| {
@@ -165,7 +168,8 @@ fn groups_use_the_transport_that_their_hosts_allow() {
     });
 }
 
-/// An algorithm that the options name is used, unless the transport or the placement of the ranks rules it out.
+/// If the options name an algorithm, operations use this algorithm, unless the transport or the placement of the ranks rules the
+/// algorithm out.
 #[test]
 fn requested_algorithms_are_used_where_they_are_possible() {
     let run_with_options = |transport, algorithms: &str, hosts: [u32; 3]| {

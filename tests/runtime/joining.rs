@@ -1,4 +1,4 @@
-//! How ranks join a job, with a peers file or under a launcher, and the error of each possible failure.
+//! Tests how ranks join a job, with a peers file or under a launcher, and which error each failure to join causes.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -15,7 +15,7 @@ fn secret(text: &str) -> Secret {
     Secret::new(text.as_bytes()).unwrap()
 }
 
-/// Joins with each of the options in a separate thread, and returns the results without the groups.
+/// Joins a job with each of the options in a separate thread. Returns whether each thread has joined, or its error.
 fn join_all(options: Vec<JoinOptions>) -> Vec<Result<(), StartError>> {
     let threads: Vec<_> = options
         .into_iter()
@@ -151,7 +151,7 @@ fn a_second_process_with_the_same_rank_is_refused() {
         method: ringtrain::JoinMethod::Peers {
             file: file.clone(),
             rank: Rank::new(1),
-            // On the same address the error would be that the port is in use.
+            // If this process used the same address as the first process, the error would be that the port is in use.
             bind: Some("127.0.0.2".parse().unwrap()),
         },
         ..peers_file_options(&file, 1, &secret)
@@ -168,7 +168,7 @@ fn a_second_process_with_the_same_rank_is_refused() {
     assert_eq!(refused, 1, "{errors:?}");
 }
 
-/// Another kind of server listens on the address of rank 0.
+/// A server for HTTP listens at the address of rank 0.
 #[test]
 fn a_server_of_another_protocol_at_the_rendezvous_is_reported() {
     let file = peers_file(2);
@@ -204,7 +204,7 @@ fn a_peer_with_another_version_is_reported() {
     server.join().unwrap();
 }
 
-/// Rank 0 names a rank that dies between its registration and the start of the job, and does so before the start timeout.
+/// If a rank dies between its registration and the start of the job, rank 0 names the dead rank before the start timeout.
 #[test]
 fn a_rank_that_dies_while_others_wait_is_named() {
     let (file, secret) = (peers_file(3), secret("a secret for this test"));
@@ -232,7 +232,8 @@ fn a_rank_that_dies_while_others_wait_is_named() {
     );
 }
 
-/// Regression test: ranks that waited for a dead rank failed only at the start timeout, although the launcher knew of its death.
+/// Regression test: ranks that waited for a dead rank failed only at the start timeout, although the launcher
+/// knew that the rank was dead.
 #[test]
 fn the_launcher_tells_waiting_ranks_which_rank_has_died() {
     let (world, secret, job_id) =

@@ -1,7 +1,8 @@
-//! How links are opened over real TCP: by which rank, by both ranks at once, and to a rank that is outside any call.
+//! Tests of opening links over real TCP: from the higher or the lower rank, from both ranks at once, and to a rank that is inside
+//! no call of the library.
 //!
-//! In worlds of at most 16 ranks, joining opens all links to measure them. So these worlds are larger: after joining, each rank
-//! has links only to the ranks at a distance of 1, 2, 4, 8 and 16.
+//! In worlds of at most 16 ranks, joining opens all links to measure them. So the worlds of these tests are larger: after
+//! joining, each rank has links only to the ranks at a distance of 1, 2, 4, 8 and 16.
 
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::Duration;
@@ -73,8 +74,8 @@ fn all_pairs_may_open_their_links_from_both_sides_at_once() {
             start.wait();
             // The order of the peers: descending from the previous rank, ascending from the next rank, or ascending from rank 0.
             let to_rank = |step: u32| match round / 2 % 3 {
-                0 => after(own, n - step, n),
-                1 => after(own, step, n),
+                0 => rank_at_distance(own, n - step, n),
+                1 => rank_at_distance(own, step, n),
                 _ => Rank::new(if step <= own.get() { step - 1 } else { step }),
             };
             if round % 4 < 2 {
@@ -99,7 +100,7 @@ fn all_pairs_may_open_their_links_from_both_sides_at_once() {
     }
 }
 
-fn after(own: Rank, step: u32, n: u32) -> Rank {
+fn rank_at_distance(own: Rank, step: u32, n: u32) -> Rank {
     Rank::new((own.get() + step) % n)
 }
 
@@ -111,12 +112,12 @@ fn a_rank_that_computes_for_longer_than_the_connect_timeout_is_not_lost() {
     let joined = Barrier::new(18);
     ranks::run(18, move |mut group| {
         let late = Rank::new(3);
-        // A rank that is still joining is inside a call.
+        // Wait until all ranks have joined, because a rank that is still joining is inside a call of the library.
         joined.wait();
         match group.rank().get() {
             3 => {
                 let waits = waits.lock().unwrap().take().unwrap();
-                // Rank 3 is inside no call until two ranks have waited for it.
+                // Rank 3 makes no call of the library until two ranks have waited for rank 3.
                 for _ in 0..2 {
                     waits.recv_timeout(crate::util::TEST_TIMEOUT).unwrap();
                 }

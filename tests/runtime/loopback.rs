@@ -1,4 +1,5 @@
-//! Messages of a rank to itself, in jobs of one and of several ranks, and waiting for one or all of several operations.
+//! Tests of messages that a rank sends to itself, in jobs of one and of several ranks, and of waiting for one or all of several
+//! operations.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use ringtrain::{
 };
 
 /// Runs `check` in every kind of group: a world of one, a group of one within a larger world, and groups of several ranks.
-fn in_every_group(check: fn(&mut Group)) {
+fn run_in_every_group(check: fn(&mut Group)) {
     check(&mut Group::solo());
     check(&mut Group::solo().duplicate().unwrap());
     for (transport, n) in
@@ -30,9 +31,9 @@ fn in_every_group(check: fn(&mut Group)) {
 
 #[test]
 fn a_message_of_a_rank_to_itself_is_kept_until_it_is_received() {
-    in_every_group(|group| {
+    run_in_every_group(|group| {
         let own = group.rank();
-        // The send of a long message returns at once too.
+        // The send of a long message also returns at once.
         for (number, count) in [0, 1, 1000, 1_000_000].into_iter().enumerate() {
             group.send(&vec![number as u64; count], own, number as u32).unwrap();
         }
@@ -52,8 +53,8 @@ fn a_message_of_a_rank_to_itself_is_kept_until_it_is_received() {
 }
 
 #[test]
-fn receives_posted_first_match_first() {
-    in_every_group(|group| {
+fn receives_from_the_rank_itself_match_in_the_order_in_which_they_were_posted() {
+    run_in_every_group(|group| {
         let own = group.rank();
         let any = group.receive_async::<f32>(usize::MAX, Source::Any, None).unwrap();
         let second = group.receive_async::<f32>(usize::MAX, own, 7).unwrap();
@@ -69,7 +70,7 @@ fn receives_posted_first_match_first() {
 
 #[test]
 fn a_rank_that_would_wait_for_itself_gets_an_error() {
-    in_every_group(|group| {
+    run_in_every_group(|group| {
         let own = group.rank();
         assert_eq!(group.receive(&mut [0u8], own, 0), Err(Error::NothingSent));
         group.send(&[1u8], own, 1).unwrap();
@@ -83,7 +84,7 @@ fn a_rank_that_would_wait_for_itself_gets_an_error() {
 
 #[test]
 fn a_ring_exchange_works_with_any_number_of_ranks() {
-    in_every_group(|group| {
+    run_in_every_group(|group| {
         let (size, rank) = (group.size(), group.rank());
         let (right, left) = (size.after(rank, 1), size.before(rank, 1));
         let own = vec![rank.get(); 100_000];
@@ -98,7 +99,7 @@ fn a_ring_exchange_works_with_any_number_of_ranks() {
     });
 }
 
-/// A receive from any source matches messages of this rank and of others.
+/// A receive from any source matches messages from this rank and from other ranks.
 fn a_rank_may_receive_from_itself_and_from_others_with_any_source(transport: TestTransport) {
     transport.run(3, |mut group| {
         let rank = group.rank();
@@ -130,7 +131,7 @@ fn a_message_of_a_rank_to_itself_with_another_type_fails_the_job(transport: Test
 
 #[test]
 fn arrays_are_sent_and_received_in_place() {
-    in_every_group(|group| {
+    run_in_every_group(|group| {
         let own = group.rank();
         let array = arr2(&[[1f32, 2.0, 3.0], [4.0, 5.0, 6.0]]);
         group.send(&array, own, 0).unwrap();
@@ -149,7 +150,7 @@ fn arrays_are_sent_and_received_in_place() {
 
 #[test]
 fn wait_any_returns_the_index_of_the_completed_operation() {
-    in_every_group(|group| {
+    run_in_every_group(|group| {
         let own = group.rank();
         let mut handles: Vec<Handle<Received<u8>>> =
             (0..4).map(|tag| group.receive_async(1, own, tag).unwrap()).collect();
@@ -199,7 +200,7 @@ fn operations_of_a_group_of_one_fail_after_an_abort() {
 
 #[test]
 fn a_synchronous_send_of_a_rank_to_itself_completes_when_a_receive_has_matched_it() {
-    in_every_group(|group| {
+    run_in_every_group(|group| {
         let own = group.rank();
         for count in [0, 3, 100_000] {
             let sent = group.send_async(vec![7u8; count], own, SendOptions::synchronous(1)).unwrap();

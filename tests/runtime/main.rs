@@ -1,6 +1,6 @@
 //! Tests of the library's public API. Each rank is a thread of the test; ranks use real sockets and shared memory.
 
-/// Defines for each function `name(transport: TestTransport)` a module `name` with one test for each transport.
+/// For each function `name(transport: TestTransport)`, defines a module `name` that has one test for each transport.
 macro_rules! on_every_transport {
     ($($name:ident),+ $(,)?) => { $( mod $name {
         use crate::util::ranks::TestTransport;

@@ -1,4 +1,4 @@
-//! Messages between two ranks: their order, sources and tags, probes, flow control, and errors.
+//! Tests of messages between two ranks: their order, sources and tags, probes, flow control, and errors.
 
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ fn messages_of_one_tag_keep_their_order_when_other_tags_are_received_first(trans
     });
 }
 
-/// The sender first sends few long or many short messages with another tag, which are not received yet.
+/// The sender first sends a few long or many short messages with another tag, for which the receiver has not posted receives.
 fn a_message_overtakes_messages_without_a_receive(transport: TestTransport) {
     for (messages, count) in [(5, 400_000), (300, SHORT_LENGTH), (3000, 10), (20_000, 0)] {
         transport.run(2, move |mut group| {
@@ -86,8 +86,8 @@ fn a_message_overtakes_messages_without_a_receive(transport: TestTransport) {
     }
 }
 
-/// The sender keeps most of 256 MiB until they are received. The test counts the bytes that the receiver gets, because both
-/// ranks share one process, whose memory use tells nothing about either rank.
+/// The sender keeps most of 256 MiB of messages until the receives are posted. The test counts the bytes that the receiver
+/// gets, because both ranks share one process, whose memory use tells nothing about either rank.
 #[test]
 fn messages_without_a_receive_stay_at_their_sender_beyond_the_credit() {
     TestTransport::Tcp.run(2, |mut group| {
@@ -98,13 +98,13 @@ fn messages_without_a_receive_stay_at_their_sender_beyond_the_credit() {
                 .map(|number| group.send_async(content(number, SHORT_LENGTH), R1, 1).unwrap())
                 .collect();
             group.send(&[0u64], R1, 2).unwrap();
-            // The receiver has the message that follows the flood. Of the flood it has at most the 1 MiB that a sender may
-            // send before the receives are posted (the credit).
+            // This message follows the flood. When it has arrived, at most 1 MiB of the flood has arrived too: the credit, which
+            // is the most that a sender may send before the receives are posted.
             assert_eq!(receive(&mut group, 1, R1, 3), [0]);
             let sent = handles.iter().filter(|handle| handle.test()).count();
             assert!(
                 (1..=CREDIT_BYTES as usize / (8 * SHORT_LENGTH)).contains(&sent),
-                "{sent} messages have left"
+                "{sent} messages have left the sender"
             );
             group.send(&[0u64], R1, 4).unwrap();
             wait_all(handles).unwrap();
@@ -151,7 +151,7 @@ fn receives_with_any_source_and_any_tag_keep_the_order_of_each_sender(transport:
     });
 }
 
-/// If several receives accept a message, it matches the one that was posted first.
+/// If several receives accept a message, the message matches the receive that was posted first.
 fn receives_match_messages_in_the_order_in_which_they_were_posted(transport: TestTransport) {
     transport.run(3, |mut group| {
         if group.rank() == R0 {
@@ -186,7 +186,8 @@ fn a_probe_describes_a_message_without_receiving_it(transport: TestTransport) {
             group.barrier().unwrap();
             return;
         }
-        // Messages begin to arrive in order. So when this message has arrived, each earlier one has arrived at least in part.
+        // Messages begin to arrive in order. So when this message has arrived, each earlier message has arrived at least in
+        // part.
         receive(&mut group, 1, R1, 19);
         let expected = Status { source: R1, tag: 17, dtype: DType::U64, count: 123 };
         assert_eq!(group.probe_now(R1, 17), Ok(Some(expected)));
@@ -216,7 +217,7 @@ fn a_probe_waits_for_a_message(transport: TestTransport) {
     });
 }
 
-/// If the progress thread waits for the sockets, it wakes the thread that probes.
+/// If the progress thread waits for the sockets, it wakes the thread that probes as soon as a message arrives.
 fn a_probe_returns_while_another_operation_runs(transport: TestTransport) {
     transport.run(2, |mut group| {
         let other = Rank::new(1 - group.rank().get());
@@ -240,7 +241,7 @@ fn a_probe_returns_while_another_operation_runs(transport: TestTransport) {
     });
 }
 
-/// Repeated calls of `probe_now` find the message, although none of them waits.
+/// Repeated calls of `probe_now` find the message, although none of these calls waits.
 fn repeated_probes_find_a_message(transport: TestTransport) {
     transport.run(2, |mut group| {
         if group.rank() == R1 {
@@ -269,7 +270,7 @@ fn neighbours_exchange_long_messages_without_a_deadlock(transport: TestTransport
     }
 }
 
-/// A segment has 1 MiB, and only 256 KiB of a message may be sent before it is matched.
+/// A segment has 1 MiB, and only 256 KiB of a message may be sent before a receive matches the message.
 fn segments_longer_than_the_eager_limit_are_delivered(transport: TestTransport) {
     transport.run_with(
         2,
@@ -315,7 +316,7 @@ fn messages_of_a_rank_that_has_left_can_still_be_received(transport: TestTranspo
     });
 }
 
-/// The sender has dropped the handle and its group.
+/// The sender drops the handles of its sends and then its group.
 fn a_message_whose_handle_was_dropped_still_arrives(transport: TestTransport) {
     transport.run(2, |mut group| {
         if group.rank() == R0 {
@@ -330,7 +331,8 @@ fn a_message_whose_handle_was_dropped_still_arrives(transport: TestTransport) {
     });
 }
 
-/// If a job runs only one operation, a peer may close its group while this rank still waits for data of another peer.
+/// In a job that runs only one operation, a rank may complete the operation and close its group while another rank still waits
+/// for data of a third rank.
 fn ranks_may_leave_when_their_own_operations_are_complete(transport: TestTransport) {
     for round in 0..20 {
         transport.run(4, move |mut group| {
@@ -372,7 +374,8 @@ fn assert_mismatch(
     expected: [&str; 2],
 ) {
     let reports = transport.run(2, move |mut group| {
-        // Collectives and messages in each direction are numbered separately, so several operations have the same number.
+        // Collectives, messages to a rank and messages from a rank are numbered separately. So several operations have the same
+        // number, and the error must still name the right operation.
         let other = Rank::new(1 - group.rank().get());
         for _ in 0..10 {
             group.barrier().unwrap();

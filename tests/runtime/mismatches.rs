@@ -1,5 +1,5 @@
-//! Ranks that call different operations, or one operation with different arguments: every rank that is inside a call soon fails
-//! with the same root cause, which names the calls and the lines of the program.
+//! Tests of ranks that call different operations, or call one operation with different arguments. Every rank that is inside a
+//! call soon fails with the same root cause, which names the calls and the lines of the program.
 
 use std::panic::Location;
 use std::sync::{Arc, Barrier};
@@ -12,8 +12,8 @@ use ringtrain::types::Operation;
 use ringtrain::wire::Cause;
 use ringtrain::{Compression, Error, Group, JoinOptions, Rank, ReduceOp, Site};
 
-type Called = Result<(), Error>;
-type Ask = fn(&mut Group) -> Called;
+type CallResult = Result<(), Error>;
+type GroupCall = fn(&mut Group) -> CallResult;
 
 /// The deadline of each operation in tests of mismatches that a rank detects without a deadline.
 const LONG: Duration = Duration::from_secs(20);
@@ -26,7 +26,7 @@ const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
 /// Sets the deadline and, depending on the world size, the ring algorithm, shared memory or several hosts. The reported causes
-/// must not depend on them.
+/// must not depend on these options.
 fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
     move |options| {
         options.operation_timeout = LONG;
@@ -42,7 +42,7 @@ fn adjust(n: u32) -> impl Fn(&mut JoinOptions) {
 }
 
 /// Calls barriers until the job has failed, and returns the cause.
-fn cause_of(group: &mut Group, first: Called) -> Cause {
+fn wait_for_cause(group: &mut Group, first: CallResult) -> Cause {
     let started = Instant::now();
     let mut called = first;
     while called.is_ok() {
@@ -52,93 +52,106 @@ fn cause_of(group: &mut Group, first: Called) -> Cause {
     called.expect_err("the job has failed").cause().expect("the error is one of the job").clone()
 }
 
-/// Returns the cause that each rank reports if `odd_rank` calls `odd` and all other ranks call `common`.
-fn causes(n: u32, odd_rank: u32, deadline: Duration, common: Ask, odd: Ask) -> Vec<Cause> {
+/// Returns the cause that each rank reports if `differing_rank` calls `odd` and all other ranks call `common`.
+fn causes(n: u32, differing_rank: u32, deadline: Duration, common: GroupCall, odd: GroupCall) -> Vec<Cause> {
     ranks::run_with(n, adjust(n), move |mut group| {
         let rank = group.rank().get();
-        // After this barrier all ranks have joined. A rank that is still in the barrier may get the error here.
-        let met = group.barrier();
+        // After this barrier all ranks have joined. If another rank fails early, the barrier may return the error already.
+        let joined = group.barrier();
         group.set_timeout(deadline);
         // Ranks make the call at different times.
-        (0..(rank + odd_rank) % n * 50).for_each(|_| thread::yield_now());
+        (0..(rank + differing_rank) % n * 50).for_each(|_| thread::yield_now());
         let started = Instant::now();
-        let called = met.and_then(|()| if rank == odd_rank { odd(&mut group) } else { common(&mut group) });
-        let cause = cause_of(&mut group, called);
+        let called =
+            joined.and_then(|()| if rank == differing_rank { odd(&mut group) } else { common(&mut group) });
+        let cause = wait_for_cause(&mut group, called);
         assert!(started.elapsed() < SHORT + GRACE, "the failure took {:?}", started.elapsed());
         cause
     })
 }
 
 /// Checks that all ranks report the same cause, and returns its text.
-fn agreed(what: &str, causes: &[Cause]) -> String {
+fn common_report(what: &str, causes: &[Cause]) -> String {
     let same = causes.iter().all(|cause| *cause == causes[0]);
     assert!(same, "{what}: ranks report different causes: {causes:#?}");
     causes[0].to_string()
 }
 
-/// Returns the line number of a place in this file.
+/// Returns the line number of a `site`, which must have the form `FILE:LINE` and name this file.
 fn line_of(site: &str) -> usize {
     let line = site.strip_prefix(concat!(file!(), ":")).and_then(|line| line.parse().ok());
     line.unwrap_or_else(|| panic!("`{site}` is not a line of this file"))
 }
 
-/// Checks that the two places are those of the two calls. The calls stand in this order in the assertion that begins at line
-/// `start`, or in the function `sum` that both use.
-fn assert_sites(start: u32, common: &str, odd: &str, told: &str) {
+/// Checks that `common` and `odd` are the lines of the two calls. Each line must be within the assertion that begins at line
+/// `start`, or in the function `sum`. The line of the common call must come first, unless a call is in `sum`.
+fn assert_lines_of_calls(start: u32, common: &str, odd: &str, report: &str) {
     let source: Vec<&str> = include_str!("mismatches.rs").lines().collect();
     let start = start as usize;
     let end = start + source[start..].iter().position(|line| *line == "    );").expect("the assertion ends");
     let lines = [common, odd].map(line_of);
     let is_shared = |line: usize| source[line - 2].starts_with("fn sum(");
     for line in lines {
-        assert!((start..=end).contains(&line) || is_shared(line), "line {line}: {told}");
+        assert!((start..=end).contains(&line) || is_shared(line), "line {line}: {report}");
     }
-    assert!(lines[0] < lines[1] || lines.into_iter().any(is_shared), "{told}");
+    assert!(lines[0] < lines[1] || lines.into_iter().any(is_shared), "{report}");
 }
 
-/// Checks that all ranks report both calls and their lines as a mismatch. Each rank in turn calls `odd`, the others `common`.
+/// Checks that all ranks report both calls and the lines of both calls as a mismatch. In each job one rank calls `odd` and the
+/// other ranks call `common`. Each rank is the one that calls `odd` in one job.
 #[track_caller]
-fn assert_mismatch(what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
-    assert_mismatch_in(&WORLDS, what, common, odd, asked);
+fn assert_mismatch(what: &str, common: GroupCall, odd: GroupCall, expected_calls: [&str; 2]) {
+    assert_mismatch_in(&WORLDS, what, common, odd, expected_calls);
 }
 
-/// [`assert_mismatch`] for these world sizes only.
+/// Does the same as [`assert_mismatch`], but only for the given world sizes.
 #[track_caller]
-fn assert_mismatch_in(worlds: &[u32], what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
+fn assert_mismatch_in(
+    worlds: &[u32],
+    what: &str,
+    common: GroupCall,
+    odd: GroupCall,
+    expected_calls: [&str; 2],
+) {
     let start = Location::caller().line();
     for &n in worlds {
-        for odd_rank in 0..n {
-            let causes = causes(n, odd_rank, LONG, common, odd);
-            let told = agreed(&format!("{what}, rank {odd_rank} of {n}"), &causes);
+        for differing_rank in 0..n {
+            let causes = causes(n, differing_rank, LONG, common, odd);
+            let case = format!("{what}, rank {differing_rank} of {n}");
+            let report = common_report(&case, &causes);
             let Cause::Mismatch { first, first_site, second_site, .. } = &causes[0] else {
-                panic!("{what}, rank {odd_rank} of {n}: {told}")
+                panic!("{case}: {report}")
             };
+            let is_first = first.get() == differing_rank;
             let (odd_site, site) =
-                if first.get() == odd_rank { (first_site, second_site) } else { (second_site, first_site) };
-            assert_sites(start, site, odd_site, &told);
-            assert!(told.contains(asked[0]), "{what}, rank {odd_rank} of {n}: no `{}` in: {told}", asked[0]);
-            let odd_asked = format!("rank {odd_rank} called {}", asked[1]);
-            assert!(told.contains(&odd_asked), "{what}, rank {odd_rank} of {n}: no `{odd_asked}` in: {told}");
+                if is_first { (first_site, second_site) } else { (second_site, first_site) };
+            assert_lines_of_calls(start, site, odd_site, &report);
+            let [expected_common, expected_odd] = expected_calls;
+            assert!(report.contains(expected_common), "{case}: no `{expected_common}` in: {report}");
+            let expected_odd = format!("rank {differing_rank} called {expected_odd}");
+            assert!(report.contains(&expected_odd), "{case}: no `{expected_odd}` in: {report}");
         }
     }
 }
 
-/// Checks that all ranks report both calls and their lines, as a mismatch or, if no rank detects one, as a missed deadline.
-fn assert_found(what: &str, common: Ask, odd: Ask, asked: [&str; 2]) {
+/// Checks that all ranks report both calls and the lines of both calls. The cause is a mismatch or, if no rank detects a
+/// mismatch, a missed deadline.
+fn assert_mismatch_or_timeout(what: &str, common: GroupCall, odd: GroupCall, expected_calls: [&str; 2]) {
     for n in WORLDS {
-        for odd_rank in [0, n - 1] {
-            let causes = causes(n, odd_rank, SHORT, common, odd);
-            let told = agreed(&format!("{what}, rank {odd_rank} of {n}"), &causes);
-            for asked in asked {
-                assert!(told.contains(asked), "{what}, rank {odd_rank} of {n}: no `{asked}` in: {told}");
+        for differing_rank in [0, n - 1] {
+            let causes = causes(n, differing_rank, SHORT, common, odd);
+            let case = format!("{what}, rank {differing_rank} of {n}");
+            let report = common_report(&case, &causes);
+            for expected in expected_calls {
+                assert!(report.contains(expected), "{case}: no `{expected}` in: {report}");
             }
-            let sites = told.matches(concat!(file!(), ":")).count();
-            assert!(sites >= 2, "{what}, rank {odd_rank} of {n}: {told}");
+            let sites = report.matches(concat!(file!(), ":")).count();
+            assert!(sites >= 2, "{case}: {report}");
         }
     }
 }
 
-fn sum(group: &mut Group, count: usize) -> Called {
+fn sum(group: &mut Group, count: usize) -> CallResult {
     group.all_reduce(&mut vec![1f32; count], ReduceOp::Sum)
 }
 
@@ -184,7 +197,7 @@ fn different_operations_are_reported() {
     );
 }
 
-/// If one call runs several operations, the reported line is still that of the call.
+/// If one call of the program runs several operations, the reported line is still the line of that call.
 #[test]
 fn different_operations_within_one_call_are_reported() {
     assert_mismatch(
@@ -215,8 +228,8 @@ fn different_reductions_are_reported() {
         |group| group.all_reduce_scaled(&mut [0f32; 100], 0.5),
         ["all_reduce(sum, 100 x f32, ", "all_reduce(premulsum, 100 x f32, "],
     );
-    // The world of several hosts is left out: there only one of these calls is hierarchical, so no rank learns what rank 0
-    // called.
+    // This test leaves out the world of 5 ranks, which uses several hosts. On several hosts only one of the two calls is
+    // hierarchical, so no rank learns what rank 0 called.
     assert_mismatch_in(
         &WORLDS[..3],
         "function",
@@ -226,28 +239,28 @@ fn different_reductions_are_reported() {
     );
 }
 
-/// Two ranks may each believe that the other one is the root. Then no rank detects a mismatch before the deadline.
+/// Each of two ranks may expect the other rank to be the root. Then no rank detects a mismatch before the deadline.
 #[test]
 fn different_roots_are_reported() {
-    assert_found(
+    assert_mismatch_or_timeout(
         "root of a broadcast",
         |group| group.broadcast(&mut [0f32; 100], R0),
         |group| group.broadcast(&mut [0f32; 100], R1),
         ["broadcast(root 0, 100 x f32, ", "broadcast(root 1, 100 x f32, "],
     );
-    assert_found(
+    assert_mismatch_or_timeout(
         "root of a scatter",
         |group| group.scatter(&[0f32; 100], 100, R0).map(|_| ()),
         |group| group.scatter(&[0f32; 100], 100, R1).map(|_| ()),
         ["scatter(root 0, 100 x f32, ", "scatter(root 1, 100 x f32, "],
     );
-    assert_found(
+    assert_mismatch_or_timeout(
         "root of a gather",
         |group| group.gather(&[0f32; 10], R0).map(|_| ()),
         |group| group.gather(&[0f32; 10], R1).map(|_| ()),
         ["gather(root 0, ", "gather(root 1, "],
     );
-    assert_found(
+    assert_mismatch_or_timeout(
         "root of a reduction",
         |group| group.reduce(&mut [0f32; 10], ReduceOp::Sum, R0),
         |group| group.reduce(&mut [0f32; 10], ReduceOp::Sum, R1),
@@ -256,7 +269,7 @@ fn different_roots_are_reported() {
 }
 
 /// Returns the lengths of all parts and of this rank's part. `shift` elements move from the second part to the first one.
-fn uneven(group: &Group, shift: usize) -> (Vec<usize>, usize) {
+fn uneven_counts(group: &Group, shift: usize) -> (Vec<usize>, usize) {
     let mut counts = vec![10; group.size().as_usize()];
     counts[0] += shift;
     counts[1] -= shift;
@@ -270,11 +283,11 @@ fn different_uneven_parts_are_reported() {
     assert_mismatch(
         "parts of an all_gather",
         |group| {
-            let (counts, own) = uneven(group, 1);
+            let (counts, own) = uneven_counts(group, 1);
             group.all_gather_uneven(&vec![0u8; own], &counts).map(|_| ())
         },
         |group| {
-            let (counts, own) = uneven(group, 2);
+            let (counts, own) = uneven_counts(group, 2);
             group.all_gather_uneven(&vec![0u8; own], &counts).map(|_| ())
         },
         [parts, "all_gather("],
@@ -282,7 +295,7 @@ fn different_uneven_parts_are_reported() {
     assert_mismatch(
         "uneven and even parts of a reduce_scatter",
         |group| {
-            let (counts, _) = uneven(group, 1);
+            let (counts, _) = uneven_counts(group, 1);
             group.reduce_scatter_uneven(&vec![0u8; counts.len() * 10], &counts, ReduceOp::Sum).map(|_| ())
         },
         |group| {
@@ -294,23 +307,23 @@ fn different_uneven_parts_are_reported() {
     assert_mismatch(
         "parts of a scatter",
         |group| {
-            let (counts, _) = uneven(group, 1);
+            let (counts, _) = uneven_counts(group, 1);
             group.scatter_uneven(&vec![0u8; counts.len() * 10], &counts, R0).map(|_| ())
         },
         |group| {
-            let (counts, _) = uneven(group, 2);
+            let (counts, _) = uneven_counts(group, 2);
             group.scatter_uneven(&vec![0u8; counts.len() * 10], &counts, R0).map(|_| ())
         },
         [parts, "scatter(root 0, "],
     );
 }
 
-/// Rank 1 sends another count than its peers expect. The frame headers need not agree on a count here, because the counts of an
-/// uneven all-to-all may differ between ranks.
+/// Rank 1 sends a different count than its peers expect. In an uneven all-to-all the counts may differ between ranks, so the
+/// ranks cannot detect the mismatch by comparing the counts in frame headers.
 #[test]
 fn different_counts_of_an_uneven_all_to_all_are_reported() {
     const LINE: u32 = line!() + 3;
-    fn exchange(group: &mut Group, count: usize) -> Called {
+    fn exchange(group: &mut Group, count: usize) -> CallResult {
         let counts = vec![count; group.size().as_usize()];
         group.all_to_all_uneven(&vec![0u8; counts.iter().sum()], &counts, &counts).map(|_| ())
     }
@@ -318,24 +331,25 @@ fn different_counts_of_an_uneven_all_to_all_are_reported() {
         for n in WORLDS {
             let causes = ranks::run_with(n, adjust(n), move |mut group| {
                 let count = if group.rank() == R1 { odd } else { common };
-                // After this barrier all ranks have joined. A rank that is still in the barrier may get the error here.
-                let met = group.barrier();
-                let called = met.and_then(|()| exchange(&mut group, count));
-                cause_of(&mut group, called)
+                // After this barrier all ranks have joined. If another rank fails early, the barrier may return the error
+                // already.
+                let joined = group.barrier();
+                let called = joined.and_then(|()| exchange(&mut group, count));
+                wait_for_cause(&mut group, called)
             });
-            let told = agreed(&format!("{common} elements, but {odd} on rank 1 of {n}"), &causes);
+            let report = common_report(&format!("{common} elements, but {odd} on rank 1 of {n}"), &causes);
             let Cause::Mismatch { first, first_asked, first_site, second, second_asked, second_site, .. } =
                 &causes[0]
             else {
-                panic!("{told}")
+                panic!("{report}")
             };
             for (rank, asked, site) in [(first, first_asked, first_site), (second, second_asked, second_site)]
             {
                 let count = if *rank == R1 { odd } else { common };
-                assert_eq!((asked.operation, asked.count), (Operation::AllToAll, count as u64), "{told}");
-                assert_eq!(*site, format!("{}:{LINE}", file!()), "{told}");
+                assert_eq!((asked.operation, asked.count), (Operation::AllToAll, count as u64), "{report}");
+                assert_eq!(*site, format!("{}:{LINE}", file!()), "{report}");
             }
-            assert!(*first == R1 || *second == R1, "{told}");
+            assert!(*first == R1 || *second == R1, "{report}");
         }
     }
 }
@@ -372,40 +386,40 @@ fn an_additional_call_is_reported() {
     );
 }
 
-/// One rank calls an operation of a duplicate of the group, the other ranks call it on the group itself.
+/// One rank calls an operation on a duplicate of the group. The other ranks call the same operation on the group itself.
 #[test]
 fn calls_of_different_groups_are_reported() {
     for n in WORLDS {
-        for odd_rank in [0, n - 1] {
+        for differing_rank in [0, n - 1] {
             let causes = ranks::run_with(n, adjust(n), move |mut group| {
                 let mut twin = group.duplicate().expect("all ranks agree so far");
                 group.set_timeout(SHORT);
                 twin.set_timeout(SHORT);
                 let called =
-                    if group.rank().get() == odd_rank { sum(&mut twin, 7) } else { sum(&mut group, 7) };
-                cause_of(&mut group, called)
+                    if group.rank().get() == differing_rank { sum(&mut twin, 7) } else { sum(&mut group, 7) };
+                wait_for_cause(&mut group, called)
             });
-            let told = agreed(&format!("rank {odd_rank} of {n}"), &causes);
-            let Cause::Timeout { waiting, .. } = &causes[0] else { panic!("{told}") };
-            assert_eq!(waiting.len(), n as usize, "{told}");
+            let report = common_report(&format!("rank {differing_rank} of {n}"), &causes);
+            let Cause::Timeout { waiting, .. } = &causes[0] else { panic!("{report}") };
+            assert_eq!(waiting.len(), n as usize, "{report}");
             for waiting in waiting {
-                assert_eq!(waiting.group != 0, waiting.rank.get() == odd_rank, "{told}");
-                assert!(waiting.site.contains(concat!(file!(), ":")), "{told}");
+                assert_eq!(waiting.group != 0, waiting.rank.get() == differing_rank, "{report}");
+                assert!(waiting.site.contains(concat!(file!(), ":")), "{report}");
             }
         }
     }
 }
 
-/// The ranks that wait in an operation report the rank that never calls it, and the lines in which they wait.
+/// The ranks that wait in an operation report the rank that never calls this operation, and the lines in which they wait.
 #[test]
 fn a_rank_that_never_calls_is_reported() {
-    let asks: [(&str, Ask); 4] = [
+    let calls: [(&str, GroupCall); 4] = [
         ("all_reduce(sum, 10 x f32, ", |group| sum(group, 10)),
         ("all_reduce(sum, 1000000 x f32, ", |group| sum(group, 1_000_000)),
         ("barrier(", |group| group.barrier()),
         ("all_to_all(", |group| group.all_to_all(&vec![0u8; group.size().as_usize()]).map(|_| ())),
     ];
-    for (asked, ask) in asks {
+    for (expected, call) in calls {
         for n in WORLDS {
             let missing = n / 2;
             let failed = Arc::new(Barrier::new(n as usize));
@@ -415,35 +429,35 @@ fn a_rank_that_never_calls_is_reported() {
                     return None;
                 }
                 group.set_timeout(SHORT);
-                let called = ask(&mut group);
-                let cause = cause_of(&mut group, called);
+                let called = call(&mut group);
+                let cause = wait_for_cause(&mut group, called);
                 failed.wait();
                 Some(cause)
             });
             let causes: Vec<Cause> = causes.into_iter().flatten().collect();
-            let told = agreed(&format!("{asked}, rank {missing} of {n}"), &causes);
-            assert!(matches!(causes[0], Cause::Timeout { .. }), "{told}");
+            let report = common_report(&format!("{expected}, rank {missing} of {n}"), &causes);
+            assert!(matches!(causes[0], Cause::Timeout { .. }), "{report}");
             assert!(
-                told.contains(&format!("all other ranks wait for rank {missing} on ")),
-                "{n} ranks: {told}"
+                report.contains(&format!("all other ranks wait for rank {missing} on ")),
+                "{n} ranks: {report}"
             );
-            assert!(told.contains(asked), "{n} ranks: {told}");
-            assert!(told.contains(concat!(file!(), ":")), "{n} ranks: {told}");
+            assert!(report.contains(expected), "{n} ranks: {report}");
+            assert!(report.contains(concat!(file!(), ":")), "{n} ranks: {report}");
         }
     }
 }
 
-/// A binding to another language passes the line of its caller with [`at`].
+/// With [`at`], a binding to another language passes the line of the program that called the binding.
 #[test]
 fn lines_that_a_binding_passes_are_reported() {
-    let sites_of = |causes: &[Cause]| {
-        let told = agreed("a line that a binding passes", causes);
-        let Cause::Mismatch { first, first_site, second_site, .. } = &causes[0] else { panic!("{told}") };
-        assert!(told.contains("train.py:12"), "{told}");
+    let passed_and_found_sites = |causes: &[Cause]| {
+        let report = common_report("a line that a binding passes", causes);
+        let Cause::Mismatch { first, first_site, second_site, .. } = &causes[0] else { panic!("{report}") };
+        assert!(report.contains("train.py:12"), "{report}");
         let (one, other) = (first_site.clone(), second_site.clone());
         if *first == R1 { (one, other) } else { (other, one) }
     };
-    let by_hand: [Ask; 2] = [
+    let calls_with_site: [GroupCall; 2] = [
         |group| at(Site::new("train.py", 12), || group.all_reduce(&mut [0f32; 200], ReduceOp::Sum)),
         |group| {
             let begun =
@@ -452,21 +466,21 @@ fn lines_that_a_binding_passes_are_reported() {
         },
     ];
     for n in WORLDS {
-        for odd in by_hand {
-            let common: Ask = |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum);
-            let (by_hand, by_itself) = sites_of(&causes(n, 1, LONG, common, odd));
-            assert_eq!(by_hand, "train.py:12", "{n} ranks");
-            assert!(by_itself.starts_with(concat!(file!(), ":")), "{n} ranks: {by_itself}");
+        for odd in calls_with_site {
+            let common: GroupCall = |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum);
+            let (passed_site, found_site) = passed_and_found_sites(&causes(n, 1, LONG, common, odd));
+            assert_eq!(passed_site, "train.py:12", "{n} ranks");
+            assert!(found_site.starts_with(concat!(file!(), ":")), "{n} ranks: {found_site}");
         }
-        let send: Ask = |group| at(Site::new("send.py", 3), || group.send(&[0u8; 10], R1, 6));
-        let receive: Ask =
+        let send: GroupCall = |group| at(Site::new("send.py", 3), || group.send(&[0u8; 10], R1, 6));
+        let receive: GroupCall =
             |group| at(Site::new("train.py", 12), || group.receive(&mut [0u8; 9], R0, 6)).map(|_| ());
-        let sites = sites_of(&causes(n, 1, LONG, send, receive));
+        let sites = passed_and_found_sites(&causes(n, 1, LONG, send, receive));
         assert_eq!(sites, ("train.py:12".to_owned(), "send.py:3".to_owned()), "{n} ranks");
     }
 }
 
-/// Each rank waits for a message that the other one never sends. At the deadline both receives are reported.
+/// Each of two ranks waits for a message that the other rank never sends. At the deadline the error reports both receives.
 #[test]
 fn two_receives_without_a_send_are_reported() {
     let causes = ranks::run_with(2, adjust(2), |mut group| {
@@ -476,10 +490,10 @@ fn two_receives_without_a_send_are_reported() {
         } else {
             group.receive(&mut [0u8; 4], R0, 6).map(|_| ())
         };
-        cause_of(&mut group, called)
+        wait_for_cause(&mut group, called)
     });
-    let told = agreed("two receives", &causes);
-    assert!(told.contains("the ranks wait for each other"), "{told}");
-    assert_eq!(told.matches("waits in message(tag 6, 4 x u8)").count(), 2, "{told}");
-    assert!(told.contains("wait.py:4"), "{told}");
+    let report = common_report("two receives", &causes);
+    assert!(report.contains("the ranks wait for each other"), "{report}");
+    assert_eq!(report.matches("waits in message(tag 6, 4 x u8)").count(), 2, "{report}");
+    assert!(report.contains("wait.py:4"), "{report}");
 }

@@ -1,4 +1,4 @@
-//! Named tensors: submission in any order and from any thread, fusion, the response cache, `join`, stalls and errors.
+//! Tests of named tensors: submission in any order and from any thread, fusion, the response cache, `join`, stalls and errors.
 
 use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
@@ -14,7 +14,7 @@ use ringtrain::{
 
 const WORLDS: [u32; 4] = [1, 2, 3, 4];
 
-fn named_of(group: &mut Group, adjust: impl FnOnce(&mut NamedOptions)) -> NamedTensors {
+fn create_named_tensors(group: &mut Group, adjust: impl FnOnce(&mut NamedOptions)) -> NamedTensors {
     let mut options = NamedOptions::default();
     adjust(&mut options);
     NamedTensors::new(group, options).expect("the group works")
@@ -31,14 +31,14 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// Returns what `rank` submits as tensor `tensor` in `step`: small whole numbers, so that sums are exact.
-fn values(tensor: usize, step: usize, rank: u32) -> Vec<f32> {
+/// Returns the values that `rank` submits as tensor `tensor` in `step`. They are small whole numbers, so that sums are exact.
+fn submitted_values(tensor: usize, step: usize, rank: u32) -> Vec<f32> {
     let length = [1, 3, 0, 17, 1000, 33, 20_000][tensor % 7] + tensor / 7;
     (0..length).map(|index| ((index + 3 * tensor + 5 * step) % 11 + rank as usize) as f32).collect()
 }
 
-fn sums(tensor: usize, step: usize, n: u32) -> Vec<f32> {
-    let all: Vec<Vec<f32>> = (0..n).map(|rank| values(tensor, step, rank)).collect();
+fn expected_sums(tensor: usize, step: usize, n: u32) -> Vec<f32> {
+    let all: Vec<Vec<f32>> = (0..n).map(|rank| submitted_values(tensor, step, rank)).collect();
     (0..all[0].len()).map(|index| all.iter().map(|one| one[index]).sum()).collect()
 }
 
@@ -46,10 +46,10 @@ const TENSORS: usize = 300;
 const STEPS: usize = 4;
 const THREADS: usize = 3;
 
-/// Each thread of a rank submits its third of the tensors in its own order, then waits for them in another order.
-fn in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics> {
+/// Each thread of a rank submits a third of the tensors in a random order, and then waits for these tensors in another order.
+fn reduce_in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics> {
     transport.run(n, move |mut group| {
-        let tensors = named_of(&mut group, |_| {});
+        let tensors = create_named_tensors(&mut group, |_| {});
         let rank = group.rank().get();
         thread::scope(|scope| {
             for part in 0..THREADS {
@@ -61,8 +61,11 @@ fn in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics> {
                         let mut handles: Vec<(usize, NamedHandle<Vec<f32>>)> = Vec::new();
                         for tensor in order.iter().map(|index| index * THREADS + part) {
                             let name = format!("layer{tensor}/weights");
-                            let submitted =
-                                tensors.all_reduce(&name, values(tensor, step, rank), ReduceOp::Sum);
+                            let submitted = tensors.all_reduce(
+                                &name,
+                                submitted_values(tensor, step, rank),
+                                ReduceOp::Sum,
+                            );
                             handles.push((tensor, submitted.expect("the tensor is accepted")));
                         }
                         for index in shuffled(handles.len(), seed + 7) {
@@ -70,7 +73,10 @@ fn in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics> {
                             wait_until("the tensor has been reduced", || handles[index].1.test());
                         }
                         for (tensor, handle) in handles {
-                            assert_eq!(handle.wait().expect("the tensor is reduced"), sums(tensor, step, n));
+                            assert_eq!(
+                                handle.wait().expect("the tensor is reduced"),
+                                expected_sums(tensor, step, n)
+                            );
                         }
                     }
                 });
@@ -84,7 +90,7 @@ fn in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics> {
 
 fn tensors_in_any_order_from_any_thread_are_exact_and_need_fewer_operations(transport: TestTransport) {
     for n in WORLDS {
-        for statistics in in_any_order(transport, n) {
+        for statistics in reduce_in_any_order(transport, n) {
             let NamedStatistics { tensors, cached, operations, reports, .. } = statistics;
             assert_eq!(tensors, (TENSORS * STEPS) as u64);
             // The cache has all tensors after the first step.
@@ -101,7 +107,7 @@ fn tensors_that_are_ready_together_are_fused_up_to_the_threshold(transport: Test
     const COUNT: u64 = 40;
     for (fusion_bytes, operations_max) in [(1 << 20, COUNT - 1), (0, COUNT)] {
         let all = transport.run(2, move |mut group| {
-            let tensors = named_of(&mut group, |options| options.fusion_bytes = fusion_bytes);
+            let tensors = create_named_tensors(&mut group, |options| options.fusion_bytes = fusion_bytes);
             let submit = |rank: Rank| {
                 (0..COUNT)
                     .map(|index| tensors.all_reduce(&index.to_string(), vec![rank.get()], ReduceOp::Sum))
@@ -127,7 +133,7 @@ fn tensors_that_are_ready_together_are_fused_up_to_the_threshold(transport: Test
 
 fn broadcasts_gathers_and_reductions_of_named_tensors_are_right(transport: TestTransport) {
     transport.run(3, |mut group| {
-        let tensors = named_of(&mut group, |_| {});
+        let tensors = create_named_tensors(&mut group, |_| {});
         let rank = group.rank().get();
         let gathered = tensors.all_gather("g", vec![u64::from(rank); 2]).unwrap();
         let told = tensors.broadcast("b", vec![rank as u8; 3], Rank::new(2)).unwrap();
@@ -146,13 +152,13 @@ fn broadcasts_gathers_and_reductions_of_named_tensors_are_right(transport: TestT
 
 fn a_disagreement_fails_only_its_tensor_but_on_every_rank(transport: TestTransport) {
     let all = transport.run(3, |mut group| {
-        let tensors = named_of(&mut group, |_| {});
+        let tensors = create_named_tensors(&mut group, |_| {});
         let length = if group.rank().get() == 1 { 20 } else { 10 };
         let bad = tensors.all_reduce("x", vec![0f32; length], ReduceOp::Sum).unwrap();
         let good = tensors.all_reduce("y", vec![1f32; 5], ReduceOp::Sum).unwrap();
         assert_eq!(good.wait(), Ok(vec![3.0; 5]));
         let error = bad.wait().expect_err("the ranks do not agree");
-        // The name can be used again.
+        // After the error, the name can be used again.
         let again = tensors.all_reduce("x", vec![1f32; 2], ReduceOp::Sum).unwrap();
         assert_eq!(again.wait(), Ok(vec![3.0; 2]));
         error.to_string()
@@ -164,7 +170,7 @@ fn a_disagreement_fails_only_its_tensor_but_on_every_rank(transport: TestTranspo
 
 fn a_second_tensor_with_a_name_in_flight_is_refused(transport: TestTransport) {
     transport.run(2, |mut group| {
-        let tensors = named_of(&mut group, |_| {});
+        let tensors = create_named_tensors(&mut group, |_| {});
         let first = (group.rank() == Rank::ZERO).then(|| {
             let first = tensors.all_reduce("x", vec![1u8], ReduceOp::Sum).unwrap();
             let second = tensors.all_reduce("x", vec![1u8], ReduceOp::Sum);
@@ -180,7 +186,7 @@ fn a_second_tensor_with_a_name_in_flight_is_refused(transport: TestTransport) {
 
 fn a_cache_that_is_too_small_gives_right_results(transport: TestTransport) {
     transport.run(3, |mut group| {
-        let tensors = named_of(&mut group, |options| options.cache_capacity = 5);
+        let tensors = create_named_tensors(&mut group, |options| options.cache_capacity = 5);
         for step in 0..30usize {
             let order = shuffled(12, step as u64 * 10 + u64::from(group.rank().get()));
             let submit = |index: &usize| {
@@ -198,7 +204,7 @@ fn a_cache_that_is_too_small_gives_right_results(transport: TestTransport) {
 fn a_rank_that_runs_out_of_data_contributes_zeros(transport: TestTransport) {
     for n in WORLDS {
         let all = transport.run(n, move |mut group| {
-            let tensors = named_of(&mut group, |_| {});
+            let tensors = create_named_tensors(&mut group, |_| {});
             let rank = group.rank().get();
             for epoch in 0..2 {
                 // Rank r has r + 1 batches, so ranks b and higher take part in batch b.
@@ -216,9 +222,9 @@ fn a_rank_that_runs_out_of_data_contributes_zeros(transport: TestTransport) {
     }
 }
 
-fn a_maximum_fails_after_a_rank_has_joined(transport: TestTransport) {
+fn a_maximum_fails_after_a_rank_has_called_join(transport: TestTransport) {
     let all = transport.run(3, |mut group| {
-        let tensors = named_of(&mut group, |_| {});
+        let tensors = create_named_tensors(&mut group, |_| {});
         if group.rank().get() == 2 {
             tensors.join().unwrap();
             return String::new();
@@ -234,7 +240,7 @@ fn a_maximum_fails_after_a_rank_has_joined(transport: TestTransport) {
 
 fn rank_0_reports_a_stall_until_it_ends(transport: TestTransport) {
     transport.run(3, |mut group| {
-        let tensors = named_of(&mut group, |options| {
+        let tensors = create_named_tensors(&mut group, |options| {
             options.stall_warning = Duration::from_millis(20);
             options.stall_abort = None;
         });
@@ -270,7 +276,7 @@ fn causes(errors: &[NamedError]) -> Vec<&Cause> {
 
 fn a_stall_that_lasts_too_long_fails_every_rank_with_the_same_error(transport: TestTransport) {
     let errors = transport.run(3, |mut group| {
-        let tensors = named_of(&mut group, |options| {
+        let tensors = create_named_tensors(&mut group, |options| {
             options.stall_warning = Duration::from_millis(20);
             options.stall_abort = Some(Duration::from_millis(300));
         });
@@ -325,14 +331,14 @@ fn a_drop_after_a_stall_abort_does_not_wait_for_the_stuck_rank(transport: TestTr
 
 fn a_rank_that_waits_alone_in_join_fails_the_job(transport: TestTransport) {
     let errors = transport.run(2, |mut group| {
-        let tensors = named_of(&mut group, |options| {
+        let tensors = create_named_tensors(&mut group, |options| {
             options.stall_warning = Duration::from_millis(20);
             options.stall_abort = Some(Duration::from_millis(200));
         });
         if group.rank().get() == 1 {
             return tensors.join().unwrap_err();
         }
-        // The barrier fails with the job.
+        // The tensor fails alone, because rank 1 has called `join`. Then the job fails, and with it the barrier.
         let error = tensors.all_reduce("x", vec![1u8], ReduceOp::Max).unwrap().wait().unwrap_err();
         assert!(matches!(error, NamedError::WithoutJoined { .. }), "{error}");
         NamedError::Job(group.barrier().unwrap_err())
@@ -344,10 +350,10 @@ fn a_rank_that_waits_alone_in_join_fails_the_job(transport: TestTransport) {
 
 fn a_tensor_that_a_closed_rank_never_submitted_fails(transport: TestTransport) {
     transport.run(3, |mut group| {
-        let tensors = named_of(&mut group, |_| {});
+        let tensors = create_named_tensors(&mut group, |_| {});
         let both = tensors.all_reduce("both", vec![1u8], ReduceOp::Sum).unwrap();
         if group.rank().get() == 1 {
-            // The tensor is reduced although its handle is dropped and this rank closes.
+            // The tensor is still reduced after this rank drops the tensor's handle and closes.
             drop(both);
             tensors.close().unwrap();
             return;
@@ -362,7 +368,7 @@ fn a_tensor_that_a_closed_rank_never_submitted_fails(transport: TestTransport) {
 fn named_tensors_can_be_closed_and_created_again(transport: TestTransport) {
     transport.run(2, |mut group| {
         for round in 0..3u32 {
-            let tensors = named_of(&mut group, |_| {});
+            let tensors = create_named_tensors(&mut group, |_| {});
             let sum = tensors.all_reduce("x", vec![round], ReduceOp::Sum).unwrap();
             assert_eq!(sum.wait(), Ok(vec![2 * round]));
             tensors.close().unwrap();
@@ -375,7 +381,7 @@ fn named_tensors_can_be_closed_and_created_again(transport: TestTransport) {
 
 fn every_pending_tensor_gets_the_error_of_a_failed_job(transport: TestTransport) {
     let errors = transport.run(4, |mut group| {
-        let tensors = named_of(&mut group, |_| {});
+        let tensors = create_named_tensors(&mut group, |_| {});
         let submit = |index: usize| tensors.all_reduce(&format!("{index}"), vec![0f32; 1000], ReduceOp::Sum);
         if group.rank().get() == 3 {
             let some: Vec<_> = (0..20).map(|index| submit(index).unwrap()).collect();
@@ -398,7 +404,7 @@ fn pending_tensors_fail_when_a_rank_has_left(transport: TestTransport) {
     let meet = Arc::new(Barrier::new(3));
     transport.run(3, move |mut group| {
         let (told, waited) = mpsc::channel();
-        let tensors = named_of(&mut group, |_| {});
+        let tensors = create_named_tensors(&mut group, |_| {});
         let first = tensors.all_reduce("first", vec![1u8], ReduceOp::Sum).unwrap();
         assert_eq!(first.wait(), Ok(vec![3]));
         if group.rank().get() == 2 {
@@ -420,7 +426,7 @@ fn uneven_gathers_reduce_scatters_and_scaled_sums_are_right(transport: TestTrans
     for n in WORLDS {
         transport.run(n, |mut group| {
             let (size, rank) = (group.size(), group.rank());
-            let tensors = named_of(&mut group, |_| {});
+            let tensors = create_named_tensors(&mut group, |_| {});
             for step in 0..3 {
                 // The length differs between ranks and between steps.
                 let own = vec![rank.get(); (rank.index() + step) % 3];
@@ -458,7 +464,7 @@ on_every_transport! {
     a_second_tensor_with_a_name_in_flight_is_refused,
     a_cache_that_is_too_small_gives_right_results,
     a_rank_that_runs_out_of_data_contributes_zeros,
-    a_maximum_fails_after_a_rank_has_joined,
+    a_maximum_fails_after_a_rank_has_called_join,
     rank_0_reports_a_stall_until_it_ends,
     a_stall_that_lasts_too_long_fails_every_rank_with_the_same_error,
     a_drop_after_a_stall_abort_does_not_wait_for_the_stuck_rank,

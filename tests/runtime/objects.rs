@@ -1,4 +1,4 @@
-//! Collectives and messages of objects that serde can serialise.
+//! Tests of collectives and messages of objects that serde can serialise.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -25,7 +25,7 @@ enum Kind {
 }
 
 /// Returns an object whose content and length differ on every rank.
-fn checkpoint(rank: u32) -> Checkpoint {
+fn make_checkpoint(rank: u32) -> Checkpoint {
     let leaf = Checkpoint {
         name: "é\u{1f980}".repeat(rank as usize),
         step: (!rank.is_multiple_of(2)).then_some(u64::MAX - u64::from(rank)),
@@ -50,8 +50,8 @@ fn collectives_return_objects_unchanged(transport: TestTransport) {
     for n in [1, 2, 3, 5] {
         transport.run(n, |mut group| {
             let (size, rank) = (group.size(), group.rank());
-            let own = checkpoint(rank.get());
-            let all: Vec<Checkpoint> = size.ranks().map(|rank| checkpoint(rank.get())).collect();
+            let own = make_checkpoint(rank.get());
+            let all: Vec<Checkpoint> = size.ranks().map(|rank| make_checkpoint(rank.get())).collect();
             assert_eq!(group.all_gather_object(&own).unwrap(), all);
             for root in size.ranks() {
                 assert_eq!(group.broadcast_object(&own, root).unwrap(), all[root.index()]);
@@ -70,14 +70,14 @@ fn objects_can_be_sent_and_received(transport: TestTransport) {
     transport.run(3, |group| {
         if group.rank() != Rank::ZERO {
             let rank = group.rank().get();
-            group.send_object(&checkpoint(rank), Rank::ZERO, rank).unwrap();
+            group.send_object(&make_checkpoint(rank), Rank::ZERO, rank).unwrap();
             group.send_object(&"short", Rank::ZERO, 9).unwrap();
             return;
         }
         let (from_rank_2, status) = group.receive_object::<Checkpoint>(Rank::new(2), 2).unwrap();
-        assert_eq!((from_rank_2, status.source, status.tag), (checkpoint(2), Rank::new(2), 2));
+        assert_eq!((from_rank_2, status.source, status.tag), (make_checkpoint(2), Rank::new(2), 2));
         let (from_rank_1, status) = group.receive_object::<Checkpoint>(Source::Any, 1).unwrap();
-        assert_eq!((from_rank_1, status.source), (checkpoint(1), Rank::new(1)));
+        assert_eq!((from_rank_1, status.source), (make_checkpoint(1), Rank::new(1)));
         for _ in 0..2 {
             let (text, status) = group.receive_object::<String>(Source::Any, None).unwrap();
             assert_eq!((text.as_str(), status.tag), ("short", 9));
@@ -154,8 +154,8 @@ fn asynchronous_object_operations_return_the_objects(transport: TestTransport) {
     for n in [1, 2, 3, 5] {
         transport.run(n, |mut group| {
             let (size, rank) = (group.size(), group.rank());
-            let own = checkpoint(rank.get());
-            let all: Vec<Checkpoint> = size.ranks().map(|rank| checkpoint(rank.get())).collect();
+            let own = make_checkpoint(rank.get());
+            let all: Vec<Checkpoint> = size.ranks().map(|rank| make_checkpoint(rank.get())).collect();
             let root = Rank::new(size.get() - 1);
             let others = if rank == root { &all[..] } else { &[] };
             let broadcast = group.broadcast_object_async(&own, root).unwrap();

@@ -1,5 +1,5 @@
-//! Tests of profiles, which divide the time of calls into parts (send, receive, reduce, wait, other). They test the counts of the
-//! library and the output of `ringbench --profile`.
+//! Tests of profiles, which divide the time of calls into parts (send, receive, reduce, wait, other). The tests
+//! check the times that the library counts, and the output of `ringbench --profile`.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
-/// Runs `work` with profiling on every rank of a world of `n`. Returns the profile and the wall-clock time of each rank.
+/// Runs `work` with profiling on each of `n` ranks. Returns the profile and the wall-clock time of each rank.
 fn run_profiled(n: u32, transport: LocalTransport, work: fn(&mut Group)) -> Vec<(Profile, Duration)> {
     let work = move |mut group: Group| {
         assert_eq!(group.profile(), Profile::default(), "profiling must be off");
@@ -199,7 +199,7 @@ fn ringbench_fails_if_only_one_rank_has_the_flag() {
     let done = run(&mut ringrun_script(&["-n", "2"], &script));
     assert_eq!(done.code(), Some(Exit::Mismatch as i32), "{}", done.stderr());
     assert!(
-        done.stderr().contains("rank 1 was started with another --profile than rank 0"),
+        done.stderr().contains("rank 1 and rank 0 were started with different flags (--profile)"),
         "{}",
         done.stderr()
     );

@@ -1,8 +1,8 @@
 //! Runs random programs with many operations in flight on several groups, and compares the results with a reference that each
 //! rank computes alone.
 //!
-//! `PROGRAM_SEED=17 cargo test --test runtime random_programs` runs only that program. `PROGRAM_COUNT=5` runs fewer programs,
-//! for slow sanitizers.
+//! `PROGRAM_SEED=17 cargo test --test runtime random_programs` runs only the program of this seed.
+//! `PROGRAM_COUNT=5` runs fewer programs, for slow sanitizers.
 
 mod collective;
 mod program;
@@ -57,7 +57,7 @@ fn reduce(all: &[Vec<u64>], combine: impl Fn(u64, u64) -> u64) -> Vec<u64> {
     result
 }
 
-/// Waits for an operation and checks its result.
+/// A function that waits for an operation and checks its result.
 type ResultCheck = Box<dyn FnOnce()>;
 
 /// A rank that runs a program. Each rank decides at random which calls block and when it waits.
@@ -66,7 +66,7 @@ struct Runner {
     groups: Vec<Option<Group>>,
     rng: StdRng,
     waiting: Vec<ResultCheck>,
-    /// The checks that must wait until the end of the program: see [`Runner::run_any_message`].
+    /// The checks that run only at the end of the program: see [`Runner::run_any_message`].
     waiting_at_end: Vec<ResultCheck>,
     /// Receives with any source and any tag, in the order in which they were posted.
     any_receives: Vec<Handle<Received<u64>>>,
@@ -104,7 +104,7 @@ impl Runner {
         self.waiting.into_iter().for_each(|wait| wait());
         for handle in self.any_receives {
             let Received { elements, status } = handle.wait().unwrap();
-            // The messages of each sender come in the order in which it sent them.
+            // The messages of each sender arrive in the order in which that rank sent them.
             let next = self.any_messages.iter().position(|(from, ..)| *from == status.source.get());
             let (_, tag, expected) = self.any_messages.remove(next.expect("the source has sent a message"));
             assert_eq!(status.tag, tag, "messages of rank {} overtook each other", status.source);
@@ -139,7 +139,7 @@ impl Runner {
             Step::Collective { group, .. }
             | Step::Message { group, .. }
             | Step::FromAnySource { group, .. } => {
-                // The group is taken out of the list, so that the methods can borrow both it and the runner.
+                // Take the group out of the list, so that the methods can borrow both the group and the runner.
                 let Some(mut found) = self.groups[group].take() else { return };
                 match *step {
                     Step::Message { from, to, tag, count, .. } => {
@@ -209,7 +209,7 @@ impl Runner {
                 let handle = group.receive_async::<u64>(room, from, tag).unwrap();
                 let expected =
                     Received { elements, status: Status { source: from, tag, dtype: DType::U64, count } };
-                // A dropped receive would be cancelled, and a later receive would match its message.
+                // Do not drop this receive: it would be cancelled, and a later receive would match its message.
                 self.waiting.push(Box::new(move || assert!(handle.wait().unwrap() == expected, "{what}")));
             }
         }

@@ -1,5 +1,5 @@
-//! Buffers of `Group::alloc`: all-reduces reduce them in place, with the same bits as all-reduces of other buffers, which are
-//! copied to slots in shared memory.
+//! Tests of buffers from `Group::alloc`. All-reduces reduce such buffers in place. The results have the same bits as the
+//! results of all-reduces of ordinary buffers, which the ranks copy to slots in shared memory.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use ringtrain::group::LocalTransport;
 use ringtrain::{Element, Error, F64Loc, Group, Handle, JoinOptions, Rank, ReduceOp, SharedBuffer, wait_all};
 
 const WORLDS: [u32; 6] = [1, 2, 3, 4, 5, 8];
-/// The number of elements of a long buffer. With 4 bytes each, they need three slots.
+/// The number of elements of a long buffer. With 4 bytes per element, the buffer needs three slots.
 const LONG: usize = 300_007;
 
 /// An element type whose elements can be made from a number.
@@ -31,7 +31,7 @@ from_numbers! {
     F64Loc: |v| F64Loc::new(f64::from(v as i32 % 3), v.abs() as u64);
 }
 
-/// Returns a value whose sums are not exact, so that another order of the operands gives other bits.
+/// Returns a value. Sums of such values are rounded, so that another order of the operands gives other bits.
 fn value<T: FromNumber>(rank: Rank, index: usize) -> T {
     T::from_f64((index as f64 * 0.37 + f64::from(rank.get()) * 1.7).sin() * 100.0)
 }
@@ -44,7 +44,7 @@ fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
     bytemuck::cast_slice(elements)
 }
 
-/// Runs `work` on `n` ranks with this transport, and with the algorithm that otherwise only long buffers use.
+/// Runs `work` on `n` ranks with this transport and the algorithm `direct`, which by default only long buffers use.
 fn run(n: u32, transport: LocalTransport, work: impl Fn(Group) + Send + Sync + 'static) {
     let adjust = |options: &mut JoinOptions| {
         options.transport = transport;
@@ -53,8 +53,8 @@ fn run(n: u32, transport: LocalTransport, work: impl Fn(Group) + Send + Sync + '
     ranks::run_with(n, adjust, work);
 }
 
-/// Checks that an all-reduce of a part of a group buffer gives the same bits as one with slots. The part begins at a different
-/// element on each rank. Ranks for which `passes_group_buffer` returns false pass ordinary memory.
+/// Checks that an all-reduce of a part of a group buffer gives the same bits as an all-reduce with slots. The part begins at a
+/// different element on each rank. Ranks for which `passes_group_buffer` returns false pass ordinary memory.
 fn check<T: FromNumber>(
     group: &mut Group,
     count: usize,
@@ -237,7 +237,8 @@ fn asynchronous_all_reduces_return_the_buffer() {
                     buffer.copy_from_slice(&own);
                     handles.push(group.all_reduce_async(buffer, ReduceOp::Sum).unwrap());
                 }
-                // A blocking call while asynchronous ones are in progress, so that another thread may work on its buffer.
+                // Make a blocking call while asynchronous operations are in progress, so that another thread may reduce the
+                // buffer of the blocking call.
                 let mut blocking = group.alloc(own.len()).unwrap();
                 blocking.copy_from_slice(&own);
                 group.all_reduce(&mut blocking, ReduceOp::Sum).unwrap();

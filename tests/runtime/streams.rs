@@ -1,4 +1,5 @@
-//! Links of several connections over real sockets: they give the same results and errors as links of one connection.
+//! Tests of links that consist of several connections, over real sockets. Such links give the same results and errors as links of
+//! one connection.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +13,7 @@ use ringtrain::group::{Source, Streams, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
 
 const TAG: u32 = 7;
-/// The tested numbers of connections of a link.
+/// The numbers of connections per link that the tests use.
 const COUNTS: [u8; 4] = [1, 2, 4, 8];
 
 /// Sets the number of connections of each link.
@@ -121,7 +122,7 @@ fn both_ranks_of_a_link_may_dial_at_once() {
     }
 }
 
-/// With `Streams::AUTO`, the ranks measure and agree on 1 or 4 connections.
+/// With `Streams::AUTO`, the ranks measure their links and agree on 1 or 4 connections per link.
 #[test]
 fn all_ranks_use_the_same_measured_number_of_connections() {
     for n in [2, 4] {
@@ -154,8 +155,8 @@ fn all_ranks_use_the_number_of_connections_of_rank_0() {
     assert_eq!(streams, [3, 3, 3]);
 }
 
-/// The last frame of a rank says that it aborts or has closed its group (a goodbye). This frame arrives before the connections
-/// of the rank close. It does not matter which connection carries the frame.
+/// The last frame of a rank is an abort, or a goodbye, which says that the rank has closed its group. This frame arrives before
+/// the connections of the rank close, on whichever connection the rank sends the frame.
 #[test]
 fn aborts_and_goodbyes_arrive_over_several_connections() {
     for count in COUNTS {

@@ -1,5 +1,5 @@
-//! Several threads of one rank, and callbacks: messages during collectives, receives that fail without ending the job, and
-//! waits that an interrupt function ends.
+//! Tests of several threads of one rank, and of callbacks: messages during collectives, receives that fail without ending the
+//! job, and waits that an interrupt function ends.
 
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -142,7 +142,7 @@ fn panic_in_one_thread() -> bool {
     false
 }
 
-/// Regression test: the panic unwound through an operation while other ranks still wrote to its buffer.
+/// Regression test: the panic unwound through an operation while other ranks still wrote to the buffer of the operation.
 #[test]
 fn an_interrupt_function_that_panics_ends_the_job() {
     for transport in TestTransport::ALL {
@@ -200,7 +200,7 @@ fn a_sleeping_receive_fails_at_once_when_another_thread_aborts() {
     }
 }
 
-/// Sends a message when it is dropped.
+/// A value that sends a message on its channel when the value is dropped.
 struct DropNotice(mpsc::Sender<()>);
 
 impl Drop for DropNotice {
@@ -211,8 +211,8 @@ impl Drop for DropNotice {
     }
 }
 
-/// Regression test: the progress thread dropped the reduction function, and with it the last handle of the job. Then the thread
-/// waited for its own end.
+/// Regression test: the progress thread dropped the reduction function, and with it the last handle of the job. Then the
+/// progress thread waited for its own end.
 #[test]
 fn a_reduction_function_may_own_the_last_handle_of_the_job() {
     for transport in TestTransport::ALL {

@@ -1,4 +1,5 @@
-//! The bytes that `docs/wire-format.md` draws. If you change one, change the page and `wire::VERSION` too.
+//! Checks the bytes in the diagrams of `docs/wire-format.md`. If you change one of these bytes, also change the page and
+//! `wire::VERSION`.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

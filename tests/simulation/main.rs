@@ -2,7 +2,7 @@
 //!
 //! All ranks run the same random program of collectives and messages, several at a time, in the group of all ranks and in
 //! smaller groups. The last call is a barrier. For every network, a rank that reports success has the right result, every
-//! rank ends before its deadline, and no rank completes the last barrier if a rank failed before it.
+//! rank ends before its deadline, and no rank completes the last barrier if a rank failed before that barrier.
 
 mod program;
 
@@ -23,9 +23,9 @@ use ringtrain::types::{Algorithm, Operation, ReduceOp};
 use ringtrain::wire::Cause;
 use ringtrain::{Rank, WorldSize};
 
-/// Returns the factor by which the number of simulated networks is reduced. The factor is 1 under `tools/test --full`. Under
-/// Miri it is 1000: Miri needs seconds for each network, and looks for undefined behaviour, which a few networks show.
-fn one_of_n() -> u64 {
+/// Returns the number by which the counts of simulated networks are divided. `tools/test --full` simulates all networks. Miri
+/// needs seconds for each network, but simulating a few networks is enough to find undefined behaviour.
+fn network_count_divisor() -> u64 {
     if cfg!(miri) {
         1000
     } else if std::env::var_os("TEST_FULL").is_some() {
@@ -214,7 +214,7 @@ impl SimulatedRank {
     }
 }
 
-/// A simulation, all of whose properties follow from its seed.
+/// A simulation. Its seed determines all of its fields.
 struct Scenario {
     world: WorldSize,
     groups: Vec<Members>,
@@ -281,7 +281,7 @@ impl Scenario {
                 break;
             }
             if network.borrow().bytes_moved() != moved_before {
-                // Continue at the same virtual time: a rank that has read bytes may have made room for another's bytes.
+                // Continue at the same virtual time: a rank that has read bytes may have made room for bytes of another rank.
                 continue;
             }
             let awake = ranks.iter().filter(|rank| !network.borrow().is_stalled(rank.rank));
@@ -294,7 +294,7 @@ impl Scenario {
             .into_iter()
             .map(|rank| match rank.state {
                 State::Ended(outcome) => outcome,
-                // A stalled process counts as killed.
+                // A rank that a fault has stopped never ends, and counts as killed.
                 _ => Outcome::Killed,
             })
             .collect()
@@ -350,14 +350,14 @@ fn random_fault(random: &mut StdRng, world: WorldSize) -> Fault {
     }
 }
 
-/// Returns the only seed to simulate, if the variable `SIM_SEED` has one.
+/// Returns the seed in the variable `SIM_SEED`, if that variable is set. It is then the only seed to simulate.
 fn only_seed() -> Option<u64> {
     std::env::var("SIM_SEED").ok().map(|seed| seed.parse().expect("SIM_SEED must be a number"))
 }
 
-/// Returns the seeds to simulate: only the seed in `SIM_SEED` if it is set, otherwise the first `count / one_of_n()` seeds.
+/// Returns the seeds to simulate: `SIM_SEED` if that variable is set, otherwise `count / network_count_divisor()` seeds.
 fn seeds(count: u64) -> Range<u64> {
-    only_seed().map_or(0..count.div_ceil(one_of_n()), |seed| seed..seed + 1)
+    only_seed().map_or(0..count.div_ceil(network_count_divisor()), |seed| seed..seed + 1)
 }
 
 /// Returns whether enough networks are simulated to compare the numbers of their outcomes with limits.
@@ -402,7 +402,7 @@ fn long_messages_complete_if_a_receive_waits_for_an_earlier_receive() {
 
 /// The simulation also checks every result, and that no rank waits forever.
 #[test]
-fn on_faulty_networks_a_program_succeeds_on_no_rank_if_it_failed_before_the_last_barrier() {
+fn on_faulty_networks_no_rank_completes_the_last_barrier_if_a_rank_failed_before_it() {
     let (mut completed, mut failed) = (0, 0);
     for seed in seeds(10_000) {
         let scenario = Scenario::random(seed, true);
@@ -422,7 +422,7 @@ fn on_faulty_networks_a_program_succeeds_on_no_rank_if_it_failed_before_the_last
     }
     // Faults must cause failures in some programs, but not in all.
     println!("{completed} programs completed, {failed} failed");
-    let min = 1000 / one_of_n();
+    let min = 1000 / network_count_divisor();
     assert!(!has_many_seeds() || completed > min && failed > min, "{completed} completed, {failed} failed");
 }
 
@@ -440,7 +440,7 @@ fn every_operation_gives_right_results_or_fails_on_faulty_networks() {
             let outcomes = scenario.run(seed);
             failed += u64::from(outcomes.iter().any(|outcome| matches!(outcome, Outcome::Failed { .. })));
         }
-        let per_mille = failed * one_of_n();
+        let per_mille = failed * network_count_divisor();
         assert!(
             !has_many_seeds() || (100..900).contains(&per_mille),
             "{operation}: {per_mille} of 1000 failed"
@@ -467,7 +467,7 @@ fn survivors_name_the_rank_that_died() {
             named += 1;
         }
     }
-    assert!(!has_many_seeds() || named > 1000 / one_of_n(), "only {named} failures");
+    assert!(!has_many_seeds() || named > 1000 / network_count_divisor(), "only {named} failures");
 }
 
 /// A rank that stops without closing its links is detected at the deadline, and the errors of all other ranks name it.

@@ -14,7 +14,8 @@ use ringtrain::schedule::{self, Schedule, double_tree};
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
 use ringtrain::{Rank, WorldSize};
 
-/// The number of elements in a block of the ring all-reduce. Long buffers have several blocks and a shorter last one.
+/// The number of elements in a block of the ring all-reduce. In a long buffer, the last block is shorter than
+/// the other blocks.
 const BLOCK: usize = 50;
 /// The smallest number of elements in a block of a double tree.
 const TREE_BLOCK_MIN: usize = 20;

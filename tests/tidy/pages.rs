@@ -36,12 +36,12 @@ fn find_files(folder: &Path, found: &mut Vec<String>) {
 }
 
 /// Returns the text of a page without its blocks of code.
-fn prose(text: &str) -> String {
+fn without_code_blocks(text: &str) -> String {
     text.split("```").step_by(2).collect()
 }
 
 /// Returns the targets of a page's links to files, as paths from the root of the repository.
-fn links(page: &str, text: &str) -> Vec<String> {
+fn linked_files(page: &str, text: &str) -> Vec<String> {
     let folder = Path::new(page).parent().unwrap_or(Path::new(""));
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#', ' ']).next());
     let local = targets.filter(|target| !target.is_empty() && !target.contains("://"));
@@ -78,10 +78,10 @@ fn exists(files: &[String], path: &str) -> bool {
 }
 
 /// Returns the violations in a page.
-fn violations(page: &str, text: &str, files: &[String]) -> Vec<String> {
-    let prose = prose(text);
+fn find_violations(page: &str, text: &str, files: &[String]) -> Vec<String> {
+    let prose = without_code_blocks(text);
     let mut found = Vec::new();
-    for link in links(page, &prose) {
+    for link in linked_files(page, &prose) {
         let is_folder =
             files.iter().any(|file| file.starts_with(&format!("{}/", link.trim_end_matches('/'))));
         if !is_folder && !files.contains(&link) {
@@ -104,8 +104,8 @@ fn unreachable_pages(pages: &[(String, String)]) -> Vec<String> {
     let mut next = 0;
     while let Some(page) = reached.get(next).cloned() {
         next += 1;
-        let text = pages.iter().find(|(path, _)| *path == page).map(|(_, text)| prose(text));
-        for link in links(&page, &text.unwrap_or_default()) {
+        let text = pages.iter().find(|(path, _)| *path == page).map(|(_, text)| without_code_blocks(text));
+        for link in linked_files(&page, &text.unwrap_or_default()) {
             if !reached.contains(&link) {
                 reached.push(link);
             }
@@ -129,7 +129,7 @@ fn pages_name_only_existing_files_and_are_reachable() {
     let mut found: Vec<String> = pages
         .iter()
         .filter(|(path, _)| !path.starts_with("bindings/"))
-        .flat_map(|(path, text)| violations(path, text, &all))
+        .flat_map(|(path, text)| find_violations(path, text, &all))
         .collect();
     found.extend(unreachable_pages(&pages).into_iter().map(|page| format!("no page links to {page}")));
     assert!(found.is_empty(), "\n{}\n", found.join("\n"));
@@ -140,9 +140,9 @@ fn violations_in_pages_are_found() {
     let files = ["docs/a.md", "src/wire/frame.rs"].map(str::to_owned);
     let text =
         "[a](a.md#part) [root](../README.md) `wire/frame.rs` `wire/gone.rs` `a.b()`\n```\n[no](link)\n```\n";
-    let found = violations("docs/b.md", text, &files);
+    let found = find_violations("docs/b.md", text, &files);
     assert_eq!(found.len(), 2, "{found:?}");
-    assert_eq!(violations("docs/b.md", &"x\n".repeat(151), &files).len(), 1);
+    assert_eq!(find_violations("docs/b.md", &"x\n".repeat(151), &files).len(), 1);
     let pages =
         [("README.md", "[a](docs/a.md)"), ("docs/a.md", "[b](b.md)"), ("docs/b.md", ""), ("docs/c.md", "")];
     let pages = pages.map(|(path, text)| (path.to_owned(), text.to_owned()));

@@ -101,7 +101,7 @@ impl Source {
 pub(crate) fn read_all(root: &Path, folders: &[&str]) -> Vec<Source> {
     let mut paths = Vec::new();
     for folder in folders {
-        walk(&root.join(folder), &mut paths);
+        find_rust_files(&root.join(folder), &mut paths);
     }
     paths.sort();
     let mut sources: Vec<Source> = paths
@@ -121,12 +121,12 @@ pub(crate) fn read_all(root: &Path, folders: &[&str]) -> Vec<Source> {
     sources
 }
 
-fn walk(folder: &Path, paths: &mut Vec<PathBuf>) {
+fn find_rust_files(folder: &Path, paths: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let path = entry.path();
         if path.is_dir() && path.file_name().is_none_or(|name| name != "target") {
-            walk(&path, paths);
+            find_rust_files(&path, paths);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             paths.push(path);
         }
@@ -153,7 +153,7 @@ pub(crate) fn find_word(code: &str, word: &str, from: usize) -> Option<usize> {
     }
 }
 
-/// Returns the offset of the brace that closes the one at `open`, or the end of the code if there is none.
+/// Returns the offset of the brace that closes the brace at `open`, or the end of the code if no brace closes it.
 fn closing_brace(code: &str, open: usize) -> usize {
     let mut depth = 0;
     for (at, byte) in code.bytes().enumerate().skip(open) {

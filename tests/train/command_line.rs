@@ -1,4 +1,4 @@
-//! The program `ringtrain`: exit codes, output and report.
+//! Tests of the program `ringtrain`: exit codes, output and report.
 
 use std::process::{Command, Output};
 
@@ -11,7 +11,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn a_training_writes_a_report_and_prints_the_hash_of_its_parameters() {
+fn a_training_run_writes_a_report_and_prints_the_hash_of_its_parameters() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("report.json");
     let output = ringtrain(&["--epochs", "2", "--report", path.to_str().unwrap()]);
@@ -33,7 +33,7 @@ fn a_training_writes_a_report_and_prints_the_hash_of_its_parameters() {
 }
 
 #[test]
-fn failures_have_their_exit_codes_and_messages() {
+fn failures_are_reported_with_the_right_exit_codes() {
     let directory = tempfile::tempdir().unwrap();
     let csv = directory.path().join("bad.csv");
     std::fs::write(&csv, "a,y\n1,2\nabc,3\n").unwrap();

@@ -61,22 +61,22 @@ fn solve(mut matrix: Array2<f64>, mut right: Array1<f64>) -> Array1<f64> {
 }
 
 /// Returns the features and a column of ones for the bias.
-fn with_ones(features: &Array2<f64>) -> Array2<f64> {
+fn add_column_of_ones(features: &Array2<f64>) -> Array2<f64> {
     concatenate![Axis(1), *features, Array2::ones((features.nrows(), 1))]
 }
 
-/// Returns the R² of least squares.
+/// Returns the R² of the least-squares solution.
 fn best_r2(features: &Array2<f64>, target: &Array1<f64>) -> f64 {
-    let x = with_ones(features);
+    let x = add_column_of_ones(features);
     let weights = solve(x.t().dot(&x), x.t().dot(target));
     let mean = target.mean().unwrap();
     let total: f64 = target.iter().map(|y| (y - mean).powi(2)).sum();
     1.0 - (target - &x.dot(&weights)).mapv(|error| error * error).sum() / total
 }
 
-/// Returns the accuracy of the maximum-likelihood logistic regression, which Newton's method computes.
+/// Computes the maximum-likelihood logistic regression with Newton's method, and returns its accuracy.
 fn best_accuracy(features: &Array2<f64>, target: &Array1<f64>) -> f64 {
-    let x = with_ones(features);
+    let x = add_column_of_ones(features);
     let mut weights = Array1::zeros(x.ncols());
     for _ in 0..20 {
         let probabilities = x.dot(&weights).mapv(|score: f64| 1.0 / (1.0 + (-score).exp()));
@@ -110,7 +110,8 @@ fn linear_and_softmax_reach_the_optimum_with_the_defaults() {
     let exact_target = exact.dot(&ndarray::array![1.5, -2.0, 0.25, 30.0]) + 7.0;
     let noisy = numbers.array(500, 8);
     let noisy_target = noisy.dot(&numbers.array(8, 1)).remove_axis(Axis(1)) + numbers.array(500, 1).column(0);
-    // Three features, three linear combinations of them with a small difference, and a target that depends on the difference.
+    // Three features, and three features that are linear combinations of them plus a small difference. The target depends
+    // strongly on the difference.
     let base = numbers.array(300, 3);
     let difference = numbers.array(300, 3) * 0.02;
     let mixtures = base.dot(&numbers.array(3, 3)) + &difference;

@@ -1,4 +1,4 @@
-//! Training runs on one rank, through the library.
+//! Tests of the library's training function on one rank.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -178,8 +178,8 @@ fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
 /// the report would be lost.
 #[test]
 fn a_stopped_run_saves_and_reports_without_another_evaluation() {
-    // Digits in batches of 100 are 15 steps. In the third case, the stop flag is set after the last step of the epoch and before
-    // the test.
+    // An epoch of the digits, in batches of 100, has 15 steps. In the third case, the stop flag is set after the last step of
+    // the epoch and before the test.
     for steps in [1, 7, 15] {
         let directory = tempfile::tempdir().unwrap();
         let stop = AtomicBool::new(false);
@@ -285,7 +285,7 @@ fn a_loss_far_above_that_of_a_constant_prediction_is_an_error() {
     }
 }
 
-/// Regression test: a directory without space caused an error only after the first epoch.
+/// Regression test: a checkpoint directory without free space caused an error only after the first epoch.
 #[test]
 fn a_checkpoint_that_cannot_be_saved_is_an_error_before_training() {
     struct NoStep;

@@ -1,4 +1,4 @@
-//! Tests of training: through the library, and with the program `ringtrain` on one rank and on several ranks.
+//! Tests of training: with the library, and with the program `ringtrain` on one rank and on several ranks.
 
 mod command_line;
 mod convergence;

@@ -18,7 +18,8 @@ use ringtrain::rendezvous::PeersFile;
 use ringtrain::wire::Secret;
 use ringtrain::wire::handshake::{Dialer, Handshake as _, Introduction, Job, Purpose, StreamId};
 
-/// The time after which a waiting test fails. It is far longer than necessary, because the machine may be busy.
+/// The time after which a waiting test fails. This time is far longer than necessary, because the machine may
+/// be busy.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The time between two checks of a condition.
@@ -30,7 +31,7 @@ pub fn is_full() -> bool {
 }
 
 /// Returns `all` if the long tests run, otherwise `some`.
-pub fn full_or<T: ?Sized>(all: &'static T, some: &'static T) -> &'static T {
+pub fn if_full_else<T: ?Sized>(all: &'static T, some: &'static T) -> &'static T {
     if is_full() { all } else { some }
 }
 

@@ -1,4 +1,4 @@
-//! A proxy in front of the port of a rank. It damages the bytes that it forwards.
+//! A proxy in front of the port of a rank. The proxy damages the bytes that it forwards.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -26,7 +26,7 @@ pub enum TestTransport {
 }
 
 impl TestTransport {
-    /// The transports that use different algorithms. `Streams` uses the same algorithms as `Tcp`.
+    /// One transport for each set of algorithms. `Streams` is missing, because it uses the same algorithms as `Tcp`.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Shm, Self::Hosts];
 
     /// Sets the options of a rank to use this transport.
@@ -43,7 +43,8 @@ impl TestTransport {
         };
     }
 
-    /// Does the same as the function [`run_with`], over this transport. `adjust` is called after the transport was set.
+    /// Does the same as the function [`run_with`], over this transport. `adjust` is called after the options for the transport
+    /// are set.
     pub fn run_with<R: Send + 'static>(
         self,
         n: u32,
@@ -134,12 +135,12 @@ pub fn peers_file_options(file: &PeersFile, rank: u32, secret: &Secret) -> JoinO
     }
 }
 
-/// Returns a peers file of `n` ranks on loopback ports that were free just before.
+/// Returns a peers file of `n` ranks, with loopback ports that were free when this function looked for them.
 pub fn peers_file(n: usize) -> PeersFile {
     PeersFile::parse(Path::new("hosts.txt"), &peers_text(n)).expect("the peers file is valid")
 }
 
-/// Returns the text of a peers file of `n` ranks on loopback ports that were free just before.
+/// Returns the text of a peers file of `n` ranks, with loopback ports that were free when this function looked for them.
 pub fn peers_text(n: usize) -> String {
     // All listeners stay open until the last one is bound, so that no port is used twice.
     let listeners: Vec<TcpListener> =

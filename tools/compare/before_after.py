@@ -26,7 +26,7 @@ def median_interval(values):
 
 
 def comparison(rounds):
-    """Returns a row for each case that both builds measured: for each round, the new build's time divided by the old build's."""
+    """Returns a row for each case that both builds measured. A row has the ratio of new to old time in each round."""
     rows = []
     for key, after in rounds.rows.items():
         before = rounds.rows.get(key.__class__(**{**vars(key), "program": key.program + BEFORE}))

@@ -1,7 +1,7 @@
 """One rank of a benchmark of collectives with PyTorch's Gloo backend; peers.py starts it.
 
-It reads its rank and the job's address from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Rank 0 prints a JSON object on each
-line: first the version, and then the results of each size as soon as it is measured.
+The script reads its rank and the job's address from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Rank 0 prints a JSON object
+on each line: first the version, and then the results of each size as soon as this size is measured.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Operation:
         index = torch.arange(len(self.buffer), dtype=torch.int64)
         return ((index + rank) % 8191 % self.values).to(self.dtype)
 
-    def wrong(self):
+    def count_wrong_elements(self):
         """Runs one more operation, and returns the number of wrong elements on all ranks together."""
         mine = self.sample(self.rank)
         self.buffer.fill_(-1)
@@ -70,7 +70,7 @@ class Operation:
         return int(wrong)
 
 
-def used_s():
+def processor_time_s():
     """Returns the processor time of this process, with all its threads."""
     use = resource.getrusage(resource.RUSAGE_SELF)
     return use.ru_utime + use.ru_stime
@@ -82,13 +82,13 @@ def measure(operation, iterations, warm_up):
         operation.perform()
     times = torch.zeros(iterations, dtype=torch.float64)
     dist.barrier()
-    used, last = used_s(), time.perf_counter()
+    used, last = processor_time_s(), time.perf_counter()
     for index in range(iterations):
         operation.perform()
         now = time.perf_counter()
         times[index] = (now - last) * 1e6
         last = now
-    used = torch.tensor([used_s() - used], dtype=torch.float64)
+    used = torch.tensor([processor_time_s() - used], dtype=torch.float64)
     dist.all_reduce(used)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     return {"iterations": iterations, "time_us": float(times.quantile(0.5)), "cpu_s": float(used)}
@@ -108,7 +108,7 @@ def main():
         print(json.dumps({"version": f"Gloo of PyTorch {torch.__version__}"}), flush=True)
     for size, iterations in args.size:
         operation = Operation(args.operation, args.dtype, size)
-        row = {"bytes": size, **measure(operation, iterations, args.warm_up), "wrong": operation.wrong()}
+        row = {"bytes": size, **measure(operation, iterations, args.warm_up), "wrong": operation.count_wrong_elements()}
         if speaks:
             print(json.dumps(row), flush=True)
     dist.destroy_process_group()

@@ -1,7 +1,7 @@
 """Compares programs between several hosts, in a lab: tools/netlab simulates the hosts and their network on this machine.
 
 Each measurement creates a new network, so that a program cannot profit from route metrics that the kernel has cached for an
-earlier program. iperf3 measures the rate of a line.
+earlier program. iperf3 measures the rate of a line, which is the network link between a host and the switch.
 """
 
 import dataclasses
@@ -22,10 +22,11 @@ NETLAB = pathlib.Path(__file__).resolve().parent.parent / "netlab"
 SIZES = ("64", "4K", "64K", "1M", "4M", "16M", "64M")
 EXPECTED = ("iperf3", "ringbench-tcp", "gloo")
 OURS = "ringbench-tcp"
-# The time limit for removing a lab. Removing one has never taken this long.
+# The time limit for removing a lab. Removing a lab has never taken this long.
 ENDING_S = 20
 LINE_S, LINE_TRIAL_S = 3, 1
-# iperf3 does not count the first second, in which TCP's slow start limits the rate. A long job spends hardly any time in it.
+# iperf3 does not count the first second, in which TCP's slow start limits the rate. A long job spends
+# hardly any time in slow start.
 LINE_OMIT_S = 1
 # How long a program may print nothing. The limit is long, because the trial runs operations of unknown duration: on a line of
 # 1 Gbit/s, an operation on 64 MiB takes a second.
@@ -101,7 +102,7 @@ class Gloo(peers.Gloo):
 
 
 class Line(peers.Program):
-    """Measures the rate of a line with one TCP connection, or with two in opposite directions, because a ring uses both."""
+    """Measures the rate of a line with one TCP connection, or with two connections in opposite directions, as in a ring."""
 
     key = name = "iperf3"
 
@@ -126,7 +127,7 @@ def line_rates(output, control, both_ways):
         if "error" in reply:
             raise Failed(f"iperf3: {reply['error']}")
         end, version = reply["end"], reply["start"]["version"]
-        # The hosts of a lab inherit the machine's default congestion control. Check that they did.
+        # The hosts of a lab inherit the machine's default congestion control. Check that the hosts did.
         if (used := end["sender_tcp_congestion"]) != control:
             raise Failed(f"the hosts of the lab use {used}, not {control}")
         names = ["sum_received", *(["sum_received_bidir_reverse"] if both_ways else [])]
@@ -187,7 +188,7 @@ class Rounds(rounds.Rounds):
 
 
 def add_line_rates(rows, lines):
-    """Adds the rate of the line to each row, and its bus bandwidth as a part of this rate, if the rate was measured."""
+    """Adds the rate of the line to each row, and its bus bandwidth as a fraction of this rate, if the rate was measured."""
     for row in rows:
         if line := lines.get(row["congestion_control_host"]):
             row["line_gb_per_s"] = line["one_way_mbit_per_s"] / 8e3

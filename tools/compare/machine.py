@@ -6,7 +6,7 @@ import platform
 import time
 
 CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")
-# The part of the processor time that other programs may use during a measurement.
+# The fraction of the processor time that other programs may use during a measurement.
 BUSY_MAX = 0.1
 
 
@@ -42,7 +42,7 @@ def core_count():
 
 
 def busy_fraction():
-    """Measures for a quarter of a second. Returns the part of the time of all processors in which they were busy."""
+    """Measures for a quarter of a second which fraction of the time of all processors is used. Returns this fraction."""
 
     def ticks():
         values = [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
@@ -55,7 +55,7 @@ def busy_fraction():
 
 
 def wait_until_idle(limit_s, say):
-    """Waits until the machine is idle. Prints a message if it is still busy after `limit_s`."""
+    """Waits until the machine is idle. Prints a message if the machine is still busy after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while limit_s > 0 and (used := busy_fraction()) > BUSY_MAX:
         if time.monotonic() > deadline:
@@ -75,7 +75,7 @@ class Congestion:
         return self
 
     def settable(self, wanted):
-        """Returns the wanted congestion controls that can be set. Prints a message for each of the others."""
+        """Returns the wanted congestion controls that can be set. Prints a message for each one that cannot be set."""
         found = []
         for name in dict.fromkeys(self.original if name == "host" else name for name in wanted):
             try:

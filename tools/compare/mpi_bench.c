@@ -29,7 +29,7 @@ static int ascending(const void *a, const void *b) {
 }
 
 /* Returns the processor time of this process, with all its threads. */
-static double used_s(void) {
+static double processor_time_s(void) {
     struct rusage use;
     getrusage(RUSAGE_SELF, &use);
     return (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) + 1e-6 * (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
@@ -89,14 +89,14 @@ static void measure(size_t bytes, int iterations, int warm_up) {
     memset(buffer, 0, (size_t)count * width());
     for (int i = 0; i < warm_up; i++) perform(buffer, count);
     MPI_Barrier(MPI_COMM_WORLD);
-    double used = used_s(), last = MPI_Wtime();
+    double used = processor_time_s(), last = MPI_Wtime();
     for (int i = 0; i < iterations; i++) {
         perform(buffer, count);
         double now = MPI_Wtime();
         times[i] = (now - last) * 1e6;
         last = now;
     }
-    used = used_s() - used;
+    used = processor_time_s() - used;
     MPI_Allreduce(MPI_IN_PLACE, &used, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     /* The time of an iteration is that of its slowest rank. */
     MPI_Allreduce(MPI_IN_PLACE, times, iterations, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);

@@ -19,9 +19,9 @@ WARM_UP = 5
 BEFORE = "-before"
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
-# The packages that `--install` installs. Each has a separate virtual environment, because both MPIs have an mpicc.
+# The packages that `--install` installs. Each entry has a separate virtual environment, because both MPIs have an mpicc.
 PACKAGES = {"torch": ["torch", "numpy"], "openmpi": ["openmpi"], "mpich": ["mpich"]}
-# The programs that run by default. A message names each one that is missing.
+# The programs that run by default. A message names each program that is missing.
 EXPECTED = (
     *("ringbench", "ringbench-alloc", "ringbench-tcp", "gloo", "openmpi4-tcp", "openmpi4", "openmpi5-tcp", "openmpi5"),
     *("mpich5-tcp", "mpich5"),
@@ -38,7 +38,7 @@ class Case:
     dtype: str
     world: int
 
-    def smallest(self):
+    def smallest_size(self):
         """Returns the smallest size at which each rank has an element."""
         parts = self.world if self.operation in ("all_gather", "reduce_scatter") else 1
         return DTYPES[self.dtype] * parts
@@ -50,12 +50,12 @@ class Measurement:
     # For each size: time_us, iterations, wrong (the number of wrong elements), and cpu_s. cpu_s is the processor time of all
     # ranks and iterations together, or None if it was not measured.
     rows: dict
-    # False if the program was killed because it stopped printing.
+    # False if the program was killed because it printed nothing for too long.
     finished: bool
 
 
 class Program:
-    """A column of the table."""
+    """A program to compare. Its results are one column of the table."""
 
     key = name = ""
     dtypes = tuple(DTYPES)

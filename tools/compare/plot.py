@@ -8,7 +8,8 @@ from xml.sax.saxutils import escape
 
 import report
 
-# The colour of each library. People with colour blindness can distinguish them. Programs that use only TCP have dashed lines.
+# The colour of each library. People with colour blindness can distinguish these colours. Programs that use only TCP have dashed
+# lines.
 COLOURS = {"ringbench": "#0b62a4", "gloo": "#d55e00", "openmpi4": "#009e73", "openmpi5": "#b5489a", "mpich5": "#8a6d00"}
 OTHERS = ("#555555", "#56b4e9", "#111111")
 INK, FAINT, GRID = "#1f2328", "#59636e", "#e4e7eb"
@@ -116,7 +117,7 @@ def draw_series(body, rows, look, across, up, read):
 
 
 def bandwidth(row, time_us):
-    """Returns the row's bus bandwidth if its time were `time_us` instead of the median."""
+    """Returns the bus bandwidth of the row for the time `time_us`. (The row contains the bus bandwidth for the median time.)"""
     return row["busbw_gb_per_s"] * row["time_us"] / time_us
 
 

@@ -41,10 +41,10 @@ def interrupt_on_signals():
 
 
 def run(commands, stall_s, scratch, variables=({},), ending_s=0):
-    """Runs the commands together until all have ended, one has failed, or the first has printed nothing for `stall_s`.
+    """Runs the commands together until all have ended, one has failed, or the first command has printed nothing for `stall_s`.
 
-    The output in the result is that of the first command. `variables` contains environment variables: one dictionary for all
-    commands, or one for each command. At the end, processes that still run are killed. If `ending_s` is not 0, these commands
+    The result contains the output of the first command only. `variables` contains environment variables: one dictionary for all
+    commands, or one for each command. At the end, processes that still run are killed. If `ending_s` is not 0, these processes
     first get SIGTERM, and have `ending_s` seconds to end.
     """
     outputs = [tempfile.NamedTemporaryFile(dir=scratch, delete=False) for _ in range(2 * len(commands))]
@@ -59,7 +59,7 @@ def run(commands, stall_s, scratch, variables=({},), ending_s=0):
                 stdin=subprocess.DEVNULL,
                 stdout=outputs[2 * index],
                 stderr=outputs[2 * index + 1],
-                # In a separate session, the command gets no signal from Ctrl-C. This process gets it and ends the commands.
+                # Ctrl-C sends no signal to a command in a separate session. This process gets the signal and ends the command.
                 start_new_session=True,
             )
             started.append(process)
@@ -112,7 +112,7 @@ def _wait(pids, output_path, stall_s):
 
 
 def _terminate(pids, within_s):
-    """Sends SIGTERM to the running processes, and waits until they have ended or the time has passed."""
+    """Sends SIGTERM to the running processes, and waits until they have ended or `within_s` has passed."""
     deadline = time.monotonic() + within_s
     for pid in filter(_is_running, pids):
         os.kill(pid, signal.SIGTERM)
@@ -121,7 +121,7 @@ def _terminate(pids, within_s):
 
 
 def _is_running(pid):
-    """Returns whether the child process `pid` still runs. Returns false for a child that has been reaped."""
+    """Returns whether the child process `pid` still runs. A child that has been reaped does not run."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:

@@ -8,7 +8,7 @@ GIB = 1 << 30
 
 
 def results(rounds, ours, names):
-    """Returns a row for each key; `ours` is the key of the program whose time the other times are divided by."""
+    """Returns a row for each key. The times of all programs are divided by the time of the program with the key `ours`."""
     rows = []
     for key, measured in rounds.rows.items():
         times = [row["time_us"] for row in measured]
@@ -98,7 +98,7 @@ def tables(data, cpu):
     ours = data["programs"].get(data["ours"], data["ours"])
     for (operation, dtype, control, world), rows in groups(data["results"]).items():
         keys = [key for key in data["programs"] if any(row["program"] == key for row in rows)]
-        # If a program did not finish any size, it still has a column.
+        # If a program did not finish any size, the program still has a column.
         stopped = {key for *what, _, key in missing if what == [operation, dtype, world]}
         keys += [key for key in data["programs"] if key not in keys and key in stopped]
         cells = {(row["bytes"], row["program"]): row for row in rows}

@@ -68,7 +68,7 @@ class Rounds:
         self.rows = {}
         self.unfinished = set()
         self.versions = {}
-        # For each size for which the user has chosen a number of iterations, this number.
+        # The number of iterations for each size for which the user has chosen such a number.
         self.fixed = {}
         # How often each (case, program) has stalled in a round.
         self.stalls = {}
@@ -76,7 +76,7 @@ class Rounds:
         self.iterations = {}
 
     def measured_lines(self):
-        """Returns the rates of the network's lines for each congestion control, if they are measured."""
+        """Returns the measured rates of the network's lines for each congestion control."""
         return {}
 
     def measure_all(self, programs, cases, sizes, congestion):
@@ -85,7 +85,8 @@ class Rounds:
         for case in cases:
             for program in programs:
                 self.trial(program, case, sizes)
-        # The congestion controls alternate within a round, so that a change in the machine's speed affects all of them.
+        # The congestion controls alternate within a round, so that a change in the machine's speed affects all congestion
+        # controls.
         for number in range(self.args.rounds):
             for control in controls:
                 congestion.set(control)
@@ -95,10 +96,10 @@ class Rounds:
 
     def trial(self, program, case, sizes):
         """Chooses the number of iterations of each size, and reports the sizes that the program cannot measure."""
-        wanted = [(size, count or TRIAL_ITERATIONS) for size, count in sizes if size >= case.smallest()]
+        wanted = [(size, count or TRIAL_ITERATIONS) for size, count in sizes if size >= case.smallest_size()]
         self.iterations[case, program.key] = counts = {}
         for size, _ in sizes:
-            if size < case.smallest():
+            if size < case.smallest_size():
                 self.say(f"LEFT OUT: {size} bytes of {case.operation}: less than one element for each of {case.world} ranks")
         reason = program.unsupported_reason(case)
         if reason:
@@ -158,7 +159,7 @@ class Rounds:
             self.drop_sizes(program, case, sizes)
 
     def measure_undisturbed(self, program, case, sizes, stall_s):
-        """Repeats the measurement until the machine was idle before and after it, at most `REPEATS_MAX` times."""
+        """Measures until the machine was idle before and after a measurement, at most `REPEATS_MAX` times."""
         for _ in range(REPEATS_MAX):
             machine.wait_until_idle(self.args.wait_idle, self.say)
             measurement = program.measure(case, sizes, stall_s, self.args.cpu)

@@ -63,7 +63,7 @@ class FakeCongestion:
         self.set_to += (name,)
 
 
-def measured(programs, sizes=((64, 0), (1 << 20, 0)), **more):
+def measure_fakes(programs, sizes=((64, 0), (1 << 20, 0)), **more):
     """Measures fake programs. Returns the rounds, and the messages that were kept."""
     options = {"rounds": 3, "congestion": ["bbr", "cubic"], "wait_idle": 0, "timeout": 1, "cpu": True, **more}
     said = []
@@ -121,7 +121,7 @@ class Programs(unittest.TestCase):
 class Rounds(unittest.TestCase):
     def test_every_program_measures_in_every_round_under_each_congestion_control(self):
         programs = [Fake("ringbench"), Fake("gloo", 30.0)]
-        results, _ = measured(programs)
+        results, _ = measure_fakes(programs)
         self.assertEqual({len(rows) for rows in results.rows.values()}, {3})
         self.assertEqual(len(results.rows), 2 * 2 * 2)
         # Each program measures in one trial, and in three rounds under two congestion controls.
@@ -139,7 +139,7 @@ class Rounds(unittest.TestCase):
             return measurement
 
         program.measure = fast_after_the_trial
-        results, _ = measured([program], sizes=[(64, 0), (128, 7)], congestion=["bbr"])
+        results, _ = measure_fakes([program], sizes=[(64, 0), (128, 7)], congestion=["bbr"])
         counts = {key.bytes: [row["iterations"] for row in rows] for key, rows in results.rows.items()}
         self.assertEqual(counts, {64: [40, 4000, 4000], 128: [7, 7, 7]})
 
@@ -150,7 +150,7 @@ class Rounds(unittest.TestCase):
     def test_a_size_that_did_not_finish_is_not_measured_again(self):
         hanging = Fake("mpich5", hangs_from=1 << 20)
         programs = [Fake("ringbench"), hanging]
-        results, said = measured(programs)
+        results, said = measure_fakes(programs)
         self.assertEqual([key.bytes for key in results.rows if key.program == "mpich5"], [64, 64])
         self.assertTrue(any(text.startswith("DID NOT FINISH: mpich5") for text in said))
         self.assertIn("| did not finish |", report.tables(document(results, programs), False))
@@ -165,16 +165,16 @@ class Rounds(unittest.TestCase):
                 return measure(*anything)
 
             program.measure = bad
-            results, said = measured([program], sizes=[(64, 0)], congestion=["bbr"])
+            results, said = measure_fakes([program], sizes=[(64, 0)], congestion=["bbr"])
             self.assertEqual(sum(text.startswith("STALLED") for text in said), bad_rounds)
             self.assertEqual(sum(map(len, results.rows.values())), left)
 
     def test_a_wrong_result_ends_the_comparison(self):
-        self.assertRaisesRegex(peers.Failed, "2 wrong elements", measured, [Fake("ringbench"), Fake("gloo", wrong=2)])
+        self.assertRaisesRegex(peers.Failed, "2 wrong elements", measure_fakes, [Fake("ringbench"), Fake("gloo", wrong=2)])
 
     def test_sizes_with_less_than_an_element_for_each_rank_are_left_out_with_a_message(self):
-        self.assertEqual(peers.Case("all_gather", "f64", 4).smallest(), 32)
-        results, said = measured([Fake("ringbench")], sizes=((2, 0), (64, 0)))
+        self.assertEqual(peers.Case("all_gather", "f64", 4).smallest_size(), 32)
+        results, said = measure_fakes([Fake("ringbench")], sizes=((2, 0), (64, 0)))
         self.assertEqual({key.bytes for key in results.rows}, {64})
         self.assertTrue(any(text.startswith("LEFT OUT: 2 bytes") for text in said))
 
@@ -182,7 +182,7 @@ class Rounds(unittest.TestCase):
 class Reports(unittest.TestCase):
     def test_tables_have_a_column_for_each_program(self):
         programs = [Fake("ringbench"), Fake("gloo", 30.0)]
-        text = report.tables(document(measured(programs)[0], programs), True)
+        text = report.tables(document(measure_fakes(programs)[0], programs), True)
         self.assertIn("| bytes | ringbench | gloo |", text)
         self.assertIn("| 64 | 10.0 µs (10.0 µs - 10.0 µs) **1.00** | 30.0 µs (30.0 µs - 30.0 µs) **3.00** |", text)
         # 20 µs of processor time for each operation of 1 MiB are 0.0205 s for each GiB.
@@ -190,7 +190,7 @@ class Reports(unittest.TestCase):
 
     def test_bus_bandwidth_is_defined_as_in_ringbench(self):
         programs = [Fake("ringbench")]
-        [row, *_] = [row for row in document(measured(programs)[0], programs)["results"] if row["bytes"] == 1 << 20]
+        [row, *_] = [row for row in document(measure_fakes(programs)[0], programs)["results"] if row["bytes"] == 1 << 20]
         self.assertAlmostEqual(row["busbw_gb_per_s"], (1 << 20) / 10 / 1e3)
         self.assertEqual(rounds.busbw_factor("all_reduce", 4), 1.5)
         self.assertEqual(rounds.busbw_factor("all_gather", 4), 0.75)
@@ -206,25 +206,25 @@ class BeforeAndAfter(unittest.TestCase):
 
     def test_each_case_is_compared_with_the_same_case_of_the_build_before(self):
         programs = [Fake("ringbench", 30.0), Fake("ringbench-before", 20.0), Fake("gloo")]
-        rows = before_after.comparison(measured(programs, rounds=6)[0])
+        rows = before_after.comparison(measure_fakes(programs, rounds=6)[0])
         self.assertEqual([row["program"] for row in rows], ["ringbench"] * 4)
         self.assertTrue(all(row["ratio"] == 1.5 and row["interval"] == (1.5, 1.5) for row in rows))
         self.assertAlmostEqual(before_after.geometric_mean(rows), 1.5)
         self.assertIn("| ringbench | all_reduce | f32 | bbr | 2 | 64 | 1.500 | 1.500 - 1.500 |", before_after.table(rows))
-        self.assertEqual(before_after.comparison(measured([Fake("ringbench")])[0]), [])
+        self.assertEqual(before_after.comparison(measure_fakes([Fake("ringbench")])[0]), [])
 
 
 class Plots(unittest.TestCase):
     def test_the_svg_is_well_formed_and_has_a_line_for_each_program_and_panel(self):
         programs = [Fake("ringbench"), Fake("openmpi4-tcp", 30.0), Fake("openmpi9", 0.02)]
-        drawn = plot.svg(document(measured(programs)[0], programs))
+        drawn = plot.svg(document(measure_fakes(programs)[0], programs))
         parsed = xml.dom.minidom.parseString(drawn)
         self.assertEqual(len(parsed.getElementsByTagName("polyline")), 3 * 2 * 2)
         self.assertNotIn("nan", drawn)
 
     def test_a_single_size_can_be_drawn(self):
         programs = [Fake("ringbench")]
-        xml.dom.minidom.parseString(plot.svg(document(measured(programs, sizes=[(64, 5)])[0], programs)))
+        xml.dom.minidom.parseString(plot.svg(document(measure_fakes(programs, sizes=[(64, 5)])[0], programs)))
 
     def test_ticks_have_round_values_and_short_labels(self):
         self.assertEqual(plot.decade_ticks(7, 130), [1, 10, 100, 1000])
@@ -244,13 +244,13 @@ class Processes(unittest.TestCase):
                 [[sys.executable, "-c", text] for text in programs], stall_s, scratch, ending_s=ending_s
             )
 
-    def test_the_result_has_the_output_of_the_first_command_and_the_processor_time_of_all(self):
+    def test_the_result_has_the_output_of_the_first_command_and_the_processor_time_of_all_commands(self):
         with self.python() as run:
             result = run("print('here')", "print('there')")
         self.assertEqual((result.output, result.code), ("here\n", 0))
         self.assertGreater(result.cpu_s, 0)
 
-    def test_a_command_that_fails_ends_all_and_its_errors_are_returned(self):
+    def test_a_command_that_fails_ends_all_commands_and_its_errors_are_returned(self):
         with self.python() as run:
             began = time.monotonic()
             result = run("import time; time.sleep(60)", "raise SystemExit('no')")

@@ -38,8 +38,8 @@ class FakeLine(lab.Line):
         return [780.0, 760.0] if both_ways else [800.0], "iperf 3.12"
 
 
-def measured(line):
-    """Returns the results of three rounds in which ringbench needs 20 ms for 1 MiB, and the messages."""
+def measure_fakes(line):
+    """Returns the results of three rounds in which ringbench needs 20 ms for 1 MiB, and the messages that were kept."""
     options = {"rounds": 3, "congestion": ["bbr", "cubic"], "wait_idle": 0, "timeout": 1, "cpu": False, "ours": lab.OURS}
     args, said = types.SimpleNamespace(**options), []
     results = lab.Rounds(args, lambda text, keep=True: said.append(text) if keep else None)
@@ -80,7 +80,7 @@ class Lines(unittest.TestCase):
             self.assertRaisesRegex(peers.Failed, reason, lab.line_rates, output, "cubic", True)
 
     def test_bus_bandwidth_is_shown_as_a_percentage_of_the_line(self):
-        data, _ = measured(FakeLine())
+        data, _ = measure_fakes(FakeLine())
         self.assertEqual(data["lines"]["bbr"]["rounds_both_ways_mbit_per_s"], [770.0] * 3)
         self.assertEqual(data["versions"]["iperf3"], "iperf 3.12")
         text = report.tables(data, False)
@@ -93,7 +93,7 @@ class Lines(unittest.TestCase):
         self.assertIn(str(TWO), report.heading(data["machine"], {}, 3))
 
     def test_without_iperf_there_are_times_and_no_percentages(self):
-        data, said = measured(FakeLine(fails=True))
+        data, said = measure_fakes(FakeLine(fails=True))
         self.assertEqual(said, ["LEFT OUT: iperf3: no route to host"])
         self.assertIn("**2.00** |", report.tables(data, False))
 

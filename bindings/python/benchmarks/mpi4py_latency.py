@@ -14,12 +14,12 @@ DICTIONARY = {"step": 17, "loss": 0.25, "names": ["a", "b", "c"], "shape": (3, 4
 
 
 def repetitions(nbytes: int, budget: int) -> int:
-    """Returns how often to repeat a call: at most `budget` times, and less often for long messages."""
+    """Returns the number of times to repeat a call. This number is at most `budget`, and smaller for long messages."""
     return max(5, min(budget, (256 << 20) // max(nbytes, 1)))
 
 
 def measure_call(comm: MPI.Comm, count: int, call) -> float:
-    """Returns the seconds per call on the slowest rank. Before the measurement it makes some calls as a warm-up."""
+    """Returns the seconds per call on the slowest rank. Makes some calls as a warm-up before the measurement."""
     for _ in range(max(count // 10, 2)):
         call()
     comm.Barrier()

@@ -4,8 +4,8 @@ alternately in the same processes.
 
     ringrun -n 4 python benchmarks/torch_compare.py [--rounds 7] [--smoke]
 
-Takes the time of the slowest rank in each round. Prints the median and the range over the rounds, and the median of "ring"
-divided by that of Gloo. Checks every result.
+In each round, the time of the slowest rank counts. Prints the median and the range over the rounds, and the median of "ring"
+divided by the median of Gloo. Checks every result.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def main() -> None:
                     times[name].append(spent)
         report(f"all_reduce of {size} bytes", times)
     trainings = {name: Training(group, arguments.batch) for name, group in groups.items()}
-    # The same training without communication. Its time is a lower bound.
+    # Measure the same training without communication. The time of this training is a lower bound.
     baseline = Training(None, arguments.batch)
     times = {name: [] for name in (*groups, "no communication")}
     for index in range(rounds + 1):

@@ -9,14 +9,14 @@ use pyo3::prelude::*;
 /// A view of an object's memory. The memory stays valid and is not moved until the view is dropped.
 pub(crate) struct BufferView(Box<ffi::Py_buffer>);
 
-// SAFETY: the memory stays valid for every thread, and the view is released with the interpreter's lock.
+// SAFETY: the memory stays valid for every thread, and the thread that releases the view holds the interpreter's lock.
 unsafe impl Send for BufferView {}
 // SAFETY: shared references only read the view.
 unsafe impl Sync for BufferView {}
 
 impl BufferView {
     /// Returns a view of the object's memory. The memory may have any layout and may be read-only.
-    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn from_object(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut view = Box::new(ffi::Py_buffer::new());
         // SAFETY: the object is alive, and the call fills the view, which stays in its box.
         let code = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, ffi::PyBUF_FULL_RO) };

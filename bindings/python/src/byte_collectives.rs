@@ -1,7 +1,7 @@
 //! Collectives of bytes, such as pickled objects, in which each rank knows only the length of its own bytes.
 //!
 //! A rank that cannot contribute, for example because it could not pickle an object, *refuses*: it sends a reason instead
-//! of its data. Then all ranks get an error that names the rank and the reason, and the group can go on.
+//! of its data. Then all ranks get an error that names the rank and the reason, and the group can still be used.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -28,7 +28,7 @@ struct RankRefusal {
 /// The result of a collective in which a rank may refuse.
 type ExchangeResult<T> = Result<Result<T, RankRefusal>, Error>;
 
-/// This rank's data, or the reason why it refuses, and the error that this rank then raises.
+/// This rank's data. If this rank refuses: the reason, which the other ranks get, and the error that this rank raises.
 struct Contribution<T> {
     data: Result<T, String>,
     error: Option<PyErr>,
@@ -93,12 +93,12 @@ fn lengths_or_refusal<T>(
     let counts: Vec<usize> = headers.iter().map(|&header| reason_bytes(header).unwrap_or_default()).collect();
     let reason = own.as_ref().err().map_or(&[][..], String::as_bytes);
     let reasons = group.all_gather_uneven(reason, &counts)?;
-    // The first reason is at the beginning, because the ranks before that rank sent no reason.
+    // The reason of the first refusing rank is at the beginning, because the ranks before this rank sent no reason.
     let reason = String::from_utf8_lossy(&reasons[..counts[first]]).into_owned();
     Ok(Err(RankRefusal { rank: Rank::new(first as u32), reason }))
 }
 
-/// Broadcasts the root's headers. Returns the lengths in them, or the root's refusal.
+/// Broadcasts the root's headers. Returns the lengths in these headers, or the root's refusal.
 fn broadcast_lengths<T>(
     group: &mut ringtrain::Group,
     headers: &mut [u64],
@@ -139,7 +139,7 @@ fn divide<'py>(py: Python<'py>, mut all: &[u8], lengths: &[usize]) -> Vec<Bound<
 /// Returns a copy of a buffer's bytes.
 fn copy_bytes(data: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<Vec<u8>> {
     let data = data.ok_or_else(|| errors::invalid(py, "no data was passed"))?;
-    Ok(Region::of(data)?.elements::<u8>().to_vec())
+    Ok(Region::readable(data)?.elements::<u8>().to_vec())
 }
 
 /// Returns the concatenated bytes of one buffer for each of `n` ranks, and the lengths of the buffers.
@@ -156,7 +156,7 @@ fn concatenate(
     let mut all = Vec::new();
     let mut lengths = Vec::with_capacity(n);
     for part in &parts {
-        let region = Region::of(part)?;
+        let region = Region::readable(part)?;
         all.extend_from_slice(region.elements::<u8>());
         lengths.push(region.bytes());
     }
@@ -164,8 +164,8 @@ fn concatenate(
 }
 
 impl PyGroup {
-    /// Runs a collective in which a rank may refuse. If ranks refuse, each of them returns its own error, and every other rank
-    /// returns an error that names the first of them.
+    /// Runs a collective in which a rank may refuse. If ranks refuse, each refusing rank returns its own error, and every
+    /// other rank returns an error that names the first refusing rank.
     fn exchange<R: Send>(
         &self,
         py: Python<'_>,
@@ -176,7 +176,7 @@ impl PyGroup {
             (Ok(result), None) => Ok(result),
             (_, Some(error)) => Err(error),
             (Err(RankRefusal { rank, reason }), None) => {
-                let rank = self.member(rank);
+                let rank = self.rank_in_job(rank);
                 Err(errors::refused(py, rank, &reason))
             }
         }
@@ -213,7 +213,7 @@ impl PyGroup {
         root: i64,
         refusal: Option<String>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let root = Self::rank(py, root)?;
+        let root = Self::parse_rank(py, root)?;
         let own = if root == self.rank {
             Contribution::new(py, refusal, || copy_bytes(data, py))
         } else {
@@ -256,7 +256,7 @@ impl PyGroup {
         root: i64,
         refusal: Option<String>,
     ) -> PyResult<Option<Vec<Bound<'py, PyBytes>>>> {
-        let root = Self::rank(py, root)?;
+        let root = Self::parse_rank(py, root)?;
         let own = Contribution::new(py, refusal, || copy_bytes(data, py));
         let gather = |group: &mut ringtrain::Group, own: &[u8], lengths: &[usize]| {
             group.gather_uneven(own, lengths, root)
@@ -273,7 +273,7 @@ impl PyGroup {
         root: i64,
         refusal: Option<String>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let (root, n) = (Self::rank(py, root)?, self.size as usize);
+        let (root, n) = (Self::parse_rank(py, root)?, self.size as usize);
         let own = if root == self.rank {
             Contribution::new(py, refusal, || concatenate(py, data, n))
         } else {

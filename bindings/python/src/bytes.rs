@@ -1,5 +1,5 @@
-//! Messages of bytes of which only the sender knows the length, and messages of bytes that are received into a buffer of
-//! any type.
+//! Messages of bytes. A receive either allocates memory of the length that the sender chose, or writes the bytes to a buffer
+//! of any type.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::handle::{OperationResult, PyHandle};
 use crate::messages::{send_options, source_and_tag};
 use crate::region::Region;
 
-/// The maximum number of bytes that a rank allocates for data of a length that another rank has sent.
+/// The maximum length of received data in bytes. A rank allocates no more, even if another rank sends a larger length.
 pub(crate) const BYTES_MAX: usize = 1 << 34;
 
 #[pymethods]
@@ -25,7 +25,7 @@ impl PyGroup {
         tag: i64,
         synchronous: bool,
     ) -> PyResult<()> {
-        let (region, to) = (Region::of(data)?, Self::rank(py, to)?);
+        let (region, to) = (Region::readable(data)?, Self::parse_rank(py, to)?);
         let options = send_options(py, tag, synchronous)?;
         let bytes = region.elements::<u8>();
         self.with_messenger(py, |messenger| messenger.send(bytes, to, options))
@@ -40,8 +40,8 @@ impl PyGroup {
         tag: i64,
         synchronous: bool,
     ) -> PyResult<PyHandle> {
-        let (to, options) = (Self::rank(py, to)?, send_options(py, tag, synchronous)?);
-        let bytes = Region::of(data)?.into_foreign::<u8>(py)?;
+        let (to, options) = (Self::parse_rank(py, to)?, send_options(py, tag, synchronous)?);
+        let bytes = Region::readable(data)?.into_foreign::<u8>(py)?;
         let sent = self.with_messenger(py, |messenger| messenger.send_async(bytes, to, options))?;
         Ok(PyHandle::new(sent.and_then(|_| Ok(OperationResult::Nothing))))
     }
@@ -51,7 +51,7 @@ impl PyGroup {
         let handle = self.receive_bytes_async(py, source, tag)?;
         let received = handle.wait_for(py, None);
         if received.is_err() {
-            // Without the cancel, the receive could still match a message, which no call would return.
+            // Cancel the receive. Otherwise it could still match a message, and no call would return this message.
             handle.cancel(py)?;
         }
         received?.ok_or_else(|| errors::general(py, "the message has not arrived"))

@@ -13,7 +13,7 @@ use crate::region::Region;
 /// A buffer argument.
 pub(crate) type BufferArg<'a, 'py> = &'a Bound<'py, PyAny>;
 
-/// Returns the type as which elements are reduced, and the reduction on that type.
+/// Returns the element type with which the library reduces elements of this kind, and the reduction on that type.
 pub(crate) fn reduction_for(py: Python<'_>, kind: Kind, op: &str) -> PyResult<(DType, ReduceOp)> {
     let op = parse_reduction(py, op)?;
     kind.reduction(op)
@@ -38,7 +38,7 @@ pub(crate) fn output_and_input(
     let py = output.py();
     let output = Region::writable(output)?;
     let Some(input) = input else { return Ok((output, None)) };
-    let input = Region::of(input)?;
+    let input = Region::readable(input)?;
     check_same_kind(py, &output, &input)?;
     if output.count != input.count {
         let (output, input) = (output.count, input.count);
@@ -47,13 +47,13 @@ pub(crate) fn output_and_input(
     Ok((output, Some(input)))
 }
 
-/// Multiplies counts of elements by `scale`, the number of elements that are sent for each element of the buffer.
+/// Multiplies counts of elements by `scale`. For each element of the buffer, the library sends `scale` elements.
 pub(crate) fn scale_counts(
     py: Python<'_>,
     counts: Option<Vec<i64>>,
     scale: usize,
 ) -> PyResult<Option<Vec<usize>>> {
-    let scale_count = |count| Ok(PyGroup::count(py, count)?.saturating_mul(scale));
+    let scale_count = |count| Ok(PyGroup::parse_count(py, count)?.saturating_mul(scale));
     counts.map(|counts| counts.into_iter().map(scale_count).collect()).transpose()
 }
 

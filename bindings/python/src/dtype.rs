@@ -1,5 +1,5 @@
-//! Finds element types by name and by the formats of the buffer protocol, and calls generic code with the type that a
-//! name gives at run time.
+//! Finds element types by their names and by the formats of the buffer protocol. Calls generic code with an element type that
+//! is known only at run time.
 
 use std::ffi::CStr;
 
@@ -18,7 +18,7 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// Returns the kind with this name.
-    pub(crate) fn named(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         match name {
             "bool" => Some(Self::Bool),
             _ => name.parse().ok().filter(|&dtype| is_number(dtype)).map(Self::Number),
@@ -26,7 +26,7 @@ impl Kind {
     }
 
     /// Returns the kind for a format of the buffer protocol and the size of an item.
-    pub(crate) fn of_format(format: &CStr, item_bytes: usize) -> Self {
+    pub(crate) fn from_format(format: &CStr, item_bytes: usize) -> Self {
         let code = match format.to_bytes() {
             [code] | [b'@' | b'=' | b'<' | b'|', code] => *code,
             _ => return Self::Opaque(item_bytes),
@@ -66,7 +66,7 @@ impl Kind {
         }
     }
 
-    /// Returns the type as which elements are sent, and the number of elements of that type for each element.
+    /// Returns the type with which the library sends the elements, and the number of elements of that type for each element.
     pub(crate) fn wire_type(self) -> (DType, usize) {
         match self {
             Self::Number(dtype) => (dtype, 1),
@@ -75,8 +75,8 @@ impl Kind {
         }
     }
 
-    /// Returns the type as which elements are reduced, and the reduction on that type. Returns `None` if `op` is not
-    /// defined on the elements.
+    /// Returns the type with which the library reduces the elements, and the reduction on that type. Returns `None` if `op` is
+    /// not defined on the elements.
     pub(crate) fn reduction(self, op: ReduceOp) -> Option<(DType, ReduceOp)> {
         match self {
             Self::Number(dtype) => Some((dtype, op)),
@@ -104,7 +104,8 @@ impl Kind {
         }
     }
 
-    /// Returns the buffer protocol's format for the kind. The protocol has none for bf16, so bf16 has the format of u16.
+    /// Returns the buffer protocol's format for the kind. The protocol has no format for bf16, so bf16 has the
+    /// format of u16.
     pub(crate) fn format(self) -> &'static CStr {
         match self {
             Self::Bool => c"?",

@@ -24,8 +24,8 @@ const NAMES: [&str; 14] = [
     "StillRunning",
 ];
 
-/// The classes, in the order of `NAMES`. They are kept here because an interpreter that is ending cannot import the
-/// module.
+/// The exception classes, in the order of `NAMES`. This static keeps the classes because an interpreter that is ending
+/// cannot import their module.
 static CLASSES: PyOnceLock<Vec<Py<PyType>>> = PyOnceLock::new();
 
 fn classes(py: Python<'_>) -> PyResult<&'static [Py<PyType>]> {
@@ -73,7 +73,7 @@ pub(crate) fn unsupported(py: Python<'_>, message: impl Into<String>) -> PyErr {
     exception(py, "Unsupported", message.into())
 }
 
-/// Makes an exception of the base class.
+/// Makes an exception of the base class `Error`.
 pub(crate) fn general(py: Python<'_>, message: impl Into<String>) -> PyErr {
     exception(py, "Error", message.into())
 }
@@ -143,8 +143,8 @@ fn with_culprit(py: Python<'_>, error: PyErr, cause: &Cause) -> PyErr {
             with_attribute(py, error, "ranks", (first.get(), second.get()))
         }
         Cause::Timeout { waiting, .. } => {
-            // The rank at fault is the one that other ranks wait for and that does not wait itself, if there is exactly
-            // one.
+            // The rank at fault is the rank that other ranks wait for and that does not wait itself, if there is
+            // exactly one such rank.
             let awaited = waiting.iter().flat_map(|one| &one.awaited);
             let mut late: Vec<_> =
                 awaited.filter(|(rank, _)| waiting.iter().all(|one| one.rank != *rank)).collect();

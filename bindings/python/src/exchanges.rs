@@ -25,7 +25,7 @@ impl PyGroup {
         let mut output = Region::writable(output)?;
         let (dtype, scale) = output.kind.wire_type();
         let counts = scale_counts(py, counts, scale)?;
-        let input = input.map(Region::of).transpose()?;
+        let input = input.map(Region::readable).transpose()?;
         if let Some(input) = &input {
             check_same_kind(py, &output, input)?;
         }
@@ -63,7 +63,7 @@ impl PyGroup {
         let mut output = Region::writable(output)?;
         let (dtype, scale) = output.kind.wire_type();
         let counts = scale_counts(py, counts, scale)?;
-        let input = input.map(Region::of).transpose()?;
+        let input = input.map(Region::readable).transpose()?;
         if let Some(input) = &input {
             check_same_kind(py, &output, input)?;
         }
@@ -94,7 +94,7 @@ impl PyGroup {
         root: i64,
         counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
-        let (root, input) = (Self::rank(py, root)?, Region::of(input)?);
+        let (root, input) = (Self::parse_rank(py, root)?, Region::readable(input)?);
         let mut output = self.root_buffer(output, root)?.map(Region::writable).transpose()?;
         if let Some(output) = &output {
             check_same_kind(py, output, &input)?;
@@ -126,7 +126,7 @@ impl PyGroup {
         root: i64,
         counts: Option<Vec<i64>>,
     ) -> PyResult<PyHandle> {
-        let (root, input) = (Self::rank(py, root)?, Region::of(input)?);
+        let (root, input) = (Self::parse_rank(py, root)?, Region::readable(input)?);
         let output = self.root_buffer(output, root)?.map(Region::writable).transpose()?;
         if let Some(output) = &output {
             check_same_kind(py, output, &input)?;
@@ -158,8 +158,8 @@ impl PyGroup {
         root: i64,
         counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
-        let (root, mut output) = (Self::rank(py, root)?, Region::writable(output)?);
-        let input = self.root_buffer(input, root)?.map(Region::of).transpose()?;
+        let (root, mut output) = (Self::parse_rank(py, root)?, Region::writable(output)?);
+        let input = self.root_buffer(input, root)?.map(Region::readable).transpose()?;
         if let Some(input) = &input {
             check_same_kind(py, &output, input)?;
         }
@@ -185,8 +185,8 @@ impl PyGroup {
         root: i64,
         counts: Option<Vec<i64>>,
     ) -> PyResult<PyHandle> {
-        let (root, output) = (Self::rank(py, root)?, Region::writable(output)?);
-        let input = self.root_buffer(input, root)?.map(Region::of).transpose()?;
+        let (root, output) = (Self::parse_rank(py, root)?, Region::writable(output)?);
+        let input = self.root_buffer(input, root)?.map(Region::readable).transpose()?;
         if let Some(input) = &input {
             check_same_kind(py, &output, input)?;
         }
@@ -207,7 +207,7 @@ impl PyGroup {
     }
 
     fn broadcast(&self, py: Python<'_>, output: BufferArg<'_, '_>, root: i64) -> PyResult<()> {
-        let root = Self::rank(py, root)?;
+        let root = Self::parse_rank(py, root)?;
         let mut output = self.broadcast_buffer(output, root)?;
         with_type!(output.kind.wire_type().0, T => {
             let output = output.elements_to_broadcast::<T>();
@@ -216,7 +216,7 @@ impl PyGroup {
     }
 
     fn broadcast_async(&self, py: Python<'_>, output: BufferArg<'_, '_>, root: i64) -> PyResult<PyHandle> {
-        let root = Self::rank(py, root)?;
+        let root = Self::parse_rank(py, root)?;
         let output = self.broadcast_buffer(output, root)?;
         with_type!(output.kind.wire_type().0, T => {
             let output = output.into_foreign::<T>(py)?;
@@ -233,7 +233,7 @@ impl PyGroup {
         send_counts: Option<Vec<i64>>,
         receive_counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
-        let (mut output, input) = (Region::writable(output)?, Region::of(input)?);
+        let (mut output, input) = (Region::writable(output)?, Region::readable(input)?);
         check_same_kind(py, &output, &input)?;
         let (dtype, scale) = output.kind.wire_type();
         let counts = exchange_counts(py, send_counts, receive_counts, scale)?;
@@ -256,7 +256,7 @@ impl PyGroup {
         send_counts: Option<Vec<i64>>,
         receive_counts: Option<Vec<i64>>,
     ) -> PyResult<PyHandle> {
-        let (output, input) = (Region::writable(output)?, Region::of(input)?);
+        let (output, input) = (Region::writable(output)?, Region::readable(input)?);
         check_same_kind(py, &output, &input)?;
         let (dtype, scale) = output.kind.wire_type();
         let counts = exchange_counts(py, send_counts, receive_counts, scale)?;
@@ -297,7 +297,8 @@ impl PyGroup {
         }
     }
 
-    /// An all-gather of equal parts runs in place, so this rank's input must first be copied to its part of the output.
+    /// An all-gather of equal parts runs in place, so this rank's input must first be copied to this rank's part of the
+    /// output.
     /// Returns the offset of this part in bytes, and the input.
     fn own_part_and_offset<'a>(
         &self,
@@ -318,9 +319,10 @@ impl PyGroup {
         Ok(Some((self.rank.index() * input.bytes(), input)))
     }
 
-    /// Returns the memory of a broadcast's buffer. The root only reads it; other ranks need a writable buffer.
+    /// Returns the memory of a broadcast's buffer. The root only reads the buffer. The other ranks need a writable
+    /// buffer.
     fn broadcast_buffer(&self, output: BufferArg<'_, '_>, root: ringtrain::Rank) -> PyResult<Region> {
-        if self.rank == root { Region::of(output) } else { Region::writable(output) }
+        if self.rank == root { Region::readable(output) } else { Region::writable(output) }
     }
 }
 
@@ -333,7 +335,7 @@ fn copy_own_part<T: Element>(group: &ringtrain::Group, all: &[T], counts: &[usiz
     all.get(before..before.saturating_add(own)).map(<[T]>::to_vec).ok_or(refused)
 }
 
-/// Returns both counts, scaled, if the caller passed both, and `None` if it passed neither.
+/// Returns both lists of counts, scaled, if the caller passed both lists. Returns `None` if the caller passed neither list.
 fn exchange_counts(
     py: Python<'_>,
     sent: Option<Vec<i64>>,

@@ -1,5 +1,6 @@
-//! Handles processes that are forked from a rank. A forked process is not a rank itself. It must not use the rank's
-//! connections, and it must not keep them open: otherwise the peers could not see that the rank has ended.
+//! Handles processes that are forked from a rank. A forked process is not a rank itself. The process must not use
+//! the rank's connections. It must also not keep these connections open: otherwise the peers could not see that the rank has
+//! ended.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,8 @@ use crate::errors;
 
 /// Whether this process was forked from a rank.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
-/// Whether this process has ever had a group. A process without one may fork processes that become ranks.
+/// Whether this process has ever had a group. A process that has had no group may fork processes that become
+/// ranks.
 static HAS_HAD_GROUPS: AtomicBool = AtomicBool::new(false);
 /// The groups that this process has.
 static GROUPS: Mutex<Vec<Weak<Messenger>>> = Mutex::new(Vec::new());
@@ -52,23 +54,23 @@ pub(crate) fn after_fork() {
     if !HAS_HAD_GROUPS.load(Ordering::Acquire) || IS_FORKED.swap(true, Ordering::AcqRel) {
         return;
     }
-    // Only the thread that forks takes this lock, and it does not hold the lock during the fork.
+    // Only the thread that forks takes this lock, and that thread does not hold the lock during the fork.
     let Ok(sockets) = SOCKETS.try_lock() else { return };
-    // Replaces each socket by `/dev/null` instead of closing it, so that its descriptor stays in use: the child also has
-    // copies of the Rust objects that own the descriptors.
+    // Replace each socket by `/dev/null` instead of closing it. The number of the descriptor must stay in use, because the
+    // child also has copies of the Rust objects that own the descriptors.
     let Ok(dev_null) = rustix::fs::open("/dev/null", rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
     else {
         return;
     };
     for &socket in &*sockets {
-        // SAFETY: `fstat` only reads; the descriptor may have been closed since its number was noted.
+        // SAFETY: `fstat` only reads; this also holds if the descriptor has been closed in the meantime.
         let status = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(socket) });
         let is_socket = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
         if !status.is_ok_and(is_socket) {
             continue;
         }
         // SAFETY: `fstat` has just shown that the descriptor is an open socket, which the child inherited from its parent.
-        // Nothing else in the child uses it, and `ManuallyDrop` keeps it open.
+        // Nothing else in the child uses the socket, and `ManuallyDrop` keeps it open.
         let mut socket = std::mem::ManuallyDrop::new(unsafe { std::os::fd::FromRawFd::from_raw_fd(socket) });
         let _ = rustix::io::dup3(&dev_null, &mut socket, rustix::io::DupFlags::CLOEXEC);
     }

@@ -44,13 +44,13 @@ impl PyGroup {
         let site = site::find(py);
         let result = py.detach(|| site::at(site, || self.lock.with(work)));
         deferred_drop::drop_all(py);
-        // If a signal handler raised an exception, that exception is raised even if the operation has a result.
+        // If a signal handler raised an exception, raise that exception, even if the operation has a result.
         if let Some(raised) = interrupt::take_raised() {
             return Err(raised);
         }
         match result {
             Ok(result) => result.map_err(|error| errors::from_error(py, &error)),
-            Err(LockError::Closed) => Err(closed(py)),
+            Err(LockError::Closed) => Err(closed_group_error(py)),
             Err(LockError::Interrupted) => Err(errors::general(py, "the thread was interrupted")),
             Err(LockError::Nested) => Err(errors::general(
                 py,
@@ -69,7 +69,7 @@ impl PyGroup {
         let (messenger, site) = (self.messenger(py)?, site::find(py));
         let result = py.detach(|| {
             let result = site::at(site, || work(&messenger));
-            // If the group has been closed meanwhile, this drop closes the connections.
+            // If another thread has closed the group meanwhile, this drop closes the connections.
             drop(messenger);
             result
         });
@@ -83,27 +83,27 @@ impl PyGroup {
     /// Returns the group's messenger. Fails if the group is closed or this process was forked.
     pub(crate) fn messenger(&self, py: Python<'_>) -> PyResult<Arc<Messenger>> {
         fork::fail_if_forked(py)?;
-        self.lock.messenger().ok_or_else(|| closed(py))
+        self.lock.messenger().ok_or_else(|| closed_group_error(py))
     }
 
     /// Converts a rank of this group to the rank of the same process in the job.
-    pub(crate) fn member(&self, rank: Rank) -> u32 {
+    pub(crate) fn rank_in_job(&self, rank: Rank) -> u32 {
         self.members.get(rank.index()).copied().unwrap_or(rank.get())
     }
 
-    /// Converts a count of elements, which cannot be negative.
-    pub(crate) fn count(py: Python<'_>, number: i64) -> PyResult<usize> {
+    /// Converts a number from Python to a count of elements. Fails if the number is negative.
+    pub(crate) fn parse_count(py: Python<'_>, number: i64) -> PyResult<usize> {
         usize::try_from(number).map_err(|_| errors::invalid(py, format!("{number} is not a count")))
     }
 
-    /// Converts the tag of a message.
-    pub(crate) fn tag(py: Python<'_>, number: i64) -> PyResult<u32> {
+    /// Converts a number from Python to the tag of a message.
+    pub(crate) fn parse_tag(py: Python<'_>, number: i64) -> PyResult<u32> {
         u32::try_from(number)
             .map_err(|_| errors::invalid(py, format!("{number} is not a tag; tags are 0 to 2^32 - 2")))
     }
 
-    /// Converts the number of a rank. The library checks that the group has this rank.
-    pub(crate) fn rank(py: Python<'_>, number: i64) -> PyResult<Rank> {
+    /// Converts a number from Python to a rank. The library later checks that the group has this rank.
+    pub(crate) fn parse_rank(py: Python<'_>, number: i64) -> PyResult<Rank> {
         u32::try_from(number)
             .map(Rank::new)
             .map_err(|_| errors::invalid(py, format!("{number} is not the number of a rank")))
@@ -111,7 +111,7 @@ impl PyGroup {
 }
 
 /// Makes the exception for a call on a closed group.
-fn closed(py: Python<'_>) -> PyErr {
+fn closed_group_error(py: Python<'_>) -> PyErr {
     errors::general(py, "the group has been closed")
 }
 
@@ -189,7 +189,8 @@ impl PyGroup {
     }
 
     fn subgroup(&self, py: Python<'_>, ranks: Vec<i64>) -> PyResult<Option<Self>> {
-        let ranks: Vec<Rank> = ranks.into_iter().map(|rank| Self::rank(py, rank)).collect::<PyResult<_>>()?;
+        let ranks: Vec<Rank> =
+            ranks.into_iter().map(|rank| Self::parse_rank(py, rank)).collect::<PyResult<_>>()?;
         Ok(self.collective(py, |group| group.subgroup(&ranks))?.map(Self::new))
     }
 

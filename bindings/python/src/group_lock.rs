@@ -1,4 +1,4 @@
-//! A lock through which one thread at a time uses a group.
+//! A lock that lets only one thread at a time use a group.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -94,7 +94,7 @@ impl GroupLock {
         lock(&self.messenger).clone()
     }
 
-    /// Makes a new messenger, with the group's changed settings.
+    /// Replaces the messenger by a new messenger with the current settings of the group.
     pub(crate) fn renew_messenger(&self, group: &Group) {
         let mut messenger = lock(&self.messenger);
         if messenger.is_some() {

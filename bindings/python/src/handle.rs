@@ -54,7 +54,7 @@ enum PyHandleState {
 }
 
 /// The handle of an operation that has begun. The operation keeps its buffers alive until it ends. If the handle is dropped,
-/// the operation goes on, but a receive that has matched no message yet is cancelled.
+/// the operation continues, but a receive that has matched no message yet is cancelled.
 #[pyclass(name = "Handle", frozen, module = "ringtrain._core")]
 pub(crate) struct PyHandle {
     state: Mutex<PyHandleState>,
@@ -71,7 +71,7 @@ impl PyHandle {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the operation for at most `patience`. Returns whether it has ended.
+    /// Waits for the operation for at most `patience`. Returns whether the operation has ended.
     fn wait_until_ended(&self, patience: Duration) -> bool {
         let started = Instant::now();
         let mut state = self.lock();
@@ -143,7 +143,7 @@ impl PyHandle {
         Ok(py.detach(|| {
             let has_ended = match &*self.lock() {
                 PyHandleState::Running(handle) => handle.test(),
-                // If the operation had ended, the thread that waits for it would have put the handle back.
+                // If the operation had ended, the thread that waits for the operation would have put the handle back.
                 PyHandleState::Waiting => false,
                 PyHandleState::Ended(_) | PyHandleState::Cancelled => true,
             };

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 pub(crate) const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 thread_local! {
-    /// Whether this is Python's main thread, which runs signal handlers. `None` until this thread has checked.
+    /// Whether the current thread is Python's main thread, which runs signal handlers. `None` if the thread has not checked.
     static IS_MAIN: Cell<Option<bool>> = const { Cell::new(None) };
     /// The exception that a signal handler raised while this thread waited.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
@@ -23,7 +23,7 @@ pub(crate) fn is_interrupted() -> bool {
         return false;
     }
     let is_interrupted = Python::try_attach(|py| {
-        // Both calls can run signal handlers, so an exception from either of them must be kept.
+        // Both calls can run signal handlers, so an exception from either call must be kept.
         let checked = match IS_MAIN.get() {
             Some(_) => py.check_signals(),
             None => is_main_thread(py).and_then(|is_main| {

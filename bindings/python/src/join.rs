@@ -84,8 +84,8 @@ pub(crate) fn solo(py: Python<'_>) -> PyResult<PyGroup> {
     Ok(PyGroup::new(ringtrain::Group::solo()))
 }
 
-/// Joins a job. Without arguments, this is the job that ringrun started this process for, or a job of one rank if ringrun
-/// did not start this process.
+/// Joins a job. Without arguments, joins the job for which ringrun started this process. If ringrun did not start this
+/// process, makes a job of one rank.
 #[pyfunction]
 #[pyo3(signature = (*, rank = None, size = None, rendezvous = None, job_id = None, secret = None, peers = None,
     start_timeout = None, timeout = None, algorithm = None, transport = None, congestion = None, streams = None,
@@ -153,7 +153,7 @@ fn log_to_stderr() {
 }
 
 /// Joins the job in a separate thread, so that signal handlers run meanwhile. If a handler raises an exception, this
-/// function returns it, and the separate thread continues until its deadline.
+/// function returns that exception, and the separate thread continues until its deadline.
 fn join_in_thread(py: Python<'_>, options: JoinOptions) -> PyResult<PyGroup> {
     let (sender, receiver) = mpsc::channel();
     let join = move || {

@@ -1,6 +1,6 @@
 //! The compiled part of the Python package `ringtrain`: groups of ranks, and operations on memory.
 //!
-//! `python/ringtrain/_core.pyi` documents its functions. Each call finds the memory of its arguments, releases the
+//! `python/ringtrain/_core.pyi` documents the functions of this module. Each call finds the memory of its arguments, releases the
 //! interpreter's lock, and calls the Rust library.
 
 mod buffer_view;

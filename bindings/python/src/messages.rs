@@ -17,14 +17,14 @@ pub(crate) fn source_and_tag(
     source: Option<i64>,
     tag: Option<i64>,
 ) -> PyResult<(Source, Option<u32>)> {
-    let source = source.map_or(Ok(Source::Any), |rank| PyGroup::rank(py, rank).map(Source::Rank))?;
-    Ok((source, tag.map(|tag| PyGroup::tag(py, tag)).transpose()?))
+    let source = source.map_or(Ok(Source::Any), |rank| PyGroup::parse_rank(py, rank).map(Source::Rank))?;
+    Ok((source, tag.map(|tag| PyGroup::parse_tag(py, tag)).transpose()?))
 }
 
 /// Returns the options of a send. A synchronous send completes only when a receive has matched the message.
 pub(crate) fn send_options(py: Python<'_>, tag: i64, synchronous: bool) -> PyResult<SendOptions> {
     let mode = if synchronous { SendMode::Synchronous } else { SendMode::Standard };
-    Ok(SendOptions { tag: PyGroup::tag(py, tag)?, mode })
+    Ok(SendOptions { tag: PyGroup::parse_tag(py, tag)?, mode })
 }
 
 /// Returns the reduction with this name.
@@ -43,7 +43,7 @@ impl PyGroup {
         tag: i64,
         synchronous: bool,
     ) -> PyResult<()> {
-        let (region, to) = (Region::of(buffer)?, Self::rank(py, to)?);
+        let (region, to) = (Region::readable(buffer)?, Self::parse_rank(py, to)?);
         let options = send_options(py, tag, synchronous)?;
         with_type!(region.kind.wire_type().0, T => {
             let elements = region.elements::<T>();
@@ -80,8 +80,8 @@ impl PyGroup {
         source: Option<i64>,
         receive_tag: Option<i64>,
     ) -> PyResult<Py<PyAny>> {
-        let (input, mut output) = (Region::of(buffer)?, Region::writable(output)?);
-        let (to, send_tag) = (Self::rank(py, to)?, Self::tag(py, send_tag)?);
+        let (input, mut output) = (Region::readable(buffer)?, Region::writable(output)?);
+        let (to, send_tag) = (Self::parse_rank(py, to)?, Self::parse_tag(py, send_tag)?);
         let (source, receive_tag) = source_and_tag(py, source, receive_tag)?;
         if input.kind.wire_type().0 != output.kind.wire_type().0 {
             return Err(errors::invalid(
@@ -109,7 +109,7 @@ impl PyGroup {
         tag: i64,
         synchronous: bool,
     ) -> PyResult<PyHandle> {
-        let (region, to) = (Region::of(buffer)?, Self::rank(py, to)?);
+        let (region, to) = (Region::readable(buffer)?, Self::parse_rank(py, to)?);
         let options = send_options(py, tag, synchronous)?;
         with_type!(region.kind.wire_type().0, T => {
             let elements = region.into_foreign::<T>(py)?;

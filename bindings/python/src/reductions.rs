@@ -86,9 +86,9 @@ impl PyGroup {
         root: i64,
         input: Option<BufferArg<'_, '_>>,
     ) -> PyResult<()> {
-        let root = Self::rank(py, root)?;
+        let root = Self::parse_rank(py, root)?;
         if let Some(input) = input.filter(|_| self.rank != root) {
-            let input = Region::of(input)?;
+            let input = Region::readable(input)?;
             let (dtype, op) = reduction_for(py, input.kind, op)?;
             return with_type!(dtype, T => {
                 let elements = input.elements::<T>();
@@ -114,9 +114,9 @@ impl PyGroup {
         root: i64,
         input: Option<BufferArg<'_, '_>>,
     ) -> PyResult<PyHandle> {
-        let root = Self::rank(py, root)?;
+        let root = Self::parse_rank(py, root)?;
         if let Some(input) = input.filter(|_| self.rank != root) {
-            let input = Region::of(input)?;
+            let input = Region::readable(input)?;
             let (dtype, op) = reduction_for(py, input.kind, op)?;
             return with_type!(dtype, T => {
                 let elements = input.elements::<T>();
@@ -142,7 +142,7 @@ impl PyGroup {
         op: &str,
         counts: Option<Vec<i64>>,
     ) -> PyResult<()> {
-        let (mut output, input) = (Region::writable(output)?, Region::of(input)?);
+        let (mut output, input) = (Region::writable(output)?, Region::readable(input)?);
         check_same_kind(py, &output, &input)?;
         let (dtype, op) = reduction_for(py, output.kind, op)?;
         let counts = scale_counts(py, counts, 1)?;
@@ -165,7 +165,7 @@ impl PyGroup {
         op: &str,
         counts: Option<Vec<i64>>,
     ) -> PyResult<PyHandle> {
-        let (output, input) = (Region::writable(output)?, Region::of(input)?);
+        let (output, input) = (Region::writable(output)?, Region::readable(input)?);
         check_same_kind(py, &output, &input)?;
         let (dtype, op) = reduction_for(py, output.kind, op)?;
         let counts = scale_counts(py, counts, 1)?;

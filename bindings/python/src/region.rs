@@ -12,7 +12,8 @@ use crate::errors;
 use crate::group::PyGroup;
 use crate::shared::PySharedBuffer;
 
-/// A buffer of `count` elements at `address`. The caller guarantees that they stay valid as long as `owner` lives.
+/// A buffer of `count` elements at `address`. The caller guarantees that the elements stay valid as long as
+/// `owner` lives.
 #[pyclass(name = "Memory", frozen, module = "ringtrain._core")]
 pub(crate) struct PyMemory {
     owner: Py<PyAny>,
@@ -34,9 +35,9 @@ impl PyMemory {
         dtype: &str,
         writable: bool,
     ) -> PyResult<Self> {
-        let kind = Kind::named(dtype)
+        let kind = Kind::from_name(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is not an element type of ringtrain")))?;
-        let count = PyGroup::count(py, count)?;
+        let count = PyGroup::parse_count(py, count)?;
         if address == 0 && count > 0 {
             return Err(errors::invalid(py, "the address of the elements is 0"));
         }
@@ -51,7 +52,7 @@ impl PyMemory {
     }
 }
 
-/// A Python object that owns a view. Its references can be dropped later by a thread that holds the interpreter's lock.
+/// A Python object that owns a view. A thread that holds the interpreter's lock can drop the last reference to this object later.
 #[pyclass(frozen, module = "ringtrain._core")]
 struct ViewOwner(#[expect(dead_code, reason = "it only keeps the view alive")] BufferView);
 
@@ -61,7 +62,7 @@ enum Owner {
     Object(Py<PyAny>),
 }
 
-/// The elements of a buffer argument. They are aligned for their type.
+/// The elements of a buffer argument, aligned as their type requires.
 pub(crate) struct Region {
     start: *mut u8,
     /// The number of elements.
@@ -73,11 +74,11 @@ pub(crate) struct Region {
 
 impl Region {
     /// Returns the elements of a buffer that an operation only reads.
-    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn readable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
         let region = if let Ok(shared) = object.cast::<PySharedBuffer>() {
             // The buffer protocol has no format for some types of shared memory, such as bf16.
-            Self { kind: shared.get().kind(), ..Self::of_buffer(object)? }
+            Self { kind: shared.get().kind(), ..Self::from_buffer_protocol(object)? }
         } else if let Ok(memory) = object.cast::<PyMemory>() {
             let memory = memory.get();
             Self {
@@ -88,7 +89,7 @@ impl Region {
                 owner: Owner::Object(memory.owner.clone_ref(py)),
             }
         } else {
-            Self::of_buffer(object)?
+            Self::from_buffer_protocol(object)?
         };
         if region.count > 0 && !(region.start as usize).is_multiple_of(region.kind.alignment()) {
             return Err(errors::invalid(py, "the buffer is not aligned; pass a copy"));
@@ -98,16 +99,16 @@ impl Region {
 
     /// Returns the elements of a buffer that an operation writes.
     pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let region = Self::of(object)?;
+        let region = Self::readable(object)?;
         if !region.is_writable {
             return Err(errors::invalid(object.py(), "the buffer to write to is read-only"));
         }
         Ok(region)
     }
 
-    fn of_buffer(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+    fn from_buffer_protocol(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
-        let view = BufferView::of(object).map_err(|error| {
+        let view = BufferView::from_object(object).map_err(|error| {
             let kind = object.get_type();
             errors::invalid(py, format!("a buffer is needed, for example a numpy array, not {kind}: {error}"))
         })?;
@@ -126,13 +127,13 @@ impl Region {
         Ok(Self {
             start: view.start(),
             count: view.bytes() / item_bytes,
-            kind: Kind::of_format(view.format(), item_bytes),
+            kind: Kind::from_format(view.format(), item_bytes),
             is_writable: !view.is_read_only(),
             owner: Owner::View(view),
         })
     }
 
-    /// The number of elements of the type as which they are sent ([`Kind::wire_type`]).
+    /// The number of elements that the library sends for this region, each of the type [`Kind::wire_type`].
     pub(crate) fn wire_count(&self) -> usize {
         self.count * self.kind.wire_type().1
     }
@@ -146,17 +147,20 @@ impl Region {
     ///
     /// # Panics
     ///
-    /// If `T` is neither the type as which the elements are sent nor `u8`. A slice of another type could be unaligned, or
-    /// hold bit patterns that are not valid for the type.
+    /// If `T` is neither the type with which the library sends the elements nor `u8`. A slice of another type could be
+    /// unaligned, or hold bit patterns that are not valid for the type.
     fn count_as<T: Element>(&self) -> usize {
         let wire = self.kind.wire_type().0;
         assert!(T::DTYPE == wire || T::DTYPE == DType::U8, "{} is not {}", self.kind.name(), T::DTYPE);
         let count = self.bytes() / size_of::<T>();
-        assert!(count == 0 || self.start.cast::<T>().is_aligned(), "`Region::of` has checked the alignment");
+        assert!(
+            count == 0 || self.start.cast::<T>().is_aligned(),
+            "`Region::readable` has checked the alignment"
+        );
         count
     }
 
-    /// Returns the elements as the type as which they are sent, or as bytes.
+    /// Returns the elements as a slice of the type with which the library sends them, or as bytes.
     pub(crate) fn elements<T: Element>(&self) -> &[T] {
         let count = self.count_as::<T>();
         if count == 0 {
@@ -173,8 +177,8 @@ impl Region {
         if count == 0 || !self.is_writable {
             return &mut [];
         }
-        // SAFETY: as above. Operations read a copy of other arguments that overlap with this one (`elements_outside`),
-        // and the caller guarantees that no other Python thread uses the elements meanwhile.
+        // SAFETY: as in `elements`. If another argument overlaps with this region, operations read a copy of that argument
+        // (`elements_outside`), and the caller guarantees that no other Python thread uses the elements meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), count) }
     }
 
@@ -200,15 +204,16 @@ impl Region {
         unsafe { &mut *start }
     }
 
-    /// Copies the elements of `input`, if there is one, to this region. Both have the same length and may overlap.
+    /// Copies the elements of `input`, if there is one, to this region. Both regions have the same length, and they may
+    /// overlap.
     pub(crate) fn copy_from(&mut self, input: Option<&Self>) {
         if let Some(input) = input {
             self.copy_part(0, input);
         }
     }
 
-    /// Copies the elements of `input`, which may overlap, to the position `offset_bytes` in this region. Stops at the end
-    /// of this region.
+    /// Copies the elements of `input`, which may overlap with this region, to the position `offset_bytes` in this region. Stops
+    /// at the end of this region.
     pub(crate) fn copy_part(&mut self, offset_bytes: usize, input: &Self) {
         let bytes = input.bytes().min(self.bytes().saturating_sub(offset_bytes));
         let target = self.start.wrapping_add(offset_bytes);
@@ -218,7 +223,7 @@ impl Region {
         }
     }
 
-    /// Converts the region to the elements of an asynchronous operation, which keep their owner alive.
+    /// Converts the region to a buffer for an asynchronous operation. The buffer keeps the owner of the elements alive.
     pub(crate) fn into_foreign<T: Element>(self, py: Python<'_>) -> PyResult<ForeignBuffer<T>> {
         let (start, count) = (self.start.cast(), self.count_as::<T>());
         let owner: Py<PyAny> = match self.owner {
@@ -238,7 +243,8 @@ unsafe impl Send for Region {}
 // SAFETY: shared references only read the elements.
 unsafe impl Sync for Region {}
 
-/// Returns whether items of this format hold references to Python objects (`O`). Names of fields are between colons.
+/// Returns whether items of this format hold references to Python objects (`O`). Names of fields,
+/// which may contain an `O` too, are between colons.
 fn has_objects(format: &[u8]) -> bool {
     let mut is_name = false;
     format.iter().any(|&byte| {

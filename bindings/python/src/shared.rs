@@ -16,7 +16,7 @@ use crate::group::PyGroup;
 /// Memory from `Group.alloc`, with the buffer protocol.
 #[pyclass(name = "Shared", frozen, module = "ringtrain._core")]
 pub(crate) struct PySharedBuffer {
-    /// The memory. `None` after it has been dropped.
+    /// The memory. `None` after the memory has been dropped.
     buffer: Mutex<Option<SharedBuffer<u64>>>,
     start: usize,
     bytes: usize,
@@ -30,8 +30,8 @@ pub(crate) struct PySharedBuffer {
 #[pymethods]
 impl PyGroup {
     fn alloc(&self, py: Python<'_>, count: i64, dtype: &str) -> PyResult<PySharedBuffer> {
-        let count = Self::count(py, count)?;
-        let kind = Kind::named(dtype)
+        let count = Self::parse_count(py, count)?;
+        let kind = Kind::from_name(dtype)
             .ok_or_else(|| errors::invalid(py, format!("`{dtype}` is not an element type of ringtrain")))?;
         let bytes = count.checked_mul(kind.bytes()).filter(|&bytes| isize::try_from(bytes).is_ok());
         // A length that is too large must fail on all ranks, so the library checks it and informs the other ranks.

@@ -22,15 +22,15 @@ struct File {
 }
 
 thread_local! {
-    /// Files, by the address of the Python string with the file's name. These strings are never dropped: there are few,
-    /// and a thread that ends may not have the interpreter's lock.
+    /// Files, by the address of the Python string with the file's name. These strings are never dropped: there are
+    /// only a few of them, and a thread that ends may not have the interpreter's lock.
     static FILES: RefCell<HashMap<usize, File>> = RefCell::new(HashMap::new());
 }
 
 /// Paths of frameworks, which call this package on behalf of a program.
 const FRAMEWORKS: [&str; 1] = ["/site-packages/torch/"];
 
-/// Runs `calls`. If the line `site` is known, errors of the operations that `calls` begins name this line.
+/// Runs the closure `calls`. If the line `site` is known, errors of operations that begin in the closure name this line.
 pub(crate) fn at<R>(site: Option<Site>, calls: impl FnOnce() -> R) -> R {
     match site {
         Some(site) => group::at(site, calls),
@@ -38,8 +38,8 @@ pub(crate) fn at<R>(site: Option<Site>, calls: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Returns the innermost line outside this package and the frameworks. If there is no such line, because this package or
-/// a framework started the thread, returns the outermost line.
+/// Returns the line of the innermost stack frame outside this package and the frameworks. If there is no such frame, because
+/// this package or a framework started the thread, returns the line of the outermost frame.
 pub(crate) fn find(py: Python<'_>) -> Option<Site> {
     // SAFETY: the interpreter's lock is held; the frame is borrowed, or there is none.
     let frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };
@@ -47,7 +47,7 @@ pub(crate) fn find(py: Python<'_>) -> Option<Site> {
     for _ in 0..FRAMES_MAX {
         let code = frame.getattr(pyo3::intern!(py, "f_code")).ok()?;
         let name = code.getattr(pyo3::intern!(py, "co_filename")).ok()?.cast_into::<PyString>().ok()?;
-        let Some(file) = file_of(py, &name) else { break };
+        let Some(file) = find_file(py, &name) else { break };
         // SAFETY: `frame` is a Python frame.
         let line = unsafe { ffi::PyFrame_GetLineNumber(frame.as_ptr().cast()) };
         let site = Site::new(file.name, line.unsigned_abs());
@@ -63,7 +63,7 @@ pub(crate) fn find(py: Python<'_>) -> Option<Site> {
     fallback
 }
 
-fn file_of(py: Python<'_>, name: &Bound<'_, PyString>) -> Option<File> {
+fn find_file(py: Python<'_>, name: &Bound<'_, PyString>) -> Option<File> {
     FILES.with_borrow_mut(|files| {
         let address = name.as_ptr() as usize;
         if let Some(file) = files.get(&address) {

@@ -8,7 +8,7 @@ import pytest
 
 from ranks import Launcher, kill_left_processes
 
-# If a shell runs the tests in the background, they ignore SIGINT, and so would the programs that they start and interrupt.
+# A shell that runs the tests in the background makes them ignore SIGINT. Programs that the tests start would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -32,7 +32,7 @@ def ringrun() -> Launcher:
 
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """The results of the launches of `ranks.Cases`, by file and number of ranks. One launch runs all checks of a file."""
+    """The results of all checks of `ranks.Cases`, by file and number of ranks. One launch runs all checks of a file."""
     return {}
 
 

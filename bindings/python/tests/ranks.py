@@ -1,6 +1,7 @@
 """Runs ranks for tests: programs under ringrun, files with many checks in one launch, and jobs whose ranks are threads.
 
-Both pytest and the ranks import this module. It imports pytest only where pytest runs it, because the ranks do not need pytest.
+Both pytest and the ranks import this module. This module imports pytest only inside functions that pytest calls, because
+the ranks do not need pytest.
 """
 
 import json
@@ -20,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 WAIT_LIMIT_S = 60.0
-"""The default limit in seconds for every wait of a test. It is far longer than a wait takes, because the machine may be busy."""
+"""The default limit in seconds for every wait of a test. This limit is far longer than a wait takes, because the machine may be
+busy."""
 
 _MARK = "RINGTRAIN_TESTS"
-"""The environment variable that marks the processes of a test run. Its value identifies the run."""
+"""The environment variable that marks the processes of a test run. The value of the variable identifies the run."""
 _OWN_MARK = f"{os.getpid()}-{uuid.uuid4().hex}"
 
 
@@ -74,7 +76,8 @@ def is_asleep(thread: int, pid: int | None = None) -> bool:
 
 
 def wait_until_asleep(thread: int, pid: int | None = None) -> None:
-    """Waits until a thread is asleep in 25 consecutive checks. Then it is blocked, and does not only wait shortly for a lock."""
+    """Waits until a thread is asleep in 25 consecutive checks. Such a thread is blocked, and not only waiting shortly for a
+    lock."""
     consecutive = 0
 
     def is_blocked() -> bool:
@@ -137,7 +140,8 @@ class Running:
         self.process.send_signal(number)
 
     def finish(self) -> Done:
-        """Waits until the program has ended. If it takes too long, kills it with all its ranks and raises AssertionError."""
+        """Waits until the program has ended. If it takes too long, kills the program with all its ranks
+        and raises AssertionError."""
         try:
             out, err = self.process.communicate(timeout=max(0.1, self.timeout - (time.monotonic() - self.started)))
         except BaseException as late:
@@ -166,8 +170,8 @@ class Launcher:
         timeout: float = WAIT_LIMIT_S,
         command: Sequence[str] = (sys.executable,),
     ) -> Running:
-        """Starts `ringrun FLAGS COMMAND ARGUMENTS` with `n` ranks, and returns the running program. The default of `command` is
-        this Python."""
+        """Starts `ringrun FLAGS COMMAND ARGUMENTS` with `n` ranks, and returns the running program. By default,
+        `command` is this Python interpreter."""
         line = [self.program, "-n", str(n), *flags, *command, *map(str, arguments)]
         path = os.pathsep.join(entry for entry in sys.path if entry)
         return Running(
@@ -184,7 +188,7 @@ class Launcher:
 def kill_left_processes() -> list[str]:
     """Kills the processes that this test run has started and that have not ended. Returns their ids and commands."""
 
-    def living() -> dict[int, str]:
+    def living_processes() -> dict[int, str]:
         entry = f"{_MARK}={_OWN_MARK}".encode()
         found = {}
         for directory in Path("/proc").glob("[0-9]*"):
@@ -200,7 +204,7 @@ def kill_left_processes() -> list[str]:
 
     # A process that has just been killed may still exist for a moment.
     until = time.monotonic() + 5
-    while (left := living()) and time.monotonic() < until:
+    while (left := living_processes()) and time.monotonic() < until:
         time.sleep(0.02)
     for pid in left:
         try:
@@ -210,7 +214,7 @@ def kill_left_processes() -> list[str]:
     return [f"{pid} {command}" for pid, command in left.items()]
 
 
-# Many checks in one launch
+# Running many checks in one launch
 
 
 class Cases:
@@ -237,7 +241,7 @@ class Cases:
         self.functions: dict[str, tuple[Callable[[Any], None], Sequence[int]]] = {}
 
     def __call__(self, function: Callable[[Any], None] | None = None, *, sizes: Sequence[int] | None = None) -> Any:
-        """Adds a check. It runs once in a job of each number of ranks in `sizes`."""
+        """Adds a check. The check runs once for each number of ranks in `sizes`."""
         if function is None:
             return lambda function: self(function, sizes=sizes)
         self.functions[function.__name__] = (function, sizes or self.sizes)
@@ -333,8 +337,8 @@ class Cases:
 
 
 def run_in_threads(n: int, work: Callable[[Any], Any], **options: Any) -> list[Any]:
-    """Runs a job whose `n` ranks are threads of this process. Each calls `work(group)`. Returns, in rank order, the value that
-    each call returned or the exception that it raised."""
+    """Runs a job whose `n` ranks are threads of this process. Each thread calls `work(group)`. Returns, in rank order,
+    the value that each call returned or the exception that the call raised."""
     import ringtrain as ring
     from ringtrain import _core
 
@@ -364,7 +368,8 @@ def run_in_threads(n: int, work: Callable[[Any], Any], **options: Any) -> list[A
 def raised(
     kind: type[BaseException] | tuple[type[BaseException], ...], call: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls `call` and returns the exception of this kind that it raises. Raises AssertionError if it raises nothing."""
+    """Calls `call` and returns the exception of this kind that the call raises. Raises AssertionError if the call raises
+    nothing."""
     try:
         result = call(*args, **kwargs)
     except kind as error:

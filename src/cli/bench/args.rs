@@ -1,4 +1,5 @@
-//! The options of `ringbench`. clap checks each one; [`BenchPlan`](super::plan::BenchPlan) checks them together.
+//! The options of `ringbench`. clap checks each option alone. [`BenchPlan`](super::plan::BenchPlan) checks that the options
+//! fit together.
 
 use std::path::PathBuf;
 
@@ -19,7 +20,7 @@ Examples:
   ringrun -n 2 ringbench ping_pong -e 4M
       measure latency and bandwidth of messages between 2 processes
   ringbench broadcast --root 1 --peers hosts.txt --rank 0
-      run as rank 0 of a job without a launcher; start every other rank the same way with its own --rank
+      start rank 0 of a job without a launcher; start the other ranks with the same command, each with its own --rank
 
 Exit codes:
   0   all results are correct
@@ -35,28 +36,29 @@ docs/benchmarking.md defines size, algbw and busbw, and says how to measure reli
 /// Measures collectives in the same way as nccl-tests, and checks every element of the results.
 ///
 /// Start all ranks with the same options. Rank 0 prints a row for each size. A row shows the size of the whole buffer
-/// in bytes and in elements, the number of wrong elements, and the algorithm. It also shows the minimum, the median
-/// and the 99th percentile of the time that one operation takes on its slowest rank. The algorithm bandwidth and the
-/// bus bandwidth are computed from the median.
+/// in bytes and in elements, the number of wrong elements, and the algorithm. The row also shows the minimum, the
+/// median and the 99th percentile of the time that one operation takes on its slowest rank. The algorithm bandwidth and
+/// the bus bandwidth are computed from the median.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "ringbench", version, after_help = EXAMPLES)]
 pub struct BenchArgs {
     /// The operation to measure: all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, all_to_all, scan,
     /// exscan, barrier, ping_pong or send_receive. You may also write allreduce, all-reduce and so on.
     ///
-    /// In ping_pong, rank 0 sends a message to rank 1, and rank 1 sends one back. The reported time is half of the round trip.
+    /// In ping_pong, rank 0 sends a message to rank 1, and rank 1 sends a message back. The reported time is half of the round
+    /// trip.
     ///
     /// In send_receive (sendrecv), every rank sends to the next rank and receives from the previous rank at the same time.
     #[arg(value_name = "OPERATION")]
     pub operation: BenchOperation,
 
-    /// The smallest buffer in bytes. The suffixes K, M, G (or KiB, MiB, GiB) are powers of 1024 [default: 4].
-    /// Each size is rounded down to a whole number of elements, at least one. For gather, scatter and all_to_all it is rounded
-    /// down to the same whole number of elements for each rank, at least one
+    /// The size of the smallest buffer in bytes. The suffixes K, M, G (or KiB, MiB, GiB) are powers of 1024 [default: 4].
+    /// Each size is rounded down to a whole number of elements, at least one. For gather, scatter and all_to_all, each size is
+    /// rounded down so that every rank has the same whole number of elements, at least one
     #[arg(short = 'b', long = "min-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes_min: Option<usize>,
 
-    /// The largest buffer in bytes, with suffixes as for -b [default: 64M, or the value of -b if it is larger]
+    /// The size of the largest buffer in bytes. Accepts the suffixes of -b [default: 64M, or the value of -b if that is larger]
     #[arg(short = 'e', long = "max-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes_max: Option<usize>,
 
@@ -64,17 +66,17 @@ pub struct BenchArgs {
     #[arg(short = 'f', long = "step-factor", value_name = "FACTOR")]
     pub step_factor: Option<usize>,
 
-    /// The difference between one size and the next in bytes, instead of a factor. Suffixes as for -b
+    /// Increase each size by this number of bytes instead of by a factor. Accepts the suffixes of -b
     #[arg(short = 'i', long = "step-bytes", value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "step_factor")]
     pub step_bytes: Option<usize>,
 
     /// The number of timed iterations for each row [default: as many as fit into half a second, from 5 to 1000; fewer if there
-    /// are many rows]. The column iters shows the number
+    /// are many rows]. The column iters shows the number of iterations
     #[arg(short = 'n', long = "iters", value_name = "COUNT",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iterations: Option<u32>,
 
-    /// The number of iterations before the timed ones
+    /// The number of iterations before the timed iterations
     #[arg(short = 'w', long = "warmup-iters", value_name = "COUNT", default_value_t = 5,
           value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub warm_up: u32,
@@ -87,8 +89,8 @@ pub struct BenchArgs {
     pub dtypes: Vec<ListItem<DType>>,
 
     /// The reductions, separated by commas, or all. Floats and integers accept sum avg min max prod premulsum land
-    /// lor lxor. Integers also accept band bor bxor. The types with an index accept only minloc maxloc. With all,
-    /// undefined combinations such as avg for scan are skipped. Operations that do not reduce ignore this option
+    /// lor lxor. Integers also accept band bor bxor. The types with an index accept only minloc maxloc. The value all
+    /// skips undefined combinations such as avg for scan. Operations that do not reduce ignore this option
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_delimiter = ',',
           value_parser = parse_reduction)]
     pub reductions: Vec<ListItem<ReduceOp>>,
@@ -99,22 +101,22 @@ pub struct BenchArgs {
           value_parser = clap::value_parser!(u32).range(0..=1_000))]
     pub checks: u32,
 
-    /// The root: the rank that sends in broadcast and scatter, and that gets the result of reduce and gather
+    /// The root: the rank that sends the data in broadcast and scatter, and that gets the result in reduce and gather
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub root: u32,
 
-    /// Write the environment and the results in JSON to this file at the end
+    /// At the end, write a JSON report to this file: the machine, the settings and the results
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 
     /// Print below each row how much of the time went into sending, receiving, reducing, waiting and other work. The
-    /// times for sending and receiving are those of system calls and of copies to and from shared memory. The JSON
-    /// report has these times for each rank. Profiling itself takes time: quote figures of a run without --profile
+    /// times for sending and receiving cover system calls, and copies to and from shared memory. The JSON
+    /// report has these times for each rank. Profiling slows the run down, so quote only figures of runs without --profile
     #[arg(long)]
     pub profile: bool,
 
-    /// Allocate the buffers of all_reduce with Group::alloc. Ranks that share memory then reduce them in place, without copies
-    /// into shared memory
+    /// Allocate the buffers of all_reduce with Group::alloc. Ranks that share memory then reduce these buffers in place, without
+    /// copies into shared memory
     #[arg(long)]
     pub alloc: bool,
 
@@ -126,9 +128,9 @@ pub struct BenchArgs {
 /// One item of a list such as `f32,i8` or `all`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ListItem<T> {
-    /// All values.
+    /// The word `all`, which stands for all values.
     All,
-    /// This value.
+    /// A single value.
     One(T),
 }
 
@@ -157,7 +159,7 @@ impl<T: Copy + PartialEq> ListItem<T> {
 }
 
 fn parse_dtype(text: &str) -> Result<ListItem<DType>, String> {
-    // `half`, `float` and so on are the names of nccl-tests.
+    // nccl-tests calls these types `half`, `float` and so on.
     let name = match text {
         "all" => return Ok(ListItem::All),
         "half" | "float16" => "f16",
@@ -187,7 +189,7 @@ fn parse_reduction(text: &str) -> Result<ListItem<ReduceOp>, String> {
     }
 }
 
-/// Parses a number of bytes with a binary suffix.
+/// Parses a number of bytes with an optional binary suffix, such as `64M`.
 fn parse_bytes(text: &str) -> Result<usize, String> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
@@ -197,7 +199,7 @@ fn parse_bytes(text: &str) -> Result<usize, String> {
         "g" | "gib" => 30,
         _ => return Err(format!("`{text}` is not a size; write bytes, or 64K, 64M, 64G (powers of 1024)")),
     };
-    // `parse` would accept a sign.
+    // `usize::from_str` would also accept a leading `+`.
     if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
         return Err(format!("`{text}` is not a size; write a whole number such as 4096 or 64M"));
     }

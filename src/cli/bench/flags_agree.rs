@@ -1,4 +1,4 @@
-//! The check, before the first measurement, that all ranks were started with the same flags.
+//! Checks before the first measurement that all ranks were started with the same flags.
 
 use sha2::{Digest as _, Sha256};
 
@@ -6,11 +6,12 @@ use super::BenchError;
 use super::plan::BenchPlan;
 use crate::group::Group;
 
-/// Compares the flags of every rank with those of rank 0.
+/// Compares the flags of every rank with the flags of rank 0.
 ///
 /// # Errors
 ///
-/// [`BenchError::FlagsDiffer`] on all ranks. It names the lowest rank that differs from rank 0, and the flags that differ.
+/// [`BenchError::FlagsDiffer`] on all ranks. This error names the flags that differ, and the lowest rank whose flags
+/// differ from those of rank 0.
 pub(super) fn check_flags_agree(group: &mut Group, plan: &BenchPlan) -> Result<(), BenchError> {
     let flags = plan.shared_flags();
     let own: Vec<u64> = flags.iter().map(|(_, value)| digest(value)).collect();

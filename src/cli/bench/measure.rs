@@ -1,4 +1,4 @@
-//! Measures one row of the table: warm-up, timed iterations, checked iterations.
+//! Measures one row of the table. A measurement consists of warm-up iterations, timed iterations and checked iterations.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ pub(super) struct MeasureOptions {
     pub(super) budget_us: f64,
 }
 
-/// A measured row. `bytes` and `count` are those of the whole buffer, even if the operation moves only a part of it.
+/// A measured row. `bytes` and `count` describe the whole buffer, even if the operation moves only a part of the buffer.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct BenchRow {
     /// The measured operation.
@@ -48,9 +48,9 @@ pub struct BenchRow {
     pub dtype: &'static str,
     /// The reduction; `None` if the operation does not reduce.
     pub reduction: Option<&'static str>,
-    /// The algorithm; `none` in a world of one.
+    /// The algorithm; `none` if the job has only one rank.
     pub algorithm: &'static str,
-    /// The transport; `none` in a world of one.
+    /// The transport; `none` if the job has only one rank.
     pub transport: &'static str,
     /// The number of ranks.
     pub world_size: u32,
@@ -91,7 +91,7 @@ struct TimedIterations {
 
 /// The buffers of one rank for one case.
 struct BenchBuffers<T: Sample> {
-    /// The contribution of this rank. If the operation works in place, also the result.
+    /// The contribution of this rank. If the operation works in place, this buffer also receives the result.
     input: Vec<T>,
     /// The result of an operation that does not work in place.
     output: Vec<T>,
@@ -101,8 +101,8 @@ struct BenchBuffers<T: Sample> {
 
 impl<T: Sample> BenchBuffers<T> {
     /// Allocates buffers of zeros, so that repeated operations never produce subnormal numbers, which are slow. The
-    /// kernel maps a page of memory only when it is written. `resize` writes the zeros, unlike `vec![0; n]`, so all
-    /// pages are mapped before the measurement.
+    /// kernel maps a page of memory at the first write to the page. `resize` writes the zeros, unlike `vec![0; n]`, so
+    /// all pages are mapped before the measurement.
     fn new(group: &mut Group, case: BenchCase, allocates: bool) -> Result<Self, Error> {
         let zeros = |count| {
             let mut zeros = Vec::new();
@@ -128,59 +128,59 @@ impl<T: Sample> BenchBuffers<T> {
     }
 }
 
-/// Measures one case. All ranks must call it together.
+/// Measures one case. All ranks must call this function together.
 pub(super) fn measure<T: Sample>(
     group: &mut Group,
     case: BenchCase,
-    method: MeasureOptions,
+    options: MeasureOptions,
 ) -> Result<BenchRow, Error> {
     let timeout = group.timeout();
     if !case.operation.involves(group.rank()) {
-        // A single operation of this rank lasts as long as many operations of the other ranks, so it needs a longer
+        // A single operation of this rank lasts as long as many operations of the other ranks, so this rank needs a longer
         // timeout.
         group.set_timeout(IDLE_RANK_TIMEOUT);
     }
-    let row = measure_within_timeout::<T>(group, case, method);
+    let row = measure_row::<T>(group, case, options);
     group.set_timeout(timeout);
     row
 }
 
-fn measure_within_timeout<T: Sample>(
+fn measure_row<T: Sample>(
     group: &mut Group,
     case: BenchCase,
-    method: MeasureOptions,
+    options: MeasureOptions,
 ) -> Result<BenchRow, Error> {
-    let mut buffers = BenchBuffers::<T>::new(group, case, method.allocates)?;
+    let mut buffers = BenchBuffers::<T>::new(group, case, options.allocates)?;
     let mut warm_up_us = Vec::new();
-    for _ in 0..method.warm_up {
+    for _ in 0..options.warm_up {
         let started = Instant::now();
         perform(group, case, &mut buffers)?;
         warm_up_us.push(started.elapsed().as_secs_f64() * 1e6);
     }
-    let iterations = match method.iterations {
+    let iterations = match options.iterations {
         IterationCount::Fixed(count) => count,
         IterationCount::Adaptive => {
-            choose_iterations(group, case, method.budget_us, &warm_up_us, &mut buffers)?
+            choose_iterations(group, case, options.budget_us, &warm_up_us, &mut buffers)?
         }
     };
     let TimedIterations { mut times_us, wall, spent } =
         time_iterations(group, case, iterations, &mut buffers)?;
     if case.operation == BenchOperation::PingPong {
-        // Rank 0 measures the round trip by its clock. The reported time is half of it.
+        // Rank 0 measures the round trip by its clock. The reported time is half of the round trip.
         let part = if group.rank() == Rank::ZERO { 0.5 } else { 0.0 };
         for time_us in &mut times_us {
             *time_us *= part;
         }
     }
     group.all_reduce(&mut times_us, ReduceOp::Max)?;
-    let profile = if method.profiles {
+    let profile = if options.profiles {
         let ranks = RankProfile::gather(group, (wall, spent), iterations)?;
         let is_involved = |profile: &RankProfile| case.operation.involves(Rank::new(profile.rank));
         Some(ranks.into_iter().filter(is_involved).collect())
     } else {
         None
     };
-    let wrong = match (method.checks, case.operation) {
+    let wrong = match (options.checks, case.operation) {
         (0, _) => None,
         (checks, BenchOperation::Barrier) => check_barrier(group, checks)?,
         (checks, _) => Some(count_wrong_elements(group, case, checks, &mut buffers)?),
@@ -188,7 +188,7 @@ fn measure_within_timeout<T: Sample>(
     Ok(BenchRow { profile, ..make_row(group, case, times_us, wrong) })
 }
 
-/// Returns how many iterations fit into the budget on the slowest rank. All ranks return the same number.
+/// Returns how many iterations the slowest rank can do in `budget_us` microseconds. All ranks return the same number.
 fn choose_iterations<T: Sample>(
     group: &mut Group,
     case: BenchCase,
@@ -196,7 +196,7 @@ fn choose_iterations<T: Sample>(
     warm_up_us: &[f64],
     buffers: &mut BenchBuffers<T>,
 ) -> Result<u32, Error> {
-    // Uses the times of the second half of the warm-up. Without a warm-up, times one iteration.
+    // Use the times of the second half of the warm-up. Without a warm-up, time one iteration.
     let mut warm = warm_up_us[warm_up_us.len() / 2..].to_vec();
     if warm.is_empty() {
         warm = time_iterations(group, case, 1, buffers)?.times_us;
@@ -229,7 +229,7 @@ fn time_iterations<T: Sample>(
     Ok(TimedIterations { times_us, wall: last - started, spent: group.profile().calls.since(before) })
 }
 
-/// Returns the number of wrong elements on all ranks in `checks` iterations, each with different contents.
+/// Runs `checks` iterations, each with different contents, and returns the total number of wrong elements on all ranks.
 fn count_wrong_elements<T: Sample>(
     group: &mut Group,
     case: BenchCase,
@@ -248,8 +248,8 @@ fn count_wrong_elements<T: Sample>(
     Ok(wrong[0])
 }
 
-/// Returns how many times a rank left a barrier before the last rank entered it. In each round another rank enters
-/// late. Returns `None` if the ranks are on several hosts, because these hosts have no common clock.
+/// Returns how many times a rank left a barrier before the last rank entered the barrier. In each round, a different
+/// rank enters last. Returns `None` if the ranks are on several hosts, because these hosts have no common clock.
 fn check_barrier(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
     if group.local_size() != group.size() {
         return Ok(None);
@@ -267,20 +267,20 @@ fn check_barrier(group: &mut Group, checks: u32) -> Result<Option<u64>, Error> {
     Ok(Some(early))
 }
 
-/// Returns how many ranks left the barrier before the last rank entered it. For each rank, `times` holds the time at
-/// which the rank entered, followed by the time at which it left.
+/// Returns how many ranks left the barrier before the last rank entered the barrier. For each rank, `times` holds the
+/// time at which the rank entered, followed by the time at which the rank left.
 fn count_early_leavers(times: &[u64]) -> u64 {
     let last = times.iter().step_by(2).max();
     times.iter().skip(1).step_by(2).filter(|&left| Some(left) < last).count() as u64
 }
 
-/// Reads the clock that all processes of a host share, in nanoseconds.
+/// Returns the time in nanoseconds, from the clock that all processes of a host share.
 fn monotonic_nanoseconds() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Performs the operation once.
+/// Performs the measured operation once.
 fn perform<T: Sample>(
     group: &mut Group,
     case: BenchCase,
@@ -334,13 +334,13 @@ fn ping_pong<T: Sample>(group: &mut Group, buffers: &mut BenchBuffers<T>) -> Res
 fn make_row(group: &Group, case: BenchCase, mut times_us: Vec<f64>, wrong: Option<u64>) -> BenchRow {
     times_us.sort_by(f64::total_cmp);
     let median_us = median(&times_us);
-    // One byte per microsecond is 10^6 bytes per second.
+    // One byte per microsecond is 10^6 bytes per second, which is 10^-3 GB/s.
     let algbw = if median_us > 0.0 { case.bytes() as f64 / median_us / 1e3 } else { 0.0 };
     BenchRow {
         operation: case.operation.name(),
         dtype: if case.operation == BenchOperation::Barrier { "none" } else { case.dtype.name() },
         reduction: case.reduction.map(ReduceOp::name),
-        algorithm: algorithm(group, case),
+        algorithm: algorithm_name(group, case),
         transport: group.transport(),
         world_size: group.size().get(),
         root: case.operation.group_operation().has_root().then_some(case.root.get()),
@@ -358,7 +358,7 @@ fn make_row(group: &Group, case: BenchCase, mut times_us: Vec<f64>, wrong: Optio
 }
 
 /// Returns the name of the algorithm that the group uses for this case.
-fn algorithm(group: &Group, case: BenchCase) -> &'static str {
+fn algorithm_name(group: &Group, case: BenchCase) -> &'static str {
     let is_alone = group.size() == WorldSize::ONE;
     if is_alone { "none" } else { group.algorithm(case.operation.group_operation(), case.bytes()).name() }
 }
@@ -372,7 +372,8 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// Returns the smallest value for which at least `fraction` of all values are less than or equal to it.
+/// Returns a percentile by the nearest-rank method: the smallest value that is at least as large as the part `fraction`
+/// of all values.
 fn percentile(sorted: &[f64], fraction: f64) -> f64 {
     let rank = (sorted.len() as f64 * fraction).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
@@ -383,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn median_and_percentile() {
+    fn median_and_percentile_of_known_values_are_correct() {
         assert_eq!(median(&[1.0, 2.0, 9.0]), 2.0);
         assert_eq!(median(&[1.0, 2.0, 4.0, 9.0]), 3.0);
         let hundred: Vec<f64> = (1..=100).map(f64::from).collect();

@@ -1,4 +1,4 @@
-//! The operations that `ringbench` measures, and the properties on which its figures depend.
+//! The operations that `ringbench` measures, and the properties of each operation that a measurement needs.
 
 use crate::types::{Operation, Rank, WorldSize};
 
@@ -27,14 +27,15 @@ pub enum BenchOperation {
     Exscan,
     /// [`Group::barrier`](crate::Group::barrier).
     Barrier,
-    /// A message from rank 0 to rank 1 and one back. The reported time is half of the round trip.
+    /// A message from rank 0 to rank 1, and a message back. The reported time is half of the round trip.
     PingPong,
-    /// [`Group::send_receive`](crate::Group::send_receive): every rank sends to the next rank and receives from the previous one.
+    /// [`Group::send_receive`](crate::Group::send_receive): every rank sends to the next rank and receives from the previous
+    /// rank.
     SendReceive,
 }
 
 impl BenchOperation {
-    /// All operations, in the order in which messages list them.
+    /// All operations, in the order in which an error message lists the operations.
     pub const ALL: &'static [Self] = &[
         Self::AllReduce,
         Self::Reduce,
@@ -51,7 +52,7 @@ impl BenchOperation {
         Self::SendReceive,
     ];
 
-    /// Returns the name on the command line and in the table.
+    /// Returns the name that the command line and the table use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PingPong => "ping_pong",
@@ -93,7 +94,7 @@ impl BenchOperation {
         }
     }
 
-    /// Returns whether rank r gets the reduction over the ranks up to r, instead of over all ranks.
+    /// Returns whether each rank gets the reduction over a prefix of the ranks, instead of over all ranks.
     pub const fn reduces_prefixes(self) -> bool {
         matches!(self, Self::Scan | Self::Exscan)
     }
@@ -127,7 +128,7 @@ impl BenchOperation {
         if self.is_message() { 2 } else { 1 }
     }
 
-    /// Returns whether the operation is point-to-point: messages between pairs of ranks.
+    /// Returns whether the operation is point-to-point, that is, sends messages between pairs of ranks.
     pub const fn is_message(self) -> bool {
         matches!(self, Self::PingPong | Self::SendReceive)
     }
@@ -137,8 +138,8 @@ impl BenchOperation {
         self != Self::PingPong || rank.get() < 2
     }
 
-    /// Returns the memory in bytes that `ranks` ranks on one host need: their inputs, the library's copies, their results, and
-    /// the results of the previous iteration.
+    /// Returns the memory in bytes that `ranks` ranks on one host need if the whole buffer has `bytes` bytes. The memory holds
+    /// their inputs, the library's copies, their results, and the results of the previous iteration.
     pub fn memory_bytes(self, bytes: u64, ranks: u32) -> u64 {
         let buffers = match self {
             Self::AllReduce
@@ -159,8 +160,8 @@ impl BenchOperation {
         bytes.saturating_mul(buffers)
     }
 
-    /// Returns the factor from algorithm bandwidth to bus bandwidth: the bytes that each rank must send for each byte of the
-    /// buffer, independent of the algorithm (nccl-tests, `doc/PERFORMANCE.md`).
+    /// Returns the ratio of bus bandwidth to algorithm bandwidth. This ratio is the number of bytes that each rank must send
+    /// for each byte of the buffer, independent of the algorithm (nccl-tests, `doc/PERFORMANCE.md`).
     ///
     /// nccl-tests has no scan and no ping-pong. In a scan along a chain of ranks, each rank sends each byte once, as in a reduce.
     pub fn bus_factor(self, world: WorldSize) -> f64 {
@@ -190,7 +191,7 @@ impl std::fmt::Display for BenchOperation {
 impl std::str::FromStr for BenchOperation {
     type Err = String;
 
-    /// Parses a name. Ignores upper and lower case, `_` and `-`, and accepts `sendrecv`, the name in nccl-tests.
+    /// Parses a name. Ignores case, `_` and `-`. Also accepts `sendrecv`, the name of `send_receive` in nccl-tests.
     fn from_str(text: &str) -> Result<Self, String> {
         let plain = |name: &str| name.to_ascii_lowercase().replace(['_', '-'], "");
         let typed = plain(text);
@@ -207,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bus_factors_equal_those_of_nccl_tests() {
+    fn bus_factors_match_nccl_tests() {
         let of = |operation: BenchOperation, n| operation.bus_factor(WorldSize::new(n).unwrap());
         assert_eq!(of(BenchOperation::AllReduce, 4), 1.5);
         for operation in [

@@ -1,7 +1,7 @@
-//! The contents of buffers before a checked iteration, and their expected contents after it.
+//! The contents of buffers before a checked iteration, and the expected contents of the result.
 //!
-//! Contents are pseudo-random: they depend on a seed, the rank and the index. They are chosen so that the exact result is known
-//! for any order of the reduction (see [`sample`](super::sample)), so a result with a single different bit is wrong.
+//! The contents are pseudo-random: they depend on a seed, the rank and the index. For any order of the reduction, these
+//! contents give the same, exactly known result (see [`sample`](super::sample)). So the check finds every wrong bit.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ use super::sample::{Sample, SamplePosition};
 use crate::schedule::partition::chunk;
 use crate::types::{Rank, ReduceOp, WorldSize};
 
-/// The number of elements after which the contents repeat. It is a prime. So data that is shifted by the length of a
-/// segment or a chunk (usually a power of two) differs from the expected data.
+/// The number of elements after which the contents repeat. This number is a prime, so data that is shifted by the length
+/// of a segment or a chunk (usually a power of two) differs from the expected data.
 const PATTERN_PERIOD: usize = 8191;
 
 /// The input and the expected result of one rank in a checked iteration.
@@ -29,9 +29,9 @@ pub struct TestPattern<T> {
 struct ExpectedPart<T> {
     /// The range of the elements in the result.
     range: Range<usize>,
-    /// The index of the first element in the source buffer.
+    /// The index, in the source buffer, of the first element of this part.
     start: usize,
-    /// One period of the source buffer.
+    /// One period of the contents of the source buffer.
     tile: Vec<T>,
 }
 
@@ -46,8 +46,8 @@ impl<T: Sample> TestPattern<T> {
         pattern
     }
 
-    /// Fills the input of this rank (the first [`BenchCase::input_count`] elements) with its contribution, and the
-    /// rest of `input` with zeros, which no result contains.
+    /// Writes the contribution of this rank to `input`. In operations in which a rank contributes only a part of `input`,
+    /// fills the rest with zeros. No correct result of these operations contains a zero.
     pub fn fill(&self, input: &mut [T]) {
         let chunk = chunk(self.case.count, self.world, self.rank);
         let (own, start) = match self.case.operation {
@@ -104,8 +104,8 @@ impl<T: Sample> TestPattern<T> {
                 vec![ExpectedPart { start: own.start, range: own, tile: self.reduced.clone() }]
             }
             BenchOperation::Gather if rank != case.root => Vec::new(),
-            BenchOperation::AllGather | BenchOperation::Gather => self.chunks(|chunk| chunk.start),
-            BenchOperation::AllToAll => self.chunks(|_| own.start),
+            BenchOperation::AllGather | BenchOperation::Gather => self.chunk_parts(|chunk| chunk.start),
+            BenchOperation::AllToAll => self.chunk_parts(|_| own.start),
             BenchOperation::Broadcast => from(case.root),
             BenchOperation::Scatter => {
                 vec![ExpectedPart {
@@ -124,8 +124,8 @@ impl<T: Sample> TestPattern<T> {
     }
 
     /// Returns the parts of a result that consists of one chunk from each rank. `start` maps the range of a chunk in
-    /// the result to its index in the source buffer.
-    fn chunks(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<ExpectedPart<T>> {
+    /// the result to the index of the chunk's first element in the source buffer.
+    fn chunk_parts(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<ExpectedPart<T>> {
         let part = |rank| {
             let range = chunk(self.case.count, self.world, rank);
             ExpectedPart { start: start(&range), range, tile: self.contribution(rank) }
@@ -139,10 +139,10 @@ impl<T: Sample> TestPattern<T> {
     }
 
     fn draw(&self, rank: Rank, index: usize) -> T {
-        let bits = mix(mix(self.seed ^ u64::from(rank.get()) << 32) ^ index as u64);
+        let bits = mix_bits(mix_bits(self.seed ^ u64::from(rank.get()) << 32) ^ index as u64);
         T::draw(
             self.case.reduction,
-            SamplePosition { bits, at: rank.index() + index, world: self.world.as_usize() },
+            SamplePosition { bits, rank_plus_index: rank.index() + index, world: self.world.as_usize() },
         )
     }
 
@@ -166,8 +166,8 @@ impl<T: Sample> TestPattern<T> {
     }
 }
 
-/// Returns the number of elements that differ from periodic contents. `tile` is one period of these contents, and `elements`
-/// begin at the index `start`.
+/// Returns the number of elements that differ from the expected periodic contents. `tile` is one period of these contents,
+/// and `start` is the index of the first of `elements` in these contents.
 fn count_differences<T: PartialEq>(elements: &[T], tile: &[T], start: usize) -> u64 {
     let mut wrong = 0;
     let mut done = 0;
@@ -181,9 +181,9 @@ fn count_differences<T: PartialEq>(elements: &[T], tile: &[T], start: usize) -> 
     wrong as u64
 }
 
-/// The finaliser of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014): every bit of the input affects every bit of
-/// the output.
-fn mix(input: u64) -> u64 {
+/// Returns a hash in which every bit of the input affects every bit of the output: the finaliser of `SplitMix64`
+/// (Steele, Lea and Flood, OOPSLA 2014).
+fn mix_bits(input: u64) -> u64 {
     let mut z = input.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -223,7 +223,7 @@ mod tests {
             let contributions: Vec<Vec<T>> = world.ranks().map(|rank| pattern.contribution(rank)).collect();
             let mut result = reduce_in_rank_order(op, &contributions);
             assert_eq!(pattern.count_wrong(&result), 0, "{} {op} of {ranks}", T::DTYPE);
-            // A flipped bit is found in the first, a middle and the last element.
+            // Flip a bit in the first, a middle and the last element. The check must find all three wrong elements.
             for index in [0, 29, 59] {
                 let byte = index * size_of::<T>();
                 bytemuck::cast_slice_mut::<T, u8>(&mut result)[byte] ^= 1;
@@ -285,9 +285,9 @@ mod tests {
         assert_eq!(pattern.count_wrong(&right), 0);
         let missing: Vec<f32> = right.iter().zip(&own).map(|(sum, own)| sum - own).collect();
         assert_eq!(pattern.count_wrong(&missing), count as u64);
-        let mut slipped = right.clone();
-        slipped[8192..16_384].copy_from_slice(&right[..8192]);
-        assert!(pattern.count_wrong(&slipped) > 8000);
+        let mut shifted = right.clone();
+        shifted[8192..16_384].copy_from_slice(&right[..8192]);
+        assert!(pattern.count_wrong(&shifted) > 8000);
         assert_eq!(pattern.count_wrong(&vec![f32::NAN; count]), count as u64);
     }
 
@@ -317,7 +317,7 @@ mod tests {
         (0..n).map(result).collect()
     }
 
-    /// Returns the elements of the result that the operation specifies.
+    /// Returns the range of the elements whose values the operation defines.
     fn specified_range(case: BenchCase, world: WorldSize, rank: Rank, result: &[u32]) -> Range<usize> {
         match case.operation {
             BenchOperation::ReduceScatter => chunk(case.count, world, rank),
@@ -381,7 +381,7 @@ mod tests {
             pattern.fill(&mut buffer);
             assert_eq!(pattern.count_wrong(&buffer), missing, "{operation}");
         }
-        // A reduce-scatter specifies only the rank's own chunk.
+        // A reduce-scatter defines only the rank's own chunk, so the check ignores the zeros outside this chunk.
         let case = case(BenchOperation::ReduceScatter, DType::I8, Some(ReduceOp::Max), count);
         let pattern = TestPattern::<i8>::new(case, world, Rank::new(1), 3);
         let own = chunk(count, world, Rank::new(1));

@@ -1,4 +1,4 @@
-//! The benchmark plan: checks the flags together and lists the rows to measure.
+//! The benchmark plan: the list of rows to measure. Making a plan checks that the flags fit together.
 
 use std::path::PathBuf;
 
@@ -9,20 +9,20 @@ use crate::schedule::partition::chunk;
 use crate::types::{DType, Rank, ReduceOp, WorldSize};
 
 /// The default size of the smallest buffer, in bytes.
-const BYTES_MIN: usize = 4;
+const BYTES_MIN_DEFAULT: usize = 4;
 /// The default size of the largest buffer, in bytes.
-const BYTES_MAX: usize = 64 << 20;
+const BYTES_MAX_DEFAULT: usize = 64 << 20;
 /// The default factor between sizes.
-const STEP_FACTOR: usize = 4;
+const STEP_FACTOR_DEFAULT: usize = 4;
 /// The maximal number of rows in one run. More rows are probably a typing error.
 pub(super) const ROWS_MAX: usize = 10_000;
 
 /// The number of timed iterations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IterationCount {
-    /// This number.
+    /// The number that `-n` gives.
     Fixed(u32),
-    /// As many as fit into the target time of a row.
+    /// As many iterations as fit into the target time of a row.
     Adaptive,
 }
 
@@ -67,15 +67,15 @@ impl BenchCase {
         }
     }
 
-    /// Returns the number of elements in the receive buffer of `rank`. It is 0 if the library allocates the result or writes it
-    /// in place.
+    /// Returns the number of elements in the receive buffer of `rank`. The number is 0 if the library allocates the result, or
+    /// writes the result in place.
     pub fn output_count(&self, rank: Rank) -> usize {
         let receives_message = self.operation.is_message() && self.operation.involves(rank);
         let receives = receives_message || self.operation == BenchOperation::AllToAll;
         if receives { self.count } else { 0 }
     }
 
-    /// Rounds the number of elements to a multiple of the number of ranks, if the operation needs equal parts.
+    /// Rounds the number of elements to a multiple of the number of ranks if the operation needs equal parts.
     fn for_world(mut self, world: WorldSize) -> Self {
         if self.operation.has_equal_parts() {
             let n = world.as_usize();
@@ -96,11 +96,11 @@ pub struct BenchPlan {
     pub bytes_min: usize,
     /// The largest size in bytes, from `-e` or its default.
     pub bytes_max: usize,
-    /// The step between sizes, as the header prints it.
+    /// The step between sizes, in the form in which the header prints the step.
     pub step: String,
     /// The number of timed iterations for each row.
     pub iterations: IterationCount,
-    /// The number of iterations before the timed ones.
+    /// The number of iterations before the timed iterations.
     pub warm_up: u32,
     /// The number of checked iterations for each row.
     pub checks: u32,
@@ -121,12 +121,14 @@ impl BenchPlan {
     ///
     /// [`BenchPlanError`] for flags that contradict each other.
     pub fn new(args: &BenchArgs) -> Result<Self, BenchPlanError> {
-        let bytes_min = args.bytes_min.unwrap_or_else(|| args.bytes_max.unwrap_or(BYTES_MIN).min(BYTES_MIN));
-        let bytes_max = args.bytes_max.unwrap_or_else(|| bytes_min.max(BYTES_MAX));
+        let bytes_min = args
+            .bytes_min
+            .unwrap_or_else(|| args.bytes_max.unwrap_or(BYTES_MIN_DEFAULT).min(BYTES_MIN_DEFAULT));
+        let bytes_max = args.bytes_max.unwrap_or_else(|| bytes_min.max(BYTES_MAX_DEFAULT));
         if bytes_min > bytes_max {
             return Err(BenchPlanError::Inverted { min: bytes_min, max: bytes_max });
         }
-        let step = match (args.step_bytes, args.step_factor.unwrap_or(STEP_FACTOR)) {
+        let step = match (args.step_bytes, args.step_factor.unwrap_or(STEP_FACTOR_DEFAULT)) {
             (Some(0), _) => return Err(BenchPlanError::Step),
             (Some(bytes), _) => SizeStep::Bytes(bytes),
             (None, factor) if factor == 0 || (factor == 1 && bytes_min < bytes_max) => {
@@ -141,10 +143,10 @@ impl BenchPlan {
             return Err(BenchPlanError::Alloc { operation: args.operation });
         }
         let root = Rank::new(if args.operation.group_operation().has_root() { args.root } else { 0 });
-        let sizes = sizes(bytes_min, bytes_max, step)?;
+        let sizes = list_sizes(bytes_min, bytes_max, step)?;
         Ok(Self {
             operation: args.operation,
-            cases: cases(args, &sizes, root)?,
+            cases: list_cases(args, &sizes, root)?,
             bytes_min,
             bytes_max,
             step: step.to_string(),
@@ -184,11 +186,11 @@ impl BenchPlan {
         ]
     }
 
-    /// Checks the plan for a job of `world` ranks, and adapts its sizes to the number of ranks.
+    /// Checks that the plan fits a job of `world` ranks, and returns a plan whose sizes are adapted to this number of ranks.
     ///
     /// # Errors
     ///
-    /// [`BenchPlanError::Root`] and [`BenchPlanError::TooFewRanks`].
+    /// [`BenchPlanError::Root`] or [`BenchPlanError::TooFewRanks`].
     pub fn for_world(&self, world: WorldSize) -> Result<Self, BenchPlanError> {
         if world.get() < self.operation.ranks_min() {
             return Err(BenchPlanError::TooFewRanks { operation: self.operation, world });
@@ -236,7 +238,7 @@ impl std::fmt::Display for SizeStep {
     }
 }
 
-fn sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, BenchPlanError> {
+fn list_sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, BenchPlanError> {
     let next = |size: &usize| match step {
         SizeStep::Bytes(bytes) => size.checked_add(bytes),
         // A size of 0 is followed by a size of 1 byte.
@@ -255,15 +257,15 @@ fn sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, BenchPlan
 }
 
 /// Returns a case for every element type, reduction and size. Sizes are rounded to whole elements, and equal sizes
-/// are merged. A reduction that is not defined for a type is skipped. But if the flags name both the reduction and
-/// the type explicitly, this function returns an error.
-fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>, BenchPlanError> {
+/// are merged. A reduction that is not defined for a type is skipped. However, if the flags name both the reduction
+/// and the type explicitly, this function returns an error.
+fn list_cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>, BenchPlanError> {
     let operation = args.operation;
     if operation == BenchOperation::Barrier {
         // A barrier has no buffer, so it has a single case.
         return Ok(vec![BenchCase { operation, dtype: DType::U8, reduction: None, root, count: 0 }]);
     }
-    let reductions = reductions(args)?;
+    let reductions = list_reductions(args)?;
     let mut cases = Vec::new();
     for dtype in ListItem::expand(&args.dtypes, DType::ALL) {
         let mut counts: Vec<usize> = sizes.iter().map(|bytes| (bytes / dtype.size_bytes()).max(1)).collect();
@@ -285,7 +287,7 @@ fn cases(args: &BenchArgs, sizes: &[usize], root: Rank) -> Result<Vec<BenchCase>
 }
 
 /// Returns the reductions to measure: a single `None` if the operation does not reduce.
-fn reductions(args: &BenchArgs) -> Result<Vec<Option<ReduceOp>>, BenchPlanError> {
+fn list_reductions(args: &BenchArgs) -> Result<Vec<Option<ReduceOp>>, BenchPlanError> {
     let operation = args.operation;
     if !operation.reduces() {
         return Ok(vec![None]);
@@ -339,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_parts_are_whole_elements() {
+    fn sizes_are_rounded_to_equal_parts_of_whole_elements() {
         let three = WorldSize::new(3).unwrap();
         let sizes = |flags: &str| -> Vec<usize> {
             plan(flags).unwrap().for_world(three).unwrap().cases.iter().map(BenchCase::bytes).collect()
@@ -351,10 +353,10 @@ mod tests {
     }
 
     #[test]
-    fn defined_combinations_of_types_and_reductions_are_rows() {
+    fn each_defined_combination_of_type_and_reduction_is_one_row() {
         let rows = |flags: &str| plan(flags).unwrap().cases.len();
-        // Nine reductions for each of 4 float types, twelve for each of 8 integer types, and two for each of 4 types
-        // with an index.
+        // There are 9 reductions for each of 4 float types, 12 reductions for each of 8 integer types, and 2 reductions
+        // for each of 4 types with an index.
         assert_eq!(rows("allreduce -t all -o all -b 8 -e 8"), 140);
         assert_eq!(rows("allreduce -t all -o max -b 8 -e 8"), 12);
         assert_eq!(rows("allreduce -t all -o maxloc -b 8 -e 8"), 4);
@@ -395,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn contradicting_flags_are_refused() {
+    fn contradictory_flags_are_rejected() {
         assert_eq!(plan("all_reduce -b 8 -e 4"), Err(BenchPlanError::Inverted { min: 8, max: 4 }));
         assert_eq!(plan("all_reduce -b 8 -e 9 -f 1"), Err(BenchPlanError::Factor { factor: 1, min: 8 }));
         assert_eq!(plan("all_reduce -f 0"), Err(BenchPlanError::Factor { factor: 0, min: 4 }));

@@ -13,9 +13,9 @@ pub enum BenchPlanError {
     /// The smallest size is larger than the largest size.
     #[error("the smallest size (-b {min}) is larger than the largest (-e {max})")]
     Inverted {
-        /// `-b`.
+        /// The value of `-b`.
         min: usize,
-        /// `-e`.
+        /// The value of `-e`.
         max: usize,
     },
     /// The factor does not make sizes larger.
@@ -23,9 +23,9 @@ pub enum BenchPlanError {
         "a factor of {factor} (-f) does not increase {min} bytes; it must be at least 2, or give a step with -i"
     )]
     Factor {
-        /// `-f`.
+        /// The value of `-f`.
         factor: usize,
-        /// `-b`.
+        /// The value of `-b`.
         min: usize,
     },
     /// The step does not make sizes larger.
@@ -37,9 +37,9 @@ pub enum BenchPlanError {
     /// The reduction is not defined for the element type.
     #[error("{}", crate::group::Error::Unsupported { op: *op, dtype: *dtype })]
     Undefined {
-        /// `-o`.
+        /// A reduction that `-o` names.
         op: ReduceOp,
-        /// `-t`.
+        /// An element type that `-t` names.
         dtype: DType,
     },
     /// A scan cannot compute an average.
@@ -50,7 +50,7 @@ pub enum BenchPlanError {
     },
     /// The job has too few ranks for the operation.
     #[error(
-        "{operation} needs 2 ranks or more, and this job has {world}; start it under ringrun -n 2 or with --peers"
+        "{operation} needs 2 ranks or more, and this job has {world}; start ringbench under ringrun -n 2 or with --peers"
     )]
     TooFewRanks {
         /// The operation.
@@ -59,9 +59,9 @@ pub enum BenchPlanError {
         world: WorldSize,
     },
     /// The root is not a rank of the job.
-    #[error("root {root} is not a rank of this job of {world} (ranks are counted from 0)")]
+    #[error("root {root} is not a rank of this job of {world} rank(s) (ranks are counted from 0)")]
     Root {
-        /// `--root`.
+        /// The value of `--root`.
         root: Rank,
         /// The number of ranks.
         world: WorldSize,
@@ -84,19 +84,19 @@ pub enum BenchPlanError {
     /// The directory of the report does not exist.
     #[error("--json {}: its directory does not exist", path.display())]
     NoDirectory {
-        /// `--json`.
+        /// The value of `--json`.
         path: PathBuf,
     },
     /// The report could not be written.
     #[error("--json {}: the report could not be written there: {problem}", path.display())]
     Report {
-        /// `--json`.
+        /// The value of `--json`.
         path: PathBuf,
         /// The error of the operating system.
         problem: String,
     },
     /// The operation does not use the flag.
-    #[error("--alloc is for all_reduce and has no effect on {operation}; leave it out")]
+    #[error("--alloc is for all_reduce and has no effect on {operation}; leave --alloc out")]
     Alloc {
         /// The operation.
         operation: BenchOperation,

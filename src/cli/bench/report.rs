@@ -1,4 +1,4 @@
-//! The table on standard output, and the JSON file.
+//! Writes the results as a table to standard output, and as a report to a JSON file.
 
 use std::fs;
 use std::io::{self, Write};
@@ -19,16 +19,16 @@ const TRIAL_BYTES: usize = 64 << 10;
 /// The maximal number of ranks that the header lists.
 const LISTED_RANKS_MAX: usize = 64;
 /// The file in which the kernel names the default congestion control of sockets.
-const HOST_CONGESTION: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+const HOST_CONGESTION_PATH: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
 /// The machine and the settings of a measurement.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct BenchEnvironment {
     /// The version of this program.
     pub versions: Versions,
-    /// Rank 0's host.
+    /// The name of rank 0's host.
     pub host: String,
-    /// Every rank's host, in rank order.
+    /// The name of every rank's host, in rank order.
     pub hosts: Vec<String>,
     /// The name of the processor.
     pub cpu: String,
@@ -44,7 +44,7 @@ pub struct BenchEnvironment {
     pub streams: u8,
     /// The size in bytes of the segments into which this rank cuts long transfers.
     pub segment_bytes: usize,
-    /// The number of iterations before the timed ones.
+    /// The number of iterations before the timed iterations.
     pub warm_up: u32,
     /// Whether the buffers were allocated with [`Group::alloc`] (`--alloc`).
     pub alloc: bool,
@@ -71,7 +71,7 @@ pub struct BenchReport {
 impl BenchEnvironment {
     /// Describes this host. `ranks` holds the host name and the process id of every rank.
     pub fn new(group: &Group, plan: &BenchPlan, ranks: &[(String, u32)], segment_bytes: usize) -> Self {
-        let host_default = read_line(HOST_CONGESTION);
+        let host_default = read_line(HOST_CONGESTION_PATH);
         let congestion = match (group.size(), group.congestion_control()) {
             (WorldSize::ONE, _) => "none".to_owned(),
             (_, Some(name)) => name.to_owned(),
@@ -184,7 +184,7 @@ fn write_titles(out: &mut dyn Write) -> io::Result<()> {
 impl BenchRow {
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let wrong = self.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
-        // Like nccl-tests, prints -1 if there is no root.
+        // Like nccl-tests, print -1 if there is no root.
         let root = self.root.map_or(-1, i64::from);
         writeln!(
             out,
@@ -231,8 +231,8 @@ impl BenchReport {
         out.flush()
     }
 
-    /// Writes the report in JSON. Writes a new file and renames it to `path`, so that no reader sees half a report. If `path` is
-    /// not a regular file, such as a pipe, writes to it directly.
+    /// Writes the report in JSON. Writes a new file and renames this file to `path`, so that no reader sees half a report. If
+    /// `path` is not a regular file but, for example, a pipe, writes directly to `path`.
     ///
     /// # Errors
     ///
@@ -250,7 +250,7 @@ impl BenchReport {
 ///
 /// Errors of the file system.
 pub(super) fn check_writable(path: &Path) -> io::Result<()> {
-    // Like `save`, follows a symbolic link.
+    // `save` follows symbolic links, so this check follows symbolic links too.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     match fs::metadata(&target).map(|metadata| metadata.file_type()) {
         Ok(kind) if kind.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
@@ -266,14 +266,14 @@ pub(super) fn check_writable(path: &Path) -> io::Result<()> {
             name.push(format!(".{}.trial", std::process::id()));
             let trial = target.with_file_name(name);
             let written = fs::write(&trial, vec![b' '; TRIAL_BYTES]);
-            // Only an error of the write is reported. If the write failed, there may be no file to remove.
+            // Ignore an error of the removal: if the write failed, there may be no file to remove.
             let _ = fs::remove_file(&trial);
             written
         }
     }
 }
 
-/// Formats microseconds with four or five digits, as nccl-tests does.
+/// Formats microseconds as nccl-tests does: with two decimals below 1000, and otherwise with one decimal.
 fn format_time(time_us: f64) -> String {
     if time_us < 1000.0 { format!("{time_us:.2}") } else { format!("{time_us:.1}") }
 }

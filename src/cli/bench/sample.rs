@@ -1,14 +1,14 @@
-//! Contents whose reduction is exactly known, for each element type.
+//! Buffer contents whose reduction gives an exactly known result, for each element type.
 //!
 //! - Floats are chosen so that every sum is a whole number that the type represents exactly, and every product is a positive or
 //!   negative power of two.
-//! - Integers may have any value, because they wrap around.
+//! - Integers may have any value, because integer sums and products wrap around.
 //! - An average is the exact sum divided once, as [`ReduceOp::Average`] promises. Integers are rounded towards zero.
 //!   Half-precision types are divided in `f32` and rounded once.
 //! - In logical and bitwise operations, a single rank can decide the result. The inputs of these operations are
-//!   chosen so that both results occur often in a world of any size.
+//!   chosen so that 0 and 1 both occur often in the result, for any number of ranks.
 //!
-//! These properties also hold if only a part of the ranks is reduced, as in a scan.
+//! These properties also hold if an operation reduces the contributions of only some ranks, as a scan does.
 
 use half::{bf16, f16};
 
@@ -19,8 +19,8 @@ use crate::types::{Element, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp, WorldSize}
 pub struct SamplePosition {
     /// Pseudo-random bits for this position.
     pub(super) bits: u64,
-    /// Rank plus index. If only some ranks may contribute to an element, this number decides which ranks do.
-    pub(super) at: usize,
+    /// The sum of rank and index. If only some ranks may contribute to an element, this sum decides which ranks contribute.
+    pub(super) rank_plus_index: usize,
     /// The number of ranks.
     pub(super) world: usize,
 }
@@ -30,10 +30,10 @@ impl SamplePosition {
     /// whether this rank is one of them.
     fn limit_contributors(self, limit: usize) -> (usize, bool) {
         let stride = self.world.div_ceil(limit);
-        (self.world.div_ceil(stride), self.at.is_multiple_of(stride))
+        (self.world.div_ceil(stride), self.rank_plus_index.is_multiple_of(stride))
     }
 
-    /// Returns a word of `width` bits with one random bit set, or with no bit set. All ranks together set about half of the
+    /// Returns an integer of `width` bits with one random bit set, or with no bit set. All ranks together set about half of the
     /// bits.
     fn sparse_bit(self, width: u32) -> u64 {
         let stride = self.world.div_ceil(width as usize / 2) as u64;
@@ -80,7 +80,7 @@ impl SamplePosition {
 pub trait Sample: Element {
     /// Returns the contribution at one position. If `op` is `None`, the contribution is not zero.
     fn draw(op: Option<ReduceOp>, position: SamplePosition) -> Self;
-    /// Reduces all contributions exactly.
+    /// Returns the exact reduction of all contributions.
     fn reduce(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self;
 }
 

@@ -8,8 +8,8 @@ use serde::Serialize;
 use crate::group::{Error, Group, Spent};
 use crate::types::Rank;
 
-/// The number of durations that each rank sends to the others.
-const FIGURES: usize = 5;
+/// The number of durations that each rank sends to the other ranks.
+const DURATION_COUNT: usize = 5;
 /// The maximal number of ranks for which each rank gets a line. For larger jobs, three lines are printed: the mean of
 /// all ranks, and two selected ranks.
 const LISTED_RANKS_MAX: usize = 2;
@@ -19,7 +19,7 @@ const LISTED_RANKS_MAX: usize = 2;
 pub struct RankProfile {
     /// The rank.
     pub rank: u32,
-    /// Its time breakdown.
+    /// The time breakdown of this rank.
     #[serde(flatten)]
     pub parts: TimeBreakdown,
 }
@@ -30,30 +30,30 @@ pub struct TimeBreakdown {
     /// The mean time of an iteration by this rank's clock. In contrast, `time_us` of the row is the median time on
     /// the slowest rank.
     pub wall_us: f64,
-    /// [`Spent::send`].
+    /// The mean of [`Spent::send`] in an iteration.
     pub send_us: f64,
-    /// [`Spent::receive`].
+    /// The mean of [`Spent::receive`] in an iteration.
     pub receive_us: f64,
-    /// [`Spent::reduce`].
+    /// The mean of [`Spent::reduce`] in an iteration.
     pub reduce_us: f64,
-    /// [`Spent::wait`].
+    /// The mean of [`Spent::wait`] in an iteration.
     pub wait_us: f64,
-    /// The rest of the time, for example for schedules, message matching, memory for results and locks, and the time
-    /// that `ringbench` needs between two calls.
+    /// The rest of the time. This part includes planning schedules, matching messages, allocating results, waiting for
+    /// locks, and the work of `ringbench` between two calls.
     pub other_us: f64,
 }
 
 impl RankProfile {
-    /// Gathers the time breakdown of every rank over `iterations` iterations. All ranks must call it.
+    /// Gathers the time breakdown of every rank over `iterations` iterations. All ranks must call this function.
     pub(super) fn gather(
         group: &mut Group,
         (wall, spent): (Duration, Spent),
         iterations: u32,
     ) -> Result<Vec<Self>, Error> {
-        let figures: [Duration; FIGURES] = [wall, spent.send, spent.receive, spent.reduce, spent.wait];
+        let figures: [Duration; DURATION_COUNT] = [wall, spent.send, spent.receive, spent.reduce, spent.wait];
         let all = group.all_gather_from(&figures.map(|part| part.as_nanos() as u64))?;
-        let (all, _) = all.as_chunks::<FIGURES>();
-        let profile = |(rank, own): (Rank, &[u64; FIGURES])| Self {
+        let (all, _) = all.as_chunks::<DURATION_COUNT>();
+        let profile = |(rank, own): (Rank, &[u64; DURATION_COUNT])| Self {
             rank: rank.get(),
             parts: TimeBreakdown::new(*own, iterations),
         };
@@ -62,8 +62,8 @@ impl RankProfile {
 }
 
 impl TimeBreakdown {
-    /// Divides sums of nanoseconds over all iterations by the number of iterations.
-    fn new([wall, parts @ ..]: [u64; FIGURES], iterations: u32) -> Self {
+    /// Makes a breakdown from the total durations of all iterations, in nanoseconds.
+    fn new([wall, parts @ ..]: [u64; DURATION_COUNT], iterations: u32) -> Self {
         let mean_us = |nanoseconds: u64| nanoseconds as f64 / f64::from(iterations.max(1)) / 1e3;
         let other_us = mean_us(wall.saturating_sub(parts.iter().sum()));
         let [send_us, receive_us, reduce_us, wait_us] = parts.map(mean_us);
@@ -84,7 +84,7 @@ impl TimeBreakdown {
         }
     }
 
-    fn named_parts(&self) -> [(&'static str, f64); FIGURES] {
+    fn named_parts(&self) -> [(&'static str, f64); DURATION_COUNT] {
         [
             ("send", self.send_us),
             ("receive", self.receive_us),
@@ -109,8 +109,8 @@ pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "# below each row: how the mean time of a timed iteration, in microseconds, was spent")
 }
 
-/// Writes a line for each rank if there are at most two ranks. Otherwise writes the mean of all ranks, the rank that
-/// waits least (the other ranks probably wait for it), and the rank that waits most.
+/// Writes a line for each rank if there are at most two ranks. Otherwise writes three lines: the mean of all ranks, the
+/// rank that waits least, and the rank that waits most. The other ranks probably wait for the rank that waits least.
 pub(super) fn write(out: &mut dyn Write, ranks: &[RankProfile]) -> io::Result<()> {
     if ranks.len() <= LISTED_RANKS_MAX {
         return ranks.iter().try_for_each(|rank| rank.parts.write(out, &format!("rank {}", rank.rank)));
@@ -131,14 +131,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sum_of_the_parts_is_the_whole() {
+    fn the_parts_add_up_to_the_wall_time() {
         let parts = TimeBreakdown::new([10_000, 1000, 2000, 3000, 3500], 2);
         let sum: f64 = parts.named_parts().iter().map(|(_, time_us)| time_us).sum();
         assert_eq!((parts.wall_us, parts.send_us, parts.other_us, sum), (5.0, 0.5, 0.25, 5.0));
         assert_eq!(
             TimeBreakdown::new([1, 1, 1, 0, 0], 0).other_us,
             0.0,
-            "clocks of threads may differ by a tick"
+            "parts that exceed the wall time by a clock tick must leave 0 for other"
         );
     }
 

@@ -1,4 +1,4 @@
-//! The number of ranks that the options give, and the check that all named hosts are this host.
+//! Computes the number of ranks from the options, and checks that every named host is this host.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -14,12 +14,12 @@ use crate::types::WorldSize;
 /// The maximal length of a hostfile, in bytes. A real hostfile is much shorter.
 const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Returns the number of ranks. If neither `-n` nor another spelling of it is given, the number is the sum of the
-/// hosts' slots. Returns an error if a host is not this host.
-pub(super) fn world(args: &RunArgs) -> Result<WorldSize, String> {
+/// Returns the number of ranks. If no option gives this number, it is the sum of the hosts' slots. Returns an error if a
+/// host is not this host.
+pub(super) fn count_ranks(args: &RunArgs) -> Result<WorldSize, String> {
     let slots = match &args.hostfile {
-        Some(path) => slots_of_file(path)?,
-        None => slots_of(args.hosts.iter().map(String::as_str))?,
+        Some(path) => sum_slots_of_file(path)?,
+        None => sum_slots(args.hosts.iter().map(String::as_str))?,
     };
     let ranks = args.ranks.or(args.ranks_per_host).unwrap_or(RankCount::Number(slots.into()));
     let world = check_count(ranks)?;
@@ -49,22 +49,22 @@ fn check_count(ranks: RankCount) -> Result<WorldSize, String> {
     })
 }
 
-fn slots_of_file(path: &Path) -> Result<u32, String> {
+fn sum_slots_of_file(path: &Path) -> Result<u32, String> {
     let wrong = |error: std::io::Error| format!("--hostfile {}: it cannot be read: {error}", path.display());
     let mut text = String::new();
     File::open(path).map_err(wrong)?.take(HOSTFILE_BYTES_MAX).read_to_string(&mut text).map_err(wrong)?;
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-    slots_of(lines.filter(|line| !line.is_empty()))
+    sum_slots(lines.filter(|line| !line.is_empty()))
         .map_err(|error| format!("--hostfile {}: {error}", path.display()))
 }
 
 /// Returns the sum of the slots of entries such as `host`, `host:2` and `host slots=2`.
-fn slots_of<'a>(entries: impl Iterator<Item = &'a str>) -> Result<u32, String> {
+fn sum_slots<'a>(entries: impl Iterator<Item = &'a str>) -> Result<u32, String> {
     let mut sum = 0_u32;
     for entry in entries {
         let mut words = entry.split_whitespace();
         let first = words.next().unwrap_or_default();
-        // An IPv6 address contains colons.
+        // An IPv6 address contains colons, so the text after its last colon is not a number of slots.
         let (host, mut slots) = match first.rsplit_once(':') {
             Some((host, slots)) if first.parse::<IpAddr>().is_err() => (host, slots),
             _ => (first, "1"),
@@ -108,23 +108,23 @@ mod tests {
             ("localhost slots=5", 5),
             (own.as_str(), 3),
         ] {
-            // A container may have no IPv6, and then `::1` is not an address of this host.
+            // In a container without IPv6, `::1` is not an address of this host.
             if entry != "::1" || is_this_host("::1") {
-                assert_eq!(slots_of([entry].into_iter()), Ok(expected), "{entry}");
+                assert_eq!(sum_slots([entry].into_iter()), Ok(expected), "{entry}");
             }
         }
-        assert_eq!(slots_of(["localhost:1", "localhost:2"].into_iter()), Ok(3));
+        assert_eq!(sum_slots(["localhost:1", "localhost:2"].into_iter()), Ok(3));
     }
 
     #[test]
-    fn other_hosts_are_refused_with_a_sentence() {
+    fn other_hosts_are_rejected_with_a_reason() {
         for (entry, part) in [
             ("node7:4", "`node7` is not this host; ringrun starts ranks on this host only"),
             ("192.0.2.7", "`192.0.2.7` is not this host"),
             ("localhost:x", "`x` is not a number of ranks"),
             ("0.0.0.0", "is not this host"),
         ] {
-            let error = slots_of([entry].into_iter()).expect_err(entry);
+            let error = sum_slots([entry].into_iter()).expect_err(entry);
             assert!(error.contains(part), "{entry}: {error}");
         }
     }

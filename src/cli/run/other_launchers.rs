@@ -8,25 +8,25 @@ use clap::{Arg, Command};
 /// What ringrun does with an option of another launcher.
 #[derive(Clone, Copy, Debug)]
 enum Meaning {
-    /// Replaced by this option of ringrun, with the same value.
+    /// ringrun replaces the option by this option of ringrun, with the same value.
     SameAs(&'static str),
-    /// Dropped: ringrun always behaves as the option asks.
+    /// ringrun drops the option, because it always behaves as the option asks.
     Default,
-    /// Dropped if the value is in the list, because ringrun then behaves in this way anyway. Other values are refused
-    /// with the sentence.
+    /// ringrun drops the option if its value is in the list, because ringrun behaves as these values ask. ringrun refuses
+    /// other values with the sentence.
     DefaultFor(&'static [&'static str], &'static str),
-    /// Replaced: `NAME VALUE` becomes `-x NAME=VALUE`.
+    /// ringrun replaces the values `NAME VALUE` by `-x NAME=VALUE`.
     Variable,
-    /// Replaced: `A,B` becomes `-x A -x B`.
+    /// ringrun replaces the value `A,B` by `-x A -x B`.
     Variables,
-    /// Refused with this sentence, which says what to use instead.
+    /// ringrun refuses the option with this sentence, which says what to use instead.
     Refused(&'static str),
 }
 
 use Meaning::{Default, DefaultFor, Refused, SameAs, Variable, Variables};
 
-/// The names of an option, the number of its values, and its meaning. A name without dashes is a long option: users may type it
-/// with one dash or two, and with `_` instead of `-`.
+/// The names of an option, the number of its values, and its meaning. A name without dashes is a long option: users may type
+/// such a name with one dash or two, and with `_` instead of `-`.
 type Row = (&'static [&'static str], usize, Meaning);
 
 const SEVERAL_HOSTS: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for \
@@ -37,19 +37,19 @@ const NETWORK: &str = "ringrun's ranks communicate through shared memory and loo
     several hosts start each rank with --peers FILE and --bind IP";
 const NO_SSH: &str = "ringrun does not use ssh: it starts ranks on this host only; on several hosts start each rank with \
     --peers FILE --rank R";
-const PLACEMENT: &str = "ringrun spreads ranks evenly over the processors; leave it out, or use --bind-to core, numa \
+const PLACEMENT: &str = "ringrun spreads ranks evenly over the processors; leave this option out, or use --bind-to core, numa \
     or none";
 const SHOW_PLACEMENT: &str = "use --report-bindings, which prints the processors of each rank";
 const CHOOSE_PROCESSORS: &str =
-    "start ringrun under `taskset -c LIST`; it uses the processors that it may run on";
+    "start ringrun under `taskset -c LIST`; ringrun uses only the processors that it may run on";
 const THREADS: &str = "each rank gets an even share of the processors; to change the number of threads use -x \
     OMP_NUM_THREADS=N";
-const MCA: &str = "ringrun has no MCA parameters; leave it out (ringtrain and ringbench choose with --transport and \
+const MCA: &str = "ringrun has no MCA parameters; leave this option out (ringtrain and ringbench choose with --transport and \
     --algorithm)";
-const MASTER: &str = "leave it out: ringrun finds a free port on this host; to choose one, use -x MASTER_PORT=P and \
+const MASTER: &str = "leave this option out: ringrun finds a free port on this host; to choose one, use -x MASTER_PORT=P and \
     -x MASTER_ADDR=A";
-const RENDEZVOUS: &str = "leave it out: ringrun serves the rendezvous of its job itself";
-const TUNING: &str = "ringrun has no tuning options of Horovod; leave it out (ringtrain has --bucket-bytes and \
+const RENDEZVOUS: &str = "leave this option out: ringrun serves the rendezvous of its job itself";
+const TUNING: &str = "ringrun has no tuning options of Horovod; leave this option out (ringtrain has --bucket-bytes and \
     --compression)";
 const LOGGING: &str = "use -x RUST_LOG=debug, which makes the ranks print what they do";
 const SAVE_OUTPUT: &str = "use --output-dir DIR, which saves the output of each rank and still prints it";
@@ -61,7 +61,7 @@ const ONE_PROGRAM: &str = "ringrun starts one command for all ranks; start a scr
 const DEBUGGER: &str =
     "start the debugger as the command, for example: ringrun -n N gdb --batch -ex run --args COMMAND";
 const ENVIRONMENT: &str = "every rank inherits ringrun's environment; clean it with `env -i ringrun ...`";
-const EXPERT: &str = "ringrun has no such option; leave it out";
+const NO_SUCH_OPTION: &str = "ringrun has no such option; leave this option out";
 
 const ONE_HOST: &[&str] = &["1", "1:1"];
 
@@ -80,7 +80,7 @@ const OPTIONS: &[Row] = &[
     (
         &["nooversubscribe", "nolocal"],
         0,
-        Refused("ringrun starts as many ranks as -n says, on this host; leave it out"),
+        Refused("ringrun starts as many ranks as -n says, on this host; leave this option out"),
     ),
     (&["npersocket"], 1, Refused(PLACEMENT)),
     (&["min-np", "max-np", "min-num-proc", "max-num-proc"], 1, Refused(NOT_ELASTIC)),
@@ -102,8 +102,8 @@ const OPTIONS: &[Row] = &[
         Refused(NO_SSH),
     ),
     (&["iface", "network-interface", "network-interfaces", "nics", "nic", "local-addr"], 1, Refused(NETWORK)),
-    (&["gloo", "mpi", "jsrun"], 0, Refused("ringrun has its own runtime; leave it out")),
-    (&["tcp"], 0, Refused("leave it out, or pass --transport tcp to ringtrain or ringbench")),
+    (&["gloo", "mpi", "jsrun"], 0, Refused("ringrun has its own runtime; leave this option out")),
+    (&["tcp"], 0, Refused("leave this option out, or pass --transport tcp to ringtrain or ringbench")),
     // Processors.
     (&["map-by", "rank-by", "distribution"], 1, Refused(PLACEMENT)),
     (&["bycore", "byslot", "bynode", "bysocket"], 0, Refused(PLACEMENT)),
@@ -123,7 +123,7 @@ const OPTIONS: &[Row] = &[
     (
         &["monitor-interval", "start-method", "role", "event-log-handler", "signals-to-handle"],
         1,
-        Refused(EXPERT),
+        Refused(NO_SUCH_OPTION),
     ),
     (&["enable-recovery", "continuous", "disable-recovery"], 0, Refused(NOT_ELASTIC)),
     (&["timeout"], 1, SameAs("--job-timeout")),
@@ -134,7 +134,7 @@ const OPTIONS: &[Row] = &[
     (&["preload-binary", "debug", "debugger", "tv"], 0, Refused(DEBUGGER)),
     (&["xterm"], 1, Refused(DEBUGGER)),
     (&["chdir"], 1, SameAs("--wdir")),
-    (&["path", "prefix", "personality", "tmpdir", "tune", "am", "rmk"], 1, Refused(EXPERT)),
+    (&["path", "prefix", "personality", "tmpdir", "tune", "am", "rmk"], 1, Refused(NO_SUCH_OPTION)),
     (&["mca", "gmca", "pmixmca", "prtemca"], 2, Refused(MCA)),
     (&["mpi-args", "mpi-threads-disable"], 1, Refused(MCA)),
     // The environment of the ranks.
@@ -170,7 +170,8 @@ const OPTIONS: &[Row] = &[
     (&["check-build"], 0, Refused("use --version")),
 ];
 
-/// Replaces the options of other launchers, before COMMAND, by options of ringrun. An error is one sentence.
+/// Replaces the options of other launchers by options of ringrun. Does not change COMMAND and its arguments. An error is
+/// one sentence.
 pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<OsString>, String> {
     let mut translated = Vec::with_capacity(arguments.len());
     let mut rest = arguments.into_iter();
@@ -210,7 +211,7 @@ pub(super) fn translate(own: &Command, arguments: Vec<OsString>) -> Result<Vec<O
             }
             translate_option(typed, meaning, values, &mut translated)?;
         } else {
-            let (rewritten, needs_value) = own_option(own, typed, value)?;
+            let (rewritten, needs_value) = rewrite_own_option(own, typed, value)?;
             translated.push(rewritten.into());
             if needs_value {
                 translated.extend(rest.next());
@@ -264,9 +265,9 @@ fn translate_option(
 
 /// Returns an option of ringrun in the form that clap expects, and whether its value is the next argument.
 ///
-/// clap would read `-hostfile` as `-h`, print the help and exit with 0. So an argument with one dash is passed on only if ringrun
-/// has such an option.
-fn own_option(own: &Command, typed: &str, value: Option<&str>) -> Result<(String, bool), String> {
+/// clap would read an unknown option such as `-hfoo` as `-h`, print the help and exit with 0. So this function returns an
+/// error for an argument with one dash that is not an option of ringrun.
+fn rewrite_own_option(own: &Command, typed: &str, value: Option<&str>) -> Result<(String, bool), String> {
     let unknown = || format!("unknown option {typed}; `ringrun --help` lists the options");
     let joined = |name: &str| value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
     let takes_value = |arg: &&Arg| arg.get_action().takes_values() && !arg.is_require_equals_set();
@@ -298,12 +299,12 @@ fn has_long(arg: &Arg, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn own() -> Command {
+    fn ringrun_command() -> Command {
         <super::super::RunArgs as clap::CommandFactory>::command()
     }
 
-    fn translated(line: &str) -> Result<String, String> {
-        let words = translate(&own(), line.split_whitespace().map(OsString::from).collect())?;
+    fn translate_line(line: &str) -> Result<String, String> {
+        let words = translate(&ringrun_command(), line.split_whitespace().map(OsString::from).collect())?;
         Ok(words.iter().map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" "))
     }
 
@@ -320,7 +321,7 @@ mod tests {
                 };
                 for typed in spellings.into_iter().filter(|typed| typed.len() > 1 && typed != "-n") {
                     let values = ["3", "4"][..count].join(" ");
-                    let found = translated(&format!("{typed} {values} prog"));
+                    let found = translate_line(&format!("{typed} {values} prog"));
                     match meaning {
                         SameAs(_) | Default | Variable | Variables => {
                             let line = found.unwrap_or_else(|error| panic!("{typed}: {error}"));
@@ -330,7 +331,7 @@ mod tests {
                             );
                             let words = line.split_whitespace().filter(|word| word.starts_with("--"));
                             let known = |word: &str| {
-                                own().get_arguments().any(|arg| {
+                                ringrun_command().get_arguments().any(|arg| {
                                     has_long(arg, word.trim_start_matches("--").split('=').next().unwrap())
                                 })
                             };
@@ -340,7 +341,7 @@ mod tests {
                             assert_eq!(found, Err(format!("{typed}: {sentence}")));
                             for value in accepted {
                                 assert_eq!(
-                                    translated(&format!("{typed}={value} prog")).as_deref(),
+                                    translate_line(&format!("{typed}={value} prog")).as_deref(),
                                     Ok("prog")
                                 );
                             }
@@ -359,7 +360,7 @@ mod tests {
     fn every_name_is_in_the_table_once_and_not_an_option_of_ringrun() {
         let mut names: Vec<&str> = OPTIONS.iter().flat_map(|(names, ..)| *names).copied().collect();
         for name in &names {
-            let own = own();
+            let own = ringrun_command();
             let is_short = |arg: &Arg| arg.get_short().is_some_and(|short| *name == format!("-{short}"));
             assert!(!own.get_arguments().any(|arg| has_long(arg, name) || is_short(arg)), "{name}");
         }
@@ -395,7 +396,7 @@ mod tests {
             ("--bind-to core --report-bindings a", "--bind-to core --report-bindings a"),
             ("--bogus a", "--bogus a"),
         ] {
-            assert_eq!(translated(line).as_deref(), Ok(expected), "{line}");
+            assert_eq!(translate_line(line).as_deref(), Ok(expected), "{line}");
         }
         for (line, part) in [
             ("-n 1 a : -n 1 b", "one command for all ranks"),
@@ -408,7 +409,7 @@ mod tests {
             ("--mca btl", "--mca needs a value"),
             ("--gloo=1 a", "takes no value"),
         ] {
-            let error = translated(line).expect_err(line);
+            let error = translate_line(line).expect_err(line);
             assert!(error.contains(part) && !error.contains('\n'), "{line}: {error}");
         }
     }

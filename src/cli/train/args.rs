@@ -1,4 +1,4 @@
-//! The arguments of `ringtrain`, and the conversion of them to a checked configuration.
+//! The arguments of `ringtrain`, and their conversion to a checked configuration.
 
 use std::path::PathBuf;
 
@@ -23,9 +23,9 @@ Examples:
 
 Defaults:
   --model       mlp:128 if the target holds classes, linear if it holds numbers
-  --task        classification if the target holds text; also if it holds integers with at most 2 distinct values, or with at
-                most 100 distinct values that have at least 10 rows each on average. Otherwise regression. ringtrain
-                prints its choice
+  --task        classification if the target holds text, or if it holds integers with few distinct values; otherwise regression.
+                Few are at most 2 values, or at most 100 values with at least 10 rows each on average. ringtrain prints
+                its choice
   --optimizer   nesterov for linear and softmax on tables of at most 16 million values, unless --batch-size is given;
                 otherwise adam
   --batch-size  nesterov: the whole training set; other optimizers: 128
@@ -39,7 +39,7 @@ With --resume you may change --lr, --epochs, --compression, --bucket-bytes and t
 and data must be the same as before. Without --lr the run continues with the learning rate of the checkpoint.
 
 If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write --report and exit with 0.
-They do not evaluate the model. A second signal ends the process at once.
+The ranks do not evaluate the model after the signal. A second signal ends the process at once.
 
 After each epoch, the ranks compare hashes of their parameters. If the hashes differ, the job ends with exit code 16.
 
@@ -55,7 +55,8 @@ Exit codes:
   6  a rank was lost                        16  ranks hold different parameters
   7  ranks called different operations";
 
-/// Trains a model on all ranks of a job. Each rank computes the gradients of its part of every batch, and the ranks sum them.
+/// Trains a model on all ranks of a job. Each rank computes the gradients of its part of every batch, and the ranks sum
+/// these gradients.
 #[derive(Parser, Debug)]
 #[command(name = "ringtrain", version, after_help = AFTER_HELP)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
@@ -69,9 +70,9 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "MODEL", help_heading = "Training")]
     model: Option<String>,
 
-    /// The data: digits (1,797 handwritten digits, built in; UCI, CC BY 4.0); a directory of IDX files (MNIST, Fashion-MNIST;
-    /// plain or .gz); a .csv or .tsv table (needs --target; see --no-header); FEATURES.npy,TARGETS.npy;
-    /// or synthetic:ROWSxFEATURES
+    /// The data. One of: digits, which are 1,797 built-in handwritten digits (UCI, CC BY 4.0); a directory of plain or .gz IDX
+    /// files, such as MNIST or Fashion-MNIST; a .csv or .tsv table, which needs --target (see also --no-header); a pair of
+    /// files FEATURES.npy,TARGETS.npy; random data of the shape synthetic:ROWSxFEATURES
     #[arg(long, value_name = "DATA", default_value = "digits", help_heading = "Data")]
     data: String,
 
@@ -87,8 +88,8 @@ pub(super) struct TrainArgs {
     #[arg(long, help_heading = "Data")]
     header: bool,
 
-    /// The fraction of the rows to use for testing. --seed does not change which rows these are. Does not apply to
-    /// IDX data, which has its own test set [default: 0.2]
+    /// The fraction of the rows to use for testing. The choice of these rows does not depend on --seed. This option does
+    /// not apply to IDX data, which has its own test set [default: 0.2]
     #[arg(long, value_name = "FRACTION", help_heading = "Data")]
     test_fraction: Option<f64>,
 
@@ -110,7 +111,7 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "SAMPLES", help_heading = "Training")]
     batch_size: Option<u64>,
 
-    /// The number of passes over the training set. With --resume it includes the passes before the checkpoint
+    /// The number of passes over the training set. With --resume, this number includes the passes before the checkpoint
     /// [default: see below]
     #[arg(long, value_name = "COUNT", help_heading = "Training")]
     epochs: Option<u64>,
@@ -155,7 +156,7 @@ pub(super) struct TrainArgs {
     no_overlap: bool,
 
     /// Save a checkpoint to DIR/checkpoint.safetensors after each epoch that is reported and after a stop signal. Rank 0
-    /// writes it
+    /// writes the checkpoint
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     checkpoint: Option<PathBuf>,
 
@@ -164,7 +165,7 @@ pub(super) struct TrainArgs {
     #[arg(long, help_heading = "Output")]
     resume: bool,
 
-    /// Write a report in JSON to FILE. Rank 0 writes it
+    /// Write a report in JSON to FILE. Rank 0 writes the report
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     report: Option<PathBuf>,
 }
@@ -175,7 +176,7 @@ fn check_number(flag: &str, value: f32, allowed: bool, range: &str) -> Result<()
 }
 
 impl TrainArgs {
-    /// Checks each argument and their combination, and returns the configuration.
+    /// Checks each argument alone and all arguments together, and returns the configuration.
     ///
     /// # Errors
     ///
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_and_combinations_are_refused_with_a_sentence() {
+    fn invalid_values_and_combinations_are_rejected_with_a_reason() {
         let cases = [
             ("--resume", "needs --checkpoint"),
             ("--target x", "for tables"),

@@ -1,4 +1,4 @@
-//! The algorithms on a chain: reductions, also in rank order, and prefixes.
+//! Proofs of the schedules on a chain: reductions (also in rank order) and prefixes.
 
 use super::super::{Action, all_ordered_reduce, exscan, ordered_reduce, reduce, scan};
 use super::{Proof, RankState, Value, all_contributions, own_contribution, roots};

@@ -1,4 +1,4 @@
-//! The schedules in which ranks exchange messages directly, the butterfly, and doubling.
+//! Proofs of the schedules in which ranks exchange messages directly, of the butterfly, and of doubling.
 
 use std::ops::RangeInclusive;
 
@@ -21,7 +21,7 @@ fn direct_all_reduce_gives_every_rank_every_contribution_once() {
         let own = chunk(count, world, rank);
         for (element, &finished) in state.finished.iter().enumerate() {
             let owner = own.contains(&element) && world != WorldSize::ONE;
-            assert_eq!(finished, u32::from(owner), "an element is finished once, by its owner");
+            assert_eq!(finished, u32::from(owner), "each result is completed once, by its owner");
         }
     });
 }
@@ -97,7 +97,7 @@ fn a_butterfly_gives_every_rank_every_contribution_once() {
         if world.get().is_power_of_two() {
             assert_eq!(state.buffer, all_contributions(world, count));
             let finished = u32::from(world != WorldSize::ONE);
-            assert!(state.finished.iter().all(|&times| times == finished), "every element is finished once");
+            assert!(state.finished.iter().all(|&times| times == finished), "every result is completed once");
         }
     });
 }

@@ -1,13 +1,13 @@
-//! The barrier.
+//! Proof of the schedule of the barrier.
 
 use super::super::{Schedule, barrier};
-use super::{DeliveryOrder, Proof, SimulatedWorld, extent};
+use super::{MoveOrder, Proof, SimulatedWorld, proof_limits};
 use crate::types::WorldSize;
 
-/// No rank can leave as long as one rank, `late`, has not entered.
+/// No rank can leave the barrier as long as one rank, `late`, has not entered the barrier.
 #[test]
 fn no_rank_leaves_a_barrier_before_all_have_entered() {
-    for ranks in 2..=extent().world_size_max {
+    for ranks in 2..=proof_limits().world_size_max {
         let world = WorldSize::new(ranks).unwrap();
         let schedules: Vec<Schedule> = world.ranks().map(|rank| barrier(world, rank)).collect();
         Proof { receives_may_wait: true, ..Proof::new() }.check_schedules(&schedules);
@@ -24,7 +24,7 @@ fn no_rank_leaves_a_barrier_before_all_have_entered() {
                     state.applied.iter().all(|step| step.done) && state.sent.iter().all(|step| step.done);
                 assert!(!left, "rank {rank} of {ranks} left before rank {late} entered");
             }
-            run.run(&mut DeliveryOrder::Eager);
+            run.run(&mut MoveOrder::Eager);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The double tree, also with blocks so short that each half has several.
+//! Proofs of the schedules of the double tree, also with short blocks, so that each half has several blocks.
 
 use super::super::double_tree::{all_reduce, block_bytes, broadcast, reduce};
 use super::super::{After, Schedule};
-use super::{Proof, all_contributions, extent, own_contribution, roots};
+use super::{Proof, all_contributions, own_contribution, proof_limits, roots};
 use crate::types::{Rank, WorldSize};
 
 /// The lengths of a block in elements. With the first length each half is one block. With the second length a half
@@ -10,7 +10,7 @@ use crate::types::{Rank, WorldSize};
 const BLOCKS: [usize; 2] = [usize::MAX >> 1, 7];
 
 fn worlds() -> impl Iterator<Item = WorldSize> {
-    (1..=extent().world_size_max).map(|ranks| WorldSize::new(ranks).unwrap())
+    (1..=proof_limits().world_size_max).map(|ranks| WorldSize::new(ranks).unwrap())
 }
 
 /// Returns, for each half, the ranks whose data a rank reduces (its children), and the rank to which it sends the result
@@ -26,7 +26,7 @@ fn neighbours(schedule: &Schedule, count: usize) -> [(Vec<Rank>, Option<Rank>); 
 
 /// Returns the children and the parent of every rank in each of the two trees.
 fn trees(world: WorldSize) -> Vec<[(Vec<Rank>, Option<Rank>); 2]> {
-    // A reduce to an additional rank has only the steps up the trees of `world`.
+    // The schedule of a reduce to an additional rank contains only the steps that go up the trees of `world`.
     let with_root = WorldSize::new(world.get() + 1).unwrap();
     let root = Rank::new(world.get());
     let schedule = |rank| reduce(with_root, rank, root, 2, 1);
@@ -53,7 +53,7 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
             }
             let times = u32::from(world != WorldSize::ONE);
             let is_last = rank.get() + 1 == world.get();
-            assert!(!is_last || finished == vec![times; count], "an element is finished once, on one rank");
+            assert!(!is_last || finished == vec![times; count], "each result is completed once, on one rank");
         });
     }
 }
@@ -86,7 +86,8 @@ fn broadcast_gives_every_rank_the_roots_buffer() {
     }
 }
 
-/// A rank waits for its first child before it reduces the data of its second child. No other receive waits.
+/// A rank waits for the data of its first child before it reduces the data of its second child. No other receive
+/// waits for a receive.
 #[test]
 fn a_receive_waits_only_for_another_child_with_the_same_block() {
     for world in worlds() {
@@ -146,7 +147,7 @@ fn no_rank_is_more_than_log2_n_hops_below_the_top() {
                     assert!(trees[parent.index()][tree].0.contains(&at), "{at} is no child of {parent}");
                     (at, hops) = (parent, hops + 1);
                 }
-                assert!(hops <= world.get().ilog2(), "{rank} of {world} is {hops} hops away");
+                assert!(hops <= world.get().ilog2(), "{rank} of {world} is {hops} hops below the top");
             }
         }
     }

@@ -1,12 +1,12 @@
 //! Tests that the proofs fail for schedules with a mistake.
 
 use super::super::{Action, After, Inbound, Outbound, Schedule, Step, reduce, reduce_tree};
-use super::{DeliveryOrder, Proof, SimulatedWorld, own_contribution};
+use super::{MoveOrder, Proof, SimulatedWorld, own_contribution};
 use crate::types::{Rank, WorldSize};
 
-/// Returns the schedules of two ranks that exchange messages in one step. The arrays have the number of elements that
-/// each rank sends and expects to receive.
-fn swap(sent: [usize; 2], received: [usize; 2], action: Action) -> Vec<Schedule> {
+/// Returns the schedules of two ranks that exchange messages in one step. The two arrays contain, for each rank, the
+/// number of elements that it sends and the number of elements that it expects to receive.
+fn exchange_schedules(sent: [usize; 2], received: [usize; 2], action: Action) -> Vec<Schedule> {
     let step = |rank: usize| {
         let peer = Rank::new(1 - rank as u32);
         Step {
@@ -17,7 +17,7 @@ fn swap(sent: [usize; 2], received: [usize; 2], action: Action) -> Vec<Schedule>
     [0, 1].map(|rank| Schedule { steps: vec![step(rank)] }).into()
 }
 
-fn run(schedules: Vec<Schedule>, order: &mut DeliveryOrder) {
+fn run(schedules: Vec<Schedule>, order: &mut MoveOrder) {
     let world = WorldSize::new(schedules.len() as u32).unwrap();
     let buffers = world.ranks().map(|rank| own_contribution(world, rank, 4)).collect();
     SimulatedWorld::new(schedules, buffers, 1).run(order);
@@ -27,39 +27,40 @@ fn run(schedules: Vec<Schedule>, order: &mut DeliveryOrder) {
 #[test]
 #[should_panic(expected = "step 0 changes what step 1 still has to send")]
 fn a_receive_that_overwrites_unsent_data_is_found() {
-    let mut schedules = swap([4, 4], [4, 4], Action::Copy);
+    let mut schedules = exchange_schedules([4, 4], [4, 4], Action::Copy);
     for schedule in &mut schedules {
-        // The send becomes a separate step. If both were in one step, the receive would wait for the send.
+        // The send becomes a separate step. If the send and the receive were in one step, the receive would wait for
+        // the send.
         let send = schedule.steps[0].send.take();
         schedule.steps.push(Step { send, receive: None });
     }
-    run(schedules, &mut DeliveryOrder::Random(Box::new(rand::SeedableRng::seed_from_u64(1))));
+    run(schedules, &mut MoveOrder::Random(Box::new(rand::SeedableRng::seed_from_u64(1))));
 }
 
 #[test]
 #[should_panic(expected = "the message is for another step")]
 fn ranges_of_different_lengths_are_found() {
-    run(swap([2, 1], [1, 1], Action::Copy), &mut DeliveryOrder::Lockstep);
+    run(exchange_schedules([2, 1], [1, 1], Action::Copy), &mut MoveOrder::Lockstep);
 }
 
 #[test]
 #[should_panic(expected = "the message never arrives")]
 fn a_message_that_is_never_sent_is_found() {
-    let mut schedules = swap([1, 1], [1, 1], Action::Copy);
+    let mut schedules = exchange_schedules([1, 1], [1, 1], Action::Copy);
     schedules[0].steps[0].send = None;
-    run(schedules, &mut DeliveryOrder::Eager);
+    run(schedules, &mut MoveOrder::Eager);
 }
 
 #[test]
 #[should_panic(expected = "a contribution is reduced twice")]
 fn a_contribution_that_is_reduced_twice_is_found() {
-    let mut schedules = swap([1, 1], [1, 1], Action::Reduce);
+    let mut schedules = exchange_schedules([1, 1], [1, 1], Action::Reduce);
     for schedule in &mut schedules {
         let mut again = schedule.steps[0].clone();
         again.send.as_mut().unwrap().after = Some(After(0));
         schedule.steps.push(again);
     }
-    run(schedules, &mut DeliveryOrder::Eager);
+    run(schedules, &mut MoveOrder::Eager);
 }
 
 /// The chain to root 0 begins at rank 1 and adds the contribution of rank 0 last, which is not the rank order.

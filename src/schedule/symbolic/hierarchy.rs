@@ -1,5 +1,5 @@
-//! The hierarchical collectives: rounds in shared memory on each host, schedules over links between the carriers, and
-//! rounds in shared memory again.
+//! Proofs of the hierarchical collectives: rounds in shared memory on each host, schedules over links between the
+//! carriers, and rounds in shared memory again.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -8,15 +8,13 @@ use super::super::CollectiveSpec;
 use super::super::hierarchy::{Layout, Phases};
 use super::super::rounds::RoundPlan;
 use super::rounds::simulate;
-use super::{
-    DeliveryOrder, Proof, SimulatedWorld, Value, all_contributions, lengths, own_contribution, roots,
-};
+use super::{MoveOrder, Proof, SimulatedWorld, Value, all_contributions, lengths, own_contribution, roots};
 use crate::types::{Algorithm, Rank, WorldSize};
 
 const RANKS_MAX: u32 = if cfg!(miri) { 4 } else { 24 };
 
-/// Returns lists of each rank's host: consecutive ranks on the same host, ranks distributed round-robin, hosts of
-/// different sizes, and random placements.
+/// Returns several placements of ranks on hosts: consecutive ranks on the same host, ranks distributed round-robin,
+/// hosts of different sizes, and random placements. Each placement lists the host of each rank.
 fn placements() -> Vec<Vec<u32>> {
     let mut all: Vec<Vec<u32>> =
         [&[0, 0, 1][..], &[0, 1, 1], &[0, 0, 1, 1], &[0, 1, 0, 1], &[5, 5, 5, 2], &[0, 1, 1, 2, 2, 2]]
@@ -42,7 +40,8 @@ fn with_group_ranks(buffer: Vec<Value>, group_ranks: &[Rank]) -> Vec<Value> {
     buffer.into_iter().map(convert).collect()
 }
 
-/// Runs a phase in the shared memory of every host. In the first phase the contributions are those of local ranks.
+/// Runs a phase in the shared memory of every host. Before the first phase, each element contains only the
+/// contribution of its own rank.
 fn run_on_hosts(
     layouts: &[Layout],
     phase: impl Fn(Rank) -> CollectiveSpec,
@@ -72,7 +71,7 @@ fn run_on_hosts(
 }
 
 /// Runs a collective for every placement, every length and several orders of moves, and passes the final buffer of every
-/// rank to `check`. The last argument of `check` is the number of elements that all ranks together have finished.
+/// rank to `check`. The last argument of `check` is the number of results that all ranks together have completed.
 fn run(
     algorithms: &[Algorithm],
     spec: impl Fn(WorldSize, usize) -> CollectiveSpec,
@@ -98,9 +97,9 @@ fn run(
                 let buffers = run_on_hosts(&layouts, before, buffers, slot, true);
                 let mut wire = SimulatedWorld::new(schedules.clone(), buffers, segment);
                 wire.run(&mut match seed {
-                    0 => DeliveryOrder::Eager,
-                    1 => DeliveryOrder::Lockstep,
-                    _ => DeliveryOrder::Random(Box::new(StdRng::seed_from_u64(seed))),
+                    0 => MoveOrder::Eager,
+                    1 => MoveOrder::Lockstep,
+                    _ => MoveOrder::Random(Box::new(StdRng::seed_from_u64(seed))),
                 });
                 let finished: Vec<u32> = wire.ranks.iter().flat_map(|rank| rank.finished.clone()).collect();
                 let total = finished.iter().sum::<u32>();
@@ -123,7 +122,7 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
         |_, count| CollectiveSpec::AllReduce { count },
         |world, rank, count, buffer, finished| {
             assert_eq!(buffer, all_contributions(world, count), "rank {rank} of {world}");
-            assert!(finished as usize >= count, "every element is finished");
+            assert!(finished as usize >= count, "every result is completed");
         },
     );
 }
@@ -137,7 +136,7 @@ fn reduce_gives_the_root_every_contribution_once() {
             |world, count| CollectiveSpec::Reduce { count, root: root(world) },
             |world, rank, count, buffer, finished| {
                 assert!(rank != root(world) || *buffer == all_contributions(world, count));
-                assert_eq!(finished as usize, count, "every element is finished once");
+                assert_eq!(finished as usize, count, "every result is completed once");
             },
         );
     }

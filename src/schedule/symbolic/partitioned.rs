@@ -1,4 +1,5 @@
-//! The schedules with a partition as argument, for even, uneven and empty parts.
+//! Proofs of the schedules with a partition as argument, for parts of equal lengths, of different lengths, and of
+//! length 0.
 
 use super::super::partition::Partition;
 use super::super::{all_gather, all_to_all, gather, reduce_scatter, scatter};
@@ -13,7 +14,7 @@ fn reduce_scatter_gives_every_rank_its_part() {
             let part = tested_partition(count, world, which).range(rank);
             for (element, &finished) in state.finished.iter().enumerate() {
                 let owner = part.contains(&element) && world != WorldSize::ONE;
-                assert_eq!(finished, u32::from(owner), "an element is finished once, by its owner");
+                assert_eq!(finished, u32::from(owner), "each result is completed once, by its owner");
             }
             for element in part {
                 assert_eq!(state.buffer[element], Value::from_first_ranks(world.get(), element));
@@ -81,8 +82,8 @@ fn scatter_gives_each_rank_its_part_of_the_roots_buffer() {
     }
 }
 
-/// Returns the number of elements that `from` sends to `to`. If `is_even` is false, it differs from pair to pair and is
-/// often 0.
+/// Returns the number of elements that `from` sends to `to`. If `is_even` is false, this number differs from pair to
+/// pair and is often 0.
 fn exchanged_count(world: WorldSize, count: usize, is_even: bool, from: Rank, to: Rank) -> usize {
     if is_even {
         return Partition::even(count, world).range(to).len();
@@ -90,7 +91,7 @@ fn exchanged_count(world: WorldSize, count: usize, is_even: bool, from: Rank, to
     (from.index() * 3 + to.index() * 5 + count) % 4
 }
 
-/// Returns the elements that `from` sends to `to`. Each has a different symbolic value.
+/// Returns the elements that `from` sends to `to`. Each element has a different symbolic value.
 fn exchanged_elements(from: Rank, to: Rank, length: usize) -> impl Iterator<Item = Value> {
     (0..length).map(move |index| Value::own(from, to.index() << 32 | index))
 }

@@ -1,15 +1,17 @@
-//! All-reduce and broadcast on the ring. The ring schedules with a partition as argument are in `partitioned`.
+//! Proofs of the all-reduce and the broadcast on the ring. Module `partitioned` has the ring schedules with a
+//! partition as argument.
 
 use super::super::partition::chunk;
 use super::super::{all_reduce, broadcast};
-use super::{Proof, all_contributions, extent, own_contribution, roots};
+use super::{Proof, all_contributions, own_contribution, proof_limits, roots};
 use crate::types::{Rank, WorldSize};
 
 #[test]
 fn all_reduce_gives_every_rank_every_contribution_once() {
-    // One block in worlds of all sizes, then several blocks in small worlds, because the proof's time grows with both.
+    // Only small worlds are proved with several blocks, because the time of a proof grows with the number of ranks
+    // and with the number of blocks.
     for (worlds, block) in
-        [(1..=extent().world_size_max, usize::MAX >> 1), (1..=extent().world_size_max.min(12), 7)]
+        [(1..=proof_limits().world_size_max, usize::MAX >> 1), (1..=proof_limits().world_size_max.min(12), 7)]
     {
         let build = |world, rank, count| all_reduce(world, rank, count, block);
         Proof { worlds, ..Proof::new() }.run(build, own_contribution, |world, rank, count, state| {
@@ -22,7 +24,7 @@ fn all_reduce_gives_every_rank_every_contribution_once() {
                 let start = element / block * block;
                 let chunk = chunk(count.min(start + block) - start, world, rank);
                 let owner = chunk.contains(&(element - start)) && world != WorldSize::ONE;
-                assert_eq!(finished, u32::from(owner), "an element is finished once, by its owner");
+                assert_eq!(finished, u32::from(owner), "each result is completed once, by its owner");
             }
         });
     }

@@ -1,13 +1,13 @@
-//! The collectives in shared memory. The simulation lets all ranks post in a round before any rank takes. Real ranks may
-//! be one round apart, but results cannot depend on that, because a rank takes only data that were posted in the same
-//! round.
+//! Proofs of the collectives in shared memory. The simulation lets all ranks post in a round before any rank takes.
+//! Real ranks may be one round apart. The results cannot depend on this difference, because a rank takes only data
+//! that were posted in the same round.
 
 use super::super::Action;
 use super::super::CollectiveSpec;
 use super::super::partition::Partition;
 use super::super::rounds::{OrderedReduce, Round, RoundPlan};
 use super::{
-    Value, all_contributions, every_part, extent, lengths, own_contribution, own_part, roots,
+    Value, all_contributions, every_part, lengths, own_contribution, own_part, proof_limits, roots,
     tested_partition,
 };
 use crate::types::{Rank, WorldSize};
@@ -101,7 +101,7 @@ fn simulate_with_shared_buffers(
                         *mine = arrived;
                         continue;
                     }
-                    assert_eq!(mine.element, arrived.element, "different elements");
+                    assert_eq!(mine.element, arrived.element, "different elements are reduced");
                     assert!(mine.comes_just_before(arrived), "out of rank order");
                     mine.ranks |= arrived.ranks;
                     let is_last = take.action == Action::ReduceLast;
@@ -114,7 +114,8 @@ fn simulate_with_shared_buffers(
     buffers
 }
 
-/// Reduces the contributions in rank order: the rank's own from its buffer, all others from their slots.
+/// Reduces the contributions in rank order: the rank's own contribution from its buffer, and all other contributions
+/// from the slots.
 fn reduce_in_order(
     world: WorldSize,
     rank: Rank,
@@ -132,7 +133,7 @@ fn reduce_in_order(
             continue;
         }
         for (sum, &arrived) in result.iter_mut().zip(arrived) {
-            assert_eq!(sum.element, arrived.element, "different elements");
+            assert_eq!(sum.element, arrived.element, "different elements are reduced");
             assert!(sum.comes_just_before(arrived), "out of rank order");
             sum.ranks |= arrived.ranks;
         }
@@ -163,7 +164,7 @@ fn all_reduce_gives_every_rank_every_contribution_in_order() {
 /// descending order. Both orders give the same result, because no rank reads what another rank has written.
 #[test]
 fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
-    for ranks in 1..=extent().world_size_max {
+    for ranks in 1..=proof_limits().world_size_max {
         let world = WorldSize::new(ranks).unwrap();
         let counts = lengths(world).into_iter().filter(|&count| count > 0);
         for (count, is_reversed) in counts.flat_map(|count| [(count, false), (count, true)]) {
@@ -187,7 +188,7 @@ fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
                     buffer[range.clone()].copy_from_slice(&result);
                 }
                 plan.go_in_place();
-                assert_eq!(plan.round_count(), 2, "for any length");
+                assert_eq!(plan.round_count(), 2, "an in-place all-reduce has two rounds for any length");
                 plan.fill(1, &mut round);
                 assert!(round.puts.is_empty() && round.ordered_reduce.is_none() && round.exchange.is_none());
                 let mut awaited: Vec<Rank> = round.takes.iter().map(|take| take.from).chain([rank]).collect();

@@ -1,7 +1,7 @@
-//! The binomial trees.
+//! Proofs of the schedules of the binomial trees.
 
 use super::super::{broadcast_tree, reduce_tree};
-use super::{Proof, all_contributions, extent, own_contribution, roots};
+use super::{Proof, all_contributions, own_contribution, proof_limits, roots};
 use crate::types::WorldSize;
 
 #[test]
@@ -36,7 +36,7 @@ fn broadcast_tree_gives_every_rank_the_roots_buffer() {
 
 #[test]
 fn no_rank_is_more_than_ceil_log2_n_hops_from_the_root() {
-    for ranks in 1..=extent().world_size_max {
+    for ranks in 1..=proof_limits().world_size_max {
         let world = WorldSize::new(ranks).unwrap();
         let rounds = ranks.next_power_of_two().trailing_zeros();
         for root in roots(world) {

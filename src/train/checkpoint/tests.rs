@@ -26,7 +26,7 @@ fn sample_run() -> (Network, RunIdentity, TrainingState) {
 }
 
 #[test]
-fn a_loaded_checkpoint_equals_the_saved_one_bit_for_bit() {
+fn a_loaded_checkpoint_equals_the_saved_checkpoint_bit_for_bit() {
     let directory = tempfile::tempdir().unwrap();
     let (network, identity, state) = sample_run();
     let nested = directory.path().join("a/b");
@@ -67,7 +67,7 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
     assert!(matches!(load(directory.path(), &wider, &identity), Err(CheckpointError::Unfit { .. })));
 }
 
-/// Version 1 of the format does not contain the learning rate and some of the options that version 2 compares.
+/// Version 1 of the format contains neither the learning rate nor some of the options that version 2 compares.
 #[test]
 fn a_checkpoint_of_version_1_can_be_resumed() {
     let directory = tempfile::tempdir().unwrap();
@@ -75,7 +75,7 @@ fn a_checkpoint_of_version_1_can_be_resumed() {
     save(directory.path(), &network, &identity, &state).unwrap();
     let path = directory.path().join(FILE_NAME);
     let mut bytes = fs::read(&path).unwrap();
-    // The new keys have the same lengths as the old ones, so the offsets in the file stay valid.
+    // The new keys have the same lengths as the old keys, so the offsets in the file stay valid.
     for (from, to) in [
         (FORMAT, FORMAT_1),
         ("weight_decay", "weight_other"),

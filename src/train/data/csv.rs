@@ -10,8 +10,8 @@ use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
 /// Whether the first row of a table holds the names of the columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum HeaderRow {
-    /// The first row should hold names. A first row that looks like data is an error, because its values would be
-    /// lost.
+    /// The first row should hold names. If the first row looks like data, reading the table fails, because the values of
+    /// this row would be lost.
     #[default]
     Expected,
     /// The first row holds names, even if it looks like data.
@@ -95,7 +95,7 @@ pub(crate) fn load(path: &Path, target: &str, header: HeaderRow) -> Result<Table
 }
 
 /// Returns whether a first row is probably a sample: at most one of its cells (the target) is not a number. A row with the
-/// numbers 0, 1, 2, ... is a header, because pandas writes these for columns without names.
+/// numbers 0, 1, 2, ... is a header, because pandas writes these numbers above columns without names.
 fn looks_like_data(first: &csv::StringRecord) -> bool {
     let numbers: Vec<&str> = first.iter().filter(|cell| cell.parse::<f64>().is_ok()).collect();
     let counted = numbers.iter().enumerate().all(|(index, cell)| cell.parse() == Ok(index));
@@ -111,8 +111,8 @@ fn parse_number(cell: &str) -> Result<f64, String> {
     }
 }
 
-/// Returns numbers if every cell of the target is a number, and class names otherwise. Among numbers, `nan` and `inf` are errors
-/// and not class names. `cells` holds each cell with its line number.
+/// Returns numbers if every cell of the target is a number, and class names otherwise. If all cells are numbers, `nan` and
+/// `inf` are errors. `cells` holds each cell with its line number.
 fn parse_target(cells: Vec<(String, u64)>) -> Result<Column, String> {
     if cells.iter().any(|(cell, _)| cell.parse::<f64>().is_err()) {
         return Ok(Column::Text(cells.into_iter().map(|(cell, _)| cell).collect()));

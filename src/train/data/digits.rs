@@ -7,7 +7,8 @@ use ndarray::Array2;
 
 use super::{Column, Features, Table};
 
-/// E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, CC BY 4.0; see `DIGITS.md`.
+/// The compressed table of digits: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, CC BY 4.0.
+/// See `DIGITS.md`.
 const DIGITS: &[u8] = include_bytes!("digits.csv.gz");
 const ROWS: usize = 1797;
 const PIXELS: usize = 64;
@@ -18,7 +19,7 @@ const PIXEL_MAX: f32 = 16.0;
 ///
 /// # Panics
 ///
-/// If the compiled-in data is corrupt. A test excludes this.
+/// If the compiled-in data is corrupt. A test checks that this data is correct.
 pub(crate) fn load() -> Table {
     let mut text = String::new();
     GzDecoder::new(DIGITS)

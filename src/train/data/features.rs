@@ -1,4 +1,4 @@
-//! The features of samples, and how they are copied into a batch.
+//! Holds the features of samples, and copies features into batches.
 
 use ndarray::{Array2, ArrayViewMut2, Axis};
 use sha2::{Digest, Sha256};
@@ -8,8 +8,8 @@ use sha2::{Digest, Sha256};
 pub enum Features {
     /// Numbers, which are used unchanged.
     Numbers(Array2<f32>),
-    /// Pixels: each feature is a byte divided by `divisor`. Bytes need a quarter of the memory of numbers. They are scaled when
-    /// a batch is gathered.
+    /// Pixels: each feature is a byte divided by `divisor`. Bytes need a quarter of the memory of numbers. The bytes are
+    /// scaled when a batch is gathered.
     Pixels {
         /// The bytes.
         values: Array2<u8>,
@@ -50,7 +50,8 @@ impl Features {
         }
     }
 
-    /// Copies the samples whose indices are in `rows` to the first rows of `out`. Standardizes them if `standardizer` is given.
+    /// Copies the samples whose indices are in `rows` to the first rows of `out`. If `standardizer` is given, standardizes the
+    /// copies.
     ///
     /// # Panics
     ///
@@ -132,7 +133,7 @@ impl Standardizer {
             .zip(&mean)
             .map(|(sum, mean)| {
                 let deviation = (sum / rows.max(1) as f64).sqrt();
-                // Rounding causes such a small deviation even if the column is constant.
+                // Treat the column as constant: rounding can cause such a small deviation in a constant column.
                 if deviation <= 1e-7 * mean.abs() || deviation == 0.0 {
                     0.0
                 } else {

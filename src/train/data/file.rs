@@ -12,7 +12,7 @@ use super::{DataError, ELEMENTS_MAX};
 ///
 /// # Errors
 ///
-/// [`DataError::Unreadable`] if the file is missing or cannot be opened. [`DataError::Malformed`] if it is a directory.
+/// [`DataError::Unreadable`] if the file is missing or cannot be opened. [`DataError::Malformed`] if the path is a directory.
 pub(crate) fn open(path: &Path) -> Result<Box<dyn Read>, DataError> {
     let file = File::open(path).map_err(|error| DataError::unreadable(path, error))?;
     let metadata = file.metadata().map_err(|error| DataError::unreadable(path, error))?;
@@ -35,8 +35,8 @@ pub(crate) fn extension(path: &Path) -> Option<String> {
 
 /// Reads the rest of a stream, which must have exactly `len` bytes.
 ///
-/// The memory grows with the number of bytes that are read. It does not depend on `len`, because the header of a malformed file
-/// may announce any length.
+/// This function allocates memory only for bytes that it has read, because the header of a malformed file may announce any
+/// length.
 pub(crate) fn read_exactly(reader: &mut dyn Read, len: u64, path: &Path) -> Result<Vec<u8>, DataError> {
     let mut bytes = Vec::new();
     reader.take(len + 1).read_to_end(&mut bytes).map_err(|error| stream_error(path, error))?;
@@ -53,8 +53,8 @@ pub(crate) fn read_exactly(reader: &mut dyn Read, len: u64, path: &Path) -> Resu
     Ok(bytes)
 }
 
-/// Returns the number of values in an array with the dimensions that a header announces. Returns an error if it exceeds
-/// [`ELEMENTS_MAX`].
+/// Returns the number of values in an array with the dimensions that a header announces. Returns an error if this number
+/// exceeds [`ELEMENTS_MAX`].
 pub(crate) fn checked_element_count(dimensions: &[u64], path: &Path) -> Result<u64, DataError> {
     let product = dimensions.iter().try_fold(1_u64, |product, &length| product.checked_mul(length));
     product.filter(|&count| count <= ELEMENTS_MAX).ok_or_else(|| {
@@ -65,7 +65,8 @@ pub(crate) fn checked_element_count(dimensions: &[u64], path: &Path) -> Result<u
     })
 }
 
-/// Converts an error while reading. A broken gzip stream is an error in the file; other errors come from the operating system.
+/// Converts an error that a read returned. A broken gzip stream is an error in the file. Other errors come from the operating
+/// system.
 pub(crate) fn stream_error(path: &Path, error: std::io::Error) -> DataError {
     use std::io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     if matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof) {

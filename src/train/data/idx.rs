@@ -55,7 +55,7 @@ fn load_pair(directory: &Path, part: &str) -> Result<Table, DataError> {
     })
 }
 
-/// Returns the path of the file with the images or the labels.
+/// Returns the path of the file with the images (`kind` is `images`) or the labels (`kind` is `labels`).
 fn find_file(directory: &Path, part: &str, kind: &str, dimensions: u32) -> Result<PathBuf, DataError> {
     let names = ['-', '.'].map(|dot| format!("{part}-{kind}{dot}idx{dimensions}-ubyte"));
     let found = names.iter().flat_map(|name| [directory.join(name), directory.join(format!("{name}.gz"))]);
@@ -68,8 +68,8 @@ fn find_file(directory: &Path, part: &str, kind: &str, dimensions: u32) -> Resul
     })
 }
 
-/// Returns the bytes and the dimensions of a file. Images have three dimensions. Labels have one dimension, to which two
-/// dimensions of length 1 are added.
+/// Returns the bytes and the dimensions of a file. Images have three dimensions. Labels have one dimension. For labels, this
+/// function adds two dimensions of length 1.
 fn read(path: &Path, magic_wanted: u32) -> Result<(Vec<u8>, [u64; 3]), DataError> {
     let mut reader = open(path)?;
     let magic = read_u32(&mut *reader, path)?;

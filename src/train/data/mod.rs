@@ -1,4 +1,4 @@
-//! Reads data, splits it into a training and a test set, and interprets its target.
+//! Reads data, splits the data into a training set and a test set, and interprets the target.
 
 mod csv;
 mod digits;
@@ -65,9 +65,9 @@ impl Samples {
 pub struct Dataset {
     /// The name of the data in reports.
     pub name: String,
-    /// The training set. It holds at least one sample.
+    /// The training set, which holds at least one sample.
     pub train: Samples,
-    /// The test set. It may be empty.
+    /// The test set, which may be empty.
     pub test: Samples,
     /// The names of the classes in order. The list is empty for regression.
     pub classes: Vec<String>,

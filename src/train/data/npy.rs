@@ -102,7 +102,7 @@ fn decode<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64) -> Vec<
     bytes.as_chunks::<N>().0.iter().map(|&bytes| decode(bytes)).collect()
 }
 
-/// Reads the header, a Python dictionary as text. Afterwards, the reader is at the start of the data.
+/// Returns the header, which is the text of a Python dictionary. After the call, the reader is at the start of the data.
 fn read_header(reader: &mut dyn Read, path: &Path) -> Result<String, DataError> {
     let mut read_bytes = |len: usize| {
         let mut bytes = vec![0; len];

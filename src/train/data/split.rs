@@ -3,7 +3,8 @@
 use super::{Column, DataError, Table};
 use crate::train::random;
 
-/// The seed of the split. It does not depend on `--seed`, so that runs with different seeds are tested on the same samples.
+/// The seed of the split. This seed does not depend on `--seed`, so that runs with different seeds are tested on the same
+/// samples.
 const SPLIT_SEED: u64 = 1998;
 
 impl Column {

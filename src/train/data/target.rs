@@ -1,4 +1,4 @@
-//! Decides whether a target holds numbers or classes, and converts it.
+//! Decides whether a target holds numbers or classes, and converts the target to numbers or to indices of classes.
 
 use std::collections::BTreeSet;
 
@@ -8,9 +8,10 @@ use super::{Column, DataError};
 
 /// The maximum number of classes in a target.
 const CLASSES_MAX: usize = 10_000;
-/// An integer target is guessed to hold classes if it has at most this many distinct values and, on average, at least
-/// [`SAMPLES_PER_CLASS_MIN`] samples of each value. One or two distinct values are always classes.
+/// The maximum number of distinct values in a target of integers that [`guess_task`] takes for classes.
 const CLASSES_GUESSED_MAX: usize = 100;
+/// The minimum average number of samples of each distinct value in a target of integers that [`guess_task`] takes for
+/// classes. This limit does not apply to one or two distinct values, which are always classes.
 const SAMPLES_PER_CLASS_MIN: usize = 10;
 
 /// The kind of value that a model predicts.
@@ -22,9 +23,13 @@ pub enum Task {
     Regression,
 }
 
-/// The targets of samples. If neither the model nor `--task` decides, then a target with text holds classes. A target with
-/// integers holds classes if it has at most 100 distinct values and, on average, at least 10 samples of each value, or if it
-/// has at most two distinct values. All other targets hold numbers.
+/// The targets of samples. If neither the model nor `--task` decides, a target holds classes in these cases:
+///
+/// - It contains text.
+/// - It contains integers with at most two distinct values.
+/// - It contains integers with at most 100 distinct values and, on average, at least 10 samples of each value.
+///
+/// All other targets hold numbers.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Targets {
     /// Numbers, in their original unit.
@@ -43,8 +48,8 @@ impl Targets {
     }
 }
 
-/// Returns the task for a target according to the rule at [`Targets`], and a message for the user if the other task is possible
-/// too.
+/// Returns the task for a target, according to the rule in the documentation of [`Targets`]. If the other task is possible too,
+/// also returns a message for the user.
 pub(crate) fn guess_task(columns: [&Column; 2]) -> (Task, Option<String>) {
     let (mut distinct, mut samples) = (BTreeSet::new(), 0);
     for column in columns {
@@ -100,7 +105,8 @@ pub(crate) fn interpret_targets(
     }
 }
 
-/// Converts a column to text. One part of a split table may hold only numbers, although the other part holds text.
+/// Converts a column to text. After a split, the target of one set may hold only numbers, although that of the other set holds
+/// text.
 fn to_text(column: Column) -> Vec<String> {
     match column {
         Column::Text(names) => names,
@@ -142,7 +148,7 @@ mod tests {
         Column::Numbers(values.to_vec())
     }
 
-    /// Regression test: a target with 43 distinct integers in 60 rows became classes without a message.
+    /// Regression test: a target with 43 distinct integers in 60 rows was treated as classes without a message.
     #[test]
     fn text_and_integers_with_many_samples_of_each_value_are_classes() {
         let text = Column::Text(vec!["a".into()]);
@@ -174,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_sorted_and_shared_by_both_sets() {
+    fn both_sets_use_the_same_sorted_classes() {
         let (targets, names) =
             interpret_targets(numbers(&[10.0, 9.0]), numbers(&[-1.0]), Task::Classification).unwrap();
         assert_eq!(names, ["-1", "9", "10"]);

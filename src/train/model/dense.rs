@@ -1,4 +1,4 @@
-//! A fully connected layer: y = x W' + b. W has the shape (outputs, inputs), as in `PyTorch`.
+//! A fully connected layer: y = x W' + b, where W' is the transpose of W. W has the shape (outputs, inputs), as in `PyTorch`.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, s};
 
 use crate::train::random::{RandomStream, symmetric_uniform};
 
-/// The shape of a layer, and the range of its parameters in the flat vector.
+/// The shape of a layer, and the range of its parameters in the flat vector of all parameters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Dense {
     pub(crate) inputs: usize,
@@ -58,7 +58,7 @@ impl Dense {
         general_mat_mul(1.0, input, &self.weight(parameters).t(), 1.0, &mut output);
     }
 
-    /// Computes the gradient of the layer's parameters from `delta`, the derivative with respect to the layer's outputs. Goes
+    /// Computes the gradient of the layer's parameters from `delta`, the derivative with respect to the layer's outputs. Works
     /// from the last parameter to the first in slices of about `slice` elements, and calls `on_ready` for each slice.
     pub(crate) fn backward_parameters(
         &self,
@@ -71,7 +71,7 @@ impl Dense {
         ArrayViewMut1::from(&mut gradients[self.bias_range()]).assign(&delta.sum_axis(Axis(0)));
         let rows_at_once = (slice / self.inputs.max(1)).clamp(1, self.outputs.max(1));
         let mut end = self.outputs;
-        // The first slice contains the biases and the last rows.
+        // The first slice contains the biases and the last rows of the weights.
         let mut ready_end = self.range().end;
         while end > 0 {
             let rows = end.saturating_sub(rows_at_once)..end;

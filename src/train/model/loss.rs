@@ -19,7 +19,8 @@ impl Scale {
     /// The scale of a model that predicts targets in their own unit.
     pub const IDENTITY: Self = Self { mean: 0.0, deviation: 1.0 };
 
-    /// Returns the scale that converts `values` to mean 0 and deviation 1. If all values are the same, its deviation is 1.
+    /// Returns the scale that converts `values` to mean 0 and deviation 1. If all values are the same, the scale has the
+    /// deviation 1.
     pub fn fit(values: &[f64]) -> Self {
         let count = values.len().max(1) as f64;
         let mean = values.iter().sum::<f64>() / count;
@@ -67,7 +68,7 @@ impl Loss {
                     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                     let sum: f64 = output.iter().map(|&value| f64::from(value - max).exp()).sum();
                     total.loss += sum.ln() - f64::from(output[class] - max);
-                    // If several outputs are equal and the largest, the first of them is the prediction, as in
+                    // If several outputs have the largest value, the first of these outputs is the prediction, as in
                     // numpy's argmax.
                     let prediction = output.iter().position(|&value| value == max);
                     total.correct += u64::from(prediction == Some(class));

@@ -20,7 +20,7 @@ pub struct Network {
     loss: Loss,
 }
 
-/// The memory for the forward and the backward pass. It is allocated once for the largest batch.
+/// The memory for the forward and the backward pass. This memory is allocated once, for the largest batch.
 #[derive(Debug)]
 pub struct Workspace {
     /// The input of the model. The caller fills the first rows.
@@ -32,8 +32,8 @@ pub struct Workspace {
 }
 
 impl Network {
-    /// Creates the network that `spec` describes, with `inputs` features and `outputs` outputs. Returns `None` if it would have
-    /// more than 2^30 parameters.
+    /// Creates the network that `spec` describes, with `inputs` features and `outputs` outputs. Returns `None` if the network
+    /// would have more than 2^30 parameters.
     pub fn new(spec: &ModelSpec, inputs: usize, outputs: usize, loss: Loss) -> Option<Self> {
         let mut layers = Vec::new();
         let mut start = 0_usize;
@@ -60,8 +60,8 @@ impl Network {
         self.loss
     }
 
-    /// Returns the name, the shape and the range in the flat vector of each tensor. The names are those of `PyTorch`'s
-    /// `Sequential`.
+    /// Returns the name and the shape of each tensor, and the range of its elements in the flat vector of parameters. The names
+    /// are the same as in `PyTorch`'s `Sequential`.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>, Range<usize>)> {
         let weight_and_bias = |(index, layer): (usize, &Dense)| {
             [
@@ -72,10 +72,11 @@ impl Network {
         self.layers.iter().enumerate().flat_map(weight_and_bias).collect()
     }
 
-    /// Returns initial parameters, which do not depend on the world size. Without hidden layers, all parameters are 0: the loss
-    /// is convex, so random values would only raise it. With hidden layers, weights are uniform random numbers. Their variance
-    /// is 2 / inputs before a rectifier (He et al. 2015) and 2 / (inputs + outputs) in the last layer (Glorot and Bengio 2010).
-    /// Biases are 0.
+    /// Returns initial parameters, which do not depend on the world size. Biases are 0.
+    ///
+    /// - Without hidden layers, weights are 0 too: the loss is convex, so random weights would only raise the loss.
+    /// - With hidden layers, weights are uniform random numbers. The variance is 2 / inputs before a rectifier (He et al. 2015),
+    ///   and 2 / (inputs + outputs) in the last layer (Glorot and Bengio 2010).
     pub fn initialize(&self, seed: u64) -> Vec<f32> {
         let mut parameters = vec![0.0; self.parameter_count()];
         if self.layers.len() == 1 {
@@ -125,9 +126,9 @@ impl Network {
     /// `gradients`. For regression, the gradient is divided by the square of [`Scale::deviation`](super::Scale). Without
     /// samples, the gradient is 0.
     ///
-    /// The backward pass goes from the last parameter to the first. It calls `on_gradient_ready` for each range of `gradients`
-    /// as soon as this range is final, so that it can be reduced while the next ranges are computed. A range has about `slice`
-    /// elements. Without samples, the gradients of each layer are one range.
+    /// The backward pass goes from the last parameter to the first. The pass calls `on_gradient_ready` for each range of
+    /// `gradients` as soon as this range is final, so that the caller can reduce the range while the pass computes the next
+    /// ranges. A range has about `slice` elements. Without samples, the gradients of each layer are one range.
     ///
     /// # Panics
     ///

@@ -15,7 +15,8 @@ pub enum ModelSpec {
     Linear,
     /// Multinomial logistic regression.
     Softmax,
-    /// A network with hidden layers of these widths, each followed by a rectifier (`ReLU`). It predicts classes or a number.
+    /// A network with hidden layers of these widths, each followed by a rectifier (`ReLU`). The network predicts classes or a
+    /// number.
     Mlp(Vec<usize>),
 }
 
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_parsed_and_printed_unchanged_and_invalid_names_are_refused() {
+    fn valid_names_are_parsed_and_printed_unchanged_and_invalid_names_are_rejected() {
         for text in ["linear", "softmax", "mlp:256,128", "mlp:1"] {
             assert_eq!(text.parse::<ModelSpec>().unwrap().to_string(), text);
         }

@@ -1,6 +1,6 @@
-//! Opens the extra connections of a link, which are all except the first one. The rank that dialed the link opens them once the
-//! first connection is established, each with a separate handshake. If an extra connection cannot be opened, the link works
-//! without it.
+//! Opens the extra connections of a link, which are all except the first one. The rank that dialed the link opens the
+//! extra connections once the first connection is established. Each extra connection has a separate handshake. If an
+//! extra connection cannot be opened, the link works without it.
 
 use std::time::Duration;
 
@@ -22,14 +22,14 @@ pub(super) struct Extra {
 }
 
 impl Extra {
-    /// Returns when the peer's machine must have accepted the connection, or `None` if it has accepted.
+    /// Returns when the peer's machine must have accepted the connection, or `None` if the machine has accepted it.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.dial.deadline
     }
 }
 
 impl TcpTransport {
-    /// Returns the connections of the link to `peer`, if that link is open and may have several.
+    /// Returns the bundle of connections to `peer`, if the link to `peer` is open and may have several connections.
     fn bundle(&mut self, peer: Rank) -> Option<&mut Bundle<TcpStream>> {
         match self.links.get_mut(&peer) {
             Some(TcpLink { state: LinkState::Bundled(bundle), .. }) => Some(bundle),
@@ -67,7 +67,7 @@ impl TcpTransport {
                 let Extra { peer, stream: StreamId { index, .. }, dial } = extra;
                 self.ranks.insert(token, peer);
                 if let Some(bundle) = self.bundle(peer) {
-                    bundle.expect_one_less();
+                    bundle.decrement_expected_connections();
                     bundle.add(index, dial.stream, token);
                 }
                 return;
@@ -92,7 +92,7 @@ impl TcpTransport {
             if bundle.is_missing(index) {
                 log::info!("the link to rank {peer} works without connection {index} of {total}: {why}");
             }
-            bundle.expect_one_less();
+            bundle.decrement_expected_connections();
         }
     }
 
@@ -113,14 +113,15 @@ impl TcpTransport {
         }
     }
 
-    /// Adds an extra connection that a peer has opened to its link, or closes the connection if the link does not need it.
+    /// Adds an extra connection, which a peer has opened, to the link. Closes the connection if the link does not
+    /// need it.
     pub(super) fn accept_extra(&mut self, accepted: Accepted) {
         let (peer, token) = (accepted.introduction.from, accepted.token);
         let StreamId { index, total } = accepted.introduction.stream;
         let is_needed =
             |bundle: &mut Bundle<TcpStream>| bundle.stream_count() == total && bundle.is_missing(index);
         if !self.bundle(peer).is_some_and(is_needed) {
-            // For example, the link may have closed its extra connections.
+            // The link does not need the connection, for example, if the link has closed its extra connections.
             log::debug!(
                 "closed connection {index} of {total} of rank {peer}, because the link does not need it"
             );
@@ -139,7 +140,8 @@ impl TcpTransport {
         }
     }
 
-    /// Sends only on the first `count` connections of each link, so that the caller can measure how fast that is.
+    /// Sends only on the first `count` connections of each link, so that the caller can measure the speed with this
+    /// number of connections.
     pub fn use_streams(&mut self, count: u8) {
         self.used_streams = count.clamp(1, self.streams);
         let used = self.used_streams;

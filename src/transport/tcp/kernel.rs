@@ -23,7 +23,8 @@ pub(super) fn send_space<S: AsFd>(socket: &S) -> io::Result<SendSpace> {
     let mut values = [0u32; MEMINFO_VALUES];
     let mut length = size_of_val(&values) as libc::socklen_t;
     let descriptor = socket.as_fd().as_raw_fd();
-    // SAFETY: the kernel writes at most `length` bytes to the values, and their number to `length`.
+    // SAFETY: the kernel writes at most `length` bytes to the values, and stores the number of written bytes in
+    // `length`.
     let result = unsafe {
         let (destination, length) = (values.as_mut_ptr().cast(), &raw mut length);
         libc::getsockopt(descriptor, libc::SOL_SOCKET, SO_MEMINFO, destination, length)
@@ -36,8 +37,8 @@ pub(super) fn send_space<S: AsFd>(socket: &S) -> io::Result<SendSpace> {
     Ok(SendSpace { queued, free: value(libc::SK_MEMINFO_SNDBUF).saturating_sub(queued) })
 }
 
-/// Returns whether a socket accepts bytes now. If it does not, the kernel reports an event when it does, as after a write that
-/// would have blocked.
+/// Returns whether a socket accepts bytes now. If not, the kernel will report an event when the socket accepts bytes
+/// again, as after a write that would have blocked.
 pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {
     let mut entry = libc::pollfd { fd: socket.as_fd().as_raw_fd(), events: libc::POLLOUT, revents: 0 };
     // SAFETY: there is one entry, and the kernel writes only to this entry. The call does not wait.
@@ -68,7 +69,8 @@ pub(super) fn read_pacing<S: AsFd>(socket: &S) -> io::Result<u64> {
     let mut rate = 0u64;
     let mut length = size_of_val(&rate) as libc::socklen_t;
     let descriptor = socket.as_fd().as_raw_fd();
-    // SAFETY: the kernel writes at most `length` bytes to the rate, and their number to `length`.
+    // SAFETY: the kernel writes at most `length` bytes to the rate, and stores the number of written bytes in
+    // `length`.
     let result = unsafe {
         let (destination, length) = ((&raw mut rate).cast(), &raw mut length);
         libc::getsockopt(descriptor, libc::SOL_SOCKET, SO_MAX_PACING_RATE, destination, length)

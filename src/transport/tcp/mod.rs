@@ -1,7 +1,8 @@
 //! TCP links. Two ranks that communicate have one link, which is opened when it is first needed.
 //!
-//! A rank that needs a link dials. If both ranks dial, `simultaneous_open` decides which connection becomes the link. A link
-//! may consist of several connections (`bundle`); the rank that dialed the first one also opens the others (`extra`).
+//! A rank that needs a link dials. If both ranks dial, `simultaneous_open` decides which connection becomes the link.
+//! A link may consist of several connections (`bundle`); the rank that dialed the first connection also opens the
+//! extra connections (`extra`).
 
 mod bundle;
 mod descriptors;
@@ -35,8 +36,9 @@ use super::{TransferResult, Transport};
 use crate::types::Rank;
 use crate::wire::handshake::{Introduction, Purpose, StreamId};
 
-/// The time within which a peer's machine must accept a TCP connection. The peer's process completes the handshake during its
-/// next call, which may be much later. That time is limited by the deadline of the operation that needs the link.
+/// The time within which a peer's machine must accept a TCP connection. The peer's process completes the handshake
+/// during its next call, which may be much later. The time for the handshake is limited by the deadline of the
+/// operation that needs the link.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Links over TCP.
@@ -52,7 +54,7 @@ pub struct TcpTransport {
     used_streams: u8,
     links: BTreeMap<Rank, TcpLink>,
     ranks: HashMap<Token, Rank>,
-    /// The extra connections of links that are being opened.
+    /// The extra connections that are being opened.
     extras: BTreeMap<Token, Extra>,
     /// Peers that have opened a link which this rank did not request.
     incoming: VecDeque<Rank>,
@@ -86,7 +88,7 @@ struct Dial {
     began: Duration,
     /// The number of connections that the link will have.
     stream_count: u8,
-    /// When the peer's machine must have accepted the connection; `None` once it has.
+    /// When the peer's machine must have accepted the connection; `None` once the machine has accepted it.
     deadline: Option<Duration>,
 }
 
@@ -103,8 +105,8 @@ impl TcpLink {
 }
 
 impl TcpTransport {
-    /// Creates the transport of `rank`, whose peers listen at `addresses`, in rank order. It accepts connections through
-    /// `listener`, and opens links with `streams` connections each.
+    /// Creates the transport of `rank`, whose peers listen at `addresses`, in rank order. The transport accepts
+    /// connections through `listener`, and opens links with `streams` connections each.
     pub fn new(
         listener: Listener,
         rank: Rank,
@@ -187,7 +189,9 @@ impl TcpTransport {
             DialProgress::Pending => dial.deadline = None,
             DialProgress::Ready => self.resolve(now, peer, "", SimultaneousOpen::handle_accepted),
             // This rank did not call the library for so long that the peer ended the handshake.
-            DialProgress::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT && !opening.has_theirs() => {
+            DialProgress::Closed(_)
+                if now >= dial.began + HANDSHAKE_TIMEOUT && !opening.has_peer_connection() =>
+            {
                 self.dial_again(now, peer);
             }
             DialProgress::Closed(error) => {
@@ -227,7 +231,8 @@ impl TcpTransport {
             Some(LinkState::Opening(_)) => {
                 self.resolve(now, peer, "", |opening| opening.handle_peer_dial(accepted));
             }
-            // This is usual after a simultaneous open: the peer sent its proof before it chose the other connection.
+            // A superfluous connection is normal after a simultaneous open: the peer sent its proof before it chose
+            // the other connection.
             Some(LinkState::Open(_) | LinkState::Bundled(_) | LinkState::Lost(_)) => {
                 log::debug!("closed a connection of rank {peer}, with which there is already a link");
             }

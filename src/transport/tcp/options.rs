@@ -21,7 +21,7 @@ const AVAILABLE_FILE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_contro
 const IN_PROGRESS: i32 = Errno::INPROGRESS.raw_os_error();
 /// The time without data after which the kernel checks whether the peer's machine still answers.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
-/// The time between two checks.
+/// The time between two checks whether the peer's machine still answers.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The number of unanswered checks after which the kernel ends the connection.
 const KEEPALIVE_PROBES: u32 = 3;
@@ -39,7 +39,8 @@ pub enum CongestionControl {
     Auto,
     /// The host's default congestion control.
     Host,
-    /// The congestion control with this name. It is an error if this host does not offer it.
+    /// The congestion control with this name. If this host does not offer it, [`SocketOptions::new`] returns an
+    /// error.
     Named(String),
 }
 
@@ -126,9 +127,9 @@ impl SocketOptions {
         self.congestion.as_deref()
     }
 
-    /// Begins to connect to `address`. All options are set before the first packet: if a connection begins with a congestion
-    /// control that paces, for example BBR, Linux continues to pace after the congestion control is replaced. `rate_divisor` is
-    /// as in `apply`.
+    /// Begins to connect to `address`. All options are set before the first packet: if a connection begins with a
+    /// congestion control that paces, for example BBR, Linux continues to pace after the congestion control is
+    /// replaced. The socket gets the link's pacing rate divided by `rate_divisor`.
     pub(super) fn connect(&self, address: SocketAddr, rate_divisor: u8) -> io::Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;

@@ -22,12 +22,12 @@ pub(super) struct ReadAhead {
 pub(super) struct Read {
     /// The number of requested bytes that were read; 0 at the end of the stream.
     pub(super) count: usize,
-    /// Whether the read has emptied the socket, and an event will report further data.
+    /// Whether the read has emptied the socket, so that an event will report further data.
     pub(super) was_emptied: bool,
 }
 
 impl ReadAhead {
-    /// Moves bytes that were read ahead into the parts, one after another. Returns their number.
+    /// Moves bytes that were read ahead into the parts, one after another. Returns the number of moved bytes.
     pub(super) fn take(&mut self, parts: &mut [IoSliceMut<'_>]) -> usize {
         let before = self.start;
         for part in parts {

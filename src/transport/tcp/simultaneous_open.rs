@@ -7,13 +7,13 @@
 //!
 //! - A rank that does not dial accepts the peer's connection, and does not dial afterwards.
 //! - The higher rank, while it dials, accepts the lower rank's connection and closes its own connection. The lower
-//!   rank cannot have accepted the closed connection: it does not accept while it dials, and does not dial after it
-//!   has accepted.
+//!   rank cannot have accepted the closed connection: the lower rank does not accept while it dials, and does not
+//!   dial after it has accepted.
 //! - The lower rank, while it dials, delays the verdict on the higher rank's connection. If the lower rank's own
 //!   connection is accepted, the higher rank has closed its connection, and the lower rank closes its end of that
 //!   connection too. If the lower rank's own connection fails, it accepts the higher rank's connection.
 //!
-//! A connection that is closed has carried only its handshake, so no data are lost with it.
+//! A connection that is closed has carried only its handshake, so closing the connection loses no data.
 
 use crate::types::Rank;
 
@@ -35,7 +35,7 @@ pub(super) enum Resolution<D, A> {
     Waiting(SimultaneousOpen<D, A>),
     /// The link is the connection that this rank has opened.
     Ours(D),
-    /// The link is the connection that the peer has opened. The caller must send the verdict on it.
+    /// The link is the connection that the peer has opened. The caller must send the verdict on this connection.
     Theirs(A),
     /// The link is lost.
     Lost,
@@ -48,12 +48,12 @@ impl<D, A> SimultaneousOpen<D, A> {
     }
 
     /// Returns whether a connection of the peer waits for this rank's verdict.
-    pub(super) fn has_theirs(&self) -> bool {
+    pub(super) fn has_peer_connection(&self) -> bool {
         self.theirs.is_some()
     }
 
-    /// Handles a connection that the peer has opened and on which it has sent its proof. It replaces an earlier connection of
-    /// the peer, which the peer has closed.
+    /// Handles a connection that the peer has opened and on which the peer has sent its proof. This connection
+    /// replaces an earlier connection of the peer, which the peer has closed.
     pub(super) fn handle_peer_dial(self, theirs: A) -> Resolution<D, A> {
         if self.ours_wins {
             Resolution::Waiting(Self { theirs: Some(theirs), ..self })
@@ -115,7 +115,8 @@ mod tests {
     /// Two ranks and the connections between them.
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
     struct World {
-        /// For each side, its own rank and the peer's rank as that side sees them. Their order decides which connection wins.
+        /// For each side, its own rank and the peer's rank as that side sees them. The order of the two ranks decides
+        /// which connection wins.
         ranks: [(u32, u32); 2],
         sides: [SideState; 2],
         connections: Vec<SimulatedConnection>,
@@ -256,7 +257,7 @@ mod tests {
         fn dial_again(&mut self, side: usize, number: usize) {
             self.connections[number].is_closed[side] = true;
             let SideState::Opening(opening) = &self.sides[side] else { panic!("{self:?}") };
-            if opening.has_theirs() {
+            if opening.has_peer_connection() {
                 return self.resolve(side, SimultaneousOpen::handle_failed);
             }
             let again = self.dial(side);
@@ -302,8 +303,8 @@ mod tests {
         }
     }
 
-    /// Visits all worlds that events lead to. Returns the number of worlds, and the number of final worlds with a link; or the
-    /// first violation of a rule.
+    /// Visits all worlds that events lead to. Returns the number of worlds, and the number of final worlds with a
+    /// link. If a world breaks a rule, returns this violation as an error.
     fn explore(start: World) -> Result<(usize, usize), (&'static str, World)> {
         let failures = start.failures;
         let (mut seen, mut waiting, mut linked) = (BTreeSet::new(), vec![start], 0);
@@ -346,15 +347,15 @@ mod tests {
             }
         }
         // Even if one of two dials fails, the other connection can become the link. So there are more final worlds
-        // with a link.
+        // with a link than without failing dials.
         let failing = World::new(RANKS, [true, true], 1, 0);
         assert!(explore(failing).unwrap().1 > explore(World::new(RANKS, [true, true], 0, 0)).unwrap().1);
     }
 
     /// A search that accepted wrong rules would prove nothing.
     #[test]
-    fn the_search_finds_violations_of_wrong_rules() {
-        // Each rank believes that it is the higher one, and accepts the other's connection.
+    fn the_search_finds_violations_if_the_rules_are_wrong() {
+        // Each rank believes that it is the higher one, and accepts the other rank's connection.
         let violation = explore(World::new([(5, 3), (5, 3)], [true, true], 0, 0)).unwrap_err().0;
         assert!(violation.contains("different") || violation.contains("closed by the other"), "{violation}");
         // Each rank believes that it is the lower one, and waits.

@@ -36,7 +36,7 @@ impl TestRank {
         self.transport.serve(now, events);
     }
 
-    fn why_lost(&self, peer: u32) -> Option<&str> {
+    fn loss_reason(&self, peer: u32) -> Option<&str> {
         match &self.transport.links.get(&Rank::new(peer))?.state {
             LinkState::Lost(why) => Some(why),
             _ => None,
@@ -44,7 +44,7 @@ impl TestRank {
     }
 
     fn is_open(&self, peer: u32) -> bool {
-        assert_eq!(self.why_lost(peer), None);
+        assert_eq!(self.loss_reason(peer), None);
         self.transport.is_open(Rank::new(peer))
     }
 
@@ -71,11 +71,11 @@ fn options() -> SocketOptions {
     SocketOptions::new(&CongestionControl::Host, Duration::from_mins(1)).unwrap()
 }
 
-fn ends(n: u32) -> Vec<TestRank> {
-    ends_with_streams(n, 1)
+fn make_ends(n: u32) -> Vec<TestRank> {
+    make_ends_with_streams(n, 1)
 }
 
-fn ends_with_streams(n: u32, streams: u8) -> Vec<TestRank> {
+fn make_ends_with_streams(n: u32, streams: u8) -> Vec<TestRank> {
     let listeners: Vec<_> =
         (0..n).map(|_| options().listen("127.0.0.1:0".parse().unwrap()).unwrap()).collect();
     let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
@@ -133,7 +133,7 @@ fn assert_linked(ends: &mut [TestRank], now: Duration) {
 #[test]
 fn a_dialed_rank_may_compute_for_a_long_time() {
     for (dialer, acceptor) in [(0, 1), (1, 0)] {
-        let mut ends = ends(2);
+        let mut ends = make_ends(2);
         ends[dialer].connect(Duration::ZERO, acceptor as u32);
         let is_connected = |ends: &[TestRank]| ends[dialer].transport.next_deadline().is_none();
         handle_events_until(&mut ends, &[dialer], SECOND, is_connected);
@@ -151,7 +151,7 @@ fn a_dialed_rank_may_compute_for_a_long_time() {
 /// report that its peer was too slow.
 #[test]
 fn a_dialing_rank_may_compute_for_a_long_time() {
-    let mut ends = ends(2);
+    let mut ends = make_ends(2);
     ends[0].connect(Duration::ZERO, 1);
     let late = 1000 * SECOND;
     handle_events_until(&mut ends, &[0, 1], late, |ends| ends[0].is_open(1) && ends[1].is_open(0));
@@ -161,7 +161,7 @@ fn a_dialing_rank_may_compute_for_a_long_time() {
 /// Regression test: the accepting rank counted the time in which it computed toward the time-out of the handshake.
 #[test]
 fn an_accepting_rank_may_compute_for_a_long_time() {
-    let mut ends = ends(2);
+    let mut ends = make_ends(2);
     ends[0].connect(Duration::ZERO, 1);
     // The connection is accepted before the dialer has sent anything.
     handle_events_until(&mut ends, &[1], Duration::ZERO, |ends| ends[1].transport.next_deadline().is_some());
@@ -175,7 +175,7 @@ fn an_accepting_rank_may_compute_for_a_long_time() {
 /// dials again.
 #[test]
 fn a_dialer_dials_again_after_it_was_too_slow() {
-    let mut ends = ends(2);
+    let mut ends = make_ends(2);
     ends[0].connect(Duration::ZERO, 1);
     handle_events_until(&mut ends, &[1], Duration::ZERO, |ends| ends[1].transport.next_deadline().is_some());
     for second in 1..=5 {
@@ -190,19 +190,19 @@ fn a_dialer_dials_again_after_it_was_too_slow() {
 /// A process that closes the connection at once is not a rank of this job, so the dialer does not dial again.
 #[test]
 fn a_link_is_lost_if_its_connection_is_closed_at_once() {
-    let mut ends = ends(2);
+    let mut ends = make_ends(2);
     let other_program = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     ends[0].transport.addresses[1] = other_program.local_addr().unwrap();
     ends[0].connect(Duration::ZERO, 1);
     drop(other_program.accept().unwrap());
-    handle_events_until(&mut ends, &[0], SECOND, |ends| ends[0].why_lost(1).is_some());
-    assert!(ends[0].why_lost(1).unwrap().starts_with("no connection: "), "{:?}", ends[0].why_lost(1));
+    handle_events_until(&mut ends, &[0], SECOND, |ends| ends[0].loss_reason(1).is_some());
+    assert!(ends[0].loss_reason(1).unwrap().starts_with("no connection: "), "{:?}", ends[0].loss_reason(1));
 }
 
 /// The link to a machine that does not accept the connection is lost at the connect deadline, and not earlier.
 #[test]
 fn a_link_to_a_machine_that_does_not_answer_is_lost() {
-    let mut ends = ends(2);
+    let mut ends = make_ends(2);
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
     socket.listen(0).unwrap();
@@ -215,9 +215,9 @@ fn a_link_to_a_machine_that_does_not_answer_is_lost() {
     ends[0].connect(SECOND, 1);
     assert_eq!(ends[0].transport.next_deadline(), Some(SECOND + CONNECT_TIMEOUT));
     ends[0].handle_events(CONNECT_TIMEOUT);
-    assert_eq!(ends[0].why_lost(1), None);
+    assert_eq!(ends[0].loss_reason(1), None);
     ends[0].handle_events(SECOND + CONNECT_TIMEOUT);
-    assert_eq!(ends[0].why_lost(1), Some("no connection within 5 s"));
+    assert_eq!(ends[0].loss_reason(1), Some("no connection within 5 s"));
 }
 
 /// Two ranks dial each other at the same time and handle events in a random order.
@@ -225,7 +225,7 @@ fn a_link_to_a_machine_that_does_not_answer_is_lost() {
 fn ranks_that_dial_each_other_choose_the_same_connection() {
     for seed in 0..300 {
         let mut random = StdRng::seed_from_u64(seed);
-        let mut ends = ends(2);
+        let mut ends = make_ends(2);
         let mut to_dial = vec![0, 1];
         let started = std::time::Instant::now();
         while !to_dial.is_empty() || !ends[0].is_open(1) || !ends[1].is_open(0) {
@@ -241,7 +241,7 @@ fn ranks_that_dial_each_other_choose_the_same_connection() {
             }
         }
         assert_linked(&mut ends, Duration::ZERO);
-        // The ranks close the other connection, and neither rank reports its peer as lost.
+        // The ranks close the connection that they did not choose, and neither rank reports its peer as lost.
         handle_events_until(&mut ends, &[0, 1], Duration::ZERO, |ends| {
             ends.iter().all(|end| end.transport.ranks.len() == 1 && end.transport.next_deadline().is_none())
         });
@@ -249,17 +249,18 @@ fn ranks_that_dial_each_other_choose_the_same_connection() {
     }
 }
 
-/// The higher rank's connection waits for the lower rank's verdict. It becomes the link when the lower rank's own dial fails.
+/// The higher rank's connection waits for the lower rank's verdict. When the lower rank's own dial fails, the higher
+/// rank's connection becomes the link.
 #[test]
-fn a_failed_dial_of_the_lower_rank_makes_the_other_connection_the_link() {
-    let mut ends = ends(2);
+fn the_higher_ranks_connection_becomes_the_link_if_the_lower_ranks_dial_fails() {
+    let mut ends = make_ends(2);
     let elsewhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     ends[0].transport.addresses[1] = elsewhere.local_addr().unwrap();
     ends[0].connect(Duration::ZERO, 1);
     ends[1].connect(Duration::ZERO, 0);
     let peers_connection_waits = |ends: &[TestRank]| {
         let LinkState::Opening(opening) = &ends[0].transport.links[&Rank::new(1)].state else { return false };
-        opening.has_theirs()
+        opening.has_peer_connection()
     };
     handle_events_until(&mut ends, &[0, 1], Duration::ZERO, peers_connection_waits);
     drop(elsewhere.accept().unwrap());
@@ -270,7 +271,7 @@ fn a_failed_dial_of_the_lower_rank_makes_the_other_connection_the_link() {
 /// Regression test: 256 connections that sent nothing used up the limit on handshakes for 5 s, and no rank could connect.
 #[test]
 fn silent_connections_do_not_prevent_a_rank_from_connecting() {
-    let mut ends = ends(2);
+    let mut ends = make_ends(2);
     let address = ends[1].transport.addresses[1];
     let before: Vec<_> = (0..3 * PENDING_MAX).map(|_| StdStream::connect(address).unwrap()).collect();
     ends[0].connect(Duration::ZERO, 1);
@@ -288,14 +289,14 @@ fn silent_connections_do_not_prevent_a_rank_from_connecting() {
     drop((before, after));
 }
 
-/// Regression test: a process that was started with the rank of its peer was accepted.
+/// Regression test: the acceptor accepted a process that was started with the acceptor's rank.
 #[test]
 fn a_dialer_that_claims_the_acceptors_rank_is_refused() {
-    let mut ends = ends(2);
+    let mut ends = make_ends(2);
     ends[0].transport.rank = Rank::new(1);
     ends[0].connect(Duration::ZERO, 1);
-    handle_events_until(&mut ends, &[0, 1], Duration::ZERO, |ends| ends[0].why_lost(1).is_some());
-    let why = ends[0].why_lost(1).unwrap();
+    handle_events_until(&mut ends, &[0, 1], Duration::ZERO, |ends| ends[0].loss_reason(1).is_some());
+    let why = ends[0].loss_reason(1).unwrap();
     assert!(why.contains("both processes were started as the same rank"), "{why}");
     assert!(!ends[1].transport.is_open(Rank::new(1)));
 }
@@ -323,7 +324,7 @@ fn receive_all(ends: &mut [TestRank], lengths: &[usize], count: usize) -> (Vec<u
 fn bytes_that_were_read_ahead_are_received_in_order() {
     let mut random = StdRng::seed_from_u64(7);
     for round in 0..60 {
-        let mut ends = ends(2);
+        let mut ends = make_ends(2);
         ends[0].connect(Duration::ZERO, 1);
         handle_events_until(&mut ends, &[0, 1], Duration::ZERO, |ends| {
             ends[0].is_open(1) && ends[1].is_open(0)
@@ -362,8 +363,8 @@ fn has_connections(ends: &[TestRank], index: usize, count: usize) -> bool {
 }
 
 /// Returns two ends whose link has `stream_count` connections, all of which are open.
-fn ends_with_open_link(stream_count: u8) -> Vec<TestRank> {
-    let mut ends = ends_with_streams(2, stream_count);
+fn make_ends_with_open_link(stream_count: u8) -> Vec<TestRank> {
+    let mut ends = make_ends_with_streams(2, stream_count);
     ends[0].connect(Duration::ZERO, 1);
     let are_open = |ends: &[TestRank]| {
         ends[0].is_open(1)
@@ -377,7 +378,7 @@ fn ends_with_open_link(stream_count: u8) -> Vec<TestRank> {
 #[test]
 fn the_dialer_opens_all_connections_of_a_link() {
     for stream_count in [2, 4, 8] {
-        let mut ends = ends_with_open_link(stream_count);
+        let mut ends = make_ends_with_open_link(stream_count);
         assert!(ends.iter().all(|end| end.transport.extras.is_empty()));
         assert_linked(&mut ends, SECOND);
     }
@@ -388,7 +389,7 @@ fn the_dialer_opens_all_connections_of_a_link() {
 fn a_simultaneous_open_ends_with_one_link_and_all_its_connections() {
     for seed in 0..40 {
         let mut random = StdRng::seed_from_u64(seed);
-        let mut ends = ends_with_streams(2, 3);
+        let mut ends = make_ends_with_streams(2, 3);
         ends[0].connect(Duration::ZERO, 1);
         ends[1].connect(Duration::ZERO, 0);
         for _ in 0..random.random_range(0..20) {
@@ -405,10 +406,10 @@ fn a_simultaneous_open_ends_with_one_link_and_all_its_connections() {
     }
 }
 
-/// The link still works after a rank has closed such a connection.
+/// After a rank has closed an extra connection that the link does not need, the link still works.
 #[test]
 fn a_connection_that_a_link_does_not_need_is_closed() {
-    let mut ends = ends_with_open_link(3);
+    let mut ends = make_ends_with_open_link(3);
     let wrong = [(1, 3), (2, 3), (1, 2), (3, 4), (0, 3), (0, 1)];
     for (index, total) in wrong {
         let mut dial =
@@ -436,7 +437,7 @@ fn a_connection_that_a_link_does_not_need_is_closed() {
 /// The extra connections are closed once both ends have decided to use only the first one, and no data are lost.
 #[test]
 fn a_link_can_change_to_one_connection() {
-    let mut ends = ends_with_open_link(4);
+    let mut ends = make_ends_with_open_link(4);
     ends[0].transport.use_single_connection();
     assert_linked(&mut ends, SECOND);
     assert!(has_connections(&ends, 0, 4) && has_connections(&ends, 1, 4));
@@ -460,7 +461,7 @@ fn waiting_connections_are_accepted_when_descriptors_are_free_again() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return;
     }
-    let mut ends = ends(2);
+    let mut ends = make_ends(2);
     ends[0].connect(Duration::ZERO, 1);
     let is_connected = |ends: &[TestRank]| ends[0].transport.next_deadline().is_none();
     handle_events_until(&mut ends, &[0], Duration::ZERO, is_connected);

@@ -4,18 +4,18 @@ use std::ops::Range;
 
 use ringtrain::{Element, Group, Rank, ReduceOp};
 
-use super::{Case, assert_elements, part, uneven};
+use super::{Case, assert_elements, part_range, uneven_counts};
 
-/// Checks the reductions that leave their input unchanged.
-pub(super) fn reduce<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
+/// Checks the forms of reductions that do not change their input.
+pub(super) fn check_reduction_forms<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
     let Case { op, value, expected } = *case;
     let (n, rank) = (group.size().get(), group.rank());
     let root = Rank::new(count as u32 % n);
     let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
     let filler = vec![T::zeroed(); count];
     let all: Vec<T> = (0..count).map(|index| expected(0..n, index)).collect();
-    let (chunk, counts) = (group.chunk(count, rank), uneven(n as usize, count));
-    let unevenly = part(&counts, rank);
+    let (chunk, counts) = (group.chunk(count, rank), uneven_counts(n as usize, count));
+    let uneven_part = part_range(&counts, rank);
 
     let all_reduced = group.all_reduce_from_async(&own, op).unwrap();
     let reduced = group.reduce_from_async(&own, op, root).unwrap();
@@ -39,16 +39,16 @@ pub(super) fn reduce<T: Element>(group: &mut Group, count: usize, case: &Case<'_
     let mut output = filler[chunk.clone()].to_vec();
     group.reduce_scatter_into(&own, &mut output, op).unwrap();
     check(group, &output, chunk.clone(), "reduce_scatter_into");
-    let mut output = filler[unevenly.clone()].to_vec();
+    let mut output = filler[uneven_part.clone()].to_vec();
     group.reduce_scatter_uneven_into(&own, &mut output, &counts, op).unwrap();
-    check(group, &output, unevenly, "reduce_scatter_uneven_into");
+    check(group, &output, uneven_part, "reduce_scatter_uneven_into");
 
     check(group, &scattered.wait().unwrap(), chunk, "reduce_scatter_from_async");
     check(group, &reduced.wait().unwrap(), of_root, "reduce_from_async");
     check(group, &all_reduced.wait().unwrap(), 0..count, "all_reduce_from_async");
 }
 
-pub(super) fn prefixes<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
+pub(super) fn check_scan_forms<T: Element>(group: &mut Group, count: usize, case: &Case<'_, T>) {
     let Case { op, value, expected } = *case;
     let rank = group.rank().get();
     let own: Vec<T> = (0..count).map(|index| value(rank, index)).collect();
@@ -69,23 +69,24 @@ pub(super) fn prefixes<T: Element>(group: &mut Group, count: usize, case: &Case<
     assert_elements(&scanned.wait().unwrap(), upto(rank + 1), "scan_from_async", group);
 }
 
-pub(super) fn moves<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
-    gathers(group, count, value);
-    scatters(group, count, value);
-    exchanges(group, count, value);
+pub(super) fn check_move_forms<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+    check_gathers(group, count, value);
+    check_scatters(group, count, value);
+    check_exchanges(group, count, value);
 }
 
-fn gathers<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+fn check_gathers<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
     let (size, rank) = (group.size(), group.rank());
     let root = Rank::new(count as u32 % size.get());
     let (n, is_root) = (size.as_usize(), rank == root);
     let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
-    let counts = uneven(n, count);
+    let counts = uneven_counts(n, count);
     let elements_of = |owner: Rank, range: Range<usize>| range.map(move |index| value(owner.get(), index));
-    let unevenly: Vec<T> = size.ranks().flat_map(|owner| elements_of(owner, part(&counts, owner))).collect();
+    let uneven_output: Vec<T> =
+        size.ranks().flat_map(|owner| elements_of(owner, part_range(&counts, owner))).collect();
     let chunks: Vec<T> =
         size.ranks().flat_map(|owner| elements_of(owner, group.chunk(count, owner))).collect();
-    let own_part = &own[part(&counts, rank)];
+    let own_part = &own[part_range(&counts, rank)];
 
     // Every rank receives a whole buffer of each rank, so the buffer is kept short.
     let short = &own[..count.min(100)];
@@ -97,34 +98,34 @@ fn gathers<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usiz
     assert_elements(&output, even.iter().copied(), "all_gather_into", group);
     let mut output = vec![T::zeroed(); count];
     group.all_gather_uneven_into(own_part, &mut output, &counts).unwrap();
-    assert_elements(&output, unevenly.iter().copied(), "all_gather_uneven_into", group);
+    assert_elements(&output, uneven_output.iter().copied(), "all_gather_uneven_into", group);
 
     let of_root = |all: &Vec<T>| if is_root { all.clone() } else { Vec::new() };
     let root_output = |all: &Vec<T>| vec![T::zeroed(); if is_root { all.len() } else { 0 }];
     let mut output = root_output(&even);
     group.gather_into(short, &mut output, root).unwrap();
     assert_elements(&output, of_root(&even).into_iter(), "gather_into", group);
-    let mut output = root_output(&unevenly);
+    let mut output = root_output(&uneven_output);
     group.gather_uneven_into(own_part, &mut output, &counts, root).unwrap();
-    assert_elements(&output, of_root(&unevenly).into_iter(), "gather_uneven_into", group);
+    assert_elements(&output, of_root(&uneven_output).into_iter(), "gather_uneven_into", group);
     let mut output = own.clone();
     group.gather_in_place(&mut output, root).unwrap();
     let expected = if is_root { chunks } else { own };
     assert_elements(&output, expected.into_iter(), "gather_in_place", group);
 
     let found = to_root.wait().unwrap();
-    assert_elements(&found, of_root(&unevenly).into_iter(), "gather_uneven_async", group);
+    assert_elements(&found, of_root(&uneven_output).into_iter(), "gather_uneven_async", group);
     assert_elements(&gathered.wait().unwrap(), even.into_iter(), "all_gather_from_async", group);
 }
 
-fn scatters<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+fn check_scatters<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
     let (size, rank) = (group.size(), group.rank());
     let root = Rank::new((count as u32 + 1) % size.get());
-    let counts = uneven(size.as_usize(), count);
+    let counts = uneven_counts(size.as_usize(), count);
     let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
     let of_root = |range: Range<usize>| range.map(|index| value(root.get(), index));
     let input = if rank == root { &own[..] } else { &[] };
-    let (chunk, unevenly) = (group.chunk(count, rank), part(&counts, rank));
+    let (chunk, uneven_part) = (group.chunk(count, rank), part_range(&counts, rank));
 
     let from_root = group.broadcast_from_async(input, count, root).unwrap();
     let scattered = group.scatter_uneven_async(input, &counts, root).unwrap();
@@ -133,19 +134,19 @@ fn scatters<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usi
     let mut output = vec![T::zeroed(); chunk.len()];
     group.scatter_into(input, &mut output, count, root).unwrap();
     assert_elements(&output, of_root(chunk.clone()), "scatter_into", group);
-    let mut output = vec![T::zeroed(); unevenly.len()];
+    let mut output = vec![T::zeroed(); uneven_part.len()];
     group.scatter_uneven_into(input, &mut output, &counts, root).unwrap();
-    assert_elements(&output, of_root(unevenly.clone()), "scatter_uneven_into", group);
+    assert_elements(&output, of_root(uneven_part.clone()), "scatter_uneven_into", group);
     let mut output = own.clone();
     assert_eq!(group.scatter_in_place(&mut output, root).unwrap(), chunk);
     let mut expected = own;
     expected.splice(chunk.clone(), of_root(chunk));
     assert_elements(&output, expected.into_iter(), "scatter_in_place", group);
-    assert_elements(&scattered.wait().unwrap(), of_root(unevenly), "scatter_uneven_async", group);
+    assert_elements(&scattered.wait().unwrap(), of_root(uneven_part), "scatter_uneven_async", group);
     assert_elements(&from_root.wait().unwrap(), of_root(0..count), "broadcast_from_async", group);
 }
 
-fn exchanges<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
+fn check_exchanges<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, usize) -> T) {
     let (size, rank) = (group.size(), group.rank());
     let of_pair = |from: Rank, to: Rank, count: usize| {
         (0..count).map(move |index| value(from.get() * 31 + to.get(), index))
@@ -170,7 +171,7 @@ fn exchanges<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u32, us
 }
 
 /// Checks that outputs of a wrong length and counts beyond the address space are refused, and that the group still works.
-pub(super) fn refusals(group: &mut Group) {
+pub(super) fn check_refusals(group: &mut Group) {
     let n = group.size().as_usize();
     let mut long = vec![0f64; 2 * n + 1];
     let own = vec![1f64; n];

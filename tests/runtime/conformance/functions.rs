@@ -1,9 +1,9 @@
-//! Custom reduction functions, scaled sums and compressed sums.
+//! Tests of custom reduction functions, scaled sums and compressed sums.
 
 use ringtrain::{Compression, Rank, ReduceOp};
 
-use super::{LONG, WORLDS, assert_elements, lengths, value};
-use crate::util::{full_or, ranks};
+use super::{LONG, WORLDS, assert_elements, tested_lengths, value};
+use crate::util::{if_full_else, ranks};
 
 /// Returns an element that holds a and b of a function x -> a x + b modulo 2^32. The composition of such functions is
 /// associative and does not commute.
@@ -20,10 +20,10 @@ fn compose(first: u64, second: u64) -> u64 {
 
 #[test]
 fn functions_that_do_not_commute_are_applied_in_rank_order() {
-    for &n in full_or(&WORLDS[..], &[4]) {
-        super::on_every_transport(n, |mut group| {
+    for &n in if_full_else(&WORLDS[..], &[4]) {
+        super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank());
-            for count in lengths(n).into_iter().chain([LONG]) {
+            for count in tested_lengths(n).into_iter().chain([LONG]) {
                 let own: Vec<u64> = (0..count).map(|index| affine(rank.get(), index)).collect();
                 let whole = |index| (0..n).map(|rank| affine(rank, index)).reduce(compose).expect("a rank");
                 let expected: Vec<u64> = (0..count).map(whole).collect();
@@ -49,10 +49,10 @@ fn functions_that_do_not_commute_are_applied_in_rank_order() {
 
 #[test]
 fn scaled_sums_multiply_each_contribution_before_the_sum() {
-    for &n in full_or(&WORLDS[..], &[4]) {
-        super::on_every_transport(n, |mut group| {
+    for &n in if_full_else(&WORLDS[..], &[4]) {
+        super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank().get());
-            for count in lengths(n) {
+            for count in tested_lengths(n) {
                 let scaled =
                     |rank: u32, index| value::<f64>(ReduceOp::Sum, rank, index) * f64::from(rank + 1);
                 let expected = |index| (0..n).map(|rank| scaled(rank, index)).sum();
@@ -72,10 +72,10 @@ fn scaled_sums_multiply_each_contribution_before_the_sum() {
 
 #[test]
 fn scans_apply_functions_that_do_not_commute_in_rank_order() {
-    for &n in full_or(&WORLDS[..], &[4]) {
-        super::on_every_transport(n, |mut group| {
+    for &n in if_full_else(&WORLDS[..], &[4]) {
+        super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank().get());
-            for count in lengths(n).into_iter().chain([LONG]) {
+            for count in tested_lengths(n).into_iter().chain([LONG]) {
                 let own: Vec<u64> = (0..count).map(|index| affine(rank, index)).collect();
                 let upto = |end: u32| {
                     move |index| (0..end).map(|rank| affine(rank, index)).reduce(compose).expect("a rank")
@@ -101,11 +101,11 @@ fn scans_apply_functions_that_do_not_commute_in_rank_order() {
 
 #[test]
 fn reduce_scatter_accepts_custom_functions() {
-    for &n in full_or(&WORLDS[..], &[4]) {
-        super::on_every_transport(n, |mut group| {
+    for &n in if_full_else(&WORLDS[..], &[4]) {
+        super::run_on_every_transport(n, |mut group| {
             let (n, rank) = (group.size().get(), group.rank());
-            for count in lengths(n).into_iter().chain([LONG]) {
-                // The greatest common divisor.
+            for count in tested_lengths(n).into_iter().chain([LONG]) {
+                // The reduction function is the greatest common divisor.
                 let number = |rank: u32, index: usize| (index as u64 % 60 + 1) * u64::from(rank % 3 + 1);
                 let gcd = |mut a: u64, mut b: u64| {
                     while b > 0 {
@@ -130,7 +130,8 @@ fn reduce_scatter_accepts_custom_functions() {
     }
 }
 
-/// Of one operation, some ranks make the blocking call and some the asynchronous one. All ranks get the same bits.
+/// In each operation, some ranks make the blocking call and the other ranks make the asynchronous call. All ranks must get the
+/// same bits.
 #[test]
 fn blocking_and_asynchronous_calls_of_compressed_sums_give_the_same_bits() {
     for n in WORLDS {

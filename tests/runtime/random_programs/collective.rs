@@ -9,13 +9,13 @@ use super::program::Kind;
 use super::{OPS, Runner, combine, compose, content, reduce};
 
 /// Returns the lengths of `size` uneven parts of `count` elements.
-fn parts(size: usize, count: usize) -> Vec<usize> {
+fn uneven_counts(size: usize, count: usize) -> Vec<usize> {
     let mut counts: Vec<usize> = (0..size).map(|rank| count / size * (rank % 2)).collect();
     counts[size - 1] += count - counts.iter().sum::<usize>();
     counts
 }
 
-fn part(counts: &[usize], rank: usize) -> Range<usize> {
+fn part_range(counts: &[usize], rank: usize) -> Range<usize> {
     let start = counts[..rank].iter().sum();
     start..start + counts[rank]
 }
@@ -95,9 +95,9 @@ impl Runner {
                 self.check_later(handle, (me > 0).then(|| combined(0..me)), what);
             }
             Kind::ReduceScatter => {
-                let counts = parts(all.len(), own.len());
+                let counts = uneven_counts(all.len(), own.len());
                 let handle = group.reduce_scatter_uneven_async(&own, &counts, op).unwrap();
-                self.check_later(handle, whole[part(&counts, me)].to_vec(), what);
+                self.check_later(handle, whole[part_range(&counts, me)].to_vec(), what);
             }
             _ => {
                 group.reduce(&mut own, op, root_rank).unwrap();
@@ -108,17 +108,20 @@ impl Runner {
 
     fn run_movement(&mut self, group: &mut Group, kind: Kind, all: &[Vec<u64>], root: usize, what: String) {
         let (size, me) = (all.len(), group.rank().index());
-        let counts = parts(size, all[me].len());
+        let counts = uneven_counts(size, all[me].len());
         let each = all[me].len() / size;
         let root_rank = Rank::new(root as u32);
-        let of_parts = || (0..size).flat_map(|rank| all[rank][part(&counts, rank)].iter().copied()).collect();
+        let of_parts =
+            || (0..size).flat_map(|rank| all[rank][part_range(&counts, rank)].iter().copied()).collect();
         let (handle, expected) = match kind {
             Kind::AllGather => {
-                let handle = group.all_gather_uneven_async(&all[me][part(&counts, me)], &counts).unwrap();
+                let handle =
+                    group.all_gather_uneven_async(&all[me][part_range(&counts, me)], &counts).unwrap();
                 (handle, of_parts())
             }
             Kind::Gather => {
-                let found = group.gather_uneven(&all[me][part(&counts, me)], &counts, root_rank).unwrap();
+                let found =
+                    group.gather_uneven(&all[me][part_range(&counts, me)], &counts, root_rank).unwrap();
                 assert!(found == if me == root { of_parts() } else { Vec::new() }, "{what}");
                 return;
             }

@@ -1,14 +1,14 @@
 //! A random program: a list of steps that all ranks run in the same order.
 //!
-//! It cannot deadlock, whichever calls block: a blocking call waits only until other ranks reach its step, and the rank that is
-//! furthest behind waits for no rank.
+//! A program cannot deadlock, even if all of its calls block. A blocking call waits only until the other ranks reach the same
+//! step, so the rank that is furthest behind never has to wait.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 /// The index of the group of all ranks.
 pub(crate) const WORLD: usize = 0;
-/// The index of a duplicate of that group, whose receives accept any source and any tag.
+/// The index of a duplicate of the group of all ranks. Receives in the duplicate accept any source and any tag.
 pub(crate) const TWIN: usize = 1;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -44,7 +44,8 @@ const KINDS: [Kind; 13] = [
     Kind::Object,
 ];
 
-/// A group is an index into a list to which each split adds a group. Ranks within a group are taken modulo its size.
+/// A step of a program. `group` is an index into the list of groups, to which each split adds a group. Fields that name a rank of
+/// the group are taken modulo the size of the group.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// `colours` and `keys` are indexed by the rank in the world. Ranks outside the parent group do nothing.
@@ -75,7 +76,7 @@ pub(crate) enum Step {
         to: usize,
         count: usize,
     },
-    /// A message in the duplicate of the world, whose receives accept any source and any tag.
+    /// A message in the duplicate of the world. Receives in the duplicate accept any source and any tag.
     AnyMessage {
         from: usize,
         to: usize,
@@ -96,12 +97,12 @@ impl Program {
         let ranks = rng.random_range(2..=5);
         let length = rng.random_range(10..120);
         let mut groups = vec![true, true];
-        let steps = (0..length).map(|_| step(&mut rng, ranks as usize, &mut groups)).collect();
+        let steps = (0..length).map(|_| random_step(&mut rng, ranks as usize, &mut groups)).collect();
         Self { seed, ranks, steps }
     }
 }
 
-fn step(rng: &mut StdRng, ranks: usize, groups: &mut Vec<bool>) -> Step {
+fn random_step(rng: &mut StdRng, ranks: usize, groups: &mut Vec<bool>) -> Step {
     let group = loop {
         let group = rng.random_range(0..groups.len());
         if groups[group] {
@@ -130,22 +131,23 @@ fn step(rng: &mut StdRng, ranks: usize, groups: &mut Vec<bool>) -> Step {
         }
         8..55 => {
             let kind = KINDS[rng.random_range(0..KINDS.len())];
-            Step::Collective { group, kind, count: count(rng, 300_000), root }
+            Step::Collective { group, kind, count: random_count(rng, 300_000), root }
         }
         55..78 => Step::Message {
             group: message_group,
             from,
             to,
             tag: rng.random_range(0..3),
-            count: count(rng, 600_000),
+            count: random_count(rng, 600_000),
         },
-        78..86 => Step::FromAnySource { group: message_group, to, count: count(rng, 100_000) },
-        _ => Step::AnyMessage { from, to, tag: rng.random_range(0..3), count: count(rng, 200_000) },
+        78..86 => Step::FromAnySource { group: message_group, to, count: random_count(rng, 100_000) },
+        _ => Step::AnyMessage { from, to, tag: rng.random_range(0..3), count: random_count(rng, 200_000) },
     }
 }
 
-/// Returns a length: mostly short, sometimes above the 32 Ki elements that may be sent before a receive, rarely much longer.
-fn count(rng: &mut StdRng, max: usize) -> usize {
+/// Returns a random number of elements. The number is mostly small. Sometimes it is above 32 Ki, the most elements that may be
+/// sent before the receive is posted. Rarely the number is much larger.
+fn random_count(rng: &mut StdRng, max: usize) -> usize {
     match rng.random_range(0..20) {
         0..3 => 0,
         3..12 => rng.random_range(1..1000),

@@ -82,7 +82,7 @@ def init(
     streams: str | None = None,
     check_payloads: bool | None = None,
 ) -> Group:
-    """Joins the job that `ringrun` started this process for, and returns the group of all its ranks. If `ringrun` did not start
+    """Joins the job for which `ringrun` started this process, and returns the group of all its ranks. If `ringrun` did not start
     this process and you do not pass `peers`, the process is the only rank of its job. A second call without options returns the
     same group.
 
@@ -94,9 +94,9 @@ def init(
     may take; the default is 60, and `math.inf` means no limit.
 
     `algorithm`, `transport` ("auto", "tcp" or "shm") and `streams` have the meaning of the flags of `ringbench` with these names.
-    With `check_payloads`, all links add a CRC32C to each message (True) or no link does (False). By default, only links between
-    hosts add it. The values that rank 0 passes for `algorithm`, `transport`, `streams` and `check_payloads` apply to all ranks.
-    `congestion` has the meaning of `ringbench --tcp-congestion` and applies to this rank only.
+    If `check_payloads` is True, all links add a checksum (CRC32C) to each message; if it is False, no link does. By default, only
+    links between hosts add checksums. The values that rank 0 passes for `algorithm`, `transport`, `streams` and `check_payloads`
+    apply to all ranks. `congestion` has the meaning of `ringbench --tcp-congestion` and applies to this rank only.
 
     Raises `StartError` if the ranks cannot connect. The error names the missing ranks, or the rank that failed and the reason.
     """
@@ -116,7 +116,7 @@ def init(
 
 
 def shutdown() -> None:
-    """Leaves the job. Does nothing if this process has not joined one. A program that ends also leaves its job."""
+    """Leaves the job. Does nothing if this process has not joined a job. A program that ends also leaves its job."""
     _world.leave()
 
 

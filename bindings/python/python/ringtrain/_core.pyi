@@ -15,7 +15,7 @@ from collections.abc import Buffer, Sequence
 from typing import Any, final
 
 class Error(RuntimeError):
-    """The base of all errors. `rank` (its number in the job) and `host` name the rank at fault, or are `None`."""
+    """The base of all errors. `rank` (a rank in the job) and `host` name the rank at fault, or are `None`."""
 
     rank: int | None
     host: str | None
@@ -27,10 +27,10 @@ class JobFailed(Error):
     reported_by: int | None
 
 class PeerLost(JobFailed):
-    """A rank's process died, or the network to it failed."""
+    """A rank's process died, or the network to the rank failed."""
 
 class PeerLeft(JobFailed):
-    """A rank closed its group while other ranks still needed it."""
+    """A rank closed its group while other ranks still needed this rank."""
 
 class Mismatch(JobFailed):
     """Ranks called different operations, or the same operation with different arguments. `ranks` are the two ranks that the
@@ -49,15 +49,15 @@ class StartError(Error):
     """The ranks could not connect to each other."""
 
 class InvalidArgument(Error, ValueError):
-    """An argument is wrong. This rank has sent nothing, with one exception: in a collective of Python objects, it informs the
-    other ranks of the error, and they raise `Error`."""
+    """An argument is wrong. This rank has sent nothing, with one exception: in a collective of Python objects, this
+    rank informs the other ranks of the error, and the other ranks raise `Error`."""
 
 class Unsupported(InvalidArgument):
     """The operation is not defined on elements of this type."""
 
 class Truncated(InvalidArgument):
-    """A message was longer than the buffer that should receive it. The message is lost, and the group can go on. `source`, `tag`
-    and `count` (the number of elements) describe the message."""
+    """A message was longer than the buffer that should receive it. The message is lost, and the group can still be used.
+    `source`, `tag` and `count` (the number of elements) describe the message."""
 
     source: int | None
     tag: int | None
@@ -67,7 +67,7 @@ class Forked(Error):
     """This process was forked from a rank and is not a rank itself."""
 
 class StillRunning(Error, TimeoutError):
-    """`Handle.wait` reached its timeout. The operation goes on."""
+    """`Handle.wait` reached its timeout. The operation continues."""
 
 @final
 class Memory:
@@ -87,9 +87,9 @@ class Shared:
 
 @final
 class Handle:
-    """The handle of an operation that has begun. It keeps the operation's buffers alive. If the handle is dropped, the operation
-    goes on for the other ranks, but its result may not arrive in this rank's buffers. A receive that has matched no message yet
-    is cancelled."""
+    """The handle of an operation that has begun. The handle keeps the operation's buffers alive. If the handle is dropped, the
+    operation continues for the other ranks, but its result may not arrive in this rank's buffers. A receive that has matched no
+    message yet is cancelled."""
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for the operation and returns its result: `None` for collectives and sends, `(source, tag, count)` for
         `receive_async`, `(bytes, source, tag)` for `receive_bytes_async`. Raises `StillRunning` after `timeout` seconds. Several
@@ -128,9 +128,9 @@ def join(
     host_id: str | None = None,
     check_payloads: bool | None = None,
 ) -> Group:
-    """Joins a job. Without arguments, this is the job that `ringrun` started this process for, or a job of one rank if `ringrun`
-    did not start this process. `job_id` has 32 hexadecimal digits. `peers` is the path of a file with each rank's `host:port`; it
-    also needs `rank`. Times are in seconds."""
+    """Joins a job. Without arguments, joins the job for which `ringrun` started this process. If `ringrun` did not start this
+    process, makes a job of one rank. `job_id` has 32 hexadecimal digits. `peers` is the path of a file with each rank's
+    `host:port`; with `peers`, you must also pass `rank`. Times are in seconds."""
 
 def solo() -> Group:
     """Returns a group whose only rank is this process."""
@@ -160,7 +160,7 @@ class Group:
     def algorithm(self, operation: str, bytes: int) -> str: ...
     def statistics(self) -> dict[str, float]: ...
 
-    # Collectives write to `output`. If `input` is None, the operation is in place: it reads its data from `output`. `counts` has
+    # Collectives write to `output`. If `input` is None, the operation is in place and reads its data from `output`. `counts` has
     # the number of elements of each rank, if these numbers differ. `compression` is None, "fp16" or "bf16" (for f32 only).
     def all_reduce(
         self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None, compression: str | None = None
@@ -231,7 +231,8 @@ class Group:
         """Returns `(source, tag, count, dtype)` of the next message that no receive has matched, or `None` after `timeout`
         seconds."""
 
-    # Messages of bytes, of which only the sender knows the length. They have type "u8". Elements of any type are sent as bytes.
+    # Messages of bytes. Only the sender needs to know the length. The messages have the type "u8". Buffers of any type can be
+    # sent.
     def send_bytes(self, data: AnyBuffer, to: int, tag: int = 0, synchronous: bool = False) -> None: ...
     def receive_bytes(self, source: int | None = None, tag: int | None = None) -> tuple[bytes, int, int]: ...
     def send_bytes_async(self, data: AnyBuffer, to: int, tag: int = 0, synchronous: bool = False) -> Handle: ...

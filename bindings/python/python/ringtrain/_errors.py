@@ -2,7 +2,7 @@
 
 
 class Error(RuntimeError):
-    """The base of all errors. `rank` (its number in the job) and `host` name the rank at fault, or are `None`."""
+    """The base of all errors. `rank` (a rank in the job) and `host` name the rank at fault, or are `None`."""
 
     rank: int | None = None
     host: str | None = None
@@ -16,11 +16,11 @@ class JobFailed(Error):
 
 
 class PeerLost(JobFailed):
-    """A rank's process died, or the network to it failed."""
+    """A rank's process died, or the network to the rank failed."""
 
 
 class PeerLeft(JobFailed):
-    """A rank closed its group while other ranks still needed it."""
+    """A rank closed its group while other ranks still needed this rank."""
 
 
 class Mismatch(JobFailed):
@@ -47,8 +47,8 @@ class StartError(Error):
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument is wrong. This rank has sent nothing, with one exception: in a collective of Python objects, it informs the
-    other ranks of the error, and they raise `Error`."""
+    """An argument is wrong. This rank has sent nothing, with one exception: in a collective of Python objects, this
+    rank informs the other ranks of the error, and the other ranks raise `Error`."""
 
 
 class Unsupported(InvalidArgument):
@@ -56,8 +56,8 @@ class Unsupported(InvalidArgument):
 
 
 class Truncated(InvalidArgument):
-    """A message was longer than the buffer that should receive it. The message is lost, and the group can go on. `source`, `tag`
-    and `count` (the number of elements) describe the message."""
+    """A message was longer than the buffer that should receive it. The message is lost, and the group can still be used.
+    `source`, `tag` and `count` (the number of elements) describe the message."""
 
     source: int | None = None
     tag: int | None = None
@@ -69,4 +69,4 @@ class Forked(Error):
 
 
 class StillRunning(Error, TimeoutError):
-    """`Handle.wait` reached its timeout. The operation goes on."""
+    """`Handle.wait` reached its timeout. The operation continues."""

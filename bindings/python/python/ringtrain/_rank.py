@@ -1,5 +1,5 @@
-"""The program that each rank of `ringtrain.run` executes. It calls the function and writes the result to a file, which the
-caller of `run` reads."""
+"""The program that each rank of `ringtrain.run` executes. The program calls the function and writes the result to a file,
+which the caller of `run` reads."""
 
 import fcntl
 import os
@@ -33,7 +33,7 @@ def main() -> int:
         except Exception:  # noqa: BLE001  (the caller gets the text of an exception that cannot be pickled)
             data = pickle.dumps((False, None, trace, failure[3]))
         _write_result(directory, rank, data)
-        # The caller prints the traceback. Other ranks may be waiting for this rank, so it ends the job.
+        # The caller prints the traceback. Other ranks may be waiting for this rank, so this rank ends the job.
         if not isinstance(error, _core.JobFailed):
             _world.abort(f"its function raised {type(error).__name__}: {error}")
         return 1
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _end_with_caller(directory: Path) -> None:
-    """Waits for the lock that the caller holds as long as it lives, and then ends this process."""
+    """Waits for a lock that the calling process holds until it ends, and then ends this process."""
     try:
         with open(directory / "caller", "r+") as caller:
             fcntl.lockf(caller, fcntl.LOCK_EX)

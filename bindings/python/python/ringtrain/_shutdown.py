@@ -41,10 +41,10 @@ class GroupResource:
             self.group.close()
 
 
-# Resources by the number of their registration. A weak set would not keep their order.
+# The registered resources, by the number of the registration. A weak set would not keep the order of the resources.
 _resources: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
 _registration_count = 0
-# The process that registered the resources.
+# The id of the process that registered the resources.
 _pid = 0
 # The exception of which the other ranks have been informed.
 _reported: BaseException | None = None
@@ -80,7 +80,7 @@ def _install_exception_hook() -> None:
 def _report(error: BaseException) -> None:
     """Ends the job on the other ranks with a message that names this exception."""
     global _reported
-    # Does nothing in an interactive session, which continues after an exception, and in a forked child, which is not a rank.
+    # Do nothing in an interactive session, which continues after an exception, and in a forked child, which is not a rank.
     if error is _reported or os.getpid() != _pid or hasattr(sys, "ps1") or sys.flags.interactive:
         return
     _reported = error

@@ -37,7 +37,7 @@ def is_joined() -> bool:
 
 
 def leave() -> None:
-    """Leaves the job. Does nothing if this process has not joined one."""
+    """Leaves the job. Does nothing if this process has not joined a job."""
     global _world
     with _lock:
         world, _world = _world, None

@@ -1,4 +1,4 @@
-"""Conversions of numpy arrays for the compiled module, which needs contiguous elements of a type that it knows, or bytes."""
+"""Converts numpy arrays for the compiled module, which needs contiguous elements of one of its own types, or bytes."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ _NAMES = {
 
 
 def dtype_name(dtype: Any) -> str:
-    """Returns the compiled module's name of a numpy type. Raises `Unsupported` if it has none."""
+    """Returns the name that the compiled module has for a numpy type. Raises `Unsupported` if the module has no such type."""
     dtype = np.dtype(dtype)
     try:
         return _NAMES[dtype]
@@ -34,8 +34,8 @@ def dtype_name(dtype: Any) -> str:
 
 
 def as_contiguous(values: ArrayLike) -> NDArray:
-    """Returns the values as an aligned array that is contiguous in row-major order: the array itself if it is one, otherwise a
-    copy."""
+    """Returns the values as an aligned array that is contiguous in row-major order. Copies the values only if
+    necessary."""
     array = np.asarray(values)
     return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
 
@@ -55,7 +55,7 @@ def result_array(out: NDArray | None, shape: tuple[int, ...], dtype: np.dtype) -
 
 
 def check_writable(out: NDArray) -> NDArray:
-    """Returns `out`. Raises `InvalidArgument` if it is not a writable, aligned array that is contiguous in row-major order."""
+    """Returns `out`. Raises `InvalidArgument` if `out` is not a writable, aligned array that is contiguous in row-major order."""
     if not isinstance(out, np.ndarray):
         raise InvalidArgument(f"out is a {type(out).__name__}, not a numpy array")
     if not out.flags.carray:
@@ -94,8 +94,8 @@ def scalar_or_array(array: NDArray, values: ArrayLike) -> Any:
 
 
 def rows_per_part(array: NDArray, parts: int, what: str) -> int:
-    """Returns the number of rows in each of `parts` equal parts. Raises `InvalidArgument`, which calls the array `what`, if the
-    rows cannot be divided equally."""
+    """Returns the number of rows in each of `parts` equal parts. Raises `InvalidArgument` if the rows cannot be divided equally.
+    `what` is the name of the array in the error message."""
     if array.ndim == 0 or array.shape[0] % parts:
         raise InvalidArgument(f"{what} of shape {array.shape} cannot be divided into {parts} equal parts of rows; pass counts")
     return array.shape[0] // parts

@@ -124,15 +124,15 @@ class Group(Objects):
         return None if core is None else Group(core)
 
     def duplicate(self) -> "Group":
-        """Forms a group of the same ranks, whose operations and messages are independent of this group's. All ranks must call
-        `duplicate`."""
+        """Forms a group of the same ranks, whose operations and messages are independent of those of this group. All ranks must
+        call `duplicate`."""
         return Group(self.core.duplicate())
 
     def alloc(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
         """Returns an array of zeros in memory that the ranks of a host share, if they can share memory.
 
-        An in-place `all_reduce` of the array, or of a contiguous part of it, needs no copy. All ranks must call `alloc`; their
-        shapes may differ. The memory is freed when the last array that uses it is freed.
+        An in-place `all_reduce` of the array, or of a contiguous part of it, needs no copy. All ranks must call `alloc`; the
+        shapes may differ between ranks. The memory is freed when the last array that uses it is freed.
         """
         shape = tuple(operator.index(length) for length in (shape if isinstance(shape, Sequence) else (shape,)))
         if min(shape, default=0) < 0:
@@ -232,7 +232,8 @@ class Group(Objects):
         return Handle(self.core.scan_async(as_reducible(result, op), op, source), lambda _: scalar_or_array(result, x))
 
     def exscan(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None) -> Any:
-        """Returns the reduction of the arrays of all lower ranks. On rank 0 it returns `None` and does not change `out`."""
+        """Returns the reduction of the arrays of all lower ranks. On rank 0, `exscan` returns `None` and does not change
+        `out`."""
         array = as_contiguous(x)
         result = result_array(out, array.shape, array.dtype)
         self.core.exscan(as_reducible(result, op), op, None if result is array else as_reducible(array, op))
@@ -298,8 +299,8 @@ class Group(Objects):
         return Handle(self.core.all_gather_async(as_sendable(result), as_sendable(array), scaled), lambda _: result)
 
     def all_gather_list(self, x: ArrayLike) -> list[NDArray]:
-        """Returns a list of the arrays of all ranks, in rank order. Their numbers of rows may differ; an additional all-gather
-        finds these numbers first."""
+        """Returns a list of the arrays of all ranks, in rank order. The arrays may have different numbers of rows.
+        An additional all-gather finds these numbers first."""
         array = np.atleast_1d(as_contiguous(x))
         counts = [int(count) for count in self.all_gather(np.int64(array.shape[0]))]
         parts = np.split(self.all_gather(array, counts=counts), np.cumsum(counts)[:-1])
@@ -463,8 +464,9 @@ class Group(Objects):
     # Messages
 
     def send(self, x: ArrayLike, to: int, tag: int = 0, *, synchronous: bool = False) -> None:
-        """Sends an array to rank `to`. The call returns when you may change the array. With `synchronous`, it returns only after
-        a receive has matched the message. The `out` of the receive must have the type of `x` and at least as many elements."""
+        """Sends an array to rank `to`. The call returns when you may change the array. With `synchronous`, the call returns only
+        after a receive has matched the message. The `out` of the receive must have the type of `x` and at least as many
+        elements."""
         self.core.send(as_sendable(as_contiguous(x)), to, tag, synchronous)
 
     def send_async(self, x: ArrayLike, to: int, tag: int = 0, *, synchronous: bool = False) -> Handle:
@@ -473,7 +475,8 @@ class Group(Objects):
 
     def receive(self, out: NDArray, source: int | None = None, tag: int | None = None) -> Status:
         """Receives an array into the beginning of `out`. A `source` or `tag` of `None` matches any source or tag. The
-        message must have the type of `out` and at most as many elements; otherwise the job fails with a `Mismatch`."""
+        message must have the type of `out` and at most as many elements as `out`; otherwise the job fails with a
+        `Mismatch`."""
         return Status(*self.core.receive(as_sendable(check_writable(out)), source, tag))
 
     def receive_async(self, out: NDArray, source: int | None = None, tag: int | None = None) -> Handle:
@@ -491,7 +494,8 @@ class Group(Objects):
         send_tag: int = 0,
         receive_tag: int | None = None,
     ) -> Status:
-        """Sends `x` to rank `to` and receives `out` from rank `source`, which may be the same rank, at the same time."""
+        """At the same time, sends `x` to rank `to` and receives an array from rank `source` into `out`. `to` and `source` may be
+        the same rank."""
         target = as_sendable(check_writable(out))
         return Status(*self.core.send_receive(as_sendable(as_contiguous(x)), to, send_tag, target, source, receive_tag))
 

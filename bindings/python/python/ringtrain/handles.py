@@ -9,7 +9,7 @@ from . import _core
 class Handle:
     """The handle of an operation that has begun. Do not use the operation's arrays before `wait` has returned.
 
-    If you drop the handle, the operation goes on for the other ranks, but this rank may not get its result. A receive that has
+    If you drop the handle, the operation continues for the other ranks, but this rank may not get its result. A receive that has
     matched no message yet is cancelled.
     """
 
@@ -22,7 +22,7 @@ class Handle:
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for the operation and returns its result, or raises its error.
 
-        Raises `StillRunning` after `timeout` seconds. The operation then goes on, and you can wait again.
+        Raises `StillRunning` after `timeout` seconds. The operation then continues, and you can wait again.
         """
         return self._finish(self._core.wait(timeout))
 
@@ -38,11 +38,11 @@ class Handle:
 
 def wait_all(handles: Sequence[Handle], timeout: float | None = None) -> list[Any]:
     """Waits for all operations and returns their results in the order of `handles`. Raises `StillRunning` if the wait for
-    one of them takes longer than `timeout` seconds."""
+    one operation takes longer than `timeout` seconds."""
     return [handle.wait(timeout) for handle in handles]
 
 
 def wait_any(handles: Sequence[Handle], timeout: float | None = None) -> int | None:
-    """Waits until an operation has ended and returns its index in `handles`. Returns `None` after `timeout` seconds, or if
-    `handles` is empty."""
+    """Waits until an operation has ended and returns the index of its handle in `handles`. Returns `None` after `timeout`
+    seconds, or if `handles` is empty."""
     return _core.wait_any([handle._core for handle in handles], timeout)

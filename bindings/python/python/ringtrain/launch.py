@@ -22,12 +22,12 @@ _RANK_MODULE = "ringtrain._rank"
 
 class RunError(Error):
     """A rank that `run` started has failed. `rank` is the rank whose function was the first to raise an exception; `__cause__` is
-    that exception, if it can be pickled. `rank` is `None` if no function raised, for example because a process was killed."""
+    that exception, if it can be pickled. `rank` is `None` if no function raised an exception, for example
+    because a process was killed."""
 
 
 def ringrun() -> str:
-    """Returns the path of the launcher `ringrun`: the one next to this Python interpreter if there is one, otherwise the first
-    on PATH."""
+    """Returns the path of the launcher `ringrun`. The directory of this Python interpreter is searched first, then PATH."""
     beside = Path(sys.executable).parent / "ringrun"
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("ringrun")
     if found is None:
@@ -44,15 +44,15 @@ def run(
     timeout: float | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Starts a new job of `np` processes on this machine and calls `func(*args, **kwargs)` in each. Returns the functions'
-    results in rank order.
+    """Starts a new job of `np` processes on this machine and calls `func(*args, **kwargs)` in each process. Returns
+    the results of these calls in rank order.
 
-    The function may be defined in a notebook. It must call `ringtrain.init()` before it communicates. The calling process prints
-    the output of the ranks and puts the rank in front of each line. `timeout` is the limit for the whole job in seconds. `env`
-    has additional environment variables for the ranks.
+    The function may be defined in a notebook. The function must call `ringtrain.init()` before it communicates. The calling
+    process prints the output of the ranks and puts the rank in front of each line. `timeout` is the limit for the whole job in
+    seconds. `env` has additional environment variables for the ranks.
 
-    Raises `RunError` with the rank that failed first and its traceback. All ranks' processes have ended when the call returns.
-    They also end if you interrupt the call or the calling process is killed.
+    Raises `RunError` with the rank that failed first and the traceback of that rank. The processes of all ranks have ended when
+    the call returns. These processes also end if you interrupt the call or the calling process is killed.
     """
     if np < 1:
         raise InvalidArgument(f"cannot start {np} processes; np must be at least 1")

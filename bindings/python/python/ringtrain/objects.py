@@ -36,14 +36,14 @@ class Objects:
     """A group's operations on Python objects.
 
     If a rank cannot pickle its objects, or passes a wrong number of objects, then all ranks of the collective raise an exception
-    that names the reason. The group can go on.
+    that names the reason. The group can still be used.
     """
 
     core: "_core.Group"
     rank: int
 
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
-        """Returns the root's object on every rank. Other ranks need not pass one."""
+        """Returns the root's object on every rank. Other ranks need not pass an object."""
         return self._broadcast_from_root(lambda: value, root)
 
     def _broadcast_from_root(self, make: Callable[[], Any], root: int) -> Any:

@@ -106,16 +106,16 @@ def average_of_integers(stack) -> np.ndarray:
 
 
 def stacked(arrays) -> np.ndarray:
-    """Returns the stacked arrays, in their own byte order."""
+    """Stacks the arrays. The result has the type and the byte order of the first array."""
     return np.stack(arrays).astype(arrays[0].dtype)
 
 
-def joined(arrays) -> np.ndarray:
-    """Returns the concatenated arrays, in their own byte order."""
+def concatenated(arrays) -> np.ndarray:
+    """Concatenates the arrays. The result has the type and the byte order of the first array."""
     return np.concatenate(arrays).astype(arrays[0].dtype)
 
 
-def operations(dtype) -> tuple[str, ...]:
+def supported_reductions(dtype) -> tuple[str, ...]:
     kind = np.dtype(dtype).kind
     if kind == "c":
         return ("sum", "avg")
@@ -149,9 +149,9 @@ def all_samples(world, dtype, shape, seed=0) -> list[np.ndarray]:
 
 
 @cases.for_each((*NUMBERS, "bool", *COMPLEX))
-def all_reduce_in_all_forms(world, dtype):
+def all_reduce_gives_the_same_result_in_all_forms(world, dtype):
     results = []
-    for op, shape in itertools.product(operations(dtype), SHAPES):
+    for op, shape in itertools.product(supported_reductions(dtype), SHAPES):
         if shape == SHAPES[-1] and (op != "sum" or dtype == "float16"):
             continue
         arrays = all_samples(world, dtype, shape)
@@ -170,9 +170,9 @@ def all_reduce_in_all_forms(world, dtype):
 
 
 @cases.for_each((*NUMBERS, "bool", *COMPLEX))
-def reduce_scan_and_exscan(world, dtype):
+def reduce_scan_and_exscan_give_right_results(world, dtype):
     n, rank = world.size, world.rank
-    for op, shape in itertools.product(operations(dtype), SMALL_SHAPES):
+    for op, shape in itertools.product(supported_reductions(dtype), SMALL_SHAPES):
         arrays = all_samples(world, dtype, shape, 1)
         own = arrays[rank]
         for root in range(n):
@@ -203,9 +203,9 @@ def reduce_scan_and_exscan(world, dtype):
 
 
 @cases.for_each((*NUMBERS, "bool", *COMPLEX))
-def reduce_scatter_even_and_uneven(world, dtype):
+def reduce_scatter_accepts_even_and_uneven_parts(world, dtype):
     n, rank = world.size, world.rank
-    for op in operations(dtype):
+    for op in supported_reductions(dtype):
         for row in ((), (3,), (2, 0)):
             arrays = all_samples(world, dtype, (5 * n, *row), 2)
             expected = reference(op, arrays)
@@ -224,7 +224,7 @@ def reduce_scatter_even_and_uneven(world, dtype):
 
 
 @cases.for_each(SENDABLE)
-def collectives_without_reduction(world, dtype):
+def collectives_without_reduction_give_right_results(world, dtype):
     n, rank = world.size, world.rank
     for shape in SMALL_SHAPES:
         arrays = all_samples(world, dtype, shape, 4)
@@ -246,8 +246,8 @@ def collectives_without_reduction(world, dtype):
         arrays = all_samples(world, dtype, (2 * n, *row), 5)
         own = arrays[rank]
         mine = slice(2 * rank, 2 * rank + 2)
-        assert_same(world.all_to_all(own), joined([array[mine] for array in arrays]))
-        assert_same(world.all_to_all_async(own).wait(), joined([array[mine] for array in arrays]))
+        assert_same(world.all_to_all(own), concatenated([array[mine] for array in arrays]))
+        assert_same(world.all_to_all_async(own).wait(), concatenated([array[mine] for array in arrays]))
         for root in range(n):
             given = own if rank == root else None
             assert_same(world.scatter(given, root), arrays[root][mine])
@@ -258,7 +258,7 @@ def collectives_without_reduction(world, dtype):
 
 
 @cases.for_each(("float32", "uint8", "bool", "complex128", "datetime64[ns]", STRUCTURED))
-def uneven_parts(world, dtype):
+def collectives_accept_uneven_parts(world, dtype):
     n, rank = world.size, world.rank
     for row in ((), (3,)):
         counts = [(3 * r) % 4 for r in range(n)]
@@ -291,7 +291,7 @@ def uneven_parts(world, dtype):
 
 
 @cases
-def long_and_odd_lengths(world):
+def short_and_long_arrays_give_right_results(world):
     n, rank = world.size, world.rank
     for count in (1, 63, 65_537, 300_007):
         arrays = all_samples(world, "float32", (count * n,), 8)
@@ -321,7 +321,7 @@ def reductions_of_floats_have_the_same_bits_on_all_ranks(world):
 
 
 @cases
-def scalars_lists_and_arrays_without_dimensions(world):
+def collectives_accept_scalars_lists_and_arrays_without_dimensions(world):
     n = world.size
     one = world.all_reduce(1)
     assert one == n and isinstance(one, np.integer)
@@ -343,7 +343,7 @@ def scalars_lists_and_arrays_without_dimensions(world):
 
 
 @cases
-def inputs_in_any_layout(world):
+def inputs_may_have_any_layout(world):
     n, rank = world.size, world.rank
     base = sample("float32", (6 * n, 8), rank, 10)
     total = reference("sum", all_samples(world, "float32", (6 * n, 8), 10))
@@ -372,7 +372,7 @@ def inputs_in_any_layout(world):
 
 
 @cases
-def inputs_that_overlap_the_result(world):
+def inputs_may_overlap_the_result(world):
     n, rank = world.size, world.rank
     arrays = all_samples(world, "int64", (4 * n,), 11)
     total = reference("sum", arrays)
@@ -383,7 +383,8 @@ def inputs_that_overlap_the_result(world):
     assert_same(world.all_reduce(x[:-2], out=x[2:]), total, "two elements further")
     x = np.concatenate([arrays[rank], [0, 0]])
     assert_same(world.all_reduce_async(x[:-2], out=x[2:]).wait(), total, "two elements further")
-    # First the output is this rank's part of the input, as MPI and NCCL require of in-place operations. Then it is another part.
+    # First the output is this rank's part of the input, as MPI and NCCL require of in-place operations. Then the output is
+    # another part of the input.
     for position in (mine, slice(0, 4)):
         for call in (world.reduce_scatter, lambda *args, **kwargs: world.reduce_scatter_async(*args, **kwargs).wait()):
             x = arrays[rank].copy()
@@ -417,7 +418,7 @@ def inputs_that_overlap_the_result(world):
 
 
 @cases
-def large_inputs_that_overlap_the_result(world):
+def large_inputs_may_overlap_the_result(world):
     """Regression test: in arrays of this length, results overwrote elements that had not been read yet."""
     n, rank = world.size, world.rank
     count, shift = 600_000, 1000
@@ -549,12 +550,12 @@ def invalid_arguments_are_refused_and_nothing_is_sent(world, name):
     assert str(error), "the error has no message"
     assert np.array_equal(x, before), "the argument must not change"
     assert world.statistics()["operations"] == sent
-    assert world.all_reduce(1) == world.size, "the group must be able to go on"
+    assert world.all_reduce(1) == world.size, "the group must still be usable"
 
 
 @cases
 def a_scatter_that_cannot_be_divided_fails_on_every_rank(world):
-    """The root sends its shape to the other ranks first, so that all ranks raise the same error."""
+    """The root first sends the shape of its array to the other ranks, so that all ranks raise the same error."""
     x = np.arange(2 * world.size + 1)
     raised(ring.InvalidArgument, world.scatter, x, counts=[len(x) + 1] * world.size)
     raised(ring.InvalidArgument, world.scatter, np.zeros(()))

@@ -50,7 +50,7 @@ MISMATCHES = {
 def test_a_mismatch_names_the_two_ranks(what, n):
     def work(group):
         MISMATCHES[what](group)
-        # A rank that only sends may finish the operation without an error, but not the barrier.
+        # A rank that only sends may complete the operation without an error. Then the barrier raises the error.
         group.barrier()
 
     errors = check_all_raised(run_in_threads(n, work), ring.Mismatch)
@@ -207,14 +207,14 @@ def test_joining_fails_with_the_missing_rank_or_the_wrong_argument():
     raised(ring.StartError, _core.join, **{**options, "rank": 2}, secret="a secret of tests")
 
 
-# The ends of ranks. Each rank is a process, and writes the error that it raises to a file.
+# Tests in which a rank ends. Each rank is a process, which writes the error that it raises to a file.
 
 LARGE_COUNT = 4_000_000
 """The number of elements in a collective that is still running when rank 1 is killed."""
 
 
 def end_of_rank(directory: Path, how: str) -> None:
-    """Runs a rank of the test below. Rank 1 ends in the way `how` while the other ranks are in a collective."""
+    """Runs a rank of the test below. Rank 1 ends while the other ranks are in a collective. `how` says how rank 1 ends."""
     world = ring.init(timeout=30, transport=os.environ.get("TEST_TRANSPORT"))
     if world.rank == 1:
         write_atomically(directory / "pid", os.getpid())
@@ -257,7 +257,7 @@ def end_of_rank(directory: Path, how: str) -> None:
 
 
 ENDS = {
-    # The class of the other ranks' error, and a part of its message.
+    # The class of the error that the other ranks raise, and a part of the error's message.
     "killed": ("PeerLost", ""),
     "killed in a collective": ("PeerLost", ""),
     "exits": ("PeerLeft", ""),

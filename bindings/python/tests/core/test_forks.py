@@ -1,4 +1,4 @@
-"""Tests of processes that are forked from a rank. Their calls raise `Forked`, and they do not affect the job."""
+"""Tests of processes that are forked from a rank. The calls of forked processes raise `Forked` and do not affect the job."""
 
 import multiprocessing
 import os
@@ -35,7 +35,7 @@ def run_in_child(call) -> tuple[int, bytes]:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text
 
 
-def children(directory: Path) -> None:
+def calls_in_children(directory: Path) -> None:
     """Forks children while operations of the parent are in progress. In a child, every call raises `Forked`. The parent's
     operations succeed."""
     world = ring.init(timeout=20)
@@ -192,7 +192,7 @@ def forks_during_operations(directory: Path) -> None:
     world.barrier()
 
 
-def solo_group(directory: Path) -> None:
+def fork_from_solo_group(directory: Path) -> None:
     """Forks a process whose only group is from `solo` and not from `init`."""
     group = ring.solo()
     group.send_async(np.zeros(3), 0)
@@ -214,7 +214,7 @@ def child_lives_longer_than_rank(directory: Path) -> None:
     world.barrier()
     if world.rank == 1:
         if os.fork() == 0:
-            # The child is in its own session, so that a signal to the parent's process group does not end it.
+            # The child is in its own session, so that a signal to the parent's process group does not end the child.
             os.setsid()
             write_atomically(directory / "child", os.getpid())
             signal.pause()
@@ -229,16 +229,17 @@ def child_lives_longer_than_rank(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("n", (pytest.param(1, marks=pytest.mark.full), 3))
-@pytest.mark.parametrize("what", ("children", "process_pools", "forks_during_operations", "solo_group"))
-def test_forks(ringrun: Launcher, tmp_path: Path, what: str, n: int):
-    if what == "solo_group" and n > 1:
+@pytest.mark.parametrize("what", ("calls_in_children", "process_pools", "forks_during_operations", "fork_from_solo_group"))
+def test_forked_processes(ringrun: Launcher, tmp_path: Path, what: str, n: int):
+    if what == "fork_from_solo_group" and n > 1:
         n = 2
     ringrun(n, HERE, what, tmp_path)
 
 
 @pytest.mark.parametrize("transport", ("auto", "tcp"))
 def test_peers_see_the_death_of_a_rank_whose_child_lives_on(ringrun: Launcher, tmp_path: Path, transport: str):
-    """A forked child has copies of the rank's sockets. If it kept them open, peers would not see them close."""
+    """A forked child has copies of the rank's sockets. If the child kept these sockets open, peers would not notice that the
+    rank has died."""
     job = ringrun.start(
         3, HERE, "child_lives_longer_than_rank", tmp_path, env={"TEST_TRANSPORT": transport}, flags=("--grace", "15")
     )

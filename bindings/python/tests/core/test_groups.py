@@ -16,7 +16,7 @@ cases = Cases(__file__)
 
 
 @cases
-def properties_of_a_group(world):
+def a_group_has_the_documented_properties(world):
     n = world.size
     assert world is ring.world() is ring.init() and ring.is_initialized()
     assert (ring.rank(), ring.size(), ring.local_rank(), ring.local_size()) == (world.rank, n, world.rank, n)
@@ -32,7 +32,7 @@ def properties_of_a_group(world):
 
 
 @cases
-def split_groups_ranks_by_colour(world):
+def split_makes_one_group_for_each_colour(world):
     n, rank = world.size, world.rank
     group = world.split(rank % 2, key=-rank)
     expected = sorted((r for r in range(n) if r % 2 == rank % 2), reverse=True)
@@ -48,7 +48,7 @@ def split_groups_ranks_by_colour(world):
 
 
 @cases
-def subgroup_has_the_listed_ranks(world):
+def a_subgroup_has_the_listed_ranks(world):
     n, rank = world.size, world.rank
     ranks = list(reversed(range(n)))
     group = world.subgroup(ranks)
@@ -142,7 +142,7 @@ def calls_on_a_closed_group_raise_an_error(world):
 
 
 @cases
-def operations_end_although_their_group_is_closed(world):
+def operations_complete_after_their_group_is_closed(world):
     group = world.duplicate()
     handles = [group.all_reduce_async(np.full(5000, k)) for k in range(10)]
     group.close()
@@ -177,7 +177,7 @@ def a_group_is_closed_after_a_collective_of_another_thread(world):
 
 
 @cases
-def timeouts_are_set_and_read(world):
+def timeouts_can_be_set_and_read(world):
     group = world.duplicate()
     assert world.timeout == group.timeout == 20.0
     group.timeout = 3.5
@@ -185,7 +185,7 @@ def timeouts_are_set_and_read(world):
     group.timeout = 7
     assert group.timeout == 7.0 and group.duplicate().timeout == 7.0
     group.timeout = math.inf
-    assert group.timeout > 1e8, "infinity must become many years"
+    assert group.timeout > 1e8, "an infinite timeout must become many years"
     assert group.all_reduce(1) == world.size
     for wrong in (-1, math.nan, -math.inf):
         raised(ring.InvalidArgument, setattr, group, "timeout", wrong)
@@ -234,7 +234,7 @@ def parts_of_shared_memory_are_reduced_in_place(world):
     handle = world.all_reduce_async(array[:500], out=array[:500])
     handle.wait()
     assert np.all(array[:500] == sum(range(n)))
-    # Shared memory as the input of one operation and as the output of another.
+    # Use shared memory as the input of one operation and as the output of another operation.
     array[...] = rank
     assert np.all(world.all_reduce(array) == sum(range(n))) and np.all(array == rank)
     world.broadcast(array, root=n - 1, out=array)
@@ -302,7 +302,7 @@ def closed_groups_leave_no_memory_files_or_threads(world):
 
 
 @cases
-def operations_use_memory_at_an_address(world):
+def operations_accept_memory_at_an_address(world):
     owner = np.ones(10, np.float32)
     memory = _core.Memory(owner, owner.ctypes.data, 10, "f32")
     assert repr(memory)

@@ -14,8 +14,8 @@ from ranks import Cases, raised, wait_until
 cases = Cases(__file__)
 
 
-def release(world) -> None:
-    """Sends rank 0 the message with tag 77 for which it waits. The sender is the last rank, which is rank 0 in a job of one
+def send_awaited_message(world) -> None:
+    """Sends the message with tag 77, for which rank 0 waits. The sender is the last rank, which is rank 0 in a job of one
     rank."""
     if world.rank == world.size - 1:
         world.send(np.arange(3), 0, tag=77)
@@ -33,7 +33,7 @@ def a_wait_that_timed_out_can_be_repeated(world):
         assert not handle.test()
         assert ring.wait_any([handle], 0.01) is None
     world.barrier()
-    release(world)
+    send_awaited_message(world)
     if world.rank == 0:
         assert handle.wait() == (world.size - 1, 77, 3)
         assert handle.wait(0) == handle.wait(math.inf) == ring.Status(world.size - 1, 77, 3), "later waits differ"
@@ -102,8 +102,8 @@ def wait_any_returns_an_operation_that_has_ended(world):
 
 @cases
 def an_operation_goes_on_when_its_handle_is_dropped(world):
-    """The ranks that keep their handles get their results, and the group can go on. The result of the rank that drops its handle
-    is unspecified."""
+    """The ranks that keep their handles get their results, and the group can still be used. The result of the rank that drops
+    its handle is unspecified."""
     n, rank = world.size, world.rank
     for k in range(50):
         handle = world.all_reduce_async(np.full(k * 600 + 1, k), out=np.zeros(k * 600 + 1, np.int64))
@@ -199,7 +199,7 @@ def several_threads_can_wait_for_one_handle(world):
         threads += [threading.Thread(target=lambda: results.append((ring.wait_any([handle, handle]), handle.wait())[1]))]
         for thread in threads:
             thread.start()
-        # Other threads wait without a limit. A wait with a short timeout must still end in time.
+        # Other threads wait without a limit. A wait with a short timeout must still end when the timeout has passed.
         for _ in range(3):
             started = time.monotonic()
             raised(ring.StillRunning, handle.wait, 0.05)
@@ -209,7 +209,7 @@ def several_threads_can_wait_for_one_handle(world):
             assert ring.wait_any([handle], 0.02) is None
             assert time.monotonic() - started < 2
     world.barrier()
-    release(world)
+    send_awaited_message(world)
     if world.rank == 0:
         for thread in threads:
             thread.join(20)

@@ -1,4 +1,5 @@
-"""Tests that operations leak no memory, files or threads: thousands of operations use no more of them than the first few."""
+"""Tests that operations leak no memory, files or threads. After thousands of operations, a process must not use more of them than
+after the first few operations."""
 
 import gc
 
@@ -10,7 +11,7 @@ from ranks import Cases, file_descriptors, resident_bytes, threads_of_process
 cases = Cases(__file__, sizes=(1, 2), timeout=40.0)
 
 GROWTH_MAX_BYTES = 3 << 20
-"""The allowed growth of memory in bytes. Allocators may keep this much; a leak of a few dozen bytes per operation is more."""
+"""The allowed growth of memory in bytes. Allocators may keep this much. A leak of a few dozen bytes per operation exceeds it."""
 
 
 def check_no_growth(world, count: int, use) -> None:
@@ -30,14 +31,14 @@ def check_no_growth(world, count: int, use) -> None:
 
 
 @cases
-def small_all_reduces(world):
+def small_all_reduces_leak_nothing(world):
     x = np.ones(4, np.float32)
     check_no_growth(world, 100_000, lambda k: world.core.all_reduce(x, "max"))
     check_no_growth(world, 10_000, lambda k: world.all_reduce(x))
 
 
 @cases
-def asynchronous_all_reduces(world):
+def asynchronous_all_reduces_leak_nothing(world):
     pending: list = []
 
     def use(k) -> None:
@@ -50,7 +51,7 @@ def asynchronous_all_reduces(world):
 
 
 @cases
-def handles_without_a_wait(world):
+def operations_without_a_wait_leak_nothing(world):
     def use(k) -> None:
         world.all_reduce_async(np.full(100, k))
         world.receive_async(np.zeros(3), tag=9)
@@ -61,7 +62,7 @@ def handles_without_a_wait(world):
 
 
 @cases
-def messages(world):
+def messages_leak_nothing(world):
     n, rank = world.size, world.rank
     x, got = np.ones(50), np.zeros(50)
 
@@ -74,26 +75,26 @@ def messages(world):
 
 
 @cases
-def objects(world):
+def objects_leak_nothing(world):
     check_no_growth(world, 5_000, lambda k: world.all_gather_object({"k": k, "text": "x" * (k % 500)}))
     check_no_growth(world, 5_000, lambda k: world.broadcast_object([k] * 20 if world.rank == 0 else None))
 
 
 @cases
-def all_reduces_of_a_mebibyte_in_place(world):
+def all_reduces_of_a_mebibyte_in_place_leak_nothing(world):
     x = np.ones(1 << 18, np.float32)
     check_no_growth(world, 1_000, lambda k: world.all_reduce(x, "max", out=x))
 
 
 @cases
-def all_reduces_of_a_mebibyte_into_new_arrays(world):
+def all_reduces_of_a_mebibyte_into_new_arrays_leak_nothing(world):
     x = np.ones(1 << 18, np.float32)
     check_no_growth(world, 300, lambda k: world.all_reduce(x))
     check_no_growth(world, 300, lambda k: world.all_reduce_async(x).wait())
 
 
 @cases
-def calls_with_invalid_arguments(world):
+def calls_with_invalid_arguments_leak_nothing(world):
     x = np.ones(3)
 
     def use(k) -> None:

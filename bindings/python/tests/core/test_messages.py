@@ -33,7 +33,7 @@ def each_rank_sends_to_the_next(world):
 
 
 @cases
-def a_synchronous_send_completes_when_a_receive_has_matched(world):
+def a_synchronous_send_completes_only_when_a_receive_has_matched_it(world):
     n, rank = world.size, world.rank
     right, left = (rank + 1) % n, (rank - 1) % n
     for count in (0, 1, 100_000):
@@ -177,7 +177,7 @@ def a_message_that_is_too_long_fails_only_the_receive(world):
 
 
 @cases(sizes=(2, 3, 4))
-def threads_send_and_receive_while_another_is_in_a_collective(world):
+def threads_can_send_and_receive_while_another_thread_is_in_a_collective(world):
     n, rank = world.size, world.rank
     right, left = (rank + 1) % n, (rank - 1) % n
     wrong: list = []
@@ -218,7 +218,7 @@ def threads_send_and_receive_while_another_is_in_a_collective(world):
         thread.join(30)
         assert not thread.is_alive()
     assert not wrong, wrong
-    # Rank 0 can send and receive messages while another of its threads is in a collective.
+    # Rank 0 can send and receive messages while another thread of rank 0 is in a collective.
     if rank == 0:
         entered = start_thread(world.barrier)
         for peer in range(1, n):
@@ -244,7 +244,7 @@ class Pair:
 
 
 @cases
-def objects_of_any_type(world):
+def objects_of_any_type_can_be_sent(world):
     n, rank = world.size, world.rank
     for value in (None, 0, "text", b"", [1, [2, {"three": 4.0}]], {1, 2}, np.arange(5), Pair(1, "x"), ring.Error, range(10**6)):
         same = np.array_equal if isinstance(value, np.ndarray) else lambda a, b: a == b
@@ -260,7 +260,7 @@ def objects_of_any_type(world):
 
 
 @cases
-def objects_of_different_sizes(world):
+def objects_may_have_different_sizes(world):
     n, rank = world.size, world.rank
     sizes = [0, 1, 1000, 300_000]
     value = bytes([rank]) * sizes[rank % 4]
@@ -270,7 +270,7 @@ def objects_of_different_sizes(world):
 
 
 @cases(sizes=(1, 2, 4))
-def big_objects(world):
+def large_objects_can_be_sent(world):
     n, rank = world.size, world.rank
     big = np.arange(50 << 17) if rank == 0 else None  # 50 MiB
     got = world.broadcast_object(big)
@@ -321,7 +321,7 @@ def all_ranks_fail_if_one_rank_cannot_pickle_its_object(world):
         else:
             assert type(error) is ring.Error and error.rank == culprit, repr(error)
             assert str(error).startswith(f"rank {culprit} did not contribute to this collective: "), error
-        assert world.all_reduce(1) == n, "the group must be able to go on"
+        assert world.all_reduce(1) == n, "the group must still be usable"
     # Each rank that cannot pickle its object raises its own exception. The errors of the other ranks name the first such rank.
     error = raised(Exception, world.all_gather_object, threading.Lock() if rank < 2 else 0)
     assert isinstance(error, TypeError) if rank < 2 else error.rank == 0, repr(error)

@@ -20,7 +20,7 @@ STUB = Path(_core.__file__).with_name("_core.pyi")
 
 
 def read_stub() -> dict:
-    """Returns the names in the stub. The value is "class", "attribute", or the parameters of a function."""
+    """Returns a dictionary of the names in the stub. A value is "class", "attribute", or the parameters of a function."""
     names: dict = {}
 
     def parameters(function: ast.FunctionDef) -> list:
@@ -297,7 +297,8 @@ def test_a_program_ends_although_objects_are_still_referenced(ringrun: Launcher,
                 try:
                     world.all_reduce(1)
                 except Exception:
-                    # Python may have cleared modules already, so an exception is allowed. It must not abort the process.
+                    # Python may have cleared modules already, so an exception is allowed. The exception must not abort the
+                    # process.
                     pass
         last = Last()
         world.barrier()
@@ -311,8 +312,8 @@ def test_a_program_ends_although_objects_are_still_referenced(ringrun: Launcher,
 
 @pytest.mark.parametrize("ending", ["sys.excepthook = print; raise ValueError('boom')", "raise ValueError('boom')"])
 def test_other_ranks_get_the_exception_that_ended_a_program(ringrun: Launcher, ending: str):
-    """Regression test: after a program had replaced `sys.excepthook`, the errors of the other ranks did not name its
-    exception."""
+    """Regression test: after a program had replaced `sys.excepthook`, the errors of the other ranks did not name the
+    exception that ended the program."""
     program = f"import sys, ringtrain as ring; ring.init()\nif ring.rank() == 1: {ending}\nring.barrier()"
     done = ringrun(2, "-c", program, code=None)
     assert done.code == 1, done

@@ -54,7 +54,7 @@ def test_run_returns_the_results_in_rank_order(capfd: pytest.CaptureFixture):
     assert not rank_pids()
 
 
-def test_one_rank_and_functions_that_do_not_join():
+def test_functions_need_not_join_a_job():
     assert ring.run(lambda: ring.init().size, 1) == [1]
     assert ring.run(os.getppid, 1) != [os.getpid()], "the parent process of a rank must be ringrun"
     assert ring.run(max, 1, args=([3, 1],)) == [3]
@@ -208,7 +208,7 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("name", ("SIGINT", "SIGKILL"))
 def test_an_interrupted_run_ends_its_ranks(tmp_path: Path, name: str):
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(entry for entry in sys.path if entry))
-    # As in a notebook, only this process gets the signal. In a terminal its children would get it too.
+    # As in a notebook, only this process gets the signal. In a terminal its children would get the signal too.
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(tmp_path)],
         env=env,

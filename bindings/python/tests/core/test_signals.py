@@ -20,7 +20,7 @@ LATENCY_MAX_S = 2.0
 """The maximum time in seconds between a signal and its exception in Python. About 0.05 s is usual; the tests print the time."""
 
 
-class Enough(Exception):
+class HandlerError(Exception):
     """The exception that a signal handler of these tests raises."""
 
 
@@ -62,7 +62,7 @@ def blocked_by_another_thread(world: ring.Group) -> Callable[[], object]:
 
 
 def shared_handle_wait(world: ring.Group) -> Callable[[], object]:
-    """Returns a wait for a handle for which two other threads wait."""
+    """Returns a call that waits for a handle. Two other threads wait for the same handle."""
     handle = world.all_reduce_async(np.zeros(4))
     for _ in range(2):
         threading.Thread(target=lambda: raised(ring.Error, handle.wait), daemon=True).start()
@@ -98,7 +98,7 @@ def interrupted_by_exception(directory: Path, what: str, name: str) -> None:
             return
 
     def handler(number, frame) -> None:
-        raise Enough("the handler has had enough")
+        raise HandlerError("the handler has had enough")
 
     if name == "SIGALRM":
         signal.signal(signal.SIGALRM, handler)
@@ -107,7 +107,7 @@ def interrupted_by_exception(directory: Path, what: str, name: str) -> None:
     signal_when_blocked(getattr(signal, name), sent)
     try:
         call()
-    except (KeyboardInterrupt, Enough) as error:
+    except (KeyboardInterrupt, HandlerError) as error:
         write_atomically(directory / "interrupted", f"{time.monotonic() - sent[0]} {type(error).__name__}")
         raise
 
@@ -212,7 +212,7 @@ def interrupted_early(directory: Path) -> None:
     entered, sent = time.monotonic(), []
 
     def send() -> None:
-        # The main thread has left `Thread.start`, and its first check, after 50 ms, is still to come.
+        # After 10 ms, the main thread has left `Thread.start`. The first check for signals comes only after 50 ms.
         wait_until("10 ms pass", lambda: time.monotonic() > entered + 0.01)
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
@@ -289,11 +289,11 @@ def test_a_signal_ends_a_blocking_call(ringrun: Launcher, tmp_path: Path, what: 
     latency, kind = check_latency(job, tmp_path)
     print(f"{what}, {transport}, {name}: {latency}")
     record_property("latency", latency)
-    assert kind == ("KeyboardInterrupt" if name == "SIGINT" else "Enough")
+    assert kind == ("KeyboardInterrupt" if name == "SIGINT" else "HandlerError")
     assert (tmp_path / "error").read_text().startswith("Aborted 0 "), "the other rank's error must name rank 0"
 
 
-def test_a_signal_ends_joining_the_job(ringrun: Launcher, tmp_path: Path):
+def test_a_signal_interrupts_joining_a_job(ringrun: Launcher, tmp_path: Path):
     latency, kind = check_latency(ringrun.start(2, HERE, "interrupted_by_exception", tmp_path, "the start", "SIGINT"), tmp_path)
     print(f"the start: {latency}")
     assert kind == "KeyboardInterrupt"

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(PATIENCE_S + 20)
 
 def is_installed(name: str) -> bool:
     spec = importlib.util.find_spec(name)
-    # A test directory of this name is found as a namespace package, which has no origin.
+    # Python finds a test directory of this name as a namespace package, which has no origin.
     return spec is not None and spec.origin is not None
 
 
@@ -30,7 +30,7 @@ with_fashion = pytest.mark.skipif(
 
 
 def final_line(done: Done, n: int, rank: int = 0) -> str:
-    """Returns the last line that a rank printed. It must begin with "final: ranks" and the number of ranks."""
+    """Returns the last line that a rank printed. This line must begin with "final: ranks" and the number of ranks."""
     lines = done.lines(rank)
     assert lines and lines[-1].startswith(f"final: ranks {n}, "), done
     return lines[-1]

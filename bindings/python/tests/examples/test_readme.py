@@ -25,7 +25,7 @@ BLOCK = re.compile(
 
 
 class Program(NamedTuple):
-    """A program in the README: the line in which its block begins, its command, its code and its expected output."""
+    """A program in the README. `line` is the line of the README in which the program's block begins."""
 
     line: int
     command: list[str]
@@ -62,7 +62,7 @@ def test_program(ringrun: Launcher, tmp_path: Path, program: Program) -> None:
     script.write_text(program.code)
     start, *flags = program.command
     if start == "python":
-        # Without a launcher: this program itself starts ranks with `ringtrain.run`.
+        # Run the program without a launcher, because the program itself starts ranks with `ringtrain.run`.
         done = subprocess.run(
             [sys.executable, script], env=environment(ringrun), capture_output=True, text=True, timeout=WAIT_LIMIT_S
         )

@@ -19,7 +19,7 @@ def raises(kind, call):
     raise AssertionError(f"no {kind}")
 
 
-def check_all_types(comm):
+def check_messages_of_all_types(comm):
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for code in CODES:
         for count in (0, 1, 1000, 100_000):
@@ -34,7 +34,7 @@ def check_all_types(comm):
 def check_buffer_forms(comm):
     me = comm.rank
 
-    def exchanged(sent, got):
+    def send_to_self(sent, got):
         request = comm.Isend(sent, me, 0)
         comm.Recv(got, me, 0)
         request.Wait()
@@ -46,16 +46,16 @@ def check_buffer_forms(comm):
         [source, (6, 0), MPI.DOUBLE], [source, 6, 0, MPI.DOUBLE], source.reshape(2, 3), memoryview(source),
         [source, None, MPI.DOUBLE], array.array("d", source), bytearray(source.tobytes()), source.tobytes(),
     ):  # fmt: skip
-        assert exchanged(form, np.zeros(6)).tolist() == source.tolist(), form
-    assert exchanged([source, 2, 3, MPI.DOUBLE], np.zeros(2)).tolist() == [3, 4]
-    assert exchanged([source, (2, 1), MPI.DOUBLE], [np.zeros(6), (2, 4), "d"])[0].tolist() == [0, 0, 0, 0, 1, 2]
+        assert send_to_self(form, np.zeros(6)).tolist() == source.tolist(), form
+    assert send_to_self([source, 2, 3, MPI.DOUBLE], np.zeros(2)).tolist() == [3, 4]
+    assert send_to_self([source, (2, 1), MPI.DOUBLE], [np.zeros(6), (2, 4), "d"])[0].tolist() == [0, 0, 0, 0, 1, 2]
     target = bytearray(48)
-    exchanged(source, target)
+    send_to_self(source, target)
     assert np.frombuffer(target).tolist() == source.tolist()
     fortran = np.asfortranarray(np.arange(6.0).reshape(2, 3))
-    assert (exchanged(fortran, np.zeros((2, 3), order="F")) == fortran).all()
-    assert exchanged(np.array(4.0), np.zeros(1)).tolist() == [4]
-    exchanged([None, 0, MPI.INT], [None, 0, MPI.INT])
+    assert (send_to_self(fortran, np.zeros((2, 3), order="F")) == fortran).all()
+    assert send_to_self(np.array(4.0), np.zeros(1)).tolist() == [4]
+    send_to_self([None, 0, MPI.INT], [None, 0, MPI.INT])
 
 
 def check_invalid_buffers_are_refused(comm):
@@ -76,8 +76,8 @@ def check_invalid_buffers_are_refused(comm):
     assert not comm.Iprobe(), "no message must have been sent"
 
 
-def check_truncation(comm):
-    """Only the receiver of a message that is too long raises an error, and the job goes on."""
+def check_messages_longer_than_the_buffer(comm):
+    """Only the receiver of a message that is too long raises an error, and the job continues."""
     me = comm.rank
     for count in (10, 200_000):
         for receive in (
@@ -100,7 +100,7 @@ def check_truncation(comm):
     assert comm.allreduce(1) == comm.size
 
 
-def check_truncation_between_ranks(comm):
+def check_messages_between_ranks_longer_than_the_buffer(comm):
     if comm.size == 1:
         return
     if comm.rank == 0:
@@ -124,7 +124,7 @@ def check_status(comm):
     assert status.Get_elements(MPI.SHORT) == MPI.UNDEFINED
 
 
-def check_replace_and_no_process(comm):
+def check_sendrecv_replace_and_proc_null(comm):
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     a = np.full(1000, comm.rank)
     comm.Sendrecv_replace(a, after, 0, before, 0)
@@ -168,7 +168,7 @@ def check_matched_probe(comm):
     assert comm.Improbe() is None
 
 
-def check_memory(comm):
+def check_allocated_memory(comm):
     memory = MPI.Alloc_mem(64)
     assert memory.nbytes == len(memory) == 64
     values = np.frombuffer(memory, "d")
@@ -181,7 +181,7 @@ def check_memory(comm):
     assert MPI.memory is MPI.buffer
 
 
-class Version0:
+class ArrayOfDlpackVersion0:
     """Exports an array by DLPack version 0. When the capsule is destroyed, its `DLManagedTensor` becomes invalid."""
 
     new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -211,12 +211,12 @@ def check_tensors_of_dlpack_version_0(comm):
     """Regression test for a segmentation fault: numpy used the exporter's structures after the capsule had freed them."""
     for count in (0, 1, 1000):
         own, total = np.full(count, comm.rank + 1.0), np.zeros(count)
-        comm.Allreduce(Version0(own), Version0(total))
+        comm.Allreduce(ArrayOfDlpackVersion0(own), ArrayOfDlpackVersion0(total))
         assert (total == sum(range(1, comm.size + 1))).all()
         after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        comm.Sendrecv(Version0(own), after, recvbuf=Version0(total), source=before)
+        comm.Sendrecv(ArrayOfDlpackVersion0(own), after, recvbuf=ArrayOfDlpackVersion0(total), source=before)
         assert (total == before + 1).all()
-        request = comm.Ibcast([Version0(own), MPI.DOUBLE], root=0)
+        request = comm.Ibcast([ArrayOfDlpackVersion0(own), MPI.DOUBLE], root=0)
         request.Wait()
         assert (own == 1).all()
 
@@ -232,26 +232,26 @@ def check_tensors_that_cannot_be_imported(comm):
     class OnlyCuda:
         __cuda_array_interface__ = {"shape": (1,), "typestr": "<f4", "data": (np.zeros(1).ctypes.data, False), "version": 2}
 
-    class Version1:
+    class ArrayOfDlpackVersion1:
         def __init__(self, array):
             self.array = array
 
-        __dlpack_device__ = Version0.__dlpack_device__
+        __dlpack_device__ = ArrayOfDlpackVersion0.__dlpack_device__
         device = 1
 
         def __dlpack__(self, **options):
             return self.array.__dlpack__(**options)
 
-    half = Version0(np.zeros(4, np.uint16), code=4)
+    half = ArrayOfDlpackVersion0(np.zeros(4, np.uint16), code=4)
     assert "bfloat16" in refusal(NotImplementedError, half)
     comm.Bcast([half, MPI.BYTE])
-    assert "GPU memory" in refusal(NotImplementedError, Version0(np.zeros(4), device=2))
+    assert "GPU memory" in refusal(NotImplementedError, ArrayOfDlpackVersion0(np.zeros(4), device=2))
     assert "__cuda_array_interface__" in refusal(NotImplementedError, OnlyCuda())
     frozen = np.arange(4.0)
     frozen.setflags(write=False)
-    assert "not writable" in refusal(BufferError, Version1(frozen), lambda given: comm.Recv(given))
+    assert "not writable" in refusal(BufferError, ArrayOfDlpackVersion1(frozen), lambda given: comm.Recv(given))
     got = np.zeros(4)
-    comm.Sendrecv(Version1(frozen), comm.rank, recvbuf=Version1(got), source=comm.rank)
+    comm.Sendrecv(ArrayOfDlpackVersion1(frozen), comm.rank, recvbuf=ArrayOfDlpackVersion1(got), source=comm.rank)
     assert (got == frozen).all()
-    assert "not contiguous" in refusal(BufferError, Version1(np.zeros((4, 4))[::2]))
+    assert "not contiguous" in refusal(BufferError, ArrayOfDlpackVersion1(np.zeros((4, 4))[::2]))
     assert comm.allreduce(1) == comm.size

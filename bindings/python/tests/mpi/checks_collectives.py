@@ -8,7 +8,7 @@ CODES = "?bBhHiIlLefdgFD"
 COUNTS = (0, 1, 7, 5000)
 
 
-def each_form(comm, name, *arguments, **options):
+def call_each_form(comm, name, *arguments, **options):
     """Calls the blocking, the nonblocking and the persistent form of a collective, one after the other."""
     getattr(comm, name)(*arguments, **options)
     yield name
@@ -27,7 +27,7 @@ def values_of_rank(count, rank, code):
 
 
 def check_barrier(comm):
-    for _ in each_form(comm, "Barrier"):
+    for _ in call_each_form(comm, "Barrier"):
         pass
 
 
@@ -36,7 +36,7 @@ def check_bcast(comm):
         for count in COUNTS:
             for root in range(comm.size):
                 a = values_of_rank(count, root, code) if comm.rank == root else np.zeros(count, code)
-                for _ in each_form(comm, "Bcast", a, root=root):
+                for _ in call_each_form(comm, "Bcast", a, root=root):
                     assert (a == values_of_rank(count, root, code)).all()
     data = b"only to be read" if comm.rank == 0 else bytearray(15)
     comm.Bcast(data, 0)
@@ -51,10 +51,10 @@ def check_gather_and_scatter(comm):
                 whole = np.concatenate([values_of_rank(count, rank, code) for rank in range(comm.size)])
                 own = values_of_rank(count, comm.rank, code)
                 got = np.zeros(comm.size * count, code) if is_root else None
-                for _ in each_form(comm, "Gather", own, got, root=root):
+                for _ in call_each_form(comm, "Gather", own, got, root=root):
                     assert not is_root or (got == whole).all()
                 part = np.zeros(count, code)
-                for _ in each_form(comm, "Scatter", whole if is_root else None, part, root=root):
+                for _ in call_each_form(comm, "Scatter", whole if is_root else None, part, root=root):
                     assert (part == own).all()
 
 
@@ -75,7 +75,7 @@ def check_in_place(comm):
             assert (part == own).all()
     got = np.zeros(comm.size * 3)
     got[comm.rank * 3 :][:3] = comm.rank
-    for _ in each_form(comm, "Allgather", MPI.IN_PLACE, got):
+    for _ in call_each_form(comm, "Allgather", MPI.IN_PLACE, got):
         assert (got.reshape(-1, 3) == np.arange(comm.size)[:, None]).all()
     table = np.arange(comm.size) + 10 * comm.rank
     comm.Alltoall(MPI.IN_PLACE, table)
@@ -86,10 +86,10 @@ def check_allgather_and_alltoall(comm):
     for code in CODES:
         for count in COUNTS:
             got = np.zeros((comm.size, count), code)
-            for _ in each_form(comm, "Allgather", values_of_rank(count, comm.rank, code), got):
+            for _ in call_each_form(comm, "Allgather", values_of_rank(count, comm.rank, code), got):
                 assert all((got[rank] == values_of_rank(count, rank, code)).all() for rank in range(comm.size))
             sent = np.concatenate([values_of_rank(count, 3 * comm.rank + rank, code) for rank in range(comm.size)])
-            for _ in each_form(comm, "Alltoall", sent, got):
+            for _ in call_each_form(comm, "Alltoall", sent, got):
                 assert all((got[rank] == values_of_rank(count, 3 * rank + comm.rank, code)).all() for rank in range(comm.size))
 
 
@@ -100,7 +100,7 @@ def check_block_counts(comm):
     assert got.tolist() == [float(rank) for rank in range(comm.size) for _ in range(2)] + [0, 0, 0]
 
 
-def check_uneven(comm):
+def check_uneven_blocks(comm):
     size, rank = comm.size, comm.rank
     counts = [r + 1 for r in range(size)]
     starts = [sum(counts[:r]) for r in range(size)]
@@ -108,21 +108,21 @@ def check_uneven(comm):
     own = np.full(rank + 1, float(rank))
     for root in range(size):
         got = np.zeros(sum(counts)) if rank == root else None
-        for _ in each_form(comm, "Gatherv", own, [got, counts] if rank == root else None, root=root):
+        for _ in call_each_form(comm, "Gatherv", own, [got, counts] if rank == root else None, root=root):
             assert rank != root or (got == whole).all()
         part = np.zeros(rank + 1)
         spec = [whole, counts, starts, MPI.DOUBLE] if rank == root else None
-        for _ in each_form(comm, "Scatterv", spec, part, root=root):
+        for _ in call_each_form(comm, "Scatterv", spec, part, root=root):
             assert (part == own).all()
     got = np.zeros(sum(counts))
     for spec in ([got, counts], [got, (counts, starts)], [got, counts, starts, MPI.DOUBLE], [got, (counts, starts), "d"]):
         got[:] = -1
-        for _ in each_form(comm, "Allgatherv", own, spec):
+        for _ in call_each_form(comm, "Allgatherv", own, spec):
             assert (got == whole).all()
 
 
 def check_gaps_and_order(comm):
-    """Blocks may be in any order and have gaps between them. The gaps do not change."""
+    """Blocks may be in any order and have gaps between them. The elements in the gaps do not change."""
     size, rank = comm.size, comm.rank
     starts = [3 * (size - 1 - r) for r in range(size)]
     got = np.full(3 * size, -1)
@@ -148,14 +148,14 @@ def check_alltoallv(comm):
     sent = np.concatenate([np.full(n, 10 * rank + r) for r, n in enumerate(sent_counts)])
     expected = np.concatenate([np.full(n, 10 * r + rank) for r, n in enumerate(got_counts)])
     got = np.zeros(sum(got_counts), int)
-    for _ in each_form(comm, "Alltoallv", [sent, sent_counts], [got, got_counts]):
+    for _ in call_each_form(comm, "Alltoallv", [sent, sent_counts], [got, got_counts]):
         assert (got == expected).all()
     extent = 8
     displacements = [extent * sum(sent_counts[:r]) for r in range(size)]
     got_displacements = [extent * sum(got_counts[:r]) for r in range(size)]
     got[:] = 0
     types = [MPI.INT64_T] * size
-    for _ in each_form(
+    for _ in call_each_form(
         comm, "Alltoallw", [sent, (sent_counts, displacements), types], [got, (got_counts, got_displacements), types]
     ):
         assert (got == expected).all()
@@ -179,7 +179,7 @@ def check_wrong_lengths(comm):
         assert "expecting" in str(error)
 
 
-def check_many_at_once(comm):
+def check_many_collectives_at_once(comm):
     a = [np.full(1000, float(comm.rank + i)) for i in range(8)]
     b = [np.zeros(1000) for _ in range(8)]
     requests = [comm.Iallreduce(x, y) for x, y in zip(a, b, strict=True)] + [comm.Ibarrier()]

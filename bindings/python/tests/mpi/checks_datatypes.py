@@ -10,7 +10,7 @@ def send_around_ring(comm, sent, got):
     comm.Sendrecv(sent, after, 0, got, before, 0)
 
 
-def check_named(comm):
+def check_named_datatypes(comm):
     for code in "?bhilqBHILQefdgFDG":
         datatype = MPI.Datatype.fromcode(code)
         assert datatype.Get_size() == datatype.extent == np.dtype(code).itemsize
@@ -25,7 +25,7 @@ def check_named(comm):
     assert not MPI.DATATYPE_NULL
 
 
-def check_vector(comm):
+def check_vector_datatype(comm):
     """A column of a matrix is sent and received as a row."""
     matrix = np.arange(20.0).reshape(4, 5) + 100 * comm.rank
     column = MPI.DOUBLE.Create_vector(4, 1, 5).Commit()
@@ -42,7 +42,7 @@ def check_vector(comm):
     assert column == MPI.DATATYPE_NULL
 
 
-def check_columns_scattered(comm):
+def check_scatter_of_matrix_columns(comm):
     """Columns of a matrix are scattered with a resized vector type."""
     size = comm.size
     column = MPI.DOUBLE.Create_vector(3, 1, size).Create_resized(0, 8).Commit()
@@ -55,7 +55,7 @@ def check_columns_scattered(comm):
     assert comm.rank != 0 or (back == matrix).all()
 
 
-def check_subarray(comm):
+def check_subarray_datatype(comm):
     whole = np.arange(24).reshape(4, 6) + 1000 * comm.rank
     inner = MPI.INT64_T.Create_subarray([4, 6], [2, 3], [1, 2]).Commit()
     got = np.zeros(6, int)
@@ -68,7 +68,7 @@ def check_subarray(comm):
     assert (again == got).all()
 
 
-def check_indexed(comm):
+def check_indexed_datatypes(comm):
     source = np.arange(20, dtype="i") + 100 * comm.rank
     before = 100 * ((comm.rank - 1) % comm.size)
     for made, expected in (
@@ -89,7 +89,7 @@ def check_indexed(comm):
         made.Free()
 
 
-def check_struct(comm):
+def check_struct_datatype(comm):
     record = np.dtype([("a", "i4"), ("b", "f8"), ("c", "S3")], align=True)
     made = MPI.Datatype.Create_struct([1, 1, 3], [record.fields[n][1] for n in "abc"], [MPI.INT, MPI.DOUBLE, MPI.CHAR]).Commit()
     assert (made.extent, made.Get_size()) == (record.itemsize, 15)
@@ -106,7 +106,7 @@ def check_struct(comm):
     assert made.decode()[1] == "STRUCT"
 
 
-def check_count(comm):
+def check_count_of_a_short_message(comm):
     """A message has fewer elements than the buffer of its receive."""
     made = MPI.INT.Create_vector(2, 1, 2).Commit()
     request = comm.Isend(np.arange(6, dtype="i"), comm.rank)

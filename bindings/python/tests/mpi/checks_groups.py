@@ -27,7 +27,7 @@ def check_split(comm):
     assert error_class_of(lambda: comm.Split(-3)) == MPI.ERR_ARG
 
 
-def check_null(comm):
+def check_null_communicator(comm):
     null = MPI.COMM_NULL
     assert not null
     for call in (
@@ -55,7 +55,7 @@ def check_duplicate(comm):
     copy.Free()
 
 
-def check_predefined(comm):
+def check_predefined_constants(comm):
     assert MPI.COMM_SELF.size == 1
     assert MPI.COMM_SELF.allreduce(5) == 5
     assert MPI.COMM_WORLD.name == "MPI_COMM_WORLD"
@@ -78,20 +78,20 @@ def check_predefined(comm):
     assert comm.Get_attr(MPI.TAG_UB) == 2**31 - 1
 
 
-def check_subclass(comm):
-    class Mine(MPI.Intracomm):
+def check_subclass_of_a_communicator(comm):
+    class CommunicatorWithTotal(MPI.Intracomm):
         def total(self):
             return self.allreduce(self.rank)
 
-    mine = Mine(comm)
+    mine = CommunicatorWithTotal(comm)
     assert mine == comm
     assert mine.total() == sum(range(comm.size))
     copy = mine.Dup()
-    assert isinstance(copy, Mine)
+    assert isinstance(copy, CommunicatorWithTotal)
     copy.Free()
 
 
-def check_create(comm):
+def check_create_communicator(comm):
     evens = comm.group.Incl(range(0, comm.size, 2))
     made = comm.Create(evens)
     if comm.rank % 2:
@@ -126,7 +126,7 @@ def check_create_group(comm):
             made.Free()
 
 
-def check_hosts(comm):
+def check_split_by_host(comm):
     here = comm.Split_type(MPI.COMM_TYPE_SHARED)
     assert here.size == comm.size
     here.Free()
@@ -166,7 +166,7 @@ def check_attributes(comm):
     assert comm.name == "mine"
 
 
-def check_errors_compare(comm):
+def check_comparison_of_errors(comm):
     error = MPI.Exception(MPI.ERR_TRUNCATE)
     assert error == MPI.ERR_TRUNCATE
     assert int(error) == error.Get_error_code() == error.Get_error_class()

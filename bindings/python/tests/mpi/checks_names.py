@@ -33,6 +33,6 @@ def check_windows_and_files(comm):
             raise AssertionError
 
 
-def check_unknown(comm):
+def check_unknown_names(comm):
     assert not hasattr(MPI, "Frobnicate")
     assert not hasattr(comm, "Frobnicate")

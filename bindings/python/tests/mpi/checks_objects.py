@@ -8,7 +8,7 @@ from ringtrain.mpi import MPI
 OBJECTS = [None, 7, 2.5, "words", b"", b"bytes", [1, [2]], {"a": 1, 2: (3,)}, "x" * 300_000]
 
 
-def check_ring(comm):
+def check_messages_around_a_ring(comm):
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for tag, obj in enumerate(OBJECTS):
         status = MPI.Status()
@@ -44,7 +44,7 @@ def check_irecv(comm):
     assert not any(requests)
 
 
-def check_no_process(comm):
+def check_proc_null(comm):
     status = MPI.Status()
     comm.send(1, MPI.PROC_NULL)
     assert comm.recv(source=MPI.PROC_NULL, status=status) is None

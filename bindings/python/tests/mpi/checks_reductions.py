@@ -3,7 +3,7 @@
 import functools
 
 import numpy as np
-from checks_collectives import each_form
+from checks_collectives import call_each_form
 
 from ringtrain.mpi import MPI
 
@@ -54,16 +54,16 @@ def check_blocking_nonblocking_and_persistent_forms(comm):
     for code in "dF":
         for op, function in ((MPI.SUM, np.add), (MPI.PROD, np.multiply)):
             got = np.zeros(5, code)
-            for _ in each_form(comm, "Allreduce", values_of_rank(comm.rank, code), got, op=op):
+            for _ in call_each_form(comm, "Allreduce", values_of_rank(comm.rank, code), got, op=op):
                 assert np.allclose(got, expected_reduction(function, code, range(comm.size)))
-            for _ in each_form(comm, "Scan", values_of_rank(comm.rank, code), got, op=op):
+            for _ in call_each_form(comm, "Scan", values_of_rank(comm.rank, code), got, op=op):
                 assert np.allclose(got, expected_reduction(function, code, range(comm.rank + 1)))
             before = np.full(5, 42, code)
-            for _ in each_form(comm, "Exscan", values_of_rank(comm.rank, code), before, op=op):
+            for _ in call_each_form(comm, "Exscan", values_of_rank(comm.rank, code), before, op=op):
                 assert np.allclose(before, expected_reduction(function, code, range(comm.rank)) if comm.rank else 42)
             for root in range(comm.size):
                 target = np.zeros(5, code) if comm.rank == root else None
-                for _ in each_form(comm, "Reduce", values_of_rank(comm.rank, code), target, op=op, root=root):
+                for _ in call_each_form(comm, "Reduce", values_of_rank(comm.rank, code), target, op=op, root=root):
                     assert target is None or np.allclose(target, expected_reduction(function, code, range(comm.size)))
 
 
@@ -88,14 +88,14 @@ def check_reduce_scatter(comm):
         for op, function in ((MPI.SUM, np.add), (MPI.PROD, np.multiply)):
             everything = expected_reduction(function, code, range(size), 3 * size)
             got = np.zeros(3, code)
-            for _ in each_form(comm, "Reduce_scatter_block", values_of_rank(rank, code, 3 * size), got, op=op):
+            for _ in call_each_form(comm, "Reduce_scatter_block", values_of_rank(rank, code, 3 * size), got, op=op):
                 assert np.allclose(got, everything[3 * rank :][:3])
             counts = [r + 1 for r in range(size)]
             whole = expected_reduction(function, code, range(size), sum(counts))
             own = whole[sum(counts[:rank]) :][: rank + 1]
             got = np.zeros(rank + 1, code)
             for given in (counts, None):
-                for _ in each_form(comm, "Reduce_scatter", values_of_rank(rank, code, sum(counts)), got, given, op=op):
+                for _ in call_each_form(comm, "Reduce_scatter", values_of_rank(rank, code, sum(counts)), got, given, op=op):
                     assert np.allclose(got, own)
     values = values_of_rank(rank, "d", 3 * size)
     comm.Reduce_scatter_block(MPI.IN_PLACE, values)
@@ -108,7 +108,7 @@ def check_reduce_scatter(comm):
         assert np.allclose(values[: rank + 1], expected_reduction(np.add, "d", range(size), sum(counts))[own])
 
 
-def check_locations(comm):
+def check_minloc_and_maxloc(comm):
     for datatype in (MPI.FLOAT_INT, MPI.DOUBLE_INT, MPI.LONG_INT, MPI.INT_INT, MPI.SHORT_INT, MPI.LONG_DOUBLE_INT):
         mine, got = np.zeros(2, datatype.dtype), np.zeros(2, datatype.dtype)
         mine["value"], mine["index"] = (comm.rank % 2, 5), comm.rank
@@ -119,30 +119,30 @@ def check_locations(comm):
         assert (got["value"].tolist(), got["index"].tolist()) == ([0, 5], [0, 0])
 
 
-def check_own_operation(comm):
+def check_operation_of_the_program(comm):
     def matrices(left, right, datatype):
         assert datatype == MPI.DOUBLE
         a, b = np.frombuffer(left).reshape(2, 2), np.frombuffer(right).reshape(2, 2)
         b[...] = a @ b
 
-    def of(rank):
+    def matrix_of_rank(rank):
         return np.array([[1.0, rank + 1], [0.5, rank]])
 
     product = MPI.Op.Create(matrices, commute=False)
     ranks = range(comm.size)
-    expected = functools.reduce(np.matmul, map(of, ranks))
+    expected = functools.reduce(np.matmul, map(matrix_of_rank, ranks))
     got = np.zeros((2, 2))
-    for _ in each_form(comm, "Allreduce", of(comm.rank), got, op=product):
+    for _ in call_each_form(comm, "Allreduce", matrix_of_rank(comm.rank), got, op=product):
         assert np.allclose(got, expected), "the operands must be combined in rank order"
-    comm.Reduce(of(comm.rank), got, op=product, root=comm.size - 1)
-    comm.Scan(of(comm.rank), got, op=product)
-    assert np.allclose(got, functools.reduce(np.matmul, map(of, range(comm.rank + 1))))
+    comm.Reduce(matrix_of_rank(comm.rank), got, op=product, root=comm.size - 1)
+    comm.Scan(matrix_of_rank(comm.rank), got, op=product)
+    assert np.allclose(got, functools.reduce(np.matmul, map(matrix_of_rank, range(comm.rank + 1))))
     assert not product.Is_commutative()
     product.Free()
     assert product == MPI.OP_NULL
 
 
-def check_not_defined(comm):
+def check_undefined_reductions_are_refused(comm):
     for code, op in (("d", MPI.BAND), ("d", MPI.MAXLOC), ("D", MPI.MAX), ("?", MPI.SUM), ("f", MPI.LAND)):
         try:
             comm.Allreduce(np.zeros(2, code), np.zeros(2, code), op=op)
@@ -159,7 +159,7 @@ def check_not_defined(comm):
             raise AssertionError
 
 
-def check_local(comm):
+def check_local_reductions(comm):
     a, b = np.arange(4.0), np.ones(4)
     MPI.SUM.Reduce_local(a, b)
     assert b.tolist() == [1, 2, 3, 4]

@@ -5,7 +5,7 @@ import numpy as np
 from ringtrain.mpi import MPI
 
 
-def check_null(comm):
+def check_null_requests(comm):
     R = MPI.Request
     assert MPI.REQUEST_NULL.wait() is None
     assert MPI.REQUEST_NULL.Wait() is True
@@ -67,7 +67,7 @@ def check_wait_some(comm):
     assert all_arrived(buffers, before)
 
 
-def check_test(comm):
+def check_test_of_requests(comm):
     buffers, received, sent, before = start_ring_messages(comm)
     while not MPI.Request.Testall(received):
         pass
@@ -77,10 +77,10 @@ def check_test(comm):
         assert request == MPI.REQUEST_NULL
     assert all_arrived(buffers, before)
     while MPI.Request.Testany(sent) != (MPI.UNDEFINED, True):
-        raise AssertionError("all are null")
+        raise AssertionError("all requests are null, so Testany must not wait for one")
 
 
-def check_get_status(comm):
+def check_status_of_active_requests(comm):
     request, status = comm.irecv(source=comm.rank, tag=3), MPI.Status()
     assert not request.Get_status()
     comm.send("late", comm.rank, 3)
@@ -91,7 +91,7 @@ def check_get_status(comm):
     assert request.wait() == "late"
 
 
-def check_cancel(comm):
+def check_cancelled_receives(comm):
     request = comm.Irecv(np.zeros(3), comm.rank, 77)
     status = MPI.Status()
     request.Cancel()
@@ -100,7 +100,7 @@ def check_cancel(comm):
     assert not request
 
 
-def check_persistent(comm):
+def check_persistent_messages(comm):
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     a, b = np.zeros(50), np.zeros(50)
     requests = [comm.Recv_init(b, before, 2), comm.Send_init(a, after, 2)]

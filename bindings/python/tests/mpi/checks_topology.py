@@ -22,7 +22,7 @@ def check_dimensions(comm):
             raise AssertionError((nodes, dims))
 
 
-def check_grid(comm):
+def check_grid_coordinates(comm):
     dims = MPI.Compute_dims(comm.size, 2)
     grid = comm.Create_cart(dims, periods=[True, False], reorder=True)
     assert isinstance(grid, MPI.Cartcomm)
@@ -46,7 +46,7 @@ def check_grid(comm):
     grid.Free()
 
 
-def check_beyond_the_grid(comm):
+def check_ranks_outside_the_grid(comm):
     grid = comm.Create_cart([max(comm.size - 1, 1)])
     if comm.size > 1 and comm.rank == comm.size - 1:
         assert grid == MPI.COMM_NULL
@@ -59,7 +59,7 @@ def check_beyond_the_grid(comm):
         assert error.Get_error_class() == MPI.ERR_ARG
 
 
-def check_sub(comm):
+def check_rows_and_columns_of_a_grid(comm):
     dims = MPI.Compute_dims(comm.size, 2)
     grid = comm.Create_cart(dims)
     row = grid.Sub([False, True])
@@ -104,7 +104,8 @@ def check_neighbours(comm):
         around = [*grid.Shift(0, 1), *grid.Shift(1, 1)]
         assert grid.inedges == grid.outedges == around
         assert grid.neighbor_allgather(grid.rank) == [None if r == MPI.PROC_NULL else r for r in around]
-        # A neighbour's list has the data for this direction at the index of the opposite direction.
+        # The object that arrives from a direction has the index of the opposite direction in the list of the neighbour that
+        # sent it.
         got = grid.neighbor_alltoall([(grid.rank, index) for index in range(4)])
         assert got == [None if r == MPI.PROC_NULL else (r, index ^ 1) for index, r in enumerate(around)]
         a, b = np.full(3, float(grid.rank)), np.full((4, 3), -1.0)

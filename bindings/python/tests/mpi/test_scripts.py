@@ -1,7 +1,8 @@
 """Checks that unchanged scripts for mpi4py print the same text with ringtrain as with mpi4py.
 
 `scripts/expected` has the text that mpi4py 4.1.2 with Open MPI 5.0.11 printed. If the variable `MPI4PY_REFERENCE` is set to a
-command, such as `mpirun --oversubscribe -n {n} python`, the tests also run the scripts with this command and compare its output.
+command, such as `mpirun --oversubscribe -n {n} python`, the tests also run the scripts with this command and compare
+the output.
 """
 
 import os
@@ -17,7 +18,7 @@ from ringtrain.mpi.path import directory
 
 SCRIPTS = sorted(path.stem for path in (HERE / "scripts").glob("*.py"))
 SIZES = (1, 2, 3, 4)
-# Without `--full` only these run: objects, arrays, and messages from any source.
+# The scripts that run without `--full`. These scripts use objects, arrays, and messages from any source.
 QUICK = ("collective_arrays", "collective_objects", "master_worker")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
-# The limit in seconds for a job, after which it is killed. A job needs less time even on two busy cores.
+# A job is killed after this number of seconds. A job needs less time even on two busy cores.
 TIMEOUT_SECONDS = 180
 
 
@@ -47,7 +47,8 @@ Job = subprocess.CompletedProcess[str]
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment for processes that the tests start: that of this process, with the package on the import path."""
+    """Returns the environment for processes that the tests start: the environment of this process, with the package on
+    the import path."""
     import ringtrain
 
     package = Path(next(iter(ringtrain.__path__))).parent
@@ -112,7 +113,8 @@ def torchrun() -> Callable[..., Job]:
 
 @pytest.fixture
 def by_address() -> Callable[..., list[Job]]:
-    """Runs a program in n processes without a launcher. Each gets the address of a store, its rank and the number of ranks."""
+    """Runs a program in n processes without a launcher. Each process gets the address of a store, its rank and the
+    number of ranks."""
 
     def run_job(n: int, program: str, *arguments: str) -> list[Job]:
         # After this block the port is free, and the kernel does not assign it again before the processes have started.

@@ -21,7 +21,7 @@ def test_the_import_error_says_that_torch_is_missing(run_text: Callable) -> None
 
 
 class FakeStream:
-    """Replaces `torch.cuda.Stream` and `torch.cuda.Event` without a GPU. Every operation on it is complete at once."""
+    """Replaces `torch.cuda.Stream` and `torch.cuda.Event` without a GPU. Operations on a `FakeStream` are complete at once."""
 
     def __init__(self, *_: object) -> None: ...
 

@@ -1,5 +1,6 @@
-//! A link with several connections. It is faster than one connection if one connection cannot use the whole bandwidth of the
-//! network, or if one processor core cannot process the data of one connection fast enough.
+//! A link with several connections. Such a link is faster than a link with one connection if one connection cannot
+//! use the whole bandwidth of the network, or if one processor core cannot process the data of one connection fast
+//! enough.
 //!
 //! The caller sees one ordered stream of bytes, as on any link. The sender divides the stream into numbered
 //! [records](crate::wire::record), and writes each record on the connection with the most free buffer space. The receiver reads
@@ -24,7 +25,7 @@ use self::sending::Sending;
 use super::kernel::{self, SendSpace};
 use crate::transport::listener::Event;
 
-/// The operations of a connection that a bundle needs. Tests replace the sockets.
+/// The operations of a connection that a bundle needs. Tests implement this trait without sockets.
 pub(super) trait Connection {
     /// Reads into the parts, one after another. Returns the number of bytes.
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
@@ -35,7 +36,8 @@ pub(super) trait Connection {
     /// Returns the state of the send buffer.
     fn send_space(&self) -> io::Result<SendSpace>;
 
-    /// Returns whether the connection accepts bytes now. If it does not, an event will report when it does.
+    /// Returns whether the connection accepts bytes now. If not, an event will report when the connection accepts
+    /// bytes again.
     fn is_writable(&self) -> io::Result<bool>;
 
     /// Closes the sending direction.
@@ -90,7 +92,7 @@ struct Stream<P> {
     /// The state of the send buffer at the last check.
     send_space: SendSpace,
     buffer: RecordBuffer,
-    /// The record that is being read or will be read next, once its header has been read.
+    /// The record that is being read or will be read next; `None` until the record's header has been read.
     head: Option<PendingRecord>,
 }
 
@@ -137,14 +139,14 @@ impl<P: Connection> Bundle<P> {
         !self.is_single() && matches!(self.streams.get(usize::from(index)), Some(None))
     }
 
-    /// Sets the number of connections that this rank is opening. As long as there are any, the link does not end, even if all
-    /// open connections have ended.
+    /// Sets the number of connections that this rank is opening. As long as this number is not 0, the link does not
+    /// end, even if all open connections have ended.
     pub(super) fn expect_connections(&mut self, count: usize) {
         self.awaited = count;
     }
 
     /// Reduces the number of connections that this rank is opening by one.
-    pub(super) fn expect_one_less(&mut self) {
+    pub(super) fn decrement_expected_connections(&mut self) {
         self.awaited = self.awaited.saturating_sub(1);
     }
 
@@ -166,7 +168,8 @@ impl<P: Connection> Bundle<P> {
         self.used = used.clamp(1, self.streams.len().max(1));
     }
 
-    /// Sends all further bytes on the first connection, without records. This cannot be undone.
+    /// Sends all further bytes on the first connection, without records. A link cannot change back to several
+    /// connections.
     pub(super) fn use_single_connection(&mut self) {
         self.sending.is_last = true;
     }
@@ -197,8 +200,9 @@ impl<P: Connection> Bundle<P> {
         self.sending.is_in_last_record() && self.receiving.is_in_last_record
     }
 
-    /// Closes the extra connections if neither direction uses them any more. Then this rank has read all records on them, and
-    /// the peer knows that no more will follow.
+    /// Closes the extra connections if neither direction uses the extra connections any more. At that time, this rank
+    /// has read all records on the extra connections, and the peer knows that no further records will follow on these
+    /// connections.
     fn close_unused(&mut self) {
         if self.is_single() {
             self.streams.iter_mut().skip(1).for_each(|entry| *entry = None);

@@ -10,18 +10,18 @@ use crate::wire::record::{RECORD_HEADER_BYTES, Record};
 const READ_AHEAD_BYTES: usize = 4 << 10;
 const ENDED: &str = "it closed the connection without saying why";
 
-/// The state of receiving.
+/// The state of the receiving direction of a link.
 #[derive(Default)]
 pub(super) struct Receiving {
     /// The number of the record that is received next.
     next: u64,
-    /// The number of the connection with that record; `None` if it is not known yet.
+    /// The number of the connection with the next record; `None` if the connection is not known yet.
     current: Option<usize>,
-    /// Whether the last record has begun. All further bytes belong to it, on the first connection.
+    /// Whether the last record has begun. All further bytes belong to the last record, on the first connection.
     pub(super) is_in_last_record: bool,
     /// An error in the received data that has not been reported yet.
     fault: Option<String>,
-    /// Whether such an error has been reported. The order of data received afterwards is undefined.
+    /// Whether an error in the received data has been reported. The order of data received afterwards is undefined.
     is_corrupt: bool,
 }
 
@@ -98,7 +98,7 @@ impl<P: Connection> Bundle<P> {
         Ok(count)
     }
 
-    /// Returns the number of the connection whose next record is the one to receive.
+    /// Returns the number of the connection whose next record is the link's next record.
     fn find_due_record(&mut self) -> Result<usize, ReceiveStop> {
         let next = self.receiving.next;
         let is_due = |head: PendingRecord| head.number == next;
@@ -153,7 +153,7 @@ impl<P: Connection> Bundle<P> {
         if let Some(why) = self.streams.iter().flatten().find_map(broken) {
             return ReceiveStop::Lost(why);
         }
-        if self.have_all_ended() {
+        if self.have_all_connections_ended() {
             return ReceiveStop::Lost(ENDED.into());
         }
         // The record may be on a connection that is still being opened.
@@ -169,12 +169,13 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Returns whether all open connections have ended and this rank is opening no further one.
-    fn have_all_ended(&self) -> bool {
+    fn have_all_connections_ended(&self) -> bool {
         self.awaited == 0 && self.streams.iter().flatten().all(|stream| stream.end.is_some())
     }
 
-    /// Reads from any connection, after an error in the received data. The caller ignores these bytes, but must read them: if a
-    /// connection with unread data is closed, the kernel resets it, and this rank's last frame is lost.
+    /// Reads from any connection, after an error in the received data. The caller ignores these bytes, but must read
+    /// the bytes: if a connection with unread data is closed, the kernel resets the connection, and this rank's last
+    /// frame is lost.
     fn read_any_connection(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
@@ -186,7 +187,11 @@ impl<P: Connection> Bundle<P> {
                 return Ok(count);
             }
         }
-        Err(if self.have_all_ended() { ReceiveStop::Lost(ENDED.into()) } else { ReceiveStop::Empty })
+        Err(if self.have_all_connections_ended() {
+            ReceiveStop::Lost(ENDED.into())
+        } else {
+            ReceiveStop::Empty
+        })
     }
 }
 
@@ -227,7 +232,7 @@ impl<P: Connection> Stream<P> {
             return Ok(from_ahead);
         }
         if let Some(end) = &self.end {
-            return Err(end.to_stop());
+            return Err(end.to_receive_stop());
         }
         if !self.is_readable {
             return Err(ReceiveStop::Empty);
@@ -241,19 +246,20 @@ impl<P: Connection> Stream<P> {
         };
         slices.push(IoSliceMut::new(&mut self.buffer.make_space()[..beyond]));
         let read = self.connection.read(&mut slices);
-        // More data may have arrived during a long read. With 0, `handle_read` keeps the connection ready for another
-        // read.
+        // More data may have arrived during a long read. If `requested` is 0, `handle_read` keeps the connection
+        // ready for another read.
         let requested = if wanted < READ_AHEAD_BYTES { wanted + beyond } else { 0 };
         match self.handle_read(read, requested) {
             Some(count) => {
                 self.buffer.end = count.saturating_sub(wanted);
                 Ok(count.min(wanted))
             }
-            None => Err(self.end.as_ref().map_or(ReceiveStop::Empty, ConnectionEnd::to_stop)),
+            None => Err(self.end.as_ref().map_or(ReceiveStop::Empty, ConnectionEnd::to_receive_stop)),
         }
     }
 
-    /// Handles the result of a read of at most `requested` bytes. Returns the number of bytes, or `None` if there are none.
+    /// Handles the result of a read of at most `requested` bytes. Returns the number of bytes, or `None` if no bytes
+    /// were read.
     fn handle_read(&mut self, read: io::Result<usize>, requested: usize) -> Option<usize> {
         match read {
             Ok(0) => {
@@ -281,7 +287,7 @@ impl<P: Connection> Stream<P> {
 }
 
 impl ConnectionEnd {
-    fn to_stop(&self) -> ReceiveStop {
+    fn to_receive_stop(&self) -> ReceiveStop {
         match self {
             Self::Ended => ReceiveStop::Lost(ENDED.into()),
             Self::Broken(why) => ReceiveStop::Lost(why.clone()),
@@ -305,7 +311,7 @@ impl RecordBuffer {
         &mut self.bytes[self.end..]
     }
 
-    /// Moves bytes into the slices, one after another. Returns their number.
+    /// Moves bytes into the slices, one after another. Returns the number of moved bytes.
     fn take(&mut self, slices: &mut [IoSliceMut<'_>]) -> usize {
         let before = self.start;
         for slice in slices {

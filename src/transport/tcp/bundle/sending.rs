@@ -10,21 +10,23 @@ use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
 /// The maximum number of bytes that are sent as one record on the first writable connection, without a check of the free buffer
 /// space.
 const SHORT_BYTES: usize = 16 << 10;
-/// The minimum length of the records of longer data, because shorter records need too many system calls. A segment of 256 KiB
-/// and its header are four records of this length.
+/// The minimum length of a record if there are more than [`SHORT_BYTES`] bytes to send, because shorter records need too
+/// many system calls. A segment of 256 KiB and its header are four records of this length.
 const LONG_RECORD_BYTES_MIN: usize = (64 << 10) + 64;
-/// The maximum length of the records of longer data, so that a segment is divided over the connections.
+/// The maximum length of a record if there are more than [`SHORT_BYTES`] bytes to send, so that a segment is divided over
+/// the connections.
 const LONG_RECORD_BYTES_MAX: usize = (256 << 10) + 64;
 
 const _: () = assert!(LONG_RECORD_BYTES_MAX <= RECORD_BYTES_MAX as usize);
 
-/// The state of sending.
+/// The state of the sending direction of a link.
 #[derive(Default)]
 pub(super) struct Sending {
     /// The number of the next record.
     next: u64,
-    /// The record of which only a part is written. The caller's next bytes belong to this record, so no other record can be
-    /// written before. This is rare, because the free buffer space is checked first.
+    /// The record of which only a part is written. The caller's next bytes belong to this record, so this record must
+    /// be completed before the next record. Such a record is rare, because the free buffer space is checked before a
+    /// write.
     partial: Option<PartialRecord>,
     /// Whether the next record is the last one.
     pub(super) is_last: bool,
@@ -56,8 +58,8 @@ impl PartialRecord {
         self.written == RECORD_HEADER_BYTES && self.left == Some(0)
     }
 
-    /// Writes the rest of the header and bytes of the parts from position `skip` on, as many as the connection accepts.
-    /// Returns the number of bytes of the parts.
+    /// Writes the rest of the header and bytes of the parts from position `skip` on, as many as the connection
+    /// accepts. Returns how many bytes of the parts were written.
     fn write<P: Connection>(
         &mut self,
         connection: &mut P,
@@ -102,7 +104,8 @@ impl<P: Connection> Bundle<P> {
         if moved == 0 { TransferResult::Blocked } else { TransferResult::Bytes(moved) }
     }
 
-    /// Makes one write. Returns the number of bytes of the parts, or `None` if no connection accepts any.
+    /// Makes one write. Returns how many bytes of the parts were written, or `None` if no connection accepts any
+    /// bytes.
     fn send_once(&mut self, parts: &[IoSlice<'_>], skip: usize, total: usize) -> io::Result<Option<usize>> {
         let begun = self.sending.partial.take();
         let is_new = begun.is_none();
@@ -169,7 +172,8 @@ impl<P: Connection> Bundle<P> {
             }
             let Some((index, space)) = best else { return Ok(None) };
             let target = (total / used).clamp(LONG_RECORD_BYTES_MIN, LONG_RECORD_BYTES_MAX);
-            // The kernel's overhead also needs a part of the free bytes, so the record is shorter than these.
+            // The kernel's overhead also needs a part of the free bytes, so the record is shorter than the free
+            // space.
             let fitting = (space.free - space.free / 8).max(SHORT_BYTES);
             (index, Some(rest.div_ceil(rest.div_ceil(target)).min(fitting)))
         };
@@ -179,14 +183,15 @@ impl<P: Connection> Bundle<P> {
 }
 
 impl<P: Connection> Stream<P> {
-    /// Reads the free buffer space from the kernel. If that fails, this assumes enough space, so that a write is tried.
+    /// Reads the free buffer space from the kernel. If the kernel returns an error, assumes enough space, so that the
+    /// caller tries to write.
     fn update_send_space(&mut self) {
         self.send_space =
             self.connection.send_space().unwrap_or(SendSpace { queued: 0, free: LONG_RECORD_BYTES_MAX });
     }
 
-    /// Returns whether the send buffer probably has space for a record. The rule is the one by which the kernel calls a socket
-    /// writable. If there is no space, an event will report when there is.
+    /// Returns whether the send buffer probably has space for a record. The rule is the one by which the kernel calls
+    /// a socket writable. If there is no space, an event will report when there is space again.
     fn has_space(&mut self) -> io::Result<bool> {
         if self.send_space.free >= self.send_space.queued / 2 {
             return Ok(true);

@@ -137,7 +137,7 @@ impl SimulatedLink {
 
     /// Delivers a random number of bytes in one direction of one connection, and reports events to both ends, as the kernel
     /// would.
-    fn deliver_some(&mut self) {
+    fn deliver_some_bytes(&mut self) {
         let index = self.random.random_range(0..self.pipes.len());
         let to = self.random.random_range(0..2);
         let mut pipe = self.pipes[index][1 - to].borrow_mut();
@@ -243,7 +243,7 @@ fn exchange_frames(seed: u64, stream_count: u8, capacity_max: usize, becomes_sin
                     world.ends[side].use_single_connection();
                 }
             }
-            2..=9 => world.deliver_some(),
+            2..=9 => world.deliver_some_bytes(),
             _ => {
                 let which = world.random.random_range(0..2);
                 flows[which].step(&mut world);
@@ -313,8 +313,8 @@ fn a_full_connection_is_skipped() {
     assert!(written(1) > 1_800_000);
 }
 
-/// Receives on a link whose peer has sent these bytes on each connection. Returns the results until the first that is not
-/// bytes.
+/// Receives on a link whose peer has sent these bytes on each connection. Returns the results, up to the first one
+/// that is not [`TransferResult::Bytes`].
 fn receive_from(stream_count: u8, streams: &[(u8, Vec<u8>)]) -> Vec<TransferResult> {
     let mut world = SimulatedLink::new(1, stream_count, 1);
     for (index, bytes) in streams {
@@ -355,11 +355,15 @@ fn a_repeated_record_number_is_an_error() {
 }
 
 #[test]
-fn a_missing_record_is_an_error_once_no_connection_can_bring_it() {
+fn a_missing_record_is_an_error_once_no_connection_can_deliver_it() {
     let streams = [(0, record(1, 5)), (1, record(2, 5))];
     let last = receive_from(2, &streams).pop();
     assert!(matches!(&last, Some(TransferResult::Corrupt(why)) if why.contains("left out")), "{last:?}");
-    assert_eq!(receive_from(3, &streams), [TransferResult::Blocked], "the third connection may bring it");
+    assert_eq!(
+        receive_from(3, &streams),
+        [TransferResult::Blocked],
+        "the third connection may deliver the record"
+    );
 }
 
 #[test]
@@ -390,8 +394,8 @@ fn the_last_record_must_be_on_the_first_connection() {
     assert_eq!(moved.iter().map(bytes).sum::<usize>(), 307);
 }
 
-/// The last data may be on any connection. So the link does not end when one connection has ended. It also does not
-/// end when all open connections have ended, as long as this rank is opening a further one.
+/// The last data may be on any connection. So the link does not end when one connection has ended. The link also does
+/// not end when all open connections have ended, as long as this rank is opening a further connection.
 #[test]
 fn a_link_ends_when_all_its_connections_have_ended() {
     let mut world = SimulatedLink::new(1, 3, 1000);
@@ -411,7 +415,7 @@ fn a_link_ends_when_all_its_connections_have_ended() {
     finish(&mut world, 1);
     assert_eq!(receive(&mut world), TransferResult::Bytes(5));
     assert_eq!(receive(&mut world), TransferResult::Blocked, "the third connection is still being opened");
-    world.ends[0].expect_one_less();
+    world.ends[0].decrement_expected_connections();
     assert!(matches!(receive(&mut world), TransferResult::Lost(why) if why.contains("without saying why")));
 }
 

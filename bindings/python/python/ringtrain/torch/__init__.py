@@ -1,7 +1,7 @@
 """PyTorch on ringtrain: a backend for `torch.distributed`, communication hooks for DistributedDataParallel, and Horovod's
 functions.
 
-Importing it registers the backend::
+Importing this module registers the backend::
 
     import torch.distributed as dist
     import ringtrain.torch

@@ -22,7 +22,7 @@ def register() -> None:
 
 
 def create(options: Any, _backend_options: Any = None) -> RingProcessGroup:
-    """Creates a process group. `torch.distributed` calls this on each member."""
+    """Creates a process group. `torch.distributed` calls this function on each member."""
     # torch's flight recorder cannot attach to a process group that is written in Python.
     getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(NAME)
     rank, size, timeout = options.group_rank, options.group_size, options.timeout.total_seconds()
@@ -36,8 +36,8 @@ def create(options: Any, _backend_options: Any = None) -> RingProcessGroup:
 
 
 def ring_group(group: dist.ProcessGroup | None = None) -> RingProcessGroup:
-    """Returns `group`, or the default process group if it is None. Raises `ringtrain.InvalidArgument` if its backend is not
-    "ring"."""
+    """Returns `group`, or the default process group if `group` is None. Raises `ringtrain.InvalidArgument` if the backend of the
+    returned group is not "ring"."""
     found = group or dist.distributed_c10d._get_default_group()
     if not isinstance(found, RingProcessGroup):
         raise _core.InvalidArgument(f'this function needs a process group with the backend "ring", not "{found.name()}"')
@@ -45,7 +45,7 @@ def ring_group(group: dist.ProcessGroup | None = None) -> RingProcessGroup:
 
 
 def _world_is_started_by_ringrun() -> bool:
-    """Returns whether the default process group has the backend "ring" and one ringrun started all its members."""
+    """Returns whether the default process group has the backend "ring" and one `ringrun` started all members of the group."""
     if not dist.is_initialized():
         return False
     return getattr(dist.distributed_c10d._get_default_group(), "started_by_ringrun", False)

@@ -13,8 +13,8 @@ from ringtrain import _core, _shutdown
 from ringtrain.torch import cuda, tensors
 from ringtrain.torch.compression import Compressor
 
-# The default size of a bucket in bytes. It is large enough for the full bandwidth, and small enough that most buckets of a 25 MB
-# model are sent before the backward pass ends.
+# The default size of a bucket in bytes. This size is large enough for the full bandwidth, and small enough that most
+# buckets of a 25 MB model are sent before the backward pass ends.
 BYTES = 4 << 20
 
 Parameter = torch.nn.Parameter
@@ -55,14 +55,14 @@ class Reducer:
         self._count = dict.fromkeys(parameters, 0)
         self._begun = 0
         for p in parameters:
-            p.register_post_accumulate_grad_hook(self._took_gradient)
+            p.register_post_accumulate_grad_hook(self._take_gradient)
 
     def set_passes(self, passes: int) -> None:
         """Sets the number of backward passes whose gradients are accumulated before they are reduced."""
         self._passes = passes
 
     def is_reducing(self) -> bool:
-        """Returns whether the reduction of a bucket has begun and `synchronize` has not finished it."""
+        """Returns whether the reduction of a bucket has begun and `synchronize` has not completed this reduction."""
         return self._begun > 0
 
     def synchronize(self) -> None:
@@ -79,7 +79,7 @@ class Reducer:
         self._begun = 0
         self._count = dict.fromkeys(self._count, 0)
 
-    def _took_gradient(self, p: Parameter) -> None:
+    def _take_gradient(self, p: Parameter) -> None:
         """Takes the gradient of a parameter. Autograd calls this hook after it has accumulated the gradient."""
         bucket, index = self._place[p]
         self._count[p] += 1
@@ -91,7 +91,8 @@ class Reducer:
                 "optimizer.step(); raise backward_passes_per_step to accumulate gradients locally"
             )
         self._take(bucket, index, p)
-        # Not for buckets on a GPU: their copies to the host would delay the backward pass, so `synchronize` begins them.
+        # Begin only buckets on the CPU here. Copying buckets from a GPU would delay the backward pass, so `synchronize` begins
+        # those.
         while p.is_cpu and self._begun < len(self._buckets) and all(self._buckets[self._begun].taken):
             self._buckets[self._begun].begin(self._settings)
             self._begun += 1
@@ -163,8 +164,8 @@ class Bucket:
         self._handle = self._group.all_reduce_async(memory, settings.op, None, wire)
 
     def _can_pass_shared_memory(self) -> bool:
-        """Returns whether the bucket is in shared memory of a type for which Python's buffer protocol has a format. It has none
-        for bfloat16."""
+        """Returns whether the bucket is in shared memory of a type for which Python's buffer protocol has a format. The buffer
+        protocol has no format for bfloat16."""
         return self._shared is not None and self._flat.dtype is not torch.bfloat16
 
     def finish(self, settings: Settings) -> None:

@@ -15,29 +15,29 @@ Tensors = list[torch.Tensor]
 
 class Coalesced:
     """The methods of a process group that take several tensors. Each tensor is a separate operation. All operations begin at
-    once, and the returned work ends when the last operation has ended."""
+    once, and the returned `Work` ends when the last operation has ended."""
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist._Work:
         """All-reduces each tensor in place."""
-        return self._all([self.allreduce([tensor], _async(opts)) for tensor in tensors], tensors, opts)
+        return self._combined_work([self.allreduce([tensor], _async(opts)) for tensor in tensors], tensors, opts)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist._Work:
         """Gathers each input. `outputs` has a list for each rank, and each list has a tensor for each input."""
         by_input = [[of_rank[index] for of_rank in outputs] for index in range(len(inputs))]
         works = [self.allgather([parts], [mine], _async(opts)) for parts, mine in zip(by_input, inputs, strict=True)]
-        return self._all(works, outputs, opts)
+        return self._combined_work(works, outputs, opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist._Work:
         """Gathers input i of all ranks into output i."""
         works = [self.all_gather_single(output, mine, _async(opts)) for output, mine in zip(outputs, inputs, strict=True)]
-        return self._all(works, outputs, opts)
+        return self._combined_work(works, outputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist._Work:
         """Reduces input i of all ranks and scatters the result into output i."""
         works = [self.reduce_scatter_single(output, mine, _async(opts)) for output, mine in zip(outputs, inputs, strict=True)]
-        return self._all(works, outputs, opts)
+        return self._combined_work(works, outputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -50,7 +50,7 @@ class Coalesced:
     _start_coalescing = start_coalescing
     _end_coalescing = end_coalescing
 
-    def _all(self, works: Sequence[dist._Work], outputs: Sequence[Any], opts: Any) -> dist._Work:
+    def _combined_work(self, works: Sequence[dist._Work], outputs: Sequence[Any], opts: Any) -> dist._Work:
         work = CoalescedWork(works, outputs, self._completer)
         if opts is not None and not opts.asyncOp:
             work.wait()

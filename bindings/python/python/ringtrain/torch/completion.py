@@ -22,9 +22,9 @@ class Waitable(Protocol):
 class Completer:
     """Waits for operations one after the other, and calls a function when an operation has ended.
 
-    One thread, the leader, waits for the oldest operation. Before it calls the operation's function, it makes another thread the
-    leader, because the function may wait for a later operation. A thread is started when an operation is added and no thread is
-    idle. Idle threads sleep on a condition variable.
+    One thread, the leader, waits for the oldest operation. Before the leader calls the operation's function, it makes another
+    thread the leader, because the function may wait for a later operation. A thread is started when an operation is added and no
+    thread is idle. Idle threads sleep on a condition variable.
     """
 
     def __init__(self, name: str) -> None:

@@ -40,14 +40,14 @@ class _Half(Compressor):
 
 
 class FP16Compressor(_Half):
-    """Sends float32 and float64 as float16."""
+    """Sends float32 and float64 elements as float16."""
 
     wire = "fp16"
     dtype = torch.float16
 
 
 class BF16Compressor(_Half):
-    """Sends float32 and float64 as bfloat16."""
+    """Sends float32 and float64 elements as bfloat16."""
 
     wire = "bf16"
     dtype = torch.bfloat16

@@ -5,7 +5,8 @@
     ddp.register_comm_hook(None, ringtrain.torch.hooks.bf16_hook)                        # the default group
     ddp.register_comm_hook(hooks.Compression("bf16", error_feedback=True), hooks.compress_hook)
 
-Sums are computed in float32, unlike with torch's `fp16_compress_hook`. Ranks that share memory on one host round nothing.
+Sums are computed in float32, unlike with torch's `fp16_compress_hook`. Between ranks that share memory on one host, nothing is
+rounded.
 """
 
 # DistributedDataParallel compares the annotations of hooks with types. Therefore this file must not import
@@ -49,7 +50,8 @@ class Compression:
         if residual is not None and residual.shape == gradients.shape:
             gradients.add_(residual)
         rounded = gradients.to(_WIRE_TYPES[self.wire]).to(gradients.dtype)
-        # A gradient that is too large for float16 has no residual. Otherwise this residual and all later ones would be infinite.
+        # The rounding error of a gradient that is too large for float16 is infinite. Replace it by 0, because it would make all
+        # later residuals infinite too.
         self._residuals[index] = torch.nan_to_num_(gradients - rounded, nan=0.0, posinf=0.0, neginf=0.0)
         gradients.copy_(rounded)
 

@@ -29,8 +29,12 @@ _current: _shutdown.GroupResource | None = None
 
 
 def init() -> None:
-    """Joins a job. If torch.distributed's default group has the backend "ring", this is the group's job. Otherwise it is the job
-    for which ringrun or torchrun started this process. Otherwise it is a job of one rank. A second call does nothing."""
+    """Joins the first of these jobs that exists. A second call does nothing.
+
+    1. The job of torch.distributed's default group, if this group has the backend "ring".
+    2. The job for which ringrun or torchrun started this process.
+    3. A new job of one rank.
+    """
     global _current
     if _current is not None:
         return
@@ -56,7 +60,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Returns whether this process has called `init` and not `shutdown`."""
+    """Returns whether this process has called `init` and has not called `shutdown` since."""
     return _current is not None
 
 
@@ -140,7 +144,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     compression: type[Compressor] = Compression.none,
 ) -> Handle:
-    """Begins to reduce a tensor over all ranks into a new one. The default is the average."""
+    """Begins to reduce a tensor over all ranks into a new tensor. The default reduction is the average."""
     return _begin_allreduce(tensor, None, _reduction_name(average, op), prescale_factor, postscale_factor, compression)
 
 
@@ -165,7 +169,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """Reduces tensors of the same shape over all ranks into a new one. The default is the average.
+    """Reduces tensors of the same shape over all ranks into a new tensor. The default reduction is the average.
 
     Sums and averages have a gradient.
     """
@@ -185,12 +189,12 @@ def allreduce_(
 
 
 def grouped_allreduce_async(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> list[Handle]:
-    """Begins to reduce several tensors, each into a new one. Takes the arguments of `allreduce_async`."""
+    """Begins to reduce several tensors, each into a new tensor. Takes the arguments of `allreduce_async`."""
     return [allreduce_async(tensor, *arguments, **options) for tensor in tensors]
 
 
 def grouped_allreduce(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
-    """Reduces several tensors, each into a new one. Takes the arguments of `allreduce_async`."""
+    """Reduces several tensors, each into a new tensor. Takes the arguments of `allreduce_async`."""
     return [handle.wait() for handle in grouped_allreduce_async(tensors, *arguments, **options)]
 
 
@@ -212,7 +216,7 @@ def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
 
 
 def broadcast_async(tensor: Tensor, root_rank: int, name: str | None = None) -> Handle:
-    """Begins to copy the root's tensor into a new one on every rank."""
+    """Begins to copy the root's tensor into a new tensor on every rank."""
     return broadcast_async_(tensor.detach().clone(), root_rank, name)
 
 

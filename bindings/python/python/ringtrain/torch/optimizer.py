@@ -34,20 +34,20 @@ def DistributedOptimizer(
     All ranks must call this function with the same parameters in the same order. Gradients are reduced in buckets of about
     `bucket_bytes` bytes. The reduction of a bucket starts when its gradients are ready, so communication overlaps with
     the backward pass. All ranks start the buckets in the same order. After a step, `p.grad` is a view into the group's memory,
-    and the next backward pass overwrites it.
+    and the next backward pass overwrites this view.
 
     If a parameter has no gradient on some ranks, those ranks contribute zeros. If a parameter has no gradient on any rank, its
     `grad` stays None. `backward_passes_per_step` is the number of backward passes whose gradients are accumulated before they are
     reduced. With `Average`, gradients are divided by `gradient_predivide_factor` before the sum, and then multiplied by that
     factor and divided by the number of ranks. With `sparse_as_dense`, sparse gradients are converted to dense ones. Without
-    it, sparse gradients raise `ringtrain.InvalidArgument`. `num_groups` and `groups`, which tell Horovod to fuse gradients, have
-    no effect.
+    `sparse_as_dense`, sparse gradients raise `ringtrain.InvalidArgument`. `num_groups` and `groups`, which tell Horovod to fuse
+    gradients, have no effect.
 
     Raises ValueError in the same cases as Horovod, and NotImplementedError for reductions other than Average and Sum and for
     process sets.
     """
     _check(optimizer, op, gradient_predivide_factor, process_set)
-    # The order is that of the optimizer's parameters. The names are only for Horovod's checks and for error messages.
+    # The buckets use the order of the optimizer's parameters. The names are only for Horovod's checks and for error messages.
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     names = _names(optimizer, named_parameters)
     # The class is a subclass of the wrapped optimizer's class, because schedulers and scripts check it with isinstance.
@@ -70,7 +70,7 @@ class _Distributed:
 
     def synchronize(self) -> None:
         """Waits until all gradients are averaged. If you want to change the averaged gradients, for example to clip them, call
-        `synchronize`, change them, and then call `step` within `skip_synchronize()`."""
+        `synchronize`, change the gradients, and then call `step` within `skip_synchronize()`."""
         self._reducer.synchronize()
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ from ringtrain.torch import profiling, tensors
 from ringtrain.torch.work import PendingWork
 
 # The highest tags are reserved for monitored barriers. Each barrier has its own tag, so that a late message of one barrier is not
-# mistaken for a message of the next.
+# mistaken for a message of the next barrier.
 _BARRIER_TAGS = 1 << 16
 _BARRIER_TAG_FIRST = (1 << 32) - 1 - _BARRIER_TAGS
 _PASSED = b"+"
@@ -54,7 +54,7 @@ class PointToPoint:
             else:
                 self._enter_barrier(tag, limit)
         except _core.JobFailed as error:
-            raise self._explain(error) from None
+            raise self._with_global_rank(error) from None
 
     def _gather_at_barrier(self, tag: int, limit: float, wait_all_ranks: bool) -> None:
         deadline = time.monotonic() + limit
@@ -78,8 +78,8 @@ class PointToPoint:
 
     def _enter_barrier(self, tag: int, limit: float) -> None:
         self._group.send_bytes(b"", 0, tag)
-        # Rank 0 may enter the barrier up to `limit` seconds after this rank, and then waits up to `limit` seconds for other
-        # ranks.
+        # Wait for up to 2 * `limit` seconds. Rank 0 may enter the barrier up to `limit` seconds after this rank, and then waits
+        # up to `limit` seconds for other ranks.
         answer = self._group.receive_bytes_async(0, tag)
         try:
             data, _, _ = answer.wait(2 * limit)
@@ -105,8 +105,8 @@ class PointToPoint:
             handle = begin()
         except _core.Error as error:
             profiling.end(event)
-            raise self._explain(error) from None
-        return PendingWork([handle], outputs, [back] if back is not None else (), self._explain, None, event)
+            raise self._with_global_rank(error) from None
+        return PendingWork([handle], outputs, [back] if back is not None else (), self._with_global_rank, None, event)
 
 
 def _check_tag(tag: int) -> int:

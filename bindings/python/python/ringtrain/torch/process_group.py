@@ -27,7 +27,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     `torch.distributed`.
 
     A call with `async_op=False` runs in the calling thread and wakes no other thread. A call with `async_op=True` returns at
-    once; do not use its tensors before `Work.wait` has returned.
+    once; do not use the tensors of the operation before `Work.wait` has returned.
 
     Errors are of the class `ringtrain.Error`. After a rank is lost, every later call raises the same error, which names that
     rank.
@@ -47,7 +47,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         self._name = ""
         self._description = ""
         self._closed = False
-        # Closes the group when the process ends.
+        # Close the group when the process ends.
         _shutdown.register(self)
 
     # Description
@@ -112,13 +112,13 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         device_types: Any = None,
     ) -> RingProcessGroup | None:
         """Returns a group of the members `ranks`, in this order, or `None` on other members. Every member of this group must call
-        it. A member of a new group passes the ranks of that new group. `opts` and `device_types` have no effect."""
+        `split_group`. A member of a new group passes the ranks of that new group. `opts` and `device_types` have no effect."""
         is_member = self.rank() in ranks
         try:
             # A rank is in at most one of the new groups, so the smallest rank of a group identifies the group.
             made = self._group.split(min(ranks) if is_member else None, list(ranks).index(self.rank()) if is_member else 0)
         except _core.Error as error:
-            raise self._explain(error) from None
+            raise self._with_global_rank(error) from None
         if made is None:
             return None
         made.timeout = self._timeout if timeout is None else timeout.total_seconds()
@@ -138,7 +138,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        """Does nothing. The timeout of an operation is the one that is passed to its call."""
+        """Does nothing. The timeout of an operation is the timeout that is passed to the call of this operation."""
 
     # Shutdown
 
@@ -153,7 +153,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
 
     def abort(self) -> None:
         """Ends the job on every rank."""
-        self.fail("torch.distributed was explained to abort the process group")
+        self.fail("torch.distributed was asked to abort the process group")
         self.shutdown()
 
     def fail(self, message: str) -> None:
@@ -167,8 +167,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
 
     def allreduce(self, tensor: Tensors | Tensor, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """All-reduces a tensor in place. Sparse tensors in the COO format can be added and averaged."""
-        target = _one(tensor)
-        op = _op_of(opts)
+        target = _only_tensor(tensor)
+        op = _reduction_of(opts)
         options = _options_of(opts, timeout)
         if target.is_sparse:
             return self._all_reduce_now(
@@ -183,16 +183,16 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return self._run("all_reduce", options, *self._in_place(target, op))
 
     def broadcast(self, tensor: Tensors | Tensor, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
-        target = _one(tensor)
+        target = _only_tensor(tensor)
         root = opts if isinstance(opts, int) else opts.rootRank
         host, back = tensors.writable(target)
         return self._run("broadcast", _options_of(opts, timeout), (tensors.memory(host), root), [target], back)
 
     def reduce(self, tensor: Tensors | Tensor, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """Reduces the ranks' tensors, in place on the root. The tensors of the other ranks do not change."""
-        target = _one(tensor)
+        target = _only_tensor(tensor)
         root = opts if isinstance(opts, int) else opts.rootRank
-        op = _op_of(opts if op is None else op)
+        op = _reduction_of(opts if op is None else op)
         if self.rank() == root:
             arguments, outputs, back = self._in_place(target, op)
             return self._run("reduce", _options_of(opts, timeout), (*arguments, root), outputs, back)
@@ -200,8 +200,9 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return self._run("reduce", _options_of(opts, timeout), (None, name, root, tensors.memory(source, False)), [target])
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist._Work:
-        """Gathers the tensors of all ranks on every rank. Their sizes may differ; output i has the size of rank i's tensor."""
-        parts, mine = _one_list(outputs), tensors.readable(_one(inputs))
+        """Gathers the tensors of all ranks on every rank. The sizes of these tensors may differ; output i has the size of rank
+        i's tensor."""
+        parts, mine = _only_list(outputs), tensors.readable(_only_tensor(inputs))
         flat, back = tensors.flat_output(parts)
         arguments = (tensors.memory(flat), tensors.memory(mine, False), tensors.counts(parts, flat))
         return self._run("all_gather", _options_of(opts), arguments, [parts], back)
@@ -216,8 +217,8 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """Reduces the ranks' lists of tensors. A list has a tensor for each rank, and rank i gets the reduced tensor i."""
-        output, parts = _one(outputs), _one_list(inputs)
-        op = _op_of(opts)
+        output, parts = _only_tensor(outputs), _only_list(inputs)
+        op = _reduction_of(opts)
         name, flat = self._scaled(tensors.flatten(parts), op)
         host, back = tensors.writable(output, keep=False)
         arguments = (tensors.memory(host), tensors.memory(flat, False), name, tensors.counts(parts, flat))
@@ -225,7 +226,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist._Work:
         """Reduces the ranks' tensors. A tensor has an equal part for each rank, and rank i gets the reduced part i."""
-        name, flat = self._scaled(tensors.readable(input), _op_of(opts))
+        name, flat = self._scaled(tensors.readable(input), _reduction_of(opts))
         host, back = tensors.writable(output, keep=False)
         arguments = (tensors.memory(host), tensors.memory(flat, False), name)
         return self._run("reduce_scatter", _options_of(opts), arguments, [output], back)
@@ -235,10 +236,10 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """Gathers the tensors of all ranks in a list on the root. On other ranks the list is empty."""
         root = opts if isinstance(opts, int) else opts.rootRank
-        mine = tensors.memory(tensors.readable(_one(inputs)), False)
+        mine = tensors.memory(tensors.readable(_only_tensor(inputs)), False)
         if self.rank() != root:
             return self._run("gather", _options_of(opts, timeout), (None, mine, root), [])
-        parts = _one_list(outputs)
+        parts = _only_list(outputs)
         flat, back = tensors.flat_output(parts)
         arguments = (tensors.memory(flat), mine, root, tensors.counts(parts, flat))
         return self._run("gather", _options_of(opts, timeout), arguments, [parts], back)
@@ -256,11 +257,11 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         """Sends tensor i of the root's list to rank i."""
         root = opts if isinstance(opts, int) else opts.rootRank
-        output = _one(outputs)
+        output = _only_tensor(outputs)
         host, back = tensors.writable(output, keep=False)
         flat, sizes = None, [host.numel() * tensors.units(host)] * self.size()
         if self.rank() == root:
-            parts = _one_list(inputs)
+            parts = _only_list(inputs)
             if any(part.numel() != output.numel() for part in parts):
                 raise _core.InvalidArgument("scatter: all tensors of the list need as many elements as the output")
             flat = tensors.memory(tensors.flatten(parts), False)
@@ -271,7 +272,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         flat, back = tensors.flat_output(outputs)
         mine = tensors.flatten(inputs)
         uneven = tensors.counts(inputs, mine) or tensors.counts(outputs, flat)
-        send, receive = (_sizes(inputs, mine), _sizes(outputs, flat)) if uneven else (None, None)
+        send, receive = (_element_counts(inputs, mine), _element_counts(outputs, flat)) if uneven else (None, None)
         arguments = (tensors.memory(flat), tensors.memory(mine, False), send, receive)
         return self._run("all_to_all", _options_of(opts), arguments, [outputs], back)
 
@@ -303,7 +304,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
     def _run(
         self, name: str, options: Any, arguments: tuple, outputs: Sequence[Any], back: Callable[[], None] | None = None
     ) -> dist._Work:
-        """Runs an operation in this thread, or begins it if the caller is to wait for it later."""
+        """Runs an operation in this thread, or begins the operation if the caller waits for it later."""
         limit = None if options is None else seconds(options.timeout)
         if options is None or options.asyncOp or limit is not None:
             work = self._begin(name, limit, arguments, outputs, back)
@@ -314,7 +315,7 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         try:
             getattr(self._group, name)(*arguments)
         except _core.Error as error:
-            raise self._explain(error) from None
+            raise self._with_global_rank(error) from None
         finally:
             profiling.end(event)
         if back is not None:
@@ -330,13 +331,13 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
                 handle = getattr(self._group, name + "_async")(*arguments)
         except _core.Error as error:
             profiling.end(event)
-            raise self._explain(error) from None
-        return PendingWork([handle], outputs, [back] if back is not None else (), self._explain, self._completer, event)
+            raise self._with_global_rank(error) from None
+        return PendingWork([handle], outputs, [back] if back is not None else (), self._with_global_rank, self._completer, event)
 
     @contextlib.contextmanager
     def _timeout_of(self, limit: float | None) -> Iterator[None]:
-        """Returns a context manager. Operations that begin in it have the timeout `limit`, or the group's timeout if it is
-        None."""
+        """Returns a context manager. Operations that begin in it have the timeout `limit`, or the group's timeout if
+        `limit` is None."""
         if limit is None or limit == self._timeout:
             yield
             return
@@ -348,14 +349,14 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
                 self._group.timeout = self._timeout
 
     def _all_reduce_now(self, reduce: Callable[[], None], target: Tensor, options: Any) -> dist._Work:
-        """Runs an all-reduce that consists of several operations. It runs in the calling thread even if `async_op` is true, so
-        that all ranks begin these operations in the same order."""
+        """Runs an all-reduce that consists of several operations. The operations run in the calling thread even if `async_op` is
+        true, so that all ranks begin these operations in the same order."""
         event = profiling.begin("all_reduce")
         try:
             with self._timeout_of(None if options is None else seconds(options.timeout)):
                 reduce()
         except _core.Error as error:
-            raise self._explain(error) from None
+            raise self._with_global_rank(error) from None
         finally:
             profiling.end(event)
         return CompletedWork([target])
@@ -370,11 +371,11 @@ class RingProcessGroup(PointToPoint, Coalesced, dist.ProcessGroup):
         return (tensors.memory(host), name), [target], back
 
     def _scaled(self, source: Tensor, op: dist.ReduceOp) -> tuple[str, Tensor]:
-        """Returns the compiled module's name of the reduction, and the tensor to reduce."""
+        """Returns the name that the compiled module has for the reduction, and the tensor to reduce."""
         name = tensors.reduction(op, source.dtype)
         return ("sum", source.detach() * tensors.factor(op)) if name == "premulsum" else (name, source)
 
-    def _explain(self, error: Exception) -> Exception:
+    def _with_global_rank(self, error: Exception) -> Exception:
         """Returns the error. If the rank at fault has another number in the default group, the returned error has that number."""
         rank = getattr(error, "rank", None)
         if rank is None or rank >= len(self._global_ranks) or self._global_ranks[rank] == rank:
@@ -399,14 +400,14 @@ def _options_of(opts: Any, timeout: timedelta | None = None) -> Any:
     return _Options(timeout) if timeout is not None else None
 
 
-def _op_of(opts: Any) -> Any:
+def _reduction_of(opts: Any) -> Any:
     """Returns the reduction of a call, which torch passes in several forms."""
     if opts is None:
         return dist.ReduceOp.SUM
     return getattr(opts, "reduceOp", opts) if not isinstance(opts, int) else dist.ReduceOp.SUM
 
 
-def _one(argument: Any) -> Tensor:
+def _only_tensor(argument: Any) -> Tensor:
     """Returns the only tensor of a list."""
     if isinstance(argument, Tensor):
         return argument
@@ -415,7 +416,7 @@ def _one(argument: Any) -> Tensor:
     return argument[0]
 
 
-def _one_list(argument: Any) -> Tensors:
+def _only_list(argument: Any) -> Tensors:
     """Returns the only list of tensors in a list."""
     inner = argument[0] if argument and not isinstance(argument[0], Tensor) else argument
     if not inner:
@@ -423,7 +424,7 @@ def _one_list(argument: Any) -> Tensors:
     return inner
 
 
-def _sizes(parts: Tensors, whole: Tensor) -> list[int]:
+def _element_counts(parts: Tensors, whole: Tensor) -> list[int]:
     """Returns the number of elements of each part, in elements of `tensors.memory(whole)`."""
     scale = tensors.units(whole)
     return [part.numel() * scale for part in parts]

@@ -13,8 +13,8 @@ from typing import Any
 from ringtrain import _core, _world
 
 _KEY = "ringtrain/rendezvous"
-# The limit for all ranks to connect, longer than any host takes to start its ranks. If the process group has a shorter timeout,
-# that timeout is the limit.
+# The maximum time in seconds until all ranks are connected. This time is longer than any host takes to start its ranks. If the
+# process group has a shorter timeout, that timeout is the limit.
 _START_SECONDS_MAX = 300.0
 
 
@@ -31,8 +31,8 @@ class Membership:
 
 
 def is_launched(rank: int, size: int) -> bool:
-    """Returns whether this process is rank `rank` of a job of `size` ranks. The job is the one that this process has joined, or
-    otherwise the one for which ringrun started this process."""
+    """Returns whether this process is rank `rank` of a job of `size` ranks. The job is the job that this process has
+    joined, or otherwise the job for which ringrun started this process."""
     if _world.is_joined():
         world = _world.current().core
         return (world.rank, world.size) == (rank, size)
@@ -40,7 +40,8 @@ def is_launched(rank: int, size: int) -> bool:
 
 
 def join_launched(timeout: float) -> _core.Group:
-    """Returns a new group of all ranks of the job. Its operations are independent of those of `ringtrain.world()`."""
+    """Returns a new group of all ranks of the job. The operations of this group are independent of those of
+    `ringtrain.world()`."""
     world = _world.current() if _world.is_joined() else _world.join()
     group = world.core.duplicate()
     group.timeout = timeout
@@ -106,8 +107,8 @@ def _job_secret() -> str:
 
 
 def _host_id() -> str:
-    """Returns a string that is equal for processes that reach each other at 127.0.0.1: those in the same network namespace of the
-    same kernel."""
+    """Returns a string that is equal on two processes if they can reach each other at 127.0.0.1. This is so if both are in the
+    same network namespace of the same kernel."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()

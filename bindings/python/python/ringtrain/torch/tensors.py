@@ -38,14 +38,15 @@ _REDUCTIONS = {
     ReduceOp.PREMUL_SUM: "premulsum",
 }
 
-# The sum of bools is true if any of them is true. Their product is true if all of them are true.
+# A sum of bools is true if any of the bools is true. A product of bools is true if all of the bools are true.
 _BOOL_REDUCTIONS = {"sum": "lor", "max": "lor", "bor": "lor", "prod": "land", "min": "land", "band": "land", "bxor": "lxor"}
 
 Copy = Callable[[], None]
 
 
 def reduction(op: ReduceOp, dtype: torch.dtype) -> str:
-    """Returns the compiled module's name of a reduction of elements of `dtype`. Raises `ringtrain.Unsupported` if it has none."""
+    """Returns the name that the compiled module has for a reduction of elements of `dtype`. Raises `ringtrain.Unsupported` if the
+    module has no such reduction."""
     name = _REDUCTIONS.get(getattr(op, "op", op))
     if name is None:
         raise _core.Unsupported(f'the backend "ring" has no reduction {op}')
@@ -102,8 +103,8 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def writable(tensor: torch.Tensor, keep: bool = True) -> tuple[torch.Tensor, Copy | None]:
-    """Returns a contiguous tensor on the host to write to: `tensor` itself if possible, otherwise a copy. In the second case it
-    also returns a function that copies the elements back to `tensor`. If `keep` is false, the copy need not have the elements."""
+    """Returns a contiguous tensor on the host to write to: `tensor` itself if possible, otherwise a copy. With a copy, also
+    returns a function that copies the elements back to `tensor`. If `keep` is false, the copy need not have the elements."""
     host = readable(tensor) if keep or tensor.is_cpu else cuda.host_like(tensor)
     if host is tensor:
         return tensor, None
@@ -122,7 +123,8 @@ def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def flat_output(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Copy]:
-    """Returns an uninitialised tensor for the elements of all `tensors`, and a function that copies its elements to them."""
+    """Returns an uninitialised tensor for the elements of all `tensors`, and a function that copies these elements to
+    `tensors`."""
     for tensor in tensors:
         require_dense(tensor)
     sizes = [tensor.numel() for tensor in tensors]

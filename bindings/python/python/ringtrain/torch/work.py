@@ -16,8 +16,8 @@ from ringtrain import _core
 from ringtrain.torch import profiling
 from ringtrain.torch.completion import Completer
 
-# How often a thread that completes futures checks whether its group is being closed. The thread must have left compiled code
-# before the interpreter exits.
+# The interval at which a thread that completes futures checks whether its group is being closed. The thread must have left
+# compiled code before the interpreter exits.
 _CLOSE_CHECK_SECONDS = 0.25
 
 # Communication hooks whose continuations begin no collectives. Such continuations may run in any thread at any time.
@@ -148,7 +148,7 @@ class PendingWork(dist._Work):
         return self._tensors
 
     def source_rank(self) -> int:
-        """Returns the rank that sent the message, or -1 until that is known."""
+        """Returns the rank that sent the message, or -1 while that rank is unknown."""
         return self._source
 
     def _source_rank(self) -> int:
@@ -161,8 +161,8 @@ class PendingWork(dist._Work):
         DistributedDataParallel.
 
         If a communication hook calls this method, the method first waits for the operation. Then a continuation runs in this
-        thread when it is added. A continuation may begin other collectives, as in PowerSGD, and all ranks must begin those in
-        the same order.
+        thread when it is added. A continuation may begin other collectives, as in PowerSGD, and all ranks must begin these
+        collectives in the same order.
         """
         if self._completer is not None and _called_by_hook():
             self.wait()
@@ -235,6 +235,6 @@ def _is_backward(frame: types.FrameType) -> bool:
 
 
 def _new_future(tensors: Sequence[Any]) -> torch.futures.Future:
-    """Returns a new future for these tensors. Torch needs to know which GPUs have them."""
+    """Returns a new future for these tensors. Torch needs to know which GPUs hold the tensors."""
     devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor) and not tensor.is_cpu}
     return torch.futures.Future(devices=list(devices))

@@ -42,7 +42,7 @@ def run(found: dict[str, Any], *arguments: Any, only: str = "") -> None:
 
 
 def raised(kind: type[BaseException], call: Callable[[], Any]) -> BaseException:
-    """Calls `call` and returns the exception of this kind that it raises."""
+    """Calls `call` and returns the exception of this kind that the call raises."""
     try:
         call()
     except kind as error:

@@ -20,7 +20,8 @@ MOVED = [*FLOATS, *INTEGERS, torch.bool, torch.complex64, torch.float8_e4m3fn]
 
 
 def tensor_of(rank: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (3, 5)) -> torch.Tensor:
-    """Returns the tensor of a rank, which every rank can compute. Its numbers are small, so sums are exact in every type."""
+    """Returns the tensor of a rank, which every rank can compute. The elements are small numbers, so sums are exact in every
+    type."""
     numbers = torch.arange(torch.Size(shape).numel()).reshape(shape) % 7 + rank
     return (numbers % 2 == 0) if dtype is torch.bool else numbers.to(dtype)
 
@@ -103,7 +104,7 @@ def check_all_reduce_of_other_types_and_layouts(rank: int, n: int) -> None:
 
 
 def sparse_of(rank: int, dtype: torch.dtype, length: int) -> torch.Tensor:
-    """Returns the sparse matrix of a rank. Other ranks have some of its rows too, one row appears twice, and rank 1 has no
+    """Returns the sparse matrix of a rank. Several ranks have some rows in common, one row appears twice, and rank 1 has no
     rows."""
     rows = [] if rank == 1 else [0, rank, 5, rank]
     values = torch.arange(len(rows) * length).reshape(len(rows), length) % 5 + rank
@@ -142,7 +143,7 @@ def check_split_group(rank: int, n: int) -> None:
     mine = tensor_of(rank)
     dist.all_reduce(mine, group=part)
     assert_close(mine, sum(tensor_of(r) for r in own))
-    # The list gives the order of ranks. A rank that is in no list is not a member.
+    # A list gives the order of the ranks in a new group. A rank that is in no list is in no new group.
     backwards = list(reversed(range(n)))[: max(1, n - 1)]
     some = dist.split_group(split_ranks=[backwards], timeout=timedelta(seconds=40), group_desc="some")
     if rank in backwards:
@@ -296,7 +297,7 @@ def check_coalesced(rank: int, n: int) -> None:
 
 
 def check_functional(rank: int, n: int) -> None:
-    # Newer versions of torch deprecate these names; all versions have them.
+    # Newer versions of torch deprecate these functions, but all versions have them.
     warnings.simplefilter("ignore", FutureWarning)
     group = dist.group.WORLD
     assert_close(functional.all_reduce(tensor_of(rank), "sum", group) + 0, tensors_of_all(n).sum(0))
@@ -421,7 +422,7 @@ def check_barriers(rank: int, n: int) -> None:
     dist.barrier(async_op=True).wait()
     dist.monitored_barrier(timeout=timedelta(seconds=30))
     if n > 1:
-        # Rank 1 calls the barrier only after it has timed out on the other ranks.
+        # Rank 1 calls the barrier only after the barrier has timed out on the other ranks.
         if rank == 1:
             dist.barrier()
             error = raised(RuntimeError, lambda: dist.monitored_barrier(timeout=timedelta(seconds=5)))

@@ -21,7 +21,7 @@ STEPS = 4
 
 
 class Network(nn.Module):
-    """A network with two branches. A batch uses one or both."""
+    """A network with two branches. A batch uses one branch or both branches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,8 @@ def plain_step(model: DistributedDataParallel, batch: torch.Tensor, step: int) -
 def train(
     group: Any, rank: int, step: Step = plain_step, setup: Setup | None = None, **options: Any
 ) -> tuple[list[float], torch.Tensor]:
-    """Trains on a process group, with small buckets, so that there are several. Returns the losses and the final parameters."""
+    """Trains on a process group. The buckets are so small that the model has several buckets. Returns the losses and the final
+    parameters."""
     torch.manual_seed(3)
     model = DistributedDataParallel(Network(), process_group=group, **({"bucket_cap_mb": 0.2} | options))
     if setup is not None:
@@ -240,8 +241,8 @@ def check_fsdp(rank: int, n: int, gloo: Any) -> None:
         torch.testing.assert_close(part.full_tensor(), whole)
 
 
-class Words(nn.Module):
-    """An embedding with sparse gradients, and a layer with dense ones."""
+class SparseEmbeddingModel(nn.Module):
+    """An embedding with sparse gradients, and a layer with dense gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +258,7 @@ def check_sparse_gradients(rank: int, n: int, gloo: Any) -> None:
     results = []
     for group in (None, gloo):
         torch.manual_seed(5)
-        model = DistributedDataParallel(Words(), process_group=group)
+        model = DistributedDataParallel(SparseEmbeddingModel(), process_group=group)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for step in range(STEPS):
             torch.manual_seed(100 * step + rank)

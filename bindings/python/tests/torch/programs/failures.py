@@ -18,7 +18,7 @@ import ringtrain.torch as hvd
 from ringtrain import _core as core
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Prints a line with one write, so that the lines of several ranks do not mix."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
@@ -35,7 +35,7 @@ def killed(rank: int, static_graph: bool = False, hook: bool = False) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(1000):
         if rank == last and step == 5:
-            say(f"killed at {time.time():.3f}")
+            print_line(f"killed at {time.time():.3f}")
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
         loss = model(torch.randn(16, 200)).square().mean()
@@ -48,7 +48,7 @@ def killed(rank: int, static_graph: bool = False, hook: bool = False) -> None:
             assert again.rank == last, again.rank
             checks.raised(core.PeerLost, lambda: dist.all_reduce(torch.ones(3), async_op=True).wait())
             dist.destroy_process_group()
-            say(f"rank {rank} raised at {when:.3f} in step {step}: {str(error).splitlines()[0]}")
+            print_line(f"rank {rank} raised at {when:.3f} in step {step}: {str(error).splitlines()[0]}")
             return
         optimizer.step()
 
@@ -62,7 +62,7 @@ def killed_with_hook(rank: int) -> None:
 
 
 def timeouts(rank: int) -> None:
-    """If a rank does not call an operation, the operation ends after the timeout of the call, not after that of the group."""
+    """If a rank does not call an operation, the operation ends after the timeout of the call, not after the group's timeout."""
     if rank == 1:
         time.sleep(2.5)
         # Rank 0 began the first barrier, which reached its timeout.
@@ -73,17 +73,18 @@ def timeouts(rank: int) -> None:
     checks.raised(core.StillRunning, lambda: late.wait(timedelta(seconds=0.2)))
     error = checks.raised(core.Timeout, lambda: dist.barrier(timeout=timedelta(seconds=1)))
     assert time.monotonic() - start < 3.5, time.monotonic() - start
-    say(f"timed out: {error}")
+    print_line(f"timed out: {error}")
 
 
 def exception(rank: int) -> None:
-    """Rank 1 ends with an uncaught exception. The error of the other ranks, which wait for rank 1, has its message."""
+    """Rank 1 ends with an uncaught exception. The other ranks wait for rank 1, and their error has the message of the
+    exception."""
     dist.barrier()
     if rank == 1:
         raise ValueError("the data of this rank is broken")
     error = checks.raised(core.Aborted, lambda: dist.all_reduce(torch.ones(3)))
     assert "the data of this rank is broken" in str(error) and error.rank == 1, error
-    say(f"rank {rank} raised: {error}")
+    print_line(f"rank {rank} raised: {error}")
 
 
 def subgroup(rank: int) -> None:
@@ -94,7 +95,7 @@ def subgroup(rank: int) -> None:
     if rank == 1:
         error = checks.raised(core.PeerLost, lambda: dist.all_reduce(torch.ones(3), group=group))
         assert error.rank == 2 and "global rank 2" in str(error), error
-        say(f"rank 1 raised: {error}")
+        print_line(f"rank 1 raised: {error}")
     checks.raised(core.PeerLost, dist.barrier)
 
 
@@ -105,7 +106,7 @@ def optimizer(rank: int) -> None:
     distributed = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), bucket_bytes=200_000)
     for step in range(1000):
         if rank == hvd.size() - 1 and step == 5:
-            say(f"killed at {time.time():.3f}")
+            print_line(f"killed at {time.time():.3f}")
             os.kill(os.getpid(), signal.SIGKILL)
         distributed.zero_grad()
         try:
@@ -114,14 +115,14 @@ def optimizer(rank: int) -> None:
         except RuntimeError as error:
             when = time.time()
             assert f"rank {hvd.size() - 1}" in str(error), error
-            say(f"rank {rank} raised at {when:.3f} in step {step}: {error}")
+            print_line(f"rank {rank} raised at {when:.3f} in step {step}: {error}")
             return
 
 
 def endless(rank: int) -> None:
     """Runs until SIGINT: rank 1 waits in a collective, and rank 0 computes."""
     dist.all_reduce(torch.ones(3))
-    say("ready")
+    print_line("ready")
     while rank == 0:
         torch.randn(100, 100).square().sum()
     dist.all_reduce(torch.ones(3))

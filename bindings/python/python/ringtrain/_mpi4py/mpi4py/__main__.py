@@ -1,4 +1,4 @@
-"""`python -m mpi4py script.py`."""
+"""Runs a script: `python -m mpi4py script.py`."""
 
 from .run import main
 

@@ -1,10 +1,10 @@
-"""The error that importing a part of mpi4py raises if `ringtrain.mpi` does not have this part."""
+"""The error of an import of a part of mpi4py that `ringtrain.mpi` does not have."""
 
 
 class Missing(ImportError, NotImplementedError):
-    """Is an `ImportError`, because programs catch an `ImportError` if they can also run without the missing part."""
+    """The error is an `ImportError`, because programs catch an `ImportError` if they can also run without the missing part."""
 
 
 def missing(name: str) -> Missing:
-    """Returns the error that importing the module `name` raises."""
+    """Returns the error for an import of the module `name`."""
     return Missing(f"{name} is not supported by ringtrain.mpi", name=name)
