@@ -73,8 +73,9 @@ fn train(args: TrainArgs) -> Result<(), ProgramFailure> {
         join_args.algorithm = Algorithms::reproducible();
     }
     let config = make_config(args)?;
-    let mut group =
-        join_args.join().map_err(|error| ProgramFailure { exit: error.exit(), message: error.to_string() })?;
+    let mut group = join_args
+        .join()
+        .map_err(|error| ProgramFailure { exit: error.exit(), message: error.to_string() })?;
     let stop = stop_on_signals().map_err(|error| ProgramFailure {
         exit: Exit::Failure,
         message: format!("cannot listen for signals: {error}"),

@@ -311,7 +311,7 @@ fn a_drop_after_a_stall_abort_does_not_wait_for_the_stuck_rank(transport: TestTr
             is_over.wait();
             return;
         }
-        let tensors = named_of(&mut group, |options| {
+        let tensors = create_named_tensors(&mut group, |options| {
             options.stall_warning = Duration::from_millis(20);
             options.stall_abort = Some(Duration::from_millis(100));
         });

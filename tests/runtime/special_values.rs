@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::util::full_or;
+use crate::util::if_full_else;
 use crate::util::ranks::TestTransport;
 use half::{bf16, f16};
 use rand::rngs::StdRng;
@@ -204,7 +204,7 @@ fn every_algorithm_gives_special_values_the_same_bits() {
         (TestTransport::Hosts, &[Hierarchy]),
     ];
     // All algorithms are possible on 4 ranks.
-    for &n in full_or(&[2u32, 3, 4, 5, 8][..], &[4]) {
+    for &n in if_full_else(&[2u32, 3, 4, 5, 8][..], &[4]) {
         for (transport, algorithm) in algorithms.iter().flat_map(|(t, all)| all.iter().map(|a| (*t, *a))) {
             let is_possible = match algorithm {
                 Butterfly => n.is_power_of_two(),
