@@ -189,13 +189,12 @@ fn a_job_continues_while_its_ranks_refuse_strangers() {
         .collect();
     let strangers: Vec<_> = addresses
         .iter()
-        .map(|&address| {
+        .flat_map(|&address| (0..STRANGER_KINDS).map(move |kind| (address, kind)))
+        .map(|(address, kind)| {
             let (file, refused_count) = (file.clone(), Arc::clone(&refused_count));
             thread::spawn(move || {
-                for stranger in 0..STRANGER_KINDS {
-                    connect_as_stranger(address, stranger, &file);
-                    refused_count.fetch_add(1, Ordering::SeqCst);
-                }
+                connect_as_stranger(address, kind, &file);
+                refused_count.fetch_add(1, Ordering::SeqCst);
             })
         })
         .collect();

@@ -10,7 +10,9 @@ macro_rules! on_every_transport {
             super::$name(TestTransport::Tcp);
         }
 
+        // `streams.rs` covers several connections between two ranks; these tests run with `--full`.
         #[test]
+        #[ignore = "runs with tools/test --full"]
         fn streams() {
             super::$name(TestTransport::Streams);
         }
