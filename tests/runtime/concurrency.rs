@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::util::ranks::TestTransport;
-use crate::util::{TEST_TIMEOUT, full_or, is_full};
+use crate::util::{TEST_TIMEOUT, if_full_else, is_full};
 use ringtrain::group::{Received, Source, wait_all};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
 
@@ -162,7 +162,7 @@ fn a_reduction_function_may_own_groups_but_using_one_ends_the_job(transport: Tes
 /// other from the start, so a rank may receive more than the credit before its own data have left.
 fn butterfly_exchanges_that_exceed_the_credit_complete(transport: TestTransport) {
     let adjust = |options: &mut JoinOptions| options.algorithms = "butterfly".parse().unwrap();
-    for &n in full_or(&[2, 4, 8][..], &[4]) {
+    for &n in if_full_else(&[2, 4, 8][..], &[4]) {
         transport.run_with(n, adjust, |mut group| {
             let n = group.size().get();
             let own = vec![group.rank().get() + 1; 50_000];

@@ -382,7 +382,7 @@ fn every_algorithm_gives_right_results_at_every_length() {
 /// that says that the parent is ready.
 #[test]
 fn a_double_tree_reduces_long_buffers() {
-    for &n in full_or(&[2, 3, 4, 8][..], &[5]) {
+    for &n in if_full_else(&[2, 3, 4, 8][..], &[5]) {
         let adjust = |options: &mut JoinOptions| {
             TestTransport::Tcp.apply(options);
             options.algorithms = "double-tree".parse().unwrap();

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::util::ranks::TestTransport;
-use crate::util::{full_or, wait_until};
+use crate::util::{if_full_else, wait_until};
 use ringtrain::named;
 use ringtrain::wire::Cause;
 use ringtrain::{
@@ -89,7 +89,7 @@ fn reduce_in_any_order(transport: TestTransport, n: u32) -> Vec<NamedStatistics>
 }
 
 fn tensors_in_any_order_from_any_thread_are_exact_and_need_fewer_operations(transport: TestTransport) {
-    for &n in full_or(&WORLDS[..], &[1, 3]) {
+    for &n in if_full_else(&WORLDS[..], &[1, 3]) {
         for statistics in reduce_in_any_order(transport, n) {
             let NamedStatistics { tensors, cached, operations, reports, .. } = statistics;
             assert_eq!(tensors, (TENSORS * STEPS) as u64);

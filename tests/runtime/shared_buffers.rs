@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::util::{full_or, ranks};
+use crate::util::{if_full_else, ranks};
 use half::bf16;
 use ringtrain::group::LocalTransport;
 use ringtrain::{Element, Error, F64Loc, Group, Handle, JoinOptions, Rank, ReduceOp, SharedBuffer, wait_all};
@@ -109,7 +109,7 @@ fn all_reduces_in_place_give_the_same_bits_as_with_slots() {
 fn ranks_may_mix_group_buffers_and_ordinary_memory() {
     let patterns: [fn(Rank) -> bool; 4] =
         [|rank| rank.get() == 0, |rank| rank.get() > 0, |rank| rank.get() % 2 == 1, |rank| rank.get() != 1];
-    for &n in full_or(&WORLDS[..], &[2, 5]) {
+    for &n in if_full_else(&WORLDS[..], &[2, 5]) {
         run(n, LocalTransport::Auto, move |mut group| {
             for passes_group_buffer in patterns {
                 for count in [0, 1, group.size().as_usize() + 1, 4099, LONG] {

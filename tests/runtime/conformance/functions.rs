@@ -2,7 +2,7 @@
 
 use ringtrain::{Compression, Rank, ReduceOp};
 
-use super::{WORLDS, assert_elements, tested_lengths, long, value};
+use super::{WORLDS, assert_elements, long, tested_lengths, value};
 use crate::util::{if_full_else, is_full, ranks};
 
 /// Returns an element that holds a and b of a function x -> a x + b modulo 2^32. The composition of such functions is
@@ -134,7 +134,7 @@ fn reduce_scatter_accepts_custom_functions() {
 /// same bits.
 #[test]
 fn blocking_and_asynchronous_calls_of_compressed_sums_give_the_same_bits() {
-    for &n in full_or(&WORLDS[..], &[4]) {
+    for &n in if_full_else(&WORLDS[..], &[4]) {
         for compression in [Compression::None, Compression::Fp16, Compression::Bf16] {
             let results = ranks::run(n, move |mut group| {
                 let rank = group.rank().get();
