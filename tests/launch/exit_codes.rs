@@ -184,9 +184,9 @@ fn flags_that_differ_between_ranks_are_named() {
         spawn("ringbench", folder.path(), &arguments)
     };
     let cases: [(&[&str], &str); 3] = [
-        (&["all_reduce", "-e", "16"], "another -e (--max-bytes) than rank 0"),
-        (&["broadcast", "-e", "8"], "another OPERATION"),
-        (&["all_reduce", "-e", "8", "-n", "3", "-c", "0"], "another -n (--iters), -c (--check) than rank 0"),
+        (&["all_reduce", "-e", "16"], "different flags (-e (--max-bytes))"),
+        (&["broadcast", "-e", "8"], "different flags (OPERATION"),
+        (&["all_reduce", "-e", "8", "-n", "3", "-c", "0"], "different flags (-n (--iters), -c (--check))"),
     ];
     for (flags, expected) in cases {
         let (first, second) = (start("0", &["all_reduce", "-e", "8"]), start("1", flags));

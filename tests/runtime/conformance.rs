@@ -3,6 +3,7 @@
 //! reduction.
 //! All values are small, so that every result is exact in any order of the operands.
 
+mod algorithms;
 mod forms;
 mod functions;
 use std::ops::Range;
@@ -14,8 +15,6 @@ use ringtrain::group::Checksums;
 use ringtrain::{DType, Element, F32Loc, Group, I64Loc, JoinOptions, Rank, ReduceOp};
 
 const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
-/// The world sizes of a run without `--full`: 4 is a power of two, and 5 ranks are on hosts of different sizes.
-const SOME_WORLDS: [u32; 2] = [4, 5];
 const LONG: usize = 300_007;
 
 /// Returns the length of a long buffer.
@@ -341,61 +340,6 @@ fn check_values_with_index<T: Element>(group: &mut Group, make: fn(i64, u64) -> 
 fn run_on_every_transport(n: u32, work: impl Fn(Group) + Send + Sync + Copy + 'static) {
     for transport in TestTransport::ALL {
         ranks::run_with(n, |options| transport.apply(options), work);
-    }
-}
-
-/// Each algorithm must work at every length, also at lengths for which the library never chooses the
-/// algorithm.
-#[test]
-fn every_algorithm_gives_right_results_at_every_length() {
-    for &n in if_full_else(&[2, 3, 4, 5, 8][..], &SOME_WORLDS) {
-        // Without `--full`, test sockets with 5 ranks, and test shared memory and several hosts with 4 ranks.
-        let is_chosen =
-            |transport: &TestTransport| is_full() || (*transport == TestTransport::Tcp) == (n == 5);
-        for transport in TestTransport::ALL.into_iter().filter(is_chosen) {
-            let algorithms = [
-                "one-shot",
-                "doubling",
-                "butterfly",
-                "direct",
-                "double-tree",
-                "hierarchy",
-                "ring",
-                "tree",
-                "direct:0-64;ring:65-max",
-            ];
-            for algorithm in algorithms {
-                let adjust = |options: &mut JoinOptions| {
-                    transport.apply(options);
-                    options.algorithms = algorithm.parse().unwrap();
-                };
-                ranks::run_with(n, adjust, |mut group| {
-                    let all = [ReduceOp::Sum, ReduceOp::Average];
-                    check_reductions::<f32>(&mut group, if is_full() { &all } else { &all[1..] });
-                });
-            }
-        }
-    }
-}
-
-/// The buffer is so long that the second child of a parent cannot send all of it at once. The child must first receive a frame
-/// that says that the parent is ready.
-#[test]
-fn a_double_tree_reduces_long_buffers() {
-    for &n in if_full_else(&[2, 3, 4, 8][..], &[5]) {
-        let adjust = |options: &mut JoinOptions| {
-            TestTransport::Tcp.apply(options);
-            options.algorithms = "double-tree".parse().unwrap();
-        };
-        ranks::run_with(n, adjust, |mut group| {
-            let value = |rank, index| value::<f32>(ReduceOp::Average, rank, index);
-            let expected = |ranks, index| expected::<f32>(ReduceOp::Average, ranks, index);
-            check_reduction(
-                &mut group,
-                LONG,
-                &Case { op: ReduceOp::Average, value: &value, expected: &expected },
-            );
-        });
     }
 }
 

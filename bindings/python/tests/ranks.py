@@ -264,8 +264,11 @@ class Cases:
         """Returns the test function that pytest collects, with a parameter set for each check and number of ranks."""
         import pytest
 
+        def is_full(n: int, sizes: Sequence[int]) -> bool:
+            return n == 4 or (n == 2 and 3 in sizes)
+
         pairs = [
-            pytest.param(name, n, id=f"{name}-n{n}", marks=[pytest.mark.full] if n == 4 else [])
+            pytest.param(name, n, id=f"{name}-n{n}", marks=[pytest.mark.full] if is_full(n, sizes) else [])
             for name, (_, sizes) in self.functions.items()
             for n in sizes
         ]

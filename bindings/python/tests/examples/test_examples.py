@@ -16,6 +16,8 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")
 PATIENCE_S = 240.0
 pytestmark = pytest.mark.timeout(PATIENCE_S + 20)
 
+SIZES = [pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full), 4]
+
 
 def is_installed(name: str) -> bool:
     spec = importlib.util.find_spec(name)
@@ -43,7 +45,7 @@ def find_number(pattern: str, text: str) -> float:
     return float(found[1])
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", SIZES)
 def test_linear_regression(ringrun: Launcher, n: int) -> None:
     done = ringrun(n, EXAMPLES / "linear_regression.py", "--rows", 2001)
     assert "same on all of them: True" in final_line(done, n)
@@ -53,7 +55,7 @@ def test_linear_regression(ringrun: Launcher, n: int) -> None:
         assert find_number("fit of all data #", lines[way]) < off, done
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", SIZES)
 def test_local_sgd(ringrun: Launcher, n: int) -> None:
     done = ringrun(n, EXAMPLES / "local_sgd.py")
     text = final_line(done, n)
@@ -70,7 +72,7 @@ def test_local_sgd_without_additional_steps_is_deterministic(ringrun: Launcher) 
     assert first.lines(0) == second.lines(0)
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", SIZES)
 def test_mpi_average(ringrun: Launcher, n: int) -> None:
     done = ringrun(n, EXAMPLES / "mpi_average.py", flags=["--mpi4py"])
     text = final_line(done, n)

@@ -29,7 +29,7 @@ def require_no_crash(job) -> None:
 FULL = pytest.mark.full
 
 
-@pytest.mark.parametrize("n", [pytest.param(1, marks=FULL), pytest.param(2, marks=FULL), 3, pytest.param(4, marks=FULL)])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=FULL), 2, pytest.param(3, marks=FULL), pytest.param(4, marks=FULL)])
 def test_collectives(launch: Launch, n: int) -> None:
     assert check_output(launch(n, "collectives.py")).count("checks passed") == n
 
@@ -49,6 +49,7 @@ def test_ranks_connect_under_torchrun(torchrun: Launch) -> None:
     assert output.count("connected") == 2
 
 
+@FULL
 def test_ranks_connect_by_address(by_address: Launch) -> None:
     for job in by_address(2, "connect.py"):
         assert "connected" in check_output(job)
@@ -56,7 +57,12 @@ def test_ranks_connect_by_address(by_address: Launch) -> None:
 
 @pytest.mark.parametrize(
     ("n", "how"),
-    [(3, "killed"), pytest.param(2, "killed_with_hook", marks=FULL), pytest.param(3, "optimizer", marks=FULL)],
+    [
+        (2, "killed"),
+        pytest.param(3, "killed", marks=FULL),
+        pytest.param(2, "killed_with_hook", marks=FULL),
+        pytest.param(3, "optimizer", marks=FULL),
+    ],
 )
 def test_a_killed_rank_is_named_within_two_seconds(launch: Launch, n: int, how: str) -> None:
     job = launch(n, "failures.py", "--only", how, options=["--grace", "100"])
