@@ -14,13 +14,12 @@ const WHOLE_BATCH_VALUES_MAX: usize = 1 << 24;
 /// takes a few seconds on one processor.
 const WHOLE_BATCH_VALUES_READ: usize = 1 << 32;
 /// The number of records in a run with the default number of epochs. With each record, the run tests the model,
-/// prints a line and saves a
-/// checkpoint.
+/// prints a line and saves a checkpoint.
 const RECORDS_DEFAULT: u64 = 40;
 /// The default batch size in samples. This default does not apply if the whole training set is one batch.
 pub const BATCH_SIZE_DEFAULT: usize = 128;
-/// The default number of epochs. This default does not apply if the whole training set is one batch. On small data sets the default is
-/// larger, so that a run takes at least [`STEPS_DEFAULT_MIN`] steps.
+/// The default number of epochs. This default does not apply if the whole training set is one batch. On small data
+/// sets the default is larger, so that a run takes at least [`STEPS_DEFAULT_MIN`] steps.
 pub const EPOCHS_DEFAULT: u64 = 40;
 /// The minimum number of steps of a run without `--epochs` and `--batch-size`: as many as 40 epochs of the built-in digits. With
 /// far fewer steps, Adam stops far from the optimum.

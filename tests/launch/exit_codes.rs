@@ -184,14 +184,18 @@ fn flags_that_differ_between_ranks_are_named() {
         spawn("ringbench", folder.path(), &arguments)
     };
     let cases: [(&[&str], &str); 3] = [
-        (&["all_reduce", "-e", "16"], "different flags (-e (--max-bytes))"),
-        (&["broadcast", "-e", "8"], "different flags (OPERATION"),
-        (&["all_reduce", "-e", "8", "-n", "3", "-c", "0"], "different flags (-n (--iters), -c (--check))"),
+        (&["all_reduce", "-e", "16"], "-e (--max-bytes)"),
+        (&["broadcast", "-e", "8"], "OPERATION"),
+        (&["all_reduce", "-e", "8", "-n", "3", "-c", "0"], "-n (--iters), -c (--check)"),
     ];
     for (flags, expected) in cases {
         let (first, second) = (start("0", &["all_reduce", "-e", "8"]), start("1", flags));
         for done in [finish(first), finish(second)] {
-            assert_fails(&done, Exit::Mismatch, &format!("rank 1 was started with {expected}"));
+            assert_fails(
+                &done,
+                Exit::Mismatch,
+                &format!("rank 1 and rank 0 were started with different flags ({expected})"),
+            );
             assert!(done.stdout.is_empty(), "unexpected results: {}", done.stdout());
         }
     }

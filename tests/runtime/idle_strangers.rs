@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::util::ranks::{peers_file, peers_file_options, server_options};
-use crate::util::{full_or, wait_until};
+use crate::util::{if_full_else, wait_until};
 use ringtrain::rendezvous::{Launched, Server};
 use ringtrain::wire::Secret;
 use ringtrain::{Group, JoinMethod, JoinOptions, Rank, ReduceOp, WorldSize};
@@ -145,7 +145,7 @@ const FULL: [Case; 4] = [
 /// Regression test: more than 512 idle connections to a rank's port kept a job from starting.
 #[test]
 fn ranks_join_by_a_peers_file_in_spite_of_idle_strangers() {
-    for &(count, sources, on_close) in full_or::<[Case]>(&FULL, &SHORT) {
+    for &(count, sources, on_close) in if_full_else::<[Case]>(&FULL, &SHORT) {
         let targets = 2;
         raise_open_files_limit(targets * count + 3000);
         let secret = Secret::new(b"a secret for this test").unwrap();
@@ -177,7 +177,7 @@ fn ranks_join_by_a_peers_file_in_spite_of_idle_strangers() {
 /// Regression test: more than 512 idle connections to the launcher's rendezvous kept a job from starting.
 #[test]
 fn ranks_join_under_a_launcher_in_spite_of_idle_strangers() {
-    for &(count, sources, on_close) in full_or::<[Case]>(&FULL, &SHORT) {
+    for &(count, sources, on_close) in if_full_else::<[Case]>(&FULL, &SHORT) {
         raise_open_files_limit(count + 3000);
         let (world, job_id) = (WorldSize::new(RANKS).unwrap(), [7; 16]);
         let secret = Secret::new(b"a secret for this test").unwrap();
