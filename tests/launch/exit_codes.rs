@@ -194,7 +194,7 @@ fn flags_that_differ_between_ranks_are_named() {
             assert_fails(
                 &done,
                 Exit::Mismatch,
-                &format!("rank 1 and rank 0 were started with different flags ({expected})"),
+                &format!("rank 1 and rank 0 were started with different flags ({expected}"),
             );
             assert!(done.stdout.is_empty(), "unexpected results: {}", done.stdout());
         }
