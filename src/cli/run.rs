@@ -304,8 +304,8 @@ impl std::str::FromStr for RankCount {
     }
 }
 
-/// Parses a value of `--bind-to`. mpirun and mpiexec allow a qualifier after a colon. ringrun ignores this qualifier. The error for a
-/// place of these launchers is a sentence that says which place to use.
+/// Parses a value of `--bind-to`. mpirun and mpiexec allow a qualifier after a colon. ringrun ignores this qualifier. The error
+/// for a place of these launchers is a sentence that says which place to use.
 fn parse_binding(text: &str) -> Result<Binding, String> {
     let instead = match text.split_once(':').map_or(text, |(place, _)| place) {
         "none" => return Ok(Binding::None),

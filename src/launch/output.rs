@@ -115,7 +115,7 @@ impl Output {
         job: Arc<Waker>,
     ) -> io::Result<Self> {
         let poll = Poll::new()?;
-        let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
+        let waker = Arc::new(Waker::new(poll.registry(), WAKE_TOKEN)?);
         let (commands, commands_in) = channel();
         let (events_out, events) = channel();
         let wake_at_end = WakeOnDrop(Arc::clone(&job));
