@@ -19,6 +19,15 @@ use rustix::fs::FallocateFlags;
 ///
 /// Any error of the operating system. The old file is then unchanged, and the temporary file is removed.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace(path, bytes, File::sync_all)
+}
+
+/// Does what [`write`] does. `sync_directory` writes the renamed entry of the directory to the disk.
+fn replace(
+    path: &Path,
+    bytes: &[u8],
+    sync_directory: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
     let target = resolve_symlink(path);
     if is_special(&target) {
         return OpenOptions::new().write(true).open(&target)?.write_all(bytes);
@@ -29,7 +38,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     temporary.file().write_all(bytes)?;
     temporary.file().sync_all()?;
     temporary.rename_to(&target)?;
-    if let Err(error) = directory.sync_all() {
+    if let Err(error) = sync_directory(&directory) {
         log::warn!("{} was written, but a power failure may undo the write: {error}", path.display());
     }
     Ok(())
@@ -176,6 +185,16 @@ mod tests {
         write(&path, b"whole").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
         assert_eq!(file_names(directory.path()), ["file"]);
+    }
+
+    /// Regression test: the function returned an error after the rename, so the caller believed that the old file remained.
+    #[test]
+    fn a_failure_after_the_rename_is_not_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        write(&path, b"old").unwrap();
+        replace(&path, b"new", |_| Err(io::Error::other("the disk failed"))).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
     }
 
     #[test]

@@ -226,6 +226,19 @@ fn ringrun_reports_the_rank_that_was_killed_and_leaves_no_process() {
     }
 }
 
+/// Regression test: ringrun knew that a rank had died, but did not tell the ranks that waited for it. They waited until ringrun
+/// stopped them.
+#[test]
+fn other_ranks_name_a_rank_that_dies_before_it_registers() {
+    let script = r#"[ "$RING_RANK" = 1 ] && kill -9 $$; exec "$0" --start-timeout 10"#;
+    let program = env!("CARGO_BIN_EXE_ringtrain");
+    let done = finish(ringrun(&["-n", "2", "--grace", "100", "sh", "-c", script, program]).spawn().unwrap());
+    let errors = done.stderr();
+    let line = errors.lines().find(|line| line.starts_with("[0]<stderr>:ringtrain: error"));
+    let parts = ["rank 1", "was lost while the job was starting", "SIGKILL"];
+    assert!(line.is_some_and(|line| parts.iter().all(|part| line.contains(part))), "{errors}");
+}
+
 /// The sockets of a rank stopped by SIGSTOP stay open, so the other ranks notice the stopped rank only when an
 /// operation passes its deadline.
 #[test]

@@ -298,6 +298,7 @@ fn a_reset_between_two_live_ranks_is_reported_as_a_network_problem() {
         let error = error.expect("the call fails").to_string();
         assert!(error.contains("check the network between ranks"), "rank {rank}: {error}");
         assert!(error.contains("connection to rank"), "rank {rank}: {error}");
+        assert!(error.contains("s after the last frame from it"), "rank {rank}: {error}");
     }
 }
 
