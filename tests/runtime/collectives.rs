@@ -1,7 +1,7 @@
-//! Tests of collectives of values with an index (`MinLoc` and `MaxLoc`), compressed sums, arrays, refused arguments and
-//! statistics.
+//! Tests of collectives of values with an index (`MinLoc` and `MaxLoc`), compressed sums, arrays, refused arguments,
+//! statistics and page faults.
 
-use crate::util::ranks;
+use crate::util::ranks::{self, TestTransport};
 use ndarray::{Array2, Array3};
 use ringtrain::engine::CREDIT_BYTES;
 use ringtrain::wire::frame::HEADER_BYTES;
@@ -102,5 +102,33 @@ fn statistics_count_operations_and_sent_bytes() {
         let extra = bytes.checked_sub(payload + headers * header_bytes);
         let extra = extra.unwrap_or_else(|| panic!("{bytes} bytes are too few"));
         assert!(extra.is_multiple_of(header_bytes) && extra / header_bytes <= credits_max, "{bytes} bytes");
+    }
+}
+
+/// Returns the number of page faults of this thread so far.
+fn page_faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    fields.split(' ').nth(7).unwrap().parse().unwrap()
+}
+
+/// Regression test: the call copied both buffers through new memory. The page faults took most of its time.
+#[test]
+fn an_all_to_all_between_two_buffers_uses_no_new_memory() {
+    let bytes = 4 << 20;
+    for transport in TestTransport::ALL {
+        let faults = transport.run(2, move |mut group| {
+            let (input, mut output) = (vec![1u8; bytes], vec![2u8; bytes]);
+            let before = page_faults();
+            group.all_to_all_into(&input, &mut output).unwrap();
+            assert_eq!(output, input);
+            page_faults() - before
+        });
+        // Some page faults map the shared memory. Copies of both buffers cause twice as many as are allowed here.
+        let faults_max = (bytes / rustix::param::page_size()) as u64;
+        assert!(
+            faults.iter().all(|&count| count < faults_max),
+            "{transport:?}: {faults:?}, not below {faults_max}"
+        );
     }
 }
