@@ -8,7 +8,7 @@ use super::history::CallerContract;
 use super::operation::{OperationInfo, OperationKey, RunningOperation};
 use super::{Engine, FrameVerdict, OpId, Timestamp, Transmit};
 use crate::types::{Contract, GROUP_FLAGS, Operation, Rank, Site};
-use crate::wire::cause::{AWAITED_MAX, Waiting};
+use crate::wire::cause::{AWAITED_MAX, SilentLink, Waiting};
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
 /// How long others may take to tell why a peer cannot be reached.
@@ -47,8 +47,8 @@ impl Engine {
         }
         self.overdue = Some(id);
         let timeout = self.call_of(id).map_or(0, |call| call.timeout.as_millis() as u64);
-        let waiting = self.waiting().into_iter().collect();
-        self.fail(Cause::Timeout { timeout_ms: timeout, waiting });
+        let cause = self.own_timeout(timeout);
+        self.fail(cause);
     }
 
     /// A control frame's payload has arrived.
@@ -226,12 +226,56 @@ impl Engine {
         Some(Transmit::Control { header, payload })
     }
 
+    /// The host of `peer` does not acknowledge the data of this rank, although they were sent again.
+    pub fn report_unacknowledged(&mut self, peer: Rank) {
+        self.unacknowledged.insert(peer);
+        for link in self.silent_links.iter_mut().filter(|link| link.peer == peer) {
+            link.is_acknowledged = false;
+        }
+        if let Some(Failure { cause: known @ Cause::Timeout { .. }, reported_by }) = self.failure.clone() {
+            let cause = self.with_own_words(known);
+            self.failure = Some(Failure { cause, reported_by });
+        }
+    }
+
+    /// The cause that this rank's own operations give for a missed deadline.
+    fn own_timeout(&mut self, timeout_ms: u64) -> Cause {
+        let waiting = self.waiting();
+        if self.silent_links.is_empty()
+            && let Some(waiting) = &waiting
+        {
+            self.silent_links = self.links_to(waiting);
+        }
+        Cause::Timeout {
+            timeout_ms,
+            waiting: waiting.into_iter().collect(),
+            links: self.silent_links.clone(),
+        }
+    }
+
+    /// Returns the links on which this rank waits. An operation in shared memory waits on no link.
+    fn links_to(&self, waiting: &Waiting) -> Vec<SilentLink> {
+        if self.waiting_operation().is_some_and(|id| self.external.contains_key(&id)) {
+            return Vec::new();
+        }
+        let peers = waiting.awaited.iter().map(|&(peer, _)| peer).filter(|&peer| peer != waiting.rank);
+        let link_to = |peer| {
+            let link = self.links.get(&peer)?;
+            Some(SilentLink {
+                rank: waiting.rank,
+                peer,
+                silence_ms: self.now.saturating_sub(link.last_frame).as_millis().min(u32::MAX.into()) as u32,
+                is_acknowledged: !self.unacknowledged.contains(&peer),
+            })
+        };
+        peers.filter_map(link_to).collect()
+    }
+
     /// What this rank itself can add to a cause.
-    fn with_own_words(&self, mut cause: Cause) -> Cause {
+    fn with_own_words(&mut self, mut cause: Cause) -> Cause {
         match &cause {
             Cause::Timeout { timeout_ms, .. } => {
-                let own =
-                    Cause::Timeout { timeout_ms: *timeout_ms, waiting: self.waiting().into_iter().collect() };
+                let own = self.own_timeout(*timeout_ms);
                 cause.join(own)
             }
             Cause::Mismatch { group, sequence, first, first_asked, second, .. } => {
@@ -253,7 +297,7 @@ impl Engine {
 
     /// What this rank waits in: the operation whose deadline has passed, or else the oldest that has had half of its time.
     /// Whoever comes only when the others' patience has ended is the one they waited for.
-    fn waiting(&self) -> Option<Waiting> {
+    fn waiting_operation(&self) -> Option<OpId> {
         let has_waited = |call: &OperationInfo| {
             let began = call.deadline.saturating_sub(call.timeout);
             self.now.saturating_sub(began) >= call.timeout / 2
@@ -262,7 +306,11 @@ impl Engine {
         let posted = self.matching.posted().find(|posted| has_waited(&posted.call));
         let external = self.external.iter().find(|(_, external)| has_waited(&external.call));
         let all = [running.map(|(&id, _)| id), posted.map(|posted| posted.id), external.map(|(&id, _)| id)];
-        let id = self.overdue.or(all.into_iter().flatten().min())?;
+        self.overdue.or(all.into_iter().flatten().min())
+    }
+
+    fn waiting(&self) -> Option<Waiting> {
+        let id = self.waiting_operation()?;
         let call = self.call_of(id)?;
         let awaited: Vec<Rank> = match (self.operations.get(&id), self.external.get(&id)) {
             (Some(running), _) => running.awaited().take(AWAITED_MAX).collect(),

@@ -44,6 +44,7 @@ pub use self::operation::{EAGER_BYTES, OperationKey};
 use self::operation::{NextSend, OperationInfo, OutgoingSegment, RunningOperation};
 use crate::schedule::Action;
 use crate::types::{Contract, Operation, Rank, Site, WorldSize};
+use crate::wire::cause::SilentLink;
 use crate::wire::{FrameHeader, FrameKind};
 
 /// A moment, as the time since an epoch of the driver's choice.
@@ -172,6 +173,10 @@ pub struct Engine {
     next_id: u64,
     now: Timestamp,
     failure: Option<Failure>,
+    /// After a missed deadline: the links on which this rank waited.
+    silent_links: Vec<SilentLink>,
+    /// Peers whose hosts do not acknowledge the data of this rank.
+    unacknowledged: BTreeSet<Rank>,
     /// A peer to which no link could be opened.
     unreached: Option<Unreached>,
     closing: bool,
@@ -198,6 +203,8 @@ impl Engine {
             next_id: 0,
             now: Duration::ZERO,
             failure: None,
+            silent_links: Vec::new(),
+            unacknowledged: BTreeSet::new(),
             unreached: None,
             closing: false,
         }

@@ -306,7 +306,7 @@ fn the_operation_whose_time_is_over_is_the_one_that_is_named() {
     pair.sides[0].engine.handle_timeout(MINUTE);
     pair.settle();
     for cause in pair.causes() {
-        let Some(Cause::Timeout { timeout_ms: 60_000, waiting }) = cause else { panic!("{cause:?}") };
+        let Some(Cause::Timeout { timeout_ms: 60_000, waiting, .. }) = cause else { panic!("{cause:?}") };
         assert_eq!(waiting.len(), 1, "{cause:?}");
         assert_eq!((waiting[0].rank, waiting[0].asked), (R0, asked.contract));
         assert_eq!(waiting[0].awaited, [(R1, "b".to_owned())]);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::{EnvironmentError, PeersFileError};
 use crate::types::{Rank, WorldSize};
+use crate::wire::cause::is_without_answer;
 use crate::wire::handshake::{HandshakeError, Refusal};
 use crate::wire::{Cause, SecretError};
 
@@ -96,9 +97,7 @@ pub enum StartError {
     #[error("the rendezvous refused this rank: {0}")]
     Refused(String),
     /// A rank ended, or its connection to the rendezvous failed, before the job started.
-    #[error(
-        "rank {rank} on {host} was lost while the job was starting: {detail}; see the output of that rank, and if it still runs, check the network to it"
-    )]
+    #[error("rank {rank} on {host} was lost while the job was starting: {detail}; {}", advice(detail))]
     PeerLost {
         /// The rank that was lost.
         rank: Rank,
@@ -128,6 +127,15 @@ pub enum StartError {
         /// The error of the operating system.
         source: io::Error,
     },
+}
+
+/// Returns the advice for a lost rank.
+fn advice(detail: &str) -> &'static str {
+    if is_without_answer(detail) {
+        "check the network to it: addresses, MTU and firewall"
+    } else {
+        "see the output of that rank, and if it still runs, check the network to it"
+    }
 }
 
 /// The same text as `Display`, because `main` and `unwrap` print errors with `Debug`.

@@ -1,9 +1,12 @@
 //! The root cause of a job's failure, which all ranks report.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
+use rustix::io::Errno;
+
 use super::frame::CONTROL_BYTES_MAX;
+pub use super::missed_deadline::{AWAITED_MAX, LINKS_MAX, SilentLink, WAITING_MAX, Waiting};
+use super::missed_deadline::{MissedDeadline, SITE_BYTES_MAX, join_links, join_waiting, put_all, read_all};
 use super::reader::{Reader, put_text, truncate};
 use crate::types::{Algorithm, Contract, DType, GROUP_FLAGS, Operation, Rank, ReduceOp};
 
@@ -13,7 +16,8 @@ use crate::types::{Algorithm, Contract, DType, GROUP_FLAGS, Operation, Rank, Red
 pub enum Cause {
     /// A process ended, or the network between two ranks failed. The reporting rank cannot tell which.
     #[error(
-        "rank {seen_by}'s connection to rank {rank} on {host} was lost: {detail}; see the output of rank {rank}, and if that rank still runs, check the network between ranks {seen_by} and {rank}"
+        "rank {seen_by}'s connection to rank {rank} on {host} was lost: {detail}; {}",
+        advice(*seen_by, *rank, detail)
     )]
     PeerLost {
         /// The rank at the other end of the connection.
@@ -61,12 +65,14 @@ pub enum Cause {
         second_site: String,
     },
     /// An operation did not end before its deadline.
-    #[error("{}", MissedDeadline { timeout_ms: *timeout_ms, waiting })]
+    #[error("{}", MissedDeadline { timeout_ms: *timeout_ms, waiting, links })]
     Timeout {
         /// The time-out of the operation in milliseconds.
         timeout_ms: u64,
         /// At most [`WAITING_MAX`] of the ranks that wait, in rank order, each with its oldest operation.
         waiting: Vec<Waiting>,
+        /// At most [`LINKS_MAX`] of the links on which these ranks wait, in rank order.
+        links: Vec<SilentLink>,
     },
     /// The program on a rank stopped the job with a message.
     #[error("rank {rank} on {host} stopped the job: {message}")]
@@ -92,82 +98,32 @@ pub enum Cause {
     },
 }
 
-/// A rank that waits in an operation.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Waiting {
-    /// The rank that waits.
-    pub rank: Rank,
-    /// The group of the operation.
-    pub group: u32,
-    /// The operation's number within its group, counted from 0.
-    pub sequence: u64,
-    /// The operation that the rank called.
-    pub asked: Contract,
-    /// The file and line of the call.
-    pub site: String,
-    /// At most [`AWAITED_MAX`] of the ranks for which this rank waits, with their hosts.
-    pub awaited: Vec<(Rank, String)>,
+/// Returns the advice for a lost connection.
+fn advice(seen_by: Rank, rank: Rank, detail: &str) -> String {
+    let network = format!("check the network between ranks {seen_by} and {rank}");
+    if is_without_answer(detail) {
+        return format!("{network}: addresses, MTU and firewall");
+    }
+    format!("see the output of rank {rank}, and if that rank still runs, {network}")
 }
 
-/// The maximum number of waiting ranks that a cause names. If more ranks wait, the cause names the lowest ranks.
-pub const WAITING_MAX: usize = 12;
-/// The maximum number of awaited ranks that a cause names for each waiting rank.
-pub const AWAITED_MAX: usize = 3;
-/// The maximum length of a call's file and line on the wire, in bytes.
-const SITE_BYTES_MAX: u16 = 80;
-/// The maximum length of an awaited rank's host on the wire, in bytes.
-const HOST_BYTES_MAX: u16 = 40;
-const CONTRACT_BYTES: usize = 20;
+/// Returns whether the error of a connection means that no answer came from the other host. If only the process at the other end
+/// has ended, its host answers, and the error is another one.
+pub fn is_without_answer(detail: &str) -> bool {
+    let errors = [Errno::TIMEDOUT, Errno::HOSTUNREACH, Errno::HOSTDOWN, Errno::NETUNREACH, Errno::NETDOWN];
+    let is_error = |error: &Errno| detail.contains(&format!("(os error {})", error.raw_os_error()));
+    detail.contains(NO_ANSWER) || errors.iter().any(is_error)
+}
 
-/// The maximum length of an encoded [`Waiting`] in bytes.
-const WAITING_BYTES_MAX: usize =
-    19 + CONTRACT_BYTES + SITE_BYTES_MAX as usize + AWAITED_MAX * (6 + HOST_BYTES_MAX as usize);
-
-const _: () = assert!(WAITING_MAX * WAITING_BYTES_MAX + 32 <= CONTROL_BYTES_MAX);
+/// The words with which a transport says that a host does not answer.
+pub const NO_ANSWER: &str = "no connection within";
 
 /// Displays the file and line of a call, if they are known.
-struct At<'a>(&'a str);
+pub(super) struct At<'a>(pub(super) &'a str);
 
 impl fmt::Display for At<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { Ok(()) } else { write!(f, " at {}", self.0) }
-    }
-}
-
-/// Displays [`Cause::Timeout`]: the ranks that probably cause the delay, then which rank waits for which ranks.
-struct MissedDeadline<'a> {
-    timeout_ms: u64,
-    waiting: &'a [Waiting],
-}
-
-impl fmt::Display for MissedDeadline<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { timeout_ms, waiting } = self;
-        write!(f, "an operation did not end within {timeout_ms} ms")?;
-        let waits = |rank: Rank| waiting.iter().any(|waiting| waiting.rank == rank);
-        let mut culprits: Vec<&(Rank, String)> =
-            waiting.iter().flat_map(|waiting| &waiting.awaited).filter(|(rank, _)| !waits(*rank)).collect();
-        culprits.sort();
-        culprits.dedup();
-        for (index, (rank, host)) in culprits.iter().enumerate() {
-            write!(
-                f,
-                "{} rank {rank} on {host}",
-                if index == 0 { ": all other ranks wait for" } else { " and" }
-            )?;
-        }
-        f.write_str(if culprits.is_empty() {
-            ": the ranks wait for each other; check the network between them"
-        } else {
-            ", where the program hangs, is stopped, is slow (then raise --timeout) or did not call the operation, or the network delivers nothing"
-        })?;
-        for Waiting { rank, group, sequence, asked, site, awaited } in *waiting {
-            write!(f, "; rank {rank} waits in {asked}, operation {sequence} of group {group}{}", At(site))?;
-            for (index, (rank, _)) in awaited.iter().enumerate() {
-                write!(f, "{} {rank}", if index == 0 { ", for rank" } else { " and" })?;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -184,19 +140,14 @@ impl Cause {
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         match (self, other) {
-            (Self::Timeout { timeout_ms: a, waiting }, Self::Timeout { timeout_ms: b, waiting: more }) => {
-                let mut known: BTreeMap<Rank, Waiting> = BTreeMap::new();
-                for waiting in waiting.into_iter().chain(more) {
-                    let entry = known.entry(waiting.rank).or_insert_with(|| waiting.clone());
-                    if waiting < *entry {
-                        *entry = waiting;
-                    }
-                }
-                Self::Timeout {
-                    timeout_ms: a.min(b),
-                    waiting: known.into_values().take(WAITING_MAX).collect(),
-                }
-            }
+            (
+                Self::Timeout { timeout_ms: a, waiting, links },
+                Self::Timeout { timeout_ms: b, waiting: more, links: more_links },
+            ) => Self::Timeout {
+                timeout_ms: a.min(b),
+                waiting: join_waiting(waiting, more),
+                links: join_links(links, more_links),
+            },
             (mut a, mut b) => {
                 a.exchange_sites(&mut b);
                 let key = |cause: &Self| (cause.precedence(), cause.encoded_contracts());
@@ -292,13 +243,10 @@ impl Cause {
                 put_contract(&mut out, second_asked);
                 put_text(&mut out, second_site, SITE_BYTES_MAX);
             }
-            Self::Timeout { timeout_ms, waiting } => {
+            Self::Timeout { timeout_ms, waiting, links } => {
                 put_texts(&mut out, 5, Rank::ZERO, &[]);
                 out.extend_from_slice(&timeout_ms.to_le_bytes());
-                out.push(waiting.len().min(WAITING_MAX) as u8);
-                for waiting in waiting.iter().take(WAITING_MAX) {
-                    put_waiting(&mut out, waiting);
-                }
+                put_all(&mut out, waiting, links);
             }
             Self::Aborted { rank, host, message } => put_texts(&mut out, 6, *rank, &[host, message]),
             Self::Misbehaved { rank, host, detail } => put_texts(&mut out, 7, *rank, &[host, detail]),
@@ -327,13 +275,11 @@ impl Cause {
                 second_asked: read_contract(&mut reader)?,
                 second_site: reader.text()?,
             },
-            5 => Self::Timeout {
-                timeout_ms: reader.u64()?,
-                waiting: {
-                    let count = usize::from(reader.u8()?).min(WAITING_MAX);
-                    (0..count).map(|_| read_waiting(&mut reader)).collect::<Option<_>>()?
-                },
-            },
+            5 => {
+                let timeout_ms = reader.u64()?;
+                let (waiting, links) = read_all(&mut reader)?;
+                Self::Timeout { timeout_ms, waiting, links }
+            }
             6 => Self::Aborted { rank, host: reader.text()?, message: reader.text()? },
             7 => Self::Misbehaved { rank, host: reader.text()?, detail: reader.text()? },
             _ => return None,
@@ -350,35 +296,7 @@ fn put_texts(out: &mut Vec<u8>, kind: u8, rank: Rank, texts: &[&str]) {
     }
 }
 
-fn put_waiting(out: &mut Vec<u8>, waiting: &Waiting) {
-    let Waiting { rank, group, sequence, asked, site, awaited } = waiting;
-    out.extend_from_slice(&rank.get().to_le_bytes());
-    out.extend_from_slice(&group.to_le_bytes());
-    out.extend_from_slice(&sequence.to_le_bytes());
-    put_contract(out, asked);
-    put_text(out, site, SITE_BYTES_MAX);
-    out.push(awaited.len().min(AWAITED_MAX) as u8);
-    for (rank, host) in awaited.iter().take(AWAITED_MAX) {
-        out.extend_from_slice(&rank.get().to_le_bytes());
-        put_text(out, host, HOST_BYTES_MAX);
-    }
-}
-
-fn read_waiting(reader: &mut Reader<'_>) -> Option<Waiting> {
-    Some(Waiting {
-        rank: Rank::new(reader.u32()?),
-        group: reader.u32()?,
-        sequence: reader.u64()?,
-        asked: read_contract(reader)?,
-        site: reader.text()?,
-        awaited: {
-            let count = usize::from(reader.u8()?).min(AWAITED_MAX);
-            (0..count).map(|_| Some((Rank::new(reader.u32()?), reader.text()?))).collect::<Option<_>>()?
-        },
-    })
-}
-
-fn put_contract(out: &mut Vec<u8>, contract: &Contract) {
+pub(super) fn put_contract(out: &mut Vec<u8>, contract: &Contract) {
     out.push(contract.operation.to_byte());
     out.push(contract.dtype.to_byte());
     out.push(contract.reduction.map_or(0, ReduceOp::to_byte));
@@ -388,7 +306,7 @@ fn put_contract(out: &mut Vec<u8>, contract: &Contract) {
     out.extend_from_slice(&contract.layout.to_le_bytes());
 }
 
-fn read_contract(reader: &mut Reader<'_>) -> Option<Contract> {
+pub(super) fn read_contract(reader: &mut Reader<'_>) -> Option<Contract> {
     let [operation, dtype, reduction, algorithm] = reader.array()?;
     Some(Contract {
         operation: Operation::from_byte(operation)?,
@@ -407,24 +325,7 @@ mod tests {
 
     use super::*;
     use crate::wire::frame::tests::contracts;
-
-    fn waiting_ranks() -> impl Strategy<Value = Waiting> {
-        let awaited = (any::<u32>().prop_map(Rank::new), "[ -~]{0,20}");
-        (
-            (0..20u32, any::<u32>(), any::<u64>()),
-            contracts(),
-            "[ -~]{0,60}",
-            proptest::collection::vec(awaited, 0..=AWAITED_MAX),
-        )
-            .prop_map(|((rank, group, sequence), asked, site, awaited)| Waiting {
-                rank: Rank::new(rank),
-                group,
-                sequence,
-                asked,
-                site,
-                awaited,
-            })
-    }
+    use crate::wire::missed_deadline::tests::missed_deadlines;
 
     fn causes() -> impl Strategy<Value = Cause> {
         let rank = || any::<u32>().prop_map(Rank::new);
@@ -448,8 +349,11 @@ mod tests {
                     second_asked: second.1,
                     second_site: second.2,
                 }),
-            (any::<u64>(), proptest::collection::vec(waiting_ranks(), 0..WAITING_MAX))
-                .prop_map(|(timeout_ms, waiting)| Cause::Timeout { timeout_ms, waiting }),
+            (any::<u64>(), missed_deadlines()).prop_map(|(timeout_ms, (waiting, links))| Cause::Timeout {
+                timeout_ms,
+                waiting,
+                links
+            }),
             (rank(), text(), text()).prop_map(|(rank, host, message)| Cause::Aborted { rank, host, message }),
             (rank(), text(), text()).prop_map(|(rank, host, detail)| Cause::Misbehaved {
                 rank,
@@ -496,5 +400,29 @@ mod tests {
         let Some(Cause::Aborted { host, message, .. }) = Cause::decode(&bytes) else { panic!("not decoded") };
         assert_eq!(host, "h\u{fffd}[31m");
         assert_eq!(message, "é".repeat(512));
+    }
+
+    /// Regression test: if a host did not answer, the advice was to read the output of the rank on this host.
+    #[test]
+    fn only_the_network_is_suspect_if_a_host_does_not_answer() {
+        let error = |error: Errno| std::io::Error::from(error).to_string();
+        let text = |detail: String| {
+            let (rank, host, seen_by) = (Rank::new(1), "h".into(), Rank::new(0));
+            Cause::PeerLost { rank, host, seen_by, detail }.to_string()
+        };
+        for detail in [error(Errno::TIMEDOUT), error(Errno::HOSTUNREACH), format!("{NO_ANSWER} 5 s")] {
+            let text = text(detail);
+            assert!(!text.contains("see the output"), "{text}");
+            assert!(
+                text.ends_with("check the network between ranks 0 and 1: addresses, MTU and firewall"),
+                "{text}"
+            );
+        }
+        for detail in [error(Errno::CONNRESET), error(Errno::CONNREFUSED)] {
+            assert!(
+                text(detail)
+                    .contains("see the output of rank 1, and if that rank still runs, check the network")
+            );
+        }
     }
 }

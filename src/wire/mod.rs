@@ -14,6 +14,7 @@ pub mod frame;
 pub mod handshake;
 #[cfg(test)]
 mod handshake_tests;
+mod missed_deadline;
 mod reader;
 pub mod record;
 mod secret;

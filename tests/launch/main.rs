@@ -6,6 +6,7 @@ mod blame;
 mod ending;
 mod examples;
 mod exit_codes;
+mod faulty_network;
 mod killed_ranks;
 mod mpi4py;
 mod output;

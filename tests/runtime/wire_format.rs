@@ -10,7 +10,7 @@ use bytemuck::bytes_of;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use ringtrain::rendezvous::Server;
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
-use ringtrain::wire::cause::Waiting;
+use ringtrain::wire::cause::{SilentLink, Waiting};
 use ringtrain::wire::frame::{CONTROL_BYTES_MAX, HEADER_BYTES, SEGMENT_BYTES_MAX};
 use ringtrain::wire::handshake::{Acceptor, Dialer, Handshake as _, Introduction, Job, Purpose, StreamId};
 use ringtrain::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
@@ -256,6 +256,15 @@ fn a_refusal_has_the_documented_bytes() {
     assert_eq!((answer.len(), answer[10], &answer[48..]), (80, 1, &[0; 32][..]));
 }
 
+/// Returns a missed deadline with one waiting rank and one link.
+fn missed_deadline(asked: Contract) -> Cause {
+    let (rank, silence_ms) = (Rank::new(3), 4);
+    let awaited = vec![(rank, "h".to_owned())];
+    let waiting = Waiting { rank, group: 3, sequence: 5, asked, site: "why".into(), awaited };
+    let link = SilentLink { rank, peer: rank, silence_ms, is_acknowledged: true };
+    Cause::Timeout { timeout_ms: 6, waiting: vec![waiting], links: vec![link] }
+}
+
 #[test]
 fn every_abort_has_the_documented_bytes() {
     let rank = Rank::new(0x0102);
@@ -274,14 +283,6 @@ fn every_abort_has_the_documented_bytes() {
     let number: &[u8] = &[5, 0, 0, 0, 0, 0, 0, 0];
     let later: &[u8] = &[6, 0, 0, 0, 0, 0, 0, 0];
     let other: &[u8] = &[3, 0, 0, 0];
-    let waiting = Waiting {
-        rank: Rank::new(3),
-        group: 3,
-        sequence: 5,
-        asked,
-        site: text(),
-        awaited: vec![(Rank::new(3), host())],
-    };
     let cases: [(Cause, u8, &[&[u8]]); 6] = [
         (Cause::PeerLost { rank, host: host(), seen_by: Rank::new(3), detail: text() }, 1, &[h, why, other]),
         (Cause::PeerLeft { rank, host: host() }, 2, &[h]),
@@ -300,9 +301,24 @@ fn every_abort_has_the_documented_bytes() {
             &[other, number, contract, why, other, contract, &[0, 0]],
         ),
         (
-            Cause::Timeout { timeout_ms: 6, waiting: vec![waiting] },
+            missed_deadline(asked),
             5,
-            &[later, &[1], other, other, number, contract, why, &[1], other, h],
+            &[
+                later,
+                &[1],
+                other,
+                other,
+                number,
+                contract,
+                why,
+                &[1],
+                other,
+                h,
+                &[1],
+                other,
+                other,
+                &[4, 0, 0, 0, 1],
+            ],
         ),
         (Cause::Aborted { rank, host: host(), message: text() }, 6, &[h, why]),
         (Cause::Misbehaved { rank, host: host(), detail: text() }, 7, &[h, why]),

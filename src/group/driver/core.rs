@@ -14,6 +14,7 @@ use crate::group::link_driver::{Finished, LinkDriver, PollOutcome};
 use crate::group::{Error, Statistics};
 use crate::reduce::Kernels;
 use crate::transport::tcp::TcpTransport;
+use crate::types::Rank;
 
 /// How long a failed operation may take to tell the peers why, and to hear what they know.
 const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
@@ -99,6 +100,8 @@ impl Core {
                 if !self.link_driver.notify() && !is_over {
                     return PollProgress::Blocked;
                 }
+                // The cause has been sent: does each host acknowledge it?
+                self.check_links();
                 self.left_over.extend(self.link_driver.release());
                 let error = match self.link_driver.failure() {
                     Some(Failure { cause, reported_by }) => {
@@ -114,6 +117,9 @@ impl Core {
             JobState::Running => {}
         }
         let heard = (self.link_driver.arrivals(), self.link_driver.alerts());
+        if self.link_driver.poll_timeout().is_some_and(|due| now >= due) {
+            self.check_links();
+        }
         let poll = self.link_driver.poll(now);
         // A message is what a probe waits for, and an alert who sleeps at a desk.
         let mut is_progress = (self.link_driver.arrivals(), self.link_driver.alerts()) != heard;
@@ -136,6 +142,16 @@ impl Core {
             _ if is_progress => PollProgress::Progress,
             PollOutcome::Busy => PollProgress::Busy,
             PollOutcome::Blocked | PollOutcome::Failed(_) => PollProgress::Blocked,
+        }
+    }
+
+    /// Tells the engine which hosts do not acknowledge data.
+    fn check_links(&mut self) {
+        let count = self.link_driver.settings().hosts.len() as u32;
+        for peer in (0..count).map(Rank::new) {
+            if self.link_driver.transport().is_unacknowledged(peer) {
+                self.link_driver.engine_mut().report_unacknowledged(peer);
+            }
         }
     }
 

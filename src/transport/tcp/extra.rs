@@ -12,6 +12,7 @@ use super::{CONNECT_TIMEOUT, Dial, LinkState, TcpLink, TcpTransport};
 use crate::transport::handshake::DialProgress;
 use crate::transport::listener::{Accepted, HANDSHAKE_TIMEOUT};
 use crate::types::Rank;
+use crate::wire::cause::NO_ANSWER;
 use crate::wire::handshake::StreamId;
 
 /// An extra connection that is being opened.
@@ -107,7 +108,7 @@ impl TcpTransport {
             if self.extras.get(&token).is_some_and(is_late)
                 && let Some(Extra { peer, stream, .. }) = self.extras.remove(&token)
             {
-                let why = format!("no connection within {} s", CONNECT_TIMEOUT.as_secs());
+                let why = format!("{NO_ANSWER} {} s", CONNECT_TIMEOUT.as_secs());
                 self.handle_failed_extra(peer, stream, &why);
             }
         }

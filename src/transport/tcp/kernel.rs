@@ -9,6 +9,9 @@ const SO_MEMINFO: libc::c_int = 55;
 /// The number of values that `SO_MEMINFO` returns.
 const MEMINFO_VALUES: usize = libc::SK_MEMINFO_DROPS as usize + 1;
 
+/// The longest time that a host may take to answer, in milliseconds. The kernel sends data again after 200 ms at the earliest.
+const ANSWER_MS: u32 = 100;
+
 /// The state of a socket's send buffer. The bytes include the kernel's overhead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct SendSpace {
@@ -49,6 +52,31 @@ pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {
         1.. => Ok(true),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Returns whether the other host does not acknowledge data of this socket, although the kernel has sent them again.
+pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
+    // The first fields of the kernel's `struct tcp_info`: their places in bytes. The kernel fills as many as the buffer can hold.
+    const RETRANSMITS: usize = 2;
+    const PROBES: usize = 3;
+    const UNACKED: usize = 24;
+    const LAST_DATA_SENT_MS: usize = 44;
+    const LAST_ACK_RECEIVED_MS: usize = 56;
+    const BYTES: usize = LAST_ACK_RECEIVED_MS + size_of::<u32>();
+    let mut info = [0u8; BYTES];
+    let mut length = info.len() as libc::socklen_t;
+    let descriptor = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `length` bytes to the buffer, and their number to `length`.
+    let result = unsafe {
+        let (destination, length) = (info.as_mut_ptr().cast(), &raw mut length);
+        libc::getsockopt(descriptor, libc::IPPROTO_TCP, libc::TCP_INFO, destination, length)
+    };
+    let value = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
+    // If the peer's receive buffer is full, its host still answers what the kernel sends again.
+    let is_unanswered = value(LAST_ACK_RECEIVED_MS) > value(LAST_DATA_SENT_MS).saturating_add(ANSWER_MS);
+    // If this host cannot send at all, for example because its address is gone, the kernel counts only probes.
+    let is_sent_again = info[RETRANSMITS] > 0 && value(UNACKED) > 0 || info[PROBES] > 0;
+    result == 0 && is_unanswered && is_sent_again
 }
 
 /// Sets the maximum rate at which the kernel sends on a socket, in bytes per second.

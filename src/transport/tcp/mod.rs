@@ -34,6 +34,7 @@ use super::listener::{Accepted, Event, HANDSHAKE_TIMEOUT, Listener};
 use super::poller::Poller;
 use super::{TransferResult, Transport};
 use crate::types::Rank;
+use crate::wire::cause::NO_ANSWER;
 use crate::wire::handshake::{Introduction, Purpose, StreamId};
 
 /// The time within which a peer's machine must accept a TCP connection. The peer's process completes the handshake
@@ -307,11 +308,21 @@ impl TcpTransport {
             // If this rank did not call the library for a long time, the connection may be established by now.
             self.advance_dial(now, peer);
             if self.links.get(&peer).is_some_and(is_late) {
-                let why = format!("no connection within {} s", CONNECT_TIMEOUT.as_secs());
+                let why = format!("{NO_ANSWER} {} s", CONNECT_TIMEOUT.as_secs());
                 self.resolve(now, peer, &why, SimultaneousOpen::handle_failed);
             }
         }
         self.expire_extras(now);
+    }
+
+    /// Returns whether the host of `peer` does not acknowledge data, although they were sent again. A host acknowledges data even
+    /// if its program hangs.
+    pub fn is_unacknowledged(&self, peer: Rank) -> bool {
+        match self.links.get(&peer).map(|link| &link.state) {
+            Some(LinkState::Open(stream)) => kernel::is_unacknowledged(stream),
+            Some(LinkState::Bundled(bundle)) => bundle.connections().any(kernel::is_unacknowledged),
+            _ => false,
+        }
     }
 
     /// Returns when [`TcpTransport::serve`] must be called again, even if there is no event.

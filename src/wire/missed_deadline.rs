@@ -1,0 +1,290 @@
+//! The parts of the cause of a missed deadline: which ranks wait for which ranks, and the state of the links between them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::cause::{At, put_contract, read_contract};
+use super::frame::CONTROL_BYTES_MAX;
+use super::reader::{Reader, put_text};
+use crate::types::{Contract, Rank};
+
+/// A rank that waits in an operation.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Waiting {
+    /// The rank that waits.
+    pub rank: Rank,
+    /// The group of the operation.
+    pub group: u32,
+    /// The operation's number within its group, counted from 0.
+    pub sequence: u64,
+    /// The operation that the rank called.
+    pub asked: Contract,
+    /// The file and line of the call.
+    pub site: String,
+    /// At most [`AWAITED_MAX`] of the ranks for which this rank waits, with their hosts.
+    pub awaited: Vec<(Rank, String)>,
+}
+
+/// The maximum number of waiting ranks that a cause names. If more ranks wait, the cause names the lowest ranks.
+pub const WAITING_MAX: usize = 12;
+/// The maximum number of awaited ranks that a cause names for each waiting rank.
+pub const AWAITED_MAX: usize = 3;
+/// The maximum length of a call's file and line on the wire, in bytes.
+pub(super) const SITE_BYTES_MAX: u16 = 80;
+/// The maximum length of an awaited rank's host on the wire, in bytes.
+const HOST_BYTES_MAX: u16 = 40;
+const CONTRACT_BYTES: usize = 20;
+
+/// The maximum length of an encoded [`Waiting`] in bytes.
+const WAITING_BYTES_MAX: usize =
+    19 + CONTRACT_BYTES + SITE_BYTES_MAX as usize + AWAITED_MAX * (6 + HOST_BYTES_MAX as usize);
+
+/// The maximum number of links that a cause names.
+pub const LINKS_MAX: usize = 12;
+/// The length of an encoded [`SilentLink`] in bytes.
+const LINK_BYTES: usize = 13;
+
+const _: () = assert!(WAITING_MAX * WAITING_BYTES_MAX + LINKS_MAX * LINK_BYTES + 32 <= CONTROL_BYTES_MAX);
+
+/// A link on which a rank waits for data.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct SilentLink {
+    /// The rank that waits.
+    pub rank: Rank,
+    /// The rank at the other end of the link.
+    pub peer: Rank,
+    /// How long ago the last data arrived from `peer`, in milliseconds.
+    pub silence_ms: u32,
+    /// Whether the host of `peer` acknowledges the data of `rank`. A host does that even if its program hangs or is stopped.
+    pub is_acknowledged: bool,
+}
+
+/// Displays [`Cause::Timeout`](super::Cause::Timeout): first the faulty links, or the ranks that probably cause the delay. Then
+/// which rank waits for which ranks.
+pub(super) struct MissedDeadline<'a> {
+    pub(super) timeout_ms: u64,
+    pub(super) waiting: &'a [Waiting],
+    pub(super) links: &'a [SilentLink],
+}
+
+impl fmt::Display for MissedDeadline<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an operation did not end within {} ms: ", self.timeout_ms)?;
+        let mut faulty = self.links.iter().filter(|link| !link.is_acknowledged).peekable();
+        if faulty.peek().is_none() {
+            self.write_culprits(f)?;
+        }
+        for (index, link) in faulty.enumerate() {
+            self.write_faulty_link(f, link, index == 0)?;
+        }
+        for Waiting { rank, group, sequence, asked, site, awaited } in self.waiting {
+            write!(f, "; rank {rank} waits in {asked}, operation {sequence} of group {group}{}", At(site))?;
+            for (index, (peer, _)) in awaited.iter().enumerate() {
+                write!(f, "{} {peer}", if index == 0 { ", for rank" } else { " and" })?;
+                if let Some(link) = self.links.iter().find(|link| (link.rank, link.peer) == (*rank, *peer)) {
+                    write!(f, " (which sent its last data {:.1} s before)", link.silence())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MissedDeadline<'_> {
+    /// Writes the ranks that others wait for and that do not wait themselves.
+    fn write_culprits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let waits = |rank: Rank| self.waiting.iter().any(|waiting| waiting.rank == rank);
+        let awaited = self.waiting.iter().flat_map(|waiting| &waiting.awaited);
+        let mut culprits: Vec<&(Rank, String)> = awaited.filter(|(rank, _)| !waits(*rank)).collect();
+        culprits.sort();
+        culprits.dedup();
+        for (index, (rank, host)) in culprits.iter().enumerate() {
+            let before = if index == 0 { "all other ranks wait for" } else { " and" };
+            write!(f, "{before} rank {rank} on {host}")?;
+        }
+        f.write_str(if culprits.is_empty() {
+            "the ranks wait for each other; check the network between them (check addresses, MTU and firewall)"
+        } else {
+            ", where the program hangs, is stopped, is slow (then raise --timeout) or did not call the operation, or the network to this rank loses data (then check addresses, MTU and firewall)"
+        })
+    }
+
+    fn write_faulty_link(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        link: &SilentLink,
+        is_first: bool,
+    ) -> fmt::Result {
+        let SilentLink { rank, peer, .. } = link;
+        let waiting = self.waiting.iter().find(|waiting| waiting.rank == *rank);
+        let host = waiting.and_then(|waiting| waiting.awaited.iter().find(|(rank, _)| rank == peer));
+        write!(f, "{}the network between rank {rank} and rank {peer}", if is_first { "" } else { "; " })?;
+        if let Some((_, host)) = host {
+            write!(f, " on {host}")?;
+        }
+        let silence = link.silence();
+        write!(f, " is suspect: the host of rank {peer} does not acknowledge the data of rank {rank}")?;
+        write!(f, ", and the last data from rank {peer} arrived {silence:.1} s before")?;
+        if is_first {
+            f.write_str(" (check addresses, MTU and firewall, and that both hosts run)")?;
+        }
+        Ok(())
+    }
+}
+
+impl SilentLink {
+    /// Returns how long ago the last data arrived, in seconds.
+    fn silence(&self) -> f64 {
+        f64::from(self.silence_ms) / 1000.0
+    }
+}
+
+/// Merges the entries of two causes, in any order.
+pub(super) fn join_waiting(waiting: Vec<Waiting>, more: Vec<Waiting>) -> Vec<Waiting> {
+    let mut known: BTreeMap<Rank, Waiting> = BTreeMap::new();
+    for waiting in waiting.into_iter().chain(more) {
+        let entry = known.entry(waiting.rank).or_insert_with(|| waiting.clone());
+        if waiting < *entry {
+            *entry = waiting;
+        }
+    }
+    known.into_values().take(WAITING_MAX).collect()
+}
+
+/// Merges the links of two causes, in any order.
+pub(super) fn join_links(links: Vec<SilentLink>, more: Vec<SilentLink>) -> Vec<SilentLink> {
+    let mut known: BTreeMap<(Rank, Rank), SilentLink> = BTreeMap::new();
+    for link in links.into_iter().chain(more) {
+        let entry = known.entry((link.rank, link.peer)).or_insert(link);
+        entry.silence_ms = entry.silence_ms.max(link.silence_ms);
+        entry.is_acknowledged &= link.is_acknowledged;
+    }
+    known.into_values().take(LINKS_MAX).collect()
+}
+
+/// Appends the entries of a missed deadline.
+pub(super) fn put_all(out: &mut Vec<u8>, waiting: &[Waiting], links: &[SilentLink]) {
+    out.push(waiting.len().min(WAITING_MAX) as u8);
+    for waiting in waiting.iter().take(WAITING_MAX) {
+        put_waiting(out, waiting);
+    }
+    out.push(links.len().min(LINKS_MAX) as u8);
+    for SilentLink { rank, peer, silence_ms, is_acknowledged } in links.iter().take(LINKS_MAX) {
+        out.extend_from_slice(&rank.get().to_le_bytes());
+        out.extend_from_slice(&peer.get().to_le_bytes());
+        out.extend_from_slice(&silence_ms.to_le_bytes());
+        out.push(u8::from(*is_acknowledged));
+    }
+}
+
+/// Reads what [`put_all`] has written.
+pub(super) fn read_all(reader: &mut Reader<'_>) -> Option<(Vec<Waiting>, Vec<SilentLink>)> {
+    let count = usize::from(reader.u8()?).min(WAITING_MAX);
+    let waiting = (0..count).map(|_| read_waiting(reader)).collect::<Option<_>>()?;
+    let count = usize::from(reader.u8()?).min(LINKS_MAX);
+    let links = (0..count).map(|_| read_link(reader)).collect::<Option<_>>()?;
+    Some((waiting, links))
+}
+
+fn read_link(reader: &mut Reader<'_>) -> Option<SilentLink> {
+    Some(SilentLink {
+        rank: Rank::new(reader.u32()?),
+        peer: Rank::new(reader.u32()?),
+        silence_ms: reader.u32()?,
+        is_acknowledged: reader.u8()? != 0,
+    })
+}
+
+fn put_waiting(out: &mut Vec<u8>, waiting: &Waiting) {
+    let Waiting { rank, group, sequence, asked, site, awaited } = waiting;
+    out.extend_from_slice(&rank.get().to_le_bytes());
+    out.extend_from_slice(&group.to_le_bytes());
+    out.extend_from_slice(&sequence.to_le_bytes());
+    put_contract(out, asked);
+    put_text(out, site, SITE_BYTES_MAX);
+    out.push(awaited.len().min(AWAITED_MAX) as u8);
+    for (rank, host) in awaited.iter().take(AWAITED_MAX) {
+        out.extend_from_slice(&rank.get().to_le_bytes());
+        put_text(out, host, HOST_BYTES_MAX);
+    }
+}
+
+fn read_waiting(reader: &mut Reader<'_>) -> Option<Waiting> {
+    Some(Waiting {
+        rank: Rank::new(reader.u32()?),
+        group: reader.u32()?,
+        sequence: reader.u64()?,
+        asked: read_contract(reader)?,
+        site: reader.text()?,
+        awaited: {
+            let count = usize::from(reader.u8()?).min(AWAITED_MAX);
+            (0..count).map(|_| Some((Rank::new(reader.u32()?), reader.text()?))).collect::<Option<_>>()?
+        },
+    })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::wire::Cause;
+    use crate::wire::frame::tests::contracts;
+
+    fn waiting_ranks() -> impl Strategy<Value = Waiting> {
+        let awaited = (any::<u32>().prop_map(Rank::new), "[ -~]{0,20}");
+        (
+            (0..20u32, any::<u32>(), any::<u64>()),
+            contracts(),
+            "[ -~]{0,60}",
+            proptest::collection::vec(awaited, 0..=AWAITED_MAX),
+        )
+            .prop_map(|((rank, group, sequence), asked, site, awaited)| Waiting {
+                rank: Rank::new(rank),
+                group,
+                sequence,
+                asked,
+                site,
+                awaited,
+            })
+    }
+
+    fn silent_links() -> impl Strategy<Value = SilentLink> {
+        (0..20u32, 0..20u32, any::<u32>(), any::<bool>()).prop_map(
+            |(rank, peer, silence_ms, is_acknowledged)| SilentLink {
+                rank: Rank::new(rank),
+                peer: Rank::new(peer),
+                silence_ms,
+                is_acknowledged,
+            },
+        )
+    }
+
+    /// Returns the entries of the cause of a missed deadline.
+    pub(in crate::wire) fn missed_deadlines() -> impl Strategy<Value = (Vec<Waiting>, Vec<SilentLink>)> {
+        (
+            proptest::collection::vec(waiting_ranks(), 0..WAITING_MAX),
+            proptest::collection::vec(silent_links(), 0..LINKS_MAX),
+        )
+    }
+
+    /// If a host does not acknowledge data, the program of its rank cannot be the reason.
+    #[test]
+    fn only_the_network_is_suspect_if_a_host_does_not_acknowledge_data() {
+        let (rank, peer) = (Rank::new(0), Rank::new(1));
+        let contract = crate::wire::FrameHeader::EMPTY.contract;
+        let awaited = vec![(peer, "h".to_owned())];
+        let (group, sequence, site) = (0, 7, "a.rs:3".to_owned());
+        let waiting = vec![Waiting { rank, group, sequence, asked: contract, site, awaited }];
+        let text = |is_acknowledged| {
+            let links = vec![SilentLink { rank, peer, silence_ms: 2500, is_acknowledged }];
+            Cause::Timeout { timeout_ms: 2000, waiting: waiting.clone(), links }.to_string()
+        };
+        assert!(text(true).contains("all other ranks wait for rank 1 on h, where the program hangs"));
+        assert!(text(true).contains("for rank 1 (which sent its last data 2.5 s before)"), "{}", text(true));
+        let start = "an operation did not end within 2000 ms: the network between rank 0 and rank 1 on h is suspect: the host of \
+            rank 1 does not acknowledge the data of rank 0, and the last data from rank 1 arrived 2.5 s before";
+        assert!(text(false).starts_with(start), "{}", text(false));
+        assert!(!text(false).contains("hangs"), "{}", text(false));
+    }
+}

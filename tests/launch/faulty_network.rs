@@ -1,0 +1,153 @@
+//! Two ranks on two hosts, and a network between them that stops delivering. The hosts are network namespaces, so these tests
+//! need root's rights and iproute2. Without them, they print that they are skipped. Each takes about 3 s, so they run only
+//! with `tools/test --full`.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::util::{finish, is_full, wait_until};
+use ringtrain::exit::Exit;
+
+/// The addresses of the two hosts.
+const ADDRESSES: [&str; 2] = ["10.213.7.1", "10.213.7.2"];
+
+/// Two hosts and a switch between them. They are removed when the value is dropped.
+struct Hosts {
+    /// The namespaces of the hosts and of the switch.
+    names: [String; 3],
+}
+
+/// The index of the switch.
+const SWITCH: usize = 2;
+
+impl Hosts {
+    /// Creates the hosts. Returns `None` if this process may not, or if the long tests do not run.
+    fn new() -> Option<Self> {
+        if !is_full() {
+            println!("skipped: the test is too long");
+            return None;
+        }
+        let number: u32 = rand::random();
+        let hosts = Self { names: ["a", "b", "s"].map(|name| format!("rt{number:x}{name}")) };
+        if !hosts.names.iter().all(|name| ip(&format!("netns add {name}"))) {
+            println!("skipped: this process may not create network namespaces");
+            return None;
+        }
+        hosts.ip(SWITCH, "link add br0 type bridge");
+        hosts.ip(SWITCH, "link set br0 up");
+        for (host, address) in ADDRESSES.into_iter().enumerate() {
+            let switch = &hosts.names[SWITCH];
+            hosts.ip(host, &format!("link add eth0 type veth peer name port{host} netns {switch}"));
+            hosts.ip(SWITCH, &format!("link set port{host} master br0 up"));
+            hosts.ip(host, &format!("address add {address}/24 dev eth0"));
+            hosts.ip(host, "link set lo up");
+            hosts.ip(host, "link set eth0 up");
+        }
+        Some(hosts)
+    }
+
+    fn ip(&self, host: usize, arguments: &str) {
+        assert!(ip(&format!("-n {} {arguments}", self.names[host])), "ip {arguments}");
+    }
+
+    /// Makes the switch drop every packet of more than 700 bytes from this host.
+    fn drop_large_packets_from(&self, host: usize) {
+        let (switch, port) = (&self.names[SWITCH], 1 - host);
+        let qdisc = format!("-n {switch} qdisc add dev port{port} root tbf rate 1gbit burst 700 limit 1mb");
+        assert!(run_silently("tc", &qdisc), "tc {qdisc}");
+    }
+
+    /// Starts a rank on each host. An operation may take as long as `timeout` seconds.
+    fn start_ranks(&self, folder: &Path, timeout: &str) -> [Child; 2] {
+        fs::write(folder.join("hosts.txt"), ADDRESSES.map(|address| format!("{address}:7000\n")).concat())
+            .unwrap();
+        fs::write(folder.join("secret"), "a secret for this test").unwrap();
+        [0, 1].map(|rank| {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", &self.names[rank], env!("CARGO_BIN_EXE_ringtrain")]);
+            command.args(["--peers", "hosts.txt", "--rank", &rank.to_string(), "--secret-file", "secret"]);
+            command
+                .args(["--epochs", "1000000", "--timeout", timeout])
+                .current_dir(folder)
+                .stdin(Stdio::null());
+            command.stdout(fs::File::create(folder.join(format!("{rank}.out"))).unwrap());
+            command.stderr(Stdio::piped()).spawn().unwrap()
+        })
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            ip(&format!("netns del {name}"));
+        }
+    }
+}
+
+/// Runs `ip` and returns whether it succeeds.
+fn ip(arguments: &str) -> bool {
+    run_silently("ip", arguments)
+}
+
+fn run_silently(program: &str, arguments: &str) -> bool {
+    let mut command = Command::new(program);
+    let status = command.args(arguments.split(' ')).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// Trains on two hosts, breaks the network with `fault`, and returns the errors of both ranks.
+fn errors_after(fault: impl Fn(&Hosts), timeout: &str, exit: Exit) -> Option<[String; 2]> {
+    let hosts = Hosts::new()?;
+    let folder = tempfile::tempdir().unwrap();
+    let ranks = hosts.start_ranks(folder.path(), timeout);
+    wait_until("training is under way", || {
+        fs::read_to_string(folder.path().join("0.out")).unwrap().contains("epoch 2/")
+    });
+    fault(&hosts);
+    let errors = ranks.map(|rank| {
+        let done = finish(rank);
+        assert_eq!(done.code(), Some(exit as i32), "{}", done.stderr());
+        done.stderr()
+    });
+    for (rank, error) in errors.iter().enumerate() {
+        println!("rank {rank}: {error}");
+        let peer = 1 - rank;
+        assert!(!error.contains("see the output") && !error.contains("died"), "rank {rank}: {error}");
+        assert!(error.contains(&format!("rank {peer} on {}", ADDRESSES[peer])), "rank {rank}: {error}");
+        let since = format!("for rank {peer} (which sent its last data ");
+        assert!(error.contains(&since), "rank {rank}: {error}");
+        assert!(error.contains("check addresses, MTU and firewall"), "rank {rank}: {error}");
+    }
+    Some(errors)
+}
+
+/// Returns whether the error blames only the network. If the two ranks have heard from each other, they wait for each other.
+fn is_suspect(error: &str) -> bool {
+    let between = |a, b| error.contains(&format!("the network between rank {a} and rank {b} on "));
+    let is_named = between(0, 1) || between(1, 0) || error.contains("check the network between them");
+    is_named && !error.contains("hangs")
+}
+
+/// Regression test: each rank reported that the program on the other rank hangs, is stopped or is slow.
+#[test]
+fn an_address_that_changes_during_a_job_is_reported_as_a_network_problem() {
+    let change = |hosts: &Hosts| {
+        hosts.ip(1, "address del 10.213.7.2/24 dev eth0");
+        hosts.ip(1, "address add 10.213.7.3/24 dev eth0");
+    };
+    for error in errors_after(change, "1", Exit::Timeout).into_iter().flatten() {
+        assert!(is_suspect(&error), "{error}");
+    }
+}
+
+/// Regression test: each rank reported that the program on the other rank hangs, is stopped or is slow.
+#[test]
+fn packets_that_are_lost_because_of_their_size_are_reported_as_a_network_problem() {
+    let both = |hosts: &Hosts| [0, 1].into_iter().for_each(|host| hosts.drop_large_packets_from(host));
+    // A rank whose own data were acknowledged cannot know whether the program on the other host hangs.
+    if let Some(errors) = errors_after(both, "1", Exit::Timeout) {
+        assert!(errors.iter().any(|error| is_suspect(error)), "{errors:?}");
+    }
+    errors_after(|hosts| hosts.drop_large_packets_from(0), "1", Exit::Timeout);
+}
