@@ -210,7 +210,13 @@ mod tests {
     /// Without this error, four processes would train four separate models.
     #[test]
     fn ranks_of_another_launcher_get_an_error() {
-        for (variable, launcher) in OTHER_LAUNCHERS {
+        for (variable, launcher) in [
+            ("WORLD_SIZE", "torchrun"),
+            ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
+            ("PMI_SIZE", "MPICH's mpiexec"),
+            ("HOROVOD_SIZE", "horovodrun"),
+            ("SLURM_STEP_NUM_TASKS", "srun"),
+        ] {
             let others = |size: &str| interpret(|name| (name == variable).then(|| size.to_owned()));
             let error = others("4").unwrap_err().to_string();
             assert!(error.starts_with(launcher) && error.contains("`ringrun -n 4`"), "{error}");

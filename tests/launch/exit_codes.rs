@@ -147,8 +147,6 @@ fn a_wrong_secret_and_a_different_peers_file_are_reported() {
     // processes.
     let done = finish(first);
     assert_fails(&done, Exit::Start, "missing rank 1");
-    // Regression test: a rank that waited for another rank printed nothing for 30 s.
-    assert!(done.stderr().contains("still waiting for rank 1"), "{}", done.stderr());
     for part in ["still waiting for rank 1 (", "its secret differs", "its peers file differs"] {
         assert!(done.stderr().contains(part), "{}", done.stderr());
     }
