@@ -19,7 +19,7 @@ use ringtrain::group::{Checksums, Handle, Received, Source, Status};
 use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 
 /// The number of programs that a test runs by default.
-const PROGRAM_COUNT: u64 = 12;
+const PROGRAM_COUNT: u64 = 8;
 /// The tag of a [`Step::FromAnySource`] is this number plus the index of the step. All other tags are lower.
 const STEP_TAG: u32 = 1000;
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::BitXor, ReduceOp::Max, ReduceOp::Min];

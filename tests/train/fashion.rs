@@ -5,7 +5,7 @@ use std::process::Command;
 
 const DIRECTORY: &str = "/usr/share/datasets/fashion-mnist";
 
-/// The test trains for two epochs to save time. Ten epochs reach an accuracy of 0.88 and take nearly a minute on two cores.
+/// The test trains for one epoch to save time. Ten epochs reach an accuracy of 0.88 and take nearly a minute on two cores.
 #[test]
 fn fashion_mnist_trains_on_four_ranks() {
     if !Path::new(DIRECTORY).join("train-images-idx3-ubyte.gz").exists() {
@@ -17,13 +17,13 @@ fn fashion_mnist_trains_on_four_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report.json");
     let output = Command::new(env!("CARGO_BIN_EXE_ringrun"))
-        .args(["-n", "4", "ringtrain", "--data", DIRECTORY, "--model", "mlp:64", "--epochs", "2"])
+        .args(["-n", "4", "ringtrain", "--data", DIRECTORY, "--model", "mlp:64", "--epochs", "1"])
         .args(["--report", report.to_str().unwrap()])
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
     let accuracy = report["test_accuracy"].as_f64().unwrap();
-    assert!(accuracy >= 0.82, "test accuracy {accuracy}");
-    assert_eq!(report["history"].as_array().unwrap().len(), 2);
+    assert!(accuracy >= 0.78, "test accuracy {accuracy}");
+    assert_eq!(report["history"].as_array().unwrap().len(), 1);
 }

@@ -34,8 +34,8 @@ def check_no_growth(world, count: int, use) -> None:
 @cases
 def small_all_reduces_leak_nothing(world):
     x = np.ones(4, np.float32)
-    check_no_growth(world, 100_000 if os.environ.get("TEST_FULL") else 20_000, lambda k: world.core.all_reduce(x, "max"))
-    check_no_growth(world, 10_000, lambda k: world.all_reduce(x))
+    check_no_growth(world, 100_000 if os.environ.get("TEST_FULL") else 10_000, lambda k: world.core.all_reduce(x, "max"))
+    check_no_growth(world, 5_000, lambda k: world.all_reduce(x))
 
 
 @cases
